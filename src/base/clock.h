@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_CLOCK_H
+#define MT_BASE_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+/** Monotonic time in nanoseconds. */
+static inline int64_t mt_now_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+#endif

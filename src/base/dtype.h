@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_DTYPE_H
+#define MT_BASE_DTYPE_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/** Element types of device buffers and state planes. */
+enum mt_dtype { MT_F32, MT_BF16 };
+
+static inline size_t mt_dtype_size(enum mt_dtype t)
+{
+    return t == MT_F32 ? 4 : 2;
+}
+
+static inline const char *mt_dtype_name(enum mt_dtype t)
+{
+    return t == MT_F32 ? "f32" : "bf16";
+}
+
+static inline uint32_t mt_f32_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+static inline float mt_f32_from_bits(uint32_t u)
+{
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static inline float mt_bf16_to_f32(uint16_t h)
+{
+    return mt_f32_from_bits((uint32_t)h << 16);
+}
+
+/** Round to nearest even; a NaN stays a NaN (its quiet bit is set). */
+static inline uint16_t mt_f32_to_bf16(float f)
+{
+    uint32_t u = mt_f32_bits(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
+}
+
+/**
+ * The FP32 master as two 16-bit planes: `hi` is the bf16 weight that is streamed, `lo` the rest.
+ * Exact for every bit pattern: join(split(u)) == u. `hi` rounds half away from zero.
+ */
+static inline void mt_master_split(float master, uint16_t *hi, uint16_t *lo)
+{
+    uint32_t u = mt_f32_bits(master);
+    *hi = (uint16_t)((u + 0x8000u) >> 16);
+    *lo = (uint16_t)u;
+}
+
+static inline float mt_master_join(uint16_t hi, uint16_t lo)
+{
+    return mt_f32_from_bits(((uint32_t)hi << 16) + (uint32_t)(int32_t)(int16_t)lo);
+}
+
+float mt_f16_to_f32(uint16_t h);
+
+#endif

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/err.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt, ...)
+{
+    if (err) {
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(err->msg, sizeof(err->msg), fmt, ap);
+        va_end(ap);
+        err->code = code;
+        err->kind = kind;
+    }
+    return code;
+}
+
+int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
+{
+    if (err) {
+        char head[sizeof(err->msg)], tail[sizeof(err->msg)];
+        va_list ap;
+        va_start(ap, fmt);
+        vsnprintf(head, sizeof(head), fmt, ap);
+        va_end(ap);
+        memcpy(tail, err->msg, sizeof(tail));
+        int n = snprintf(err->msg, sizeof(err->msg), "%s: ", head);
+        if (n > 0 && (size_t)n < sizeof(err->msg))
+            snprintf(err->msg + n, sizeof(err->msg) - (size_t)n, "%s", tail);
+        err->code = code;
+    }
+    return code;
+}
+
+int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes)
+{
+    return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "out of memory: %llu bytes for %s", bytes, what);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_ERR_H
+#define MT_BASE_ERR_H
+
+#include <errno.h>
+
+/** What went wrong, as the command line tells it apart: one exit code each (cli/exit_codes.h). */
+enum mt_err_kind {
+    MT_ERR_RUNTIME,    /* I/O, allocation, internal */
+    MT_ERR_USAGE,      /* command line or config file */
+    MT_ERR_INPUT,      /* model, tokenizer or data */
+    MT_ERR_NO_FIT,     /* host, device, pinned memory or disk space is short */
+    MT_ERR_DEVICE,     /* the compute device failed */
+    MT_ERR_TRAINING,   /* loss or gradients are not finite, too often */
+    MT_ERR_CHECKPOINT, /* checkpoint is damaged or does not match */
+};
+
+/**
+ * Detail of a failure, owned by the caller and passed last; NULL where the caller needs only the
+ * code. Written only on failure. `code` is the negative errno that the function returned.
+ */
+struct mt_err {
+    int code;
+    enum mt_err_kind kind;
+    char msg[768];
+};
+
+/** Fills *err (when not NULL) and returns `code`, so that a failure is one statement. */
+int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+/** Puts "prefix: " before the message of an error that is already filled; returns its code. */
+int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/** -ENOMEM with the bytes wanted and what for. */
+int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes);
+
+#endif

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fs.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+static int fail_path(struct mt_err *err, const char *verb, const char *path)
+{
+    int e = errno ? errno : EIO;
+    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot %s %s: %s", verb, path, strerror(e));
+}
+
+int mt_write_all(int fd, const void *data, size_t len)
+{
+    const char *p = data;
+    while (len) {
+        ssize_t n = write(fd, p, MT_MIN(len, (size_t)1 << 30));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -EIO;
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int mt_pread_all(int fd, void *data, size_t len, uint64_t offset)
+{
+    char *p = data;
+    while (len) {
+        ssize_t n = pread(fd, p, MT_MIN(len, (size_t)1 << 30), (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -ENODATA;
+        p += n;
+        offset += (uint64_t)n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return fail_path(err, "open", path);
+    char *p = NULL;
+    size_t n = 0, cap = 0;
+    int rc = 0;
+    for (;;) {
+        if (!mt_grow(&p, &cap, n + 65536 + 1, 1)) {
+            rc = mt_fail_nomem(err, path, n);
+            break;
+        }
+        ssize_t got = read(fd, p + n, cap - n - 1);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            rc = fail_path(err, "read", path);
+        if (got <= 0)
+            break;
+        n += (size_t)got;
+    }
+    close(fd);
+    if (rc) {
+        free(p);
+        return rc;
+    }
+    p[n] = 0;
+    *text = p;
+    *len = n;
+    return 0;
+}
+
+int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err)
+{
+    char tmp[4096];
+    if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return fail_path(err, "create", tmp);
+    int rc = mt_write_all(fd, data, len);
+    if (!rc && fsync(fd))
+        rc = -errno;
+    if (close(fd) && !rc)
+        rc = -errno;
+    if (!rc && rename(tmp, path))
+        rc = -errno;
+    if (rc) {
+        unlink(tmp);
+        errno = -rc;
+        return fail_path(err, "write", path);
+    }
+    return 0;
+}
+
+int mt_mkdir_p(const char *path, struct mt_err *err)
+{
+    char p[4096];
+    if (snprintf(p, sizeof(p), "%s", path) >= (int)sizeof(p))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
+    for (char *s = p + 1;; s++) {
+        if (*s && *s != '/')
+            continue;
+        char c = *s;
+        *s = 0;
+        if (mkdir(p, 0777) && errno != EEXIST)
+            return fail_path(err, "create folder", p);
+        if (!c)
+            break;
+        *s = c;
+    }
+    if (!mt_is_dir(path)) {
+        errno = ENOTDIR;
+        return fail_path(err, "create folder", path);
+    }
+    return 0;
+}
+
+static int remove_at(int dir, const char *name)
+{
+    if (!unlinkat(dir, name, 0) || errno == ENOENT)
+        return 0;
+    if (errno != EISDIR && errno != EPERM)
+        return -errno;
+    int fd = openat(dir, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
+    if (!d) {
+        int e = errno;
+        if (fd >= 0)
+            close(fd);
+        return -e;
+    }
+    int rc = 0;
+    for (struct dirent *e; !rc && (e = readdir(d));)
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            rc = remove_at(dirfd(d), e->d_name);
+    closedir(d);
+    if (!rc && unlinkat(dir, name, AT_REMOVEDIR))
+        rc = -errno;
+    return rc;
+}
+
+int mt_remove_tree(const char *path, struct mt_err *err)
+{
+    int rc = remove_at(AT_FDCWD, path);
+    if (rc) {
+        errno = -rc;
+        return fail_path(err, "remove", path);
+    }
+    return 0;
+}
+
+bool mt_path_exists(const char *path)
+{
+    return !access(path, F_OK);
+}
+
+bool mt_is_dir(const char *path)
+{
+    struct stat st;
+    return !stat(path, &st) && S_ISDIR(st.st_mode);
+}
+
+char *mt_path_join(const char *dir, const char *name)
+{
+    char *p = NULL;
+    if (name[0] == '/' || !dir[0])
+        return strdup(name);
+    if (asprintf(&p, "%s%s%s", dir, dir[strlen(dir) - 1] == '/' ? "" : "/", name) < 0)
+        return NULL;
+    return p;
+}

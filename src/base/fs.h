@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_FS_H
+#define MT_BASE_FS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/** The whole file, with a NUL after it; *text is the caller's, freed with free(). */
+int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err);
+/** Writes to a temporary name, syncs, renames: readers see the old file or the new, never a part. */
+int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err);
+/** Like mkdir -p. */
+int mt_mkdir_p(const char *path, struct mt_err *err);
+/** Removes a file or a folder with all that is in it; a missing one is no error. */
+int mt_remove_tree(const char *path, struct mt_err *err);
+bool mt_path_exists(const char *path);
+bool mt_is_dir(const char *path);
+/** "dir/name", or name alone where it is absolute; freed with free(); NULL where memory is short. */
+char *mt_path_join(const char *dir, const char *name);
+/** Writes all of it, going on after short writes and EINTR. 0 or a negative errno. */
+int mt_write_all(int fd, const void *data, size_t len);
+int mt_pread_all(int fd, void *data, size_t len, uint64_t offset);
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/json.h"
+
+#include <stdlib.h>
+
+#include "base/fs.h"
+
+int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
+                  enum mt_err_kind kind, struct mt_err *err)
+{
+    const char *end = text;
+    cJSON *v = cJSON_ParseWithLengthOpts(text, len, &end, 0);
+    if (v) {
+        while (end < text + len && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t'))
+            end++;
+        if (end == text + len) {
+            *out = v;
+            return 0;
+        }
+        cJSON_Delete(v);
+    }
+    if (!end || end < text || end > text + len)
+        end = text;
+    size_t line = 1, col = 1;
+    for (const char *p = text; p < end; p++) {
+        col = *p == '\n' ? 1 : col + 1;
+        line += *p == '\n';
+    }
+    return mt_fail(err, kind, -EINVAL, "%s:%zu:%zu: not valid JSON", name, line, col);
+}
+
+int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, struct mt_err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc) {
+        if (err)
+            err->kind = kind;
+        return rc;
+    }
+    rc = mt_json_parse(out, text, len, path, kind, err);
+    free(text);
+    return rc;
+}
+
+cJSON *mt_json_get(const cJSON *object, const char *key)
+{
+    return cJSON_GetObjectItemCaseSensitive(object, key);
+}

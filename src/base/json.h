@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_JSON_H
+#define MT_BASE_JSON_H
+
+#include <cjson/cJSON.h>
+#include <stddef.h>
+
+#include "base/err.h"
+
+/**
+ * Parses exactly one JSON value of `len` bytes (no NUL needed). On failure returns -EINVAL with
+ * `kind` and a message "name:line:column: ...". The result is freed with cJSON_Delete().
+ */
+int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
+                  enum mt_err_kind kind, struct mt_err *err);
+int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, struct mt_err *err);
+
+/** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
+cJSON *mt_json_get(const cJSON *object, const char *key);
+
+#endif

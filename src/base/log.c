@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/log.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+static atomic_int max_level = MT_LOG_INFO;
+static mt_log_sink sink_fn;
+static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void mt_log_set_level(enum mt_log_level level)
+{
+    atomic_store(&max_level, level);
+}
+
+void mt_log_set_sink(mt_log_sink sink)
+{
+    pthread_mutex_lock(&sink_lock);
+    sink_fn = sink;
+    pthread_mutex_unlock(&sink_lock);
+}
+
+void mt_log(enum mt_log_level level, const char *fmt, ...)
+{
+    if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
+        return;
+    char line[2048];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof(line), fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&sink_lock);
+    if (sink_fn)
+        sink_fn(level, line);
+    else
+        fprintf(stderr, "%s\n", line);
+    pthread_mutex_unlock(&sink_lock);
+}

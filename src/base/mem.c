@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *mt_calloc(size_t n, size_t size)
+{
+    return calloc(n ? n : 1, size ? size : 1);
+}
+
+void *mt_alloc_aligned(size_t bytes)
+{
+    if (bytes > SIZE_MAX - 64)
+        return NULL;
+    return aligned_alloc(64, mt_align_up(bytes ? bytes : 1, 64));
+}
+
+bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size)
+{
+    if (need <= *capacity)
+        return true;
+    size_t n = MT_MAX(need, *capacity * 2 + 8), bytes;
+    void *old, *p;
+    memcpy(&old, items, sizeof(old));
+    if (!mt_mul_size(n, item_size, &bytes) || !(p = realloc(old, bytes)))
+        return false;
+    memcpy(items, &p, sizeof(p));
+    *capacity = n;
+    return true;
+}
+
+const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    double v = (double)bytes;
+    size_t u = 0;
+    while (v >= 1024 && u + 1 < MT_ARRAY_LEN(unit)) {
+        v /= 1024;
+        u++;
+    }
+    snprintf(buf, len, u ? "%.2f %s" : "%.0f %s", v, unit[u]);
+    return buf;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_MEM_H
+#define MT_BASE_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MT_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define MT_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+static inline size_t mt_align_up(size_t n, size_t align)
+{
+    return (n + align - 1) / align * align;
+}
+
+static inline size_t mt_div_up(size_t n, size_t d)
+{
+    return (n + d - 1) / d;
+}
+
+/** false where the product or sum does not fit a size_t; *out is then unchanged. */
+static inline bool mt_mul_size(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_mul_overflow(a, b, &r))
+        return false;
+    *out = r;
+    return true;
+}
+
+static inline bool mt_add_size(size_t a, size_t b, size_t *out)
+{
+    size_t r;
+    if (__builtin_add_overflow(a, b, &r))
+        return false;
+    *out = r;
+    return true;
+}
+
+/** Zeroed array, or NULL where memory is short or n * size overflows. Freed with free(). */
+void *mt_calloc(size_t n, size_t size);
+/** 64-byte aligned, not zeroed; freed with free(). */
+void *mt_alloc_aligned(size_t bytes);
+/** Grows *items to hold `need` elements (doubling); false where memory is short. */
+bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size);
+
+/** "1.50 GiB" into buf; returns buf. */
+const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes);
+
+#endif

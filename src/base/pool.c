@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+struct worker {
+    mt_pool *pool;
+    pthread_t thread;
+    int index, cpu;
+};
+
+struct mt_pool {
+    int n_threads, n_started;
+    struct worker *workers;
+    void (*thread_init)(void);
+    pthread_mutex_t lock;
+    pthread_cond_t start, done;
+    atomic_uint generation; /* of the loop; a change starts the workers */
+    int busy;               /* workers inside the loop, under lock */
+    bool open, stop;        /* may a worker still join the loop? under lock */
+    mt_pool_fn fn;
+    void *ctx;
+    size_t n_chunks;
+    atomic_size_t next;
+};
+
+/* A worker looks this often for the next loop before it sleeps: loops come in quick succession. */
+enum { SPIN = 2000 };
+
+static void drain(mt_pool *p, int thread)
+{
+    for (;;) {
+        size_t c = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+        if (c >= p->n_chunks)
+            return;
+        p->fn(p->ctx, c, thread);
+    }
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    mt_pool *p = w->pool;
+    if (w->cpu >= 0) {
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(w->cpu, &set);
+        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+    }
+    if (p->thread_init)
+        p->thread_init();
+    unsigned seen = 0;
+    for (;;) {
+        for (int i = 0; i < SPIN; i++) {
+            if (atomic_load_explicit(&p->generation, memory_order_relaxed) != seen)
+                break;
+            __builtin_ia32_pause();
+        }
+        pthread_mutex_lock(&p->lock);
+        while (!p->stop && atomic_load(&p->generation) == seen)
+            pthread_cond_wait(&p->start, &p->lock);
+        seen = atomic_load(&p->generation);
+        bool stop = p->stop, join = p->open;
+        p->busy += join;
+        pthread_mutex_unlock(&p->lock);
+        if (stop)
+            return NULL;
+        if (!join) /* woke after the others had done it all */
+            continue;
+        drain(p, w->index);
+        pthread_mutex_lock(&p->lock);
+        if (--p->busy == 0)
+            pthread_cond_signal(&p->done);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt_err *err)
+{
+    int n = MT_MAX(params->n_threads, 1);
+    mt_pool *p = mt_calloc(1, sizeof(*p));
+    if (!p || !(p->workers = mt_calloc((size_t)n, sizeof(*p->workers)))) {
+        free(p);
+        return mt_fail_nomem(err, "a thread pool", (unsigned long long)n);
+    }
+    p->n_threads = n;
+    p->thread_init = params->thread_init;
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->start, NULL);
+    pthread_cond_init(&p->done, NULL);
+    for (int i = 1; i < n; i++) {
+        struct worker *w = &p->workers[i];
+        *w = (struct worker){.pool = p, .index = i, .cpu = params->cpus ? params->cpus[i] : -1};
+        int rc = pthread_create(&w->thread, NULL, worker_main, w);
+        if (rc) {
+            mt_pool_destroy(&p);
+            return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start thread %d of pool %s: %s", i,
+                           params->name, strerror(rc));
+        }
+        char name[16];
+        snprintf(name, sizeof(name), "%.10s/%hu", params->name, (unsigned short)i);
+        pthread_setname_np(w->thread, name);
+        p->n_started++;
+    }
+    *out = p;
+    return 0;
+}
+
+void mt_pool_destroy(mt_pool **pool)
+{
+    mt_pool *p = *pool;
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->start);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 1; i <= p->n_started; i++)
+        pthread_join(p->workers[i].thread, NULL);
+    pthread_cond_destroy(&p->start);
+    pthread_cond_destroy(&p->done);
+    pthread_mutex_destroy(&p->lock);
+    free(p->workers);
+    free(p);
+    *pool = NULL;
+}
+
+int mt_pool_n_threads(const mt_pool *pool)
+{
+    return pool->n_threads;
+}
+
+void mt_pool_run(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks)
+{
+    if (p->n_threads == 1 || n_chunks <= 1) {
+        for (size_t c = 0; c < n_chunks; c++)
+            fn(ctx, c, 0);
+        return;
+    }
+    pthread_mutex_lock(&p->lock);
+    p->fn = fn;
+    p->ctx = ctx;
+    p->n_chunks = n_chunks;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    p->open = true;
+    atomic_fetch_add(&p->generation, 1);
+    pthread_cond_broadcast(&p->start);
+    pthread_mutex_unlock(&p->lock);
+    drain(p, 0);
+    pthread_mutex_lock(&p->lock);
+    p->open = false;
+    while (p->busy)
+        pthread_cond_wait(&p->done, &p->lock);
+    pthread_mutex_unlock(&p->lock);
+}

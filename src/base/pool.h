@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_POOL_H
+#define MT_BASE_POOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "base/err.h"
+
+/**
+ * A team of threads for data-parallel loops. One loop runs at a time; the caller takes part as
+ * thread 0. Chunks are handed out dynamically, so a loop's result may not depend on which thread ran
+ * a chunk: cut the work by shape, never by thread count.
+ *
+ * Used instead of OpenMP so that several teams (compute, optimizer) share the cores without
+ * spinning against each other, and so that ThreadSanitizer sees the synchronisation.
+ *
+ * Thread-safety: mt_pool_run() from one thread at a time.
+ */
+typedef struct mt_pool mt_pool;
+
+typedef void (*mt_pool_fn)(void *ctx, size_t chunk, int thread);
+
+struct mt_pool_params {
+    const char *name;  /* of the threads, at most 12 characters */
+    int n_threads;     /* including the caller; at least 1 */
+    const int *cpus;   /* one CPU number a thread to bind to, or NULL; entry 0 is not used */
+    void (*thread_init)(void); /* called once in each thread but the caller's; may be NULL */
+};
+
+int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt_err *err);
+/** Joins the threads; accepts NULL; sets *pool to NULL. */
+void mt_pool_destroy(mt_pool **pool);
+int mt_pool_n_threads(const mt_pool *pool);
+/** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. */
+void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
+
+#endif

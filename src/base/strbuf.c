@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/strbuf.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+void mt_str_append(struct mt_str *s, const char *data, size_t n)
+{
+    if (s->failed || !mt_grow(&s->p, &s->cap, s->len + n + 1, 1)) {
+        s->failed = true;
+        return;
+    }
+    memcpy(s->p + s->len, data, n);
+    s->len += n;
+    s->p[s->len] = 0;
+}
+
+void mt_str_printf(struct mt_str *s, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n < 0 || s->failed || !mt_grow(&s->p, &s->cap, s->len + (size_t)n + 1, 1)) {
+        s->failed = true;
+        return;
+    }
+    va_start(ap, fmt);
+    vsnprintf(s->p + s->len, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    s->len += (size_t)n;
+}
+
+void mt_str_finish(struct mt_str *s)
+{
+    free(s->p);
+    *s = (struct mt_str){0};
+}
+
+int mt_edit_distance(const char *a, const char *b)
+{
+    enum { MAX = 64 };
+    size_t n = strlen(a), m = strlen(b);
+    if (n >= MAX || m >= MAX)
+        return MAX;
+    int d[3][MAX + 1]; /* rows i-2, i-1, i: restricted Damerau-Levenshtein */
+    for (size_t j = 0; j <= m; j++)
+        d[1][j] = (int)j;
+    for (size_t i = 1; i <= n; i++) {
+        d[2][0] = (int)i;
+        for (size_t j = 1; j <= m; j++) {
+            int sub = d[1][j - 1] + (a[i - 1] != b[j - 1]);
+            int best = MT_MIN(sub, MT_MIN(d[1][j], d[2][j - 1]) + 1);
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                best = MT_MIN(best, d[0][j - 2] + 1);
+            d[2][j] = best;
+        }
+        memcpy(d[0], d[1], sizeof(d[0]));
+        memcpy(d[1], d[2], sizeof(d[1]));
+    }
+    return d[1][m];
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_STRBUF_H
+#define MT_BASE_STRBUF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/** A growing, always NUL-terminated string; {0} is empty and valid. A failed append sets `failed`. */
+struct mt_str {
+    char *p;
+    size_t len, cap;
+    bool failed;
+};
+
+void mt_str_append(struct mt_str *s, const char *data, size_t n);
+void mt_str_printf(struct mt_str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void mt_str_finish(struct mt_str *s);
+
+/** The number of edits (insert, delete, replace, swap) between a and b; for "did you mean". */
+int mt_edit_distance(const char *a, const char *b);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_DATASET_H
+#define MT_DATA_DATASET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/strbuf.h"
+#include "config/config.h"
+#include "data/batch.h"
+
+/** The byte tokenizer: ids 0-255 are the bytes, then these. */
+enum { MT_BYTE_BOS = 256, MT_BYTE_EOS = 257, MT_BYTE_PAD = 258, MT_BYTE_VOCAB = 259 };
+
+struct mt_dataset_params {
+    const struct mt_cfg_list *files; /* data.train, or the eval file alone */
+    enum mt_cfg_format format;
+    const char *tokenizer;           /* "byte"; "model" needs input_ids data for now */
+    enum mt_cfg_overlong overlong;
+    size_t seq_len;
+    size_t vocab;                    /* of the model: an id beyond is an error */
+    const char *cache_dir;           /* token shards; created */
+};
+
+/**
+ * A tokenised data set: memory-mapped token shards (made when missing or stale; the cache is keyed by the
+ * content and the options) and the samples in them. Immutable once opened: any thread may read.
+ */
+typedef struct mt_dataset mt_dataset;
+
+struct mt_dataset_stats {
+    uint64_t n_samples, n_tokens, n_trained, max_len;
+    uint64_t n_overlong, n_dropped, n_truncated, n_split, n_untrained; /* untrained: no loss token */
+    bool from_cache;
+    const char *format; /* the one detected */
+};
+
+int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err);
+void mt_dataset_destroy(mt_dataset **d);
+const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d);
+/** XXH3 of the sources and options: kept in checkpoints, compared on resume. */
+uint64_t mt_dataset_hash(const mt_dataset *d);
+/** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
+size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
+
+/** Which samples are held out: by a hash of their tokens, so that the choice is stable across runs. */
+struct mt_split {
+    uint64_t *samples; /* ascending */
+    uint64_t n;
+};
+/** `eval` is "" (none), "N" samples or "R%"; fills both sides. */
+int mt_dataset_split(const mt_dataset *d, const char *eval, struct mt_split *train,
+                     struct mt_split *held_out, struct mt_err *err);
+void mt_split_finish(struct mt_split *s);
+
+struct mt_sampler_params {
+    const mt_dataset *data;
+    const struct mt_split *split; /* NULL: all samples; borrowed */
+    size_t seq_len;
+    size_t rows_per_step;  /* sequences of one optimizer step */
+    size_t micro_batch;    /* sequences of one micro-batch; divides the step into ceil() parts */
+    bool packing, shuffle; /* packing: best fit decreasing in a window; else one sample a row */
+    uint64_t seed;
+};
+
+/**
+ * Which rows make which step. Rows (one or several samples of at most seq_len tokens in all) are made
+ * once, in a fixed order; each epoch visits them in another counter-based permutation, so any step is
+ * found in O(1) and a resume needs nothing but the step's number.
+ */
+typedef struct mt_sampler mt_sampler;
+
+int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err);
+void mt_sampler_destroy(mt_sampler **s);
+uint64_t mt_sampler_n_rows(const mt_sampler *s);
+uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
+/** Tokens in rows / (rows * seq_len). */
+double mt_sampler_efficiency(const mt_sampler *s);
+/** Documents a row holds at most: the capacity a micro-batch needs is micro_batch times that. */
+size_t mt_sampler_max_docs_per_row(const mt_sampler *s);
+/** Room for a step; finish with mt_step_data_finish(). */
+int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err);
+void mt_step_data_finish(struct mt_step_data *sd);
+/** Fills the micro-batches of step `step` (from 0, over all epochs). The last step of an epoch is
+ * smaller where the rows do not divide. */
+int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err);
+
+#endif

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_DEVICE_H
+#define MT_DEVICE_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/err.h"
+
+/**
+ * A compute device: an arena of memory with a fixed budget, three in-order streams, events between
+ * them, copies to and from the host, and the operations in device/ops.h.
+ *
+ * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE.
+ * Async     What is submitted to a stream returns at once; buffers (host and device) stay valid and
+ *           unchanged until an event recorded after it has fired. Work never allocates.
+ * Errors    A failure of asynchronous work is sticky: later work is dropped, events still fire, and
+ *           mt_device_status() and mt_event_sync() return it.
+ * Threads   Each stream is fed by one thread at a time; different streams may be fed by different
+ *           threads. Everything else from one thread.
+ */
+typedef struct mt_device mt_device;
+typedef struct mt_event mt_event;
+
+enum mt_stream { MT_STREAM_COMPUTE, MT_STREAM_H2D, MT_STREAM_D2H, MT_N_STREAMS };
+
+struct mt_device_params {
+    const char *kind;      /* "cpu" or "cuda" */
+    int index;
+    size_t budget_bytes;   /* of the arena */
+    int n_threads;         /* cpu: compute threads, at least 1 */
+    const int *cpus;       /* cpu: one CPU number a compute thread to bind to, or NULL */
+    double link_gbps;      /* cpu: throttle of each copy direction in GB/s, 0 = none */
+};
+
+struct mt_device_limits {
+    char name[128];        /* "cpu (oneDNN 2.6.3, avx512_core)" */
+    const char *kind;
+    size_t budget_bytes;
+    int n_threads;
+    bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
+    size_t alignment;      /* of arena allocations, in bytes */
+};
+
+int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
+/** Waits for the streams, then frees all; accepts NULL; sets *dev to NULL. */
+void mt_device_destroy(mt_device **dev);
+const struct mt_device_limits *mt_device_limits(const mt_device *dev);
+
+/**
+ * Wraps a device so that the Nth submission (1-based, over operations, copies and event records) of
+ * the kind named fails with -EIO; `what` is an operation's name ("gemm"), "copy", "alloc" or "any".
+ * The wrapper owns `inner` and destroys it. For tests of error paths.
+ */
+int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, int64_t nth,
+                           struct mt_err *err);
+
+/* --- memory --------------------------------------------------------------------------------- */
+
+/**
+ * Takes `bytes` from the arena, aligned to limits.alignment. `tag` (a string literal) names the use in
+ * the memory table. -ENOMEM (MT_ERR_NO_FIT) beyond the budget, with a table of what holds the memory
+ * by tag in the message. In sanitizer builds allocations are apart and the gaps are poisoned.
+ */
+int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err);
+/** Accepts NULL. No work in flight may use it. */
+void mt_device_free(mt_device *dev, void *ptr);
+size_t mt_device_bytes_used(const mt_device *dev);
+size_t mt_device_bytes_peak(const mt_device *dev);
+
+/**
+ * Marks arena memory as not to be read until it is written anew. cpu: filled with a NaN pattern when
+ * enqueued on the COMPUTE stream in builds with -Ddebug poisoning, and poisoned for AddressSanitizer
+ * where that is safe. A hint: may do nothing.
+ */
+void mt_device_poison(mt_device *dev, void *ptr, size_t bytes);
+void mt_device_unpoison(mt_device *dev, void *ptr, size_t bytes);
+
+/** Makes host memory fit for asynchronous copies (pins it); the cpu device needs nothing. */
+int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
+void mt_device_unregister_host(mt_device *dev, void *ptr);
+
+/* --- events and copies ---------------------------------------------------------------------- */
+
+int mt_event_create(mt_device *dev, mt_event **out, struct mt_err *err);
+/** Accepts NULL. */
+void mt_event_destroy(mt_event **ev);
+/** The event fires when all that was submitted to `stream` so far has ended. May be recorded again. */
+int mt_event_record(mt_device *dev, mt_event *ev, enum mt_stream stream, struct mt_err *err);
+/** Work submitted to `stream` from now on waits for the newest record of `ev` (none: no wait). */
+int mt_event_wait(mt_device *dev, mt_event *ev, enum mt_stream stream, struct mt_err *err);
+/** The calling thread waits for the newest record; returns the device's status. Any thread. */
+int mt_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err);
+/** Nanoseconds (device clock) at which the newest record fired; 0 where it has not. For tracing. */
+int64_t mt_event_time_ns(mt_event *ev);
+
+/** `rows` runs of `width` bytes; a pitch is the distance of two runs' starts. One run: rows = 1. */
+struct mt_copy {
+    void *dst;
+    size_t dst_pitch;
+    const void *src;
+    size_t src_pitch;
+    size_t width, rows;
+};
+/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs). */
+int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
+                   struct mt_err *err);
+
+/** Waits for all streams; returns the first error of asynchronous work, or 0. */
+int mt_device_sync(mt_device *dev, struct mt_err *err);
+int mt_device_status(mt_device *dev, struct mt_err *err);
+
+#endif

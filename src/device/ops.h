@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_OPS_H
+#define MT_DEVICE_OPS_H
+
+#include "device/device.h"
+
+/**
+ * Operations of a device, all on its COMPUTE stream. Rules for every one, checked once by device.c:
+ *
+ * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned where
+ *          the op says nothing else. Outputs do not alias inputs unless said.
+ * Layout   row-major; "ld" is the distance of two rows in elements.
+ * Dtypes   `dtype` is that of activations, weights and activation gradients (f32 or bf16); weight
+ *          gradients, statistics and losses are f32. Sums are f32. Casts to bf16 round to nearest even.
+ * Bits     The result depends on the arguments alone: not on threads, time or earlier calls.
+ * Returns  0, -EINVAL (shape, dtype, alignment: names the op and the argument), or the device's
+ *          sticky error.
+ */
+
+/** out[i,:] = table[ids[i],:] * scale  (scale rounded to dtype first; 1 = plain copy). */
+struct mt_embedding {
+    size_t n, vocab, c;
+    enum mt_dtype dtype;
+    float scale;
+    const int32_t *ids;   /* [n] */
+    const void *table;    /* [vocab, c] */
+    void *out;            /* [n, c] */
+};
+int mt_op_embedding(mt_device *dev, const struct mt_embedding *a, struct mt_err *err);
+
+/**
+ * dtable[id,:] += scale * sum of dout rows whose token is id, in the order given. The tokens come sorted
+ * by id (by the host), so that no row needs atomics: run u covers order[starts[u] .. starts[u+1]).
+ */
+struct mt_embedding_bwd {
+    size_t n, vocab, c, n_runs;
+    enum mt_dtype dtype;
+    float scale;
+    const int32_t *run_ids; /* [n_runs], distinct */
+    const int32_t *starts;  /* [n_runs + 1] */
+    const int32_t *order;   /* [n] token indices */
+    const void *dout;       /* [n, c] */
+    float *dtable;          /* [vocab, c], accumulated */
+};
+int mt_op_embedding_bwd(mt_device *dev, const struct mt_embedding_bwd *a, struct mt_err *err);
+
+/**
+ * y = (x + residual) * rstd * w, rstd = 1/sqrt(mean((x + residual)^2) + eps)  (Zhang and Sennrich 2019,
+ * eq. 4). The normalised value is rounded to dtype before it is multiplied by w, as Hugging Face does.
+ * plus_one: multiplies by (1 + w), all in f32 with one rounding (Gemma).
+ */
+struct mt_rmsnorm {
+    size_t n, c;
+    enum mt_dtype dtype;
+    float eps;
+    bool plus_one;
+    const void *x;        /* [n, c] */
+    const void *residual; /* [n, c] or NULL */
+    void *sum;            /* [n, c] x + residual, rounded to dtype and then normalised; may alias x or
+                             residual; NULL exactly where residual is */
+    const void *w;        /* [c] */
+    void *y;              /* [n, c] */
+    float *rstd;          /* [n] written; or, with use_rstd, read instead of computed */
+    bool use_rstd;
+};
+int mt_op_rmsnorm(mt_device *dev, const struct mt_rmsnorm *a, struct mt_err *err);
+
+/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat. */
+struct mt_rmsnorm_bwd {
+    size_t n, c;
+    enum mt_dtype dtype;
+    bool plus_one;
+    const void *dy, *x; /* [n, c]; x is what was normalised */
+    const void *w;
+    const float *rstd;
+    const void *dres; /* [n, c] or NULL; may alias dx */
+    void *dx;         /* [n, c]; may alias dy or dres */
+    float *dw;        /* [c] accumulated; NULL: not wanted */
+    void *workspace;  /* mt_op_rmsnorm_bwd_workspace() bytes */
+};
+int mt_op_rmsnorm_bwd(mt_device *dev, const struct mt_rmsnorm_bwd *a, struct mt_err *err);
+size_t mt_op_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c);
+
+/**
+ * D[m,n] = op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
+ * A is [m,k], or [k,m] with trans_a; B is [k,n], or [n,k] with trans_b. C may be D (accumulate).
+ * Allowed: D in dtype, or f32 (then C is f32 too). A linear layer is trans_b; its input gradient plain;
+ * its weight gradient trans_a with D = C f32.
+ */
+struct mt_gemm {
+    size_t m, n, k;
+    enum mt_dtype dtype;   /* of A, B and bias */
+    enum mt_dtype d_dtype; /* of C and D */
+    bool trans_a, trans_b;
+    const void *a, *b;
+    size_t lda, ldb, ldc, ldd;
+    const void *bias; /* [n] or NULL */
+    const void *c;    /* or NULL */
+    void *d;
+};
+int mt_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err);
+
+/** db[c] += sum over rows of dy[n, c]. */
+struct mt_bias_bwd {
+    size_t n, c, ld;
+    enum mt_dtype dtype;
+    const void *dy;
+    float *db;
+    void *workspace; /* mt_op_bias_bwd_workspace() bytes */
+};
+int mt_op_bias_bwd(mt_device *dev, const struct mt_bias_bwd *a, struct mt_err *err);
+size_t mt_op_bias_bwd_workspace(mt_device *dev, size_t n, size_t c);
+
+/**
+ * QK-norm (where the weights are not NULL) and rotary embedding (Su et al. 2021; halves paired, i with
+ * i + rot/2) of the query and key heads of a packed row [q heads | k heads | v heads] of head_dim each.
+ * Reads q and k of `qkv`, writes them to `qk`; v stays where it is. Without QK-norm qk may be qkv (then
+ * ld_qk == ld_qkv).
+ */
+struct mt_qk_rope {
+    size_t n, n_q, n_kv, head_dim, rot; /* rot <= head_dim, even: dimensions that turn */
+    enum mt_dtype dtype;
+    float eps;
+    const void *qkv;
+    size_t ld_qkv;
+    void *qk;
+    size_t ld_qk;
+    const int32_t *positions;    /* [n] */
+    const float *cos_t, *sin_t;  /* [max_pos, rot/2] */
+    size_t max_pos;
+    const void *q_norm, *k_norm; /* [head_dim], both or none */
+    float *rstd;                 /* [n, n_q + n_kv] written where there is QK-norm */
+};
+int mt_op_qk_rope(mt_device *dev, const struct mt_qk_rope *a, struct mt_err *err);
+
+/** From d(qk) to d(qkv)'s q and k parts (may be the same memory), and dq_norm, dk_norm accumulated. */
+struct mt_qk_rope_bwd {
+    size_t n, n_q, n_kv, head_dim, rot;
+    enum mt_dtype dtype;
+    const void *dqk;
+    size_t ld_dqk;
+    void *dqkv;
+    size_t ld_dqkv;
+    const void *qkv; /* the forward's input, for QK-norm */
+    size_t ld_qkv;
+    const int32_t *positions;
+    const float *cos_t, *sin_t;
+    size_t max_pos;
+    const void *q_norm, *k_norm;
+    const float *rstd;
+    float *dq_norm, *dk_norm; /* [head_dim]; NULL: not wanted */
+    void *workspace;          /* mt_op_qk_rope_bwd_workspace() bytes */
+};
+int mt_op_qk_rope_bwd(mt_device *dev, const struct mt_qk_rope_bwd *a, struct mt_err *err);
+size_t mt_op_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv,
+                                   size_t head_dim);
+
+/**
+ * Causal attention with grouped queries, block-diagonal over documents: token i of document s sees
+ * tokens j <= i of the same document, and of these the last `window` (itself counted; 0 = all).
+ * lse[h, i] = log-sum-exp of the scaled scores. Memory linear in the document's length.
+ */
+struct mt_attention {
+    size_t n, n_q, n_kv, head_dim, window;
+    size_t n_docs, max_len;
+    enum mt_dtype dtype;
+    float scale;
+    const int32_t *cu_seqlens;      /* [n_docs + 1], device */
+    const int32_t *cu_seqlens_host; /* the same on the host; read before the call returns */
+    const void *q, *k, *v;          /* rows of heads, in one or several packed buffers */
+    size_t ld_q, ld_k, ld_v;
+    void *o; /* [n, n_q * head_dim], ld_o */
+    size_t ld_o;
+    float *lse;      /* [n_q, n] */
+    void *workspace; /* mt_op_attention_workspace() bytes */
+};
+int mt_op_attention(mt_device *dev, const struct mt_attention *a, struct mt_err *err);
+
+struct mt_attention_bwd {
+    struct mt_attention fwd; /* as in forward: o and lse are read */
+    const void *d_o;         /* ld_o */
+    void *dq, *dk, *dv;      /* written, not accumulated; ld_dq ... */
+    size_t ld_dq, ld_dk, ld_dv;
+};
+int mt_op_attention_bwd(mt_device *dev, const struct mt_attention_bwd *a, struct mt_err *err);
+/** Enough for forward and backward of up to n tokens in documents of up to max_len. */
+size_t mt_op_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                 size_t head_dim, enum mt_dtype dtype);
+
+enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH };
+/** out[i, j] = act(gate_up[i, j]) * gate_up[i, f + j]  (Shazeer 2020). */
+struct mt_glu {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_glu_kind kind;
+    const void *gate_up; /* [n, 2f] */
+    void *out;           /* [n, f] */
+};
+int mt_op_glu(mt_device *dev, const struct mt_glu *a, struct mt_err *err);
+struct mt_glu_bwd {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_glu_kind kind;
+    const void *gate_up, *dout;
+    void *dgate_up; /* may be gate_up */
+};
+int mt_op_glu_bwd(mt_device *dev, const struct mt_glu_bwd *a, struct mt_err *err);
+
+/**
+ * Softmax cross-entropy of logits rows against targets, and its gradient in place:
+ * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale.
+ * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the logits' own memory: row i
+ * of dlogits then starts where row i of logits does, so ld_dlogits * sizeof(dtype) == ld * 4.
+ */
+struct mt_cross_entropy {
+    size_t n, vocab, ld;
+    enum mt_dtype dtype; /* of dlogits */
+    const float *logits; /* [n, vocab] */
+    const int32_t *targets;
+    float *loss;      /* [n] */
+    int32_t *correct; /* [n] 1 where the largest logit (the first of equals) is the target; or NULL */
+    void *dlogits;    /* NULL: loss only */
+    size_t ld_dlogits;
+    float scale;
+};
+int mt_op_cross_entropy(mt_device *dev, const struct mt_cross_entropy *a, struct mt_err *err);
+
+/** dst[i,:] = src[rows[i],:] for i < n; scatter: dst[rows[i],:] = src[i,:] and all other rows of the
+ * n_dst rows of dst are set to 0. rows strictly ascending. */
+struct mt_rows {
+    size_t n, n_dst, c;
+    enum mt_dtype dtype;
+    const int32_t *rows;
+    const void *src;
+    void *dst;
+};
+int mt_op_gather_rows(mt_device *dev, const struct mt_rows *a, struct mt_err *err);
+int mt_op_scatter_rows(mt_device *dev, const struct mt_rows *a, struct mt_err *err);
+
+/** out = a + b; may alias either. */
+struct mt_add {
+    size_t n;
+    enum mt_dtype dtype;
+    const void *a, *b;
+    void *out;
+};
+int mt_op_add(mt_device *dev, const struct mt_add *a, struct mt_err *err);
+
+/** Elements of a block of mt_op_grad_cast: the partial sums' order is part of the numerics. */
+enum { MT_SUMSQ_BLOCK = 16384 };
+/**
+ * Casts a weight gradient and sums its squares as cast: partials[b] = sum over block b, in f32.
+ * partials has mt_div_up(n, MT_SUMSQ_BLOCK) entries. dst may be src where dst_dtype is f32.
+ */
+struct mt_grad_cast {
+    size_t n;
+    const float *src;
+    enum mt_dtype dst_dtype;
+    void *dst;       /* only element-aligned */
+    float *partials;
+};
+int mt_op_grad_cast(mt_device *dev, const struct mt_grad_cast *a, struct mt_err *err);
+
+/** Elements of a block of mt_op_join. */
+enum { MT_JOIN_BLOCK = 8192 };
+/**
+ * Joins hi and lo to f32 in place. `buf` holds blocks of 4 * MT_JOIN_BLOCK bytes: first the block's
+ * MT_JOIN_BLOCK hi values, then its lo values (so a 2D copy of each plane puts it there); n is a
+ * multiple of MT_JOIN_BLOCK. On return buf[i] is the FP32 master of element i.
+ */
+int mt_op_join(mt_device *dev, void *buf, size_t n, struct mt_err *err);
+
+/** Sets bytes to zero. */
+int mt_op_zero(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
+
+struct mt_cast {
+    size_t n;
+    enum mt_dtype src_dtype, dst_dtype;
+    const void *src;
+    void *dst;
+};
+int mt_op_cast(mt_device *dev, const struct mt_cast *a, struct mt_err *err);
+
+#endif

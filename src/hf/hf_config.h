@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HF_HF_CONFIG_H
+#define MT_HF_HF_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum mt_family { MT_FAMILY_LLAMA, MT_FAMILY_MISTRAL, MT_FAMILY_QWEN2, MT_FAMILY_QWEN3 };
+
+enum mt_rope_type {
+    MT_ROPE_DEFAULT,
+    MT_ROPE_LINEAR,
+    MT_ROPE_DYNAMIC,
+    MT_ROPE_LLAMA3,
+    MT_ROPE_YARN,
+    MT_ROPE_LONGROPE,
+};
+
+enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_LAYERS = 1024, MT_MAX_EOS = 16 };
+
+struct mt_rope_config {
+    enum mt_rope_type type;
+    double theta, factor, partial_rotary_factor;
+    double low_freq_factor, high_freq_factor;       /* llama3 */
+    double beta_fast, beta_slow, mscale, mscale_all_dim;  /* yarn */
+    double attention_factor;                        /* yarn, longrope; < 0: derived */
+    bool truncate;                                  /* yarn */
+    int64_t original_max_pos;                       /* llama3, yarn, longrope */
+    int n_factors;                                  /* longrope: entries of the two lists */
+    double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];
+};
+
+/** What config.json says of a decoder, with the family's defaults filled in. Both dialects are read. */
+struct mt_hf_config {
+    enum mt_family family;
+    char architecture[64];
+    int64_t hidden, ffn, n_layers, n_heads, n_kv_heads, head_dim, vocab, max_pos;
+    double rms_eps, initializer_range;
+    bool tied;                              /* tie_word_embeddings */
+    bool qkv_bias, o_bias, mlp_bias, qk_norm;
+    bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
+    int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
+    struct mt_rope_config rope;
+    int64_t bos, pad;                       /* -1: none */
+    int64_t eos[MT_MAX_EOS];
+    int n_eos;
+    char torch_dtype[16];                   /* as the file says, or "" */
+};
+
+/**
+ * Reads DIR/config.json (and the eos of generation_config.json). Anything not supported (architecture,
+ * rope type, remote code, quantisation, vision, activation, attention soft caps ...) is refused by name
+ * (MT_ERR_INPUT); warnings (yarn factor that differs, ...) go to the log.
+ */
+int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err);
+/** The same from text, for tests and fuzzing; `name` stands in messages. */
+int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
+                       struct mt_err *err);
+
+/**
+ * Finds the model folder: a directory, or "org/name" in the Hugging Face hub cache ($HF_HUB_CACHE,
+ * $HF_HOME/hub, ~/.cache/huggingface/hub; refs/main). *dir is the caller's. Never downloads: the error
+ * says `hf download org/name`.
+ */
+int mt_hf_find_model(char **dir, const char *model, struct mt_err *err);
+
+/**
+ * Rotary tables for positions [0, n_pos): cos_t and sin_t of [n_pos, rot/2] f32, computed in the
+ * precision and order of transformers (inv_freq in f32), times the attention factor. `seq_len` selects
+ * dynamic and longrope variants. Returns rot (0 on bad arguments).
+ */
+size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg);
+void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,
+                    float *sin_t);
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HF_SAFETENSORS_H
+#define MT_HF_SAFETENSORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum mt_st_dtype {
+    MT_ST_BF16, MT_ST_F16, MT_ST_F32, MT_ST_F64, MT_ST_I8, MT_ST_U8, MT_ST_I16, MT_ST_I32, MT_ST_I64,
+    MT_ST_BOOL, MT_ST_F8_E4M3, MT_ST_F8_E5M2, MT_ST_N_DTYPES,
+};
+size_t mt_st_dtype_size(enum mt_st_dtype t);
+const char *mt_st_dtype_name(enum mt_st_dtype t);
+
+enum { MT_ST_MAX_DIMS = 8 };
+
+struct mt_st_tensor {
+    char *name;
+    enum mt_st_dtype dtype;
+    int n_dims;
+    int64_t shape[MT_ST_MAX_DIMS];
+    size_t n_elems, n_bytes;
+    uint64_t offset; /* of its first byte in the file */
+    int file;        /* index into mt_st_model.files */
+};
+
+/** One or several safetensors files, opened and checked (format rules: no holes, overlaps, duplicates,
+ * lies about size; untrusted header). Tensors are sorted by name. */
+struct mt_st_model {
+    struct mt_st_tensor *tensors;
+    size_t n_tensors;
+    struct mt_st_file {
+        char *path, *name;
+        int fd;
+        uint64_t size;
+    } *files;
+    int n_files;
+};
+
+/** Opens DIR/model.safetensors, or what DIR/model.safetensors.index.json names (file names in it are
+ * untrusted: no '/', no '..'); a missing shard, a tensor in the wrong shard or pytorch_model.bin alone
+ * is a clear error (MT_ERR_INPUT). */
+int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err);
+int mt_st_open_file(struct mt_st_model *out, const char *path, struct mt_err *err);
+void mt_st_close(struct mt_st_model *m);
+const struct mt_st_tensor *mt_st_find(const struct mt_st_model *m, const char *name);
+
+/** Parses a header of `len` bytes for a file of `file_size` bytes; for the readers above and fuzzing. */
+int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
+                       uint64_t file_size, const char *name, struct mt_err *err);
+
+/** Reads elements [first, first + n) as f32 (BF16, F16, F32, F64 only). */
+int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
+                   float *dst, struct mt_err *err);
+/** Raw bytes [first, first + n) of the tensor. */
+int mt_st_read_raw(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
+                   void *dst, struct mt_err *err);
+
+/**
+ * Streaming writer. Announce all tensors, begin, then give each tensor's bytes in order of
+ * mt_st_writer_order() (descending dtype alignment, then name), in pieces of any size.
+ * The caller owns the output: bytes go to `write` in order.
+ */
+struct mt_st_decl {
+    const char *name;
+    enum mt_st_dtype dtype;
+    int n_dims;
+    int64_t shape[MT_ST_MAX_DIMS];
+};
+/** Sorts the declarations into file order. */
+void mt_st_sort_decls(struct mt_st_decl *decls, size_t n);
+size_t mt_st_decl_bytes(const struct mt_st_decl *d);
+/** The 8-byte length and the JSON header (with __metadata__ {"format":"pt"}), 8-byte aligned, of the
+ * sorted declarations; *out is the caller's. */
+int mt_st_build_header(char **out, size_t *len, const struct mt_st_decl *decls, size_t n,
+                       struct mt_err *err);
+
+#endif

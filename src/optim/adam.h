@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_OPTIM_ADAM_H
+#define MT_OPTIM_ADAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+#include "base/err.h"
+#include "base/pool.h"
+
+/** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
+enum mt_adam_isa { MT_ADAM_AUTO, MT_ADAM_SCALAR, MT_ADAM_AVX2, MT_ADAM_AVX512 };
+const char *mt_adam_isa_name(enum mt_adam_isa isa);
+bool mt_adam_isa_available(enum mt_adam_isa isa);
+
+/**
+ * One AdamW update (Loshchilov and Hutter 2019, alg. 2) of a run of parameters, in place:
+ *
+ *   g  = grad * clip
+ *   m  = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
+ *   w  = w - lr * weight_decay * w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+ *
+ * in FP32 with the scalars computed in double and rounded once; the order of operations is that of
+ * torch.optim.AdamW. w is the split master (hi, lo).
+ *
+ * Memory   host pointers, borrowed; any alignment; planes do not overlap.
+ * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).
+ */
+struct mt_adam {
+    size_t n;
+    uint16_t *hi, *lo;
+    void *m, *v;                 /* state_dtype */
+    const void *grad;            /* grad_dtype */
+    enum mt_dtype state_dtype, grad_dtype;
+    double lr, beta1, beta2, eps, weight_decay;
+    uint64_t t;                  /* from 1 */
+    float clip;                  /* factor, 1 = none */
+};
+uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa);
+/** The same, cut into fixed pieces over the pool's threads: same bits. */
+uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool);
+
+#endif
