@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/strbuf.h"
+
+static void printf_appends_and_terminates(void **state)
+{
+    (void)state;
+    struct mt_str s = {0};
+    for (int i = 0; i < 100; i++)
+        mt_str_printf(&s, "%d,", i);
+    assert_false(s.failed);
+    assert_int_equal(s.len, 10 * 2 + 90 * 3);
+    assert_int_equal(s.p[s.len], 0);
+    mt_str_finish(&s);
+    assert_null(s.p);
+}
+
+static void edit_distance_counts_swaps_as_one(void **state)
+{
+    (void)state;
+    assert_int_equal(mt_edit_distance("learning_rate", "learing_rate"), 1);
+    assert_int_equal(mt_edit_distance("ab", "ba"), 1);
+    assert_int_equal(mt_edit_distance("", "abc"), 3);
+    assert_int_equal(mt_edit_distance("kitten", "sitting"), 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(printf_appends_and_terminates),
+        cmocka_unit_test(edit_distance_counts_swaps_as_one),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
