@@ -254,9 +254,9 @@ enum { MT_SUMSQ_BLOCK = 16384 };
  */
 struct mt_grad_cast {
     size_t n;
-    const float *src;
+    const float *src; /* src, dst and partials: only element-aligned */
     enum mt_dtype dst_dtype;
-    void *dst;       /* only element-aligned */
+    void *dst;
     float *partials;
 };
 int mt_op_grad_cast(mt_device *dev, const struct mt_grad_cast *a, struct mt_err *err);

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/model_priv.h"
+
+int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
+              struct mt_param p, struct mt_param bias, const void *residual, void *y,
+              struct mt_err *err)
+{
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = n,
+                          .n = out,
+                          .k = in,
+                          .dtype = m->dt,
+                          .d_dtype = m->dt,
+                          .trans_b = true,
+                          .a = x,
+                          .lda = in,
+                          .b = mt_elem(m, w, p.at),
+                          .ldb = in,
+                          .bias = bias.n ? mt_elem(m, w, bias.at) : NULL,
+                          .c = residual,
+                          .ldc = out,
+                          .d = y,
+                          .ldd = out,
+                      },
+                      err);
+}
+
+int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
+{
+    int rc = 0;
+    float *dw = mt_grad_of(a->g, a->p), *db = mt_grad_of(a->g, a->bias);
+    if (dw)
+        rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = a->out,
+                            .n = a->in,
+                            .k = a->n,
+                            .dtype = m->dt,
+                            .d_dtype = MT_F32,
+                            .trans_a = true,
+                            .a = a->dy,
+                            .lda = a->out,
+                            .b = a->x,
+                            .ldb = a->in,
+                            .c = dw,
+                            .ldc = a->in,
+                            .d = dw,
+                            .ldd = a->in,
+                        },
+                        err);
+    if (!rc && db)
+        rc = mt_op_bias_bwd(m->dev,
+                            &(struct mt_bias_bwd){
+                                .n = a->n,
+                                .c = a->out,
+                                .ld = a->out,
+                                .dtype = m->dt,
+                                .dy = a->dy,
+                                .db = db,
+                                .workspace = m->workspace,
+                            },
+                            err);
+    if (!rc && a->dx)
+        rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = a->n,
+                            .n = a->in,
+                            .k = a->out,
+                            .dtype = m->dt,
+                            .d_dtype = m->dt,
+                            .a = a->dy,
+                            .lda = a->out,
+                            .b = mt_elem(m, a->w, a->p.at),
+                            .ldb = a->in,
+                            .d = a->dx,
+                            .ldd = a->in,
+                        },
+                        err);
+    return rc;
+}
+
+int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,
+            float *rstd, bool use_rstd, struct mt_err *err)
+{
+    return mt_op_rmsnorm(m->dev,
+                         &(struct mt_rmsnorm){
+                             .n = n,
+                             .c = m->wd.c,
+                             .dtype = m->dt,
+                             .eps = (float)m->layout->cfg.rms_eps,
+                             .x = x,
+                             .w = mt_elem(m, w, p.at),
+                             .y = y,
+                             .rstd = rstd,
+                             .use_rstd = use_rstd,
+                         },
+                         err);
+}
+
+int mt_norm_backward(mt_model *m, size_t n, const void *dy, const void *x, const void *w,
+                     struct mt_param p, const float *rstd, const void *dres, void *dx, float *g,
+                     struct mt_err *err)
+{
+    return mt_op_rmsnorm_bwd(m->dev,
+                             &(struct mt_rmsnorm_bwd){
+                                 .n = n,
+                                 .c = m->wd.c,
+                                 .dtype = m->dt,
+                                 .dy = dy,
+                                 .x = x,
+                                 .w = mt_elem(m, w, p.at),
+                                 .rstd = rstd,
+                                 .dres = dres,
+                                 .dx = dx,
+                                 .dw = mt_grad_of(g, p),
+                                 .workspace = m->workspace,
+                             },
+                             err);
+}

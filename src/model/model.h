@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_MODEL_H
+#define MT_MODEL_MODEL_H
+
+#include "data/batch.h"
+#include "device/device.h"
+#include "model/layout.h"
+
+/**
+ * Forward and backward of a unit as device operations. Holds what is common to all units on the device:
+ * rotary tables, the scratch of one unit and one micro-batch, and the inputs of a whole step.
+ *
+ * All functions enqueue on the COMPUTE stream and return; buffers are borrowed as device.h says. `w` is
+ * the unit's weights as its planes lay them out, in the compute dtype; `g` its FP32 gradient, laid out
+ * alike and accumulated into; parameters that are frozen get none.
+ *
+ * Thread-safety: the thread that feeds the COMPUTE stream.
+ */
+typedef struct mt_model mt_model;
+
+struct mt_model_params {
+    const struct mt_layout *layout; /* borrowed */
+    enum mt_dtype dtype;            /* of weights, activations and their gradients */
+    size_t max_tokens, max_docs;    /* of a micro-batch */
+    size_t max_len;                 /* of a document: rotary tables, attention's workspace */
+    size_t max_micro;               /* micro-batches of a step */
+    size_t logits_chunk;            /* rows of logits at once */
+    bool backward;                  /* false: room for the forward pass alone */
+};
+
+/** Bytes of device memory by use; the same arithmetic allocates them. */
+struct mt_model_bytes {
+    size_t scratch, logits, inputs, tables;
+};
+int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
+                   struct mt_err *err);
+/** Logits rows at once where the configuration leaves it open; depends on the model alone. */
+size_t mt_model_auto_logits_chunk(const struct mt_layout *l);
+
+int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params *p,
+                    struct mt_err *err);
+/** Accepts NULL; the device must be idle. */
+void mt_model_destroy(mt_model **m);
+
+/** Bytes of a boundary: [max_tokens, hidden]; of one layer's activation record for one micro-batch. */
+size_t mt_model_boundary_bytes(const mt_model *m);
+size_t mt_model_record_bytes(const mt_model *m);
+size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
+size_t mt_layout_record_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
+
+/** Uploads the inputs of a step's micro-batches; `loss_scale` multiplies every token's gradient. The
+ * batches stay unchanged until the COMPUTE stream has passed this point. */
+int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
+                    struct mt_err *err);
+
+int mt_model_embed(mt_model *m, size_t mb, const void *w, void *x, struct mt_err *err);
+int mt_model_embed_bwd(mt_model *m, size_t mb, const void *dx, float *g, struct mt_err *err);
+
+/** y = layer(x). `record` gets what backward needs; NULL: kept nowhere (scratch). */
+int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
+                     void *record, struct mt_err *err);
+/** dx: in, the gradient of the layer's output; out, of its input x. `record` NULL: recomputed from x.
+ * A record is consumed. */
+int mt_model_backward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
+                      void *record, void *dx, float *g, struct mt_err *err);
+
+/**
+ * Final norm, logits in chunks, losses, and with dx not NULL all gradients. `table` and `g_table` are
+ * the start of the planes that hold the output matrix (the embedding's where tied).
+ */
+struct mt_model_head {
+    size_t mb;
+    const void *w, *table; /* head's plane; plane of the output matrix */
+    const void *x;
+    void *dx;              /* NULL: loss only */
+    float *g, *g_table;
+};
+int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err);
+/** Logits of the micro-batch's last token, f32 [vocab], into host memory (on the COMPUTE stream). */
+int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
+                    struct mt_err *err);
+
+/** Casts a unit's gradient tensor by tensor into `dst` (plane layout, may be g where f32) and writes the
+ * partial sums of squares of its trainable tensors. */
+int mt_model_grad_cast(mt_model *m, size_t unit, const float *g, void *dst, enum mt_dtype dst_dtype,
+                       struct mt_err *err);
+
+/** Copies token losses, correct flags and all partial sums to the host block (on the D2H stream). */
+int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err);
+/** After that copy has ended: token losses of micro-batch mb, [n_loss], in row order. */
+const float *mt_model_losses(const mt_model *m, size_t mb);
+const int32_t *mt_model_correct(const mt_model *m, size_t mb);
+/** Partial sums of squares of tensor t: *n entries. */
+const float *mt_model_partials(const mt_model *m, size_t tensor, size_t *n);
+
+#endif
