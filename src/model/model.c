@@ -26,7 +26,7 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg)
 /* Takes `bytes` at *at, aligned; returns where it starts from base. */
 static void *take(void *base, size_t *at, size_t bytes)
 {
-    void *p = (char *)base + *at;
+    void *p = base ? (char *)base + *at : NULL;
     *at += mt_align_up(bytes, ALIGN);
     return p;
 }

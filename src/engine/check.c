@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Knows nothing of how a program was made. It replays the instructions in program order, keeps for each
+ * buffer and each object's home who wrote and read it last, and demands that every pair in conflict is
+ * ordered: by standing in one queue, or by a chain of waits. Order is told by vector clocks, one entry a
+ * queue (Mattern 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/program.h"
+
+enum { NONE = -1 };
+
+struct place {
+    int object, version; /* content; NONE where it is poison or nothing */
+    int writer;
+    int reader[MT_N_QUEUES]; /* newest of each queue since the write */
+};
+
+struct checker {
+    const struct mt_program *p;
+    int32_t (*clock)[MT_N_QUEUES];
+    int32_t last_of[MT_N_QUEUES];
+    struct place *buffers[MT_N_POOLS];
+    struct place *homes; /* by object */
+    int *latest;         /* by object: newest version */
+    int *adam;           /* by unit: its update, or NONE */
+    int *taken;          /* by unit: GRAD_CAST, or NONE */
+    int *updates;        /* by unit: contributions to its gradient */
+    struct mt_err *err;
+};
+
+static int fault(struct checker *c, size_t i, int other, const char *what)
+{
+    char a[256], b[256] = "nothing";
+    mt_instr_format(a, sizeof(a), c->p, i);
+    if (other != NONE)
+        mt_instr_format(b, sizeof(b), c->p, (size_t)other);
+    return mt_fail(c->err, MT_ERR_RUNTIME, -EPROTO, "step program: %s: {%s} against {%s}", what, a, b);
+}
+
+static bool ordered(const struct checker *c, int before, size_t i)
+{
+    return before == NONE || before == (int)i || c->clock[i][c->p->instrs[before].queue] >= before;
+}
+
+static int advance_clock(struct checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    if (in->queue >= MT_N_QUEUES || in->op >= MT_N_OPCODES || in->n_operands > MT_MAX_OPERANDS)
+        return fault(c, i, NONE, "malformed instruction");
+    int32_t prev = c->last_of[in->queue];
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        c->clock[i][q] = prev >= 0 ? c->clock[prev][q] : NONE;
+    if (prev >= 0)
+        c->clock[i][in->queue] = prev;
+    for (int q = 0; q < MT_N_QUEUES; q++) {
+        int32_t w = in->wait[q];
+        if (w < 0)
+            continue;
+        if ((size_t)w >= i || c->p->instrs[w].queue != q || !c->p->instrs[w].signals)
+            return fault(c, i, NONE, "waits for what is later, elsewhere or silent");
+        for (int k = 0; k < MT_N_QUEUES; k++)
+            c->clock[i][k] = MT_MAX(c->clock[i][k], c->clock[w][k]);
+        c->clock[i][q] = MT_MAX(c->clock[i][q], w);
+    }
+    c->last_of[in->queue] = (int32_t)i;
+    return 0;
+}
+
+static int read_place(struct checker *c, size_t i, struct place *at, const char *what)
+{
+    if (!ordered(c, at->writer, i))
+        return fault(c, i, at->writer, what);
+    at->reader[c->p->instrs[i].queue] = (int)i;
+    return 0;
+}
+
+static int write_place(struct checker *c, size_t i, struct place *at, int object, int version,
+                       const char *what)
+{
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        if (!ordered(c, at->reader[q], i))
+            return fault(c, i, at->reader[q], what);
+    if (!ordered(c, at->writer, i))
+        return fault(c, i, at->writer, what);
+    *at = (struct place){.object = object, .version = version, .writer = (int)i};
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        at->reader[q] = NONE;
+    return 0;
+}
+
+static int check_read(struct checker *c, size_t i, int object, struct place *at)
+{
+    if (at->object != object)
+        return fault(c, i, at->writer, "reads a buffer that holds something else");
+    if (at->version != c->latest[object])
+        return fault(c, i, at->writer, "reads an old content");
+    return read_place(c, i, at, "reads before the content is complete");
+}
+
+static int check_load(struct checker *c, size_t i, int object, struct place *at)
+{
+    const struct mt_object *o = &c->p->objects[object];
+    struct place *home = &c->homes[object];
+    if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
+        return fault(c, i, c->adam[o->unit], "loads weights before their update");
+    if (o->kind != MT_OBJ_WEIGHTS && home->object != object)
+        return fault(c, i, NONE, "loads what was never stored");
+    if (home->version != c->latest[object])
+        return fault(c, i, home->writer, "loads an old content");
+    int rc = read_place(c, i, home, "loads before the store is complete");
+    return rc ? rc : write_place(c, i, at, object, home->version, "loads over a buffer in use");
+}
+
+static int check_store(struct checker *c, size_t i, int object, struct place *at)
+{
+    const struct mt_object *o = &c->p->objects[object];
+    int rc = check_read(c, i, object, at);
+    if (rc)
+        return rc;
+    if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
+        return fault(c, i, NONE, "stores to no home");
+    return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
+}
+
+static int check_store_grad(struct checker *c, size_t i, int object, struct place *at)
+{
+    int unit = c->p->objects[object].unit;
+    if (c->taken[unit] == NONE)
+        return fault(c, i, NONE, "stores a gradient that was not cast");
+    if (!ordered(c, c->adam[unit], i))
+        return fault(c, i, c->adam[unit], "stores over a gradient before its update");
+    return check_read(c, i, object, at);
+}
+
+static int count_gradient(struct checker *c, size_t i, int object)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    int unit = c->p->objects[object].unit;
+    if (in->op == MT_OP_GRAD_CAST) {
+        if (!c->updates[unit] || (size_t)c->updates[unit] % c->p->n_micro)
+            return fault(c, i, NONE, "takes a gradient before the last micro-batch");
+        c->taken[unit] = (int)i;
+    } else if (in->op != MT_OP_ZERO && in->op != MT_OP_LOAD && in->op != MT_OP_STORE &&
+               in->op != MT_OP_STORE_GRAD) {
+        if (c->taken[unit] != NONE)
+            return fault(c, i, c->taken[unit], "adds to a gradient that was taken");
+        c->updates[unit]++;
+    }
+    return 0;
+}
+
+static int check_operand(struct checker *c, size_t i, const struct mt_operand *op)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    if (op->object < 0 || (size_t)op->object >= c->p->n_objects)
+        return fault(c, i, NONE, "names no object");
+    const struct mt_object *o = &c->p->objects[op->object];
+    if (op->buffer < 0 || op->buffer >= c->p->pool[o->pool].n ||
+        o->bytes > c->p->pool[o->pool].bytes)
+        return fault(c, i, NONE, "names no buffer of its pool");
+    struct place *at = &c->buffers[o->pool][op->buffer];
+    int rc = o->kind == MT_OBJ_GRAD ? count_gradient(c, i, op->object) : 0;
+    if (rc)
+        return rc;
+    switch (in->op) {
+    case MT_OP_LOAD:
+        return check_load(c, i, op->object, at);
+    case MT_OP_STORE:
+        return check_store(c, i, op->object, at);
+    case MT_OP_STORE_GRAD:
+        return check_store_grad(c, i, op->object, at);
+    case MT_OP_POISON:
+        return write_place(c, i, at, NONE, 0, "poisons a buffer in use");
+    default:
+        break;
+    }
+    if (op->access & MT_READ)
+        rc = check_read(c, i, op->object, at);
+    if (!rc && (op->access & MT_WRITE)) {
+        /* a join changes the form of weights, not what they are: their home stays good */
+        int version = in->op == MT_OP_JOIN ? at->version : ++c->latest[op->object];
+        rc = write_place(c, i, at, op->object, version, "writes a buffer that is still read");
+    }
+    return rc;
+}
+
+static int check_instr(struct checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    int rc = advance_clock(c, i);
+    if (!rc && in->op == MT_OP_ADAM) {
+        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || c->adam[in->unit] != NONE)
+            return fault(c, i, NONE, "updates no unit, or one twice");
+        c->adam[in->unit] = (int)i;
+    }
+    for (int k = 0; !rc && k < in->n_operands; k++)
+        rc = check_operand(c, i, &in->operand[k]);
+    return rc;
+}
+
+/* Updates that start after a load of their unit would go unseen: every update must come first. */
+static int check_end(struct checker *c)
+{
+    if (!c->p->backward)
+        return 0;
+    for (size_t i = 0; i < c->p->n_instrs; i++) {
+        const struct mt_instr *in = &c->p->instrs[i];
+        if (in->op == MT_OP_GRAD_CAST) {
+            bool stored = false;
+            for (size_t k = i + 1; k < c->p->n_instrs && !stored; k++)
+                stored = c->p->instrs[k].op == MT_OP_STORE_GRAD && c->p->instrs[k].unit == in->unit;
+            if (!stored)
+                return fault(c, i, NONE, "a gradient that was cast never leaves");
+        }
+    }
+    return 0;
+}
+
+static bool init_checker(struct checker *c)
+{
+    const struct mt_program *p = c->p;
+    c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
+    c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
+    c->latest = mt_calloc(p->n_objects, sizeof(int));
+    c->adam = mt_calloc(3 * p->n_units, sizeof(int));
+    if (!c->clock || !c->homes || !c->latest || !c->adam)
+        return false;
+    c->taken = c->adam + p->n_units;
+    c->updates = c->taken + p->n_units;
+    for (size_t u = 0; u < p->n_units; u++)
+        c->adam[u] = c->taken[u] = NONE;
+    struct place empty = {.object = NONE, .writer = NONE};
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        empty.reader[q] = c->last_of[q] = NONE;
+    for (size_t o = 0; o < p->n_objects; o++)
+        c->homes[o] = empty;
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        c->buffers[i] = mt_calloc((size_t)MT_MAX(p->pool[i].n, 0), sizeof(struct place));
+        if (!c->buffers[i])
+            return false;
+        for (int k = 0; k < p->pool[i].n; k++)
+            c->buffers[i][k] = empty;
+    }
+    return true;
+}
+
+int mt_program_check(const struct mt_program *p, struct mt_err *err)
+{
+    struct checker c = {.p = p, .err = err};
+    int rc = 0;
+    if (!init_checker(&c))
+        rc = mt_fail_nomem(err, "the schedule checker", p->n_instrs * sizeof(*c.clock));
+    for (size_t i = 0; !rc && i < p->n_instrs; i++)
+        rc = check_instr(&c, i);
+    if (!rc)
+        rc = check_end(&c);
+    free(c.clock);
+    free(c.homes);
+    free(c.latest);
+    free(c.adam);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        free(c.buffers[i]);
+    return rc;
+}

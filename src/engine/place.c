@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Gives objects buffers. One walk over the draft; where a pool is full, the content whose next use is
+ * farthest away leaves (Belady 1966: the future is known here, so this is optimal in loads). What that
+ * gives without being told: the ring of weight slots, the last layers staying resident over the turn from
+ * forward to backward, boundaries and records that go to the host and come back only where they must.
+ *
+ * A content that will leave is stored right after its last write, not when its buffer is wanted; a load
+ * starts as soon as its buffer is free, so the H2D queue is ordered by that moment (its release) and not by
+ * use. Every load's release precedes its use, so the queues cannot wait for each other in a circle.
+ */
+#include <limits.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "engine/build.h"
+
+enum { NEVER = INT_MAX, NONE = -1 };
+
+/* Place of a copy in its queue: by release, then need, then age. */
+struct key {
+    int release, need, id;
+};
+
+static const struct key no_key = {NONE, NONE, NONE};
+
+static int compare_keys(const struct key *a, const struct key *b)
+{
+    if (a->release != b->release)
+        return a->release < b->release ? -1 : 1;
+    if (a->need != b->need)
+        return a->need < b->need ? -1 : 1;
+    return (a->id > b->id) - (a->id < b->id);
+}
+
+static void raise_key(struct key *k, struct key other)
+{
+    if (compare_keys(k, &other) < 0)
+        *k = other;
+}
+
+/* An instruction on its way into the program: what it waits for, in terms that sorting keeps. */
+struct entry {
+    struct mt_instr in;
+    struct key key;          /* copies: own place */
+    struct key load, store;  /* newest load and store to wait for */
+    int compute, adam;       /* compute entry (end of its group), unit whose update must be done */
+};
+
+struct entries {
+    struct entry *e;
+    size_t n, cap;
+};
+
+struct buffer {
+    int object;       /* content, or NONE */
+    int last_compute; /* compute entry that touched it last */
+    struct key store; /* newest store that reads it */
+    bool pinned;
+};
+
+struct object_state {
+    int buffer;     /* where it is, or NONE */
+    int next_use;   /* draft position */
+    int last_write; /* compute entry */
+    bool dirty;     /* its home does not have the newest content */
+    struct key store; /* that brought it home */
+    struct key load;  /* that brought it in, while no compute entry has waited for it */
+};
+
+struct placer {
+    const struct mt_program_params *params;
+    struct mt_program *draft;
+    struct buffer *buffers[MT_N_POOLS];
+    struct object_state *objects;
+    int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
+    struct entries compute, loads, stores, poisons, host;
+    bool failed;
+};
+
+static struct entry *push(struct placer *p, struct entries *list, const struct mt_instr *in)
+{
+    if (!mt_grow(&list->e, &list->cap, list->n + 2, sizeof(*list->e))) {
+        p->failed = true;
+        list->n = 0; /* keeps the walk in bounds; the result is dropped */
+        if (!list->e)
+            return NULL;
+    }
+    struct entry *e = &list->e[list->n++];
+    *e = (struct entry){.in = *in, .key = no_key, .load = no_key, .store = no_key, .compute = NONE,
+                        .adam = NONE};
+    return e;
+}
+
+static struct mt_instr make_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
+{
+    return (struct mt_instr){.op = op, .queue = q, .unit = unit, .mb = (int16_t)mb,
+                             .wait = {MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT}};
+}
+
+static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
+{
+    in->operand[in->n_operands++] =
+        (struct mt_operand){object, (int16_t)buffer, (uint8_t)access};
+}
+
+static bool find_next_uses(struct placer *p)
+{
+    struct mt_program *d = p->draft;
+    int *next = mt_calloc(d->n_objects, sizeof(int));
+    p->next_use = mt_calloc(d->n_instrs * MT_MAX_OPERANDS, sizeof(int));
+    if (!next || !p->next_use) {
+        free(next);
+        return false;
+    }
+    for (size_t o = 0; o < d->n_objects; o++)
+        next[o] = NEVER;
+    for (size_t i = d->n_instrs; i-- > 0;)
+        for (int k = 0; k < d->instrs[i].n_operands; k++) {
+            int o = d->instrs[i].operand[k].object;
+            p->next_use[i * MT_MAX_OPERANDS + (size_t)k] = next[o];
+            next[o] = (int)i;
+        }
+    free(next);
+    return true;
+}
+
+static void emit_poison(struct placer *p, int pool, int buffer)
+{
+    struct buffer *b = &p->buffers[pool][buffer];
+    if (!p->params->poison || b->last_compute == NONE || pool > MT_POOL_RECORD || b->object == NONE)
+        return;
+    struct mt_instr in = make_instr(MT_OP_POISON, MT_Q_COMPUTE, p->draft->objects[b->object].unit, 0);
+    add_operand(&in, b->object, buffer, MT_WRITE);
+    struct entry *e = push(p, &p->poisons, &in);
+    if (e) {
+        e->compute = b->last_compute;
+        e->store = b->store;
+    }
+}
+
+/* The content has no more readers here; the buffer is free. */
+static void empty_buffer(struct placer *p, int pool, int buffer)
+{
+    struct buffer *b = &p->buffers[pool][buffer];
+    emit_poison(p, pool, buffer);
+    p->objects[b->object].buffer = NONE;
+    b->object = NONE;
+}
+
+static void emit_store(struct placer *p, int object)
+{
+    struct object_state *s = &p->objects[object];
+    struct mt_object *o = &p->draft->objects[object];
+    struct mt_instr in = make_instr(MT_OP_STORE, MT_Q_D2H, o->unit, o->mb);
+    add_operand(&in, object, s->buffer, MT_READ);
+    in.bytes = o->bytes;
+    if (o->spill < 0) {
+        o->spill = (int64_t)p->draft->spill_bytes;
+        p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
+    }
+    struct entry *e = push(p, &p->stores, &in);
+    if (!e)
+        return;
+    e->compute = s->last_write;
+    e->key = (struct key){s->last_write, s->last_write, (int)p->stores.n};
+    s->store = e->key;
+    s->dirty = false;
+    raise_key(&p->buffers[o->pool][s->buffer].store, e->key);
+}
+
+static int pick_buffer(const struct placer *p, int pool)
+{
+    int best = NONE, best_next = NONE;
+    for (int i = 0; i < p->draft->pool[pool].n; i++) {
+        const struct buffer *b = &p->buffers[pool][i];
+        if (b->pinned)
+            continue;
+        int next = b->object == NONE ? NEVER : p->objects[b->object].next_use;
+        if (best == NONE || next > best_next ||
+            (next == best_next && b->last_compute < p->buffers[pool][best].last_compute)) {
+            best = i;
+            best_next = next;
+        }
+    }
+    return best;
+}
+
+/* Frees a buffer of the object's pool for it. */
+static int take_buffer(struct placer *p, int object, struct mt_err *err)
+{
+    int pool = p->draft->objects[object].pool, at = pick_buffer(p, pool);
+    if (at == NONE)
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                       "%d buffers of pool \"%s\" are too few for one instruction",
+                       p->draft->pool[pool].n, mt_pool_id_name(pool));
+    struct buffer *b = &p->buffers[pool][at];
+    if (b->object != NONE) {
+        if (p->objects[b->object].dirty)
+            emit_store(p, b->object);
+        empty_buffer(p, pool, at);
+    }
+    b->object = object;
+    b->pinned = true;
+    p->objects[object].buffer = at;
+    return 0;
+}
+
+static void emit_load(struct placer *p, int object)
+{
+    struct object_state *s = &p->objects[object];
+    const struct mt_object *o = &p->draft->objects[object];
+    struct buffer *b = &p->buffers[o->pool][s->buffer];
+    struct mt_instr in = make_instr(MT_OP_LOAD, MT_Q_H2D, o->unit, o->mb);
+    bool weights = o->kind == MT_OBJ_WEIGHTS;
+    add_operand(&in, object, s->buffer, MT_WRITE);
+    in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
+    struct entry *e = push(p, &p->loads, &in);
+    if (!e)
+        return;
+    e->compute = MT_MAX(b->last_compute, s->store.release);
+    e->store = b->store;
+    raise_key(&e->store, s->store);
+    e->key = (struct key){e->compute, (int)p->compute.n, (int)p->loads.n};
+    if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable)
+        e->adam = o->unit;
+    s->load = e->key;
+    if (weights && p->params->join) {
+        struct mt_instr join = make_instr(MT_OP_JOIN, MT_Q_COMPUTE, o->unit, 0);
+        add_operand(&join, object, s->buffer, MT_UPDATE);
+        struct entry *j = push(p, &p->compute, &join);
+        if (!j)
+            return;
+        j->load = s->load;
+        s->load = no_key;
+        b->last_compute = (int)p->compute.n - 1;
+    }
+}
+
+static int make_resident(struct placer *p, const struct mt_instr *draft, struct mt_err *err)
+{
+    int rc = 0;
+    bool fresh[MT_MAX_OPERANDS] = {false};
+    for (int k = 0; k < draft->n_operands; k++) {
+        int o = draft->operand[k].object, at = p->objects[o].buffer;
+        if (at != NONE)
+            p->buffers[p->draft->objects[o].pool][at].pinned = true;
+    }
+    for (int k = 0; k < draft->n_operands && !rc; k++) {
+        fresh[k] = p->objects[draft->operand[k].object].buffer == NONE;
+        if (fresh[k])
+            rc = take_buffer(p, draft->operand[k].object, err);
+    }
+    for (int k = 0; k < draft->n_operands && !rc; k++)
+        if (fresh[k] && (draft->operand[k].access & MT_READ))
+            emit_load(p, draft->operand[k].object);
+    return rc;
+}
+
+static void release_operands(struct placer *p, const struct mt_instr *in, size_t i)
+{
+    for (int k = 0; k < in->n_operands; k++) {
+        int o = in->operand[k].object, pool = p->draft->objects[o].pool;
+        struct object_state *s = &p->objects[o];
+        p->buffers[pool][s->buffer].pinned = false;
+        s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
+        if (s->next_use == NEVER)
+            empty_buffer(p, pool, s->buffer);
+    }
+}
+
+static int place_compute(struct placer *p, size_t i, struct mt_err *err)
+{
+    struct mt_instr in = p->draft->instrs[i];
+    int rc = make_resident(p, &in, err);
+    if (rc)
+        return rc;
+    struct entry *e = push(p, &p->compute, &in);
+    if (!e)
+        return 0;
+    int at = (int)p->compute.n - 1;
+    for (int k = 0; k < in.n_operands; k++) {
+        int o = in.operand[k].object;
+        struct object_state *s = &p->objects[o];
+        struct buffer *b = &p->buffers[p->draft->objects[o].pool][s->buffer];
+        e->in.operand[k].buffer = (int16_t)s->buffer;
+        raise_key(&e->load, s->load);
+        s->load = no_key;
+        if (in.operand[k].access & MT_WRITE) {
+            raise_key(&e->store, b->store); /* whoever reads the old content to the host */
+            s->dirty = true;
+            s->last_write = at;
+        }
+        b->last_compute = at;
+    }
+    release_operands(p, &in, i);
+    return 0;
+}
+
+/* A copy out that stands in the draft: right after the compute entry before it. */
+static void place_store(struct placer *p, size_t i)
+{
+    struct mt_instr in = p->draft->instrs[i];
+    struct entry *e = push(p, &p->stores, &in);
+    if (!e)
+        return;
+    e->compute = (int)p->compute.n - 1;
+    e->key = (struct key){e->compute, e->compute, (int)p->stores.n};
+    for (int k = 0; k < in.n_operands; k++) {
+        int o = in.operand[k].object;
+        struct buffer *b = &p->buffers[p->draft->objects[o].pool][p->objects[o].buffer];
+        e->in.operand[k].buffer = (int16_t)p->objects[o].buffer;
+        raise_key(&b->store, e->key);
+    }
+    release_operands(p, &in, i);
+}
+
+static int compare_entries(const void *a, const void *b)
+{
+    return compare_keys(&((const struct entry *)a)->key, &((const struct entry *)b)->key);
+}
+
+static int compare_poisons(const void *a, const void *b)
+{
+    const struct entry *x = a, *y = b;
+    return (x->compute > y->compute) - (x->compute < y->compute);
+}
+
+static void sort(struct entries *list, int (*compare)(const void *, const void *))
+{
+    if (list->n)
+        qsort(list->e, list->n, sizeof(struct entry), compare);
+}
+
+/* Position of the newest entry that is not after `k`, in a sorted list already emitted at `pos`. */
+static int32_t position_of(const struct entries *list, const int32_t *pos, struct key k)
+{
+    size_t lo = 0, hi = list->n;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (compare_keys(&list->e[mid].key, &k) <= 0)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo ? pos[lo - 1] : MT_NO_WAIT;
+}
+
+struct merge {
+    struct placer *p;
+    struct mt_program *out;
+    int32_t *load_pos, *store_pos, *group_end, *adam_pos;
+    size_t load, store, poison; /* next to emit */
+};
+
+static void emit(struct merge *m, const struct entry *e)
+{
+    struct mt_instr in = e->in;
+    if (e->load.id != NONE)
+        in.wait[MT_Q_H2D] = position_of(&m->p->loads, m->load_pos, e->load);
+    if (e->store.id != NONE && in.queue != MT_Q_D2H)
+        in.wait[MT_Q_D2H] = position_of(&m->p->stores, m->store_pos, e->store);
+    if (e->compute != NONE && in.queue != MT_Q_COMPUTE)
+        in.wait[MT_Q_COMPUTE] = m->group_end[e->compute];
+    if (e->adam != NONE)
+        in.wait[MT_Q_HOST] = m->adam_pos[e->adam];
+    m->out->instrs[m->out->n_instrs++] = in;
+}
+
+/* Copies that can start once compute entry c (its poisons included) has ended. */
+static void emit_copies(struct merge *m, int c)
+{
+    struct placer *p = m->p;
+    for (; m->store < p->stores.n && p->stores.e[m->store].key.release == c; m->store++) {
+        m->store_pos[m->store] = (int32_t)m->out->n_instrs;
+        emit(m, &p->stores.e[m->store]);
+    }
+    for (; m->load < p->loads.n && p->loads.e[m->load].key.release == c; m->load++) {
+        m->load_pos[m->load] = (int32_t)m->out->n_instrs;
+        emit(m, &p->loads.e[m->load]);
+    }
+}
+
+static void merge_all(struct merge *m)
+{
+    struct placer *p = m->p;
+    sort(&p->loads, compare_entries);
+    sort(&p->stores, compare_entries);
+    sort(&p->poisons, compare_poisons);
+    for (size_t i = 0; i < p->host.n; i++) {
+        m->adam_pos[p->host.e[i].in.unit] = (int32_t)m->out->n_instrs;
+        emit(m, &p->host.e[i]);
+    }
+    emit_copies(m, NONE);
+    for (size_t c = 0; c < p->compute.n; c++) {
+        emit(m, &p->compute.e[c]);
+        m->group_end[c] = (int32_t)m->out->n_instrs - 1;
+        /* a poison waits for the stores of the content it destroys, so these go first */
+        struct mt_program *out = m->out;
+        bool poisoned = m->poison < p->poisons.n && p->poisons.e[m->poison].compute == (int)c;
+        for (; poisoned && m->store < p->stores.n && p->stores.e[m->store].key.release == (int)c;
+             m->store++) {
+            m->store_pos[m->store] = (int32_t)out->n_instrs;
+            emit(m, &p->stores.e[m->store]);
+        }
+        for (; m->poison < p->poisons.n && p->poisons.e[m->poison].compute == (int)c; m->poison++) {
+            emit(m, &p->poisons.e[m->poison]);
+            m->group_end[c] = (int32_t)out->n_instrs - 1;
+        }
+        emit_copies(m, (int)c);
+    }
+}
+
+/* Drops waits that follow from others: every wait left costs an event. */
+static bool prune_waits(struct mt_program *out)
+{
+    int32_t(*clock)[MT_N_QUEUES] = mt_calloc(out->n_instrs, sizeof(*clock));
+    int32_t last[MT_N_QUEUES] = {NONE, NONE, NONE, NONE};
+    if (!clock)
+        return false;
+    for (size_t i = 0; i < out->n_instrs; i++) {
+        struct mt_instr *in = &out->instrs[i];
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            clock[i][q] = last[in->queue] >= 0 ? clock[last[in->queue]][q] : NONE;
+        for (int q = 0; q < MT_N_QUEUES; q++) {
+            bool known = in->wait[q] <= clock[i][q];
+            for (int k = 0; k < MT_N_QUEUES && !known; k++)
+                known = k != q && in->wait[k] >= 0 && clock[in->wait[k]][q] >= in->wait[q];
+            if (known)
+                in->wait[q] = MT_NO_WAIT;
+        }
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            for (int k = 0; k < MT_N_QUEUES && in->wait[q] >= 0; k++)
+                clock[i][k] = MT_MAX(clock[i][k], clock[in->wait[q]][k]);
+        clock[i][in->queue] = (int32_t)i; /* as those see it that wait for i */
+        last[in->queue] = (int32_t)i;
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            if (in->wait[q] >= 0)
+                out->instrs[in->wait[q]].signals = true;
+    }
+    free(clock);
+    return true;
+}
+
+static int merge(struct placer *p, struct mt_program *out, struct mt_err *err)
+{
+    size_t total = p->compute.n + p->loads.n + p->stores.n + p->poisons.n + p->host.n;
+    *out = *p->draft;
+    p->draft->objects = NULL; /* now out's */
+    out->instrs = mt_calloc(total, sizeof(*out->instrs));
+    out->cap_instrs = total;
+    out->n_instrs = 0;
+    size_t n_pos = p->loads.n + p->stores.n + p->compute.n + out->n_units;
+    int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
+    if (!out->instrs || !pos) {
+        free(pos);
+        mt_program_finish(out);
+        return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
+    }
+    struct merge m = {.p = p, .out = out, .load_pos = pos, .store_pos = pos + p->loads.n};
+    m.group_end = m.store_pos + p->stores.n;
+    m.adam_pos = m.group_end + p->compute.n;
+    merge_all(&m);
+    free(pos);
+    if (!prune_waits(out)) {
+        mt_program_finish(out);
+        return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
+    }
+    return 0;
+}
+
+static bool alloc_placer(struct placer *p)
+{
+    struct mt_program *d = p->draft;
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(p->params, bytes);
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        int n = bytes[i] ? p->params->n_buffers[i] : 0;
+        d->pool[i] = (struct mt_pool_shape){n, bytes[i]};
+        p->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
+        for (int k = 0; p->buffers[i] && k < n; k++)
+            p->buffers[i][k] =
+                (struct buffer){.object = NONE, .last_compute = NONE, .store = no_key};
+        if (!p->buffers[i])
+            return false;
+    }
+    p->objects = mt_calloc(d->n_objects, sizeof(*p->objects));
+    for (size_t o = 0; p->objects && o < d->n_objects; o++)
+        p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
+                                              .store = no_key, .load = no_key};
+    return p->objects && find_next_uses(p);
+}
+
+static void free_placer(struct placer *p)
+{
+    struct entries *list[] = {&p->compute, &p->loads, &p->stores, &p->poisons, &p->host};
+    for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
+        free(list[i]->e);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        free(p->buffers[i]);
+    free(p->objects);
+    free(p->next_use);
+}
+
+static int place_all(struct placer *p, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
+        const struct mt_instr *in = &p->draft->instrs[i];
+        if (in->queue == MT_Q_HOST)
+            push(p, &p->host, in);
+        else if (in->queue == MT_Q_COMPUTE)
+            rc = place_compute(p, i, err);
+        else
+            place_store(p, i);
+    }
+    if (!rc && p->failed)
+        rc = mt_fail_nomem(err, "a step program", p->draft->n_instrs * sizeof(struct entry));
+    return rc;
+}
+
+int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
+{
+    struct placer p = {.params = d->params, .draft = &d->prog};
+    int rc = alloc_placer(&p) ? place_all(&p, err)
+                              : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
+    if (!rc)
+        rc = merge(&p, out, err);
+    free_placer(&p);
+    return rc;
+}

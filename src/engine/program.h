@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_PROGRAM_H
+#define MT_ENGINE_PROGRAM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/**
+ * A step as data. A program is an array of instructions over objects that live in pools of equal device
+ * buffers, as a compiler's code is over values in registers: the builder (build.c) writes down what is to
+ * be computed, the placer (place.c) gives every object a buffer and adds the loads and stores that follow
+ * from there being too few, the checker (check.c) proves the result free of races, the executor (exec.c)
+ * runs it. Weight slots, boundaries, activation records and gradient buffers are all pools; "keep" and
+ * "offload" differ only in how many buffers a pool has.
+ *
+ * Instructions stand in an order in which each depends only on earlier ones. Each queue runs its own
+ * instructions in that order.
+ */
+
+enum mt_queue {
+    MT_Q_COMPUTE, /* device operations */
+    MT_Q_H2D,
+    MT_Q_D2H,
+    MT_Q_HOST, /* optimizer threads */
+    MT_N_QUEUES,
+};
+
+enum mt_opcode {
+    MT_OP_ADAM,       /* HOST: pending update of a unit's planes */
+    MT_OP_LOAD,       /* H2D: object from its home */
+    MT_OP_STORE,      /* D2H: object to its home */
+    MT_OP_JOIN,       /* COMPUTE: hi and lo of loaded weights to f32 */
+    MT_OP_ZERO,       /* COMPUTE: object := 0 */
+    MT_OP_POISON,     /* COMPUTE: dead buffer := NaN pattern */
+    MT_OP_EMBED,      /* COMPUTE: w -> x */
+    MT_OP_FORWARD,    /* COMPUTE: w, x -> y (, record) */
+    MT_OP_HEAD,       /* COMPUTE: w, table, x -> loss (, dx; g, g_table) */
+    MT_OP_LOGITS,     /* COMPUTE: w, table, x -> logits of the last token, to the host */
+    MT_OP_BACKWARD,   /* COMPUTE: w, x (, record), dx -> dx; g */
+    MT_OP_EMBED_BWD,  /* COMPUTE: dx -> g */
+    MT_OP_GRAD_CAST,  /* COMPUTE: g -> c and partial sums of squares */
+    MT_OP_STORE_GRAD, /* D2H: c or g -> host gradient plane */
+    MT_OP_STATS,      /* D2H: losses and partial sums -> host */
+    MT_N_OPCODES,
+};
+const char *mt_opcode_name(enum mt_opcode op);
+
+enum mt_object_kind {
+    MT_OBJ_WEIGHTS,  /* of a unit; home: its hi (and lo) plane, read only */
+    MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit; home: spill memory */
+    MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place; spill */
+    MT_OBJ_RECORD,   /* activation record of (unit, mb); spill */
+    MT_OBJ_GRAD,     /* FP32 gradient of a unit; spill */
+    MT_OBJ_CAST,     /* gradient as cast, on its way out; none */
+    MT_N_OBJECT_KINDS,
+};
+
+struct mt_object {
+    enum mt_object_kind kind;
+    int pool, unit, mb;
+    size_t bytes;
+    int64_t spill; /* offset of its home in spill memory, -1: never stored */
+};
+
+enum mt_pool_id {
+    MT_POOL_WEIGHTS,       /* decoder layers: the slot ring */
+    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head */
+    MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
+    MT_POOL_BOUNDARY,      /* boundaries and their gradients */
+    MT_POOL_RECORD,
+    MT_POOL_GRAD,
+    MT_POOL_GRAD_VOCAB,
+    MT_POOL_GRAD_NORM,
+    MT_POOL_CAST,
+    MT_POOL_CAST_VOCAB,
+    MT_POOL_CAST_NORM,
+    MT_N_POOLS,
+};
+const char *mt_pool_id_name(enum mt_pool_id id);
+
+struct mt_pool_shape {
+    int n;        /* buffers */
+    size_t bytes; /* of each */
+};
+
+enum mt_access { MT_READ = 1, MT_WRITE = 2, MT_UPDATE = 3 };
+enum { MT_MAX_OPERANDS = 6, MT_NO_WAIT = -1 };
+
+struct mt_operand {
+    int32_t object;
+    int16_t buffer; /* of the object's pool; given by the placer */
+    uint8_t access;
+};
+
+struct mt_instr {
+    uint8_t op, queue, n_operands;
+    bool signals; /* some instruction of another queue waits for this one */
+    int16_t mb;
+    int32_t unit;
+    struct mt_operand operand[MT_MAX_OPERANDS];
+    int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or -1 */
+    size_t bytes;              /* moved, for copies */
+};
+
+struct mt_program {
+    struct mt_pool_shape pool[MT_N_POOLS];
+    struct mt_object *objects;
+    size_t n_objects, cap_objects;
+    struct mt_instr *instrs;
+    size_t n_instrs, cap_instrs;
+    size_t spill_bytes;
+    size_t n_units, n_micro;
+    bool backward;
+};
+
+void mt_program_finish(struct mt_program *p);
+
+/** What the builder needs to know of a unit. */
+struct mt_unit_shape {
+    enum { MT_SHAPE_EMBED, MT_SHAPE_LAYER, MT_SHAPE_HEAD } kind;
+    size_t weight_bytes; /* on the device, in the compute dtype */
+    size_t link_bytes;   /* of a load */
+    size_t grad_elems;
+    bool trainable;
+    bool recompute; /* layers: no activation record */
+};
+
+enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS };
+
+struct mt_program_params {
+    enum mt_program_mode mode;
+    const struct mt_unit_shape *units;
+    size_t n_units, n_micro;
+    bool tied;
+    bool join;       /* weights come as hi and lo and are joined after each load */
+    bool cast;       /* gradients leave in another dtype than f32: through a cast buffer */
+    bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
+    bool poison;     /* dead buffers are overwritten, so that a stale read shows */
+    size_t boundary_bytes, record_bytes;
+    size_t grad_bytes;            /* of a gradient element as cast */
+    int n_buffers[MT_N_POOLS];    /* wanted; at least what one instruction needs */
+};
+
+/** Fewest buffers with which each pool can work at all. */
+void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
+/** Buffers beyond which more are of no use (everything resident). */
+void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
+/** Bytes of one buffer of each pool. */
+void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
+
+/** Builds and places a program. -ENOSPC (names the pool) where a pool is too small. */
+int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
+                     struct mt_err *err);
+
+/**
+ * Proves, from the instructions alone, that every read sees the newest content of its object, that no
+ * buffer or home is overwritten before its last reader and no copy read before it is complete, that a
+ * gradient is taken only after all micro-batches of its unit, and that weights are loaded only after
+ * their update. -EPROTO names the two instructions of the first fault.
+ */
+int mt_program_check(const struct mt_program *p, struct mt_err *err);
+
+/** Bytes over a link in one run of the program. */
+size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);
+
+/** One line: "12 backward unit 3 mb 1 [w3@0 x3.1@2 ...] waits h2d 10". */
+void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i);
+
+#endif
