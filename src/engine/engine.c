@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engine_priv.h"
+#include "optim/lr.h"
+
+static int alloc_pools(mt_engine *e, struct mt_err *err)
+{
+    int rc = 0;
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(&e->plan.program, bytes);
+    for (int i = 0; i < MT_N_POOLS && !rc; i++) {
+        int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
+        e->buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
+        if (!e->buffers[i])
+            return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
+        for (int k = 0; k < n && !rc; k++)
+            rc = mt_device_alloc(e->dev, bytes[i], mt_pool_id_name(i), &e->buffers[i][k], err);
+    }
+    return rc;
+}
+
+static int alloc_host(mt_engine *e, struct mt_err *err)
+{
+    void *spill = NULL;
+    int rc = 0;
+    if (e->plan.spill_bytes) {
+        rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
+        e->spill = spill;
+        if (!rc)
+            rc = mt_device_register_host(e->dev, spill, e->plan.spill_bytes, err);
+    }
+    size_t bytes;
+    void *planes = mt_plane_set_base(e->p.planes, &bytes);
+    if (!rc)
+        rc = mt_device_register_host(e->dev, planes, bytes, err);
+    if (!rc)
+        e->planes_registered = bytes;
+    return rc;
+}
+
+static int create_parts(mt_engine *e, struct mt_err *err)
+{
+    const struct mt_engine_params *p = &e->p;
+    struct mt_model_params mp = {
+        .layout = p->layout,
+        .dtype = p->dtype,
+        .max_tokens = p->max_tokens,
+        .max_docs = p->max_docs,
+        .max_len = p->max_len,
+        .max_micro = p->max_micro,
+        .logits_chunk = p->logits_chunk,
+        .backward = p->train,
+    };
+    struct mt_pool_params adam = {"adam", p->train ? p->adam_threads : 1, p->adam_cpus, NULL};
+    int rc = mt_model_create(&e->model, e->dev, &mp, err);
+    if (!rc)
+        rc = alloc_pools(e, err);
+    if (!rc)
+        rc = alloc_host(e, err);
+    if (!rc)
+        rc = mt_pool_create(&e->adam_pool, &adam, err);
+    return rc;
+}
+
+int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    mt_engine *e = mt_calloc(1, sizeof(*e));
+    if (!e)
+        return mt_fail_nomem(err, "the engine", sizeof(*e));
+    e->p = *p;
+    e->dev = p->dev;
+    e->layout = p->layout;
+    int rc = mt_exec_start(e, err);
+    if (!rc)
+        rc = mt_engine_plan(&e->plan, p, err);
+    if (!rc)
+        rc = create_parts(e, err);
+    if (rc) {
+        mt_engine_destroy(&e);
+        return rc;
+    }
+    *out = e;
+    return 0;
+}
+
+void mt_engine_destroy(mt_engine **engine)
+{
+    mt_engine *e = *engine;
+    if (!e)
+        return;
+    mt_exec_stop(e);
+    mt_device_sync(e->dev, NULL);
+    mt_runnable_destroy_all(e);
+    mt_model_destroy(&e->model);
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        for (void **b = e->buffers[i]; b && *b; b++)
+            mt_device_free(e->dev, *b);
+        free(e->buffers[i]);
+    }
+    if (e->planes_registered)
+        mt_device_unregister_host(e->dev, mt_plane_set_base(e->p.planes, &(size_t){0}));
+    if (e->spill) {
+        mt_device_unregister_host(e->dev, e->spill);
+        mt_host_free(e->spill, e->plan.spill_bytes);
+    }
+    mt_pool_destroy(&e->adam_pool);
+    mt_engine_plan_finish(&e->plan);
+    free(e);
+    *engine = NULL;
+}
+
+const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e)
+{
+    return &e->plan;
+}
+
+/* FP32 token losses, summed in double in their order. */
+static double sum_losses(const mt_engine *e, const struct mt_step_data *data)
+{
+    double sum = 0;
+    for (size_t mb = 0; mb < data->n; mb++) {
+        const float *loss = mt_model_losses(e->model, mb);
+        for (size_t i = 0; i < data->micro[mb].n_loss; i++)
+            sum += (double)loss[i];
+    }
+    return sum;
+}
+
+static double seconds(int64_t from_ns, int64_t to_ns)
+{
+    return (double)(to_ns - from_ns) * 1e-9;
+}
+
+static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step_result *res)
+{
+    int64_t t0 = mt_event_time_ns(r->start), turn = mt_event_time_ns(r->turn);
+    int64_t end = mt_event_time_ns(r->end), wait = 0;
+    for (size_t i = 0; i < r->prog.n_instrs; i++)
+        if (r->before[i])
+            wait += mt_event_time_ns(r->after[i]) - mt_event_time_ns(r->before[i]);
+    res->t_forward = seconds(t0, turn);
+    res->t_backward = seconds(turn, end);
+    res->t_step = seconds(t0, end);
+    res->t_wait_h2d = seconds(0, wait);
+    res->t_adam = seconds(0, e->adam_ns);
+}
+
+static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
+{
+    const struct mt_tensor *bad;
+    res->grad_norm = mt_optimizer_grad_norm(e, &bad);
+    res->skipped = !isfinite(res->grad_norm);
+    res->clip = 1;
+    if (res->skipped) {
+        if (bad)
+            memcpy(res->bad_tensor, bad->name, sizeof(res->bad_tensor));
+        return;
+    }
+    res->clip = mt_clip_factor(res->grad_norm, e->p.grad_clip);
+    e->pending = (struct mt_pending){true, lr, res->clip, e->updates + 1};
+}
+
+/* The pending update has been applied to every unit. */
+static void retire_pending(mt_engine *e)
+{
+    e->updates += e->pending.any;
+    e->pending.any = false;
+}
+
+int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
+                   struct mt_step_result *res, struct mt_err *err)
+{
+    struct mt_runnable *r;
+    struct mt_step_result out = {0};
+    if (!data->n_loss)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
+    int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
+    if (!rc)
+        rc = mt_model_upload(e->model, data->micro, data->n, (float)(1.0 / (double)data->n_loss),
+                             err);
+    if (rc)
+        return rc;
+    rc = mt_exec_run(e, r, err);
+    if (!rc || rc == -ECANCELED)
+        retire_pending(e);
+    if (rc)
+        return rc;
+    out.loss = sum_losses(e, data) / (double)data->n_loss;
+    read_times(e, r, &out);
+    decide_update(e, lr, &out);
+    *res = out;
+    return 0;
+}
+
+int mt_engine_flush(mt_engine *e, struct mt_err *err)
+{
+    int rc = 0;
+    if (!e->pending.any)
+        return 0;
+    for (size_t u = 0; !rc && u < e->layout->n_units; u++)
+        if (e->layout->units[u].trainable)
+            rc = mt_optimizer_update_unit(e, u, err);
+    if (!rc)
+        retire_pending(e);
+    return rc;
+}
+
+static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res)
+{
+    double *doc_loss = res->doc_loss;
+    for (size_t mb = 0; mb < data->n; mb++) {
+        const struct mt_batch *b = &data->micro[mb];
+        const float *loss = mt_model_losses(e->model, mb);
+        const int32_t *correct = mt_model_correct(e->model, mb);
+        size_t row = 0;
+        for (size_t d = 0; d < b->n_docs; d++) {
+            double sum = 0;
+            for (; row < b->n_loss && b->loss_rows[row] < b->cu_seqlens[d + 1]; row++) {
+                sum += (double)loss[row];
+                res->n_correct += (uint64_t)(correct[row] != 0);
+            }
+            res->loss_sum += sum;
+            if (doc_loss)
+                *doc_loss++ = sum;
+        }
+        res->n_loss += b->n_loss;
+    }
+}
+
+static int run_forward(mt_engine *e, enum mt_program_mode mode, const struct mt_batch *micro,
+                       size_t n, struct mt_err *err)
+{
+    struct mt_runnable *r;
+    if (e->pending.any)
+        return mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "an update is pending: flush the engine first");
+    int rc = mt_runnable_get(&r, e, mode, n, err);
+    if (!rc)
+        rc = mt_model_upload(e->model, micro, n, 0, err);
+    return rc ? rc : mt_exec_run(e, r, err);
+}
+
+int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res,
+                   struct mt_err *err)
+{
+    int rc = run_forward(e, MT_MODE_EVAL, data->micro, data->n, err);
+    if (!rc)
+        add_eval(e, data, res);
+    return rc;
+}
+
+int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
+{
+    e->host_logits = logits;
+    return run_forward(e, MT_MODE_LOGITS, batch, 1, err);
+}
+
+void mt_engine_interrupt(mt_engine *e)
+{
+    atomic_store(&e->interrupted, true);
+}
+
+void mt_engine_clear_interrupt(mt_engine *e)
+{
+    atomic_store(&e->interrupted, false);
+}
+
+uint64_t mt_engine_next_update(const mt_engine *e)
+{
+    return e->updates + e->pending.any;
+}
+
+uint64_t mt_engine_updates(const mt_engine *e)
+{
+    return e->updates;
+}
+
+void mt_engine_set_updates(mt_engine *e, uint64_t updates)
+{
+    e->updates = updates;
+}

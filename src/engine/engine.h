@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_ENGINE_H
+#define MT_ENGINE_ENGINE_H
+
+#include "config/config.h"
+#include "data/batch.h"
+#include "device/device.h"
+#include "engine/program.h"
+#include "model/layout.h"
+#include "optim/adam.h"
+#include "store/planes.h"
+
+/**
+ * The streaming engine: trains a model whose planes are in host memory on a device that holds a few units
+ * at a time. A step runs forward and backward while the update of the step before runs under its forward
+ * on host threads; the update of the newest step is pending until the next step or mt_engine_flush().
+ *
+ * Placement (slots, buffers, threads, budget) never changes a bit of the result.
+ *
+ * Thread-safety: one thread, except mt_engine_interrupt().
+ */
+typedef struct mt_engine mt_engine;
+
+struct mt_engine_params {
+    mt_device *dev;                 /* borrowed, as all below */
+    const struct mt_layout *layout;
+    mt_plane_set *planes;           /* may be NULL for mt_engine_plan() */
+    enum mt_dtype dtype, grad_dtype;
+    size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; micro-batches of a step */
+    size_t logits_chunk;
+    bool train;                     /* false: evaluation alone, no gradients or optimizer */
+
+    int slots;                      /* decoder layers' weight slots, or MT_CFG_AUTO */
+    enum mt_cfg_activations activations;
+    bool microbatch;                /* schedule for comparison */
+    bool poison;                    /* overwrite dead buffers: a stale read becomes a NaN */
+
+    double beta1, beta2, eps, weight_decay, grad_clip; /* grad_clip 0: off */
+    enum mt_adam_isa isa;
+    int adam_threads;
+    const int *adam_cpus;           /* [adam_threads] or NULL */
+};
+
+/** Where the device budget goes; the engine allocates exactly this. */
+struct mt_engine_plan {
+    struct mt_program_params program; /* `units` is owned by the plan */
+    struct mt_unit_shape *units;
+    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included */
+    size_t scratch, logits, inputs, tables;
+    size_t device_bytes;              /* the sum */
+    size_t spill_bytes;               /* host memory: boundaries, records and gradients on their way */
+    size_t staging_bytes;             /* host memory: inputs and statistics */
+    size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
+    enum mt_cfg_activations activations; /* as decided */
+};
+
+/**
+ * Chooses buffers for the device's budget. -ENOSPC (MT_ERR_NO_FIT) with what is short by how much, and
+ * what would help. Finish with mt_engine_plan_finish().
+ */
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+void mt_engine_plan_finish(struct mt_engine_plan *plan);
+
+int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
+/** Accepts NULL. A pending update is lost: flush first. */
+void mt_engine_destroy(mt_engine **e);
+const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
+
+struct mt_step_result {
+    double loss;          /* mean over the step's loss tokens */
+    double grad_norm;     /* before clipping; of the gradient as the optimizer sees it */
+    float clip;           /* factor, 1 = not clipped */
+    bool skipped;         /* the norm was not finite: no update */
+    char bad_tensor[128]; /* then: the first in backward order */
+    double t_step, t_forward, t_backward; /* seconds */
+    double t_wait_h2d;    /* compute idle for a copy */
+    double t_adam;        /* optimizer threads busy, mostly under the forward */
+};
+
+/**
+ * One optimizer step: the pending update, forward, backward; then the update of this step with rate `lr`
+ * is pending. -ECANCELED after mt_engine_interrupt(): the step is abandoned, the pending update done.
+ */
+int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
+                   struct mt_step_result *res, struct mt_err *err);
+/** Completes the pending update. After this the planes are the model. */
+int mt_engine_flush(mt_engine *e, struct mt_err *err);
+
+struct mt_eval_result {
+    double loss_sum;      /* over loss tokens */
+    uint64_t n_loss, n_correct;
+    double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum by document */
+};
+/** Losses of micro-batches (data->n of them), added to *res. Flush first. */
+int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res,
+                   struct mt_err *err);
+/** Logits of the batch's last token, f32 [vocab]. Flush first. */
+int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
+
+/** Abandons the step under way at its next instruction. Any thread, signal handlers included. */
+void mt_engine_interrupt(mt_engine *e);
+void mt_engine_clear_interrupt(mt_engine *e);
+
+/** Index (from 0) of the update that the next step makes: what its learning rate depends on. */
+uint64_t mt_engine_next_update(const mt_engine *e);
+/** Updates applied so far (Adam's t), the pending one not counted; to be set on resume. */
+uint64_t mt_engine_updates(const mt_engine *e);
+void mt_engine_set_updates(mt_engine *e, uint64_t updates);
+
+#endif

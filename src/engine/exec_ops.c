@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What each instruction is on the device. */
+#include "base/mem.h"
+#include "device/ops.h"
+#include "engine/engine_priv.h"
+
+enum { MAX_ROLES = MT_N_OBJECT_KINDS };
+
+/* The buffers of an instruction by the kind of object they hold. */
+struct roles {
+    void *kind[MAX_ROLES]; /* first operand of the kind */
+    void *second[MAX_ROLES];
+};
+
+static void *buffer_of(const mt_engine *e, const struct mt_program *prog,
+                       const struct mt_operand *op)
+{
+    return e->buffers[prog->objects[op->object].pool][op->buffer];
+}
+
+static struct roles find_roles(const mt_engine *e, const struct mt_program *prog,
+                               const struct mt_instr *in)
+{
+    struct roles r = {{NULL}, {NULL}};
+    for (int k = 0; k < in->n_operands; k++) {
+        int kind = prog->objects[in->operand[k].object].kind;
+        void *p = buffer_of(e, prog, &in->operand[k]);
+        if (!r.kind[kind])
+            r.kind[kind] = p;
+        else
+            r.second[kind] = p;
+    }
+    return r;
+}
+
+static int copy_flat(mt_engine *e, enum mt_stream s, void *dst, const void *src, size_t bytes,
+                     struct mt_err *err)
+{
+    return mt_device_copy(e->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
+}
+
+/* bf16: the hi plane as it is. f32: hi and lo into the two halves of each join block. */
+static int load_weights(mt_engine *e, int unit, void *dst, struct mt_err *err)
+{
+    size_t n = e->layout->units[unit].n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
+    const void *hi = mt_plane(e->p.planes, (size_t)unit, MT_PLANE_HI);
+    const void *lo = mt_plane(e->p.planes, (size_t)unit, MT_PLANE_LO);
+    if (e->p.dtype == MT_BF16)
+        return copy_flat(e, MT_STREAM_H2D, dst, hi, n * 2, err);
+    struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
+    int rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+    c.dst = (char *)dst + half;
+    c.src = lo;
+    return rc ? rc : mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+}
+
+static int submit_copy(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                       struct mt_err *err)
+{
+    const struct mt_object *o = &prog->objects[in->operand[0].object];
+    void *buf = buffer_of(e, prog, &in->operand[0]);
+    switch (in->op) {
+    case MT_OP_LOAD:
+        if (o->kind == MT_OBJ_WEIGHTS)
+            return load_weights(e, o->unit, buf, err);
+        return copy_flat(e, MT_STREAM_H2D, buf, e->spill + o->spill, o->bytes, err);
+    case MT_OP_STORE:
+        return copy_flat(e, MT_STREAM_D2H, e->spill + o->spill, buf, o->bytes, err);
+    default: /* MT_OP_STORE_GRAD */
+        return copy_flat(e, MT_STREAM_D2H,
+                         mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD), buf, in->bytes, err);
+    }
+}
+
+static int submit_head(mt_engine *e, const struct mt_instr *in, const struct roles *r,
+                       struct mt_err *err)
+{
+    bool tied = e->layout->tied;
+    struct mt_model_head a = {
+        .mb = (size_t)in->mb,
+        .w = r->kind[MT_OBJ_WEIGHTS],
+        .table = tied ? r->second[MT_OBJ_WEIGHTS] : r->kind[MT_OBJ_WEIGHTS],
+        .x = r->kind[MT_OBJ_BOUNDARY],
+        .dx = r->kind[MT_OBJ_DX],
+    };
+    if (in->op == MT_OP_LOGITS)
+        return mt_model_logits(e->model, &a, e->host_logits, err);
+    /* the head's own gradient stands first; a frozen one has none, and then a tied table's is alone */
+    float *first = r->kind[MT_OBJ_GRAD], *second = r->second[MT_OBJ_GRAD];
+    bool own = e->layout->units[in->unit].trainable;
+    a.g = own ? first : NULL;
+    a.g_table = !tied ? a.g : own ? second : first;
+    return mt_model_head(e->model, &a, err);
+}
+
+static int submit_compute(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                          struct mt_err *err)
+{
+    struct roles r = find_roles(e, prog, in);
+    size_t unit = (size_t)in->unit, mb = (size_t)in->mb;
+    const struct mt_object *o = &prog->objects[in->operand[0].object];
+    void *w = r.kind[MT_OBJ_WEIGHTS], *g = r.kind[MT_OBJ_GRAD];
+    switch (in->op) {
+    case MT_OP_JOIN:
+        return mt_op_join(e->dev, w, e->layout->units[unit].n_elems, err);
+    case MT_OP_ZERO:
+        return mt_op_zero(e->dev, g, o->bytes, err);
+    case MT_OP_POISON:
+        mt_device_poison(e->dev, buffer_of(e, prog, &in->operand[0]), o->bytes);
+        return 0;
+    case MT_OP_EMBED:
+        return mt_model_embed(e->model, mb, w, r.kind[MT_OBJ_BOUNDARY], err);
+    case MT_OP_FORWARD:
+        return mt_model_forward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
+                                r.second[MT_OBJ_BOUNDARY], r.kind[MT_OBJ_RECORD], err);
+    case MT_OP_HEAD:
+    case MT_OP_LOGITS:
+        return submit_head(e, in, &r, err);
+    case MT_OP_BACKWARD:
+        return mt_model_backward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
+                                 r.kind[MT_OBJ_RECORD], r.kind[MT_OBJ_DX], g, err);
+    case MT_OP_EMBED_BWD:
+        return mt_model_embed_bwd(e->model, mb, r.kind[MT_OBJ_DX], g, err);
+    case MT_OP_GRAD_CAST:
+        return mt_model_grad_cast(e->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
+                                  e->p.grad_dtype, err);
+    default:
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
+                       mt_opcode_name(in->op));
+    }
+}
+
+int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                   struct mt_err *err)
+{
+    int rc;
+    if (in->op == MT_OP_STATS)
+        rc = mt_model_fetch_stats(e->model, prog->n_micro, prog->backward, err);
+    else if (in->queue == MT_Q_COMPUTE)
+        rc = submit_compute(e, prog, in, err);
+    else
+        rc = submit_copy(e, prog, in, err);
+    if (rc)
+        mt_fail_prefix(err, rc, "%s of %s, micro-batch %d", mt_opcode_name(in->op),
+                       e->layout->units[in->unit].name, in->mb);
+    return rc;
+}

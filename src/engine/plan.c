@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Divides the device's budget over the pools. In order: the fewest buffers that work; a third slot and a
+ * spare for each kind, so that copies hide; boundaries on the device; records of layers that are kept;
+ * what is left to more slots. Any choice gives the same bits.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "engine/engine_priv.h"
+
+struct budget {
+    size_t free, alignment;
+    size_t bytes[MT_N_POOLS];
+    int *n, most[MT_N_POOLS];
+};
+
+static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
+{
+    const struct mt_layout *l = p->layout;
+    for (size_t u = 0; u < l->n_units; u++) {
+        const struct mt_unit *unit = &l->units[u];
+        plan->units[u] = (struct mt_unit_shape){
+            .kind = unit->kind == MT_UNIT_EMBED   ? MT_SHAPE_EMBED
+                    : unit->kind == MT_UNIT_LAYER ? MT_SHAPE_LAYER
+                                                  : MT_SHAPE_HEAD,
+            .weight_bytes = unit->n_elems * mt_dtype_size(p->dtype),
+            .link_bytes = unit->n_elems * mt_dtype_size(p->dtype),
+            .grad_elems = unit->n_elems,
+            .trainable = unit->trainable,
+            .recompute = plan->activations == MT_ACT_RECOMPUTE,
+        };
+    }
+}
+
+static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p)
+{
+    plan->program = (struct mt_program_params){
+        .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
+        .units = plan->units,
+        .n_units = p->layout->n_units,
+        .n_micro = p->max_micro,
+        .tied = p->layout->tied,
+        .join = p->dtype == MT_F32,
+        .cast = p->grad_dtype != MT_F32,
+        .microbatch = p->microbatch,
+        .poison = p->poison,
+        .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->dtype, p->max_tokens),
+        .record_bytes = mt_layout_record_bytes(p->layout, p->dtype, p->max_tokens),
+        .grad_bytes = mt_dtype_size(p->grad_dtype),
+    };
+}
+
+/* Grows a pool towards `want` buffers while the budget lasts. */
+static void grow(struct budget *b, int pool, int want)
+{
+    want = MT_MIN(want, b->most[pool]);
+    if (!b->bytes[pool] || want <= b->n[pool])
+        return;
+    size_t add = MT_MIN((size_t)(want - b->n[pool]), b->free / b->bytes[pool]);
+    b->n[pool] += (int)add;
+    b->free -= add * b->bytes[pool];
+}
+
+static size_t wanted_for(const struct budget *b, int pool)
+{
+    return (size_t)MT_MAX(b->most[pool] - b->n[pool], 0) * b->bytes[pool];
+}
+
+static void divide(struct budget *b, const struct mt_engine_params *p, bool keep)
+{
+    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD};
+    grow(b, MT_POOL_WEIGHTS, p->slots == MT_CFG_AUTO ? 3 : p->slots);
+    for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
+        grow(b, spare[i], b->n[spare[i]] + 1);
+    grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
+    if (keep)
+        grow(b, MT_POOL_RECORD, b->most[MT_POOL_RECORD]);
+    if (p->slots == MT_CFG_AUTO)
+        grow(b, MT_POOL_WEIGHTS, b->most[MT_POOL_WEIGHTS]);
+    grow(b, MT_POOL_WEIGHTS_VOCAB, b->most[MT_POOL_WEIGHTS_VOCAB]);
+}
+
+static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size_t need,
+                      const struct mt_engine_plan *plan, const struct budget *b)
+{
+    char have[32], want[32], slot[32], grad[32], scratch[32], logits[32];
+    size_t w = MT_MAX(b->bytes[MT_POOL_WEIGHTS], b->bytes[MT_POOL_WEIGHTS_VOCAB]);
+    size_t g = b->bytes[MT_POOL_GRAD] + b->bytes[MT_POOL_GRAD_VOCAB];
+    return mt_fail(
+        err, MT_ERR_NO_FIT, -ENOSPC,
+        "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
+        "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
+        "train.micro_batch or data.seq_len, or set memory.activations = recompute",
+        mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
+        mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
+        mt_format_bytes(grad, sizeof(grad), g),
+        mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
+        mt_format_bytes(logits, sizeof(logits), plan->logits));
+}
+
+static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, bool keep,
+                         struct mt_err *err)
+{
+    const struct mt_device_limits *lim = mt_device_limits(p->dev);
+    struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
+    size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
+    mt_program_buffer_bytes(&plan->program, b.bytes);
+    mt_program_min_buffers(&plan->program, b.n);
+    mt_program_max_buffers(&plan->program, b.most);
+    if (p->slots > b.n[MT_POOL_WEIGHTS])
+        b.n[MT_POOL_WEIGHTS] = MT_MIN(p->slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
+        if (keep && (i == MT_POOL_RECORD || i == MT_POOL_BOUNDARY))
+            b.n[i] = b.most[i];
+        need += (size_t)b.n[i] * b.bytes[i];
+    }
+    if (need > lim->budget_bytes)
+        return fail_short(err, p, need, plan, &b);
+    b.free = lim->budget_bytes - need;
+    divide(&b, p, keep);
+    plan->device_bytes = plan->scratch + plan->logits + plan->inputs + plan->tables;
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        plan->pool_bytes[i] = (size_t)b.n[i] * b.bytes[i];
+        plan->device_bytes += plan->pool_bytes[i];
+    }
+    return 0;
+}
+
+static int plan_with(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     enum mt_cfg_activations act, struct mt_err *err)
+{
+    plan->activations = act;
+    describe_units(plan, p);
+    describe_program(plan, p);
+    return divide_budget(plan, p, act == MT_ACT_KEEP, err);
+}
+
+static int count_traffic(struct mt_engine_plan *plan, struct mt_err *err)
+{
+    struct mt_program prog;
+    int rc = mt_program_build(&prog, &plan->program, err);
+    if (rc)
+        return rc;
+    plan->spill_bytes = prog.spill_bytes;
+    plan->h2d_bytes = mt_program_link_bytes(&prog, MT_Q_H2D);
+    plan->d2h_bytes = mt_program_link_bytes(&prog, MT_Q_D2H);
+    mt_program_finish(&prog);
+    return 0;
+}
+
+static struct mt_model_params model_params(const struct mt_engine_params *p)
+{
+    return (struct mt_model_params){
+        .layout = p->layout,
+        .dtype = p->dtype,
+        .max_tokens = p->max_tokens,
+        .max_docs = p->max_docs,
+        .max_len = p->max_len,
+        .max_micro = p->max_micro,
+        .logits_chunk = p->logits_chunk,
+        .backward = p->train,
+    };
+}
+
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    struct mt_engine_plan plan = {0};
+    struct mt_model_params mp = model_params(p);
+    struct mt_model_bytes mb;
+    size_t align = mt_device_limits(p->dev)->alignment;
+    int rc = mt_model_bytes(&mb, p->dev, &mp, err);
+    if (rc)
+        return rc;
+    plan.scratch = mt_align_up(mb.scratch, align);
+    plan.logits = mt_align_up(mb.logits, align);
+    plan.inputs = mt_align_up(mb.inputs, align) + align;
+    plan.tables = mt_align_up(mb.tables, align);
+    plan.staging_bytes = mb.inputs;
+    plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
+    if (!plan.units)
+        return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
+    if (p->activations == MT_ACT_AUTO) {
+        rc = plan_with(&plan, p, MT_ACT_KEEP, err);
+        if (rc)
+            rc = plan_with(&plan, p, MT_ACT_RECOMPUTE, err);
+    } else {
+        rc = plan_with(&plan, p, p->activations, err);
+    }
+    if (!rc)
+        rc = count_traffic(&plan, err);
+    if (rc) {
+        mt_engine_plan_finish(&plan);
+        return rc;
+    }
+    *out = plan;
+    return 0;
+}
+
+void mt_engine_plan_finish(struct mt_engine_plan *plan)
+{
+    free(plan->units);
+    *plan = (struct mt_engine_plan){0};
+}
