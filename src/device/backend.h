@@ -51,7 +51,6 @@ struct mt_device_backend {
     size_t (*bytes_used)(const mt_device *dev);
     size_t (*bytes_peak)(const mt_device *dev);
     void (*poison)(mt_device *dev, void *ptr, size_t bytes);
-    void (*unpoison)(mt_device *dev, void *ptr, size_t bytes);
     int (*register_host)(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
     void (*unregister_host)(mt_device *dev, void *ptr);
 

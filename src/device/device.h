@@ -70,13 +70,8 @@ void mt_device_free(mt_device *dev, void *ptr);
 size_t mt_device_bytes_used(const mt_device *dev);
 size_t mt_device_bytes_peak(const mt_device *dev);
 
-/**
- * Marks arena memory as not to be read until it is written anew. cpu: filled with a NaN pattern when
- * enqueued on the COMPUTE stream in builds with -Ddebug poisoning, and poisoned for AddressSanitizer
- * where that is safe. A hint: may do nothing.
- */
+/** Overwrites dead arena memory with NaN patterns, in order on the COMPUTE stream: a stale read shows. */
 void mt_device_poison(mt_device *dev, void *ptr, size_t bytes);
-void mt_device_unpoison(mt_device *dev, void *ptr, size_t bytes);
 
 /** Makes host memory fit for asynchronous copies (pins it); the cpu device needs nothing. */
 int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);

@@ -2,18 +2,21 @@
 #ifndef MT_DEVICE_CPU_CPU_H
 #define MT_DEVICE_CPU_CPU_H
 
+#include "base/mem.h"
 #include "base/pool.h"
 #include "device/backend.h"
+#include "device/cpu/arena.h"
+#include "device/cpu/stream.h"
 
 /**
  * The cpu device's insides. An operation is enqueued on the COMPUTE stream with a copy of its
- * arguments; the stream's thread then calls run_<op>(), which spreads the work over `pool` in chunks cut
- * by shape alone. run_<op>() functions are the specification of the operations: written to be read.
+ * arguments; the stream's thread then calls mt_cpu_run_<op>(), which spreads the work over `pool` in
+ * chunks cut by shape alone. The run functions are the specification of the operations: written to be
+ * read.
  */
 struct mt_cpu_device {
     struct mt_device base;
-    mt_pool *pool;       /* compute team; its caller is the COMPUTE stream's thread */
-    /* arena, streams: see arena.h and stream.h */
+    mt_pool *pool; /* compute team; its caller is the COMPUTE stream's thread */
     struct mt_cpu_arena *arena;
     struct mt_cpu_stream *streams[MT_N_STREAMS];
 };
@@ -22,10 +25,46 @@ struct mt_cpu_device {
 MT_DEVICE_OPS(MT_CPU_RUN)
 #undef MT_CPU_RUN
 
+/* Workspace of the operations that need one; bytes. */
+size_t mt_cpu_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c);
+size_t mt_cpu_bias_bwd_workspace(mt_device *dev, size_t n, size_t c);
+size_t mt_cpu_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d);
+size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                  size_t head_dim, enum mt_dtype dtype);
+
 /**
- * A matrix product of one thread, called inside a chunk: D = alpha op(A) op(B) + beta D, row-major, f32
- * out. A and B are f32. Fixed order of sums for a shape, whatever the threads (oneDNN's sgemm with one
- * thread, or plain C).
+ * Hot loops are compiled for several instruction sets and chosen at load time. Contraction is off and
+ * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not go with the
+ * resolver that this needs.
+ */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__x86_64__)
+#define MT_HOT
+#else
+#define MT_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#endif
+enum { MT_LANES = 16 };
+
+/** Rows of a chunk so that one has some 32k elements; depends on the shape alone. */
+static inline size_t mt_cpu_rows_per_chunk(size_t c)
+{
+    return MT_MAX((size_t)1, (size_t)32768 / MT_MAX(c, (size_t)1));
+}
+
+/** Row as f32: the row itself, or converted into `tmp`. */
+const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);
+/** Stores f32 values in dtype, rounding to nearest even. */
+void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
+void mt_cpu_bf16_to_f32(float *dst, const uint16_t *src, size_t n);
+void mt_cpu_f32_to_bf16(uint16_t *dst, const float *src, size_t n);
+/** Values as they are after a store and a load. */
+void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
+/** Dot product and sum in MT_LANES fixed lanes. */
+float mt_cpu_dot(const float *a, const float *b, size_t n);
+float mt_cpu_sum(const float *a, size_t n);
+
+/**
+ * A matrix product of one thread, called inside a chunk: D = alpha op(A) op(B) + beta D, row-major, all
+ * f32. Fixed order of sums for a shape, whatever the threads (oneDNN's sgemm with one thread, or C).
  */
 struct mt_cpu_tile {
     size_t m, n, k;
@@ -36,9 +75,9 @@ struct mt_cpu_tile {
     float *d;
 };
 void mt_cpu_gemm_tile(const struct mt_cpu_tile *t);
-/** Called once in each compute thread: oneDNN must not start threads of its own. */
+/** Called once in each compute thread: the library must not start threads of its own. */
 void mt_cpu_gemm_thread_init(void);
-/** "oneDNN 2.6.3, avx512_core" or "plain C"; *native_bf16 as in mt_device_limits. */
-const char *mt_cpu_gemm_describe(bool *native_bf16);
+/** "oneDNN 2.6.3, avx512_core" or "plain C". */
+void mt_cpu_gemm_describe(char *buf, size_t len);
 
 #endif

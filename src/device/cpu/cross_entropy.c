@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A row at a time: maximum, sum of exponentials in fixed lanes, loss, then the gradient over the logits.
+ * In bf16 the gradient row is half as long as the logits row it overwrites; going upwards, a piece is
+ * read before anything of it is written over.
+ */
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { PIECE = 1024 };
+
+MT_HOT static float row_max(const float *x, size_t n, size_t *at)
+{
+    float best = x[0];
+    for (size_t i = 1; i < n; i++)
+        best = x[i] > best ? x[i] : best;
+    size_t k = 0;
+    while (k + 1 < n && x[k] != best)
+        k++;
+    *at = k;
+    return best;
+}
+
+MT_HOT static float exp_sum(const float *x, float shift, size_t n)
+{
+    float e[PIECE], sum = 0;
+    for (size_t c = 0; c < n; c += PIECE) {
+        size_t m = MT_MIN((size_t)PIECE, n - c);
+        for (size_t i = 0; i < m; i++)
+            e[i] = mt_expf(x[c + i] - shift);
+        sum += mt_cpu_sum(e, m);
+    }
+    return sum;
+}
+
+MT_HOT static void softmax_piece(float *restrict y, const float *restrict x, float shift,
+                                 float scale, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = mt_expf(x[i] - shift) * scale;
+}
+
+static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse)
+{
+    const float *x = a->logits + row * a->ld;
+    int32_t target = a->targets[row];
+    float y[PIECE];
+    for (size_t c = 0; c < a->vocab; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->vocab - c);
+        if (target < 0)
+            for (size_t i = 0; i < n; i++)
+                y[i] = 0;
+        else
+            softmax_piece(y, x + c, lse, a->scale, n);
+        if (target >= 0 && (size_t)target >= c && (size_t)target < c + n)
+            y[(size_t)target - c] -= a->scale;
+        mt_cpu_store_row(a->dtype, a->dlogits, row * a->ld_dlogits + c, n, y);
+    }
+}
+
+static void loss_row(const struct mt_cross_entropy *a, size_t row)
+{
+    const float *x = a->logits + row * a->ld;
+    size_t argmax;
+    float max = row_max(x, a->vocab, &argmax);
+    float lse = max + logf(exp_sum(x, max, a->vocab));
+    int32_t target = a->targets[row];
+    a->loss[row] = target < 0 ? 0 : lse - x[target];
+    if (a->correct)
+        a->correct[row] = target >= 0 && argmax == (size_t)target;
+    if (a->dlogits)
+        gradient_row(a, row, lse);
+}
+
+static void chunk_main(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_cross_entropy *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->vocab), end = MT_MIN(a->n, (chunk + 1) * per);
+    (void)thread;
+    for (size_t r = chunk * per; r < end; r++)
+        loss_row(a, r);
+}
+
+void mt_cpu_run_cross_entropy(struct mt_cpu_device *d, const struct mt_cross_entropy *a)
+{
+    mt_pool_run(d->pool, chunk_main, (void *)(uintptr_t)a,
+                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->vocab)));
+}

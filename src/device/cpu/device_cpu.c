@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The cpu device's table: memory from the arena, work to the streams. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+static struct mt_cpu_device *cpu(mt_device *dev)
+{
+    return (struct mt_cpu_device *)dev;
+}
+
+static void cpu_destroy(mt_device *dev)
+{
+    struct mt_cpu_device *d = cpu(dev);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        mt_cpu_stream_destroy(&d->streams[s]);
+    mt_pool_destroy(&d->pool);
+    mt_cpu_arena_destroy(&d->arena);
+    free(d);
+}
+
+static int cpu_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
+{
+    return mt_cpu_arena_alloc(cpu(dev)->arena, bytes, tag, out, err);
+}
+
+static void cpu_free(mt_device *dev, void *ptr)
+{
+    mt_cpu_arena_free(cpu(dev)->arena, ptr);
+}
+
+static size_t cpu_bytes_used(const mt_device *dev)
+{
+    return mt_cpu_arena_used(((const struct mt_cpu_device *)dev)->arena);
+}
+
+static size_t cpu_bytes_peak(const mt_device *dev)
+{
+    return mt_cpu_arena_peak(((const struct mt_cpu_device *)dev)->arena);
+}
+
+static void run_poison(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+{
+    const struct mt_zero *z = args;
+    (void)d;
+    (void)s;
+    memset(z->ptr, 0xff, z->bytes); /* a NaN in bf16 and in f32 */
+}
+
+static void cpu_poison(mt_device *dev, void *ptr, size_t bytes)
+{
+    struct mt_zero z = {ptr, bytes};
+    mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_poison, &z, sizeof(z));
+}
+
+static int cpu_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+{
+    (void)dev;
+    (void)ptr;
+    (void)bytes;
+    (void)err;
+    return 0;
+}
+
+static void cpu_unregister_host(mt_device *dev, void *ptr)
+{
+    (void)dev;
+    (void)ptr;
+}
+
+static int cpu_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
+{
+    return mt_cpu_event_create(cpu(dev), out, err);
+}
+
+static int cpu_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    (void)err;
+    mt_cpu_stream_record(cpu(dev)->streams[s], ev);
+    return 0;
+}
+
+static int cpu_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    (void)err;
+    mt_cpu_stream_wait(cpu(dev)->streams[s], ev);
+    return 0;
+}
+
+static int cpu_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
+{
+    (void)dev;
+    (void)err;
+    mt_cpu_event_sync(ev);
+    return 0;
+}
+
+static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+{
+    (void)err;
+    mt_cpu_stream_copy(cpu(dev)->streams[s], c);
+    return 0;
+}
+
+static int cpu_sync(mt_device *dev, struct mt_err *err)
+{
+    mt_event *ev;
+    int rc = mt_cpu_event_create(cpu(dev), &ev, err);
+    for (int s = 0; !rc && s < MT_N_STREAMS; s++) {
+        mt_cpu_stream_record(cpu(dev)->streams[s], ev);
+        mt_cpu_event_sync(ev);
+    }
+    if (!rc)
+        mt_cpu_event_destroy(ev);
+    return rc;
+}
+
+/* Nothing that the streams run can fail. */
+static int cpu_status(mt_device *dev, struct mt_err *err)
+{
+    (void)dev;
+    (void)err;
+    return 0;
+}
+
+#define CPU_OP(name, type)                                                                         \
+    static void command_##name(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args) \
+    {                                                                                              \
+        (void)s;                                                                                   \
+        mt_cpu_run_##name(d, args);                                                                \
+    }                                                                                              \
+    static int cpu_##name(mt_device *dev, const type *a, struct mt_err *err)                       \
+    {                                                                                              \
+        _Static_assert(sizeof(*a) <= MT_CPU_MAX_ARGS, "arguments fit a command");                  \
+        (void)err;                                                                                 \
+        mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], command_##name, a, sizeof(*a)); \
+        return 0;                                                                                  \
+    }
+MT_DEVICE_OPS(CPU_OP)
+#undef CPU_OP
+
+static const struct mt_device_backend cpu_backend = {
+    .destroy = cpu_destroy,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .bytes_used = cpu_bytes_used,
+    .bytes_peak = cpu_bytes_peak,
+    .poison = cpu_poison,
+    .register_host = cpu_register_host,
+    .unregister_host = cpu_unregister_host,
+    .event_create = cpu_event_create,
+    .event_destroy = mt_cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
+    .event_sync = cpu_event_sync,
+    .event_time_ns = mt_cpu_event_time_ns,
+    .copy = cpu_copy,
+    .sync = cpu_sync,
+    .status = cpu_status,
+    .rmsnorm_bwd_workspace = mt_cpu_rmsnorm_bwd_workspace,
+    .bias_bwd_workspace = mt_cpu_bias_bwd_workspace,
+    .qk_rope_bwd_workspace = mt_cpu_qk_rope_bwd_workspace,
+    .attention_workspace = mt_cpu_attention_workspace,
+#define CPU_ENTRY(name, type) .name = cpu_##name,
+    MT_DEVICE_OPS(CPU_ENTRY)
+#undef CPU_ENTRY
+};
+
+int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
+{
+    static const char *const stream_names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
+    struct mt_cpu_device *d = mt_calloc(1, sizeof(*d));
+    if (!d)
+        return mt_fail_nomem(err, "the cpu device", sizeof(*d));
+    char gemm[96];
+    mt_cpu_gemm_describe(gemm, sizeof(gemm));
+    d->base.backend = &cpu_backend;
+    d->base.limits = (struct mt_device_limits){.kind = "cpu",
+                                               .budget_bytes = p->budget_bytes,
+                                               .n_threads = p->n_threads,
+                                               .alignment = MT_CPU_ALIGNMENT};
+    snprintf(d->base.limits.name, sizeof(d->base.limits.name), "cpu (%s)", gemm);
+    struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_gemm_thread_init};
+    int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
+    if (!rc)
+        rc = mt_pool_create(&d->pool, &pool, err);
+    for (int s = 0; s < MT_N_STREAMS && !rc; s++)
+        rc = mt_cpu_stream_create(&d->streams[s], d, stream_names[s],
+                                  s == MT_STREAM_COMPUTE ? mt_cpu_gemm_thread_init : NULL,
+                                  s == MT_STREAM_COMPUTE ? 0 : p->link_gbps, err);
+    if (rc) {
+        cpu_destroy(&d->base);
+        return rc;
+    }
+    *out = &d->base;
+    return 0;
+}

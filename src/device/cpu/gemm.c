@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * D = op(A) op(B) + bias + C. The output is cut into tiles by shape alone and each is computed by one
+ * thread, so the order of every sum, and with it every bit, is the same for any number of threads. K is
+ * walked in fixed panels; bf16 operands become f32 a panel at a time (exact), sums are f32 throughout and
+ * rounded once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+enum { TILE = 384, PANEL = 1024 };
+
+struct job {
+    const struct mt_gemm *a;
+    size_t tile_m, tile_n, tiles_n;
+};
+
+/* A thread's room for one tile of a bf16 product; freed with the thread by its key. */
+struct scratch {
+    float a[TILE * PANEL], b[TILE * PANEL], d[TILE * TILE];
+};
+
+/* Rows of op(X)'s source panel as f32: `rows` runs of `cols`, tight. */
+static void convert(float *dst, const uint16_t *src, size_t rows, size_t cols, size_t ld)
+{
+    for (size_t i = 0; i < rows; i++)
+        mt_cpu_bf16_to_f32(dst + i * cols, src + i * ld, cols);
+}
+
+struct rect {
+    size_t i, m, j, n; /* rows [i, i + m), columns [j, j + n) of D */
+};
+
+static struct rect rect_of(const struct job *j, size_t chunk)
+{
+    struct rect r = {chunk / j->tiles_n * j->tile_m, 0, chunk % j->tiles_n * j->tile_n, 0};
+    r.m = MT_MIN(j->tile_m, j->a->m - r.i);
+    r.n = MT_MIN(j->tile_n, j->a->n - r.j);
+    return r;
+}
+
+static void product_f32(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                        float beta)
+{
+    const float *pa = a->a, *pb = a->b;
+    mt_cpu_gemm_tile(&(struct mt_cpu_tile){
+        .m = r->m,
+        .n = r->n,
+        .k = a->k,
+        .trans_a = a->trans_a,
+        .trans_b = a->trans_b,
+        .alpha = 1,
+        .beta = beta,
+        .a = pa + (a->trans_a ? r->i : r->i * a->lda),
+        .lda = a->lda,
+        .b = pb + (a->trans_b ? r->j * a->ldb : r->j),
+        .ldb = a->ldb,
+        .d = d,
+        .ldd = ldd,
+    });
+}
+
+static void product_bf16(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                         float beta, struct scratch *s)
+{
+    const uint16_t *pa = a->a, *pb = a->b;
+    for (size_t p = 0; p < a->k; p += PANEL) {
+        size_t k = MT_MIN((size_t)PANEL, a->k - p);
+        if (a->trans_a)
+            convert(s->a, pa + p * a->lda + r->i, k, r->m, a->lda);
+        else
+            convert(s->a, pa + r->i * a->lda + p, r->m, k, a->lda);
+        if (a->trans_b)
+            convert(s->b, pb + r->j * a->ldb + p, r->n, k, a->ldb);
+        else
+            convert(s->b, pb + p * a->ldb + r->j, k, r->n, a->ldb);
+        mt_cpu_gemm_tile(&(struct mt_cpu_tile){
+            .m = r->m,
+            .n = r->n,
+            .k = k,
+            .trans_a = a->trans_a,
+            .trans_b = a->trans_b,
+            .alpha = 1,
+            .beta = p ? 1 : beta,
+            .a = s->a,
+            .lda = a->trans_a ? r->m : k,
+            .b = s->b,
+            .ldb = a->trans_b ? k : r->n,
+            .d = d,
+            .ldd = ldd,
+        });
+    }
+}
+
+/* Adds bias and C to a row of sums and stores it. */
+static void finish_row(const struct mt_gemm *a, const struct rect *r, size_t i, float *sum)
+{
+    float tmp[TILE];
+    if (a->bias) {
+        const float *b = mt_cpu_row_f32(a->dtype, a->bias, r->j, r->n, tmp);
+        for (size_t k = 0; k < r->n; k++)
+            sum[k] += b[k];
+    }
+    if (a->c) {
+        const float *c = mt_cpu_row_f32(a->d_dtype, a->c, (r->i + i) * a->ldc + r->j, r->n, tmp);
+        for (size_t k = 0; k < r->n; k++)
+            sum[k] += c[k];
+    }
+    mt_cpu_store_row(a->d_dtype, a->d, (r->i + i) * a->ldd + r->j, r->n, sum);
+}
+
+static void chunk_main(void *ctx, size_t chunk, int thread)
+{
+    static _Thread_local struct scratch *s; /* kept: the next product needs it again */
+    const struct job *j = ctx;
+    const struct mt_gemm *a = j->a;
+    struct rect r = rect_of(j, chunk);
+    (void)thread;
+    if (!s && !(s = mt_alloc_aligned(sizeof(*s))))
+        abort(); /* 4 MiB: the process is beyond help */
+    bool direct = a->d_dtype == MT_F32 && !a->bias && (!a->c || a->c == a->d);
+    float *d = direct ? (float *)a->d + r.i * a->ldd + r.j : s->d;
+    size_t ldd = direct ? a->ldd : r.n;
+    float beta = direct && a->c ? 1 : 0;
+    if (a->dtype == MT_F32)
+        product_f32(a, &r, d, ldd, beta);
+    else
+        product_bf16(a, &r, d, ldd, beta, s);
+    if (!direct)
+        for (size_t i = 0; i < r.m; i++)
+            finish_row(a, &r, i, d + i * ldd);
+}
+
+/* Tiles as equal as may be, so that a few threads end together. */
+static size_t even_tile(size_t n)
+{
+    size_t tiles = mt_div_up(n, TILE);
+    return MT_MIN(mt_align_up(mt_div_up(n, tiles), 16), (size_t)TILE);
+}
+
+void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
+{
+    struct job j = {a, even_tile(a->m), even_tile(a->n), 0};
+    j.tiles_n = mt_div_up(a->n, j.tile_n);
+    size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
+    if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */
+        j.tile_m = mt_align_up(mt_div_up(a->m, 4), 16);
+        tiles = mt_div_up(a->m, j.tile_m);
+    }
+    mt_pool_run(d->pool, chunk_main, &j, tiles);
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* out = act(g) u; dg = dout u act'(g), du = dout act(g). Computed in f32, rounded once. */
+#include "device/cpu/cpu.h"
+#include "device/cpu/vecmath.h"
+
+enum { PIECE = 1024 };
+
+/* gelu(x) = x s(x) with s = (1 + tanh(k (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel 2016). */
+static inline float gelu_gate(float x)
+{
+    return 0.5f * (1.0f + mt_tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+
+static inline float gelu_gate_slope(float x, float s)
+{
+    return 2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+MT_HOT static void silu_forward(float *restrict y, const float *restrict g, const float *restrict u,
+                                size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = g[i] * mt_sigmoidf(g[i]) * u[i];
+}
+
+MT_HOT static void gelu_forward(float *restrict y, const float *restrict g, const float *restrict u,
+                                size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = g[i] * gelu_gate(g[i]) * u[i];
+}
+
+MT_HOT static void silu_backward(float *restrict g, float *restrict u, const float *restrict dy,
+                                 size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float s = mt_sigmoidf(g[i]), act = g[i] * s;
+        float slope = s * (1.0f + g[i] * (1.0f - s));
+        g[i] = dy[i] * u[i] * slope;
+        u[i] = dy[i] * act;
+    }
+}
+
+MT_HOT static void gelu_backward(float *restrict g, float *restrict u, const float *restrict dy,
+                                 size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float s = gelu_gate(g[i]), act = g[i] * s;
+        float slope = s + g[i] * gelu_gate_slope(g[i], s);
+        g[i] = dy[i] * u[i] * slope;
+        u[i] = dy[i] * act;
+    }
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_glu *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per);
+    float g[PIECE], u[PIECE], y[PIECE];
+    (void)thread;
+    for (size_t r = chunk * per; r < end; r++)
+        for (size_t c = 0; c < a->f; c += PIECE) {
+            size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
+            const float *pg = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g);
+            const float *pu = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
+            (a->kind == MT_GLU_SILU ? silu_forward : gelu_forward)(y, pg, pu, n);
+            mt_cpu_store_row(a->dtype, a->out, r * a->f + c, n, y);
+        }
+}
+
+void mt_cpu_run_glu(struct mt_cpu_device *d, const struct mt_glu *a)
+{
+    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a,
+                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)));
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_glu_bwd *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per);
+    float g[PIECE], u[PIECE], dy[PIECE];
+    (void)thread;
+    for (size_t r = chunk * per; r < end; r++)
+        for (size_t c = 0; c < a->f; c += PIECE) {
+            size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
+            mt_cpu_store_row(MT_F32, g, 0, n, mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g));
+            mt_cpu_store_row(MT_F32, u, 0, n,
+                             mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u));
+            const float *pd = mt_cpu_row_f32(a->dtype, a->dout, r * a->f + c, n, dy);
+            (a->kind == MT_GLU_SILU ? silu_backward : gelu_backward)(g, u, pd, n);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, g);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, u);
+        }
+}
+
+void mt_cpu_run_glu_bwd(struct mt_cpu_device *d, const struct mt_glu_bwd *a)
+{
+    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a,
+                mt_div_up(a->n, mt_cpu_rows_per_chunk(a->f)));
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_{i+r/2}) turns by the
+ * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward turns back and
+ * goes through the norm; the weights' gradients are summed over fixed blocks of rows, then in order.
+ */
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+enum { ROW_BLOCK = 32, MAX_HEAD = 1024 };
+
+static void rotate(float *x, const float *cos_t, const float *sin_t, size_t rot, float sign)
+{
+    size_t h = rot / 2;
+    for (size_t i = 0; i < h; i++) {
+        float c = cos_t[i], s = sign * sin_t[i], a = x[i], b = x[i + h];
+        x[i] = a * c - b * s;
+        x[i + h] = b * c + a * s;
+    }
+}
+
+static void forward_head(const struct mt_qk_rope *a, size_t row, size_t head)
+{
+    size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
+    float x[MAX_HEAD], w[MAX_HEAD];
+    const float *p = mt_cpu_row_f32(a->dtype, a->qkv, row * a->ld_qkv + head * d, d, x);
+    if (p != x)
+        memcpy(x, p, d * sizeof(float));
+    if (a->q_norm) {
+        float rstd = 1.0f / sqrtf(mt_cpu_dot(x, x, d) / (float)d + a->eps);
+        const float *pw = mt_cpu_row_f32(a->dtype, head < a->n_q ? a->q_norm : a->k_norm, 0, d, w);
+        a->rstd[row * (a->n_q + a->n_kv) + head] = rstd;
+        for (size_t i = 0; i < d; i++)
+            x[i] *= rstd;
+        mt_cpu_round_row(a->dtype, x, d);
+        for (size_t i = 0; i < d; i++)
+            x[i] *= pw[i];
+        mt_cpu_round_row(a->dtype, x, d);
+    }
+    rotate(x, a->cos_t + at, a->sin_t + at, a->rot, 1);
+    mt_cpu_store_row(a->dtype, a->qk, row * a->ld_qk + head * d, d, x);
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_qk_rope *a = ctx;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
+    (void)thread;
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
+        for (size_t h = 0; h < a->n_q + a->n_kv; h++)
+            forward_head(a, r, h);
+}
+
+void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
+{
+    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
+}
+
+size_t mt_cpu_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d)
+{
+    (void)dev;
+    (void)n_q;
+    (void)n_kv;
+    return mt_div_up(n, ROW_BLOCK) * 2 * d * sizeof(float);
+}
+
+/* g: gradient of the normalised, weighted head; becomes that of its input. */
+static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *g,
+                          float *dw)
+{
+    size_t d = a->head_dim;
+    float x[MAX_HEAD], w[MAX_HEAD], xhat[MAX_HEAD];
+    const float *px = mt_cpu_row_f32(a->dtype, a->qkv, row * a->ld_qkv + head * d, d, x);
+    const float *pw = mt_cpu_row_f32(a->dtype, head < a->n_q ? a->q_norm : a->k_norm, 0, d, w);
+    float rstd = a->rstd[row * (a->n_q + a->n_kv) + head];
+    for (size_t i = 0; i < d; i++)
+        xhat[i] = px[i] * rstd;
+    if (dw) {
+        float rounded[MAX_HEAD];
+        memcpy(rounded, xhat, d * sizeof(float));
+        mt_cpu_round_row(a->dtype, rounded, d); /* what w was multiplied with */
+        for (size_t i = 0; i < d; i++)
+            dw[i] += g[i] * rounded[i];
+    }
+    for (size_t i = 0; i < d; i++)
+        g[i] *= pw[i];
+    float mean = mt_cpu_dot(g, xhat, d) / (float)d;
+    for (size_t i = 0; i < d; i++)
+        g[i] = rstd * (g[i] - xhat[i] * mean);
+}
+
+static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *dw)
+{
+    size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
+    float g[MAX_HEAD];
+    const float *p = mt_cpu_row_f32(a->dtype, a->dqk, row * a->ld_dqk + head * d, d, g);
+    if (p != g)
+        memcpy(g, p, d * sizeof(float));
+    rotate(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
+    if (a->q_norm)
+        norm_backward(a, row, head, g, dw);
+    mt_cpu_store_row(a->dtype, a->dqkv, row * a->ld_dqkv + head * d, d, g);
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_qk_rope_bwd *a = ctx;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
+    float *dw = a->q_norm ? (float *)a->workspace + chunk * 2 * a->head_dim : NULL;
+    (void)thread;
+    if (dw)
+        memset(dw, 0, 2 * a->head_dim * sizeof(float));
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
+        for (size_t h = 0; h < a->n_q + a->n_kv; h++)
+            backward_head(a, r, h, dw ? dw + (h < a->n_q ? 0 : a->head_dim) : NULL);
+}
+
+void mt_cpu_run_qk_rope_bwd(struct mt_cpu_device *d, const struct mt_qk_rope_bwd *a)
+{
+    size_t blocks = mt_div_up(a->n, ROW_BLOCK), dim = a->head_dim;
+    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
+    const float *part = a->workspace;
+    for (size_t b = 0; a->q_norm && b < blocks; b++)
+        for (size_t i = 0; i < dim; i++) {
+            if (a->dq_norm)
+                a->dq_norm[i] += part[b * 2 * dim + i];
+            if (a->dk_norm)
+                a->dk_norm[i] += part[b * 2 * dim + dim + i];
+        }
+}

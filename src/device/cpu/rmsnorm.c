@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = xhat w, xhat = x rstd (Zhang and Sennrich 2019). Backward, with g = dy w:
+ *
+ *   dx = rstd (g - xhat mean(g xhat)),   dw = sum over rows of dy xhat
+ *
+ * dw is summed over fixed blocks of rows, then over blocks in order.
+ */
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+enum { ROW_BLOCK = 32, PIECE = 2048 };
+
+struct forward_job {
+    const struct mt_rmsnorm *a;
+    size_t per_chunk;
+};
+
+MT_HOT static void normalise(float *restrict y, const float *restrict x, float rstd, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] * rstd;
+}
+
+MT_HOT static void scale_by(float *restrict y, const float *restrict w, float plus, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] *= w[i] + plus;
+}
+
+/* Adds the residual and writes the sum; returns the row to be normalised's sum of squares. */
+static float square_sum(const struct mt_rmsnorm *a, size_t row)
+{
+    float x[PIECE], r[PIECE], sum = 0;
+    for (size_t c = 0; c < a->c; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        const float *p = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
+        if (a->residual) {
+            const float *q = mt_cpu_row_f32(a->dtype, a->residual, at, n, r);
+            for (size_t k = 0; k < n; k++)
+                x[k] = p[k] + q[k];
+            mt_cpu_round_row(a->dtype, x, n);
+            mt_cpu_store_row(a->dtype, a->sum, at, n, x);
+            p = x;
+        }
+        sum += mt_cpu_dot(p, p, n);
+    }
+    return sum;
+}
+
+static void forward_row(const struct mt_rmsnorm *a, size_t row)
+{
+    float x[PIECE], w[PIECE], y[PIECE];
+    const void *src = a->residual ? a->sum : a->x;
+    if (!a->use_rstd || a->residual) {
+        float sum = square_sum(a, row);
+        if (!a->use_rstd)
+            a->rstd[row] = 1.0f / sqrtf(sum / (float)a->c + a->eps);
+    }
+    for (size_t c = 0; c < a->c; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        normalise(y, mt_cpu_row_f32(a->dtype, src, at, n, x), a->rstd[row], n);
+        if (!a->plus_one)
+            mt_cpu_round_row(a->dtype, y, n);
+        scale_by(y, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
+        mt_cpu_store_row(a->dtype, a->y, at, n, y);
+    }
+}
+
+static void forward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct forward_job *j = ctx;
+    size_t end = MT_MIN(j->a->n, (chunk + 1) * j->per_chunk);
+    (void)thread;
+    for (size_t r = chunk * j->per_chunk; r < end; r++)
+        forward_row(j->a, r);
+}
+
+void mt_cpu_run_rmsnorm(struct mt_cpu_device *d, const struct mt_rmsnorm *a)
+{
+    struct forward_job j = {a, mt_cpu_rows_per_chunk(a->c)};
+    mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, j.per_chunk));
+}
+
+size_t mt_cpu_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    (void)dev;
+    return mt_div_up(n, ROW_BLOCK) * c * sizeof(float);
+}
+
+/* sum over the row of dy w x; its product with rstd is the sum of g xhat. */
+static float project(const struct mt_rmsnorm_bwd *a, size_t row)
+{
+    float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], sum = 0;
+    for (size_t c = 0; c < a->c; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, at, n, dy);
+        memcpy(g, pd, n * sizeof(float));
+        scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
+        sum += mt_cpu_dot(g, mt_cpu_row_f32(a->dtype, a->x, at, n, x), n);
+    }
+    return sum;
+}
+
+MT_HOT static void input_gradient(float *restrict dx, const float *restrict g,
+                                  const float *restrict x, const float *restrict res, float rstd,
+                                  float mean, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dx[i] = rstd * (g[i] - x[i] * rstd * mean) + (res ? res[i] : 0.0f);
+}
+
+MT_HOT static void add_weight_gradient(float *restrict dw, const float *restrict dy,
+                                       const float *restrict xhat, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dw[i] += dy[i] * xhat[i];
+}
+
+static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
+{
+    float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], res[PIECE], out[PIECE];
+    float rstd = a->rstd[row], mean = project(a, row) * rstd / (float)a->c;
+    for (size_t c = 0; c < a->c; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        const float *px = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
+        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, at, n, dy);
+        const float *pr = a->dres ? mt_cpu_row_f32(a->dtype, a->dres, at, n, res) : NULL;
+        memcpy(g, pd, n * sizeof(float));
+        scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
+        input_gradient(out, g, px, pr, rstd, mean, n);
+        if (dw) {
+            normalise(g, px, rstd, n);
+            if (!a->plus_one)
+                mt_cpu_round_row(a->dtype, g, n); /* what w was multiplied with */
+            add_weight_gradient(dw + c, pd, g, n);
+        }
+        mt_cpu_store_row(a->dtype, a->dx, at, n, out);
+    }
+}
+
+static void backward_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_rmsnorm_bwd *a = ctx;
+    float *dw = a->dw ? (float *)a->workspace + chunk * a->c : NULL;
+    size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
+    (void)thread;
+    if (dw)
+        memset(dw, 0, a->c * sizeof(float));
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
+        backward_row(a, r, dw);
+}
+
+/* Columns [chunk's] of dst += the partial rows, in order. */
+struct fold_job {
+    float *dst;
+    const float *partials;
+    size_t n_partials, c;
+};
+
+enum { FOLD_COLUMNS = 512 };
+
+static void fold_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct fold_job *j = ctx;
+    size_t c = chunk * FOLD_COLUMNS, n = MT_MIN((size_t)FOLD_COLUMNS, j->c - c);
+    float sum[FOLD_COLUMNS] = {0};
+    (void)thread;
+    for (size_t p = 0; p < j->n_partials; p++)
+        for (size_t k = 0; k < n; k++)
+            sum[k] += j->partials[p * j->c + c + k];
+    for (size_t k = 0; k < n; k++)
+        j->dst[c + k] += sum[k];
+}
+
+static void fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n, size_t c)
+{
+    struct fold_job j = {dst, partials, n, c};
+    mt_pool_run(d->pool, fold_chunk, &j, mt_div_up(c, FOLD_COLUMNS));
+}
+
+void mt_cpu_run_rmsnorm_bwd(struct mt_cpu_device *d, const struct mt_rmsnorm_bwd *a)
+{
+    size_t blocks = mt_div_up(a->n, ROW_BLOCK);
+    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
+    if (a->dw)
+        fold(d, a->dw, a->workspace, blocks, a->c);
+}
+
+enum { BIAS_ROWS = 64 };
+
+size_t mt_cpu_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    (void)dev;
+    return mt_div_up(n, BIAS_ROWS) * c * sizeof(float);
+}
+
+static void bias_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_bias_bwd *a = ctx;
+    float *sum = (float *)a->workspace + chunk * a->c, tmp[PIECE];
+    size_t end = MT_MIN(a->n, (chunk + 1) * BIAS_ROWS);
+    (void)thread;
+    memset(sum, 0, a->c * sizeof(float));
+    for (size_t r = chunk * BIAS_ROWS; r < end; r++)
+        for (size_t c = 0; c < a->c; c += PIECE) {
+            size_t n = MT_MIN((size_t)PIECE, a->c - c);
+            const float *x = mt_cpu_row_f32(a->dtype, a->dy, r * a->ld + c, n, tmp);
+            for (size_t k = 0; k < n; k++)
+                sum[c + k] += x[k];
+        }
+}
+
+void mt_cpu_run_bias_bwd(struct mt_cpu_device *d, const struct mt_bias_bwd *a)
+{
+    size_t blocks = mt_div_up(a->n, BIAS_ROWS);
+    mt_pool_run(d->pool, bias_chunk, (void *)(uintptr_t)a, blocks);
+    fold(d, a->db, a->workspace, blocks, a->c);
+}

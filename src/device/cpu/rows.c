@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of either dtype as f32 and back; sums in fixed lanes; gather, scatter, add, cast, zero, join. */
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+MT_HOT void mt_cpu_bf16_to_f32(float *restrict dst, const uint16_t *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = mt_bf16_to_f32(src[i]);
+}
+
+MT_HOT void mt_cpu_f32_to_bf16(uint16_t *restrict dst, const float *restrict src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(src[i]);
+        uint32_t nan = (u >> 16) | 0x40, even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+        dst[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
+    }
+}
+
+const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp)
+{
+    if (t == MT_F32)
+        return (const float *)base + first;
+    mt_cpu_bf16_to_f32(tmp, (const uint16_t *)base + first, n);
+    return tmp;
+}
+
+void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src)
+{
+    if (t == MT_BF16)
+        mt_cpu_f32_to_bf16((uint16_t *)base + first, src, n);
+    else if ((float *)base + first != src)
+        memcpy((float *)base + first, src, n * sizeof(float));
+}
+
+MT_HOT void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n)
+{
+    if (t == MT_F32)
+        return;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(row[i]);
+        uint32_t even = (u + 0x7fffu + ((u >> 16) & 1)) & 0xffff0000u;
+        row[i] = mt_f32_from_bits((u & 0x7fffffffu) > 0x7f800000u ? u : even);
+    }
+}
+
+/* The lanes are added as a tree, so that the order is fixed and short. */
+static inline float add_lanes(float lane[MT_LANES])
+{
+    for (int width = MT_LANES / 2; width; width /= 2)
+        for (int k = 0; k < width; k++)
+            lane[k] += lane[k + width];
+    return lane[0];
+}
+
+MT_HOT float mt_cpu_dot(const float *restrict a, const float *restrict b, size_t n)
+{
+    float lane[MT_LANES] = {0};
+    size_t i = 0;
+    for (; i + MT_LANES <= n; i += MT_LANES)
+        for (int k = 0; k < MT_LANES; k++)
+            lane[k] += a[i + (size_t)k] * b[i + (size_t)k];
+    for (int k = 0; i < n; i++, k++)
+        lane[k] += a[i] * b[i];
+    return add_lanes(lane);
+}
+
+MT_HOT float mt_cpu_sum(const float *a, size_t n)
+{
+    float lane[MT_LANES] = {0};
+    size_t i = 0;
+    for (; i + MT_LANES <= n; i += MT_LANES)
+        for (int k = 0; k < MT_LANES; k++)
+            lane[k] += a[i + (size_t)k];
+    for (int k = 0; i < n; i++, k++)
+        lane[k] += a[i];
+    return add_lanes(lane);
+}
+
+struct rows_job {
+    const struct mt_rows *a;
+    size_t per_chunk, row_bytes;
+};
+
+static void gather_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct rows_job *j = ctx;
+    (void)thread;
+    size_t end = MT_MIN(j->a->n, (chunk + 1) * j->per_chunk);
+    for (size_t i = chunk * j->per_chunk; i < end; i++)
+        memcpy((char *)j->a->dst + i * j->row_bytes,
+               (const char *)j->a->src + (size_t)j->a->rows[i] * j->row_bytes, j->row_bytes);
+}
+
+void mt_cpu_run_gather_rows(struct mt_cpu_device *d, const struct mt_rows *a)
+{
+    struct rows_job j = {a, mt_cpu_rows_per_chunk(a->c), a->c * mt_dtype_size(a->dtype)};
+    mt_pool_run(d->pool, gather_chunk, &j, mt_div_up(a->n, j.per_chunk));
+}
+
+static void scatter_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct rows_job *j = ctx;
+    (void)thread;
+    size_t first = chunk * j->per_chunk, end = MT_MIN(j->a->n_dst, first + j->per_chunk), lo = 0;
+    size_t hi = j->a->n;
+    while (lo < hi) { /* first source row of this chunk */
+        size_t mid = (lo + hi) / 2;
+        if ((size_t)j->a->rows[mid] < first)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    for (size_t i = first; i < end; i++) {
+        char *dst = (char *)j->a->dst + i * j->row_bytes;
+        if (lo < j->a->n && (size_t)j->a->rows[lo] == i)
+            memcpy(dst, (const char *)j->a->src + lo++ * j->row_bytes, j->row_bytes);
+        else
+            memset(dst, 0, j->row_bytes);
+    }
+}
+
+void mt_cpu_run_scatter_rows(struct mt_cpu_device *d, const struct mt_rows *a)
+{
+    struct rows_job j = {a, mt_cpu_rows_per_chunk(a->c), a->c * mt_dtype_size(a->dtype)};
+    mt_pool_run(d->pool, scatter_chunk, &j, mt_div_up(a->n_dst, j.per_chunk));
+}
+
+enum { FLAT_CHUNK = 65536 };
+
+static void add_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_add *a = ctx;
+    (void)thread;
+    float x[256], y[256];
+    size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
+    for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
+        size_t n = MT_MIN((size_t)256, end - i);
+        const float *p = mt_cpu_row_f32(a->dtype, a->a, i, n, x);
+        const float *q = mt_cpu_row_f32(a->dtype, a->b, i, n, y);
+        for (size_t k = 0; k < n; k++)
+            x[k] = p[k] + q[k];
+        mt_cpu_store_row(a->dtype, a->out, i, n, x);
+    }
+}
+
+void mt_cpu_run_add(struct mt_cpu_device *d, const struct mt_add *a)
+{
+    mt_pool_run(d->pool, add_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
+}
+
+static void cast_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_cast *a = ctx;
+    (void)thread;
+    float tmp[256];
+    size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
+    for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
+        size_t n = MT_MIN((size_t)256, end - i);
+        mt_cpu_store_row(a->dst_dtype, a->dst, i, n,
+                         mt_cpu_row_f32(a->src_dtype, a->src, i, n, tmp));
+    }
+}
+
+void mt_cpu_run_cast(struct mt_cpu_device *d, const struct mt_cast *a)
+{
+    mt_pool_run(d->pool, cast_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, FLAT_CHUNK));
+}
+
+static void zero_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_zero *a = ctx;
+    (void)thread;
+    size_t at = chunk * ((size_t)FLAT_CHUNK * 4);
+    memset((char *)a->ptr + at, 0, MT_MIN((size_t)FLAT_CHUNK * 4, a->bytes - at));
+}
+
+void mt_cpu_run_zero(struct mt_cpu_device *d, const struct mt_zero *a)
+{
+    mt_pool_run(d->pool, zero_chunk, (void *)(uintptr_t)a,
+                mt_div_up(a->bytes, (size_t)FLAT_CHUNK * 4));
+}
+
+MT_HOT static void join_block(float *restrict dst, const uint16_t *restrict halves)
+{
+    for (size_t i = 0; i < MT_JOIN_BLOCK; i++)
+        dst[i] = mt_master_join(halves[i], halves[MT_JOIN_BLOCK + i]);
+}
+
+static void join_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_join *a = ctx;
+    uint16_t halves[2 * MT_JOIN_BLOCK]; /* 32 KiB: the block is overwritten as it is read */
+    float *block = (float *)a->buf + chunk * MT_JOIN_BLOCK;
+    (void)thread;
+    memcpy(halves, block, sizeof(halves));
+    join_block(block, halves);
+}
+
+void mt_cpu_run_join(struct mt_cpu_device *d, const struct mt_join *a)
+{
+    mt_pool_run(d->pool, join_chunk, (void *)(uintptr_t)a, a->n / MT_JOIN_BLOCK);
+}

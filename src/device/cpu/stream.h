@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_CPU_STREAM_H
+#define MT_DEVICE_CPU_STREAM_H
+
+#include "device/device.h"
+
+struct mt_cpu_device;
+
+/** An in-order queue of commands with a thread of its own. Submitting blocks while the ring is full. */
+struct mt_cpu_stream;
+typedef void (*mt_cpu_command)(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args);
+
+enum { MT_CPU_MAX_ARGS = 320 };
+
+int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d, const char *name,
+                         void (*thread_init)(void), double gbps, struct mt_err *err);
+/** Ends what was submitted, then the thread. Accepts NULL. */
+void mt_cpu_stream_destroy(struct mt_cpu_stream **s);
+/** Copies `bytes` of arguments. */
+void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const void *args,
+                          size_t bytes);
+
+void mt_cpu_stream_copy(struct mt_cpu_stream *s, const struct mt_copy *c);
+int mt_cpu_event_create(struct mt_cpu_device *d, mt_event **out, struct mt_err *err);
+void mt_cpu_event_destroy(mt_event *ev);
+void mt_cpu_stream_record(struct mt_cpu_stream *s, mt_event *ev);
+void mt_cpu_stream_wait(struct mt_cpu_stream *s, mt_event *ev);
+void mt_cpu_event_sync(mt_event *ev);
+int64_t mt_cpu_event_time_ns(mt_event *ev);
+
+#endif

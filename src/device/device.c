@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The front door: checks what every backend may then trust. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/backend.h"
+
+int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
+{
+    if (p->n_threads < 1 || p->link_gbps < 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device: %d threads and a link of %g GB/s",
+                       p->n_threads, p->link_gbps);
+    if (!strcmp(p->kind, "cpu"))
+        return mt_cpu_device_create(out, p, err);
+    if (!strcmp(p->kind, "cuda"))
+        return mt_cuda_device_create(out, p, err);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "no device is called \"%s\" (cpu, cuda)", p->kind);
+}
+
+void mt_device_destroy(mt_device **dev)
+{
+    if (*dev)
+        (*dev)->backend->destroy(*dev);
+    *dev = NULL;
+}
+
+const struct mt_device_limits *mt_device_limits(const mt_device *dev)
+{
+    return &dev->limits;
+}
+
+int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
+{
+    return dev->backend->alloc(dev, bytes, tag, out, err);
+}
+
+void mt_device_free(mt_device *dev, void *ptr)
+{
+    if (ptr)
+        dev->backend->free(dev, ptr);
+}
+
+size_t mt_device_bytes_used(const mt_device *dev)
+{
+    return dev->backend->bytes_used(dev);
+}
+
+size_t mt_device_bytes_peak(const mt_device *dev)
+{
+    return dev->backend->bytes_peak(dev);
+}
+
+void mt_device_poison(mt_device *dev, void *ptr, size_t bytes)
+{
+    dev->backend->poison(dev, ptr, bytes);
+}
+
+int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+{
+    return dev->backend->register_host(dev, ptr, bytes, err);
+}
+
+void mt_device_unregister_host(mt_device *dev, void *ptr)
+{
+    dev->backend->unregister_host(dev, ptr);
+}
+
+int mt_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
+{
+    return dev->backend->event_create(dev, out, err);
+}
+
+void mt_event_destroy(mt_event **ev)
+{
+    if (*ev)
+        (*ev)->dev->backend->event_destroy(*ev);
+    *ev = NULL;
+}
+
+int mt_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    return dev->backend->event_record(dev, ev, s, err);
+}
+
+int mt_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    return dev->backend->event_wait(dev, ev, s, err);
+}
+
+int mt_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
+{
+    return dev->backend->event_sync(dev, ev, err);
+}
+
+int64_t mt_event_time_ns(mt_event *ev)
+{
+    return ev->dev->backend->event_time_ns(ev);
+}
+
+int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+{
+    if (!c->dst || !c->src || (c->rows > 1 && (c->dst_pitch < c->width || c->src_pitch < c->width)))
+        return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: %zu rows of %zu bytes at pitches %zu, %zu",
+                       c->rows, c->width, c->dst_pitch, c->src_pitch);
+    return c->width && c->rows ? dev->backend->copy(dev, s, c, err) : 0;
+}
+
+int mt_device_sync(mt_device *dev, struct mt_err *err)
+{
+    return dev->backend->sync(dev, err);
+}
+
+int mt_device_status(mt_device *dev, struct mt_err *err)
+{
+    return dev->backend->status(dev, err);
+}
