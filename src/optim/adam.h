@@ -2,6 +2,7 @@
 #ifndef MT_OPTIM_ADAM_H
 #define MT_OPTIM_ADAM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -12,6 +13,8 @@
 /** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
 enum mt_adam_isa { MT_ADAM_AUTO, MT_ADAM_SCALAR, MT_ADAM_AVX2, MT_ADAM_AVX512 };
 const char *mt_adam_isa_name(enum mt_adam_isa isa);
+/** What AUTO stands for on this CPU. */
+enum mt_adam_isa mt_adam_best_isa(void);
 bool mt_adam_isa_available(enum mt_adam_isa isa);
 
 /**

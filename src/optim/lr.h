@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+
 #include "config/config.h"
 
 /**

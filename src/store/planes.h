@@ -23,10 +23,9 @@ struct mt_plane_set_params {
     const size_t *n_elems;    /* [n_units] */
     const bool *trainable;    /* [n_units] false: no m, v, grad */
     enum mt_dtype state_dtype, grad_dtype;
-    bool huge_pages;
 };
 
-/** Planes in host memory: one mapping, touched in parallel, huge pages where granted.
+/** Planes in host memory: one mapping, zero at first, huge pages where granted.
  * Thread-safety: the pointers are plain memory; who may touch what is the schedule's business. */
 typedef struct mt_plane_set mt_plane_set;
 
@@ -34,6 +33,8 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
 void mt_plane_set_destroy(mt_plane_set **s);
 /** Bytes the set takes, page tails included; the same arithmetic that sizes it. */
 size_t mt_plane_set_bytes(const struct mt_plane_set_params *p);
+/** Of one kind alone, for the memory table. */
+size_t mt_plane_set_plane_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k);
 /** First element of a plane; NULL where the unit has none. */
 void *mt_plane(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 size_t mt_plane_elems(const mt_plane_set *s, size_t unit);
@@ -41,8 +42,8 @@ enum mt_dtype mt_plane_dtype(const mt_plane_set *s, enum mt_plane_kind k); /* hi
 /** The whole mapping, to be registered with a device. */
 void *mt_plane_set_base(const mt_plane_set *s, size_t *bytes);
 
-/** Anonymous host memory (activations, boundaries, staging), huge pages where granted, all pages
- * touched; freed with mt_host_free(). */
+/** Anonymous host memory (activations, boundaries, staging), zero at first, huge pages where
+ * granted; freed with mt_host_free(). */
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err);
 void mt_host_free(void *p, size_t bytes);
 

@@ -18,6 +18,7 @@ struct mt_cpu_device {
     struct mt_device base;
     mt_pool *pool; /* compute team; its caller is the COMPUTE stream's thread */
     struct mt_cpu_arena *arena;
+    char *gemm_scratch; /* mt_cpu_gemm_scratch_bytes() a compute thread */
     struct mt_cpu_stream *streams[MT_N_STREAMS];
 };
 
@@ -75,6 +76,7 @@ struct mt_cpu_tile {
     float *d;
 };
 void mt_cpu_gemm_tile(const struct mt_cpu_tile *t);
+size_t mt_cpu_gemm_scratch_bytes(void);
 /** Called once in each compute thread: the library must not start threads of its own. */
 void mt_cpu_gemm_thread_init(void);
 /** "oneDNN 2.6.3, avx512_core" or "plain C". */

@@ -18,6 +18,7 @@ static void cpu_destroy(mt_device *dev)
         mt_cpu_stream_destroy(&d->streams[s]);
     mt_pool_destroy(&d->pool);
     mt_cpu_arena_destroy(&d->arena);
+    free(d->gemm_scratch);
     free(d);
 }
 
@@ -183,7 +184,10 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
                                                .alignment = MT_CPU_ALIGNMENT};
     snprintf(d->base.limits.name, sizeof(d->base.limits.name), "cpu (%s)", gemm);
     struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_gemm_thread_init};
+    size_t scratch = (size_t)p->n_threads * mt_cpu_gemm_scratch_bytes();
     int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
+    if (!rc && !(d->gemm_scratch = mt_alloc_aligned(scratch)))
+        rc = mt_fail_nomem(err, "the compute threads' scratch", scratch);
     if (!rc)
         rc = mt_pool_create(&d->pool, &pool, err);
     for (int s = 0; s < MT_N_STREAMS && !rc; s++)

@@ -5,22 +5,25 @@
  * walked in fixed panels; bf16 operands become f32 a panel at a time (exact), sums are f32 throughout and
  * rounded once.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "device/cpu/cpu.h"
 
 enum { TILE = 384, PANEL = 1024 };
 
 struct job {
     const struct mt_gemm *a;
+    char *scratch; /* of thread 0; the others' follow */
     size_t tile_m, tile_n, tiles_n;
 };
 
-/* A thread's room for one tile of a bf16 product; freed with the thread by its key. */
+/* A thread's room for one tile. */
 struct scratch {
     float a[TILE * PANEL], b[TILE * PANEL], d[TILE * TILE];
 };
+
+size_t mt_cpu_gemm_scratch_bytes(void)
+{
+    return sizeof(struct scratch);
+}
 
 /* Rows of op(X)'s source panel as f32: `rows` runs of `cols`, tight. */
 static void convert(float *dst, const uint16_t *src, size_t rows, size_t cols, size_t ld)
@@ -113,13 +116,10 @@ static void finish_row(const struct mt_gemm *a, const struct rect *r, size_t i, 
 
 static void chunk_main(void *ctx, size_t chunk, int thread)
 {
-    static _Thread_local struct scratch *s; /* kept: the next product needs it again */
     const struct job *j = ctx;
     const struct mt_gemm *a = j->a;
     struct rect r = rect_of(j, chunk);
-    (void)thread;
-    if (!s && !(s = mt_alloc_aligned(sizeof(*s))))
-        abort(); /* 4 MiB: the process is beyond help */
+    struct scratch *s = (struct scratch *)(void *)(j->scratch + (size_t)thread * sizeof(*s));
     bool direct = a->d_dtype == MT_F32 && !a->bias && (!a->c || a->c == a->d);
     float *d = direct ? (float *)a->d + r.i * a->ldd + r.j : s->d;
     size_t ldd = direct ? a->ldd : r.n;
@@ -142,7 +142,7 @@ static size_t even_tile(size_t n)
 
 void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
 {
-    struct job j = {a, even_tile(a->m), even_tile(a->n), 0};
+    struct job j = {a, d->gemm_scratch, even_tile(a->m), even_tile(a->n), 0};
     j.tiles_n = mt_div_up(a->n, j.tile_n);
     size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
     if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "optim/adam.h"
+
+#include <math.h>
+
+#include "optim/adam_kernel.h"
+
+enum { CHUNK = 65536 }; /* elements a thread takes at a time */
+
+const char *mt_adam_isa_name(enum mt_adam_isa isa)
+{
+    static const char *const names[] = {"auto", "scalar", "avx2", "avx512"};
+    return names[isa];
+}
+
+bool mt_adam_isa_available(enum mt_adam_isa isa)
+{
+    switch (isa) {
+    case MT_ADAM_AVX512:
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case MT_ADAM_AVX2:
+        return __builtin_cpu_supports("avx2");
+    default:
+        return true;
+    }
+}
+
+enum mt_adam_isa mt_adam_best_isa(void)
+{
+    return mt_adam_isa_available(MT_ADAM_AVX512) ? MT_ADAM_AVX512
+           : mt_adam_isa_available(MT_ADAM_AVX2) ? MT_ADAM_AVX2
+                                                 : MT_ADAM_SCALAR;
+}
+
+static mt_adam_fn kernel_of(enum mt_adam_isa isa)
+{
+    if (isa == MT_ADAM_AUTO)
+        isa = mt_adam_best_isa();
+    return isa == MT_ADAM_AVX512 ? mt_adam_avx512 : isa == MT_ADAM_AVX2 ? mt_adam_avx2 : mt_adam_scalar;
+}
+
+static struct mt_adam_scalars scalars_of(const struct mt_adam *a)
+{
+    double bc1 = 1 - pow(a->beta1, (double)a->t), bc2 = 1 - pow(a->beta2, (double)a->t);
+    return (struct mt_adam_scalars){
+        .clip = a->clip,
+        .one_minus_beta1 = (float)(1 - a->beta1),
+        .beta2 = (float)a->beta2,
+        .one_minus_beta2 = (float)(1 - a->beta2),
+        .decay = (float)(1 - a->lr * a->weight_decay),
+        .step_size = (float)(a->lr / bc1),
+        .sqrt_bc2 = (float)sqrt(bc2),
+        .eps = (float)a->eps,
+    };
+}
+
+uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa)
+{
+    struct mt_adam_scalars s = scalars_of(a);
+    return kernel_of(isa)(a, &s, 0, a->n);
+}
+
+struct job {
+    const struct mt_adam *a;
+    struct mt_adam_scalars s;
+    mt_adam_fn fn;
+    uint64_t bad; /* atomic */
+};
+
+static void chunk_main(void *ctx, size_t chunk, int thread)
+{
+    struct job *j = ctx;
+    size_t first = chunk * CHUNK;
+    (void)thread;
+    uint64_t bad = j->fn(j->a, &j->s, first, MT_MIN((size_t)CHUNK, j->a->n - first));
+    if (bad)
+        __atomic_fetch_add(&j->bad, bad, __ATOMIC_RELAXED);
+}
+
+uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool)
+{
+    struct job j = {a, scalars_of(a), kernel_of(isa), 0};
+    mt_pool_run(pool, chunk_main, &j, mt_div_up(a->n, CHUNK));
+    return j.bad;
+}
