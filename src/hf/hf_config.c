@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hf/hf_config.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "hf/rope.h"
+
+static const struct family {
+    const char *architecture, *model_type;
+    enum mt_family family;
+    int64_t n_kv_heads, head_dim; /* class defaults; 0: heads, hidden / heads */
+} families[] = {
+    {"LlamaForCausalLM", "llama", MT_FAMILY_LLAMA, 0, 0},
+    {"MistralForCausalLM", "mistral", MT_FAMILY_MISTRAL, 8, 0},
+    {"Qwen2ForCausalLM", "qwen2", MT_FAMILY_QWEN2, 32, 0},
+    {"Qwen3ForCausalLM", "qwen3", MT_FAMILY_QWEN3, 32, 128},
+};
+
+struct reader {
+    const cJSON *root;
+    const char *name;
+    struct mt_err *err;
+    int rc; /* the first failure */
+};
+
+static void refuse(struct reader *r, const char *key, const char *why)
+{
+    if (!r->rc)
+        r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" %s", r->name, key, why);
+}
+
+static const cJSON *find(const struct reader *r, const char *key)
+{
+    const cJSON *v = mt_json_get(r->root, key);
+    return cJSON_IsNull(v) ? NULL : v;
+}
+
+static int64_t read_int(struct reader *r, const char *key, int64_t def, int64_t min, int64_t max)
+{
+    const cJSON *v = find(r, key);
+    if (!v)
+        return def;
+    if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble) ||
+        !(v->valuedouble >= (double)min && v->valuedouble <= (double)max)) {
+        refuse(r, key, "is not a whole number in the range that makes sense");
+        return def;
+    }
+    return (int64_t)v->valuedouble;
+}
+
+static int64_t need_int(struct reader *r, const char *key, int64_t max)
+{
+    if (!find(r, key))
+        refuse(r, key, "is missing");
+    return read_int(r, key, 1, 1, max);
+}
+
+static double read_double(struct reader *r, const char *key, double def)
+{
+    const cJSON *v = find(r, key);
+    if (!v)
+        return def;
+    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble)) {
+        refuse(r, key, "is not a number");
+        return def;
+    }
+    return v->valuedouble;
+}
+
+static bool read_bool(struct reader *r, const char *key, bool def)
+{
+    const cJSON *v = find(r, key);
+    if (!v)
+        return def;
+    if (!cJSON_IsBool(v)) {
+        refuse(r, key, "is not true or false");
+        return def;
+    }
+    return cJSON_IsTrue(v);
+}
+
+static const struct family *read_family(struct reader *r, struct mt_hf_config *c)
+{
+    const cJSON *list = find(r, "architectures"), *type = find(r, "model_type");
+    const char *arch = cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring
+                                                                           : NULL;
+    for (size_t i = 0; i < MT_ARRAY_LEN(families); i++)
+        if (arch ? !strcmp(arch, families[i].architecture)
+                 : cJSON_IsString(type) && !strcmp(type->valuestring, families[i].model_type)) {
+            snprintf(c->architecture, sizeof(c->architecture), "%s", families[i].architecture);
+            c->family = families[i].family;
+            return &families[i];
+        }
+    if (!r->rc)
+        r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
+                        "%s: architecture \"%.60s\" is not supported (LlamaForCausalLM, "
+                        "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM are)",
+                        r->name, arch ? arch : "none");
+    return NULL;
+}
+
+/* What would change the computation and is not built must not be passed over. */
+static void refuse_unsupported(struct reader *r)
+{
+    static const char *const absent[] = {
+        "vision_config",  "text_config",     "audio_config",
+        "num_experts",    "num_local_experts", "final_logit_softcapping",
+        "attn_logit_softcapping", "query_pre_attn_scalar", "num_nextn_predict_layers",
+        "residual_multiplier", "embedding_multiplier", "logits_scaling", "attention_multiplier",
+    };
+    if (find(r, "auto_map"))
+        refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
+    const cJSON *quant = find(r, "quantization_config");
+    if (quant) {
+        const cJSON *m = mt_json_get(quant, "quant_method");
+        if (!r->rc)
+            r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
+                            "%s: quantization_config (%.40s): quantised weights cannot be trained; use "
+                            "the bf16 model",
+                            r->name, cJSON_IsString(m) ? m->valuestring : "unknown method");
+    }
+    for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
+        if (find(r, absent[i]))
+            refuse(r, absent[i], "is not supported");
+    if (read_double(r, "attention_dropout", 0) != 0)
+        refuse(r, "attention_dropout", "other than 0 is not supported");
+    if (read_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
+        refuse(r, "pretraining_tp", "over 1 is not supported");
+    if (read_bool(r, "is_encoder_decoder", false))
+        refuse(r, "is_encoder_decoder", "is not supported");
+}
+
+static void read_activation(struct reader *r, struct mt_hf_config *c)
+{
+    const cJSON *v = find(r, "hidden_act");
+    const char *act = cJSON_IsString(v) ? v->valuestring : v ? "?" : "silu";
+    c->gelu = !strcmp(act, "gelu_pytorch_tanh");
+    if (!c->gelu && strcmp(act, "silu"))
+        refuse(r, "hidden_act", "must be silu or gelu_pytorch_tanh");
+}
+
+static void windows_from_layer_types(struct reader *r, struct mt_hf_config *c, const cJSON *types,
+                                     int64_t window)
+{
+    int64_t i = 0;
+    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->n_layers) {
+        refuse(r, "layer_types", "does not name every layer");
+        return;
+    }
+    for (const cJSON *v = types->child; v; v = v->next, i++) {
+        bool sliding = cJSON_IsString(v) && !strcmp(v->valuestring, "sliding_attention");
+        if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
+            refuse(r, "layer_types", "names a kind of attention that is not supported");
+        if (sliding && !window)
+            refuse(r, "layer_types", "asks for sliding attention without a sliding_window");
+        c->window[i] = sliding ? window : 0;
+    }
+}
+
+static void read_windows(struct reader *r, struct mt_hf_config *c)
+{
+    bool qwen = c->family == MT_FAMILY_QWEN2 || c->family == MT_FAMILY_QWEN3;
+    int64_t window = read_int(r, "sliding_window", c->family == MT_FAMILY_MISTRAL ? 4096 : 0, 0,
+                              INT64_C(1) << 40);
+    int64_t from = read_int(r, "max_window_layers", 28, 0, INT64_C(1) << 40);
+    if (c->family == MT_FAMILY_MISTRAL && mt_json_get(r->root, "sliding_window") &&
+        !find(r, "sliding_window"))
+        window = 0; /* null is not absent */
+    if (qwen && !read_bool(r, "use_sliding_window", false))
+        window = 0;
+    if (c->family == MT_FAMILY_LLAMA)
+        window = 0;
+    if (find(r, "layer_types") && c->family != MT_FAMILY_LLAMA) {
+        windows_from_layer_types(r, c, find(r, "layer_types"), window);
+        return;
+    }
+    for (int64_t i = 0; i < c->n_layers; i++)
+        c->window[i] = qwen && i < from ? 0 : window;
+}
+
+static void add_eos(struct mt_hf_config *c, const cJSON *v)
+{
+    if (cJSON_IsArray(v)) {
+        for (v = v->child; v; v = v->next)
+            add_eos(c, v);
+        return;
+    }
+    if (!cJSON_IsNumber(v) || c->n_eos == MT_MAX_EOS)
+        return;
+    for (int i = 0; i < c->n_eos; i++)
+        if (c->eos[i] == (int64_t)v->valuedouble)
+            return;
+    c->eos[c->n_eos++] = (int64_t)v->valuedouble;
+}
+
+static void read_tokens(struct reader *r, struct mt_hf_config *c)
+{
+    const cJSON *bos = find(r, "bos_token_id"), *pad = find(r, "pad_token_id");
+    c->bos = cJSON_IsNumber(bos) ? (int64_t)bos->valuedouble : -1;
+    c->pad = cJSON_IsNumber(pad) ? (int64_t)pad->valuedouble : -1;
+    add_eos(c, find(r, "eos_token_id"));
+}
+
+static void read_shape(struct reader *r, struct mt_hf_config *c, const struct family *f)
+{
+    c->hidden = need_int(r, "hidden_size", 1 << 20);
+    c->ffn = need_int(r, "intermediate_size", 1 << 24);
+    c->n_layers = need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
+    c->n_heads = need_int(r, "num_attention_heads", 1 << 14);
+    c->n_kv_heads = read_int(r, "num_key_value_heads", f->n_kv_heads ? f->n_kv_heads : c->n_heads, 1,
+                             1 << 14);
+    c->vocab = need_int(r, "vocab_size", INT64_C(1) << 30);
+    c->max_pos = read_int(r, "max_position_embeddings", 2048, 1, INT64_C(1) << 40);
+    c->rms_eps = read_double(r, "rms_norm_eps", 1e-6);
+    c->initializer_range = read_double(r, "initializer_range", 0.02);
+    c->head_dim = read_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1, 1024);
+    if (c->n_heads % c->n_kv_heads)
+        refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
+    if (c->head_dim % 8 || c->hidden % 8)
+        refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
+    if (c->head_dim < 1)
+        refuse(r, "hidden_size", "is smaller than num_attention_heads");
+}
+
+static void read_flags(struct reader *r, struct mt_hf_config *c)
+{
+    bool bias = c->family != MT_FAMILY_MISTRAL && read_bool(r, "attention_bias", false);
+    const cJSON *dtype = find(r, "torch_dtype");
+    if (!dtype)
+        dtype = find(r, "dtype");
+    c->tied = read_bool(r, "tie_word_embeddings", false);
+    c->qkv_bias = c->family == MT_FAMILY_QWEN2 || bias;
+    c->o_bias = c->family != MT_FAMILY_QWEN2 && bias;
+    c->mlp_bias = c->family == MT_FAMILY_LLAMA && read_bool(r, "mlp_bias", false);
+    c->qk_norm = c->family == MT_FAMILY_QWEN3;
+    if (cJSON_IsString(dtype))
+        snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
+}
+
+int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
+                       struct mt_err *err)
+{
+    cJSON *root = NULL;
+    struct mt_hf_config *c = mt_calloc(1, sizeof(*c));
+    if (!c)
+        return mt_fail_nomem(err, name, sizeof(*c));
+    int rc = mt_json_parse(&root, text, len, name, MT_ERR_INPUT, err);
+    if (!rc && !cJSON_IsObject(root))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
+    if (!rc) {
+        struct reader r = {root, name, err, 0};
+        const struct family *f = read_family(&r, c);
+        if (f) {
+            read_shape(&r, c, f);
+            refuse_unsupported(&r);
+        }
+        if (f && !r.rc) {
+            read_activation(&r, c);
+            read_flags(&r, c);
+            read_windows(&r, c);
+            read_tokens(&r, c);
+        }
+        rc = r.rc;
+        if (!rc)
+            rc = mt_rope_parse(&c->rope, c, root, name, err);
+    }
+    cJSON_Delete(root);
+    if (!rc)
+        *out = *c;
+    free(c);
+    return rc;
+}
+
+static void read_generation_eos(struct mt_hf_config *c, const char *dir)
+{
+    char *path = mt_path_join(dir, "generation_config.json");
+    cJSON *root = NULL;
+    if (path && mt_path_exists(path) && !mt_json_read_file(&root, path, MT_ERR_INPUT, NULL))
+        add_eos(c, mt_json_get(root, "eos_token_id"));
+    cJSON_Delete(root);
+    free(path);
+}
+
+int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err)
+{
+    char *path = mt_path_join(dir, "config.json"), *text = NULL;
+    size_t len = 0;
+    if (!path)
+        return mt_fail_nomem(err, dir, strlen(dir));
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc && err)
+        err->kind = MT_ERR_INPUT;
+    if (!rc)
+        rc = mt_hf_config_parse(out, text, len, path, err);
+    if (!rc)
+        read_generation_eos(out, dir);
+    free(text);
+    free(path);
+    return rc;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rotary position embedding: which variant, and its tables, as transformers.modeling_rope_utils. */
+#include "hf/rope.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static const struct {
+    const char *name;
+    enum mt_rope_type type;
+} types[] = {
+    {"default", MT_ROPE_DEFAULT}, {"linear", MT_ROPE_LINEAR}, {"dynamic", MT_ROPE_DYNAMIC},
+    {"llama3", MT_ROPE_LLAMA3},   {"yarn", MT_ROPE_YARN},     {"longrope", MT_ROPE_LONGROPE},
+    {"su", MT_ROPE_LONGROPE},
+};
+
+static const cJSON *get(const cJSON *o, const char *key)
+{
+    const cJSON *v = o ? mt_json_get(o, key) : NULL;
+    return cJSON_IsNull(v) ? NULL : v;
+}
+
+static double number(const cJSON *o, const char *key, double def)
+{
+    const cJSON *v = get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : def;
+}
+
+static int read_type(struct mt_rope_config *r, const cJSON *p, const char *name, struct mt_err *err)
+{
+    const cJSON *t = get(p, "rope_type");
+    if (!t)
+        t = get(p, "type");
+    if (!t)
+        return 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(types); i++)
+        if (cJSON_IsString(t) && !strcmp(t->valuestring, types[i].name)) {
+            r->type = types[i].type;
+            return 0;
+        }
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                   "%s: rope type \"%.30s\" is not supported (default, linear, dynamic, llama3, yarn, "
+                   "longrope are)",
+                   name, cJSON_IsString(t) ? t->valuestring : "?");
+}
+
+static int read_factors(double *dst, int want, const cJSON *list, const char *key, const char *name,
+                        struct mt_err *err)
+{
+    int n = 0;
+    for (const cJSON *v = cJSON_IsArray(list) ? list->child : NULL; v; v = v->next, n++)
+        if (n < want && cJSON_IsNumber(v))
+            dst[n] = v->valuedouble;
+    for (int i = 0; i < MT_MIN(n, want); i++)
+        if (!(dst[i] > 0))
+            n = -1;
+    if (n != want)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s needs %d positive numbers", name, key, want);
+    return 0;
+}
+
+static int check(const struct mt_rope_config *r, const char *name, struct mt_err *err)
+{
+    const char *wrong = NULL;
+    if (!(r->theta > 0) || !isfinite(r->theta))
+        wrong = "rope_theta must be positive";
+    else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
+        wrong = "partial_rotary_factor must be in (0, 1]";
+    else if (r->type != MT_ROPE_DEFAULT && r->type != MT_ROPE_LONGROPE && !(r->factor > 0))
+        wrong = "the rope scaling needs a positive \"factor\"";
+    else if (r->type == MT_ROPE_LLAMA3 && !(r->high_freq_factor > r->low_freq_factor))
+        wrong = "llama3 rope needs low_freq_factor < high_freq_factor";
+    else if (r->original_max_pos < 1)
+        wrong = "original_max_position_embeddings must be positive";
+    return wrong ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s", name, wrong) : 0;
+}
+
+int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, const cJSON *root,
+                  const char *name, struct mt_err *err)
+{
+    const cJSON *p = get(root, "rope_parameters");
+    if (!p)
+        p = get(root, "rope_scaling");
+    if (get(p, "full_attention") || get(p, "sliding_attention") || get(p, "mrope_section"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       "%s: rope parameters by layer type or mrope are not supported", name);
+    struct mt_rope_config *r = out;
+    *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT};
+    r->theta = number(p, "rope_theta", number(root, "rope_theta", 10000.0));
+    r->partial_rotary_factor =
+        number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", 1.0));
+    r->factor = number(p, "factor", 0);
+    r->low_freq_factor = number(p, "low_freq_factor", 1);
+    r->high_freq_factor = number(p, "high_freq_factor", 4);
+    r->beta_fast = number(p, "beta_fast", 32);
+    r->beta_slow = number(p, "beta_slow", 1);
+    r->mscale = number(p, "mscale", 0);
+    r->mscale_all_dim = number(p, "mscale_all_dim", 0);
+    r->attention_factor = number(p, "attention_factor", -1);
+    r->truncate = !cJSON_IsFalse(get(p, "truncate"));
+    double orig = number(p, "original_max_position_embeddings",
+                         number(root, "original_max_position_embeddings", (double)cfg->max_pos));
+    r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
+    int rc = read_type(r, p, name, err);
+    if (!rc && r->type == MT_ROPE_LONGROPE) {
+        r->n_factors = (int)(mt_rope_rotated_dims(cfg) / 2);
+        if (!r->factor)
+            r->factor = (double)cfg->max_pos / (double)MT_MAX(r->original_max_pos, (int64_t)1);
+        rc = read_factors(r->short_factor, r->n_factors, get(p, "short_factor"), "short_factor", name,
+                          err);
+        if (!rc)
+            rc = read_factors(r->long_factor, r->n_factors, get(p, "long_factor"), "long_factor",
+                              name, err);
+    }
+    if (!rc)
+        rc = check(r, name, err);
+    if (!rc && r->type == MT_ROPE_YARN && r->original_max_pos != cfg->max_pos &&
+        fabs(r->factor * (double)r->original_max_pos - (double)cfg->max_pos) > 1)
+        mt_warn("%s: yarn factor %g differs from max_position_embeddings / original (%g)", name,
+                r->factor, (double)cfg->max_pos / (double)r->original_max_pos);
+    return rc;
+}
+
+size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg)
+{
+    double p = cfg->rope.partial_rotary_factor;
+    size_t rot = (size_t)((double)cfg->head_dim * (p > 0 ? p : 1));
+    return rot / 2 * 2;
+}
+
+static void base_freqs(float *f, size_t half, double theta)
+{
+    for (size_t i = 0; i < half; i++)
+        f[i] = 1.0f / (float)pow(theta, (double)(2 * i) / (double)(2 * half));
+}
+
+static void llama3_freqs(float *f, size_t half, const struct mt_rope_config *r)
+{
+    double orig = (double)r->original_max_pos;
+    for (size_t i = 0; i < half; i++) {
+        double wave = 2 * M_PI / (double)f[i];
+        double s = (orig / wave - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+        if (wave > orig / r->low_freq_factor)
+            f[i] = (float)((double)f[i] / r->factor);
+        else if (wave >= orig / r->high_freq_factor)
+            f[i] = (float)((1 - s) * (double)f[i] / r->factor + s * (double)f[i]);
+    }
+}
+
+/* Dimension at which a rotation is done `turns` times over the original context (Peng et al. 2023). */
+static double yarn_dim(double turns, size_t rot, const struct mt_rope_config *r)
+{
+    return (double)rot * log((double)r->original_max_pos / (turns * 2 * M_PI)) / (2 * log(r->theta));
+}
+
+static void yarn_freqs(float *f, size_t half, const struct mt_rope_config *r)
+{
+    double low = yarn_dim(r->beta_fast, 2 * half, r), high = yarn_dim(r->beta_slow, 2 * half, r);
+    if (r->truncate) {
+        low = floor(low);
+        high = ceil(high);
+    }
+    low = MT_MAX(low, 0.0);
+    high = MT_MIN(high, (double)(2 * half - 1));
+    if (low == high)
+        high += 0.001;
+    for (size_t i = 0; i < half; i++) {
+        double ramp = MT_MIN(MT_MAX(((double)i - low) / (high - low), 0.0), 1.0);
+        f[i] = (float)((double)f[i] / r->factor * ramp + (double)f[i] * (1 - ramp));
+    }
+}
+
+static double yarn_scale(double factor, double mscale)
+{
+    return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1;
+}
+
+static double attention_scale(const struct mt_rope_config *r)
+{
+    if (r->type == MT_ROPE_YARN) {
+        if (r->attention_factor >= 0)
+            return r->attention_factor;
+        if (r->mscale > 0 && r->mscale_all_dim > 0)
+            return yarn_scale(r->factor, r->mscale) / yarn_scale(r->factor, r->mscale_all_dim);
+        return yarn_scale(r->factor, 1);
+    }
+    if (r->type == MT_ROPE_LONGROPE) {
+        if (r->attention_factor >= 0)
+            return r->attention_factor;
+        return r->factor <= 1 ? 1 : sqrt(1 + log(r->factor) / log((double)r->original_max_pos));
+    }
+    return 1;
+}
+
+static void make_freqs(float *f, size_t half, const struct mt_hf_config *cfg, size_t seq_len)
+{
+    const struct mt_rope_config *r = &cfg->rope;
+    double theta = r->theta, rot = (double)(2 * half);
+    if (r->type == MT_ROPE_DYNAMIC && seq_len > (size_t)r->original_max_pos)
+        theta *= pow(r->factor * (double)seq_len / (double)r->original_max_pos - (r->factor - 1),
+                     rot / (rot - 2));
+    base_freqs(f, half, theta);
+    switch (r->type) {
+    case MT_ROPE_LINEAR:
+        for (size_t i = 0; i < half; i++)
+            f[i] = (float)((double)f[i] / r->factor);
+        break;
+    case MT_ROPE_LLAMA3:
+        llama3_freqs(f, half, r);
+        break;
+    case MT_ROPE_YARN:
+        yarn_freqs(f, half, r);
+        break;
+    case MT_ROPE_LONGROPE: {
+        const double *ext = seq_len > (size_t)r->original_max_pos ? r->long_factor : r->short_factor;
+        for (size_t i = 0; i < half; i++)
+            f[i] = 1.0f / (float)(ext[i] * pow(theta, (double)(2 * i) / rot));
+        break;
+    }
+    default:
+        break;
+    }
+}
+
+void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,
+                    float *sin_t)
+{
+    float f[MT_ROPE_MAX_FACTORS];
+    size_t half = mt_rope_rotated_dims(cfg) / 2;
+    float scale = (float)attention_scale(&cfg->rope);
+    make_freqs(f, half, cfg, seq_len);
+    for (size_t p = 0; p < n_pos; p++)
+        for (size_t i = 0; i < half; i++) {
+            float angle = (float)p * f[i];
+            cos_t[p * half + i] = (float)cos((double)angle) * scale;
+            sin_t[p * half + i] = (float)sin((double)angle) * scale;
+        }
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_WEIGHTS_H
+#define MT_MODEL_WEIGHTS_H
+
+#include "model/layout.h"
+#include "store/planes.h"
+
+/**
+ * Fills the hi and lo planes from DIR's safetensors (BF16, F16, F32), a piece at a time. Every tensor of
+ * the layout must be there with its shape; one that is there and not in the layout is an error, except a
+ * tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index.
+ */
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                    struct mt_err *err);
+
+/** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
+ * (seed, tensor name, index) alone. */
+int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
+                           int n_threads, struct mt_err *err);
+
+#endif
