@@ -2,6 +2,7 @@
 #ifndef MT_DATA_BATCH_H
 #define MT_DATA_BATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,7 @@ struct mt_batch {
     int32_t *run_ids;      /* [n_runs] */
     int32_t *run_starts;   /* [n_runs + 1] */
     int32_t *order;        /* [n_tokens] */
+    int32_t *scratch;      /* of the sort */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);

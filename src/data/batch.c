@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err)
+{
+    *b = (struct mt_batch){.cap_tokens = cap_tokens, .cap_docs = cap_docs};
+    int32_t **arrays[] = {&b->ids,     &b->positions,  &b->loss_rows, &b->targets,
+                          &b->run_ids, &b->run_starts, &b->order,     &b->scratch};
+    bool ok = true;
+    for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
+        ok &= (*arrays[i] = mt_calloc(cap_tokens + 1, sizeof(int32_t))) != NULL;
+    ok &= (b->cu_seqlens = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
+    ok &= (b->sample = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
+    if (ok)
+        return 0;
+    mt_batch_finish(b);
+    return mt_fail_nomem(err, "a micro-batch", cap_tokens * 8 * sizeof(int32_t));
+}
+
+void mt_batch_finish(struct mt_batch *b)
+{
+    int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
+                         b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample};
+    for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
+        free(arrays[i]);
+    *b = (struct mt_batch){0};
+}
+
+void mt_batch_clear(struct mt_batch *b)
+{
+    b->n_tokens = b->n_docs = b->max_doc_len = b->n_loss = b->n_runs = 0;
+}
+
+int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
+                 int32_t sample, struct mt_err *err)
+{
+    if (n > b->cap_tokens - b->n_tokens || b->n_docs == b->cap_docs)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,
+                       "a document of %zu tokens does not fit a micro-batch of %zu", n,
+                       b->cap_tokens);
+    size_t first = b->n_tokens;
+    for (size_t i = 0; i < n; i++) {
+        b->ids[first + i] = (int32_t)ids[i];
+        b->positions[first + i] = (int32_t)i;
+        if (i + 1 < n && (!trained || trained[i + 1])) {
+            b->loss_rows[b->n_loss] = (int32_t)(first + i);
+            b->targets[b->n_loss++] = (int32_t)ids[i + 1];
+        }
+    }
+    b->sample[b->n_docs] = sample;
+    b->n_tokens += n;
+    b->cu_seqlens[++b->n_docs] = (int32_t)b->n_tokens;
+    b->max_doc_len = MT_MAX(b->max_doc_len, n);
+    return 0;
+}
+
+/* Stable radix sort of token indices by id, 11 bits at a time. */
+static void sort_by_id(struct mt_batch *b)
+{
+    enum { BITS = 11, BUCKETS = 1 << BITS };
+    size_t count[BUCKETS];
+    int32_t *from = b->order, *to = b->scratch;
+    for (size_t i = 0; i < b->n_tokens; i++)
+        from[i] = (int32_t)i;
+    for (int shift = 0; shift < 33; shift += BITS) {
+        memset(count, 0, sizeof(count));
+        for (size_t i = 0; i < b->n_tokens; i++)
+            count[((uint32_t)b->ids[i] >> shift) % BUCKETS]++;
+        for (size_t k = 0, at = 0; k < BUCKETS; k++) {
+            size_t c = count[k];
+            count[k] = at;
+            at += c;
+        }
+        for (size_t i = 0; i < b->n_tokens; i++)
+            to[count[((uint32_t)b->ids[from[i]] >> shift) % BUCKETS]++] = from[i];
+        int32_t *t = from;
+        from = to;
+        to = t;
+        if (shift + BITS >= 32)
+            break;
+    }
+    if (from != b->order)
+        memcpy(b->order, from, b->n_tokens * sizeof(int32_t));
+}
+
+int mt_batch_seal(struct mt_batch *b, struct mt_err *err)
+{
+    (void)err;
+    sort_by_id(b);
+    b->n_runs = 0;
+    for (size_t i = 0; i < b->n_tokens; i++) {
+        int32_t id = b->ids[b->order[i]];
+        if (!i || id != b->run_ids[b->n_runs - 1]) {
+            b->run_ids[b->n_runs] = id;
+            b->run_starts[b->n_runs++] = (int32_t)i;
+        }
+    }
+    b->run_starts[b->n_runs] = (int32_t)b->n_tokens;
+    return 0;
+}

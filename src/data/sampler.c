@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rows are packed best-fit decreasing, a window of samples at a time, with the rows of earlier windows
+ * still open: near the quality of one big sort, in bounded time. Open rows hang in lists by room left; a
+ * bitmap over the room finds the tightest that fits.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/philox.h"
+#include "data/dataset.h"
+
+enum { WINDOW = 8192, STREAM_ORDER = 1, STREAM_EPOCH = 1000 };
+
+struct mt_sampler {
+    struct mt_sampler_params p;
+    uint64_t n_samples, n_rows, n_tokens;
+    uint64_t *row_start, *items; /* items of row r: [row_start[r], row_start[r + 1]) */
+    size_t max_docs;
+    uint8_t *trained; /* mask of the sample under way */
+};
+
+struct packer {
+    mt_sampler *s;
+    uint64_t *row_of, *next;       /* by place in the order; by row: next in its list */
+    uint64_t *head;                /* by room left: first row, or NONE */
+    uint64_t *bitmap;
+    struct item {
+        uint64_t place;
+        size_t len;
+    } window[WINDOW];
+};
+
+static const uint64_t NONE = UINT64_MAX;
+
+static uint64_t sample_at(const mt_sampler *s, uint64_t place)
+{
+    uint64_t i = s->p.shuffle ? mt_permute(place, s->n_samples, s->p.seed, STREAM_ORDER) : place;
+    return s->p.split ? s->p.split->samples[i] : i;
+}
+
+static int longest_first(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+    if (x->len != y->len)
+        return x->len > y->len ? -1 : 1;
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+static void push_row(struct packer *k, uint64_t row, size_t room)
+{
+    k->next[row] = k->head[room];
+    k->head[room] = row;
+    k->bitmap[room / 64] |= UINT64_C(1) << (room % 64);
+}
+
+/* Takes the row with the least room >= len, or opens one; *room is what it had. */
+static uint64_t take_row(struct packer *k, size_t len, size_t *room)
+{
+    size_t words = k->s->p.seq_len / 64 + 1;
+    uint64_t bits = k->bitmap[len / 64] & (~UINT64_C(0) << (len % 64));
+    for (size_t w = len / 64; w < words; bits = ++w < words ? k->bitmap[w] : 0) {
+        if (!bits)
+            continue;
+        *room = w * 64 + (size_t)__builtin_ctzll(bits);
+        uint64_t row = k->head[*room];
+        k->head[*room] = k->next[row];
+        if (k->head[*room] == NONE)
+            k->bitmap[w] &= ~(UINT64_C(1) << (*room % 64));
+        return row;
+    }
+    *room = k->s->p.seq_len;
+    return k->s->n_rows++;
+}
+
+static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err *err)
+{
+    mt_sampler *s = k->s;
+    for (size_t i = 0; i < n; i++) {
+        size_t len = mt_dataset_sample(s->p.data, sample_at(s, first + i), NULL, NULL);
+        if (len > s->p.seq_len)
+            return mt_fail(err, MT_ERR_INPUT, -E2BIG, "a sample of %zu tokens in rows of %zu", len,
+                           s->p.seq_len);
+        k->window[i] = (struct item){first + i, len};
+        s->n_tokens += len;
+    }
+    if (s->p.packing)
+        qsort(k->window, n, sizeof(k->window[0]), longest_first);
+    for (size_t i = 0; i < n; i++) {
+        size_t room = s->p.seq_len, len = k->window[i].len;
+        uint64_t row = s->p.packing ? take_row(k, len, &room) : s->n_rows++;
+        k->row_of[k->window[i].place] = row;
+        if (s->p.packing && room - len > 1) /* a token alone cannot be trained */
+            push_row(k, row, room - len);
+    }
+    return 0;
+}
+
+static int collect_rows(mt_sampler *s, const uint64_t *row_of, struct mt_err *err)
+{
+    s->row_start = mt_calloc(s->n_rows + 2, sizeof(uint64_t));
+    s->items = mt_calloc(s->n_samples, sizeof(uint64_t));
+    if (!s->row_start || !s->items)
+        return mt_fail_nomem(err, "packed rows", s->n_samples * 16);
+    for (uint64_t i = 0; i < s->n_samples; i++)
+        s->row_start[row_of[i] + 2]++;
+    for (uint64_t r = 0; r < s->n_rows; r++) {
+        s->max_docs = MT_MAX(s->max_docs, s->row_start[r + 2]);
+        s->row_start[r + 2] += s->row_start[r + 1];
+    }
+    for (uint64_t i = 0; i < s->n_samples; i++)
+        s->items[s->row_start[row_of[i] + 1]++] = sample_at(s, i);
+    return 0;
+}
+
+static int pack(mt_sampler *s, struct mt_err *err)
+{
+    struct packer *k = mt_calloc(1, sizeof(*k));
+    size_t words = s->p.seq_len / 64 + 1;
+    int rc = 0;
+    if (k) {
+        k->s = s;
+        k->row_of = mt_calloc(s->n_samples, sizeof(uint64_t));
+        k->next = mt_calloc(s->n_samples, sizeof(uint64_t));
+        k->head = mt_calloc(s->p.seq_len + 1, sizeof(uint64_t));
+        k->bitmap = mt_calloc(words, sizeof(uint64_t));
+    }
+    if (!k || !k->row_of || !k->next || !k->head || !k->bitmap)
+        rc = mt_fail_nomem(err, "packing", s->n_samples * 16);
+    for (size_t i = 0; !rc && i <= s->p.seq_len; i++)
+        k->head[i] = NONE;
+    for (uint64_t at = 0; at < s->n_samples && !rc; at += WINDOW)
+        rc = pack_window(k, at, (size_t)MT_MIN((uint64_t)WINDOW, s->n_samples - at), err);
+    if (!rc)
+        rc = collect_rows(s, k->row_of, err);
+    if (k) {
+        free(k->row_of);
+        free(k->next);
+        free(k->head);
+        free(k->bitmap);
+    }
+    free(k);
+    return rc;
+}
+
+int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
+{
+    mt_sampler *s = mt_calloc(1, sizeof(*s));
+    if (!s)
+        return mt_fail_nomem(err, "the sampler", sizeof(*s));
+    s->p = *p;
+    s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
+    s->trained = mt_calloc(p->seq_len, 1);
+    int rc = s->trained ? pack(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
+    if (rc) {
+        mt_sampler_destroy(&s);
+        return rc;
+    }
+    *out = s;
+    return 0;
+}
+
+void mt_sampler_destroy(mt_sampler **s)
+{
+    if (*s) {
+        free((*s)->row_start);
+        free((*s)->items);
+        free((*s)->trained);
+    }
+    free(*s);
+    *s = NULL;
+}
+
+uint64_t mt_sampler_n_rows(const mt_sampler *s)
+{
+    return s->n_rows;
+}
+
+uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s)
+{
+    return mt_div_up(s->n_rows, s->p.rows_per_step);
+}
+
+double mt_sampler_efficiency(const mt_sampler *s)
+{
+    return (double)s->n_tokens / ((double)s->n_rows * (double)s->p.seq_len);
+}
+
+size_t mt_sampler_max_docs_per_row(const mt_sampler *s)
+{
+    return s->max_docs;
+}
+
+int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err)
+{
+    *sd = (struct mt_step_data){.cap = mt_div_up(s->p.rows_per_step, s->p.micro_batch)};
+    sd->micro = mt_calloc(sd->cap, sizeof(*sd->micro));
+    int rc = sd->micro ? 0 : mt_fail_nomem(err, "a step's data", sd->cap * sizeof(*sd->micro));
+    for (size_t i = 0; i < sd->cap && !rc; i++)
+        rc = mt_batch_init(&sd->micro[i], s->p.micro_batch * s->p.seq_len,
+                           s->p.micro_batch * s->max_docs, err);
+    if (rc)
+        mt_step_data_finish(sd);
+    return rc;
+}
+
+void mt_step_data_finish(struct mt_step_data *sd)
+{
+    for (size_t i = 0; sd->micro && i < sd->cap; i++)
+        mt_batch_finish(&sd->micro[i]);
+    free(sd->micro);
+    *sd = (struct mt_step_data){0};
+}
+
+static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_err *err)
+{
+    int rc = 0;
+    for (uint64_t i = row ? s->row_start[row] : 0; i < s->row_start[row + 1] && !rc; i++) {
+        const uint32_t *ids;
+        size_t n = mt_dataset_sample(s->p.data, s->items[i], &ids, s->trained);
+        rc = mt_batch_add(b, ids, s->trained, n, (int32_t)s->items[i], err);
+    }
+    return rc;
+}
+
+int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err)
+{
+    uint64_t per_epoch = mt_sampler_steps_per_epoch(s), epoch = step / per_epoch;
+    uint64_t first = step % per_epoch * s->p.rows_per_step;
+    uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_rows);
+    out->n = out->n_tokens = out->n_loss = 0;
+    for (uint64_t r = first; r < end;) {
+        struct mt_batch *b = &out->micro[out->n++];
+        int rc = 0;
+        mt_batch_clear(b);
+        for (size_t k = 0; k < s->p.micro_batch && r < end && !rc; k++, r++)
+            rc = add_row(s, s->p.shuffle ? mt_permute(r, s->n_rows, s->p.seed, STREAM_EPOCH + epoch) : r,
+                         b, err);
+        if (!rc)
+            rc = mt_batch_seal(b, err);
+        if (rc)
+            return rc;
+        out->n_tokens += b->n_tokens;
+        out->n_loss += b->n_loss;
+    }
+    return 0;
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/shard.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { HEADER = 4096, VERSION = 1 };
+
+_Static_assert(sizeof(struct mt_shard_header) <= HEADER, "the header has its page");
+
+static int not_whole(struct mt_err *err, const char *path, const char *what)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a whole token shard: %s", path, what);
+}
+
+static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_err *err)
+{
+    const struct mt_shard_header *h = s->map;
+    if (memcmp(h->magic, "MTTOKENS", 8) || h->version != VERSION || h->token_bytes != 4)
+        return not_whole(err, path, "another format or version");
+    if (hash && h->source_hash != hash)
+        return not_whole(err, path, "made from other sources");
+    size_t tokens, mask, offsets, total = HEADER;
+    if (h->n_samples == UINT64_MAX || !mt_mul_size(h->n_tokens, 4, &tokens) ||
+        !mt_mul_size(h->n_samples + 1, 8, &offsets))
+        return not_whole(err, path, "sizes overflow");
+    tokens = mt_align_up(tokens, 8);
+    mask = mt_align_up(mt_div_up(h->n_tokens, 8), 8);
+    if (tokens < h->n_tokens || !mt_add_size(total, tokens, &total) ||
+        !mt_add_size(total, mask, &total) || !mt_add_size(total, offsets, &total) ||
+        total != s->map_bytes)
+        return not_whole(err, path, "its size is not what its header says");
+    s->header = h;
+    s->tokens = (const uint32_t *)((const char *)s->map + HEADER);
+    s->mask = (const uint8_t *)s->map + HEADER + tokens;
+    s->offsets = (const uint64_t *)((const char *)s->map + HEADER + tokens + mask);
+    for (uint64_t i = 0; i < h->n_samples; i++)
+        if (s->offsets[i] > s->offsets[i + 1])
+            return not_whole(err, path, "sample offsets go backwards");
+    if (s->offsets[0] != 0 || s->offsets[h->n_samples] != h->n_tokens)
+        return not_whole(err, path, "samples do not cover the tokens");
+    return 0;
+}
+
+int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt_err *err)
+{
+    struct stat st;
+    *s = (struct mt_shard){0};
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st)) {
+        int e = errno;
+        if (fd >= 0)
+            close(fd);
+        return mt_fail(err, MT_ERR_INPUT, -e, "cannot open %s: %s", path, strerror(e));
+    }
+    s->map_bytes = (size_t)st.st_size;
+    s->map = s->map_bytes > HEADER ? mmap(NULL, s->map_bytes, PROT_READ, MAP_SHARED, fd, 0)
+                                   : MAP_FAILED;
+    close(fd);
+    if (s->map == MAP_FAILED) {
+        s->map = NULL;
+        return not_whole(err, path, "too short, or it cannot be mapped");
+    }
+    int rc = check(s, path, hash, err);
+    if (rc)
+        mt_shard_close(s);
+    return rc;
+}
+
+void mt_shard_close(struct mt_shard *s)
+{
+    if (s->map)
+        munmap(s->map, s->map_bytes);
+    *s = (struct mt_shard){0};
+}
+
+static int fail_write(struct mt_shard_writer *w, struct mt_err *err)
+{
+    int e = errno ? errno : EIO;
+    return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot write %s: %s", w->tmp, strerror(e));
+}
+
+int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_err *err)
+{
+    char zero[HEADER] = {0};
+    *w = (struct mt_shard_writer){0};
+    if (snprintf(w->path, sizeof(w->path), "%s", path) >= (int)sizeof(w->path) ||
+        snprintf(w->tmp, sizeof(w->tmp), "%.4000s.%d.tmp", path, (int)getpid()) < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
+    w->f = fopen(w->tmp, "wbe");
+    if (!w->f || fwrite(zero, HEADER, 1, w->f) != 1)
+        return fail_write(w, err);
+    return 0;
+}
+
+int mt_shard_writer_add(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask, size_t n,
+                        struct mt_err *err)
+{
+    size_t old = mt_div_up(w->n_tokens, 8), now = mt_div_up(w->n_tokens + n, 8);
+    if (!mt_grow(&w->offsets, &w->cap_offsets, w->n_samples + 2, sizeof(uint64_t)) ||
+        !mt_grow(&w->mask, &w->cap_mask, now + 8, 1))
+        return mt_fail_nomem(err, "the shard writer", w->n_samples * 8);
+    memset(w->mask + old, 0, now + 8 - old);
+    for (size_t i = 0; i < n; i++)
+        if (!mask || mask[i])
+            w->mask[(w->n_tokens + i) / 8] |= (uint8_t)(1u << ((w->n_tokens + i) % 8));
+    if (n && fwrite(ids, sizeof(*ids), n, w->f) != n)
+        return fail_write(w, err);
+    w->offsets[w->n_samples++] = w->n_tokens;
+    w->n_tokens += n;
+    return 0;
+}
+
+int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_header *header,
+                           struct mt_err *err)
+{
+    struct mt_shard_header h = *header;
+    uint64_t zero = 0;
+    size_t mask = mt_align_up(mt_div_up(w->n_tokens, 8), 8);
+    if (!w->n_samples)
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "no samples");
+    memcpy(h.magic, "MTTOKENS", 8);
+    h.version = VERSION;
+    h.token_bytes = 4;
+    h.n_tokens = w->n_tokens;
+    h.n_samples = w->n_samples;
+    w->offsets[w->n_samples] = w->n_tokens;
+    bool ok = w->n_tokens % 2 == 0 || fwrite(&zero, 4, 1, w->f) == 1;
+    ok = ok && fwrite(w->mask, 1, mask, w->f) == mask;
+    ok = ok && fwrite(w->offsets, 8, w->n_samples + 1, w->f) == w->n_samples + 1;
+    ok = ok && !fseek(w->f, 0, SEEK_SET) && fwrite(&h, sizeof(h), 1, w->f) == 1 && !fflush(w->f);
+    ok = ok && !fsync(fileno(w->f)) && !rename(w->tmp, w->path);
+    return ok ? 0 : fail_write(w, err);
+}
+
+void mt_shard_writer_finish(struct mt_shard_writer *w)
+{
+    if (w->f)
+        fclose(w->f);
+    if (w->tmp[0])
+        unlink(w->tmp); /* gone where it was committed */
+    free(w->offsets);
+    free(w->mask);
+    *w = (struct mt_shard_writer){0};
+}
