@@ -44,7 +44,7 @@ static int hash_sources(uint64_t *out, const struct mt_dataset_params *p, const 
     char options[256];
     int rc = 0;
     if (!state)
-        return mt_fail_nomem(err, "a hash", sizeof(*state));
+        return mt_fail_nomem(err, "a hash", 576);
     XXH3_64bits_reset(state);
     int n = snprintf(options, sizeof(options), "v1 %d %.64s %d %zu %zu", (int)p->format, p->tokenizer,
                      (int)p->overlong, p->seq_len, p->vocab);

@@ -216,7 +216,7 @@ void mt_step_data_finish(struct mt_step_data *sd)
 static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_err *err)
 {
     int rc = 0;
-    for (uint64_t i = row ? s->row_start[row] : 0; i < s->row_start[row + 1] && !rc; i++) {
+    for (uint64_t i = s->row_start[row]; i < s->row_start[row + 1] && !rc; i++) {
         const uint32_t *ids;
         size_t n = mt_dataset_sample(s->p.data, s->items[i], &ids, s->trained);
         rc = mt_batch_add(b, ids, s->trained, n, (int32_t)s->items[i], err);

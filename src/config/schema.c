@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "config/schema.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+#define AT(field) offsetof(struct mt_config, field)
+#define ANY 1, 0
+
+const struct mt_key mt_keys[] = {
+    /* clang-format off */
+    {"model", "path", MT_KEY_PATH, AT(model.path), "", NULL, ANY, NULL,
+     "Folder of the model, or its name (org/name) in the Hugging Face cache. Nothing is downloaded."},
+    {"model", "init", MT_KEY_CHOICE, AT(model.init), "weights", "weights|random", ANY, NULL,
+     "Start from the model's weights, or from random ones (then only config.json is needed)."},
+    {"model", "dtype", MT_KEY_CHOICE, AT(model.dtype), "bf16", "bf16|f32", ANY, NULL,
+     "Compute dtype. Master weights are FP32 either way."},
+    {"model", "freeze", MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
+     "Globs of tensors that are not trained, such as model.embed_tokens.*"},
+
+    {"data", "train", MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
+     "Training files, globs allowed: .jsonl, .json (an array), anything else is plain text."},
+    {"data", "eval", MT_KEY_STRING, AT(data.eval), "", NULL, ANY, NULL,
+     "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
+    {"data", "format", MT_KEY_CHOICE, AT(data.format), "auto",
+     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids", ANY,
+     "messages|sharegpt|alpaca", "Format of samples; auto looks at the first one."},
+    {"data", "tokenizer", MT_KEY_CHOICE, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
+     "The model's own tokenizer (not supported yet: give input_ids), or bytes."},
+    {"data", "template", MT_KEY_STRING, AT(data.template_), "model", NULL, ANY, NULL,
+     "Chat template: only the default so far."},
+    {"data", "train_on", MT_KEY_CHOICE, AT(data.train_on), "assistant", "assistant|last|all", ANY,
+     "last|all", "Which turns of a conversation are trained."},
+    {"data", "seq_len", MT_KEY_COUNT, AT(data.seq_len), "4096", NULL, 2, 1 << 24, NULL,
+     "Tokens of a sequence, which is a row of packed samples."},
+    {"data", "packing", MT_KEY_BOOL, AT(data.packing), "on", NULL, ANY, NULL,
+     "Put several samples in a row; attention and positions stay within each."},
+    {"data", "overlong", MT_KEY_CHOICE, AT(data.overlong), "error", "error|truncate|drop|split", ANY,
+     NULL, "What to do with samples longer than seq_len."},
+    {"data", "shuffle", MT_KEY_BOOL, AT(data.shuffle), "on", NULL, ANY, NULL,
+     "Visit rows in another random order each epoch."},
+    {"data", "cache_dir", MT_KEY_PATH, AT(data.cache_dir), "auto", NULL, ANY, NULL,
+     "Where token shards are kept; auto is $XDG_CACHE_HOME/megatrain."},
+
+    {"train", "steps", MT_KEY_COUNT, AT(train.steps), "", NULL, 0, 1e15, NULL,
+     "Optimizer steps of the run. Set exactly one of steps, epochs, tokens."},
+    {"train", "epochs", MT_KEY_REAL, AT(train.epochs), "", NULL, 0, 1e9, NULL,
+     "Passes over the data."},
+    {"train", "tokens", MT_KEY_COUNT, AT(train.tokens), "", NULL, 0, 1e18, NULL,
+     "Tokens to see."},
+    {"train", "tokens_per_step", MT_KEY_COUNT, AT(train.tokens_per_step), "", NULL, 0, 1e12, NULL,
+     "Batch size in tokens, a multiple of data.seq_len. Set this or batch_size."},
+    {"train", "batch_size", MT_KEY_COUNT, AT(train.batch_size), "", NULL, 0, 1e9, NULL,
+     "Batch size in sequences."},
+    {"train", "micro_batch", MT_KEY_COUNT_AUTO, AT(train.micro_batch), "auto", NULL, 1, 1e6, NULL,
+     "Sequences on the device at once. Changes the order of sums."},
+    {"train", "learning_rate", MT_KEY_REAL, AT(train.learning_rate), "1e-5", NULL, 0, 1e3, NULL,
+     "Peak learning rate."},
+    {"train", "schedule", MT_KEY_CHOICE, AT(train.schedule), "cosine", "constant|linear|cosine|wsd",
+     ANY, NULL, "Learning rate after warm-up."},
+    {"train", "warmup", MT_KEY_AMOUNT, AT(train.warmup), "3%", NULL, 0, 1e15, NULL,
+     "Warm-up in steps, or as a share of all steps."},
+    {"train", "min_lr_ratio", MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,
+     "Lowest learning rate as a share of the peak."},
+    {"train", "grad_clip", MT_KEY_REAL, AT(train.grad_clip), "1.0", NULL, 0, 1e30, NULL,
+     "Global gradient norm above which gradients are scaled down; 0 = off."},
+    {"train", "seed", MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
+     "Seed of all random numbers."},
+    {"train", "max_skips", MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
+     "Steps with a gradient that is not finite, in a row, before the run stops."},
+
+    {"optimizer", "type", MT_KEY_CHOICE, AT(optimizer.type), "adamw", "adamw", ANY, NULL,
+     "w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled."},
+    {"optimizer", "beta1", MT_KEY_REAL, AT(optimizer.beta1), "0.9", NULL, 0, 0.999999, NULL,
+     "Decay of the first moment."},
+    {"optimizer", "beta2", MT_KEY_REAL, AT(optimizer.beta2), "0.999", NULL, 0, 0.9999999, NULL,
+     "Decay of the second moment."},
+    {"optimizer", "eps", MT_KEY_REAL, AT(optimizer.eps), "1e-8", NULL, 0, 1, NULL,
+     "Added outside the square root."},
+    {"optimizer", "weight_decay", MT_KEY_REAL, AT(optimizer.weight_decay), "0.0", NULL, 0, 1e3, NULL,
+     "Decoupled weight decay; never for biases and norms."},
+    {"optimizer", "decay_embeddings", MT_KEY_BOOL, AT(optimizer.decay_embeddings), "on", NULL, ANY,
+     NULL, "Decay embeddings and lm_head too, as transformers does."},
+    {"optimizer", "state_dtype", MT_KEY_CHOICE, AT(optimizer.state_dtype), "f32", "bf16|f32", ANY,
+     "bf16", "Dtype of the two moments."},
+    {"optimizer", "grad_dtype", MT_KEY_CHOICE, AT(optimizer.grad_dtype), "auto", "auto|bf16|f32", ANY,
+     NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
+
+    {"memory", "device_budget", MT_KEY_SIZE, AT(memory.device_budget), "auto", NULL, ANY, NULL,
+     "Device memory to use, such as 20GiB; auto on the cpu device: a quarter of the host budget."},
+    {"memory", "host_budget", MT_KEY_SIZE, AT(memory.host_budget), "90%", NULL, ANY, NULL,
+     "Host memory to use, or a share of what is available."},
+    {"memory", "states", MT_KEY_CHOICE, AT(memory.states), "auto", "auto|device|host|disk", ANY,
+     "device|disk", "Where master weights and moments live."},
+    {"memory", "nvme_paths", MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, "*",
+     "Folders on the drives to stripe over."},
+    {"memory", "slots", MT_KEY_COUNT_AUTO, AT(memory.slots), "auto", NULL, 2, 1024, NULL,
+     "Layers' weights on the device at once; auto is 3, or all where they fit."},
+    {"memory", "activations", MT_KEY_CHOICE, AT(memory.activations), "auto",
+     "auto|keep|offload|disk|recompute", ANY, "disk",
+     "What backward needs: kept on the device, sent to the host, or made again."},
+    {"memory", "schedule", MT_KEY_CHOICE, AT(memory.schedule), "layered", "layered|microbatch", ANY,
+     NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
+    {"memory", "logits_chunk", MT_KEY_COUNT_AUTO, AT(memory.logits_chunk), "auto", NULL, 64, 1 << 24,
+     NULL, "Rows of logits at once, a multiple of 64. Changes the order of sums."},
+    {"memory", "pin", MT_KEY_CHOICE, AT(memory.pin), "auto", "auto|all|staging", ANY, NULL,
+     "Pinned host memory (CUDA)."},
+
+    {"eval", "every", MT_KEY_COUNT, AT(eval.every), "200", NULL, 0, 1e15, NULL,
+     "Steps between evaluations; 0 = only at the end."},
+    {"eval", "max_samples", MT_KEY_COUNT, AT(eval.max_samples), "512", NULL, 1, 1e15, NULL,
+     "Samples of an evaluation at most."},
+    {"eval", "at_start", MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
+     "Evaluate before the first step."},
+    {"eval", "early_stop_patience", MT_KEY_COUNT, AT(eval.early_stop_patience), "0", NULL, 0, 1e9,
+     NULL, "Stop after so many evaluations without a better loss; 0 = never."},
+
+    {"checkpoint", "dir", MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
+     "Output folder: checkpoints, metrics, the effective configuration."},
+    {"checkpoint", "every", MT_KEY_INTERVAL, AT(checkpoint.every), "500", NULL, ANY, NULL,
+     "Steps, or a duration such as 30m, between checkpoints; 0 = only at the end."},
+    {"checkpoint", "keep", MT_KEY_COUNT, AT(checkpoint.keep), "2", NULL, 1, 1e9, NULL,
+     "Newest checkpoints to keep."},
+    {"checkpoint", "keep_every", MT_KEY_COUNT, AT(checkpoint.keep_every), "0", NULL, 0, 1e15, NULL,
+     "Also keep those whose step is a multiple of this; 0 = none."},
+    {"checkpoint", "keep_best", MT_KEY_BOOL, AT(checkpoint.keep_best), "on", NULL, ANY, NULL,
+     "Also keep the one with the best evaluation loss."},
+    {"checkpoint", "save", MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
+     "Weights and training state, or weights alone (cannot be resumed)."},
+    {"checkpoint", "on_signal", MT_KEY_CHOICE, AT(checkpoint.on_signal), "full",
+     "full|weights|none", ANY, NULL, "What to save when stopped by a signal."},
+    {"checkpoint", "time_limit", MT_KEY_DURATION, AT(checkpoint.time_limit), "0", NULL, ANY, NULL,
+     "Save and stop with exit code 75 after this long, such as 11h30m; 0 = no limit."},
+    {"checkpoint", "shard_size", MT_KEY_BYTES, AT(checkpoint.shard_size), "5GB", NULL, 1e4, 1e15,
+     NULL, "Largest file of exported weights."},
+
+    {"log", "every", MT_KEY_COUNT, AT(log.every), "1", NULL, 1, 1e9, NULL,
+     "Steps between progress lines."},
+    {"log", "jsonl", MT_KEY_BOOL, AT(log.jsonl), "on", NULL, ANY, NULL,
+     "Write metrics.jsonl to the output folder."},
+    {"log", "csv", MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, "on", "Write metrics.csv."},
+    {"log", "tensorboard", MT_KEY_BOOL, AT(log.tensorboard), "off", NULL, ANY, "on",
+     "Write TensorBoard events."},
+    {"log", "progress", MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,
+     "Progress lines on standard error."},
+
+    {"device", "kind", MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, "cuda",
+     "Compute device."},
+    {"device", "index", MT_KEY_COUNT, AT(device.index), "0", NULL, 0, 1024, NULL, "Which GPU."},
+    {"device", "link_gbps", MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
+     "cpu device: throttle copies to so many GB/s each way, to rehearse a PCIe link; 0 = off."},
+    {"device", "cpu_threads", MT_KEY_COUNT_AUTO, AT(device.cpu_threads), "auto", NULL, 1, 4096, NULL,
+     "Threads of compute and of the optimizer; auto is one a core that may be used."},
+    {"device", "numa", MT_KEY_STRING, AT(device.numa), "auto", NULL, ANY, NULL,
+     "NUMA placement: only auto so far."},
+    /* clang-format on */
+};
+const size_t mt_n_keys = MT_ARRAY_LEN(mt_keys);
+
+const struct mt_key *mt_key_find(const char *section, const char *name)
+{
+    for (size_t i = 0; i < mt_n_keys; i++)
+        if (!strcmp(mt_keys[i].section, section) && !strcmp(mt_keys[i].name, name))
+            return &mt_keys[i];
+    return NULL;
+}
+
+const char *mt_key_suggest(const char *section, const char *name)
+{
+    const char *best = NULL;
+    int least = 4; /* more edits than that is another word */
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        if (section && strcmp(mt_keys[i].section, section))
+            continue;
+        const char *word = section ? mt_keys[i].name : mt_keys[i].section;
+        int d = mt_edit_distance(word, name);
+        if (d < least && d < (int)strlen(word)) {
+            least = d;
+            best = word;
+        }
+    }
+    return best;
+}

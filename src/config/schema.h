@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CONFIG_SCHEMA_H
+#define MT_CONFIG_SCHEMA_H
+
+#include <stddef.h>
+
+#include "config/config.h"
+
+enum mt_key_type {
+    MT_KEY_STRING,
+    MT_KEY_PATH,     /* a string; relative to the file that sets it */
+    MT_KEY_LIST,
+    MT_KEY_PATHS,    /* a list of such */
+    MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
+    MT_KEY_BOOL,
+    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 */
+    MT_KEY_COUNT_AUTO, /* or "auto" = MT_CFG_AUTO */
+    MT_KEY_REAL,
+    MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */
+    MT_KEY_SIZE,     /* struct mt_cfg_size: bytes with unit, N%, auto */
+    MT_KEY_BYTES,    /* uint64_t: bytes with unit */
+    MT_KEY_DURATION, /* double seconds: 30m, 12h, 0 */
+    MT_KEY_INTERVAL, /* struct mt_cfg_interval: steps or a duration */
+};
+
+/** One key. The table in schema.c is all there is to know about the INI format. */
+struct mt_key {
+    const char *section, *name;
+    enum mt_key_type type;
+    size_t offset; /* into struct mt_config */
+    const char *def;
+    const char *choices;     /* "a|b|c", of MT_KEY_CHOICE */
+    double min, max;         /* of numbers; min > max: no bounds */
+    const char *unsupported; /* values, "a|b", that are refused: not built yet */
+    const char *help;
+};
+
+extern const struct mt_key mt_keys[];
+extern const size_t mt_n_keys;
+
+const struct mt_key *mt_key_find(const char *section, const char *name);
+/** The nearest name by spelling, or NULL: a section where `section` is NULL, else a key of it. */
+const char *mt_key_suggest(const char *section, const char *name);
+
+/** Parses `text` into the field of `key`. On failure *why (static or in `buf`) says what is wrong. */
+int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
+                 size_t len);
+void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
+void mt_key_free(struct mt_config *cfg, const struct mt_key *key);
+
+#endif

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Values of keys: text to field and back. */
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "config/schema.h"
+
+struct unit {
+    const char *name;
+    double factor;
+};
+
+static const struct unit byte_units[] = {
+    {"B", 1},         {"kB", 1e3},      {"KB", 1e3},       {"MB", 1e6},
+    {"GB", 1e9},      {"TB", 1e12},     {"KiB", 0x1p10},   {"MiB", 0x1p20},
+    {"GiB", 0x1p30},  {"TiB", 0x1p40},  {NULL, 0}};
+static const struct unit count_units[] = {{"", 1},     {"k", 1e3},    {"M", 1e6},
+                                          {"G", 1e9},  {"Ki", 0x1p10}, {"Mi", 0x1p20},
+                                          {"Gi", 0x1p30}, {NULL, 0}};
+static const struct unit time_units[] = {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}, {NULL, 0}};
+
+static void *field(struct mt_config *cfg, const struct mt_key *key)
+{
+    return (char *)cfg + key->offset;
+}
+
+static bool number(const char *text, double *out, const char **end)
+{
+    char *e;
+    if (isspace((unsigned char)*text) || !strncasecmp(text, "0x", 2))
+        return false;
+    *out = strtod(text, &e);
+    *end = e;
+    return e != text && isfinite(*out);
+}
+
+static bool with_unit(const char *text, const struct unit *units, double *out)
+{
+    const char *end;
+    if (!number(text, out, &end))
+        return false;
+    while (*end == ' ')
+        end++;
+    for (; units->name; units++)
+        if (!strcmp(end, units->name)) {
+            *out *= units->factor;
+            return true;
+        }
+    return false;
+}
+
+/* "11h30m": terms of a number and a unit. */
+static bool duration(const char *text, double *out)
+{
+    double sum = 0;
+    if (!strcmp(text, "0")) {
+        *out = 0;
+        return true;
+    }
+    do {
+        double v;
+        const char *end;
+        const struct unit *u = time_units;
+        if (!number(text, &v, &end) || v < 0)
+            return false;
+        while (u->name && *u->name != *end)
+            u++;
+        if (!u->name)
+            return false;
+        sum += v * u->factor;
+        text = end + 1;
+    } while (*text);
+    *out = sum;
+    return true;
+}
+
+static bool percent(const char *text, double *ratio)
+{
+    const char *end;
+    if (!number(text, ratio, &end) || strcmp(end, "%"))
+        return false;
+    *ratio /= 100;
+    return true;
+}
+
+static int fail(char *buf, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static int fail(char *buf, size_t len, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(buf, len, fmt, ap);
+    va_end(ap);
+    return -EINVAL;
+}
+
+static int check_range(const struct mt_key *key, double v, char *buf, size_t len)
+{
+    if (key->min > key->max || (v >= key->min && v <= key->max))
+        return 0;
+    return fail(buf, len, "must be between %.15g and %.15g", key->min, key->max);
+}
+
+static int parse_count(const struct mt_key *key, const char *text, int64_t *out, char *buf, size_t len)
+{
+    double v = 0;
+    if (!*text) {
+        *out = 0;
+        return 0;
+    }
+    if (!with_unit(text, count_units, &v) || v != floor(v) || fabs(v) > 0x1p62)
+        return fail(buf, len, "must be a whole number (k, M, Ki, Mi allowed)");
+    *out = (int64_t)v;
+    return check_range(key, v, buf, len);
+}
+
+static int parse_real(const struct mt_key *key, const char *text, double *out, char *buf, size_t len)
+{
+    const char *end;
+    double v = 0;
+    if (*text && (!number(text, &v, &end) || *end))
+        return fail(buf, len, "must be a number");
+    *out = v;
+    return check_range(key, v, buf, len);
+}
+
+static bool in_list(const char *list, const char *word, int *index)
+{
+    size_t n = strlen(word);
+    for (int i = 0; list && *list; i++) {
+        const char *bar = strchrnul(list, '|');
+        if ((size_t)(bar - list) == n && !strncmp(list, word, n)) {
+            *index = i;
+            return true;
+        }
+        list = *bar ? bar + 1 : bar;
+    }
+    return false;
+}
+
+static int parse_bool(const char *text, bool *out, char *buf, size_t len)
+{
+    int i;
+    if (in_list("true|yes|on|1", text, &i))
+        *out = true;
+    else if (in_list("false|no|off|0", text, &i))
+        *out = false;
+    else
+        return fail(buf, len, "must be on or off");
+    return 0;
+}
+
+static int parse_size(const char *text, struct mt_cfg_size *out, char *buf, size_t len)
+{
+    struct mt_cfg_size s = {0};
+    double v;
+    if (!strcmp(text, "auto"))
+        s.is_auto = true;
+    else if (percent(text, &s.ratio) && s.ratio > 0 && s.ratio <= 1)
+        s.is_ratio = true;
+    else if (with_unit(text, byte_units, &v) && v >= 0 && v < 0x1p62)
+        s.bytes = (uint64_t)v;
+    else
+        return fail(buf, len, "must be a size with a unit, such as 20GiB, a share such as 90%%, or auto");
+    *out = s;
+    return 0;
+}
+
+static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size_t len)
+{
+    struct mt_cfg_list l = {0};
+    size_t cap = 0;
+    while (*text) {
+        size_t n = strcspn(text, ","), end = n;
+        const char *item = text;
+        while (end && isspace((unsigned char)item[0])) {
+            item++;
+            end--;
+        }
+        while (end && isspace((unsigned char)item[end - 1]))
+            end--;
+        if (!mt_grow(&l.items, &cap, (size_t)l.n + 1, sizeof(*l.items)))
+            return fail(buf, len, "out of memory");
+        if (end)
+            l.items[l.n++] = strndup(item, end);
+        text += n + (text[n] == ',');
+    }
+    *out = l;
+    return 0;
+}
+
+static int parse_choice(const struct mt_key *key, const char *text, int *out, char *buf, size_t len)
+{
+    if (!in_list(key->choices, text, out))
+        return fail(buf, len, "must be one of %s", key->choices);
+    return 0;
+}
+
+static int parse_interval(const char *text, struct mt_cfg_interval *out, char *buf, size_t len)
+{
+    double v;
+    if (with_unit(text, count_units, &v) && v >= 0 && v == floor(v)) {
+        *out = (struct mt_cfg_interval){.steps = (int64_t)v};
+        return 0;
+    }
+    if (!duration(text, &v))
+        return fail(buf, len, "must be steps, or a duration such as 30m");
+    *out = (struct mt_cfg_interval){.is_time = true, .seconds = v};
+    return 0;
+}
+
+static int parse_amount(const struct mt_key *key, const char *text, struct mt_cfg_amount *out,
+                        char *buf, size_t len)
+{
+    double r;
+    if (percent(text, &r)) {
+        *out = (struct mt_cfg_amount){.is_ratio = true, .ratio = r};
+        return r >= 0 && r <= 1 ? 0 : fail(buf, len, "must be between 0%% and 100%%");
+    }
+    out->is_ratio = false;
+    return parse_count(key, text, &out->count, buf, len);
+}
+
+/* The model key "type" and the tokenizer are choices kept as strings. */
+static bool string_choice(const struct mt_key *key)
+{
+    return key->type == MT_KEY_CHOICE &&
+           (key->offset == offsetof(struct mt_config, optimizer.type) ||
+            key->offset == offsetof(struct mt_config, data.tokenizer));
+}
+
+static int set_string(char **dst, const char *text, char *buf, size_t len)
+{
+    char *copy = strdup(text);
+    if (!copy)
+        return fail(buf, len, "out of memory");
+    free(*dst);
+    *dst = copy;
+    return 0;
+}
+
+int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
+                 size_t len)
+{
+    void *f = field(cfg, key);
+    int unused, rc;
+    double v;
+    if (key->unsupported && *text &&
+        (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
+        return fail(buf, len, "\"%s\" is not supported yet", text);
+    switch (key->type) {
+    case MT_KEY_STRING:
+    case MT_KEY_PATH:
+        return set_string(f, text, buf, len);
+    case MT_KEY_LIST:
+    case MT_KEY_PATHS:
+        mt_key_free(cfg, key);
+        return parse_list(text, f, buf, len);
+    case MT_KEY_CHOICE:
+        rc = parse_choice(key, text, &unused, buf, len);
+        if (rc || string_choice(key))
+            return rc ? rc : set_string(f, text, buf, len);
+        *(int *)f = unused;
+        return 0;
+    case MT_KEY_BOOL:
+        return parse_bool(text, f, buf, len);
+    case MT_KEY_COUNT_AUTO:
+        if (!strcmp(text, "auto")) {
+            *(int64_t *)f = MT_CFG_AUTO;
+            return 0;
+        }
+        return parse_count(key, text, f, buf, len);
+    case MT_KEY_COUNT:
+        return parse_count(key, text, f, buf, len);
+    case MT_KEY_REAL:
+        return parse_real(key, text, f, buf, len);
+    case MT_KEY_AMOUNT:
+        return parse_amount(key, text, f, buf, len);
+    case MT_KEY_SIZE:
+        return parse_size(text, f, buf, len);
+    case MT_KEY_BYTES:
+        if (!with_unit(text, byte_units, &v))
+            return fail(buf, len, "must be a size with a unit, such as 5GB");
+        *(uint64_t *)f = (uint64_t)v;
+        return check_range(key, v, buf, len);
+    case MT_KEY_DURATION:
+        if (!duration(text, f))
+            return fail(buf, len, "must be a duration with units, such as 11h30m");
+        return 0;
+    case MT_KEY_INTERVAL:
+    default:
+        return parse_interval(text, f, buf, len);
+    }
+}
+
+static void print_choice(const char *choices, int index, struct mt_str *out)
+{
+    for (; index; index--)
+        choices = strchr(choices, '|') + 1;
+    mt_str_printf(out, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+static void print_real(double v, struct mt_str *out)
+{
+    char buf[40];
+    for (int digits = 1; digits <= 17; digits++) { /* the shortest that reads back the same */
+        snprintf(buf, sizeof(buf), "%.*g", digits, v);
+        if (strtod(buf, NULL) == v)
+            break;
+    }
+    mt_str_printf(out, "%s", buf);
+}
+
+/* Text with what would be read as a comment in quotes. */
+static void print_text(const char *s, struct mt_str *out)
+{
+    bool quote = strstr(s, " ;") || *s == ';' || *s == '#' || *s == ' ';
+    mt_str_printf(out, quote ? "\"%s\"" : "%s", s);
+}
+
+void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
+{
+    const void *f = (const char *)cfg + key->offset;
+    const struct mt_cfg_list *l = f;
+    const struct mt_cfg_size *size = f;
+    const struct mt_cfg_amount *amount = f;
+    const struct mt_cfg_interval *interval = f;
+    switch (key->type) {
+    case MT_KEY_STRING:
+    case MT_KEY_PATH:
+        print_text(*(char *const *)f, out);
+        break;
+    case MT_KEY_LIST:
+    case MT_KEY_PATHS:
+        for (int i = 0; i < l->n; i++)
+            mt_str_printf(out, "%s%s", i ? ", " : "", l->items[i]);
+        break;
+    case MT_KEY_CHOICE:
+        if (string_choice(key))
+            mt_str_printf(out, "%s", *(char *const *)f);
+        else
+            print_choice(key->choices, *(const int *)f, out);
+        break;
+    case MT_KEY_BOOL:
+        mt_str_printf(out, *(const bool *)f ? "on" : "off");
+        break;
+    case MT_KEY_COUNT_AUTO:
+    case MT_KEY_COUNT:
+        if (key->type == MT_KEY_COUNT_AUTO && *(const int64_t *)f == MT_CFG_AUTO)
+            mt_str_printf(out, "auto");
+        else if (*(const int64_t *)f || *key->def)
+            mt_str_printf(out, "%lld", (long long)*(const int64_t *)f);
+        break;
+    case MT_KEY_REAL:
+        if (*(const double *)f != 0 || *key->def)
+            print_real(*(const double *)f, out);
+        break;
+    case MT_KEY_AMOUNT:
+        if (amount->is_ratio) {
+            print_real(amount->ratio * 100, out);
+            mt_str_printf(out, "%%");
+        } else {
+            mt_str_printf(out, "%lld", (long long)amount->count);
+        }
+        break;
+    case MT_KEY_SIZE:
+        if (size->is_auto) {
+            mt_str_printf(out, "auto");
+        } else if (size->is_ratio) {
+            print_real(size->ratio * 100, out);
+            mt_str_printf(out, "%%");
+        } else {
+            mt_str_printf(out, "%lluB", (unsigned long long)size->bytes);
+        }
+        break;
+    case MT_KEY_BYTES:
+        mt_str_printf(out, "%lluB", (unsigned long long)*(const uint64_t *)f);
+        break;
+    case MT_KEY_DURATION:
+        print_real(*(const double *)f, out);
+        mt_str_printf(out, *(const double *)f != 0 ? "s" : "");
+        break;
+    case MT_KEY_INTERVAL:
+    default:
+        if (interval->is_time) {
+            print_real(interval->seconds, out);
+            mt_str_printf(out, "s");
+        } else {
+            mt_str_printf(out, "%lld", (long long)interval->steps);
+        }
+        break;
+    }
+}
+
+void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
+{
+    void *f = field(cfg, key);
+    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || string_choice(key)) {
+        free(*(char **)f);
+        *(char **)f = NULL;
+    } else if (key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS) {
+        struct mt_cfg_list *l = f;
+        for (int i = 0; i < l->n; i++)
+            free(l->items[i]);
+        free(l->items);
+        *l = (struct mt_cfg_list){0};
+    }
+}
