@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_CHECKPOINT_H
+#define MT_CHECKPOINT_CHECKPOINT_H
+
+#include "checkpoint/state.h"
+#include "checkpoint/vfs.h"
+#include "model/layout.h"
+#include "store/planes.h"
+
+/**
+ * A checkpoint, DIR/checkpoint-<step>/, is a complete Hugging Face folder in bf16 plus megatrain/: a
+ * state-*.safetensors a unit with <name>.master, .exp_avg and .exp_avg_sq in F32, and state.json with the
+ * size and XXH3 of every file. It is written under a temporary name, synced, renamed, and the parent
+ * synced: either all of it is there or none.
+ */
+struct mt_checkpoint_save {
+    const struct mt_vfs *vfs; /* NULL: the real one */
+    const char *dir;          /* the run's output folder */
+    const char *model_dir;    /* whose config.json, tokenizer ... are copied */
+    const struct mt_layout *layout;
+    const mt_plane_set *planes;
+    const struct mt_train_state *state;
+    bool full;                /* with training state */
+    uint64_t shard_bytes;
+};
+int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
+/** Bytes a checkpoint takes. */
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, bool full);
+
+struct mt_prune_policy {
+    uint64_t keep, keep_every; /* newest; multiples of */
+    bool keep_best;
+    uint64_t best_step;
+};
+/** Removes older checkpoints of DIR and left-over temporary ones. */
+int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
+                        struct mt_err *err);
+
+/** The newest full checkpoint of DIR that verifies; *path is the caller's, NULL where there is none. */
+int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err);
+/** Every file's size and sum; a bad byte is told by tensor. MT_ERR_CHECKPOINT. */
+int mt_checkpoint_verify(const char *path, struct mt_err *err);
+int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
+/** Fills the planes with exactly what was saved. */
+int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,
+                       struct mt_err *err);
+
+/** Writes a Hugging Face folder alone: bf16 as it is, or f32 from the masters where there are some. */
+int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
+                         struct mt_err *err);
+
+/** Takes DIR/.lock for this process; the error names the holder. The lock ends with the descriptor. */
+int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err);
+
+#endif

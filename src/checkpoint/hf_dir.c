@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/hf_dir.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+enum { PIECE = 2 << 20 }; /* elements */
+
+/* A declaration and where it came from, to be sorted into file order together. */
+struct placed {
+    struct mt_st_decl decl; /* first: sorted as declarations are */
+    size_t index;
+};
+
+static int file_order(const void *a, const void *b)
+{
+    const struct placed *x = a, *y = b;
+    size_t sx = mt_st_dtype_size(x->decl.dtype), sy = mt_st_dtype_size(y->decl.dtype);
+    return sx != sy ? (sx > sy ? -1 : 1) : strcmp(x->decl.name, y->decl.name);
+}
+
+static int write_tensor(const struct mt_hf_dir *h, struct mt_out_file *f, const struct placed *p,
+                        void *buf, struct mt_err *err)
+{
+    size_t size = mt_st_dtype_size(p->decl.dtype), total = mt_st_decl_bytes(&p->decl) / size;
+    int rc = 0;
+    for (size_t at = 0; at < total && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, total - at);
+        rc = h->source(h->ctx, p->index, at, n, buf, err);
+        if (!rc)
+            rc = mt_out_write(f, buf, n * size, err);
+    }
+    return rc;
+}
+
+static int write_sorted(const struct mt_hf_dir *h, struct mt_out_file *f, struct placed *p,
+                        size_t n, struct mt_err *err)
+{
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    void *buf = malloc((size_t)PIECE * 4);
+    char *header = NULL;
+    size_t len = 0;
+    int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * 4);
+    for (size_t i = 0; i < n && !rc; i++)
+        decls[i] = p[i].decl;
+    if (!rc)
+        rc = mt_st_build_header(&header, &len, decls, n, err);
+    if (!rc)
+        rc = mt_out_write(f, header, len, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = write_tensor(h, f, &p[i], buf, err);
+    free(decls);
+    free(buf);
+    free(header);
+    return rc;
+}
+
+static int finish_file(const struct mt_hf_dir *h, const char *name, struct mt_out_file *f, int rc,
+                       struct mt_err *err)
+{
+    if (!rc)
+        rc = mt_out_commit(f, err);
+    if (!rc && h->done)
+        rc = h->done(h->ctx, name, f, err);
+    mt_out_abort(f);
+    return rc;
+}
+
+int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const size_t *which, size_t n,
+                     struct mt_err *err)
+{
+    struct mt_out_file f = {.fd = -1};
+    struct placed *p = mt_calloc(n, sizeof(*p));
+    char *path = mt_path_join(h->dir, name);
+    int rc = p && path ? 0 : mt_fail_nomem(err, name, n * sizeof(*p));
+    for (size_t i = 0; i < n && !rc; i++)
+        p[i] = (struct placed){h->decls[which[i]], which[i]};
+    if (!rc) {
+        qsort(p, n, sizeof(*p), file_order);
+        rc = mt_out_open(&f, h->vfs, path, err);
+        if (!rc)
+            rc = write_sorted(h, &f, p, n, err);
+        rc = finish_file(h, name, &f, rc, err);
+    }
+    free(p);
+    free(path);
+    return rc;
+}
+
+static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *data, size_t len,
+                       struct mt_err *err)
+{
+    struct mt_out_file f = {.fd = -1};
+    char *path = mt_path_join(h->dir, name);
+    if (!path)
+        return mt_fail_nomem(err, name, len);
+    int rc = mt_out_open(&f, h->vfs, path, err);
+    if (!rc)
+        rc = mt_out_write(&f, data, len, err);
+    free(path);
+    return finish_file(h, name, &f, rc, err);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const struct mt_st_decl *)a)->name, ((const struct mt_st_decl *)b)->name);
+}
+
+static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t n_shards,
+                       struct mt_err *err)
+{
+    cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
+    cJSON *map = cJSON_AddObjectToObject(root, "weight_map");
+    struct mt_st_decl *sorted = mt_calloc(h->n_decls, sizeof(*sorted));
+    double size = 0, params = 0;
+    char name[64];
+    for (size_t i = 0; sorted && i < h->n_decls; i++) {
+        sorted[i] = h->decls[i];
+        sorted[i].shape[MT_ST_MAX_DIMS - 1] = (int64_t)shard_of[i]; /* rides along */
+        size += (double)mt_st_decl_bytes(&h->decls[i]);
+        params += (double)(mt_st_decl_bytes(&h->decls[i]) / mt_st_dtype_size(h->decls[i].dtype));
+    }
+    if (sorted)
+        qsort(sorted, h->n_decls, sizeof(*sorted), compare_names);
+    for (size_t i = 0; sorted && i < h->n_decls; i++) {
+        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors",
+                 (size_t)sorted[i].shape[MT_ST_MAX_DIMS - 1] + 1, n_shards);
+        cJSON_AddStringToObject(map, sorted[i].name, name);
+    }
+    cJSON_AddNumberToObject(meta, "total_parameters", params);
+    cJSON_AddNumberToObject(meta, "total_size", size);
+    char *text = sorted ? cJSON_Print(root) : NULL;
+    int rc = text ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
+                  : mt_fail_nomem(err, "the weight index", h->n_decls);
+    free(text);
+    free(sorted);
+    cJSON_Delete(root);
+    return rc;
+}
+
+static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
+{
+    size_t *shard_of = mt_calloc(2 * h->n_decls, sizeof(size_t)), n_shards = 1;
+    uint64_t in_shard = 0;
+    char name[64];
+    int rc = 0;
+    if (!shard_of)
+        return mt_fail_nomem(err, "the shards", h->n_decls * sizeof(size_t));
+    size_t *which = shard_of + h->n_decls;
+    for (size_t i = 0; i < h->n_decls; i++) {
+        uint64_t bytes = mt_st_decl_bytes(&h->decls[i]);
+        if (in_shard && in_shard + bytes > h->shard_bytes) {
+            n_shards++;
+            in_shard = 0;
+        }
+        in_shard += bytes;
+        shard_of[i] = n_shards - 1;
+    }
+    for (size_t s = 0; s < n_shards && !rc; s++) {
+        size_t n = 0;
+        for (size_t i = 0; i < h->n_decls; i++)
+            if (shard_of[i] == s)
+                which[n++] = i;
+        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", s + 1, n_shards);
+        rc = mt_hf_write_file(h, n_shards == 1 ? "model.safetensors" : name, which, n, err);
+    }
+    if (!rc && n_shards > 1)
+        rc = write_index(h, shard_of, n_shards, err);
+    free(shard_of);
+    return rc;
+}
+
+/* Replaces the value of "torch_dtype" or "dtype" where there is one; all else stays byte for byte. */
+static char *edit_dtype(const char *text, const char *dtype)
+{
+    static const char *const keys[] = {"\"torch_dtype\"", "\"dtype\""};
+    char *out = NULL;
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++) {
+        const char *key = strstr(text, keys[i]);
+        const char *open = key ? strchr(key + strlen(keys[i]), '"') : NULL;
+        const char *colon = key ? strchr(key + strlen(keys[i]), ':') : NULL;
+        const char *end = open && colon && colon < open ? strchr(open + 1, '"') : NULL;
+        if (end && strspn(colon + 1, " \t\n") == (size_t)(open - colon - 1)) {
+            if (asprintf(&out, "%.*s%s%s", (int)(open + 1 - text), text, dtype, end) < 0)
+                return NULL;
+            return out;
+        }
+    }
+    return strdup(text);
+}
+
+static int copy_file(const struct mt_hf_dir *h, const char *name, struct mt_err *err)
+{
+    char *from = mt_path_join(h->model_dir, name), *text = NULL;
+    size_t len = 0;
+    int rc = from ? mt_read_file(from, &text, &len, err) : mt_fail_nomem(err, name, 0);
+    if (!rc && !strcmp(name, "config.json")) {
+        char *edited = edit_dtype(text, h->torch_dtype);
+        free(text);
+        text = edited;
+        len = edited ? strlen(edited) : 0;
+        rc = edited ? 0 : mt_fail_nomem(err, name, 0);
+    }
+    if (!rc)
+        rc = write_bytes(h, name, text, len, err);
+    free(text);
+    free(from);
+    return rc;
+}
+
+static bool goes_along(const char *name)
+{
+    static const char *const names[] = {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+        "tokenizer.model", "chat_template.jinja"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+        if (!strcmp(name, names[i]))
+            return true;
+    return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
+}
+
+static int copy_others(const struct mt_hf_dir *h, struct mt_err *err)
+{
+    DIR *d = opendir(h->model_dir);
+    int rc = 0;
+    if (!d)
+        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s: %s", h->model_dir,
+                       strerror(errno));
+    for (struct dirent *e; !rc && (e = readdir(d));)
+        if (goes_along(e->d_name))
+            rc = copy_file(h, e->d_name, err);
+    closedir(d);
+    return rc;
+}
+
+int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err)
+{
+    int rc = copy_others(h, err);
+    return rc ? rc : write_weights(h, err);
+}

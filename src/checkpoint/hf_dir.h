@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_HF_DIR_H
+#define MT_CHECKPOINT_HF_DIR_H
+
+#include "checkpoint/vfs.h"
+#include "hf/safetensors.h"
+
+/** Elements [first, first + n) of tensor `index` in its file's dtype, into dst. */
+typedef int (*mt_tensor_source)(void *ctx, size_t index, size_t first, size_t n, void *dst,
+                                struct mt_err *err);
+/** Told of each file that was written. */
+typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_file *f,
+                            struct mt_err *err);
+
+/** Writes a Hugging Face folder that exists already and is empty. */
+struct mt_hf_dir {
+    const struct mt_vfs *vfs;
+    const char *dir, *model_dir; /* model_dir: whose other files are copied */
+    const struct mt_st_decl *decls; /* in the order the shards are to be filled */
+    size_t n_decls;
+    const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
+    uint64_t shard_bytes;
+    mt_tensor_source source;
+    mt_file_done done;           /* may be NULL */
+    void *ctx;
+};
+int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err);
+/** One safetensors file; order[i] is the source's index of decls[i]. */
+int mt_hf_write_file(const struct mt_hf_dir *h, const char *name, const size_t *which, size_t n,
+                     struct mt_err *err);
+
+#endif

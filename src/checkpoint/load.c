@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/dtype.h"
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hf_dir.h"
+#include "hf/safetensors.h"
+
+int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err);
+
+static int damaged(struct mt_err *err, const char *path, const char *what)
+{
+    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
+}
+
+static int sum_file(const char *path, uint64_t *sum, uint64_t *size, struct mt_err *err)
+{
+    XXH3_state_t *state = XXH3_createState();
+    enum { PIECE = 1 << 20 };
+    char *buf = malloc(PIECE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
+    *size = 0;
+    if (fd < 0)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "%s is missing: %s", path, strerror(errno));
+    else if (!state || !buf)
+        rc = mt_fail_nomem(err, path, PIECE);
+    else
+        XXH3_64bits_reset(state);
+    while (!rc) {
+        ssize_t n = read(fd, buf, PIECE);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read %s: %s", path, strerror(errno));
+        if (n <= 0)
+            break;
+        XXH3_64bits_update(state, buf, (size_t)n);
+        *size += (uint64_t)n;
+    }
+    if (!rc)
+        *sum = XXH3_64bits_digest(state);
+    if (fd >= 0)
+        close(fd);
+    free(buf);
+    XXH3_freeState(state);
+    return rc;
+}
+
+/* state.json, after its own sum. */
+static int read_sealed(const char *dir, cJSON **out, struct mt_err *err)
+{
+    char path[4096], seal[4096], want[32];
+    uint64_t sum, size;
+    cJSON *s = NULL;
+    snprintf(path, sizeof(path), "%.4000s/megatrain/state.json", dir);
+    snprintf(seal, sizeof(seal), "%.4000s/megatrain/seal.json", dir);
+    if (!mt_path_exists(path))
+        return damaged(err, dir, "holds no training state (megatrain/state.json)");
+    int rc = mt_json_read_file(&s, seal, MT_ERR_CHECKPOINT, err);
+    if (rc)
+        return rc;
+    const cJSON *have = mt_json_get(s, "state.json");
+    rc = sum_file(path, &sum, &size, err);
+    snprintf(want, sizeof(want), "%016llx", (unsigned long long)sum);
+    if (!rc && (!cJSON_IsString(have) || strcmp(have->valuestring, want)))
+        rc = damaged(err, path, "its checksum is not the one that was sealed");
+    cJSON_Delete(s);
+    return rc ? rc : mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
+}
+
+/* Which tensors of a damaged file are at fault cannot be told from one sum: names them all, or, where
+ * the header itself is broken, says that. */
+static int blame(const char *path, struct mt_err *err)
+{
+    struct mt_st_model m;
+    struct mt_err inner = {0};
+    size_t n = strlen(path);
+    if (n < 12 || strcmp(path + n - 12, ".safetensors"))
+        return damaged(err, path, "its checksum is wrong");
+    if (mt_st_open_file(&m, path, &inner))
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: its checksum is wrong: %s", path,
+                       inner.msg);
+    int rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
+                     "%s: its checksum is wrong: a byte of %s%s%s is damaged", path,
+                     m.n_tensors ? m.tensors[0].name : "the header",
+                     m.n_tensors > 1 ? " ... " : "",
+                     m.n_tensors > 1 ? m.tensors[m.n_tensors - 1].name : "");
+    mt_st_close(&m);
+    return rc;
+}
+
+static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
+{
+    char path[4096], sum_text[32];
+    int rc = 0;
+    if (!cJSON_IsObject(files) || !files->child)
+        return damaged(err, dir, "its state.json lists no files");
+    for (const cJSON *f = files->child; f && !rc; f = f->next) {
+        const cJSON *size = mt_json_get(f, "size"), *sum = mt_json_get(f, "xxh3");
+        uint64_t have_sum, have_size;
+        snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+        rc = sum_file(path, &have_sum, &have_size, err);
+        if (rc)
+            break;
+        snprintf(sum_text, sizeof(sum_text), "%016llx", (unsigned long long)have_sum);
+        if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %llu bytes, %.0f were written", path,
+                         (unsigned long long)have_size, size ? size->valuedouble : 0);
+        else if (!cJSON_IsString(sum) || strcmp(sum->valuestring, sum_text))
+            rc = blame(path, err);
+    }
+    return rc;
+}
+
+int mt_checkpoint_verify(const char *dir, struct mt_err *err)
+{
+    cJSON *state = NULL;
+    int rc = read_sealed(dir, &state, err);
+    if (!rc)
+        rc = verify_files(dir, mt_json_get(state, "files"), err);
+    cJSON_Delete(state);
+    return rc;
+}
+
+int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err)
+{
+    uint64_t *steps;
+    size_t n;
+    *path = NULL;
+    int rc = mt_checkpoint_list(dir, &steps, &n, err);
+    for (size_t i = 0; i < n && !rc && !*path; i++) {
+        char p[4096];
+        struct mt_err why = {0};
+        snprintf(p, sizeof(p), "%.4000s/checkpoint-%llu", dir, (unsigned long long)steps[i]);
+        if (mt_checkpoint_verify(p, &why))
+            mt_warn("passing over %s: %s", p, why.msg);
+        else if (!(*path = strdup(p)))
+            rc = mt_fail_nomem(err, p, strlen(p));
+    }
+    free(steps);
+    return rc;
+}
+
+int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)
+{
+    cJSON *state = NULL;
+    int rc = read_sealed(dir, &state, err);
+    if (!rc)
+        rc = mt_train_state_from_json(out, state, dir, err);
+    cJSON_Delete(state);
+    return rc;
+}
+
+static int load_part(const struct mt_st_model *st, const struct mt_tensor *t, const char *suffix,
+                     float *buf, size_t piece, mt_plane_set *planes, enum mt_plane_kind kind,
+                     struct mt_err *err)
+{
+    char name[192];
+    snprintf(name, sizeof(name), "%s.%s", t->name, suffix);
+    const struct mt_st_tensor *src = mt_st_find(st, name);
+    if (!src || src->dtype != MT_ST_F32 || src->n_elems != t->n)
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
+                       "another shape than the model", st->files[0].path, name);
+    for (size_t at = 0; at < t->n; at += piece) {
+        size_t n = MT_MIN(piece, t->n - at);
+        int rc = mt_st_read_f32(st, src, at, n, buf, err);
+        if (rc)
+            return rc;
+        if (kind == MT_PLANE_HI) {
+            uint16_t *hi = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_HI) + t->first + at;
+            uint16_t *lo = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_LO) + t->first + at;
+            for (size_t i = 0; i < n; i++)
+                mt_master_split(buf[i], &hi[i], &lo[i]);
+        } else {
+            memcpy((float *)mt_plane(planes, t->unit, kind) + t->first + at, buf, n * sizeof(float));
+        }
+    }
+    return 0;
+}
+
+int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set *planes,
+                       struct mt_err *err)
+{
+    enum { PIECE = 1 << 20 };
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    char path[4096];
+    int rc = buf ? 0 : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
+    for (size_t u = 0; u < l->n_units && !rc; u++) {
+        struct mt_st_model st;
+        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", dir, u);
+        rc = mt_st_open_file(&st, path, err);
+        if (rc) {
+            if (err)
+                err->kind = MT_ERR_CHECKPOINT;
+            break;
+        }
+        for (size_t i = 0; i < l->units[u].n_tensors && !rc; i++) {
+            const struct mt_tensor *t = &l->tensors[l->units[u].first_tensor + i];
+            rc = load_part(&st, t, "master", buf, PIECE, planes, MT_PLANE_HI, err);
+            if (!rc && t->trainable)
+                rc = load_part(&st, t, "exp_avg", buf, PIECE, planes, MT_PLANE_M, err);
+            if (!rc && t->trainable)
+                rc = load_part(&st, t, "exp_avg_sq", buf, PIECE, planes, MT_PLANE_V, err);
+        }
+        mt_st_close(&st);
+    }
+    free(buf);
+    return rc;
+}
+
+int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
+{
+    char path[4096], pid[32] = "";
+    snprintf(path, sizeof(path), "%.4000s/.lock", dir);
+    int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (f < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
+    if (flock(f, LOCK_EX | LOCK_NB)) {
+        ssize_t n = read(f, pid, sizeof(pid) - 1);
+        close(f);
+        pid[n > 0 ? strcspn(pid, "\n") : 0] = 0;
+        return mt_fail(err, MT_ERR_USAGE, -EBUSY,
+                       "%s is in use by another run (process %s): choose another checkpoint.dir", dir,
+                       pid[0] ? pid : "unknown");
+    }
+    int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
+    if (ftruncate(f, 0) || pwrite(f, pid, (size_t)n, 0) != n)
+        mt_debug("the lock file does not name its holder");
+    *fd = f;
+    return 0;
+}
+
+struct exporter {
+    struct mt_st_model weights, *states;
+    size_t n_states;
+    bool f32;
+};
+
+/* f32: the master where there is one, else the weight itself, which a bf16 one is exactly. */
+static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct exporter *x = ctx;
+    const struct mt_st_tensor *t = &x->weights.tensors[i];
+    char name[512];
+    if (!x->f32)
+        return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype),
+                              n * mt_st_dtype_size(t->dtype), dst, err);
+    snprintf(name, sizeof(name), "%.400s.master", t->name);
+    for (size_t s = 0; s < x->n_states; s++) {
+        const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
+        if (master)
+            return mt_st_read_f32(&x->states[s], master, first, n, dst, err);
+    }
+    return mt_st_read_f32(&x->weights, t, first, n, dst, err);
+}
+
+static int open_states(struct exporter *x, const char *from, struct mt_err *err)
+{
+    char path[4096];
+    size_t n = 0;
+    while (snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, n),
+           mt_path_exists(path))
+        n++;
+    x->states = mt_calloc(n, sizeof(*x->states));
+    if (!x->states)
+        return mt_fail_nomem(err, "an export", n * sizeof(*x->states));
+    for (; x->n_states < n; x->n_states++) {
+        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, x->n_states);
+        int rc = mt_st_open_file(&x->states[x->n_states], path, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int export_to(struct exporter *x, const char *from, const char *tmp, uint64_t shard_bytes,
+                     struct mt_err *err)
+{
+    size_t n = x->weights.n_tensors;
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    if (!decls)
+        return mt_fail_nomem(err, "an export", n * sizeof(*decls));
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_st_tensor *t = &x->weights.tensors[i];
+        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = x->f32 ? MT_ST_F32 : t->dtype,
+                                       .n_dims = t->n_dims};
+        memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
+    }
+    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = from,
+                                                 .decls = decls, .n_decls = n,
+                                                 .torch_dtype = x->f32 ? "float32" : "bfloat16",
+                                                 .shard_bytes = shard_bytes,
+                                                 .source = export_source, .ctx = x},
+                             err);
+    free(decls);
+    return rc;
+}
+
+int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
+                         struct mt_err *err)
+{
+    struct exporter x = {.f32 = f32};
+    char tmp[4096];
+    if (mt_path_exists(to))
+        return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
+    snprintf(tmp, sizeof(tmp), "%.4000s.tmp", to);
+    int rc = mt_st_open_dir(&x.weights, from, err);
+    if (!rc)
+        rc = open_states(&x, from, err);
+    if (!rc)
+        rc = mt_remove_tree(tmp, err);
+    if (!rc)
+        rc = mt_mkdir_p(tmp, err);
+    if (!rc)
+        rc = export_to(&x, from, tmp, shard_bytes, err);
+    if (!rc && rename(tmp, to))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot rename %s to %s: %s", tmp, to,
+                     strerror(errno));
+    if (rc)
+        mt_remove_tree(tmp, NULL);
+    for (size_t i = 0; i < x.n_states; i++)
+        mt_st_close(&x.states[i]);
+    free(x.states);
+    mt_st_close(&x.weights);
+    return rc;
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hf_dir.h"
+#include "hw/hw.h"
+
+struct saver {
+    const struct mt_checkpoint_save *s;
+    const struct mt_vfs *vfs;
+    char tmp[4096];
+    const char *prefix; /* of the names in the file list */
+    cJSON *files;
+};
+
+enum part { MASTER, EXP_AVG, EXP_AVG_SQ, N_PARTS };
+
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, bool full)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        n += l->tensors[i].n * (2 + (full ? (l->units[l->tensors[i].unit].trainable ? 12 : 4) : 0));
+    return n + (1 << 20);
+}
+
+static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
+{
+    struct saver *v = ctx;
+    char path[512], sum[32];
+    cJSON *o = cJSON_CreateObject();
+    snprintf(path, sizeof(path), "%s%s", v->prefix, name);
+    snprintf(sum, sizeof(sum), "%016llx", f->sum);
+    cJSON_AddNumberToObject(o, "size", (double)f->bytes);
+    cJSON_AddStringToObject(o, "xxh3", sum);
+    cJSON_AddItemToObject(v->files, path, o);
+    (void)err;
+    return 0;
+}
+
+static int hi_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    const struct saver *v = ctx;
+    const struct mt_tensor *t = &v->s->layout->tensors[i];
+    (void)err;
+    memcpy(dst, (const uint16_t *)mt_plane(v->s->planes, t->unit, MT_PLANE_HI) + t->first + first,
+           n * 2);
+    return 0;
+}
+
+static int write_weights(struct saver *v, struct mt_err *err)
+{
+    const struct mt_layout *l = v->s->layout;
+    struct mt_st_decl *decls = mt_calloc(l->n_tensors, sizeof(*decls));
+    if (!decls)
+        return mt_fail_nomem(err, "a checkpoint", l->n_tensors * sizeof(*decls));
+    for (size_t i = 0; i < l->n_tensors; i++)
+        decls[i] = (struct mt_st_decl){.name = l->tensors[i].name, .dtype = MT_ST_BF16,
+                                       .n_dims = l->tensors[i].n_dims,
+                                       .shape = {l->tensors[i].shape[0], l->tensors[i].shape[1]}};
+    v->prefix = "";
+    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
+                                                 .model_dir = v->s->model_dir, .decls = decls,
+                                                 .n_decls = l->n_tensors, .torch_dtype = "bfloat16",
+                                                 .shard_bytes = v->s->shard_bytes,
+                                                 .source = hi_source, .done = file_done, .ctx = v},
+                             err);
+    free(decls);
+    return rc;
+}
+
+/* Index of a state tensor: tensor * N_PARTS + part. */
+static int state_source(void *ctx, size_t index, size_t first, size_t n, void *dst,
+                        struct mt_err *err)
+{
+    const struct saver *v = ctx;
+    const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
+    const mt_plane_set *p = v->s->planes;
+    size_t at = t->first + first, part = index % N_PARTS;
+    (void)err;
+    if (part == MASTER) {
+        const uint16_t *hi = mt_plane(p, t->unit, MT_PLANE_HI);
+        const uint16_t *lo = mt_plane(p, t->unit, MT_PLANE_LO);
+        for (size_t i = 0; i < n; i++)
+            ((float *)dst)[i] = mt_master_join(hi[at + i], lo[at + i]);
+    } else {
+        const float *m = mt_plane(p, t->unit, part == EXP_AVG ? MT_PLANE_M : MT_PLANE_V);
+        memcpy(dst, m + at, n * sizeof(float));
+    }
+    return 0;
+}
+
+static int write_unit_state(struct saver *v, const struct mt_hf_dir *h, size_t unit,
+                            struct mt_err *err)
+{
+    const struct mt_unit *u = &v->s->layout->units[unit];
+    size_t n = 0, *which = mt_calloc(u->n_tensors * N_PARTS, sizeof(size_t));
+    char name[64];
+    if (!which)
+        return mt_fail_nomem(err, "a checkpoint", u->n_tensors * N_PARTS * sizeof(size_t));
+    for (size_t t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++)
+        for (size_t p = 0; p < (v->s->layout->tensors[t].trainable ? N_PARTS : 1); p++)
+            which[n++] = t * N_PARTS + p;
+    snprintf(name, sizeof(name), "state-%05zu.safetensors", unit);
+    int rc = mt_hf_write_file(h, name, which, n, err);
+    free(which);
+    return rc;
+}
+
+static int write_state(struct saver *v, struct mt_err *err)
+{
+    static const char *const suffix[] = {"master", "exp_avg", "exp_avg_sq"};
+    const struct mt_layout *l = v->s->layout;
+    size_t n = l->n_tensors * N_PARTS;
+    char dir[4200];
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    char(*names)[160] = mt_calloc(n, sizeof(*names));
+    int rc = decls && names ? 0 : mt_fail_nomem(err, "a checkpoint", n * sizeof(*decls));
+    snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
+    for (size_t i = 0; i < n && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i / N_PARTS];
+        snprintf(names[i], sizeof(names[i]), "%s.%s", t->name, suffix[i % N_PARTS]);
+        decls[i] = (struct mt_st_decl){.name = names[i], .dtype = MT_ST_F32, .n_dims = t->n_dims,
+                                       .shape = {t->shape[0], t->shape[1]}};
+    }
+    struct mt_hf_dir h = {.vfs = v->vfs, .dir = dir, .decls = decls, .n_decls = n,
+                          .source = state_source, .done = file_done, .ctx = v};
+    v->prefix = "megatrain/";
+    for (size_t u = 0; u < l->n_units && !rc; u++)
+        rc = write_unit_state(v, &h, u, err);
+    free(decls);
+    free(names);
+    return rc;
+}
+
+/* A JSON file; `json` is consumed. With `listed`, it enters the file list. */
+static int write_json(struct saver *v, const char *name, cJSON *json, bool listed,
+                      unsigned long long *sum, struct mt_err *err)
+{
+    struct mt_out_file f = {.fd = -1};
+    char path[4200], *text = cJSON_Print(json);
+    cJSON_Delete(json);
+    if (!text)
+        return mt_fail_nomem(err, name, 0);
+    snprintf(path, sizeof(path), "%s/%s", v->tmp, name);
+    int rc = mt_out_open(&f, v->vfs, path, err);
+    if (!rc)
+        rc = mt_out_write(&f, text, strlen(text), err);
+    if (!rc)
+        rc = mt_out_commit(&f, err);
+    mt_out_abort(&f);
+    free(text);
+    v->prefix = "";
+    if (sum)
+        *sum = f.sum;
+    return rc || !listed ? rc : file_done(v, name, &f, err);
+}
+
+static int write_seal(struct saver *v, struct mt_err *err)
+{
+    cJSON *o = mt_train_state_to_json(v->s->state);
+    unsigned long long sum;
+    char text[32];
+    cJSON_AddItemToObject(o, "files", cJSON_Duplicate(v->files, 1));
+    int rc = write_json(v, "megatrain/state.json", o, false, &sum, err);
+    if (rc)
+        return rc;
+    o = cJSON_CreateObject();
+    snprintf(text, sizeof(text), "%016llx", sum);
+    cJSON_AddStringToObject(o, "state.json", text);
+    return write_json(v, "megatrain/seal.json", o, false, NULL, err);
+}
+
+static int write_all(struct saver *v, struct mt_err *err)
+{
+    char dir[4200];
+    int rc = write_weights(v, err);
+    if (!rc)
+        rc = write_json(v, "trainer_state.json", mt_trainer_state_json(v->s->state), true, NULL, err);
+    snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
+    if (!rc && v->s->full) {
+        rc = v->vfs->make_dir(v->vfs->ctx, dir);
+        if (rc)
+            return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc));
+        rc = write_state(v, err);
+        if (!rc)
+            rc = write_seal(v, err);
+        if (!rc)
+            rc = v->vfs->sync_dir(v->vfs->ctx, dir);
+    }
+    if (!rc)
+        rc = v->vfs->sync_dir(v->vfs->ctx, v->tmp);
+    return rc;
+}
+
+static int check_space(const struct mt_checkpoint_save *s, struct mt_err *err)
+{
+    uint64_t need = mt_checkpoint_bytes(s->layout, s->full), have;
+    char a[32], b[32];
+    int rc = mt_hw_disk_free(s->dir, &have, err);
+    if (!rc && need > have)
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                     "a checkpoint takes %s, %s has %s free: make room, or set checkpoint.save = weights",
+                     mt_format_bytes(a, sizeof(a), need), s->dir, mt_format_bytes(b, sizeof(b), have));
+    return rc;
+}
+
+int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
+{
+    struct saver v = {.s = s, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
+    char final[4096], name[64], latest[4096];
+    void *ctx = v.vfs->ctx;
+    snprintf(name, sizeof(name), "checkpoint-%llu", (unsigned long long)s->state->step);
+    if (snprintf(final, sizeof(final), "%s/%s", s->dir, name) >= 4000)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", s->dir);
+    snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
+    snprintf(latest, sizeof(latest), "%.4080s/latest", s->dir);
+    if (mt_is_dir(final) && (!s->full || !mt_checkpoint_verify(final, NULL)))
+        return 0;
+    int rc = check_space(s, err);
+    if (rc)
+        return rc;
+    v.vfs->remove_tree(ctx, v.tmp);
+    v.files = cJSON_CreateObject();
+    rc = v.vfs->make_dir(ctx, v.tmp);
+    if (rc)
+        mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", v.tmp, strerror(-rc));
+    if (!rc)
+        rc = write_all(&v, err);
+    cJSON_Delete(v.files);
+    if (rc) {
+        v.vfs->remove_tree(ctx, v.tmp);
+        return rc;
+    }
+    if (mt_path_exists(final)) /* one that does not verify */
+        v.vfs->remove_tree(ctx, final);
+    rc = v.vfs->rename(ctx, v.tmp, final);
+    if (!rc)
+        rc = v.vfs->sync_dir(ctx, s->dir);
+    if (rc)
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot complete %s: %s", final, strerror(-rc));
+    v.vfs->link(ctx, name, latest); /* a convenience: not needed to resume */
+    return 0;
+}
+
+static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)
+{
+    return newer < p->keep || (p->keep_every && step % p->keep_every == 0) ||
+           (p->keep_best && step == p->best_step);
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+/* Steps of DIR's checkpoints, newest first; *tmp: left-over temporary folders' steps follow. */
+int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err);
+int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err)
+{
+    DIR *d = opendir(dir);
+    size_t cap = 0;
+    *steps = NULL;
+    *n = 0;
+    if (!d)
+        return errno == ENOENT ? 0
+                               : mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir,
+                                         strerror(errno));
+    for (struct dirent *e; (e = readdir(d));) {
+        char *end;
+        if (strncmp(e->d_name, "checkpoint-", 11))
+            continue;
+        uint64_t step = strtoull(e->d_name + 11, &end, 10);
+        if (*end || end == e->d_name + 11 || !mt_grow(steps, &cap, *n + 1, sizeof(uint64_t)))
+            continue;
+        (*steps)[(*n)++] = step;
+    }
+    closedir(d);
+    if (*n)
+        qsort(*steps, *n, sizeof(uint64_t), newest_first);
+    return 0;
+}
+
+int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
+                        struct mt_err *err)
+{
+    uint64_t *steps;
+    size_t n;
+    char path[4096];
+    int rc = mt_checkpoint_list(dir, &steps, &n, err);
+    if (!vfs)
+        vfs = &mt_vfs_posix;
+    for (size_t i = 0; i < n && !rc; i++) {
+        if (keeps(p, steps[i], i))
+            continue;
+        snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)steps[i]);
+        rc = vfs->remove_tree(vfs->ctx, path);
+        if (rc)
+            mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc));
+    }
+    free(steps);
+    return rc;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/state.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+
+enum { VERSION = 1 };
+
+#define COUNT(name) {#name, offsetof(struct mt_train_state, name)}
+static const struct {
+    const char *name;
+    size_t offset;
+} counts[] = {COUNT(step),           COUNT(updates),     COUNT(skips),     COUNT(skips_in_row),
+              COUNT(tokens),         COUNT(loss_tokens), COUNT(data_hash), COUNT(steps_per_epoch),
+              COUNT(total_steps),    COUNT(best_step),   COUNT(bad_evals)};
+#undef COUNT
+
+void mt_train_state_finish(struct mt_train_state *s)
+{
+    free(s->config);
+    cJSON_Delete(s->log_history);
+    *s = (struct mt_train_state){0};
+}
+
+/* 64-bit numbers go as strings: JSON's are doubles. */
+cJSON *mt_train_state_to_json(const struct mt_train_state *s)
+{
+    cJSON *o = cJSON_CreateObject();
+    char text[32];
+    cJSON_AddNumberToObject(o, "version", VERSION);
+    for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
+        uint64_t v;
+        memcpy(&v, (const char *)s + counts[i].offset, sizeof(v));
+        snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
+        cJSON_AddStringToObject(o, counts[i].name, text);
+    }
+    cJSON_AddNumberToObject(o, "seconds", s->seconds);
+    if (isfinite(s->best_loss))
+        cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
+    cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
+    cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
+                                                           : cJSON_CreateArray());
+    return o;
+}
+
+int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
+                             struct mt_err *err)
+{
+    struct mt_train_state s = {.best_loss = NAN};
+    const cJSON *version = mt_json_get(o, "version"), *config = mt_json_get(o, "config");
+    const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
+    const cJSON *log = mt_json_get(o, "log_history");
+    if (!cJSON_IsNumber(version) || version->valueint != VERSION)
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: not of this version", name);
+    for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
+        const cJSON *v = mt_json_get(o, counts[i].name);
+        char *end = NULL;
+        uint64_t n = cJSON_IsString(v) ? strtoull(v->valuestring, &end, 10) : 0;
+        if (!end || *end || end == v->valuestring)
+            return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"%s\" is missing or no number", name,
+                           counts[i].name);
+        memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
+    }
+    if (cJSON_IsNumber(best))
+        s.best_loss = best->valuedouble;
+    if (cJSON_IsNumber(sec))
+        s.seconds = sec->valuedouble;
+    s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
+    s.log_history = cJSON_IsArray(log) ? cJSON_Duplicate(log, 1) : cJSON_CreateArray();
+    if (!s.config || !s.log_history) {
+        mt_train_state_finish(&s);
+        return mt_fail_nomem(err, name, 1);
+    }
+    *out = s;
+    return 0;
+}
+
+cJSON *mt_trainer_state_json(const struct mt_train_state *s)
+{
+    cJSON *o = cJSON_CreateObject();
+    char best[64];
+    double epochs = s->steps_per_epoch ? (double)s->step / (double)s->steps_per_epoch : 0;
+    cJSON_AddNumberToObject(o, "global_step", (double)s->step);
+    cJSON_AddNumberToObject(o, "epoch", epochs);
+    cJSON_AddNumberToObject(o, "max_steps", (double)s->total_steps);
+    cJSON_AddNumberToObject(o, "num_train_epochs",
+                            s->steps_per_epoch
+                                ? ceil((double)s->total_steps / (double)s->steps_per_epoch)
+                                : 0);
+    if (isfinite(s->best_loss)) {
+        snprintf(best, sizeof(best), "checkpoint-%llu", (unsigned long long)s->best_step);
+        cJSON_AddNumberToObject(o, "best_metric", s->best_loss);
+        cJSON_AddStringToObject(o, "best_model_checkpoint", best);
+    } else {
+        cJSON_AddNullToObject(o, "best_metric");
+        cJSON_AddNullToObject(o, "best_model_checkpoint");
+    }
+    cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
+                                                           : cJSON_CreateArray());
+    return o;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_STATE_H
+#define MT_CHECKPOINT_STATE_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/** What a run is besides its planes. All of it is in megatrain/state.json. */
+struct mt_train_state {
+    uint64_t step;            /* data steps done: where the data goes on */
+    uint64_t updates;         /* applied: Adam's t, index of the learning rate */
+    uint64_t skips, skips_in_row;
+    uint64_t tokens, loss_tokens;
+    uint64_t steps_per_epoch, total_steps;
+    uint64_t data_hash;
+    double best_loss;         /* NaN: none yet */
+    uint64_t best_step;
+    uint64_t bad_evals;       /* in a row, for early stopping */
+    double seconds;           /* trained so far */
+    char *config;             /* INI text; owned */
+    cJSON *log_history;       /* array of records for trainer_state.json; owned */
+};
+
+void mt_train_state_finish(struct mt_train_state *s);
+cJSON *mt_train_state_to_json(const struct mt_train_state *s);
+int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const char *name,
+                             struct mt_err *err);
+/** trainer_state.json, with Hugging Face's names. */
+cJSON *mt_trainer_state_json(const struct mt_train_state *s);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/vfs.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <errno.h>
+#include <xxhash.h>
+
+#include "base/fs.h"
+
+static int posix_create(void *ctx, const char *path)
+{
+    (void)ctx;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return fd < 0 ? -errno : fd;
+}
+
+static int posix_write(void *ctx, int fd, const void *data, size_t len)
+{
+    (void)ctx;
+    return mt_write_all(fd, data, len);
+}
+
+static int posix_sync(void *ctx, int fd)
+{
+    (void)ctx;
+    return fsync(fd) ? -errno : 0;
+}
+
+static int posix_close(void *ctx, int fd)
+{
+    (void)ctx;
+    return close(fd) ? -errno : 0;
+}
+
+static int posix_make_dir(void *ctx, const char *path)
+{
+    (void)ctx;
+    return mkdir(path, 0777) ? -errno : 0;
+}
+
+static int posix_sync_dir(void *ctx, const char *path)
+{
+    (void)ctx;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || fsync(fd) ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+static int posix_rename(void *ctx, const char *from, const char *to)
+{
+    (void)ctx;
+    return rename(from, to) ? -errno : 0;
+}
+
+static int posix_remove_tree(void *ctx, const char *path)
+{
+    (void)ctx;
+    return mt_remove_tree(path, NULL);
+}
+
+static int posix_link(void *ctx, const char *target, const char *path)
+{
+    char tmp[4200];
+    (void)ctx;
+    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    unlink(tmp);
+    return symlink(target, tmp) || rename(tmp, path) ? -errno : 0;
+}
+
+const struct mt_vfs mt_vfs_posix = {
+    .create = posix_create,
+    .write = posix_write,
+    .sync = posix_sync,
+    .close = posix_close,
+    .make_dir = posix_make_dir,
+    .sync_dir = posix_sync_dir,
+    .rename = posix_rename,
+    .remove_tree = posix_remove_tree,
+    .link = posix_link,
+};
+
+static int fail(struct mt_out_file *f, int rc, const char *verb, struct mt_err *err)
+{
+    return mt_fail(err, rc == -ENOSPC || rc == -EDQUOT ? MT_ERR_NO_FIT : MT_ERR_RUNTIME, rc,
+                   "cannot %s %s: %s", verb, f->path, strerror(-rc));
+}
+
+int mt_out_open(struct mt_out_file *f, const struct mt_vfs *vfs, const char *path,
+                struct mt_err *err)
+{
+    *f = (struct mt_out_file){.vfs = vfs, .fd = -1};
+    if (snprintf(f->path, sizeof(f->path), "%s", path) >= (int)sizeof(f->path))
+        return fail(f, -ENAMETOOLONG, "create", err);
+    f->fd = vfs->create(vfs->ctx, path);
+    if (f->fd < 0)
+        return fail(f, f->fd, "create", err);
+    f->hash = XXH3_createState();
+    if (!f->hash)
+        return fail(f, -ENOMEM, "create", err);
+    XXH3_64bits_reset(f->hash);
+    return 0;
+}
+
+int mt_out_write(struct mt_out_file *f, const void *data, size_t len, struct mt_err *err)
+{
+    int rc = f->vfs->write(f->vfs->ctx, f->fd, data, len);
+    if (rc)
+        return fail(f, rc, "write", err);
+    XXH3_64bits_update(f->hash, data, len);
+    f->bytes += len;
+    return 0;
+}
+
+int mt_out_commit(struct mt_out_file *f, struct mt_err *err)
+{
+    int fd = f->fd, rc = f->vfs->sync(f->vfs->ctx, fd);
+    f->sum = XXH3_64bits_digest(f->hash);
+    if (rc)
+        return fail(f, rc, "sync", err);
+    f->fd = -1;
+    rc = f->vfs->close(f->vfs->ctx, fd);
+    mt_out_abort(f);
+    return rc ? fail(f, rc, "close", err) : 0;
+}
+
+void mt_out_abort(struct mt_out_file *f)
+{
+    if (f->fd >= 0)
+        f->vfs->close(f->vfs->ctx, f->fd);
+    f->fd = -1;
+    XXH3_freeState(f->hash);
+    f->hash = NULL;
+}

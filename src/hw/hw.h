@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HW_HW_H
+#define MT_HW_HW_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/** CPUs this process may use: one a core, in hwloc's order, within the affinity mask; no more than the
+ * cgroup's CPU quota. *cpus is the caller's. */
+int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
+
+/** Memory there is, in bytes; UINT64_MAX where there is no such limit. */
+struct mt_hw_memory {
+    uint64_t total, available;        /* MemTotal, MemAvailable */
+    uint64_t cgroup_free;             /* least of limit - usage, up the hierarchy */
+    uint64_t address_space;           /* RLIMIT_AS less what is mapped */
+    uint64_t memlock;                 /* RLIMIT_MEMLOCK */
+};
+/** `root` is put before /proc and /sys: "" but for tests. */
+int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err);
+/** Bytes free for this user on the file system of `path` (or of its nearest parent that exists). */
+int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err);
+
+#endif
