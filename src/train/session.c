@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/session.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+
+enum { AUTO_MICRO_TOKENS = 8192 };
+
+static int open_model(struct mt_session *s, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
+    if (!rc)
+        rc = mt_hf_config_read(&s->hf, s->model_dir, err);
+    if (!rc)
+        rc = mt_layout_create(&s->layout, &s->hf, &s->cfg->model.freeze,
+                              s->cfg->optimizer.decay_embeddings, err);
+    if (rc)
+        return rc;
+    s->dtype = s->cfg->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16;
+    s->grad_dtype = s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? s->dtype
+                    : s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
+                                                                       : MT_BF16;
+    if (s->cfg->data.seq_len > s->hf.max_pos)
+        mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
+                (long long)s->cfg->data.seq_len, (long long)s->hf.max_pos);
+    return 0;
+}
+
+static int cache_dir(const struct mt_config *cfg, char *buf, size_t len)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (strcmp(cfg->data.cache_dir, "auto"))
+        return snprintf(buf, len, "%s", cfg->data.cache_dir);
+    if (xdg && *xdg)
+        return snprintf(buf, len, "%s/megatrain", xdg);
+    return snprintf(buf, len, "%s/.cache/megatrain", home ? home : ".");
+}
+
+static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_list *files,
+                    struct mt_err *err)
+{
+    char cache[4096];
+    cache_dir(s->cfg, cache, sizeof(cache));
+    return mt_dataset_open(out,
+                           &(struct mt_dataset_params){
+                               .files = files,
+                               .format = s->cfg->data.format,
+                               .tokenizer = s->cfg->data.tokenizer,
+                               .overlong = s->cfg->data.overlong,
+                               .seq_len = (size_t)s->cfg->data.seq_len,
+                               .vocab = (size_t)s->hf.vocab,
+                               .cache_dir = cache,
+                           },
+                           err);
+}
+
+static int open_data(struct mt_session *s, struct mt_err *err)
+{
+    const char *eval = s->cfg->data.eval;
+    bool eval_file = eval[0] && mt_path_exists(eval);
+    char *item = s->cfg->data.eval;
+    struct mt_cfg_list list = {&item, 1};
+    int rc = open_set(s, &s->data, &s->cfg->data.train, err);
+    if (!rc && eval_file)
+        rc = open_set(s, &s->eval_data, &list, err);
+    if (!rc)
+        rc = mt_dataset_split(s->data, eval_file ? "" : eval, &s->split, &s->held_out, err);
+    return rc;
+}
+
+static void choose_batch(struct mt_session *s)
+{
+    struct mt_config *c = s->cfg;
+    int64_t len = c->data.seq_len;
+    s->rows_per_step = (size_t)(c->train.batch_size ? c->train.batch_size
+                                                    : c->train.tokens_per_step / len);
+    /* numerics: depends on the configuration alone, never on the machine */
+    int64_t micro = c->train.micro_batch == MT_CFG_AUTO ? MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1)
+                                                        : c->train.micro_batch;
+    s->micro_batch = MT_MIN((size_t)micro, s->rows_per_step);
+    s->n_micro = mt_div_up(s->rows_per_step, s->micro_batch);
+}
+
+static struct mt_sampler_params sampler_params(const struct mt_session *s)
+{
+    return (struct mt_sampler_params){
+        .data = s->data,
+        .split = &s->split,
+        .seq_len = (size_t)s->cfg->data.seq_len,
+        .rows_per_step = s->rows_per_step,
+        .micro_batch = s->micro_batch,
+        .packing = s->cfg->data.packing,
+        .shuffle = s->cfg->data.shuffle,
+        .seed = (uint64_t)s->cfg->train.seed,
+    };
+}
+
+static int make_samplers(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_sampler_params p = sampler_params(s);
+    int rc = mt_sampler_create(&s->sampler, &p, err);
+    uint64_t most = (uint64_t)s->cfg->eval.max_samples;
+    p.shuffle = false;
+    if (s->eval_data) {
+        struct mt_split unused = {0};
+        mt_split_finish(&s->held_out);
+        p.data = s->eval_data;
+        if (!rc)
+            rc = mt_dataset_split(s->eval_data, "", &s->held_out, &unused, err);
+        mt_split_finish(&unused);
+    }
+    s->held_out.n = MT_MIN(s->held_out.n, most);
+    p.split = &s->held_out;
+    if (!rc && s->held_out.n)
+        rc = mt_sampler_create(&s->eval_sampler, &p, err);
+    else if (!rc && s->cfg->data.eval[0])
+        mt_warn("data.eval = %s holds out no sample: nothing is evaluated", s->cfg->data.eval);
+    return rc;
+}
+
+static int count_steps(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_config *c = s->cfg;
+    uint64_t per_epoch = mt_sampler_steps_per_epoch(s->sampler);
+    if (c->train.steps)
+        s->total_steps = (uint64_t)c->train.steps;
+    else if (c->train.epochs > 0)
+        s->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
+    else
+        s->total_steps = mt_div_up((size_t)c->train.tokens,
+                                   s->rows_per_step * (size_t)c->data.seq_len);
+    if (!s->total_steps)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
+                       c->train.epochs);
+    s->warmup_steps = c->train.warmup.is_ratio
+                          ? (uint64_t)llround(c->train.warmup.ratio * (double)s->total_steps)
+                          : (uint64_t)c->train.warmup.count;
+    return 0;
+}
+
+static uint64_t host_budget(const struct mt_config *c, const struct mt_hw_memory *hw)
+{
+    uint64_t have = MT_MIN(MT_MIN(hw->available, hw->cgroup_free), hw->address_space);
+    const struct mt_cfg_size *b = &c->memory.host_budget;
+    if (b->is_auto)
+        return (uint64_t)((double)have * 0.9);
+    return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
+}
+
+static int open_device(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_hw_memory hw;
+    const struct mt_config *c = s->cfg;
+    const struct mt_cfg_size *b = &c->memory.device_budget;
+    int n = 0, rc = mt_hw_memory(&hw, "", err);
+    if (!rc)
+        rc = mt_hw_cores(&s->cpus, &n, err);
+    if (rc)
+        return rc;
+    s->n_threads = c->device.cpu_threads == MT_CFG_AUTO ? n : (int)c->device.cpu_threads;
+    if (s->n_threads > n) { /* more threads than cores are not bound */
+        free(s->cpus);
+        s->cpus = NULL;
+    }
+    uint64_t host = host_budget(c, &hw);
+    uint64_t budget = b->is_auto    ? host / 4
+                      : b->is_ratio ? (uint64_t)((double)host * b->ratio)
+                                    : b->bytes;
+    return mt_device_create(&s->dev,
+                            &(struct mt_device_params){
+                                .kind = "cpu",
+                                .index = (int)c->device.index,
+                                .budget_bytes = (size_t)budget,
+                                .n_threads = s->n_threads,
+                                .cpus = s->cpus,
+                                .link_gbps = c->device.link_gbps,
+                            },
+                            err);
+}
+
+static int make_plan(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_config *c = s->cfg;
+    size_t docs = s->sampler ? mt_sampler_max_docs_per_row(s->sampler) : 1;
+    if (s->eval_sampler)
+        docs = MT_MAX(docs, mt_sampler_max_docs_per_row(s->eval_sampler));
+    s->engine_params = (struct mt_engine_params){
+        .dev = s->dev,
+        .layout = s->layout,
+        .dtype = s->dtype,
+        .grad_dtype = s->grad_dtype,
+        .max_tokens = s->micro_batch * (size_t)c->data.seq_len,
+        .max_docs = s->micro_batch * docs,
+        .max_len = (size_t)c->data.seq_len,
+        .max_micro = s->n_micro,
+        .logits_chunk = c->memory.logits_chunk == MT_CFG_AUTO
+                            ? mt_model_auto_logits_chunk(s->layout)
+                            : (size_t)c->memory.logits_chunk,
+        .train = s->train,
+        .slots = (int)c->memory.slots,
+        .activations = c->memory.activations,
+        .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
+        .poison = getenv("MEGATRAIN_POISON") != NULL,
+        .beta1 = c->optimizer.beta1,
+        .beta2 = c->optimizer.beta2,
+        .eps = c->optimizer.eps,
+        .weight_decay = c->optimizer.weight_decay,
+        .grad_clip = c->train.grad_clip,
+        .adam_threads = s->n_threads,
+        .adam_cpus = s->cpus,
+    };
+    const char *isa = getenv("MEGATRAIN_ADAM_ISA");
+    for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
+        if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
+            s->engine_params.isa = i;
+    return mt_engine_plan(&s->plan, &s->engine_params, err);
+}
+
+/* What `auto` became and changes bits is written down, so that a resume elsewhere does the same. */
+static int record_numerics(struct mt_session *s, struct mt_err *err)
+{
+    char v[32];
+    snprintf(v, sizeof(v), "%zu", s->micro_batch);
+    int rc = mt_config_override(s->cfg, "train.micro_batch", v, "chosen", err);
+    snprintf(v, sizeof(v), "%zu", s->engine_params.logits_chunk);
+    if (!rc)
+        rc = mt_config_override(s->cfg, "memory.logits_chunk", v, "chosen", err);
+    if (!rc)
+        rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
+                                "chosen", err);
+    return rc;
+}
+
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+{
+    *s = (struct mt_session){.cfg = cfg, .train = train};
+    int rc = open_model(s, err);
+    if (!rc)
+        rc = open_data(s, err);
+    if (!rc)
+        choose_batch(s);
+    if (!rc)
+        rc = make_samplers(s, err);
+    if (!rc)
+        rc = count_steps(s, err);
+    if (!rc)
+        rc = open_device(s, err);
+    if (!rc)
+        rc = make_plan(s, err);
+    if (!rc)
+        rc = record_numerics(s, err);
+    if (rc)
+        mt_session_finish(s);
+    return rc;
+}
+
+int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
+                             struct mt_err *err)
+{
+    *s = (struct mt_session){.cfg = cfg, .rows_per_step = 1, .micro_batch = 1, .n_micro = 1};
+    int rc = open_model(s, err);
+    cfg->data.seq_len = (int64_t)max_len;
+    if (!rc)
+        rc = open_device(s, err);
+    if (!rc)
+        rc = make_plan(s, err);
+    if (rc)
+        mt_session_finish(s);
+    return rc;
+}
+
+/* The planes' parameters; n_elems and trainable are the caller's to free. */
+static int plane_params(const struct mt_session *s, struct mt_plane_set_params *p, size_t **elems,
+                        bool **trainable, struct mt_err *err)
+{
+    size_t n = s->layout->n_units;
+    *elems = mt_calloc(n, sizeof(size_t));
+    *trainable = mt_calloc(n, sizeof(bool));
+    if (!*elems || !*trainable)
+        return mt_fail_nomem(err, "the planes", n * sizeof(size_t));
+    for (size_t u = 0; u < n; u++) {
+        (*elems)[u] = s->layout->units[u].n_elems;
+        (*trainable)[u] = s->train && s->layout->units[u].trainable;
+    }
+    *p = (struct mt_plane_set_params){.n_units = n, .n_elems = *elems, .trainable = *trainable,
+                                      .state_dtype = MT_F32, .grad_dtype = s->grad_dtype};
+    return 0;
+}
+
+int mt_session_start(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_plane_set_params p;
+    size_t *elems = NULL;
+    bool *trainable = NULL;
+    int rc = plane_params(s, &p, &elems, &trainable, err);
+    if (!rc)
+        rc = mt_plane_set_create(&s->planes, &p, err);
+    free(elems);
+    free(trainable);
+    s->engine_params.planes = s->planes;
+    return rc ? rc : mt_engine_create(&s->engine, &s->engine_params, err);
+}
+
+void mt_session_finish(struct mt_session *s)
+{
+    mt_engine_destroy(&s->engine);
+    mt_plane_set_destroy(&s->planes);
+    mt_engine_plan_finish(&s->plan);
+    mt_device_destroy(&s->dev);
+    mt_sampler_destroy(&s->sampler);
+    mt_sampler_destroy(&s->eval_sampler);
+    mt_split_finish(&s->split);
+    mt_split_finish(&s->held_out);
+    mt_dataset_destroy(&s->data);
+    mt_dataset_destroy(&s->eval_data);
+    mt_layout_destroy(&s->layout);
+    free(s->cpus);
+    free(s->model_dir);
+    *s = (struct mt_session){0};
+}
+
+static void add_row(struct mt_memory *m, const char *tier, const char *tag, uint64_t bytes)
+{
+    if (bytes && m->n_rows < MT_MEMORY_MAX_ROWS)
+        m->rows[m->n_rows++] = (struct mt_memory_row){tier, tag, bytes};
+}
+
+static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
+                      uint64_t available)
+{
+    if (available != UINT64_MAX && m->n_limits < MT_MEMORY_MAX_LIMITS)
+        m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
+}
+
+static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
+{
+    const struct mt_engine_plan *p = &s->plan;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        add_row(m, "device", mt_pool_id_name(i), p->pool_bytes[i]);
+    add_row(m, "device", "scratch", p->scratch);
+    add_row(m, "device", "logits", p->logits);
+    add_row(m, "device", "inputs", p->inputs);
+    add_row(m, "device", "rotary tables", p->tables);
+    m->device_bytes = p->device_bytes;
+}
+
+/* The program itself: code, libraries, threads' stacks and scratch, data under way. */
+static uint64_t process_bytes(const struct mt_session *s)
+{
+    return ((uint64_t)48 << 20) + (uint64_t)s->n_threads * ((uint64_t)5 << 20) +
+           2 * (uint64_t)s->engine_params.max_tokens * s->n_micro * 40;
+}
+
+int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
+{
+    struct mt_plane_set_params pp;
+    struct mt_hw_memory hw;
+    size_t *elems = NULL;
+    bool *trainable = NULL;
+    uint64_t disk = 0;
+    *m = (struct mt_memory){0};
+    int rc = plane_params(s, &pp, &elems, &trainable, err);
+    if (!rc)
+        rc = mt_hw_memory(&hw, "", err);
+    if (!rc) {
+        static const char *const tags[] = {"weights (hi)", "weights (lo)", "first moments",
+                                           "second moments", "gradients"};
+        add_device_rows(s, m);
+        for (int k = 0; k < MT_N_PLANES; k++)
+            add_row(m, "host", tags[k], mt_plane_set_plane_bytes(&pp, k));
+        add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
+        add_row(m, "host", "staging", s->plan.staging_bytes);
+        add_row(m, "host", "process", process_bytes(s));
+        for (int i = 0; i < m->n_rows; i++)
+            m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
+        /* the cpu device's arena is host memory too */
+        uint64_t all = m->host_bytes + m->device_bytes;
+        add_limit(m, "host", "memory.host_budget", all, host_budget(s->cfg, &hw));
+        add_limit(m, "host", "MemAvailable", all, hw.available);
+        add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
+        add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);
+    }
+    if (!rc && s->train && !mt_hw_disk_free(s->cfg->checkpoint.dir, &disk, NULL)) {
+        bool full = s->cfg->checkpoint.save == MT_SAVE_FULL;
+        m->disk_bytes = mt_checkpoint_bytes(s->layout, full);
+        add_row(m, "disk", "a checkpoint", m->disk_bytes);
+        add_limit(m, "disk", "free space", m->disk_bytes, disk);
+    }
+    free(elems);
+    free(trainable);
+    return rc;
+}
+
+int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
+{
+    char want[32], have[32], gap[32];
+    for (int i = 0; i < m->n_limits; i++) {
+        const struct mt_memory_limit *l = &m->limits[i];
+        if (l->wanted <= l->available)
+            continue;
+        bool disk = !strcmp(l->tier, "disk");
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                       "it will not fit: %s of %s wanted, %s allows %s: %s short; %s",
+                       mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
+                       l->source, mt_format_bytes(have, sizeof(have), l->available),
+                       mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
+                       disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
+                            : "lower memory.device_budget or train.tokens_per_step, use a smaller "
+                              "model, or raise the limit");
+    }
+    return 0;
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_SESSION_H
+#define MT_TRAIN_SESSION_H
+
+#include "checkpoint/checkpoint.h"
+#include "config/config.h"
+#include "data/dataset.h"
+#include "engine/engine.h"
+#include "model/model.h"
+#include "hf/hf_config.h"
+#include "model/layout.h"
+#include "store/planes.h"
+
+/**
+ * All that a training run or an evaluation stands on, from configuration to engine. Opened in two parts
+ * so that nothing large is touched before the user has seen whether it fits:
+ *
+ *   mt_session_prepare()   model config, data, device, plan: seconds, little memory
+ *   mt_session_memory()    what it will take, against what there is
+ *   mt_session_start()     planes, engine; then weights are loaded or a checkpoint is resumed
+ */
+struct mt_session {
+    struct mt_config *cfg; /* borrowed; `auto` numerics are written back into it */
+    bool train;
+    char *model_dir;
+    struct mt_hf_config hf;
+    struct mt_layout *layout;
+    mt_dataset *data, *eval_data; /* eval_data: a file of its own, else NULL */
+    struct mt_split split, held_out;
+    mt_sampler *sampler, *eval_sampler; /* NULL where there is nothing to train or evaluate on */
+    uint64_t total_steps;         /* optimizer steps of the whole run */
+    uint64_t warmup_steps;
+    size_t rows_per_step, micro_batch, n_micro;
+    enum mt_dtype dtype, grad_dtype;
+
+    mt_device *dev;
+    int n_threads;
+    int *cpus;
+    struct mt_engine_params engine_params;
+    struct mt_engine_plan plan;
+
+    mt_plane_set *planes;
+    mt_engine *engine;
+};
+
+/** On failure the session is finished; err->kind says whose fault it is. */
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err);
+/** For a model alone, without data: samples of up to max_len tokens. */
+int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
+                             struct mt_err *err);
+int mt_session_start(struct mt_session *s, struct mt_err *err);
+void mt_session_finish(struct mt_session *s);
+
+/** A row of the memory table. */
+struct mt_memory_row {
+    const char *tier, *tag;
+    uint64_t bytes;
+};
+/** What a tier must offer. */
+struct mt_memory_limit {
+    const char *tier, *source; /* "host", "MemAvailable" */
+    uint64_t wanted, available;
+};
+enum { MT_MEMORY_MAX_ROWS = 40, MT_MEMORY_MAX_LIMITS = 8 };
+struct mt_memory {
+    struct mt_memory_row rows[MT_MEMORY_MAX_ROWS];
+    int n_rows;
+    struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
+    int n_limits;
+    uint64_t device_bytes, host_bytes, disk_bytes;
+};
+/**
+ * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:
+ * the budgets, MemAvailable, cgroup, RLIMIT_AS, free disk for checkpoints.
+ */
+int mt_session_memory(const struct mt_session *s, struct mt_memory *out, struct mt_err *err);
+/** 0, or -ENOSPC (MT_ERR_NO_FIT) with the first limit that is short, by how much, and what helps. */
+int mt_memory_check(const struct mt_memory *m, struct mt_err *err);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_TRAIN_H
+#define MT_TRAIN_TRAIN_H
+
+#include <stdatomic.h>
+
+#include "checkpoint/state.h"
+#include "train/session.h"
+
+/** Requests from outside: signal handlers and threads may set them. */
+struct mt_train_control {
+    atomic_int stop;   /* signal number: save as configured, then end */
+    atomic_bool save;  /* checkpoint and go on */
+    atomic_bool status;
+    mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
+};
+/** Async-signal-safe: notes the request and interrupts the step under way. */
+void mt_train_request_stop(struct mt_train_control *c, int signo);
+
+struct mt_step_report {
+    uint64_t step, total_steps; /* step: just done, from 1 */
+    double epoch;
+    struct mt_step_result result;
+    double lr, seconds;         /* wall time of the step, data and all */
+    uint64_t tokens, loss_tokens; /* of this step */
+    uint64_t total_tokens;
+    size_t h2d_bytes, d2h_bytes;
+    double eta_seconds;
+};
+struct mt_eval_report {
+    uint64_t step, n_loss;
+    double loss, accuracy, seconds;
+    bool best;
+};
+
+/** What the loop tells as it goes; any may be NULL. Called from the training thread. */
+struct mt_train_events {
+    void *ctx;
+    void (*step)(void *ctx, const struct mt_step_report *r);
+    void (*eval)(void *ctx, const struct mt_eval_report *r);
+    void (*saved)(void *ctx, uint64_t step, double seconds);
+    void (*note)(void *ctx, const char *text);
+};
+
+enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_SIGNAL, MT_END_TIME };
+
+struct mt_train_params {
+    struct mt_session *session;    /* started, weights in place */
+    struct mt_train_state *state;  /* where to go on; updated */
+    struct mt_train_control *control;
+    struct mt_train_events events;
+    uint64_t max_steps;            /* stop after this many in this run; 0 = none */
+    const char *dir;
+};
+
+/** Runs to the end or until asked to stop; the state is saved as the configuration says. */
+int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err);
+
+/** Evaluates on the session's held-out data. The engine must be flushed. */
+int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err);
+
+#endif
