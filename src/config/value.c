@@ -248,7 +248,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
                  size_t len)
 {
     void *f = field(cfg, key);
-    int unused, rc;
+    int unused = 0, rc;
     double v;
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))

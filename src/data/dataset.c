@@ -115,7 +115,7 @@ static int open_or_make(mt_dataset *d, const struct mt_dataset_params *p, const 
                         struct mt_err *err)
 {
     char path[4096];
-    uint64_t hash;
+    uint64_t hash = 0;
     int fd = -1, rc = hash_sources(&hash, p, files, err);
     if (rc)
         return rc;

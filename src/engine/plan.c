@@ -63,10 +63,6 @@ static void grow(struct budget *b, int pool, int want)
     b->free -= add * b->bytes[pool];
 }
 
-static size_t wanted_for(const struct budget *b, int pool)
-{
-    return (size_t)MT_MAX(b->most[pool] - b->n[pool], 0) * b->bytes[pool];
-}
 
 static void divide(struct budget *b, const struct mt_engine_params *p, bool keep)
 {

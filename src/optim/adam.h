@@ -44,4 +44,7 @@ uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa);
 /** The same, cut into fixed pieces over the pool's threads: same bits. */
 uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool);
 
+/** Nanoseconds a parameter with bf16 gradients, 32M parameters; best of several. */
+int mt_probe_adam(int n_threads, const int *cpus, double *ns, struct mt_err *err);
+
 #endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_CLI_H
+#define CLI_CLI_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "config/config.h"
+
+/** Exit codes; the manual has the same table. */
+enum {
+    EXIT_RUNTIME = 1,
+    EXIT_USAGE = 2,
+    EXIT_INPUT = 3,
+    EXIT_NO_FIT = 4,
+    EXIT_DEVICE = 5,
+    EXIT_TRAINING = 6,
+    EXIT_CHECKPOINT = 7,
+    EXIT_REQUEUE = 75,
+};
+
+/** One option of a command: drives parsing, help, manual and completion. */
+struct cli_option {
+    const char *name; /* long name */
+    char letter;      /* or 0 */
+    const char *arg;  /* "FILE", or NULL where it takes none; "=WORD": may be left out */
+    const char *help;
+};
+
+/** Options as given; repeated ones keep their order. */
+struct cli_args {
+    const struct cli_option *given[64];
+    const char *values[64];
+    int n_given;
+    char **operands;
+    int n_operands;
+};
+
+struct cli {
+    bool quiet, no_progress, json_log, colour;
+    int verbose;
+};
+
+struct cli_command {
+    const char *name, *synopsis, *help;
+    const struct cli_option *options; /* ends with a NULL name */
+    int min_operands, max_operands;
+    int (*run)(struct cli *cli, const struct cli_args *args);
+};
+
+extern const struct cli_command cli_commands[];
+extern const struct cli_option cli_global_options[];
+
+/** Value of the last `name`; "" where it was given without; NULL where it was not given. */
+const char *cli_arg(const struct cli_args *a, const char *name);
+/** Parses argv[1..]; prints what is wrong and returns an exit code, or -1 to go on. */
+int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **argv,
+              struct cli_args *out);
+void cli_help(const struct cli_command *cmd);
+void cli_help_all(void);
+void cli_manual(void);
+int cli_completion(const char *shell);
+
+/** Prints "megatrain: message" and returns the exit code of its kind. */
+int cli_fail(const struct mt_err *err);
+/** Loads the configuration named by the first operand with all --set options. */
+int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
+
+#define CLI_COMMANDS(X)                                                                            \
+    X(run) X(check) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
+    X(completion) X(help)
+#define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
+CLI_COMMANDS(CLI_DECLARE)
+#undef CLI_DECLARE
+
+#endif

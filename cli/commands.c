@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of commands and their options: parsing, help, manual and completion come from it. */
+#include "cli.h"
+
+#define SET {"set", 0, "SEC.KEY=VALUE", "Set a key of the configuration; may be repeated."}
+#define JSON {"json", 0, NULL, "Print JSON."}
+#define END {NULL, 0, NULL, NULL}
+
+const struct cli_option cli_global_options[] = {
+    {"help", 'h', NULL, "Show help."},
+    {"version", 'V', NULL, "Show the version; with -v, what this build has."},
+    {"quiet", 'q', NULL, "Only errors."},
+    {"verbose", 'v', NULL, "More; twice for debugging."},
+    {"color", 0, "WHEN", "Colour: auto, always, never."},
+    {"no-progress", 0, NULL, "No progress lines."},
+    {"log-format", 0, "FORMAT", "Log lines as text or json."},
+    {"no-input", 0, NULL, "Never ask (nothing ever asks)."},
+    END};
+
+static const struct cli_option run_options[] = {
+    SET,
+    {"resume", 0, "=WHICH", "Go on from the newest good checkpoint (auto), or from a folder."},
+    {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
+    {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
+    {"max-steps", 0, "N", "Stop after N steps of this run."},
+    {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
+    END};
+static const struct cli_option check_options[] = {SET, END};
+static const struct cli_option eval_options[] = {
+    SET,
+    {"model", 0, "DIR", "Evaluate this model instead of model.path."},
+    {"per-sample", 0, NULL, "Print the loss of every sample."},
+    JSON,
+    END};
+static const struct cli_option sample_options[] = {
+    {"model", 0, "DIR", "Model folder (required)."},
+    {"prompt", 0, "TEXT", "Text to continue."},
+    {"max-tokens", 0, "N", "Tokens to generate (128)."},
+    {"temperature", 0, "T", "0 takes the likeliest token (0.8)."},
+    {"seed", 0, "S", "Seed (0)."},
+    END};
+static const struct cli_option json_options[] = {JSON, END};
+static const struct cli_option export_options[] = {
+    {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
+    {"shard-size", 0, "SIZE", "Largest file (5GB)."},
+    END};
+static const struct cli_option config_options[] = {
+    SET,
+    {"markdown", 0, NULL, "keys: as tables."},
+    {"model", 0, "DIR", "init: the model."},
+    END};
+static const struct cli_option help_options[] = {
+    {"man", 0, NULL, "Print the manual page."}, END};
+static const struct cli_option no_options[] = {END};
+
+const struct cli_command cli_commands[] = {
+    {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
+    {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
+     1, cli_cmd_check},
+    {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
+     eval_options, 1, 1, cli_cmd_eval},
+    {"sample", "", "Continue a text with a byte-level model: a look at a result.", sample_options, 0,
+     0, cli_cmd_sample},
+    {"inspect", "FILE|DIR", "Tensors, dtypes and configuration of a model.", json_options, 1, 1,
+     cli_cmd_inspect},
+    {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder alone.", export_options, 2, 2,
+     cli_cmd_export},
+    {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
+    {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
+     cli_cmd_doctor},
+    {"probe", "[copy|gemm|adam]", "Measure this machine.", json_options, 0, 1, cli_cmd_probe},
+    {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
+     config_options, 1, 2, cli_cmd_config},
+    {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,
+     cli_cmd_completion},
+    {"help", "[COMMAND]", "Show help.", help_options, 0, 1, cli_cmd_help},
+    {NULL, NULL, NULL, NULL, 0, 0, NULL}};

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Help, manual page and completion, all from the tables of commands, options and keys. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+#include "cli.h"
+
+static const struct {
+    int code;
+    const char *meaning;
+} exit_codes[] = {
+    {0, "done"},
+    {EXIT_RUNTIME, "run-time failure (I/O, internal)"},
+    {EXIT_USAGE, "usage or configuration error"},
+    {EXIT_INPUT, "bad input: model, tokenizer, data"},
+    {EXIT_NO_FIT, "will not fit (host, device, disk)"},
+    {EXIT_DEVICE, "device error"},
+    {EXIT_TRAINING, "training failed: gradients or weights not finite"},
+    {EXIT_CHECKPOINT, "checkpoint damaged or not matching"},
+    {EXIT_REQUEUE, "stopped on the time limit with a good checkpoint: run again with --resume"},
+    {130, "SIGINT, checkpoint saved"},
+    {143, "SIGTERM or SIGHUP, checkpoint saved"},
+};
+
+static void print_options(const struct cli_option *o)
+{
+    for (; o->name; o++) {
+        char left[64];
+        bool optional = o->arg && o->arg[0] == '=';
+        snprintf(left, sizeof(left), "%s%c%s--%s%s%s%s", o->letter ? "-" : "  ",
+                 o->letter ? o->letter : ' ', o->letter ? ", " : " ", o->name,
+                 o->arg ? (optional ? "[=" : " ") : "", o->arg ? o->arg + optional : "",
+                 optional ? "]" : "");
+        printf("  %-28s %s\n", left, o->help);
+    }
+}
+
+void cli_help(const struct cli_command *cmd)
+{
+    printf("usage: megatrain %s [OPTION]... %s\n\n%s\n", cmd->name, cmd->synopsis, cmd->help);
+    if (cmd->options->name) {
+        printf("\nOptions\n");
+        print_options(cmd->options);
+    }
+    printf("\nGlobal options\n");
+    print_options(cli_global_options);
+}
+
+void cli_help_all(void)
+{
+    printf("usage: megatrain COMMAND [OPTION]... [ARGUMENT]...\n\n"
+           "Trains language models far larger than the GPU (or CPU memory budget) they run on.\n\n"
+           "Commands\n");
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        printf("  %-11s %s\n", c->name, c->help);
+    printf("\nGlobal options\n");
+    print_options(cli_global_options);
+    printf("\nmegatrain help COMMAND shows a command's options; megatrain config keys, all keys of\n"
+           "the configuration; megatrain help --man, the manual page with the exit codes.\n");
+}
+
+static void roff_options(const struct cli_option *o)
+{
+    for (; o->name; o++)
+        printf(".TP\n.B \\-\\-%s%s%s\n%s\n", o->name, o->arg ? " " : "",
+               o->arg ? o->arg + (o->arg[0] == '=') : "", o->help);
+}
+
+void cli_manual(void)
+{
+    struct mt_str keys = {0};
+    printf(".TH MEGATRAIN 1 \"\" \"megatrain %s\" \"User Commands\"\n.SH NAME\nmegatrain \\- train "
+           "language models far larger than the GPU\n.SH SYNOPSIS\n.B megatrain\n.I COMMAND\n"
+           "[OPTION]... [ARGUMENT]...\n.SH COMMANDS\n",
+           MT_VERSION);
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        printf(".SS %s %s\n%s\n", c->name, c->synopsis, c->help);
+        roff_options(c->options);
+    }
+    printf(".SH GLOBAL OPTIONS\n");
+    roff_options(cli_global_options);
+    printf(".SH CONFIGURATION KEYS\n.nf\n");
+    mt_config_describe(&keys, false);
+    printf("%s.fi\n.SH EXIT STATUS\n", keys.p ? keys.p : "");
+    mt_str_finish(&keys);
+    for (size_t i = 0; i < sizeof(exit_codes) / sizeof(*exit_codes); i++)
+        printf(".TP\n.B %d\n%s\n", exit_codes[i].code, exit_codes[i].meaning);
+    printf(".SH SIGNALS\nSIGINT and SIGTERM abandon the step under way, save the last applied update "
+           "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
+           "status line.\nThe files STOP and SAVE in the output folder do the same.\n");
+}
+
+int cli_cmd_help(struct cli *cli, const struct cli_args *args)
+{
+    (void)cli;
+    if (cli_arg(args, "man")) {
+        cli_manual();
+        return 0;
+    }
+    if (!args->n_operands) {
+        cli_help_all();
+        return 0;
+    }
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        if (!strcmp(c->name, args->operands[0])) {
+            cli_help(c);
+            return 0;
+        }
+    fprintf(stderr, "megatrain: unknown command \"%s\"\n", args->operands[0]);
+    return EXIT_USAGE;
+}
+
+static void words(const struct cli_option *o, const char *before)
+{
+    for (; o->name; o++)
+        printf("%s--%s", before, o->name);
+}
+
+static void complete_bash(void)
+{
+    printf("_megatrain() {\n  local cur=${COMP_WORDS[COMP_CWORD]} words\n"
+           "  if [ \"$COMP_CWORD\" = 1 ]; then words='");
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        printf("%s ", c->name);
+    printf("'\n  else case ${COMP_WORDS[1]} in\n");
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        printf("    %s) words='", c->name);
+        words(c->options, " ");
+        words(cli_global_options, " ");
+        printf("' ;;\n");
+    }
+    printf("  esac; fi\n  COMPREPLY=($(compgen -W \"$words\" -- \"$cur\") $(compgen -f -- \"$cur\"))\n"
+           "}\ncomplete -o filenames -F _megatrain megatrain\n");
+}
+
+static void complete_fish(void)
+{
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        printf("complete -c megatrain -n __fish_use_subcommand -a %s -d '%s'\n", c->name, c->help);
+        for (const struct cli_option *o = c->options; o->name; o++)
+            printf("complete -c megatrain -n '__fish_seen_subcommand_from %s' -l %s\n", c->name,
+                   o->name);
+    }
+}
+
+int cli_cmd_completion(struct cli *cli, const struct cli_args *args)
+{
+    const char *shell = args->operands[0];
+    (void)cli;
+    if (!strcmp(shell, "bash")) {
+        complete_bash();
+    } else if (!strcmp(shell, "zsh")) {
+        printf("autoload -U +X bashcompinit && bashcompinit\n");
+        complete_bash();
+    } else if (!strcmp(shell, "fish")) {
+        complete_fish();
+    } else {
+        fprintf(stderr, "megatrain completion: bash, zsh or fish, not \"%s\"\n", shell);
+        return EXIT_USAGE;
+    }
+    return 0;
+}
+
+int cli_cmd_config(struct cli *cli, const struct cli_args *args)
+{
+    const char *what = args->operands[0];
+    struct mt_str s = {0};
+    struct mt_err err;
+    (void)cli;
+    if (!strcmp(what, "show") && args->n_operands == 2) {
+        struct mt_config *cfg;
+        if (cli_load_config(&cfg, args, &err))
+            return cli_fail(&err);
+        mt_config_print(cfg, true, &s);
+        mt_config_destroy(&cfg);
+    } else if (!strcmp(what, "keys") && args->n_operands == 1) {
+        mt_config_describe(&s, cli_arg(args, "markdown") != NULL);
+    } else if (!strcmp(what, "init") && args->n_operands == 1) {
+        const char *model = cli_arg(args, "model");
+        mt_config_write_template(&s, model ? model : "Qwen/Qwen3-0.6B");
+    } else {
+        fprintf(stderr, "usage: megatrain config show CONFIG.ini | keys [--markdown] | init "
+                        "[--model DIR]\n");
+        return EXIT_USAGE;
+    }
+    fputs(s.p ? s.p : "", stdout);
+    mt_str_finish(&s);
+    return 0;
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor and probe: commands that look at the machine. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "cli.h"
+#include "device/ops.h"
+#include "hw/hw.h"
+#include "hw/probe.h"
+#include "optim/adam.h"
+
+/* Prints an object as "key: value" lines, or as JSON. */
+static void print_object(cJSON *o, bool json)
+{
+    char *text = cJSON_Print(o);
+    for (const cJSON *v = o->child; v && !json; v = v->next) {
+        char *value = cJSON_PrintUnformatted(v);
+        printf("%-28s %s\n", v->string, cJSON_IsString(v) ? v->valuestring : value);
+        free(value);
+    }
+    if (json)
+        printf("%s\n", text);
+    free(text);
+    cJSON_Delete(o);
+}
+
+static void add_bytes(cJSON *o, const char *name, uint64_t bytes)
+{
+    char buf[32];
+    cJSON_AddStringToObject(o, name,
+                            bytes == UINT64_MAX ? "no limit" : mt_format_bytes(buf, sizeof(buf), bytes));
+}
+
+int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_hw_memory mem;
+    struct mt_err err;
+    int *cpus = NULL, n = 0, rc = mt_hw_memory(&mem, "", &err);
+    mt_device *dev = NULL;
+    (void)cli;
+    if (!rc)
+        rc = mt_hw_cores(&cpus, &n, &err);
+    if (!rc)
+        rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
+                                                               .budget_bytes = 1 << 20}, &err);
+    if (rc) {
+        free(cpus);
+        return cli_fail(&err);
+    }
+    cJSON *o = cJSON_CreateObject();
+    void *cuda = dlopen("libcuda.so.1", RTLD_LAZY);
+    cJSON_AddStringToObject(o, "version", MT_VERSION);
+    cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
+    cJSON_AddStringToObject(o, "device cuda",
+                            cuda ? "a driver is there; this build has no CUDA device yet" : "no driver");
+    cJSON_AddNumberToObject(o, "cores allowed", n);
+    cJSON_AddStringToObject(o, "adam", mt_adam_isa_name(mt_adam_best_isa()));
+    add_bytes(o, "memory", mem.total);
+    add_bytes(o, "memory available", mem.available);
+    add_bytes(o, "memory left by cgroup", mem.cgroup_free);
+    add_bytes(o, "memory that may be locked", mem.memlock);
+    cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
+    if (cuda)
+        dlclose(cuda);
+    print_object(o, cli_arg(args, "json") != NULL);
+    mt_device_destroy(&dev);
+    free(cpus);
+    return 0;
+}
+
+static int probe_gemm(cJSON *o, int threads, const int *cpus, struct mt_err *err)
+{
+    enum { N = 1024 };
+    mt_device *dev = NULL;
+    void *buf[3] = {NULL};
+    int rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = threads,
+                                                               .cpus = cpus,
+                                                               .budget_bytes = 64 << 20}, err);
+    for (int i = 0; i < 3 && !rc; i++)
+        rc = mt_device_alloc(dev, (size_t)N * N * 4, "probe", &buf[i], err);
+    for (int t = 0; t < 2 && !rc; t++) {
+        enum mt_dtype dt = t ? MT_BF16 : MT_F32;
+        struct mt_gemm g = {.m = N, .n = N, .k = N, .dtype = dt, .d_dtype = dt, .trans_b = true,
+                            .a = buf[0], .b = buf[1], .d = buf[2], .lda = N, .ldb = N, .ldd = N};
+        int64_t best = INT64_MAX;
+        rc = mt_op_zero(dev, buf[0], (size_t)N * N * 4, err);
+        if (!rc)
+            rc = mt_op_zero(dev, buf[1], (size_t)N * N * 4, err);
+        for (int r = 0; r < 10 && !rc; r++) {
+            mt_device_sync(dev, NULL);
+            int64_t t0 = mt_now_ns();
+            rc = mt_op_gemm(dev, &g, err);
+            mt_device_sync(dev, NULL);
+            best = MT_MIN(best, mt_now_ns() - t0);
+        }
+        cJSON_AddNumberToObject(o, t ? "gemm bf16 GFLOP/s" : "gemm f32 GFLOP/s",
+                                2.0 * N * N * N / (double)best);
+    }
+    mt_device_destroy(&dev);
+    return rc;
+}
+
+int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
+{
+    const char *what = args->n_operands ? args->operands[0] : "all";
+    bool all = !strcmp(what, "all");
+    int *cpus = NULL, n = 0;
+    struct mt_err err;
+    (void)cli;
+    if (!all && strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
+        fprintf(stderr, "megatrain probe: copy, gemm or adam, not \"%s\"\n", what);
+        return EXIT_USAGE;
+    }
+    cJSON *o = cJSON_CreateObject();
+    int rc = mt_hw_cores(&cpus, &n, &err);
+    double gbs = 0, adam_ns = 0;
+    if (!rc && (all || strcmp(what, "gemm")))
+        rc = mt_probe_copy(n, cpus, &gbs, &err);
+    if (!rc && gbs > 0)
+        cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
+    if (!rc && (all || !strcmp(what, "adam"))) {
+        rc = mt_probe_adam(n, cpus, &adam_ns, &err);
+        cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
+        cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (26.0 / gbs));
+    }
+    if (!rc && (all || !strcmp(what, "gemm")))
+        rc = probe_gemm(o, n, cpus, &err);
+    free(cpus);
+    if (rc) {
+        cJSON_Delete(o);
+        return cli_fail(&err);
+    }
+    print_object(o, cli_arg(args, "json") != NULL);
+    return 0;
+}

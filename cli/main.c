@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <locale.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/strbuf.h"
+#include "cli.h"
+#include "device/device.h"
+#include "json_line.h"
+
+static const struct cli_command *find_command(const char *name)
+{
+    for (const struct cli_command *c = cli_commands; c->name; c++)
+        if (!strcmp(c->name, name))
+            return c;
+    return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+    static const char *const later[] = {"plan", "bench", "report", "data"};
+    const char *best = NULL;
+    int least = 3;
+    for (size_t i = 0; i < sizeof(later) / sizeof(*later); i++)
+        if (!strcmp(later[i], name)) {
+            fprintf(stderr, "megatrain: command \"%s\" is not supported yet\n", name);
+            return EXIT_USAGE;
+        }
+    for (const struct cli_command *c = cli_commands; c->name; c++) {
+        int d = mt_edit_distance(c->name, name);
+        if (d < least) {
+            least = d;
+            best = c->name;
+        }
+    }
+    fprintf(stderr, "megatrain: unknown command \"%s\"%s%s%s; see megatrain help\n", name,
+            best ? " (did you mean \"" : "", best ? best : "", best ? "\"?)" : "");
+    return EXIT_USAGE;
+}
+
+static int show_version(int verbose)
+{
+    printf("megatrain %s\n", MT_VERSION);
+    if (verbose) {
+        mt_device *dev = NULL;
+        struct mt_device_params p = {.kind = "cpu", .budget_bytes = 1 << 20, .n_threads = 1};
+        if (!mt_device_create(&dev, &p, NULL))
+            printf("devices: %s\n", mt_device_limits(dev)->name);
+        mt_device_destroy(&dev);
+    }
+    return 0;
+}
+
+static void log_json(enum mt_log_level level, const char *line)
+{
+    cli_json_line(level, line);
+}
+
+static void log_text(enum mt_log_level level, const char *line)
+{
+    fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
+}
+
+static void set_up(const struct cli *cli)
+{
+    signal(SIGPIPE, SIG_DFL);
+    setlocale(LC_NUMERIC, "C");
+    mt_log_set_level(cli->quiet          ? MT_LOG_ERROR
+                     : cli->verbose > 1 ? MT_LOG_DEBUG
+                                        : MT_LOG_INFO);
+    mt_log_set_sink(cli->json_log ? log_json : log_text);
+}
+
+/* `-v --version`, in any order, before a command. */
+static bool asks_version(int argc, char **argv, int *verbose)
+{
+    bool version = false;
+    for (int i = 1; i < argc; i++) {
+        version |= !strcmp(argv[i], "--version") || !strcmp(argv[i], "-V");
+        *verbose += !strcmp(argv[i], "-v") || !strcmp(argv[i], "--verbose");
+    }
+    return version;
+}
+
+int main(int argc, char **argv)
+{
+    struct cli cli = {0};
+    struct cli_args args = {0};
+    int at = 1, verbose = 0;
+    if (asks_version(argc, argv, &verbose))
+        return show_version(verbose);
+    while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h"))
+        at++;
+    if (at == argc || !strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
+        cli_help_all();
+        return at == argc ? EXIT_USAGE : 0;
+    }
+    const struct cli_command *cmd = find_command(argv[at]);
+    if (!cmd)
+        return unknown_command(argv[at]);
+    memmove(&argv[at], &argv[at + 1], (size_t)(argc - at) * sizeof(*argv));
+    int rc = cli_parse(&cli, cmd, argc - 1, argv, &args);
+    if (rc >= 0)
+        return rc;
+    set_up(&cli);
+    rc = cmd->run(&cli, &args);
+    if (fflush(stdout) && !rc)
+        rc = EXIT_RUNTIME;
+    return rc;
+}

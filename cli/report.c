@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+void cli_print_memory(const struct mt_memory *m)
+{
+    char a[32], b[32];
+    const char *tier = "";
+    fprintf(stderr, "\nMemory            use                            bytes\n");
+    for (int i = 0; i < m->n_rows; i++) {
+        fprintf(stderr, "  %-14s  %-28s  %12s\n", strcmp(tier, m->rows[i].tier) ? m->rows[i].tier : "",
+                m->rows[i].tag, mt_format_bytes(a, sizeof(a), m->rows[i].bytes));
+        tier = m->rows[i].tier;
+    }
+    fprintf(stderr, "  %-14s  %-28s  %12s\n", "sum", "device", mt_format_bytes(a, sizeof(a), m->device_bytes));
+    fprintf(stderr, "  %-14s  %-28s  %12s\n", "", "host", mt_format_bytes(a, sizeof(a), m->host_bytes));
+    for (int i = 0; i < m->n_limits; i++)
+        fprintf(stderr, "  %-14s  %s of %s%s\n", m->limits[i].source,
+                mt_format_bytes(a, sizeof(a), m->limits[i].wanted),
+                mt_format_bytes(b, sizeof(b), m->limits[i].available),
+                m->limits[i].wanted > m->limits[i].available ? "  <- short" : "");
+    fprintf(stderr, "\n");
+}
+
+void cli_print_session(const struct mt_session *s)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    const struct mt_engine_plan *p = &s->plan;
+    static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
+    char a[32], b[32];
+    fprintf(stderr, "Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
+            s->hf.architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
+            (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->dtype));
+    fprintf(stderr,
+            "Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
+            d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
+            (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
+            (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->data.seq_len,
+            100 * mt_sampler_efficiency(s->sampler));
+    if (d->n_truncated || d->n_dropped || d->n_split || d->n_untrained)
+        fprintf(stderr, "         %llu samples truncated, %llu dropped, %llu split, %llu without a "
+                        "trained token\n",
+                (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
+                (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
+    fprintf(stderr, "Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
+            (unsigned long long)s->total_steps, s->rows_per_step, s->n_micro,
+            (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+    fprintf(stderr, "Device   %s, %d threads, Adam %s, budget %s\n", mt_device_limits(s->dev)->name,
+            s->n_threads,
+            mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
+            mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
+    fprintf(stderr, "Plan     %d of %lld layers' weights on the device, activations: %s; a step moves %s "
+                    "in, %s out\n",
+            p->program.n_buffers[MT_POOL_WEIGHTS], (long long)s->hf.n_layers, acts[p->activations],
+            mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
+}
+
+static void format_time(char *buf, size_t len, double s)
+{
+    if (s < 100)
+        snprintf(buf, len, "%.0fs", s);
+    else if (s < 6000)
+        snprintf(buf, len, "%dm%02ds", (int)s / 60, (int)s % 60);
+    else
+        snprintf(buf, len, "%dh%02dm", (int)(s / 3600), (int)(s / 60) % 60);
+}
+
+static void on_step(void *ctx, const struct mt_step_report *r)
+{
+    const struct cli_progress *p = ctx;
+    char eta[32], used[32], budget[32];
+    if (!p->show)
+        return;
+    format_time(eta, sizeof(eta), r->eta_seconds);
+    fprintf(stderr,
+            "step %llu/%llu %.1f%% | loss %.4f | lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
+            "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n",
+            (unsigned long long)r->step, (unsigned long long)r->total_steps,
+            100.0 * (double)r->step / (double)r->total_steps, r->result.loss, r->lr,
+            r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", (double)r->tokens / r->seconds,
+            (double)r->loss_tokens / r->seconds, (double)r->h2d_bytes / r->result.t_step * 1e-9,
+            100 * r->result.t_wait_h2d / r->result.t_step,
+            mt_format_bytes(used, sizeof(used), mt_device_bytes_used(p->session->dev)),
+            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->session->dev)->budget_bytes),
+            r->seconds, eta);
+}
+
+static void on_eval(void *ctx, const struct mt_eval_report *r)
+{
+    const struct cli_progress *p = ctx;
+    if (!p->cli->quiet)
+        fprintf(stderr, "eval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
+                        "%.1f s%s\n",
+                (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
+                (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
+}
+
+static void on_saved(void *ctx, uint64_t step, double seconds)
+{
+    const struct cli_progress *p = ctx;
+    if (!p->cli->quiet)
+        fprintf(stderr, "saved checkpoint-%llu in %.1f s\n", (unsigned long long)step, seconds);
+}
+
+void cli_progress_events(struct mt_train_events *out, struct cli_progress *p)
+{
+    *out = (struct mt_train_events){.ctx = p, .step = on_step, .eval = on_eval, .saved = on_saved};
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_REPORT_H
+#define CLI_REPORT_H
+
+#include "cli.h"
+#include "train/train.h"
+
+/** Tables and lines for people, on standard error. */
+void cli_print_memory(const struct mt_memory *m);
+void cli_print_session(const struct mt_session *s);
+/** What prints a run as it goes. */
+struct cli_progress {
+    const struct cli *cli;
+    const struct mt_session *session;
+    bool show;
+};
+void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);
+
+#endif

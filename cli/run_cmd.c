@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "model/weights.h"
+#include "report.h"
+#include "train/train.h"
+
+/* A handler has no other way to its run. */
+static struct mt_train_control control;
+
+static void on_stop(int signo)
+{
+    if (atomic_load(&control.stop) && signo == SIGINT)
+        _exit(130); /* the second one: now, unsaved */
+    mt_train_request_stop(&control, signo);
+}
+
+static void on_user(int signo)
+{
+    if (signo == SIGUSR1)
+        atomic_store(&control.save, true);
+    else
+        atomic_store(&control.status, true);
+}
+
+static void catch_signals(void)
+{
+    struct sigaction stop = {.sa_handler = on_stop}, user = {.sa_handler = on_user,
+                                                             .sa_flags = SA_RESTART};
+    sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGTERM, &stop, NULL);
+    sigaction(SIGHUP, &stop, NULL);
+    sigaction(SIGUSR1, &user, NULL);
+    sigaction(SIGUSR2, &user, NULL);
+}
+
+static bool is_empty(const char *dir)
+{
+    DIR *d = opendir(dir);
+    bool empty = true;
+    for (struct dirent *e; d && (e = readdir(d));)
+        empty &= !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || !strcmp(e->d_name, ".lock");
+    if (d)
+        closedir(d);
+    return empty;
+}
+
+struct run {
+    struct cli *cli;
+    const struct cli_args *args;
+    struct mt_config *cfg;
+    struct mt_session session;
+    struct mt_train_state state;
+    char *resume; /* checkpoint to go on from, or NULL */
+    int lock;
+};
+
+/* The output folder: ours alone, and empty unless the user says otherwise. */
+static int open_output(struct run *r, struct mt_err *err)
+{
+    const char *dir = r->cfg->checkpoint.dir, *resume = cli_arg(r->args, "resume");
+    int rc = mt_mkdir_p(dir, err);
+    if (!rc)
+        rc = mt_checkpoint_lock(dir, &r->lock, err);
+    if (rc)
+        return rc;
+    if (resume && *resume && strcmp(resume, "auto")) {
+        rc = mt_checkpoint_verify(resume, err);
+        r->resume = rc ? NULL : strdup(resume);
+        return rc;
+    }
+    if (resume)
+        return mt_checkpoint_find_newest(dir, &r->resume, err);
+    if (!is_empty(dir) && !cli_arg(r->args, "force"))
+        return mt_fail(err, MT_ERR_USAGE, -ENOTEMPTY,
+                       "%s is not empty: go on with --resume, start over with --force, or choose "
+                       "another checkpoint.dir",
+                       dir);
+    return 0;
+}
+
+static int check_resume(struct run *r, struct mt_err *err)
+{
+    struct mt_str diff = {0}, grown = {0};
+    int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
+    if (!rc)
+        rc = mt_config_diff(r->cfg, r->state.config, &diff, &grown, err);
+    if (!rc && grown.len)
+        mt_warn("the run is longer than when it was saved; the schedule follows:\n%s", grown.p);
+    if (!rc && diff.len && !cli_arg(r->args, "force"))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "%s was made with other settings (--force to go on all the same):\n%s", r->resume,
+                     diff.p);
+    if (!rc && r->state.data_hash != mt_dataset_hash(r->session.data) && !cli_arg(r->args, "force"))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "the training data are not those that %s was made with (--force to go on)",
+                     r->resume);
+    mt_str_finish(&diff);
+    mt_str_finish(&grown);
+    return rc;
+}
+
+static int write_run_files(struct run *r, struct mt_err *err)
+{
+    char path[4200];
+    struct mt_str ini = {0};
+    const char *dir = r->cfg->checkpoint.dir;
+    mt_config_print(r->cfg, true, &ini);
+    snprintf(path, sizeof(path), "%.4000s/config.effective.ini", dir);
+    int rc = mt_write_file(path, ini.p, ini.len, err);
+    cJSON *o = cJSON_CreateObject();
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    cJSON_AddStringToObject(o, "version", MT_VERSION);
+    cJSON_AddStringToObject(o, "host", host);
+    cJSON_AddStringToObject(o, "device", mt_device_limits(r->session.dev)->name);
+    cJSON_AddNumberToObject(o, "threads", r->session.n_threads);
+    cJSON_AddStringToObject(o, "model", r->session.model_dir);
+    cJSON_AddNumberToObject(o, "parameters", (double)r->session.layout->n_params);
+    snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->session.data));
+    cJSON_AddStringToObject(o, "data_hash", host);
+    if (r->resume)
+        cJSON_AddStringToObject(o, "resumed_from", r->resume);
+    char *text = cJSON_Print(o);
+    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
+    if (!rc && text)
+        rc = mt_write_file(path, text, strlen(text), err);
+    free(text);
+    cJSON_Delete(o);
+    free(r->state.config);
+    struct mt_str plain = {0};
+    mt_config_print(r->cfg, false, &plain);
+    r->state.config = plain.p; /* now the state's */
+    mt_str_finish(&ini);
+    return rc;
+}
+
+static int fill_weights(struct run *r, struct mt_err *err)
+{
+    struct mt_session *s = &r->session;
+    if (r->resume)
+        return mt_checkpoint_load(r->resume, s->layout, s->planes, err);
+    if (r->cfg->model.init == MT_INIT_RANDOM)
+        return mt_weights_init_random(s->layout, s->planes, (uint64_t)r->cfg->train.seed,
+                                      s->n_threads, err);
+    return mt_weights_load(s->layout, s->planes, s->model_dir, err);
+}
+
+static int prepare(struct run *r, struct mt_err *err)
+{
+    struct mt_memory memory;
+    int rc = mt_session_prepare(&r->session, r->cfg, true, err);
+    if (rc)
+        return rc;
+    rc = mt_session_memory(&r->session, &memory, err);
+    if (!rc && !r->cli->quiet) {
+        cli_print_session(&r->session);
+        cli_print_memory(&memory);
+    }
+    return rc ? rc : mt_memory_check(&memory, err);
+}
+
+static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
+{
+    const char *max = cli_arg(r->args, "max-steps");
+    struct cli_progress progress = {r->cli, &r->session,
+                                    !r->cli->quiet && !r->cli->no_progress &&
+                                        r->cfg->log.progress != MT_PROGRESS_OFF};
+    struct mt_train_params p = {.session = &r->session,
+                                .state = &r->state,
+                                .control = &control,
+                                .dir = r->cfg->checkpoint.dir,
+                                .max_steps = max ? strtoull(max, NULL, 10) : 0};
+    cli_progress_events(&p.events, &progress);
+    int rc = mt_session_start(&r->session, err);
+    if (!rc)
+        rc = fill_weights(r, err);
+    if (!rc)
+        rc = write_run_files(r, err);
+    return rc ? rc : mt_train_run(&p, end, err);
+}
+
+static int exit_code(enum mt_train_end end)
+{
+    if (end == MT_END_TIME)
+        return EXIT_REQUEUE;
+    if (end != MT_END_SIGNAL)
+        return 0;
+    int signo = atomic_load(&control.stop);
+    fprintf(stderr, "megatrain: stopped; go on with --resume\n");
+    return 128 + (signo == SIGINT ? SIGINT : SIGTERM);
+}
+
+int cli_cmd_run(struct cli *cli, const struct cli_args *args)
+{
+    struct run r = {.cli = cli, .args = args, .lock = -1, .state = {.best_loss = NAN}};
+    struct mt_err err = {0};
+    enum mt_train_end end = MT_END_DONE;
+    const char *out = cli_arg(args, "out");
+    bool dry = cli_arg(args, "dry-run") != NULL;
+    int rc = cli_load_config(&r.cfg, args, &err);
+    if (!rc && out)
+        rc = mt_config_override(r.cfg, "checkpoint.dir", out, "--out", &err);
+    if (!rc && !dry)
+        rc = open_output(&r, &err);
+    if (!rc)
+        rc = prepare(&r, &err);
+    if (!rc && r.resume)
+        rc = check_resume(&r, &err);
+    if (!rc && !r.resume)
+        r.state.data_hash = mt_dataset_hash(r.session.data);
+    if (!rc && !dry) {
+        catch_signals();
+        if (r.resume && !cli->quiet)
+            fprintf(stderr, "resuming from %s\n", r.resume);
+        rc = train(&r, &end, &err);
+    }
+    int code = rc ? cli_fail(&err) : exit_code(end);
+    mt_session_finish(&r.session);
+    mt_train_state_finish(&r.state);
+    mt_config_destroy(&r.cfg);
+    free(r.resume);
+    if (r.lock >= 0)
+        close(r.lock);
+    return code;
+}

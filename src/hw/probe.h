@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HW_PROBE_H
+#define MT_HW_PROBE_H
+
+#include <stdbool.h>
+
+#include "base/err.h"
+
+/** Bytes read plus written a second (in 1e9) of a non-temporal copy of 256 MiB; best of several. */
+int mt_probe_copy(int n_threads, const int *cpus, double *gbs, struct mt_err *err);
+/** May this process set up an io_uring? */
+bool mt_hw_io_uring_allowed(void);
+
+#endif
