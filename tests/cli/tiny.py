@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small models, data and runs for the tests that drive the binary. Standard library only."""
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+
+BINARY = os.environ["MEGATRAIN"]
+
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 12, "head_dim": 16}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+}
+
+
+def config(family="qwen3", **over):
+    arch, extra = FAMILIES[family]
+    c = {
+        "architectures": [arch], "model_type": family, "hidden_size": 48, "intermediate_size": 88,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 272,
+        "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "initializer_range": 0.05, "tie_word_embeddings": False, "hidden_act": "silu",
+        "bos_token_id": 256, "eos_token_id": 257, "torch_dtype": "bfloat16",
+    }
+    c.update(extra)
+    c.update(over)
+    return c
+
+
+def write_model(path, cfg):
+    os.makedirs(path, exist_ok=True)
+    with open(os.path.join(path, "config.json"), "w") as f:
+        json.dump(cfg, f, indent=2)
+    return path
+
+
+def write_data(path, n=60, seed=1, longest=60, vocab=272):
+    """Ragged samples of token ids, with the first third of each not trained."""
+    r = random.Random(seed)
+    with open(path, "w") as f:
+        for _ in range(n):
+            ids = [r.randrange(vocab) for _ in range(r.randrange(3, longest))]
+            labels = [-100] * (len(ids) // 3) + ids[len(ids) // 3:]
+            f.write(json.dumps({"input_ids": ids, "labels": labels}) + "\n")
+    return path
+
+
+def write_ini(path, sections):
+    with open(path, "w") as f:
+        for name, keys in sections.items():
+            f.write(f"[{name}]\n")
+            for k, v in keys.items():
+                f.write(f"{k} = {v}\n")
+    return path
+
+
+def base(model, data, out, **over):
+    s = {
+        "model": {"path": model, "init": "random", "dtype": "f32"},
+        "data": {"train": data, "eval": "10%", "seq_len": 64, "cache_dir": os.path.join(os.path.dirname(data), "cache")},
+        "train": {"steps": 10, "batch_size": 6, "micro_batch": 2, "learning_rate": "1e-3", "warmup": 2,
+                  "grad_clip": 0.5, "schedule": "linear"},
+        "optimizer": {"weight_decay": 0.1},
+        "memory": {"device_budget": "64MiB"},
+        "eval": {"every": 0, "at_start": "off"},
+        "checkpoint": {"dir": out, "every": 0, "keep": 20},
+        "device": {"cpu_threads": 2},
+    }
+    for key, value in over.items():
+        section, name = key.split("__")
+        s.setdefault(section, {})[name] = value
+    return s
+
+
+def megatrain(*args, env=None, expect=0, stdin=None):
+    e = dict(os.environ)
+    e.update(env or {})
+    p = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, env=e, timeout=570)
+    if expect is not None and p.returncode != expect:
+        sys.stderr.write(p.stdout + p.stderr)
+        raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")
+    return p
+
+
+def metrics(out):
+    with open(os.path.join(out, "metrics.jsonl")) as f:
+        return [json.loads(l) for l in f]
+
+
+def losses(out):
+    return [(m["step"], m["loss"], m["grad_norm"]) for m in metrics(out) if "loss" in m]
+
+
+def planes(checkpoint):
+    """All bytes of the training state's tensors, by file."""
+    d = os.path.join(checkpoint, "megatrain")
+    return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d)) if n.endswith(".safetensors")}
+
+
+def read_safetensors(path):
+    """name -> (dtype, shape, bytes)."""
+    data = open(path, "rb").read()
+    n, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + n])
+    return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
+            for k, v in header.items() if k != "__metadata__"}
