@@ -20,7 +20,7 @@ FAMILIES = {
 def config(family="qwen3", **over):
     arch, extra = FAMILIES[family]
     c = {
-        "architectures": [arch], "model_type": family, "hidden_size": 48, "intermediate_size": 88,
+        "architectures": [arch], "model_type": family, "hidden_size": 64, "intermediate_size": 88,
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 272,
         "max_position_embeddings": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         "initializer_range": 0.05, "tie_word_embeddings": False, "hidden_act": "silu",

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares megatrain with transformers and torch.optim.AdamW on small models with weights that look trained.
+
+For each case: makes a model and ragged data, trains both for 20 steps on the same batches, compares every
+loss, gradient norm and final weight, and loads the export back in transformers. Run by scripts/parity.
+"""
+import glob
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cli"))
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
+
+STEPS, ROWS, LR = 20, 8, 1e-3
+
+CASES = {
+    "llama-gqa7-llama3rope": ("llama", dict(num_attention_heads=7, num_key_value_heads=1, hidden_size=56, head_dim=8,
+        rope_scaling={"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                      "original_max_position_embeddings": 32})),
+    "llama-bias-tied-linear": ("llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
+        rope_scaling={"rope_type": "linear", "factor": 2.0})),
+    "mistral-window": ("mistral", dict(sliding_window=12)),
+    "qwen2-tied-yarn": ("qwen2", dict(tie_word_embeddings=True,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})),
+    "qwen3": ("qwen3", dict(head_dim=24)),
+    "qwen3-tied-window": ("qwen3", dict(head_dim=16, tie_word_embeddings=True, use_sliding_window=True,
+        sliding_window=10, max_window_layers=2)),
+}
+
+
+def looks_trained(model, seed):
+    """Norms far from one, outlier channels, biases that are not zero."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
+            elif name.endswith("bias"):
+                p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+            else:
+                p.copy_(torch.randn(p.shape, generator=g) * 0.06)
+                if p.dim() == 2:
+                    p[:, 3] *= 4
+            p.copy_(p.to(torch.bfloat16).to(p.dtype))
+
+
+def lr_at(k, total, warmup):
+    return LR * k / warmup if k < warmup else LR * (1 - (k - warmup) / (total - warmup))
+
+
+def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1):
+    decay, rest = [], []
+    for name, p in model.named_parameters():
+        (rest if "bias" in name or "norm" in name else decay).append(p)
+    opt = torch.optim.AdamW([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}],
+                            lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    losses, norms = [], []
+    per_step = ROWS
+    for step in range(STEPS):
+        batch = [samples[i % len(samples)] for i in range(step * per_step, (step + 1) * per_step)]
+        total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
+        loss_sum = 0.0
+        opt.zero_grad()
+        for s in batch:
+            ids = torch.tensor([s["input_ids"]])
+            labels = torch.tensor([s["labels"]])
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+                logits = model(input_ids=ids).logits
+            l = torch.nn.functional.cross_entropy(logits[0, :-1].float(), labels[0, 1:], ignore_index=-100,
+                                                  reduction="sum")
+            (l / total).backward()
+            loss_sum += l.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for g in opt.param_groups:
+            g["lr"] = lr_at(step, STEPS, warmup)
+        opt.step()
+        losses.append(loss_sum / total)
+        norms.append(norm.item())
+    return losses, norms
+
+
+def rel(a, b):
+    return abs(a - b) / max(abs(b), 1e-30)
+
+
+def run_case(tmp, name, dtype):
+    family, over = CASES[name]
+    cfg = config(family, **over)
+    d = write_model(os.path.join(tmp, name), cfg)
+    torch.manual_seed(0)
+    hf = AutoConfig.from_pretrained(d)
+    hf._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(hf).float()
+    looks_trained(model, 1)
+    state = {k: v.contiguous().clone() for k, v in model.state_dict().items()
+             if not (cfg["tie_word_embeddings"] and k == "lm_head.weight")}
+    save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
+    data = write_data(os.path.join(tmp, name + ".jsonl"), n=STEPS * ROWS, seed=7)
+    samples = [json.loads(l) for l in open(data)]
+    out = os.path.join(tmp, f"{name}-{dtype}")
+    # shuffle off and packing off: row i is sample i; 8 rows in 4 micro-batches
+    ini = write_ini(out + ".ini", base(d, data, out, model__init="weights", model__dtype=dtype, data__eval="",
+        data__packing="off", data__shuffle="off", train__steps=STEPS, train__batch_size=ROWS, train__micro_batch=2,
+        train__learning_rate=LR, train__min_lr_ratio=0, optimizer__grad_dtype="f32" if dtype == "f32" else "auto"))
+    megatrain("-q", "run", ini)
+    ours = [m for m in metrics(out) if "loss" in m]
+    model.train()
+    losses, norms = train_torch(model, samples, dtype)
+    dl = max(rel(o["loss"], t) for o, t in zip(ours, losses))
+    dn = max(rel(o["grad_norm"], t) for o, t in zip(ours, norms))
+    clipped = sum(n > 0.5 for n in norms)
+    worst, worst_k, where = 0.0, 0.0, ""
+    masters = {}
+    for f in glob.glob(os.path.join(out, f"checkpoint-{STEPS}", "megatrain", "*.safetensors")):
+        with safe_open(f, "pt") as st:
+            for k in st.keys():
+                if k.endswith(".master"):
+                    masters[k[:-7]] = st.get_tensor(k)
+    for k, p in model.named_parameters():
+        e = ((masters[k] - p.detach()).norm() / p.detach().norm()).item()
+        if k.endswith("k_proj.bias"):
+            worst_k = max(worst_k, e)
+        elif not e <= worst:
+            worst, where = e, k
+    loaded = AutoModelForCausalLM.from_pretrained(os.path.join(out, f"checkpoint-{STEPS}"), dtype=torch.float32)
+    for k, p in loaded.named_parameters():
+        assert (p - masters[k]).abs().max() <= masters[k].abs().max() * 2 ** -8, k
+    limits = (1e-5, 2e-5, 1e-4, 2e-2) if dtype == "f32" else (1e-2, 1.0, 1.0, 1.0)
+    ok = dl <= limits[0] and dn <= limits[1] and worst <= limits[2] and worst_k <= limits[3]
+    print(f"{'ok  ' if ok else 'FAIL'} {name:26s} {dtype}: loss {dl:.1e}  norm {dn:.1e}  weights {worst:.1e} ({where})"
+          f"  k bias {worst_k:.1e}  clipped {clipped}/{STEPS}  loss {losses[0]:.4f} -> {losses[-1]:.4f}", flush=True)
+    return ok
+
+
+def main():
+    torch.set_num_threads(2)
+    want = sys.argv[1:] or list(CASES)
+    with tempfile.TemporaryDirectory() as tmp:
+        results = [run_case(tmp, name, dtype) for name in want for dtype in ("f32", "bf16")]
+    print(f"{sum(results)} passed, {len(results) - sum(results)} failed; transformers {transformers.__version__}, "
+          f"torch {torch.__version__}")
+    sys.exit(not all(results))
+
+
+main()
