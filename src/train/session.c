@@ -265,8 +265,8 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
                              struct mt_err *err)
 {
     *s = (struct mt_session){.cfg = cfg, .rows_per_step = 1, .micro_batch = 1, .n_micro = 1};
-    int rc = open_model(s, err);
     cfg->data.seq_len = (int64_t)max_len;
+    int rc = open_model(s, err);
     if (!rc)
         rc = open_device(s, err);
     if (!rc)

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef TESTS_DEVICE_HARNESS_H
+#define TESTS_DEVICE_HARNESS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "device/ops.h"
+
+/**
+ * The conformance suite of the device operations. A test runs on every device of the list (conformance.c),
+ * touches device memory only by copies, and checks against a reference in double. Each buffer stands
+ * between guard bands that are checked after the test; outputs are also hashed, and the hashes must be the
+ * same when a test is run again and with another number of threads.
+ */
+struct harness {
+    mt_device *dev;
+    const char *device_name, *test_name;
+    enum mt_dtype dtype; /* every test runs in both */
+    uint64_t seed, hash;
+    int failures;
+    struct dbuf *bufs;
+};
+
+/** A device buffer of n elements (f32 or bf16; i32 are kept as 4-byte words). */
+struct dbuf {
+    void *p; /* device memory */
+    size_t n;
+    enum mt_dtype dtype;
+    char *base;
+    struct dbuf *next;
+};
+
+struct dbuf *buf_new(struct harness *h, enum mt_dtype t, size_t n);
+/** n random values of about the given spread, representable in t; uploaded, and as doubles in *host. */
+struct dbuf *buf_random(struct harness *h, enum mt_dtype t, size_t n, double spread, double **host);
+struct dbuf *buf_ints(struct harness *h, const int32_t *v, size_t n);
+/** All NaN: what an operation must overwrite. */
+struct dbuf *buf_nan(struct harness *h, enum mt_dtype t, size_t n);
+/** Values as doubles (freed with the harness); enters the hash. */
+double *buf_get(struct harness *h, const struct dbuf *b);
+/** Zeroed scratch, freed with the harness. */
+double *scratch(struct harness *h, size_t n);
+void *workspace(struct harness *h, size_t bytes);
+
+/** Relative L2 error and largest error (relative to the largest value) within `tol`; NaN fails. */
+void expect_close(struct harness *h, const char *what, const double *got, const double *want, size_t n,
+                  double tol);
+void expect_rejected(struct harness *h, const char *what, int rc);
+void must(struct harness *h, const char *what, int rc, const struct mt_err *err);
+#define RUN(h, op, ...)                                                                            \
+    do {                                                                                           \
+        struct mt_err err_ = {0};                                                                  \
+        must(h, #op, op((h)->dev, __VA_ARGS__, &err_), &err_);                                     \
+    } while (0)
+
+/** 1 for f32, 2^-8 for bf16: tolerances are stated for f32 and for bf16 by rounding steps. */
+double tolerance(const struct harness *h, double f32, double bf16);
+
+struct device_test {
+    const char *name;
+    void (*fn)(struct harness *h);
+};
+extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[];
+
+#endif

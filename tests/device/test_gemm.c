@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/mem.h"
+#include "harness.h"
+
+struct shape {
+    size_t m, n, k;
+    bool ta, tb, bias, c, f32_out;
+};
+
+static void check(struct harness *h, const struct shape *s)
+{
+    enum mt_dtype dt = h->dtype, od = s->f32_out ? MT_F32 : dt;
+    size_t lda = (s->ta ? s->m : s->k) + 3, ldb = (s->tb ? s->k : s->n) + 5, ldd = s->n + 2;
+    double *a, *b, *bias = NULL, *c = NULL, *want = scratch(h, s->m * ldd);
+    struct dbuf *da = buf_random(h, dt, (s->ta ? s->k : s->m) * lda, 1, &a);
+    struct dbuf *db = buf_random(h, dt, (s->tb ? s->n : s->k) * ldb, 1, &b);
+    struct dbuf *dbias = s->bias ? buf_random(h, dt, s->n, 1, &bias) : NULL;
+    /* accumulating into f32 is in place, as weight gradients are; else C is another buffer */
+    struct dbuf *dc = s->c ? buf_random(h, od, s->m * ldd, 1, &c) : NULL;
+    struct dbuf *dd = s->c && s->f32_out ? dc : buf_nan(h, od, s->m * ldd);
+    struct mt_gemm g = {.m = s->m, .n = s->n, .k = s->k, .dtype = dt, .d_dtype = od, .trans_a = s->ta,
+                        .trans_b = s->tb, .a = da->p, .b = db->p, .lda = lda, .ldb = ldb, .ldc = ldd,
+                        .ldd = ldd, .bias = dbias ? dbias->p : NULL, .c = dc ? dc->p : NULL, .d = dd->p};
+    RUN(h, mt_op_gemm, &g);
+    double *got = buf_get(h, dd);
+    for (size_t i = 0; i < s->m; i++)
+        for (size_t j = 0; j < ldd; j++) {
+            double sum = 0;
+            if (j >= s->n) { /* between rows nothing is written */
+                want[i * ldd + j] = got[i * ldd + j] = 0;
+                continue;
+            }
+            for (size_t p = 0; p < s->k; p++)
+                sum += (s->ta ? a[p * lda + i] : a[i * lda + p]) *
+                       (s->tb ? b[j * ldb + p] : b[p * ldb + j]);
+            want[i * ldd + j] = sum + (bias ? bias[j] : 0) + (c ? c[i * ldd + j] : 0);
+        }
+    expect_close(h, "D", got, want, s->m * ldd, s->f32_out ? 2e-6 : tolerance(h, 2e-6, 3e-3));
+}
+
+static void products_of_odd_shapes(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {1, 1, 1, false, true, false, false, false},
+        {7, 5, 3, false, true, true, false, false},
+        {33, 17, 65, false, true, true, true, false},
+        {64, 64, 64, false, false, false, false, false},
+        {100, 130, 70, false, false, false, true, false},
+        {65, 31, 1100, true, false, false, true, true},
+        {400, 390, 33, true, false, false, true, true},
+        {390, 20, 2100, false, true, false, false, true},
+        {3, 500, 40, false, true, true, false, true},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        check(h, &shapes[i]);
+}
+
+static void long_sums_of_small_outputs(struct harness *h)
+{
+    check(h, &(struct shape){64, 64, 8192, true, false, false, true, true});
+}
+
+static void bad_arguments_are_rejected(struct harness *h)
+{
+    struct dbuf *x = buf_nan(h, h->dtype, 64);
+    struct mt_gemm g = {.m = 4, .n = 4, .k = 4, .dtype = h->dtype, .d_dtype = h->dtype, .a = x->p,
+                        .b = x->p, .d = x->p, .lda = 4, .ldb = 4, .ldd = 4};
+    expect_rejected(h, "D over A", mt_op_gemm(h->dev, &g, NULL));
+    g.d = (char *)x->p + 32;
+    g.lda = 3;
+    expect_rejected(h, "a short lda", mt_op_gemm(h->dev, &g, NULL));
+    g.lda = 4;
+    g.a = NULL;
+    expect_rejected(h, "no A", mt_op_gemm(h->dev, &g, NULL));
+}
+
+const struct device_test gemm_tests[] = {
+    {"gemm_products_of_odd_shapes", products_of_odd_shapes},
+    {"gemm_long_sums_of_small_outputs", long_sums_of_small_outputs},
+    {"gemm_bad_arguments_are_rejected", bad_arguments_are_rejected},
+    {NULL, NULL},
+};

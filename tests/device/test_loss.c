@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gated units and cross-entropy. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "harness.h"
+
+static double gate(double x, enum mt_glu_kind kind, double *slope)
+{
+    if (kind == MT_GLU_SILU) {
+        double s = 1 / (1 + exp(-x));
+        *slope = s * (1 + x * (1 - s));
+        return x * s;
+    }
+    double u = sqrt(2 / M_PI) * (x + 0.044715 * x * x * x), t = tanh(u);
+    *slope = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    return 0.5 * x * (1 + t);
+}
+
+static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kind)
+{
+    double *x, *dy, slope;
+    struct dbuf *gu = buf_random(h, h->dtype, n * 2 * f, 3, &x), *g = buf_random(h, h->dtype, n * f, 1, &dy);
+    struct dbuf *y = buf_nan(h, h->dtype, n * f);
+    double *want = scratch(h, n * f), *want_dx = scratch(h, n * 2 * f);
+    RUN(h, mt_op_glu, &(struct mt_glu){n, f, h->dtype, kind, gu->p, y->p});
+    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, gu->p});
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < f; k++) {
+            double u = x[i * 2 * f + f + k], a = gate(x[i * 2 * f + k], kind, &slope);
+            want[i * f + k] = a * u;
+            want_dx[i * 2 * f + k] = dy[i * f + k] * u * slope;
+            want_dx[i * 2 * f + f + k] = dy[i * f + k] * a;
+        }
+    expect_close(h, "y", buf_get(h, y), want, n * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "dx in place", buf_get(h, gu), want_dx, n * 2 * f, tolerance(h, 1e-6, 3e-3));
+}
+
+static void gated_units_match(struct harness *h)
+{
+    glu_case(h, 1, 8, MT_GLU_SILU);
+    glu_case(h, 13, 1096, MT_GLU_SILU);
+    glu_case(h, 5, 72, MT_GLU_GELU_TANH);
+}
+
+static void gated_units_survive_large_inputs(struct harness *h)
+{
+    enum { F = 16 };
+    double *x;
+    struct dbuf *gu = buf_random(h, h->dtype, 2 * F, 300, &x), *y = buf_nan(h, h->dtype, F);
+    RUN(h, mt_op_glu, &(struct mt_glu){1, F, h->dtype, MT_GLU_SILU, gu->p, y->p});
+    double *got = buf_get(h, y), *want = scratch(h, F), slope;
+    for (int k = 0; k < F; k++)
+        want[k] = gate(x[k], MT_GLU_SILU, &slope) * x[F + k];
+    expect_close(h, "y", got, want, F, tolerance(h, 1e-6, 3e-3));
+}
+
+static void loss_case(struct harness *h, size_t n, size_t vocab, bool in_place)
+{
+    double *x, scale = 0.125;
+    size_t ld = in_place ? vocab : vocab + 3, ldd = in_place ? ld * 4 / mt_dtype_size(h->dtype) : vocab + 1;
+    int32_t *t = (int32_t *)(void *)scratch(h, n);
+    for (size_t i = 0; i < n; i++)
+        t[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919) % vocab);
+    struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *targets = buf_ints(h, t, n);
+    struct dbuf *loss = buf_nan(h, MT_F32, n), *correct = buf_nan(h, MT_F32, n);
+    struct dbuf *d = in_place ? logits : buf_nan(h, h->dtype, n * ldd);
+    RUN(h, mt_op_cross_entropy,
+        &(struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = h->dtype,
+                                   .logits = logits->p, .targets = targets->p, .loss = loss->p,
+                                   .correct = correct->p, .dlogits = d->p, .ld_dlogits = ldd,
+                                   .scale = (float)scale});
+    struct dbuf view = *d;
+    view.dtype = h->dtype;
+    view.n = n * ldd;
+    double *got = buf_get(h, &view), *g = scratch(h, n * vocab), *want = scratch(h, n * vocab);
+    double *want_loss = scratch(h, n);
+    for (size_t i = 0; i < n; i++) {
+        double max = -1e300, sum = 0;
+        for (size_t k = 0; k < vocab; k++)
+            max = fmax(max, x[i * ld + k]);
+        for (size_t k = 0; k < vocab; k++)
+            sum += exp(x[i * ld + k] - max);
+        want_loss[i] = t[i] < 0 ? 0 : max + log(sum) - x[i * ld + (size_t)t[i]];
+        for (size_t k = 0; k < vocab; k++) {
+            double p = exp(x[i * ld + k] - max) / sum;
+            want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale;
+            g[i * vocab + k] = got[i * ldd + k];
+        }
+    }
+    expect_close(h, "loss", buf_get(h, loss), want_loss, n, 2e-6);
+    expect_close(h, "dlogits", g, want, n * vocab, tolerance(h, 4e-6, 3e-3));
+}
+
+static void cross_entropy_matches(struct harness *h)
+{
+    loss_case(h, 1, 8, false);
+    loss_case(h, 23, 1001, false);
+    loss_case(h, 9, 5003, true);
+    loss_case(h, 40, 272, true);
+}
+
+const struct device_test loss_tests[] = {
+    {"gated_units_match", gated_units_match},
+    {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
+    {"cross_entropy_matches", cross_entropy_matches},
+    {NULL, NULL},
+};
