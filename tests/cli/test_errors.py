@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad input: each case must end with its exit code and say what is wrong, without touching anything."""
+import json
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+from tiny import BINARY, base, config, megatrain, write_data, write_ini, write_model
+
+FAILED = []
+RUN = []
+
+
+def check(name, args, code, *words, env=None, limit=None):
+    RUN.append(name)
+    e = dict(os.environ)
+    e.update(env or {})
+    p = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, env=e, timeout=120,
+                       preexec_fn=limit)
+    said = p.stdout + p.stderr
+    missing = [w for w in words if w not in said]
+    if p.returncode != code or missing:
+        FAILED.append(name)
+        print(f"FAIL {name}: exit {p.returncode} (expected {code}), missing {missing}:\n{said[-600:]}")
+
+
+def safetensors(path, header, data=b"", length=None):
+    h = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(h) if length is None else length) + h + data)
+
+
+def config_cases(tmp, model, data):
+    def ini(text=None, **over):
+        path = os.path.join(tmp, "c.ini")
+        if text is None:
+            write_ini(path, base(model, data, os.path.join(tmp, "o-cfg"), **over))
+        else:
+            open(path, "w").write(text)
+        return path
+
+    run = lambda p, *more: ["-q", "run", p, "--dry-run", *more]
+    check("unknown key", run(ini("[train]\nlearing_rate = 1\n")), 2, "c.ini:2", "learing_rate", 'did you mean "learning_rate"')
+    check("unknown section", run(ini("[trian]\nsteps = 1\n")), 2, "c.ini:2", 'did you mean "train"')
+    check("wrong type", run(ini("[train]\nsteps = soon\n")), 2, "c.ini:2", "train.steps", "whole number")
+    check("missing unit", run(ini("[memory]\ndevice_budget = 20\n")), 2, "c.ini:2", "unit")
+    check("duplicate key", run(ini("[train]\nsteps = 1\nsteps = 2\n")), 2, "c.ini:3", "twice", "line 2")
+    check("duplicate section", run(ini("[train]\nsteps = 1\n[data]\n[train]\n")), 2, "c.ini:4", "twice")
+    check("undefined variable", run(ini("[model]\npath = ${NO_SUCH_VARIABLE}\n")), 2, "c.ini:2", "NO_SUCH_VARIABLE")
+    check("key before section", run(ini("steps = 1\n")), 2, "c.ini:1", "section")
+    check("no equals sign", run(ini("[train]\nsteps\n")), 2, "c.ini:2")
+    check("bad choice", run(ini("[train]\nschedule = cosin\n")), 2, "constant|linear|cosine|wsd")
+    check("out of range", run(ini("[train]\nmin_lr_ratio = 2\n")), 2, "between 0 and 1")
+    check("open quote", run(ini('[model]\npath = "abc\n')), 2, "c.ini:2", "quote")
+    check("missing include", run(ini("include = nowhere.ini\n")), 2, "c.ini:1", "nowhere.ini")
+    check("include circle", run(ini("include = c.ini\n")), 2, "circle")
+    check("not built yet", run(ini(memory__states="disk")), 2, "not supported yet")
+    check("cuda not built yet", run(ini(device__kind="cuda")), 2, "not supported yet")
+    check("steps and epochs", run(ini(train__epochs=1)), 2, "exactly one of", "train.steps")
+    check("no batch size", run(ini(train__batch_size="")), 2, "exactly one of", "tokens_per_step")
+    check("ragged tokens per step", run(ini(train__batch_size="", train__tokens_per_step=100)), 2, "64 and 128")
+    check("bad --set", run(ini(), "--set", "train.stepz=1"), 2, "--set", "stepz")
+    check("malformed --set", run(ini(), "--set", "nonsense"), 2, "SECTION.KEY=VALUE")
+    check("no such config", run(os.path.join(tmp, "none.ini")), 2, "none.ini")
+    check("freeze matches nothing", run(ini(model__freeze="nothing.*")), 2, "matches no tensor")
+    check("freeze everything", run(ini(model__freeze="*")), 2, "nothing to train")
+    check("unknown command", ["trian"], 2, "unknown command")
+    check("unknown option", ["run", "--fast", "x.ini"], 2, "--fast")
+    check("no operand", ["run"], 2, "usage")
+
+
+def model_cases(tmp, data):
+    def run(cfg, weights=None, name="m"):
+        d = os.path.join(tmp, name)
+        shutil.rmtree(d, ignore_errors=True)
+        write_model(d, cfg)
+        if weights:
+            weights(d)
+        path = write_ini(os.path.join(tmp, "m.ini"), base(d, data, os.path.join(tmp, "o-model"),
+                         model__init="weights" if weights else "random"))
+        return ["-q", "run", path, "--force"]
+
+    c = config("llama")
+    refused = {
+        "architecture": ({**c, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        "mixture of experts": ({**c, "num_local_experts": 8}, "num_local_experts"),
+        "remote code": ({**c, "auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+        "quantised": ({**c, "quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        "vision": ({**c, "vision_config": {}}, "vision_config"),
+        "rope type": ({**c, "rope_scaling": {"rope_type": "mrope", "factor": 2}}, "mrope"),
+        "activation": ({**c, "hidden_act": "relu"}, "hidden_act"),
+        "dropout": ({**c, "attention_dropout": 0.1}, "attention_dropout"),
+        "softcap": ({**c, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        "missing size": ({k: v for k, v in c.items() if k != "hidden_size"}, "hidden_size"),
+        "heads": ({**c, "num_key_value_heads": 3}, "num_key_value_heads"),
+    }
+    for name, (cfg, word) in refused.items():
+        check(f"model: {name}", run(cfg), 3, word)
+    d = os.path.join(tmp, "m")
+    args = run(c)
+    open(os.path.join(d, "config.json"), "w").write('{"a": 1,\n "b": }')
+    check("broken config.json", args, 3, "config.json:2:")
+    os.remove(os.path.join(d, "config.json"))
+    check("no config.json", args, 3, "config.json")
+    ini = write_ini(os.path.join(tmp, "hub.ini"), base("someone/some-model", data, os.path.join(tmp, "o")))
+    check("not in the cache", ["-q", "run", ini], 3, "hf download someone/some-model", env={"HF_HOME": tmp})
+
+    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    files = {
+        "no weights": (lambda d: None, "model.safetensors"),
+        "pytorch only": (lambda d: open(os.path.join(d, "pytorch_model.bin"), "w").close(), "convert"),
+        "too short": (lambda d: open(os.path.join(d, "model.safetensors"), "wb").write(b"abc"), "too short"),
+        "header length lies": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(8), 1 << 60), "truncated"),
+        "truncated data": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(4)), "truncated"),
+        "trailing bytes": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(9)), "behind the last"),
+        "overlap": (lambda d: safetensors(d + "/model.safetensors", {"a": one, "b": one}, bytes(8)), "overlaps"),
+        "hole": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "data_offsets": [4, 12]}}, bytes(12)), "hole"),
+        "shape lies": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "shape": [3]}}, bytes(8)), "do not fit"),
+        "shape overflows": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "shape": [1 << 40, 1 << 40]}}, bytes(8)), "shape"),
+        "negative shape": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "shape": [-2]}}, bytes(8)), "shape"),
+        "unknown dtype": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "dtype": "F4"}}, bytes(8)), "F4"),
+        "twice": (lambda d: safetensors(d + "/model.safetensors", b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'), "twice"),
+        "not JSON": (lambda d: safetensors(d + "/model.safetensors", b"{nonsense}"), "JSON"),
+        "tensor missing": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(8)), "missing"),
+        "index escapes": (lambda d: json.dump({"weight_map": {"a": "../x.safetensors"}}, open(d + "/model.safetensors.index.json", "w")), "names no file"),
+        "shard missing": (lambda d: json.dump({"weight_map": {"a": "model-00001-of-00002.safetensors"}}, open(d + "/model.safetensors.index.json", "w")), "model-00001-of-00002"),
+    }
+    for name, (make, word) in files.items():
+        check(f"weights: {name}", run(c, make), 3, word)
+
+
+def weight_value_cases(tmp, data):
+    model = write_model(os.path.join(tmp, "wv"), config("llama", num_hidden_layers=1))
+    out = os.path.join(tmp, "wv-out")
+    ini = write_ini(os.path.join(tmp, "wv.ini"), base(model, data, out, train__steps=1))
+    megatrain("-q", "run", ini)
+    good = os.path.join(tmp, "wv-good")
+    megatrain("export", os.path.join(out, "latest"), good, "--dtype", "f32")
+    path = os.path.join(good, "model.safetensors")
+    raw = bytearray(open(path, "rb").read())
+    ini = write_ini(os.path.join(tmp, "wv2.ini"), base(good, data, os.path.join(tmp, "wv-out2"), model__init="weights"))
+    for name, value in (("NaN", float("nan")), ("infinite", float("inf")), ("too large", 3.3999e38)):
+        bad = bytearray(raw)
+        bad[-8:-4] = struct.pack("<f", value)
+        open(path, "wb").write(bad)
+        check(f"weights hold {name}", ["-q", "run", ini, "--force"], 3, "element", "finite")
+
+
+def data_cases(tmp, model):
+    def run(name, text, **over):
+        path = os.path.join(tmp, name)
+        open(path, "w", encoding="utf-8").write(text)
+        over.setdefault("data__eval", "")
+        return ["-q", "run", write_ini(os.path.join(tmp, "d.ini"),
+                base(model, path, os.path.join(tmp, "o-data"), **over)), "--force"]
+
+    line = json.dumps({"input_ids": [1, 2, 3]}) + "\n"
+    check("data: broken JSON", run("a.jsonl", line + '{"input_ids": [1,}\n'), 3, "a.jsonl:2:")
+    check("data: token beyond", run("a.jsonl", '{"input_ids": [1, 272]}\n'), 3, "a.jsonl:1", "272", "vocab_size")
+    check("data: negative token", run("a.jsonl", '{"input_ids": [1, -1]}\n'), 3, "a.jsonl:1")
+    check("data: fraction", run("a.jsonl", '{"input_ids": [1, 2.5]}\n'), 3, "input_ids[1]")
+    check("data: labels length", run("a.jsonl", '{"input_ids": [1, 2], "labels": [1]}\n'), 3, "differ in length")
+    check("data: labels differ", run("a.jsonl", '{"input_ids": [1, 2], "labels": [-100, 3]}\n'), 3, "labels[1]")
+    check("data: nothing trained", run("a.jsonl", '{"input_ids": [1, 2], "labels": [-100, -100]}\n'), 3, "no sample has a token")
+    check("data: many untrained", run("a.jsonl", line * 20 + '{"input_ids": [1, 2], "labels": [-100, -100]}\n'), 3, "a.jsonl:21", "1%")
+    check("data: empty", run("a.jsonl", ""), 3, "no samples")
+    check("data: over-long", run("a.jsonl", line + json.dumps({"input_ids": [1] * 99}) + "\n"), 3, "a.jsonl:2", "overlong")
+    check("data: unknown format", run("a.jsonl", '{"stuff": 1}\n'), 3, "data.format")
+    check("data: chat", run("a.jsonl", '{"messages": []}\n'), 2, "not supported yet")
+    check("data: not an object", run("a.jsonl", "[1, 2]\n"), 3, "object")
+    check("data: lone surrogate", run("a.jsonl", '{"text": "\\ud800"}\n', data__tokenizer="byte"), 3, "a.jsonl:1")
+    check("data: text without byte tokenizer", run("a.txt", "hello there"), 2, "tokenizer")
+    check("data: compressed", run("a.jsonl.gz", "x"), 2, ".gz", "not supported yet")
+    check("data: no such file", run("a.jsonl", line, data__train=os.path.join(tmp, "none*.jsonl")), 3, "no file matches")
+    check("data: eval larger than data", run("a.jsonl", line, data__eval="5"), 2, "data.eval")
+    small = write_model(os.path.join(tmp, "small-vocab"), config("llama", vocab_size=200))
+    check("data: vocabulary too small", run("a.txt", "hello there", data__tokenizer="byte", model__path=small), 3, "vocab_size")
+
+
+def machine_cases(tmp, model, data):
+    out = os.path.join(tmp, "full-dir")
+    os.makedirs(out)
+    open(os.path.join(out, "something"), "w").close()
+    ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, out))
+    check("output not empty", ["-q", "run", ini], 2, "not empty", "--resume", "--force")
+    assert os.path.exists(os.path.join(out, "something"))
+    ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o1"), memory__device_budget="100KiB"))
+    check("device budget", ["-q", "run", ini], 4, "device budget", "at least")
+    ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o2"), memory__host_budget="1MiB"))
+    check("host budget", ["-q", "run", ini], 4, "will not fit", "memory.host_budget", "short")
+    ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, "/proc/nowhere/out"))
+    check("output cannot be made", ["-q", "run", ini], 1, "/proc/nowhere")
+    ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o3")))
+    cap = lambda: resource.setrlimit(resource.RLIMIT_AS, (330 << 20, 330 << 20))
+    if "asan" not in BINARY and "tsan" not in BINARY:
+        check("address space", ["-q", "run", ini, "--set", "memory.device_budget=400MiB"], 4, limit=cap)
+    check("export over a folder", ["export", model, tmp], 2, "exists already")
+    check("verify what is no checkpoint", ["verify", model], 7, "no training state")
+    check("resume from nowhere", ["-q", "run", ini, "--resume=" + tmp], 7)
+
+
+def checkpoint_cases(tmp, model, data):
+    out = os.path.join(tmp, "ck")
+    ini = write_ini(os.path.join(tmp, "ck.ini"), base(model, data, out, train__steps=2))
+    megatrain("-q", "run", ini)
+    ck = os.path.join(out, "checkpoint-2")
+    check("verify", ["verify", ck], 0, "as it was written")
+    names = [os.path.join(r, f) for r, _, fs in os.walk(ck) for f in fs]
+    for path in names:
+        good = open(path, "rb").read()
+        for at in (0, len(good) // 2, len(good) - 1):
+            bad = bytearray(good)
+            bad[at] ^= 1
+            open(path, "wb").write(bad)
+            check(f"flipped byte {at} of {os.path.basename(path)}", ["verify", ck], 7)
+        open(path, "wb").write(good[:-1])
+        check(f"truncated {os.path.basename(path)}", ["verify", ck], 7)
+        open(path, "wb").write(good)
+    os.rename(names[0], names[0] + ".away")
+    check("file missing", ["verify", ck], 7)
+    os.rename(names[0] + ".away", names[0])
+    check("verify again", ["verify", ck], 0)
+    longer = write_ini(os.path.join(tmp, "ck2.ini"), base(model, data, out, train__steps=3, train__learning_rate="2e-3"))
+    check("resume with other settings", ["-q", "run", longer, "--resume"], 2, "train.learning_rate: 0.001 -> 0.002", "--force")
+    other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
+    changed = write_ini(os.path.join(tmp, "ck3.ini"), base(model, other, out, train__steps=3))
+    check("resume with other data", ["-q", "run", changed, "--resume"], 2)
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=2))
+    data = write_data(os.path.join(tmp, "data.jsonl"), n=24)
+    config_cases(tmp, model, data)
+    model_cases(tmp, data)
+    weight_value_cases(tmp, data)
+    data_cases(tmp, model)
+    machine_cases(tmp, model, data)
+    checkpoint_cases(tmp, model, data)
+print(f"{len(RUN)} cases, {len(FAILED)} failed")
+sys.exit(bool(FAILED))

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as users have them: killed, stopped, resumed, skipped steps, frozen tensors, lengthened, locked."""
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import (BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data,
+                  write_ini, write_model)
+
+FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
+
+
+def start(*args):
+    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
+    def ini(name):
+        out = os.path.join(tmp, name)
+        return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2))
+    want_out, want = ini("kill-want")
+    t0 = time.time()
+    megatrain("-q", "run", want)
+    took = time.time() - t0
+    out, path = ini("kill")
+    rng = random.Random(3)
+    kills = 0
+    for _ in range(300 if FULL else 12):
+        p = start("-q", "run", path, "--resume")
+        time.sleep(rng.random() * took * 0.6)
+        p.kill()
+        p.communicate()
+        kills += p.returncode == -signal.SIGKILL
+        if os.path.isdir(os.path.join(out, "checkpoint-12")) and not FULL:
+            break
+    megatrain("-q", "run", path, "--resume")
+    assert losses(out) == losses(want_out), "losses differ after kills"
+    assert planes(out + "/checkpoint-12") == planes(want_out + "/checkpoint-12"), "planes differ after kills"
+    assert kills > 0
+    left = [n for n in os.listdir(out) if n.startswith("checkpoint-") and not n.endswith(".tmp")]
+    assert len(left) <= 3, left
+
+
+def signals_save_the_last_applied_update(tmp, model, data):
+    for signo, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        out = os.path.join(tmp, f"signal-{code}")
+        ini = write_ini(out + ".ini", base(model, data, out, train__steps=500))
+        p = start("run", ini)
+        while "step 3/" not in p.stderr.readline():
+            pass
+        p.send_signal(signo)
+        _, err = p.communicate(timeout=60)
+        assert p.returncode == code, (p.returncode, err)
+        done = [n for n in os.listdir(out) if n.startswith("checkpoint-")]
+        assert len(done) == 1, done
+        step = int(done[0].split("-")[1])
+        assert step >= 3
+        megatrain("-q", "run", ini, "--resume", "--max-steps", 2)
+        assert [s for s, _, _ in losses(out)] == list(range(1, step + 3))
+        whole = os.path.join(tmp, f"whole-{code}")
+        ini2 = write_ini(whole + ".ini", base(model, data, whole, train__steps=500))
+        megatrain("-q", "run", ini2, "--max-steps", step + 2)
+        assert losses(out) == losses(whole)
+        assert planes(f"{out}/checkpoint-{step + 2}") == planes(f"{whole}/checkpoint-{step + 2}")
+
+
+def usr1_saves_and_goes_on(tmp, model, data):
+    out = os.path.join(tmp, "usr1")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=60))
+    p = start("run", ini)
+    while "step 2/" not in p.stderr.readline():
+        pass
+    p.send_signal(signal.SIGUSR1)
+    p.communicate(timeout=60)
+    assert p.returncode == 0
+    assert len([n for n in os.listdir(out) if n.startswith("checkpoint-")]) == 2
+
+
+def a_time_limit_asks_to_be_requeued(tmp, model, data):
+    out = os.path.join(tmp, "limit")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000, checkpoint__time_limit="1s"))
+    megatrain("-q", "run", ini, expect=75)
+    assert os.path.islink(os.path.join(out, "latest"))
+    megatrain("verify", os.path.join(out, "latest"))
+
+
+def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
+    out = os.path.join(tmp, "lock")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
+    p = start("run", ini)
+    while "step 1/" not in p.stderr.readline():
+        pass
+    second = megatrain("-q", "run", ini, "--resume", expect=2)
+    assert f"process {p.pid}" in second.stderr, second.stderr
+    p.kill()
+    p.communicate()
+
+
+def frozen_tensors_do_not_move(tmp, model, data):
+    out = os.path.join(tmp, "frozen")
+    ini = write_ini(out + ".ini", base(model, data, out, model__freeze="model.embed_tokens.*, model.layers.0.*, *.mlp.up_proj.weight",
+                                       train__steps=4, checkpoint__every=1, train__warmup=0))
+    megatrain("-q", "run", ini)
+    first = read_safetensors(f"{out}/checkpoint-1/model.safetensors")
+    last = read_safetensors(f"{out}/checkpoint-4/model.safetensors")
+    for name in first:
+        frozen = "embed_tokens" in name or "layers.0." in name or "up_proj" in name
+        assert (first[name] == last[name]) == frozen, name
+
+
+def a_step_that_overflows_is_skipped_to_the_bit(tmp, model, data):
+    """Weights so large that the loss is not finite: the step is skipped, the run stops after max_skips."""
+    huge = write_model(os.path.join(tmp, "huge"), config("llama", num_hidden_layers=2, initializer_range=1e18))
+    out = os.path.join(tmp, "skip")
+    ini = write_ini(out + ".ini", base(huge, data, out, train__max_skips=3, checkpoint__every=1))
+    p = megatrain("run", ini, expect=6)
+    assert "3 steps in a row" in p.stderr and "skipped" in p.stderr, p.stderr
+    a, b = planes(f"{out}/checkpoint-1"), planes(f"{out}/checkpoint-2")
+    assert a == b
+    assert json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))["updates"] == "0"
+
+
+def schedules_and_metrics_agree(tmp, model, data):
+    out = os.path.join(tmp, "metrics")
+    ini = write_ini(out + ".ini", base(model, data, out, train__schedule="cosine", train__warmup="20%", train__min_lr_ratio=0.1))
+    megatrain("-q", "run", ini)
+    m = [x for x in metrics(out) if "loss" in x]
+    import math
+    for i, x in enumerate(m):
+        want = 1e-3 * (i / 2 if i < 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (i - 2) / 8)))
+        assert abs(x["lr"] - want) <= 1e-12, (i, x["lr"], want)
+        assert x["clip"] <= 1 and abs(x["clip"] - min(1, 0.5 / (x["grad_norm"] + 1e-6))) < 1e-6
+    shown = megatrain("config", "show", ini).stdout
+    assert "metrics.ini:" in shown and "default" in shown
+    effective = os.path.join(out, "config.effective.ini")
+    again = megatrain("config", "show", effective).stdout
+    assert "learning_rate = 0.001" in again
+    trainer = json.load(open(f"{out}/latest/trainer_state.json"))
+    assert trainer["global_step"] == 10 and len(trainer["log_history"]) >= 10
+
+
+def accumulation_does_not_change_the_loss(tmp, model, data):
+    """One micro-batch of 6 and six of 1, on ragged data: the same up to rounding."""
+    got = []
+    for mb in (6, 3, 1):
+        out = os.path.join(tmp, f"acc-{mb}")
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__micro_batch=mb)))
+        got.append(losses(out))
+    for other in got[1:]:
+        for (_, l, n), (_, l2, n2) in zip(got[0], other):
+            assert abs(l - l2) <= 1e-5 * l and abs(n - n2) <= 1e-4 * n, (l, l2, n, n2)
+
+
+def layered_and_microbatch_agree(tmp, model, data):
+    got = []
+    for schedule in ("layered", "microbatch"):
+        out = os.path.join(tmp, schedule)
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, memory__schedule=schedule)))
+        got.append(losses(out))
+    for (_, l, n), (_, l2, n2) in zip(*got):
+        assert abs(l - l2) <= 1e-6 * l and abs(n - n2) <= 1e-5 * n
+
+
+def small_updates_survive(tmp, model, data):
+    """A learning rate below bf16's resolution still moves the masters."""
+    out = os.path.join(tmp, "small")
+    ini = write_ini(out + ".ini", base(model, data, out, model__dtype="bf16", train__learning_rate="1e-7", train__warmup=0,
+                                       train__steps=3, checkpoint__every=1))
+    megatrain("-q", "run", ini)
+    a = read_safetensors(f"{out}/checkpoint-1/megatrain/state-00001.safetensors")
+    b = read_safetensors(f"{out}/checkpoint-3/megatrain/state-00001.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight.master"
+    assert a[name][2] != b[name][2]
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:3] == ("tmp", "model", "data")]
+
+with tempfile.TemporaryDirectory() as tmp:
+    model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=3))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    for test in TESTS:
+        if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+            continue
+        t0 = time.time()
+        test(tmp, model, data)
+        print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
