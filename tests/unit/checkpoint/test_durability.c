@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A save goes through a recording vfs. From the record: the order of operations, and what a power cut
+ * leaves at each point when everything that was not yet synced is lost. Whatever is left, the newest
+ * complete checkpoint must be found and verify.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "checkpoint/checkpoint.h"
+#include "made_model.h"
+
+enum op { CREATE, WRITE, SYNC, CLOSE, MKDIR, SYNC_DIR, RENAME, REMOVE, LINK };
+
+struct record {
+    enum op op;
+    int fd;
+    char path[256], to[256];
+    char *data;
+    size_t len;
+};
+
+struct recorder {
+    struct record r[4096];
+    size_t n;
+    long long fail_at; /* write that fails with -ENOSPC, from 1; 0: none */
+    long long writes;
+};
+
+static struct record *add(void *ctx, enum op op, int fd, const char *path)
+{
+    struct recorder *rec = ctx;
+    struct record *r = &rec->r[rec->n++];
+    assert_true(rec->n < 4096);
+    *r = (struct record){.op = op, .fd = fd};
+    snprintf(r->path, sizeof(r->path), "%s", path ? path : "");
+    return r;
+}
+
+static int rec_create(void *ctx, const char *path)
+{
+    int fd = mt_vfs_posix.create(NULL, path);
+    add(ctx, CREATE, fd, path);
+    return fd;
+}
+
+static int rec_write(void *ctx, int fd, const void *data, size_t len)
+{
+    struct recorder *rec = ctx;
+    if (++rec->writes == rec->fail_at)
+        return -ENOSPC;
+    struct record *r = add(ctx, WRITE, fd, NULL);
+    r->data = malloc(len + 1);
+    r->len = len;
+    memcpy(r->data, data, len);
+    return mt_vfs_posix.write(NULL, fd, data, len);
+}
+
+static int rec_sync(void *ctx, int fd)
+{
+    add(ctx, SYNC, fd, NULL);
+    return 0;
+}
+
+static int rec_close(void *ctx, int fd)
+{
+    add(ctx, CLOSE, fd, NULL);
+    return mt_vfs_posix.close(NULL, fd);
+}
+
+static int rec_make_dir(void *ctx, const char *path)
+{
+    add(ctx, MKDIR, -1, path);
+    return mt_vfs_posix.make_dir(NULL, path);
+}
+
+static int rec_sync_dir(void *ctx, const char *path)
+{
+    add(ctx, SYNC_DIR, -1, path);
+    return 0;
+}
+
+static int rec_rename(void *ctx, const char *from, const char *to)
+{
+    snprintf(add(ctx, RENAME, -1, from)->to, 256, "%s", to);
+    return mt_vfs_posix.rename(NULL, from, to);
+}
+
+static int rec_remove(void *ctx, const char *path)
+{
+    add(ctx, REMOVE, -1, path);
+    return mt_vfs_posix.remove_tree(NULL, path);
+}
+
+static int rec_link(void *ctx, const char *target, const char *path)
+{
+    snprintf(add(ctx, LINK, -1, path)->to, 256, "%s", target);
+    return mt_vfs_posix.link(NULL, target, path);
+}
+
+static const struct mt_vfs recording = {.create = rec_create, .write = rec_write, .sync = rec_sync,
+                                        .close = rec_close, .make_dir = rec_make_dir,
+                                        .sync_dir = rec_sync_dir, .rename = rec_rename,
+                                        .remove_tree = rec_remove, .link = rec_link};
+
+static int save(const struct made_model *m, const struct mt_vfs *vfs, uint64_t step)
+{
+    struct mt_train_state st = {.step = step, .updates = step, .best_loss = 1.5};
+    st.config = strdup("[train]\nsteps = 4\n");
+    struct mt_checkpoint_save s = {.vfs = vfs, .dir = m->dir, .model_dir = m->model_dir,
+                                   .layout = m->layout, .planes = m->planes, .state = &st, .full = true,
+                                   .shard_bytes = 2000};
+    int rc = mt_checkpoint_save(&s, NULL);
+    mt_train_state_finish(&st);
+    return rc;
+}
+
+static size_t find(const struct recorder *rec, enum op op, size_t from)
+{
+    while (from < rec->n && rec->r[from].op != op)
+        from++;
+    return from;
+}
+
+static void record_two_saves(struct made_model *m, struct recorder *rec, struct mt_vfs *vfs)
+{
+    struct mt_prune_policy keep_one = {.keep = 1};
+    assert_int_equal(made_model_init(m), 0);
+    assert_int_equal(save(m, NULL, 2), 0);
+    made_fill(m, 9);
+    *vfs = recording;
+    vfs->ctx = rec;
+    assert_int_equal(save(m, vfs, 4), 0);
+    assert_int_equal(mt_checkpoint_prune(vfs, m->dir, &keep_one, NULL), 0);
+}
+
+static void free_records(struct recorder *rec)
+{
+    for (size_t i = 0; i < rec->n; i++)
+        free(rec->r[i].data);
+    free(rec);
+}
+
+static void write_sync_rename_sync_prune_in_this_order(void **state)
+{
+    (void)state;
+    struct made_model m;
+    struct mt_vfs vfs;
+    struct recorder *rec = calloc(1, sizeof(*rec));
+    record_two_saves(&m, rec, &vfs);
+    size_t rename = find(rec, RENAME, 0), parent = find(rec, SYNC_DIR, rename);
+    size_t prune = find(rec, REMOVE, rename), last_dir = 0;
+    assert_true(rename < parent && parent < prune && prune < rec->n);
+    assert_string_equal(rec->r[parent].path, m.dir);
+    for (size_t i = 0; i < rec->n; i++) {
+        const struct record *r = &rec->r[i];
+        if (r->op == CREATE) { /* its last write is before its sync, its sync before its close */
+            size_t sync = i, close = i, write = i;
+            for (size_t k = i + 1; k < rec->n && close == i; k++) {
+                if (rec->r[k].fd != r->fd)
+                    continue;
+                if (rec->r[k].op == WRITE)
+                    write = k;
+                if (rec->r[k].op == SYNC)
+                    sync = k;
+                if (rec->r[k].op == CLOSE)
+                    close = k;
+            }
+            assert_true(i < write && write < sync && sync < close && close < rename);
+            last_dir = close;
+        }
+        if (r->op == WRITE || r->op == CREATE)
+            assert_true(i < rename);
+    }
+    size_t tmp_synced = find(rec, SYNC_DIR, last_dir);
+    assert_true(tmp_synced < rename);
+    made_model_finish(&m);
+    free_records(rec);
+}
+
+/* What a power cut after `n` operations leaves of the new checkpoint, below `dir`. `renamed`: a rename
+ * that was not yet synced may or may not have reached the disk; here it has. */
+static bool lay_out(const struct recorder *rec, size_t n, bool renamed, const char *from, const char *dir)
+{
+    size_t rename = find(rec, RENAME, 0), parent = find(rec, SYNC_DIR, rename);
+    bool there = n > parent || (renamed && n > rename);
+    if (!there)
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        const struct record *r = &rec->r[i];
+        char folder[256], path[512];
+        bool entry = false, synced = false;
+        if (r->op != CREATE)
+            continue;
+        snprintf(folder, sizeof(folder), "%s", r->path);
+        *strrchr(folder, '/') = 0;
+        struct mt_str data = {0};
+        for (size_t k = i + 1; k < n; k++) {
+            if (rec->r[k].op == SYNC_DIR && !strcmp(rec->r[k].path, folder))
+                entry = true;
+            if (rec->r[k].fd != r->fd || rec->r[k].op == CREATE)
+                continue;
+            if (rec->r[k].op == WRITE)
+                mt_str_append(&data, rec->r[k].data, rec->r[k].len);
+            synced |= rec->r[k].op == SYNC;
+            if (rec->r[k].op == CLOSE)
+                break;
+        }
+        for (size_t k = i + 1; k < n && !entry; k++)
+            entry = rec->r[k].op == SYNC_DIR && !strcmp(rec->r[k].path, folder);
+        if (entry) {
+            snprintf(path, sizeof(path), "%s%s", dir, r->path + strlen(from));
+            *strrchr(path, '/') = 0;
+            assert_int_equal(mt_mkdir_p(path, NULL), 0);
+            path[strlen(path)] = '/';
+            assert_int_equal(mt_write_file(path, data.p ? data.p : "", synced ? data.len : 0, NULL), 0);
+        }
+        mt_str_finish(&data);
+    }
+    return true;
+}
+
+static void a_power_cut_at_any_point_leaves_a_good_checkpoint(void **state)
+{
+    (void)state;
+    struct made_model m;
+    struct mt_vfs vfs;
+    struct recorder *rec = calloc(1, sizeof(*rec));
+    char old[256], cut[256], new_dir[300], from[300], cmd[700];
+    record_two_saves(&m, rec, &vfs);
+    snprintf(from, sizeof(from), "%s/checkpoint-4.tmp", m.dir);
+    snprintf(old, sizeof(old), "%s/old", m.dir);
+    snprintf(cut, sizeof(cut), "%s/cut", m.dir);
+    snprintf(new_dir, sizeof(new_dir), "%s/checkpoint-4", cut);
+    made_fill(&m, 1);
+    assert_int_equal(mt_mkdir_p(old, NULL), 0);
+    struct made_model at_old = m;
+    snprintf(at_old.dir, sizeof(at_old.dir), "%.63s", old);
+    assert_int_equal(save(&at_old, NULL, 2), 0);
+    size_t removed = find(rec, REMOVE, find(rec, RENAME, 0)), news = 0;
+    for (size_t n = 0; n <= rec->n; n++)
+        for (int renamed = 0; renamed < 2; renamed++) {
+            char *found = NULL;
+            assert_int_equal(mt_remove_tree(cut, NULL), 0);
+            assert_int_equal(mt_mkdir_p(cut, NULL), 0);
+            bool fresh = lay_out(rec, n, renamed, from, new_dir);
+            if (n <= removed) {
+                snprintf(cmd, sizeof(cmd), "cp -r %s/checkpoint-2 %s/", old, cut);
+                assert_int_equal(system(cmd), 0);
+            }
+            assert_int_equal(mt_checkpoint_find_newest(cut, &found, NULL), 0);
+            assert_non_null(found);
+            assert_non_null(strstr(found, fresh ? "checkpoint-4" : "checkpoint-2"));
+            news += fresh;
+            free(found);
+        }
+    assert_true(news > 2);
+    made_model_finish(&m);
+    free_records(rec);
+}
+
+static void a_full_disk_leaves_the_older_checkpoint(void **state)
+{
+    (void)state;
+    for (int at = 1; at < 40; at += 3) {
+        struct made_model m;
+        struct mt_vfs vfs = recording;
+        struct recorder *rec = calloc(1, sizeof(*rec));
+        char *found = NULL, tmp[200];
+        vfs.ctx = rec;
+        rec->fail_at = at;
+        assert_int_equal(made_model_init(&m), 0);
+        assert_int_equal(save(&m, NULL, 2), 0);
+        int rc = save(&m, &vfs, 4);
+        assert_true(rc == -ENOSPC || (rc == 0 && rec->writes < at));
+        assert_int_equal(mt_checkpoint_find_newest(m.dir, &found, NULL), 0);
+        assert_non_null(strstr(found, rc ? "checkpoint-2" : "checkpoint-4"));
+        snprintf(tmp, sizeof(tmp), "%s/checkpoint-4.tmp", m.dir);
+        assert_false(mt_path_exists(tmp));
+        free(found);
+        made_model_finish(&m);
+        free_records(rec);
+    }
+}
+
+static void what_is_loaded_is_what_was_saved(void **state)
+{
+    (void)state;
+    struct made_model a, b;
+    char path[200];
+    struct mt_train_state st;
+    assert_int_equal(made_model_init(&a), 0);
+    assert_int_equal(made_model_init(&b), 0);
+    assert_int_equal(save(&a, NULL, 6), 0);
+    made_fill(&b, 99);
+    snprintf(path, sizeof(path), "%s/checkpoint-6", a.dir);
+    assert_int_equal(mt_checkpoint_load(path, b.layout, b.planes, NULL), 0);
+    for (size_t i = 0; i < a.layout->n_tensors; i++) {
+        const struct mt_tensor *t = &a.layout->tensors[i];
+        for (int k = 0; k < MT_PLANE_GRAD; k++) {
+            size_t size = k <= MT_PLANE_LO ? 2 : 4;
+            assert_memory_equal((char *)mt_plane(a.planes, t->unit, k) + t->first * size,
+                                (char *)mt_plane(b.planes, t->unit, k) + t->first * size, t->n * size);
+        }
+    }
+    assert_int_equal(mt_checkpoint_read_state(path, &st, NULL), 0);
+    assert_int_equal(st.step, 6);
+    assert_true(st.best_loss == 1.5);
+    mt_train_state_finish(&st);
+    made_model_finish(&a);
+    made_model_finish(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(write_sync_rename_sync_prune_in_this_order),
+        cmocka_unit_test(a_power_cut_at_any_point_leaves_a_good_checkpoint),
+        cmocka_unit_test(a_full_disk_leaves_the_older_checkpoint),
+        cmocka_unit_test(what_is_loaded_is_what_was_saved),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
