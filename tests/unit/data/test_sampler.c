@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "data/dataset.h"
+
+struct fixture {
+    char dir[64], file[96], cache[96];
+    mt_dataset *d;
+};
+
+/* Samples of log-normal lengths; the first token of sample i tells i. */
+static void make(struct fixture *f, size_t n, size_t seq_len, double median)
+{
+    struct mt_err err = {0};
+    snprintf(f->dir, sizeof(f->dir), "/tmp/mt-data-XXXXXX");
+    assert_non_null(mkdtemp(f->dir));
+    snprintf(f->file, sizeof(f->file), "%s/d.jsonl", f->dir);
+    snprintf(f->cache, sizeof(f->cache), "%s/cache", f->dir);
+    FILE *out = fopen(f->file, "w");
+    for (size_t i = 0; i < n; i++) {
+        float z;
+        mt_philox_normal(&z, 1, i, 1, 1, 0.9f);
+        size_t len = (size_t)(median * exp((double)z)) + 2;
+        len = MT_MIN(len, seq_len);
+        fprintf(out, "{\"input_ids\": [%zu", i);
+        for (size_t k = 1; k < len; k++)
+            fprintf(out, ",%zu", k % 50);
+        fprintf(out, "]}\n");
+    }
+    fclose(out);
+    char *item = f->file;
+    struct mt_cfg_list list = {&item, 1};
+    struct mt_dataset_params p = {&list, MT_FORMAT_AUTO, "model", MT_OVERLONG_ERROR, seq_len, 1 << 24,
+                                  f->cache};
+    if (mt_dataset_open(&f->d, &p, &err))
+        fail_msg("%s", err.msg);
+}
+
+static void finish(struct fixture *f)
+{
+    mt_dataset_destroy(&f->d);
+    mt_remove_tree(f->dir, NULL);
+}
+
+static mt_sampler *sampler(const struct fixture *f, size_t seq_len, size_t rows, size_t micro, bool packing,
+                           bool shuffle)
+{
+    mt_sampler *s = NULL;
+    struct mt_sampler_params p = {f->d, NULL, seq_len, rows, micro, packing, shuffle, 42};
+    assert_int_equal(mt_sampler_create(&s, &p, NULL), 0);
+    return s;
+}
+
+static void packing_fills_rows(void **state)
+{
+    (void)state;
+    struct fixture f;
+    make(&f, 20000, 1024, 120);
+    mt_sampler *s = sampler(&f, 1024, 8, 2, true, true);
+    if (!(mt_sampler_efficiency(s) >= 0.98))
+        fail_msg("packing efficiency %.4f", mt_sampler_efficiency(s));
+    mt_sampler_destroy(&s);
+    finish(&f);
+}
+
+static void every_sample_comes_once_an_epoch(void **state)
+{
+    (void)state;
+    struct fixture f;
+    enum { N = 500, LEN = 128 };
+    make(&f, N, LEN, 20);
+    for (int v = 0; v < 4; v++) {
+        mt_sampler *s = sampler(&f, LEN, 6, 4, v & 1, v & 2);
+        struct mt_step_data sd;
+        uint64_t per = mt_sampler_steps_per_epoch(s);
+        assert_int_equal(mt_step_data_init(&sd, s, NULL), 0);
+        for (uint64_t epoch = 0; epoch < 2; epoch++) {
+            int seen[N] = {0};
+            for (uint64_t i = 0; i < per; i++) {
+                size_t rows = 0;
+                assert_int_equal(mt_sampler_fill(s, epoch * per + i, &sd, NULL), 0);
+                assert_true(i + 1 == per || sd.n == 2);
+                for (size_t m = 0; m < sd.n; m++) {
+                    const struct mt_batch *b = &sd.micro[m];
+                    assert_true(b->n_tokens <= b->cap_tokens);
+                    for (size_t d = 0; d < b->n_docs; d++, rows++)
+                        seen[b->ids[b->cu_seqlens[d]]]++;
+                }
+                (void)rows;
+            }
+            for (int k = 0; k < N; k++)
+                assert_int_equal(seen[k], 1);
+        }
+        mt_step_data_finish(&sd);
+        mt_sampler_destroy(&s);
+    }
+    finish(&f);
+}
+
+static void a_step_depends_on_its_number_alone(void **state)
+{
+    (void)state;
+    struct fixture f;
+    make(&f, 300, 64, 15);
+    mt_sampler *a = sampler(&f, 64, 5, 2, true, true), *b = sampler(&f, 64, 5, 2, true, true);
+    struct mt_step_data x, y;
+    assert_int_equal(mt_step_data_init(&x, a, NULL), 0);
+    assert_int_equal(mt_step_data_init(&y, b, NULL), 0);
+    for (uint64_t i = 0; i < 40; i++)
+        assert_int_equal(mt_sampler_fill(a, i, &x, NULL), 0);
+    assert_int_equal(mt_sampler_fill(b, 39, &y, NULL), 0);
+    assert_int_equal(x.n_tokens, y.n_tokens);
+    for (size_t m = 0; m < x.n; m++)
+        assert_memory_equal(x.micro[m].ids, y.micro[m].ids, x.micro[m].n_tokens * 4);
+    mt_step_data_finish(&x);
+    mt_step_data_finish(&y);
+    mt_sampler_destroy(&a);
+    mt_sampler_destroy(&b);
+    finish(&f);
+}
+
+static void targets_are_shifted_within_a_document(void **state)
+{
+    (void)state;
+    struct mt_batch b;
+    static const uint32_t one[] = {5, 6, 7, 8}, two[] = {9, 5};
+    static const uint8_t trained[] = {1, 0, 1, 1};
+    assert_int_equal(mt_batch_init(&b, 8, 2, NULL), 0);
+    assert_int_equal(mt_batch_add(&b, one, trained, 4, 0, NULL), 0);
+    assert_int_equal(mt_batch_add(&b, two, NULL, 2, 1, NULL), 0);
+    assert_int_equal(mt_batch_add(&b, two, NULL, 2, 2, NULL), -ENOSPC);
+    assert_int_equal(mt_batch_seal(&b, NULL), 0);
+    static const int32_t rows[] = {1, 2, 4}, targets[] = {7, 8, 5}, positions[] = {0, 1, 2, 3, 0, 1};
+    assert_int_equal(b.n_loss, 3);
+    assert_memory_equal(b.loss_rows, rows, sizeof(rows));
+    assert_memory_equal(b.targets, targets, sizeof(targets));
+    assert_memory_equal(b.positions, positions, sizeof(positions));
+    static const int32_t ids[] = {5, 6, 7, 8, 9}, starts[] = {0, 2, 3, 4, 5, 6}, order[] = {0, 5, 1, 2, 3, 4};
+    assert_int_equal(b.n_runs, 5);
+    assert_memory_equal(b.run_ids, ids, sizeof(ids));
+    assert_memory_equal(b.run_starts, starts, sizeof(starts));
+    assert_memory_equal(b.order, order, sizeof(order));
+    mt_batch_finish(&b);
+}
+
+static void the_held_out_share_is_stable(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_split train, held;
+    make(&f, 2000, 64, 15);
+    assert_int_equal(mt_dataset_split(f.d, "10%", &train, &held, NULL), 0);
+    assert_int_equal(train.n + held.n, 2000);
+    assert_true(held.n > 140 && held.n < 260);
+    mt_split_finish(&train);
+    mt_split_finish(&held);
+    assert_int_equal(mt_dataset_split(f.d, "37", &train, &held, NULL), 0);
+    assert_int_equal(held.n, 37);
+    mt_split_finish(&train);
+    mt_split_finish(&held);
+    finish(&f);
+}
+
+static void a_cached_shard_is_used_and_a_damaged_one_made_anew(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char cmd[300];
+    make(&f, 100, 64, 15);
+    char *item = f.file;
+    struct mt_cfg_list list = {&item, 1};
+    struct mt_dataset_params p = {&list, MT_FORMAT_AUTO, "model", MT_OVERLONG_ERROR, 64, 1 << 24, f.cache};
+    mt_dataset *again = NULL;
+    assert_false(mt_dataset_stats(f.d)->from_cache);
+    assert_int_equal(mt_dataset_open(&again, &p, NULL), 0);
+    assert_true(mt_dataset_stats(again)->from_cache);
+    assert_int_equal(mt_dataset_stats(again)->n_tokens, mt_dataset_stats(f.d)->n_tokens);
+    mt_dataset_destroy(&again);
+    snprintf(cmd, sizeof(cmd), "truncate -s -8 %s/*.tokens", f.cache);
+    assert_int_equal(system(cmd), 0);
+    mt_dataset_destroy(&f.d);
+    assert_int_equal(mt_dataset_open(&f.d, &p, NULL), 0);
+    assert_false(mt_dataset_stats(f.d)->from_cache);
+    finish(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(packing_fills_rows),
+        cmocka_unit_test(every_sample_comes_once_an_epoch),
+        cmocka_unit_test(a_step_depends_on_its_number_alone),
+        cmocka_unit_test(targets_are_shifted_within_a_document),
+        cmocka_unit_test(the_held_out_share_is_stable),
+        cmocka_unit_test(a_cached_shard_is_used_and_a_damaged_one_made_anew),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

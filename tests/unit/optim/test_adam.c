@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/philox.h"
+#include "optim/adam.h"
+#include "optim/lr.h"
+
+enum { MAX = 100003 };
+
+struct state {
+    uint16_t hi[MAX], lo[MAX], grad16[MAX];
+    float m[MAX], v[MAX], grad[MAX];
+};
+
+static struct state *make(uint64_t seed)
+{
+    struct state *s = calloc(1, sizeof(*s));
+    mt_philox_normal(s->grad, MAX, 0, seed, 1, 0.02f);
+    mt_philox_normal(s->m, MAX, 0, seed, 2, 0.01f);
+    for (size_t i = 0; i < MAX; i++) {
+        float w = (float)mt_philox_uniform(seed, 3, i) - 0.5f;
+        mt_master_split(w, &s->hi[i], &s->lo[i]);
+        s->v[i] = (float)(mt_philox_uniform(seed, 4, i) * 1e-4);
+        s->grad16[i] = mt_f32_to_bf16(s->grad[i]);
+    }
+    return s;
+}
+
+static struct mt_adam args(struct state *s, size_t first, size_t n, enum mt_dtype grad)
+{
+    return (struct mt_adam){.n = n, .hi = s->hi + first, .lo = s->lo + first, .m = s->m + first,
+                            .v = s->v + first,
+                            .grad = grad == MT_F32 ? (void *)(s->grad + first) : (void *)(s->grad16 + first),
+                            .state_dtype = MT_F32, .grad_dtype = grad, .lr = 1e-3, .beta1 = 0.9,
+                            .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .t = 3, .clip = 0.7f};
+}
+
+static float master(const struct state *s, size_t i)
+{
+    return mt_master_join(s->hi[i], s->lo[i]);
+}
+
+/* In units of the last place of `scale`, the largest term: two that nearly cancel leave its rounding. */
+static double ulps(float got, double want, double scale)
+{
+    float w = (float)scale;
+    double unit = fabs((double)nextafterf(w, INFINITY) - (double)w);
+    return fabs((double)got - want) / unit;
+}
+
+static void one_step_is_within_two_ulp_of_double(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {1, 22, 55, 64, 128, 1024, MAX};
+    struct state *s = make(5), *old = malloc(sizeof(*old));
+    for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++)
+        for (uint64_t t = 1; t <= 10; t++) {
+            struct mt_adam a = args(s, 0, sizes[k], MT_F32);
+            a.t = t;
+            memcpy(old, s, sizeof(*s));
+            assert_int_equal(mt_adam_run(&a, MT_ADAM_AUTO), 0);
+            double bc1 = 1 - pow(0.9, (double)t), bc2 = 1 - pow(0.999, (double)t);
+            for (size_t i = 0; i < sizes[k]; i++) {
+                double g = (double)old->grad[i] * (double)0.7f;
+                double m = (double)old->m[i] + (1 - 0.9) * (g - (double)old->m[i]);
+                double v = 0.999 * (double)old->v[i] + (1 - 0.999) * g * g;
+                double w = (double)master(old, i) * (1 - 1e-3 * 0.1);
+                double scale = fabs(w), step = 1e-3 / bc1 * m / (sqrt(v) / sqrt(bc2) + 1e-8);
+                w -= step;
+                scale = fmax(scale, fmax(fabs(step), fabs(w)));
+                if (!(ulps(master(s, i), w, scale) <= 2))
+                    fail_msg("weight %zu at t %d: %.9g, want %.12g", i, (int)t, (double)master(s, i), w);
+                assert_true(fabs((double)s->v[i] - v) <= 3e-7 * v);
+                assert_true(fabs((double)s->m[i] - m) <= 2e-7 * (fabs(m) + fabs(g)));
+            }
+        }
+    free(s);
+    free(old);
+}
+
+static bool same(const struct state *a, const struct state *b)
+{
+    return !memcmp(a->hi, b->hi, sizeof(a->hi)) && !memcmp(a->lo, b->lo, sizeof(a->lo)) &&
+           !memcmp(a->m, b->m, sizeof(a->m)) && !memcmp(a->v, b->v, sizeof(a->v));
+}
+
+static void every_instruction_set_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t first = 0; first < 3; first++)
+        for (size_t n = 0; n <= 130; n += n < 40 ? 1 : 13)
+            for (int g = 0; g < 2; g++) {
+                struct state *want = make(7), *got = make(7);
+                for (struct state *s = want;; s = got) { /* edges of the format among them */
+                    s->grad[5] = 1e-42f;
+                    s->v[6] = 1e-44f;
+                    s->grad[7] = 3e18f;
+                    s->grad[8] = -0.0f;
+                    s->m[9] = 1e-45f;
+                    mt_master_split(1e-41f, &s->hi[10], &s->lo[10]);
+                    if (s == got)
+                        break;
+                }
+                struct mt_adam a = args(want, first, n, g ? MT_F32 : MT_BF16);
+                mt_adam_run(&a, MT_ADAM_SCALAR);
+                for (enum mt_adam_isa isa = MT_ADAM_AVX2; isa <= MT_ADAM_AVX512; isa++) {
+                    if (!mt_adam_isa_available(isa))
+                        continue;
+                    free(got);
+                    got = make(7);
+                    got->grad[5] = 1e-42f;
+                    got->v[6] = 1e-44f;
+                    got->grad[7] = 3e18f;
+                    got->grad[8] = -0.0f;
+                    got->m[9] = 1e-45f;
+                    mt_master_split(1e-41f, &got->hi[10], &got->lo[10]);
+                    a = args(got, first, n, g ? MT_F32 : MT_BF16);
+                    mt_adam_run(&a, isa);
+                    if (!same(want, got))
+                        fail_msg("%s differs at n %zu, first %zu", mt_adam_isa_name(isa), n, first);
+                }
+                free(want);
+                free(got);
+            }
+}
+
+static void threads_do_not_change_bits(void **state)
+{
+    (void)state;
+    struct state *want = make(3);
+    struct mt_adam a = args(want, 0, MAX, MT_BF16);
+    mt_adam_run(&a, MT_ADAM_AUTO);
+    for (int n = 1; n <= 4; n++) {
+        struct state *got = make(3);
+        mt_pool *pool = NULL;
+        assert_int_equal(mt_pool_create(&pool, &(struct mt_pool_params){"t", n, NULL, NULL}, NULL), 0);
+        a = args(got, 0, MAX, MT_BF16);
+        mt_adam_run_pool(&a, MT_ADAM_AUTO, pool);
+        assert_true(same(want, got));
+        mt_pool_destroy(&pool);
+        free(got);
+    }
+    free(want);
+}
+
+static void nothing_outside_the_run_is_touched(void **state)
+{
+    (void)state;
+    struct state *want = make(4), *got = make(4);
+    struct mt_adam a = args(got, 100, 777, MT_F32);
+    mt_adam_run(&a, MT_ADAM_AUTO);
+    for (size_t i = 0; i < MAX; i++)
+        if (i < 100 || i >= 877)
+            assert_true(got->hi[i] == want->hi[i] && got->lo[i] == want->lo[i] &&
+                        got->m[i] == want->m[i] && got->v[i] == want->v[i]);
+    free(want);
+    free(got);
+}
+
+static void results_that_are_not_finite_are_counted(void **state)
+{
+    (void)state;
+    struct state *s = make(6);
+    s->grad[11] = NAN;
+    s->grad[500] = INFINITY;
+    mt_master_split(3.0e38f, &s->hi[700], &s->lo[700]);
+    struct mt_adam a = args(s, 0, 1000, MT_F32);
+    assert_int_equal(mt_adam_run(&a, MT_ADAM_AUTO), 2);
+    free(s);
+}
+
+static void updates_below_bf16_survive(void **state)
+{
+    (void)state;
+    struct state *s = make(8);
+    mt_master_split(1.0f, &s->hi[0], &s->lo[0]);
+    s->m[0] = s->v[0] = 0;
+    struct mt_adam a = args(s, 0, 1, MT_F32);
+    a.lr = 1e-6;
+    a.weight_decay = 0;
+    a.t = 1;
+    for (int i = 0; i < 100; i++)
+        mt_adam_run(&a, MT_ADAM_AUTO);
+    assert_true(fabs((double)master(s, 0) - 1.0) > 2e-5);
+    free(s);
+}
+
+static void clip_factor_is_norm_over_limit(void **state)
+{
+    (void)state;
+    assert_true(mt_clip_factor(0.5, 1.0) == 1.0f);
+    assert_true(mt_clip_factor(4.0, 1.0) == (float)(1.0 / (4.0 + 1e-6)));
+    assert_true(mt_clip_factor(1e9, 0) == 1.0f);
+}
+
+static void schedules_match_transformers(void **state)
+{
+    (void)state;
+    /* get_{linear,cosine}_schedule_with_warmup(4, 20) and constant, at updates 0, 2, 4, 12, 19 */
+    static const uint64_t at[] = {0, 2, 4, 12, 19};
+    static const double linear[] = {0, 0.5, 1, 0.5, 0.0625};
+    static const double cosine[] = {0, 0.5, 1, 0.5, 0.009607359798384785};
+    for (int i = 0; i < 5; i++) {
+        assert_true(fabs(mt_lr_at(MT_LR_LINEAR, 2, at[i], 4, 20, 0) - 2 * linear[i]) < 1e-15);
+        assert_true(fabs(mt_lr_at(MT_LR_COSINE, 2, at[i], 4, 20, 0) - 2 * cosine[i]) < 1e-15);
+        assert_true(mt_lr_at(MT_LR_CONSTANT, 2, at[i], 4, 20, 0) == (at[i] < 4 ? 2 * at[i] / 4.0 : 2));
+    }
+    assert_true(mt_lr_at(MT_LR_WSD, 1, 17, 4, 20, 0.1) == 1);
+    assert_true(fabs(mt_lr_at(MT_LR_WSD, 1, 19, 4, 20, 0.1) - 0.55) < 1e-15);
+    assert_true(fabs(mt_lr_at(MT_LR_COSINE, 1, 20, 0, 20, 0.1) - 0.1) < 1e-15);
+    assert_true(mt_lr_at(MT_LR_LINEAR, 1, 0, 0, 10, 0) == 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_step_is_within_two_ulp_of_double),
+        cmocka_unit_test(every_instruction_set_gives_the_same_bits),
+        cmocka_unit_test(threads_do_not_change_bits),
+        cmocka_unit_test(nothing_outside_the_run_is_touched),
+        cmocka_unit_test(results_that_are_not_finite_are_counted),
+        cmocka_unit_test(updates_below_bf16_survive),
+        cmocka_unit_test(clip_factor_is_norm_over_limit),
+        cmocka_unit_test(schedules_match_transformers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
