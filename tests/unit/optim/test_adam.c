@@ -73,9 +73,9 @@ static void one_step_is_within_two_ulp_of_double(void **state)
                 double m = (double)old->m[i] + (1 - 0.9) * (g - (double)old->m[i]);
                 double v = 0.999 * (double)old->v[i] + (1 - 0.999) * g * g;
                 double w = (double)master(old, i) * (1 - 1e-3 * 0.1);
-                double scale = fabs(w), step = 1e-3 / bc1 * m / (sqrt(v) / sqrt(bc2) + 1e-8);
-                w -= step;
-                scale = fmax(scale, fmax(fabs(step), fabs(w)));
+                double rate = 1e-3 / bc1 / (sqrt(v) / sqrt(bc2) + 1e-8);
+                double scale = fmax(fabs(w), rate * (fabs((double)old->m[i]) + 0.1 * fabs(g)));
+                w -= rate * m;
                 if (!(ulps(master(s, i), w, scale) <= 2))
                     fail_msg("weight %zu at t %d: %.9g, want %.12g", i, (int)t, (double)master(s, i), w);
                 assert_true(fabs((double)s->v[i] - v) <= 3e-7 * v);
