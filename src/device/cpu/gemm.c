@@ -2,8 +2,8 @@
 /*
  * D = op(A) op(B) + bias + C. The output is cut into tiles by shape alone and each is computed by one
  * thread, so the order of every sum, and with it every bit, is the same for any number of threads. K is
- * walked in fixed panels; bf16 operands become f32 a panel at a time (exact), sums are f32 throughout and
- * rounded once.
+ * walked in fixed panels; sums are f32 throughout and rounded once. bf16 operands are multiplied as they
+ * are where the CPU can, else they become f32 a panel at a time (exact).
  */
 #include "device/cpu/cpu.h"
 
@@ -12,6 +12,7 @@ enum { TILE = 384, PANEL = 1024 };
 struct job {
     const struct mt_gemm *a;
     char *scratch; /* of thread 0; the others' follow */
+    struct mt_cpu_bf16_gemm **bf16;
     size_t tile_m, tile_n, tiles_n;
 };
 
@@ -65,8 +66,28 @@ static void product_f32(const struct mt_gemm *a, const struct rect *r, float *d,
     });
 }
 
-static void product_bf16(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
-                         float beta, struct scratch *s)
+static bool product_bf16(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                         bool accumulate, struct mt_cpu_bf16_gemm *g)
+{
+    const uint16_t *pa = a->a, *pb = a->b;
+    return g && mt_cpu_bf16_gemm_tile(g, &(struct mt_cpu_bf16_tile){
+                                             .m = r->m,
+                                             .n = r->n,
+                                             .k = a->k,
+                                             .trans_a = a->trans_a,
+                                             .trans_b = a->trans_b,
+                                             .accumulate = accumulate,
+                                             .a = pa + (a->trans_a ? r->i : r->i * a->lda),
+                                             .lda = a->lda,
+                                             .b = pb + (a->trans_b ? r->j * a->ldb : r->j),
+                                             .ldb = a->ldb,
+                                             .d = d,
+                                             .ldd = ldd,
+                                         });
+}
+
+static void product_converted(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                              float beta, struct scratch *s)
 {
     const uint16_t *pa = a->a, *pb = a->b;
     for (size_t p = 0; p < a->k; p += PANEL) {
@@ -126,8 +147,8 @@ static void chunk_main(void *ctx, size_t chunk, int thread)
     float beta = direct && a->c ? 1 : 0;
     if (a->dtype == MT_F32)
         product_f32(a, &r, d, ldd, beta);
-    else
-        product_bf16(a, &r, d, ldd, beta, s);
+    else if (!product_bf16(a, &r, d, ldd, beta != 0, j->bf16[thread]))
+        product_converted(a, &r, d, ldd, beta, s);
     if (!direct)
         for (size_t i = 0; i < r.m; i++)
             finish_row(a, &r, i, d + i * ldd);
@@ -142,7 +163,7 @@ static size_t even_tile(size_t n)
 
 void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
 {
-    struct job j = {a, d->gemm_scratch, even_tile(a->m), even_tile(a->n), 0};
+    struct job j = {a, d->gemm_scratch, d->bf16_gemm, even_tile(a->m), even_tile(a->n), 0};
     j.tiles_n = mt_div_up(a->n, j.tile_n);
     size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
     if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */
