@@ -18,9 +18,9 @@
 /* Prints an object as "key: value" lines, or as JSON. */
 static void print_object(cJSON *o, bool json)
 {
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     for (const cJSON *v = o->child; v && !json; v = v->next) {
-        char *value = cJSON_PrintUnformatted(v);
+        char *value = mt_json_print(v, false);
         printf("%-28s %s\n", v->string, cJSON_IsString(v) ? v->valuestring : value);
         free(value);
     }

@@ -237,7 +237,7 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
     if (cfg)
         cJSON_AddStringToObject(root, "architecture", cfg->architecture);
     if (json) {
-        char *text = cJSON_Print(root);
+        char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");
         free(text);
     } else {

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fs.h"
 
@@ -47,4 +50,36 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 cJSON *mt_json_get(const cJSON *object, const char *key)
 {
     return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+/* Turns numbers into raw text: the fewest digits that read back as the same double. */
+static bool make_exact(cJSON *v)
+{
+    bool ok = true;
+    for (cJSON *c = v->child; c && ok; c = c->next)
+        ok = make_exact(c);
+    if (!ok || !cJSON_IsNumber(v) || !isfinite(v->valuedouble))
+        return ok;
+    char text[32];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, v->valuedouble);
+        if (strtod(text, NULL) == v->valuedouble)
+            break;
+    }
+    v->valuestring = cJSON_malloc(strlen(text) + 1);
+    if (!v->valuestring)
+        return false;
+    strcpy(v->valuestring, text);
+    v->type = cJSON_Raw;
+    return true;
+}
+
+char *mt_json_print(const cJSON *v, bool pretty)
+{
+    cJSON *copy = cJSON_Duplicate(v, 1);
+    char *text = NULL;
+    if (copy && make_exact(copy))
+        text = pretty ? cJSON_Print(copy) : cJSON_PrintUnformatted(copy);
+    cJSON_Delete(copy);
+    return text;
 }

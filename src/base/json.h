@@ -3,6 +3,7 @@
 #define MT_BASE_JSON_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -17,5 +18,11 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
+
+/**
+ * Prints with doubles that read back exactly (cJSON's own printing drops the last bits); NaN and
+ * infinities become null. The caller frees the text; NULL: no memory.
+ */
+char *mt_json_print(const cJSON *v, bool pretty);
 
 #endif

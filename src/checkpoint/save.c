@@ -144,7 +144,7 @@ static int write_json(struct saver *v, const char *name, cJSON *json, bool liste
                       unsigned long long *sum, struct mt_err *err)
 {
     struct mt_out_file f = {.fd = -1};
-    char path[4200], *text = cJSON_Print(json);
+    char path[4200], *text = mt_json_print(json, true);
     cJSON_Delete(json);
     if (!text)
         return mt_fail_nomem(err, name, 0);
