@@ -165,8 +165,9 @@ int mt_config_load(struct mt_config **out, const char *path, const char *const *
                    struct mt_err *err);
 void mt_config_destroy(struct mt_config **cfg);
 
-/** The effective configuration as INI text that loads back to the same values; with `origins`, each
- * line says where its value comes from ("run.ini:14", "--set", "default"). */
+/** The effective configuration as INI text that loads back to the same values from any folder (paths
+ * are absolute); with `origins`, each line says where its value comes from ("run.ini:14", "--set",
+ * "default"). */
 void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *out);
 
 /** Replaces the value of "sec.key" after loading (an `auto` that was decided), with origin `why`. */

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "config/schema.h"
 
@@ -204,7 +206,7 @@ static int parse_choice(const struct mt_key *key, const char *text, int *out, ch
 static int parse_interval(const char *text, struct mt_cfg_interval *out, char *buf, size_t len)
 {
     double v;
-    if (with_unit(text, count_units, &v) && v >= 0 && v == floor(v)) {
+    if (with_unit(text, count_units, &v) && v >= 0 && v == floor(v) && v < 0x1p62) {
         *out = (struct mt_cfg_interval){.steps = (int64_t)v};
         return 0;
     }
@@ -244,12 +246,42 @@ static int set_string(char **dst, const char *text, char *buf, size_t len)
     return 0;
 }
 
+/* Would be read back as something else without quotes. */
+static bool needs_quotes(const char *s)
+{
+    size_t n = strlen(s);
+    if (n && (*s == ';' || isspace((unsigned char)*s) || isspace((unsigned char)s[n - 1])))
+        return true;
+    for (; n > 1; n--)
+        if (s[n - 1] == ';' && isspace((unsigned char)s[n - 2]))
+            return true;
+    return false;
+}
+
+/* What no line of an INI file can say must not come in by another way. */
+static int check_text(const char *s, char *buf, size_t len)
+{
+    if (strpbrk(s, "\r\n") || strstr(s, "${"))
+        return fail(buf, len, "must not hold line breaks or \"${\"");
+    if (*s == '"' || (needs_quotes(s) && strchr(s, '"')))
+        return fail(buf, len, "must not hold a quote at its start, or beside \" ;\" or outer spaces");
+    return 0;
+}
+
+static bool is_text(const struct mt_key *key)
+{
+    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_LIST ||
+           key->type == MT_KEY_PATHS;
+}
+
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len)
 {
     void *f = field(cfg, key);
     int unused = 0, rc;
     double v;
+    if (is_text(key) && check_text(text, buf, len))
+        return -EINVAL;
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
         return fail(buf, len, "\"%s\" is not supported yet", text);
@@ -284,10 +316,12 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     case MT_KEY_SIZE:
         return parse_size(text, f, buf, len);
     case MT_KEY_BYTES:
-        if (!with_unit(text, byte_units, &v))
+        if (!with_unit(text, byte_units, &v) || !(fabs(v) < 0x1p62))
             return fail(buf, len, "must be a size with a unit, such as 5GB");
-        *(uint64_t *)f = (uint64_t)v;
-        return check_range(key, v, buf, len);
+        rc = check_range(key, v, buf, len);
+        if (!rc)
+            *(uint64_t *)f = (uint64_t)v;
+        return rc;
     case MT_KEY_DURATION:
         if (!duration(text, f))
             return fail(buf, len, "must be a duration with units, such as 11h30m");
@@ -316,29 +350,60 @@ static void print_real(double v, struct mt_str *out)
     mt_str_printf(out, "%s", buf);
 }
 
-/* Text with what would be read as a comment in quotes. */
 static void print_text(const char *s, struct mt_str *out)
 {
-    bool quote = strstr(s, " ;") || *s == ';' || *s == '#' || *s == ' ';
-    mt_str_printf(out, quote ? "\"%s\"" : "%s", s);
+    mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
+}
+
+/* Absolute, so that the text means the same in any file; "auto" and a name of the hub stay. */
+static void print_path(const char *s, struct mt_str *out)
+{
+    char *cwd = *s && *s != '/' && strcmp(s, "auto") ? getcwd(NULL, 0) : NULL;
+    char *path = cwd ? mt_path_join(cwd, s) : NULL;
+    mt_str_printf(out, "%s", path ? path : s);
+    free(cwd);
+    free(path);
+}
+
+static void print_list(const struct mt_cfg_list *l, bool paths, struct mt_str *out)
+{
+    struct mt_str all = {0};
+    mt_str_append(&all, "", 0);
+    for (int i = 0; i < l->n; i++) {
+        mt_str_printf(&all, i ? ", " : "");
+        if (paths)
+            print_path(l->items[i], &all);
+        else
+            mt_str_printf(&all, "%s", l->items[i]);
+    }
+    out->failed |= all.failed;
+    print_text(all.failed ? "" : all.p, out);
+    mt_str_finish(&all);
 }
 
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
 {
     const void *f = (const char *)cfg + key->offset;
-    const struct mt_cfg_list *l = f;
     const struct mt_cfg_size *size = f;
     const struct mt_cfg_amount *amount = f;
     const struct mt_cfg_interval *interval = f;
+    struct mt_str path = {0};
     switch (key->type) {
     case MT_KEY_STRING:
-    case MT_KEY_PATH:
         print_text(*(char *const *)f, out);
+        break;
+    case MT_KEY_PATH:
+        if (!strcmp(key->section, "model") && !mt_path_exists(*(char *const *)f)) {
+            print_text(*(char *const *)f, out); /* a name of the hub */
+            break;
+        }
+        print_path(*(char *const *)f, &path);
+        print_text(path.p ? path.p : "", out);
+        mt_str_finish(&path);
         break;
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
-        for (int i = 0; i < l->n; i++)
-            mt_str_printf(out, "%s%s", i ? ", " : "", l->items[i]);
+        print_list(f, key->type == MT_KEY_PATHS, out);
         break;
     case MT_KEY_CHOICE:
         if (string_choice(key))

@@ -50,9 +50,16 @@ void mt_device_destroy(mt_device **dev);
 const struct mt_device_limits *mt_device_limits(const mt_device *dev);
 
 /**
- * Wraps a device so that the Nth submission (1-based, over operations, copies and event records) of
- * the kind named fails with -EIO; `what` is an operation's name ("gemm"), "copy", "alloc" or "any".
- * The wrapper owns `inner` and destroys it. For tests of error paths.
+ * Wraps a device so that the Nth (1-based) of what `what` names fails; the wrapper owns `inner` and
+ * destroys it (on failure of this call it stays the caller's). For tests of error paths.
+ *
+ *   "gemm" (any operation's name), "copy", "record", "wait", or "any" of these: that submission and all
+ *       later ones return -EIO and are dropped.
+ *   "async " before such a name: the submission is accepted and its work dropped, and so is all later
+ *       work; only mt_event_sync(), mt_device_sync() and mt_device_status() return the -EIO.
+ *   "alloc", "event" (creation), "register": that one call returns -ENOMEM; the device goes on.
+ *
+ * Events are recorded and fire in any case.
  */
 int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, int64_t nth,
                            struct mt_err *err);

@@ -187,7 +187,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
     if (rc)
         return rc;
     rc = mt_exec_run(e, r, err);
-    if (!rc || rc == -ECANCELED)
+    if (e->updated)
         retire_pending(e);
     if (rc)
         return rc;

@@ -79,7 +79,8 @@ struct mt_step_result {
 
 /**
  * One optimizer step: the pending update, forward, backward; then the update of this step with rate `lr`
- * is pending. -ECANCELED after mt_engine_interrupt(): the step is abandoned, the pending update done.
+ * is pending. -ECANCELED after mt_engine_interrupt(): the step is abandoned. On this and on any error of
+ * the device the pending update is done all the same, once.
  */
 int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
                    struct mt_step_result *res, struct mt_err *err);

@@ -60,6 +60,7 @@ struct mt_engine {
     struct mt_err error; /* the first */
     atomic_bool interrupted;
     int64_t adam_ns;
+    bool updated; /* all of the pending update was made, whatever else failed */
     const struct mt_step_data *data;
     float *host_logits;
 };

@@ -109,11 +109,12 @@ static void run_host(mt_engine *e, struct mt_runnable *r)
         busy += mt_now_ns() - t0;
         if (rc) {
             give_up(e, rc, &err);
-            break;
+            return;
         }
         publish(e, MT_Q_HOST, i);
     }
     e->adam_ns = busy;
+    e->updated = true;
 }
 
 static void worker_loop(mt_engine *e, void (*part)(mt_engine *, struct mt_runnable *))
@@ -188,6 +189,7 @@ static void begin(mt_engine *e, struct mt_runnable *r)
     e->run = r;
     e->stop = false;
     e->error_code = 0;
+    e->updated = false;
     for (int q = 0; q < MT_N_QUEUES; q++)
         e->progress[q] = -1;
     e->n_busy = 2;

@@ -62,7 +62,8 @@ static uint64_t walk_up(const char *root, const char *mount, char *group, const 
     char dir[4096];
     for (;;) {
         snprintf(dir, sizeof(dir), "%s%s", mount, group);
-        least = MT_MIN(least, free_under(number_in(root, dir, limit), number_in(root, dir, usage)));
+        uint64_t here = free_under(number_in(root, dir, limit), number_in(root, dir, usage));
+        least = MT_MIN(least, here);
         char *slash = strrchr(group, '/');
         if (!slash || !group[0] || !strcmp(group, "/"))
             return least;
@@ -81,12 +82,13 @@ static uint64_t cgroup_free(const char *root)
         if (!group)
             continue;
         *group++ = 0;
+        uint64_t here = UINT64_MAX;
         if (!names[1])
-            least = MT_MIN(least, walk_up(root, "/sys/fs/cgroup", group, "memory.max",
-                                          "memory.current"));
+            here = walk_up(root, "/sys/fs/cgroup", group, "memory.max", "memory.current");
         else if (strstr(names + 1, "memory"))
-            least = MT_MIN(least, walk_up(root, "/sys/fs/cgroup/memory", group,
-                                          "memory.limit_in_bytes", "memory.usage_in_bytes"));
+            here = walk_up(root, "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes",
+                           "memory.usage_in_bytes");
+        least = MT_MIN(least, here);
     }
     if (f)
         fclose(f);

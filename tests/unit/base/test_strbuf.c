@@ -21,6 +21,22 @@ static void printf_appends_and_terminates(void **state)
     assert_null(s.p);
 }
 
+static void append_takes_any_bytes(void **state)
+{
+    (void)state;
+    struct mt_str s = {0};
+    mt_str_append(&s, "", 0);
+    assert_string_equal(s.p, "");
+    mt_str_append(&s, "a\0b", 3);
+    assert_int_equal(s.len, 3);
+    assert_memory_equal(s.p, "a\0b", 4);
+    s.failed = true; /* as when memory was short: nothing more is added */
+    mt_str_append(&s, "c", 1);
+    mt_str_printf(&s, "d");
+    assert_int_equal(s.len, 3);
+    mt_str_finish(&s);
+}
+
 static void edit_distance_counts_swaps_as_one(void **state)
 {
     (void)state;
@@ -28,12 +44,19 @@ static void edit_distance_counts_swaps_as_one(void **state)
     assert_int_equal(mt_edit_distance("ab", "ba"), 1);
     assert_int_equal(mt_edit_distance("", "abc"), 3);
     assert_int_equal(mt_edit_distance("kitten", "sitting"), 3);
+    assert_int_equal(mt_edit_distance("same", "same"), 0);
+    char longer[80];
+    for (int i = 0; i < 79; i++)
+        longer[i] = 'a';
+    longer[79] = 0;
+    assert_int_equal(mt_edit_distance(longer, "a"), 64); /* too long to compare: far */
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printf_appends_and_terminates),
+        cmocka_unit_test(append_takes_any_bytes),
         cmocka_unit_test(edit_distance_counts_swaps_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A device that forwards to another and breaks once. Three kinds of breaking are told apart, because callers
+ * meet them in different places: a submission that is refused, work that fails after its submission was
+ * accepted ("async "), and a resource that is not granted (an allocation, an event, a registration).
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "device/backend.h"
+
+struct fault_device {
+    struct mt_device base;
+    mt_device *inner;
+    const char *what; /* a name of `kinds` */
+    bool async;
+    int64_t nth;
+    pthread_mutex_t lock;
+    int64_t count;      /* of what was asked for so far; under lock */
+    struct mt_err error; /* sticky, code 0: none; under lock */
+};
+
+struct fault_event {
+    struct mt_event base;
+    mt_event *inner;
+};
+
+#define FAULT_NAME(name, type) #name,
+static const char *const submissions[] = {"any", "copy", "record", "wait", MT_DEVICE_OPS(FAULT_NAME)};
+#undef FAULT_NAME
+static const char *const resources[] = {"alloc", "event", "register"};
+
+static struct fault_device *fault(mt_device *dev)
+{
+    return (struct fault_device *)dev;
+}
+
+static mt_event *inner_event(mt_event *ev)
+{
+    return ((struct fault_event *)ev)->inner;
+}
+
+static int sticky(struct fault_device *d, struct mt_err *err)
+{
+    pthread_mutex_lock(&d->lock);
+    int code = d->error.code;
+    if (code && err)
+        *err = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return code;
+}
+
+/* Counts a submission. *drop: it must not reach the inner device. */
+static int submit(struct fault_device *d, const char *what, bool *drop, struct mt_err *err)
+{
+    pthread_mutex_lock(&d->lock);
+    bool counts = !strcmp(d->what, what) || !strcmp(d->what, "any");
+    *drop = d->error.code != 0;
+    if (!*drop && counts && ++d->count == d->nth) {
+        *drop = true;
+        mt_fail(&d->error, MT_ERR_DEVICE, -EIO, "fault device: %s %lld failed", d->what,
+                (long long)d->nth);
+    }
+    int rc = *drop && !d->async ? d->error.code : 0;
+    if (rc && err)
+        *err = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return rc;
+}
+
+/* Counts the taking of a resource: refused once, and the device goes on. */
+static int take(struct fault_device *d, const char *what, struct mt_err *err)
+{
+    pthread_mutex_lock(&d->lock);
+    bool refuse = !strcmp(d->what, what) && ++d->count == d->nth;
+    pthread_mutex_unlock(&d->lock);
+    return refuse ? mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "fault device: %s %lld refused", what,
+                            (long long)d->nth)
+                  : 0;
+}
+
+static void fault_destroy(mt_device *dev)
+{
+    struct fault_device *d = fault(dev);
+    mt_device_destroy(&d->inner);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static int fault_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err)
+{
+    int rc = take(fault(dev), "alloc", err);
+    return rc ? rc : mt_device_alloc(fault(dev)->inner, bytes, tag, out, err);
+}
+
+static void fault_free(mt_device *dev, void *ptr)
+{
+    mt_device_free(fault(dev)->inner, ptr);
+}
+
+static size_t fault_bytes_used(const mt_device *dev)
+{
+    return mt_device_bytes_used(((const struct fault_device *)dev)->inner);
+}
+
+static size_t fault_bytes_peak(const mt_device *dev)
+{
+    return mt_device_bytes_peak(((const struct fault_device *)dev)->inner);
+}
+
+static void fault_poison(mt_device *dev, void *ptr, size_t bytes)
+{
+    if (!sticky(fault(dev), NULL))
+        mt_device_poison(fault(dev)->inner, ptr, bytes);
+}
+
+static int fault_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+{
+    int rc = take(fault(dev), "register", err);
+    return rc ? rc : mt_device_register_host(fault(dev)->inner, ptr, bytes, err);
+}
+
+static void fault_unregister_host(mt_device *dev, void *ptr)
+{
+    mt_device_unregister_host(fault(dev)->inner, ptr);
+}
+
+static int fault_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
+{
+    struct fault_event *ev = mt_calloc(1, sizeof(*ev));
+    if (!ev)
+        return mt_fail_nomem(err, "an event", sizeof(*ev));
+    int rc = take(fault(dev), "event", err);
+    if (!rc)
+        rc = mt_event_create(fault(dev)->inner, &ev->inner, err);
+    if (rc) {
+        free(ev);
+        return rc;
+    }
+    ev->base.dev = dev;
+    *out = &ev->base;
+    return 0;
+}
+
+static void fault_event_destroy(mt_event *event)
+{
+    struct fault_event *ev = (struct fault_event *)event;
+    mt_event_destroy(&ev->inner);
+    free(ev);
+}
+
+/* Reaches the inner device whatever has failed: events still fire. */
+static int fault_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    bool drop;
+    int rc = submit(fault(dev), "record", &drop, err);
+    int inner_rc = mt_event_record(fault(dev)->inner, inner_event(ev), s, rc ? NULL : err);
+    return rc ? rc : inner_rc;
+}
+
+static int fault_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
+{
+    bool drop;
+    int rc = submit(fault(dev), "wait", &drop, err);
+    return drop ? rc : mt_event_wait(fault(dev)->inner, inner_event(ev), s, err);
+}
+
+static int fault_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err)
+{
+    int rc = mt_event_sync(fault(dev)->inner, inner_event(ev), err);
+    return rc ? rc : sticky(fault(dev), err);
+}
+
+static int64_t fault_event_time_ns(mt_event *ev)
+{
+    return mt_event_time_ns(inner_event(ev));
+}
+
+static int fault_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+{
+    bool drop;
+    int rc = submit(fault(dev), "copy", &drop, err);
+    return drop ? rc : mt_device_copy(fault(dev)->inner, s, c, err);
+}
+
+static int fault_sync(mt_device *dev, struct mt_err *err)
+{
+    int rc = mt_device_sync(fault(dev)->inner, err);
+    return rc ? rc : sticky(fault(dev), err);
+}
+
+static int fault_status(mt_device *dev, struct mt_err *err)
+{
+    int rc = mt_device_status(fault(dev)->inner, err);
+    return rc ? rc : sticky(fault(dev), err);
+}
+
+#define FAULT_OP(name, type)                                                                       \
+    static int fault_##name(mt_device *dev, const type *a, struct mt_err *err)                     \
+    {                                                                                              \
+        bool drop;                                                                                 \
+        mt_device *inner = fault(dev)->inner;                                                      \
+        int rc = submit(fault(dev), #name, &drop, err);                                            \
+        return drop ? rc : inner->backend->name(inner, a, err);                                    \
+    }
+MT_DEVICE_OPS(FAULT_OP)
+#undef FAULT_OP
+
+static size_t fault_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    return mt_op_rmsnorm_bwd_workspace(fault(dev)->inner, n, c);
+}
+
+static size_t fault_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    return mt_op_bias_bwd_workspace(fault(dev)->inner, n, c);
+}
+
+static size_t fault_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d)
+{
+    return mt_op_qk_rope_bwd_workspace(fault(dev)->inner, n, n_q, n_kv, d);
+}
+
+static size_t fault_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q,
+                                        size_t n_kv, size_t d, enum mt_dtype dtype)
+{
+    return mt_op_attention_workspace(fault(dev)->inner, n, max_len, n_q, n_kv, d, dtype);
+}
+
+static const struct mt_device_backend fault_backend = {
+    .destroy = fault_destroy,
+    .alloc = fault_alloc,
+    .free = fault_free,
+    .bytes_used = fault_bytes_used,
+    .bytes_peak = fault_bytes_peak,
+    .poison = fault_poison,
+    .register_host = fault_register_host,
+    .unregister_host = fault_unregister_host,
+    .event_create = fault_event_create,
+    .event_destroy = fault_event_destroy,
+    .event_record = fault_event_record,
+    .event_wait = fault_event_wait,
+    .event_sync = fault_event_sync,
+    .event_time_ns = fault_event_time_ns,
+    .copy = fault_copy,
+    .sync = fault_sync,
+    .status = fault_status,
+    .rmsnorm_bwd_workspace = fault_rmsnorm_bwd_workspace,
+    .bias_bwd_workspace = fault_bias_bwd_workspace,
+    .qk_rope_bwd_workspace = fault_qk_rope_bwd_workspace,
+    .attention_workspace = fault_attention_workspace,
+#define FAULT_ENTRY(name, type) .name = fault_##name,
+    MT_DEVICE_OPS(FAULT_ENTRY)
+#undef FAULT_ENTRY
+};
+
+/* The list's own string, which outlives the caller's; NULL where there is no such name. */
+static const char *look_up(const char *const *list, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(list[i], name))
+            return list[i];
+    return NULL;
+}
+
+int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, int64_t nth,
+                           struct mt_err *err)
+{
+    bool async = !strncmp(what, "async ", 6);
+    const char *name = look_up(submissions, MT_ARRAY_LEN(submissions), what + (async ? 6 : 0));
+    if (!name && !async)
+        name = look_up(resources, MT_ARRAY_LEN(resources), what);
+    if (!name || nth < 1)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "fault device: no \"%s\" number %lld can fail", what,
+                       (long long)nth);
+    struct fault_device *d = mt_calloc(1, sizeof(*d));
+    if (!d)
+        return mt_fail_nomem(err, "the fault device", sizeof(*d));
+    *d = (struct fault_device){.base = {&fault_backend, inner->limits},
+                               .inner = inner, .what = name, .async = async, .nth = nth};
+    snprintf(d->base.limits.name, sizeof(d->base.limits.name), "fault on %.110s", inner->limits.name);
+    pthread_mutex_init(&d->lock, NULL);
+    *out = &d->base;
+    return 0;
+}

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+
+static char dir[64];
+
+static const char *at(const char *name)
+{
+    static char path[4][8192];
+    static int k;
+    char *p = path[k++ % 4];
+    snprintf(p, 8192, "%s/%s", dir, name);
+    return p;
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof(dir), "/tmp/mt-fs-XXXXXX");
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(dir, NULL);
+}
+
+static void a_file_comes_back_with_a_nul(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 65535, 65536, 65537, 1000003};
+    for (size_t i = 0; i < MT_ARRAY_LEN(sizes); i++) {
+        size_t n = sizes[i], len = 0;
+        char *data = malloc(n + 1), *text = NULL;
+        for (size_t k = 0; k < n; k++)
+            data[k] = (char)(k * 31 + i);
+        assert_int_equal(mt_write_file(at("f"), data, n, NULL), 0);
+        assert_int_equal(mt_read_file(at("f"), &text, &len, NULL), 0);
+        assert_int_equal(len, n);
+        assert_memory_equal(text, data, n);
+        assert_int_equal(text[n], 0);
+        assert_false(mt_path_exists(at("f.tmp")));
+        free(text);
+        free(data);
+    }
+}
+
+static void errors_name_the_path(void **state)
+{
+    (void)state;
+    struct mt_err err = {0};
+    char *text = NULL, *long_name = malloc(5001);
+    size_t len = 0;
+    assert_int_equal(mt_read_file(at("none"), &text, &len, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, at("none")));
+    assert_int_equal(mt_read_file(dir, &text, &len, &err), -EISDIR);
+    assert_int_equal(mt_write_file(at("no/such/folder"), "x", 1, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "no/such/folder"));
+    memset(long_name, 'a', 5000);
+    long_name[5000] = 0;
+    assert_int_equal(mt_write_file(long_name, "x", 1, &err), -ENAMETOOLONG);
+    assert_int_equal(mt_mkdir_p(long_name, &err), -ENAMETOOLONG);
+    assert_null(text);
+    free(long_name);
+}
+
+static void a_failed_write_leaves_the_old_file(void **state)
+{
+    (void)state;
+    char *text = NULL;
+    size_t len = 0;
+    assert_int_equal(mt_write_file(at("keep"), "old", 3, NULL), 0);
+    assert_int_equal(mkdir(at("keep.tmp"), 0777), 0); /* its temporary name is taken */
+    assert_int_equal(mt_write_file(at("keep"), "new", 3, NULL), -EISDIR);
+    assert_int_equal(mt_read_file(at("keep"), &text, &len, NULL), 0);
+    assert_string_equal(text, "old");
+    free(text);
+}
+
+static void folders_are_made_and_removed_whole(void **state)
+{
+    (void)state;
+    struct mt_err err = {0};
+    assert_int_equal(mt_mkdir_p(at("a/b/c"), NULL), 0);
+    assert_int_equal(mt_mkdir_p(at("a/b/c/"), NULL), 0);
+    assert_true(mt_is_dir(at("a/b/c")));
+    assert_int_equal(mt_write_file(at("a/b/c/f"), "x", 1, NULL), 0);
+    assert_int_equal(mt_mkdir_p(at("a/b/c/f"), &err), -ENOTDIR);
+    assert_int_equal(mt_mkdir_p(at("a/b/c/f/g"), &err), -ENOTDIR);
+    assert_int_equal(mt_write_file(at("outside"), "x", 1, NULL), 0);
+    assert_int_equal(mkdir(at("elsewhere"), 0777), 0);
+    assert_int_equal(mt_write_file(at("elsewhere/f"), "x", 1, NULL), 0);
+    assert_int_equal(symlink("../../outside", at("a/b/link")), 0);
+    assert_int_equal(symlink("../../elsewhere", at("a/b/dir_link")), 0);
+    for (int i = 0; i < 300; i++) {
+        char name[32];
+        snprintf(name, sizeof(name), "a/b/many%d", i);
+        assert_int_equal(mt_write_file(at(name), "", 0, NULL), 0);
+    }
+    assert_int_equal(mt_remove_tree(at("a"), NULL), 0);
+    assert_false(mt_path_exists(at("a")));
+    assert_true(mt_path_exists(at("outside"))); /* links are not followed */
+    assert_true(mt_path_exists(at("elsewhere/f")));
+    assert_int_equal(mt_remove_tree(at("a"), NULL), 0); /* gone already */
+}
+
+static void paths_are_joined(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"a", "b", "a/b"}, {"a/", "b", "a/b"}, {"", "b", "b"}, {"a", "/b", "/b"}, {"/", "b", "/b"}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        char *p = mt_path_join(cases[i][0], cases[i][1]);
+        assert_string_equal(p, cases[i][2]);
+        free(p);
+    }
+}
+
+static void short_reads_are_told(void **state)
+{
+    (void)state;
+    char buf[8];
+    assert_int_equal(mt_write_file(at("s"), "12345678", 8, NULL), 0);
+    int fd = open(at("s"), O_RDONLY | O_CLOEXEC);
+    assert_int_equal(mt_pread_all(fd, buf, 4, 4), 0);
+    assert_memory_equal(buf, "5678", 4);
+    assert_int_equal(mt_pread_all(fd, buf, 5, 4), -ENODATA);
+    assert_int_equal(mt_write_all(fd, "x", 1), -EBADF);
+    close(fd);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_comes_back_with_a_nul),
+        cmocka_unit_test(errors_name_the_path),
+        cmocka_unit_test(a_failed_write_leaves_the_old_file),
+        cmocka_unit_test(folders_are_made_and_removed_whole),
+        cmocka_unit_test(paths_are_joined),
+        cmocka_unit_test(short_reads_are_told),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+
+static void refuse(const char *text, size_t len, const char *where)
+{
+    cJSON *v = NULL;
+    struct mt_err err = {0};
+    assert_int_equal(mt_json_parse(&v, text, len, "x.json", MT_ERR_INPUT, &err), -EINVAL);
+    assert_null(v);
+    assert_int_equal(err.kind, MT_ERR_INPUT);
+    if (strncmp(err.msg, where, strlen(where)))
+        fail_msg("\"%s\" does not begin with \"%s\"", err.msg, where);
+}
+
+static void an_error_has_its_line_and_column(void **state)
+{
+    (void)state;
+    refuse("{\"a\": 1,\n \"b\": }", 17, "x.json:2:");
+    refuse("", 0, "x.json:1:1");
+    refuse("{\n\n\n", 4, "x.json:");
+    refuse("[1, 2", 5, "x.json:1:");
+}
+
+static void exactly_one_value_is_read(void **state)
+{
+    (void)state;
+    cJSON *v = NULL;
+    assert_int_equal(mt_json_parse(&v, " {\"a\": [1, 2]} \r\n\t", 18, "x", MT_ERR_INPUT, NULL), 0);
+    assert_int_equal(cJSON_GetArraySize(mt_json_get(v, "a")), 2);
+    cJSON_Delete(v);
+    refuse("{} {}", 5, "x.json:1:4");
+    refuse("{}x", 3, "x.json:1:3");
+}
+
+static void bytes_past_the_length_are_not_looked_at(void **state)
+{
+    (void)state;
+    cJSON *v = NULL;
+    char text[] = {'4', '2', '7', '7'};
+    assert_int_equal(mt_json_parse(&v, text, 2, "x", MT_ERR_INPUT, NULL), 0);
+    assert_int_equal(v->valueint, 42);
+    cJSON_Delete(v);
+    refuse("[1]", 2, "x.json:1:");
+}
+
+static void members_are_found_by_case(void **state)
+{
+    (void)state;
+    cJSON *v = NULL;
+    assert_int_equal(mt_json_parse(&v, "{\"Key\": 1, \"key\": 2}", 20, "x", MT_ERR_INPUT, NULL), 0);
+    assert_int_equal(mt_json_get(v, "key")->valueint, 2);
+    assert_null(mt_json_get(v, "KEY"));
+    cJSON_Delete(v);
+}
+
+static void depth_has_an_end(void **state)
+{
+    (void)state;
+    static char deep[200000];
+    memset(deep, '[', sizeof(deep));
+    refuse(deep, sizeof(deep), "x.json:1:");
+}
+
+static void a_missing_file_has_the_callers_kind(void **state)
+{
+    (void)state;
+    cJSON *v = NULL;
+    struct mt_err err = {0};
+    char path[64];
+    snprintf(path, sizeof(path), "/tmp/mt-json-%d.json", (int)getpid());
+    assert_int_equal(mt_json_read_file(&v, path, MT_ERR_CHECKPOINT, &err), -ENOENT);
+    assert_int_equal(err.kind, MT_ERR_CHECKPOINT);
+    assert_non_null(strstr(err.msg, path));
+    assert_int_equal(mt_write_file(path, "[1,\n}", 5, NULL), 0);
+    assert_int_equal(mt_json_read_file(&v, path, MT_ERR_CHECKPOINT, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, ".json:2:"));
+    unlink(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_error_has_its_line_and_column),
+        cmocka_unit_test(exactly_one_value_is_read),
+        cmocka_unit_test(bytes_past_the_length_are_not_looked_at),
+        cmocka_unit_test(members_are_found_by_case),
+        cmocka_unit_test(depth_has_an_end),
+        cmocka_unit_test(a_missing_file_has_the_callers_kind),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/err.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static void sizes_that_overflow_are_noticed(void **state)
+{
+    (void)state;
+    size_t out = 7;
+    void *items = NULL;
+    size_t cap = 0;
+    assert_false(mt_mul_size(SIZE_MAX / 2, 3, &out));
+    assert_false(mt_add_size(SIZE_MAX, 1, &out));
+    assert_int_equal(out, 7);
+    assert_true(mt_mul_size(SIZE_MAX / 2, 2, &out));
+    assert_null(mt_calloc(SIZE_MAX / 4, 8));
+    assert_null(mt_alloc_aligned(SIZE_MAX - 10));
+    assert_false(mt_grow(&items, &cap, SIZE_MAX / 4, 8));
+    assert_null(items);
+    assert_int_equal(cap, 0);
+}
+
+static void an_array_grows_and_keeps_its_items(void **state)
+{
+    (void)state;
+    int *items = NULL;
+    size_t cap = 0;
+    for (int i = 0; i < 10000; i++) {
+        assert_true(mt_grow(&items, &cap, (size_t)i + 1, sizeof(int)));
+        assert_true(cap > (size_t)i);
+        items[i] = i;
+    }
+    for (int i = 0; i < 10000; i++)
+        assert_int_equal(items[i], i);
+    free(items);
+}
+
+static void bytes_are_told_in_binary_units(void **state)
+{
+    (void)state;
+    char buf[32];
+    assert_string_equal(mt_format_bytes(buf, sizeof(buf), 0), "0 B");
+    assert_string_equal(mt_format_bytes(buf, sizeof(buf), 1023), "1023 B");
+    assert_string_equal(mt_format_bytes(buf, sizeof(buf), 1536), "1.50 KiB");
+    assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_C(3) << 30), "3.00 GiB");
+    assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_MAX), "16384.00 PiB");
+}
+
+static void an_error_takes_prefixes_and_never_overflows(void **state)
+{
+    (void)state;
+    struct mt_err err = {0};
+    char big[4000];
+    memset(big, 'x', sizeof(big) - 1);
+    big[sizeof(big) - 1] = 0;
+    assert_int_equal(mt_fail(&err, MT_ERR_INPUT, -EINVAL, "bad %d", 7), -EINVAL);
+    assert_int_equal(mt_fail_prefix(&err, -EINVAL, "file %s", "f"), -EINVAL);
+    assert_string_equal(err.msg, "file f: bad 7");
+    assert_int_equal(err.kind, MT_ERR_INPUT);
+    assert_int_equal(mt_fail_prefix(&err, -EINVAL, "%s", big), -EINVAL);
+    assert_int_equal(strlen(err.msg), sizeof(err.msg) - 1);
+    assert_int_equal(mt_fail(NULL, MT_ERR_INPUT, -EIO, "nobody listens"), -EIO);
+    assert_int_equal(mt_fail_prefix(NULL, -EIO, "nobody"), -EIO);
+    assert_int_equal(mt_fail_nomem(&err, "a thing", 42), -ENOMEM);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+}
+
+static int n_lines;
+static char last[4096];
+static void sink(enum mt_log_level level, const char *line)
+{
+    (void)level;
+    n_lines++;
+    memcpy(last, line, strlen(line) + 1);
+}
+
+static void the_log_has_levels_and_a_sink(void **state)
+{
+    (void)state;
+    char big[5000];
+    memset(big, 'y', sizeof(big) - 1);
+    big[sizeof(big) - 1] = 0;
+    mt_log_set_sink(sink);
+    mt_log_set_level(MT_LOG_WARN);
+    mt_info("not seen");
+    assert_int_equal(n_lines, 0);
+    mt_warn("seen %d", 1);
+    assert_int_equal(n_lines, 1);
+    assert_string_equal(last, "seen 1");
+    mt_warn("%s", big);
+    assert_int_equal(strlen(last), 2047);
+    mt_log_set_level(MT_LOG_DEBUG);
+    mt_debug("d");
+    assert_int_equal(n_lines, 3);
+    mt_log_set_sink(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_that_overflow_are_noticed),
+        cmocka_unit_test(an_array_grows_and_keeps_its_items),
+        cmocka_unit_test(bytes_are_told_in_binary_units),
+        cmocka_unit_test(an_error_takes_prefixes_and_never_overflows),
+        cmocka_unit_test(the_log_has_levels_and_a_sink),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

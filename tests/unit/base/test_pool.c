@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/pool.h"
+
+enum { CHUNKS = 1000, ROUNDS = 300 };
+
+struct job {
+    atomic_int runs[CHUNKS];
+    atomic_int threads_seen; /* a bit a thread */
+    int plain[CHUNKS];       /* without atomics: a race shows under ThreadSanitizer */
+};
+
+static void count(void *ctx, size_t chunk, int thread)
+{
+    struct job *j = ctx;
+    atomic_fetch_add(&j->runs[chunk], 1);
+    atomic_fetch_or(&j->threads_seen, 1 << thread);
+    j->plain[chunk]++;
+}
+
+static mt_pool *pool_of(int n)
+{
+    mt_pool *p = NULL;
+    struct mt_pool_params params = {"test", n, NULL, NULL};
+    assert_int_equal(mt_pool_create(&p, &params, NULL), 0);
+    assert_int_equal(mt_pool_n_threads(p), n);
+    return p;
+}
+
+static void each_chunk_runs_once_and_is_over_at_return(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 2, 3, 7, 64, CHUNKS};
+    for (int threads = 1; threads <= 5; threads++) {
+        static struct job j;
+        mt_pool *p = pool_of(threads);
+        memset(&j, 0, sizeof(j));
+        int want = 0;
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+            want++;
+            mt_pool_run(p, count, &j, sizes[i]);
+            for (size_t c = 0; c < CHUNKS; c++) {
+                int expected = 0;
+                for (size_t k = 0; k <= i; k++)
+                    expected += c < sizes[k];
+                assert_int_equal(atomic_load(&j.runs[c]), expected);
+                assert_int_equal(j.plain[c], expected);
+            }
+        }
+        assert_int_equal(atomic_load(&j.threads_seen) >> threads, 0);
+        mt_pool_destroy(&p);
+        assert_null(p);
+    }
+}
+
+static void loops_in_quick_succession_do_not_mix(void **state)
+{
+    (void)state;
+    mt_pool *p = pool_of(4);
+    static struct job j[2];
+    memset(j, 0, sizeof(j));
+    for (int r = 0; r < ROUNDS; r++)
+        mt_pool_run(p, count, &j[r % 2], 3 + (size_t)r % 5);
+    for (int k = 0; k < 2; k++)
+        for (size_t c = 0; c < CHUNKS; c++) {
+            int expected = 0;
+            for (int r = k; r < ROUNDS; r += 2)
+                expected += c < 3 + (size_t)r % 5;
+            assert_int_equal(j[k].plain[c], expected);
+        }
+    mt_pool_destroy(&p);
+}
+
+static void slow(void *ctx, size_t chunk, int thread)
+{
+    (void)chunk;
+    usleep(1000);
+    atomic_fetch_or((atomic_int *)ctx, 1 << thread);
+}
+
+static void all_threads_take_part(void **state)
+{
+    (void)state;
+    mt_pool *p = pool_of(3);
+    atomic_int seen = 0;
+    for (int r = 0; r < 200 && atomic_load(&seen) != 7; r++)
+        mt_pool_run(p, slow, &seen, 6);
+    assert_int_equal(atomic_load(&seen), 7);
+    mt_pool_destroy(&p);
+}
+
+static atomic_int inits;
+static void init(void)
+{
+    atomic_fetch_add(&inits, 1);
+}
+
+static void each_started_thread_is_initialised_once(void **state)
+{
+    (void)state;
+    mt_pool *p = NULL;
+    int cpus[4] = {0, 0, 0, 0};
+    struct mt_pool_params params = {"a name that is far too long", 4, cpus, init};
+    struct job *j = test_calloc(1, sizeof(*j));
+    assert_int_equal(mt_pool_create(&p, &params, NULL), 0);
+    for (int r = 0; r < 10; r++)
+        mt_pool_run(p, count, j, CHUNKS);
+    mt_pool_destroy(&p); /* joins: all have begun */
+    assert_int_equal(atomic_load(&inits), 3);
+    mt_pool_destroy(&p); /* NULL is fine */
+    test_free(j);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_chunk_runs_once_and_is_over_at_return),
+        cmocka_unit_test(loops_in_quick_succession_do_not_mix),
+        cmocka_unit_test(all_threads_take_part),
+        cmocka_unit_test(each_started_thread_is_initialised_once),
+    };
+    alarm(100);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "config/config.h"
+#include "config/schema.h"
+
+static void keys_have_names_defaults_and_help(void **state)
+{
+    (void)state;
+    assert_true(mt_n_keys > 50 && mt_n_keys <= 128);
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        const struct mt_key *k = &mt_keys[i];
+        assert_non_null(k->def);
+        assert_true(strlen(k->help) > 8 && strchr(".*", k->help[strlen(k->help) - 1]));
+        assert_ptr_equal(mt_key_find(k->section, k->name), k); /* no name twice */
+        assert_int_equal(k->type == MT_KEY_CHOICE, k->choices != NULL);
+        assert_true(k->offset < sizeof(struct mt_config));
+        for (size_t j = 0; j < i; j++) /* sections hold together, no field twice */
+            assert_true(mt_keys[j].offset != k->offset &&
+                        (strcmp(mt_keys[j].section, k->section) || !strcmp(mt_keys[i - 1].section, k->section)));
+    }
+}
+
+static void each_default_prints_and_parses_back(void **state)
+{
+    (void)state;
+    struct mt_config *c = NULL;
+    assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        struct mt_str once = {0}, again = {0};
+        char why[256];
+        mt_key_print(c, &mt_keys[i], &once);
+        mt_str_append(&once, "", 0);
+        if (mt_key_parse(c, &mt_keys[i], once.p, why, sizeof(why)))
+            fail_msg("%s.%s = %s: %s", mt_keys[i].section, mt_keys[i].name, once.p, why);
+        mt_key_print(c, &mt_keys[i], &again);
+        mt_str_append(&again, "", 0);
+        assert_string_equal(once.p, again.p);
+        mt_str_finish(&once);
+        mt_str_finish(&again);
+    }
+    mt_config_destroy(&c);
+}
+
+static void each_choice_parses_or_is_said_to_be_missing(void **state)
+{
+    (void)state;
+    struct mt_config *c = NULL;
+    assert_int_equal(mt_config_load(&c, NULL, NULL, 0, NULL), 0);
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        const char *at = mt_keys[i].choices;
+        while (at && *at) {
+            char word[64], why[256] = "";
+            struct mt_str text = {0};
+            size_t n = strcspn(at, "|");
+            snprintf(word, sizeof(word), "%.*s", (int)n, at);
+            if (mt_key_parse(c, &mt_keys[i], word, why, sizeof(why))) {
+                assert_non_null(strstr(why, "not supported yet"));
+            } else {
+                mt_key_print(c, &mt_keys[i], &text);
+                assert_string_equal(text.p, word);
+            }
+            mt_str_finish(&text);
+            at += n + (at[n] == '|');
+        }
+    }
+    mt_config_destroy(&c);
+}
+
+static void a_misspelt_key_is_found_again(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        const struct mt_key *k = &mt_keys[i];
+        char wrong[64];
+        size_t n = strlen(k->name);
+        if (n < 5)
+            continue;
+        snprintf(wrong, sizeof(wrong), "%.*s%s", (int)n / 2, k->name, k->name + n / 2 + 1);
+        if (mt_key_find(k->section, wrong))
+            continue;
+        const char *guess = mt_key_suggest(k->section, wrong);
+        assert_non_null(guess);
+        assert_true(mt_edit_distance(guess, wrong) <= 1);
+    }
+    assert_null(mt_key_suggest("train", "something_else_entirely"));
+    assert_string_equal(mt_key_suggest(NULL, "optimiser"), "optimizer");
+}
+
+static void the_table_describes_itself(void **state)
+{
+    (void)state;
+    struct mt_str plain = {0}, md = {0}, ini = {0};
+    mt_config_describe(&plain, false);
+    mt_config_describe(&md, true);
+    mt_config_write_template(&ini, "/a/model");
+    for (size_t i = 0; i < mt_n_keys; i++) {
+        char name[128];
+        snprintf(name, sizeof(name), "%s.%s = ", mt_keys[i].section, mt_keys[i].name);
+        assert_non_null(strstr(plain.p, name));
+        snprintf(name, sizeof(name), "| `%s` |", mt_keys[i].name);
+        assert_non_null(strstr(md.p, name));
+        snprintf(name, sizeof(name), "\n%s = ", mt_keys[i].name);
+        assert_non_null(strstr(ini.p, name));
+    }
+    mt_str_finish(&plain);
+    mt_str_finish(&md);
+    mt_str_finish(&ini);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(keys_have_names_defaults_and_help),
+        cmocka_unit_test(each_default_prints_and_parses_back),
+        cmocka_unit_test(each_choice_parses_or_is_said_to_be_missing),
+        cmocka_unit_test(a_misspelt_key_is_found_again),
+        cmocka_unit_test(the_table_describes_itself),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

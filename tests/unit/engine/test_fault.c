@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A device that fails: for every N, the Nth submission of two whole training steps. The step must return the
+ * error, nothing may hang or leak, and the planes must be those of some whole number of updates.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <xxhash.h>
+
+#include "../checkpoint/made_model.h"
+#include "base/mem.h"
+#include "engine/engine.h"
+
+enum { TOKENS = 12, MICRO = 2, BUDGET = 512 << 10 };
+
+static struct made_model model; /* made once: its planes are filled anew for each run */
+
+struct rig {
+    struct mt_step_data data;
+    mt_device *dev;
+    mt_engine *engine;
+};
+
+static void make_data(struct mt_step_data *sd)
+{
+    uint32_t ids[TOKENS];
+    static struct mt_batch micro[MICRO];
+    *sd = (struct mt_step_data){.micro = micro, .cap = MICRO, .n = MICRO};
+    for (int m = 0; m < MICRO; m++) {
+        assert_int_equal(mt_batch_init(&micro[m], TOKENS, 2, NULL), 0);
+        for (uint32_t i = 0; i < TOKENS; i++)
+            ids[i] = (i * 7 + (uint32_t)m * 3) % 40;
+        assert_int_equal(mt_batch_add(&micro[m], ids, NULL, 5, 0, NULL), 0);
+        assert_int_equal(mt_batch_add(&micro[m], ids + 5, NULL, TOKENS - 5, 1, NULL), 0);
+        assert_int_equal(mt_batch_seal(&micro[m], NULL), 0);
+        sd->n_tokens += micro[m].n_tokens;
+        sd->n_loss += micro[m].n_loss;
+    }
+}
+
+/* Opens all but the engine; `what` NULL: a sound device. */
+static void open_rig(struct rig *r, const char *what, int64_t nth)
+{
+    mt_device *cpu = NULL;
+    struct mt_device_params p = {.kind = "cpu", .budget_bytes = BUDGET, .n_threads = 1};
+    *r = (struct rig){0};
+    made_fill(&model, 5);
+    for (size_t u = 0; u < model.layout->n_units; u++) /* moments like those of a fresh run */
+        for (int k = MT_PLANE_M; k <= MT_PLANE_V; k++)
+            memset(mt_plane(model.planes, u, k), 0, mt_plane_elems(model.planes, u) * 4);
+    make_data(&r->data);
+    assert_int_equal(mt_device_create(&cpu, &p, NULL), 0);
+    if (what)
+        assert_int_equal(mt_device_create_fault(&r->dev, cpu, what, nth, NULL), 0);
+    else
+        r->dev = cpu;
+}
+
+static int create_engine(struct rig *r, struct mt_err *err)
+{
+    struct mt_engine_params p = {
+        .dev = r->dev, .layout = model.layout, .planes = model.planes, .dtype = MT_BF16,
+        .grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
+        .logits_chunk = 64, .train = true, .slots = 2, .activations = MT_ACT_OFFLOAD, .beta1 = 0.9,
+        .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1, .isa = MT_ADAM_SCALAR,
+        .adam_threads = 1};
+    return mt_engine_create(&r->engine, &p, err);
+}
+
+static void close_rig(struct rig *r)
+{
+    mt_engine_destroy(&r->engine);
+    assert_int_equal(mt_device_bytes_used(r->dev), 0);
+    mt_device_destroy(&r->dev);
+    for (size_t i = 0; i < r->data.cap; i++)
+        mt_batch_finish(&r->data.micro[i]);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    return made_model_init(&model);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    made_model_finish(&model);
+    return 0;
+}
+
+static uint64_t state_hash(void)
+{
+    uint64_t h = 0;
+    for (size_t u = 0; u < model.layout->n_units; u++)
+        for (int k = 0; k < MT_PLANE_GRAD; k++)
+            h = XXH3_64bits_withSeed(mt_plane(model.planes, u, k),
+                                     mt_plane_elems(model.planes, u) * (k <= MT_PLANE_LO ? 2 : 4), h);
+    return h;
+}
+
+static int step(struct rig *r, struct mt_err *err)
+{
+    struct mt_step_result res;
+    int rc = mt_engine_step(r->engine, &r->data, 1e-2, &res, err);
+    assert_true(rc || (!res.skipped && res.loss == res.loss));
+    return rc;
+}
+
+/* The states after 0, 1 and 2 updates. */
+static void make_reference(uint64_t want[3])
+{
+    struct rig r;
+    open_rig(&r, NULL, 0);
+    assert_int_equal(create_engine(&r, NULL), 0);
+    want[0] = state_hash();
+    for (int i = 1; i < 3; i++) {
+        assert_int_equal(step(&r, NULL), 0);
+        assert_int_equal(mt_engine_flush(r.engine, NULL), 0);
+        assert_int_equal(mt_engine_updates(r.engine), i);
+        want[i] = state_hash();
+    }
+    assert_true(want[0] != want[1] && want[1] != want[2]);
+    close_rig(&r);
+}
+
+/* Two steps with the Nth failing; false when N is past the last, and then all went well. */
+static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3])
+{
+    struct rig r;
+    struct mt_err err = {0};
+    open_rig(&r, what, nth);
+    int rc = create_engine(&r, &err);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = step(&r, &err);
+    if (rc) {
+        assert_int_equal(rc, -EIO);
+        assert_int_equal(err.code, -EIO);
+        assert_int_equal(err.kind, MT_ERR_DEVICE);
+        if (!strstr(err.msg, "fault device"))
+            fail_msg("%s %lld: the message is \"%s\"", what, (long long)nth, err.msg);
+    }
+    if (r.engine) {
+        /* an update that the broken step had still to make is made once, not twice */
+        assert_int_equal(mt_engine_flush(r.engine, &err), 0);
+        uint64_t n = mt_engine_updates(r.engine);
+        assert_true(n <= 2 && (rc || n == 2));
+        if (state_hash() != want[n])
+            fail_msg("%s %lld: the planes are not those of %d updates", what, (long long)nth, (int)n);
+    }
+    close_rig(&r);
+    return rc != 0;
+}
+
+static void sweep(const char *what)
+{
+    uint64_t want[3];
+    int64_t n = 1;
+    make_reference(want);
+    while (run_with_fault(what, n, want))
+        n++;
+    print_message("%s: each of %d failed in its turn\n", what, (int)n - 1);
+    assert_true(n > 1);
+}
+
+static void a_step_survives_any_submission_that_is_refused(void **state)
+{
+    (void)state;
+    sweep("any");
+}
+
+static void a_step_survives_work_that_fails_later(void **state)
+{
+    (void)state;
+    static const char *const what[] = {"async gemm", "async copy", "async attention_bwd", "async grad_cast",
+                                       "async cross_entropy", "async record", "async wait"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(what); i++)
+        sweep(what[i]);
+}
+
+static void an_engine_half_made_is_taken_down(void **state)
+{
+    (void)state;
+    static const char *const what[] = {"alloc", "register"};
+    for (size_t k = 0; k < MT_ARRAY_LEN(what); k++)
+        for (int64_t n = 1;; n++) {
+            struct rig r;
+            struct mt_err err = {0};
+            open_rig(&r, what[k], n);
+            int rc = create_engine(&r, &err);
+            assert_true(!rc == (r.engine != NULL));
+            close_rig(&r);
+            if (!rc) {
+                assert_true(n > 2);
+                break;
+            }
+            assert_int_equal(rc, -ENOMEM);
+            assert_int_equal(err.kind, MT_ERR_NO_FIT);
+        }
+}
+
+static void a_step_without_events_fails_and_the_next_one_works(void **state)
+{
+    (void)state;
+    uint64_t want[3];
+    make_reference(want);
+    for (int64_t n = 1;; n++) {
+        struct rig r;
+        struct mt_err err = {0};
+        open_rig(&r, "event", n);
+        assert_int_equal(create_engine(&r, &err), 0);
+        int rc = step(&r, &err);
+        if (rc) {
+            assert_int_equal(rc, -ENOMEM);
+            assert_int_equal(step(&r, &err), 0);
+        }
+        assert_int_equal(mt_engine_flush(r.engine, &err), 0);
+        assert_true(state_hash() == want[1]);
+        close_rig(&r);
+        if (!rc) {
+            assert_true(n > 20);
+            break;
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_survives_any_submission_that_is_refused),
+        cmocka_unit_test(a_step_survives_work_that_fails_later),
+        cmocka_unit_test(an_engine_half_made_is_taken_down),
+        cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),
+    };
+    alarm(500); /* a hang is a failure */
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

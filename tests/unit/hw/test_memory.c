@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+
+static char root[64];
+
+#define MEMINFO "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:    8000000 kB\nMemAvailableX: 3 kB\n"
+
+static void put(const char *path, const char *text)
+{
+    char full[512], folder[512];
+    snprintf(full, sizeof(full), "%s%s", root, path);
+    snprintf(folder, sizeof(folder), "%s", full);
+    *strrchr(folder, '/') = 0;
+    assert_int_equal(mt_mkdir_p(folder, NULL), 0);
+    assert_int_equal(mt_write_file(full, text, strlen(text), NULL), 0);
+}
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof(root), "/tmp/mt-hw-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(root, NULL);
+}
+
+static struct mt_hw_memory look(void)
+{
+    struct mt_hw_memory m;
+    struct mt_err err = {0};
+    if (mt_hw_memory(&m, root, &err))
+        fail_msg("%s", err.msg);
+    return m;
+}
+
+static void proc_is_read_in_bytes(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    struct mt_hw_memory m = look();
+    assert_int_equal(m.total, UINT64_C(16000000) * 1024);
+    assert_int_equal(m.available, UINT64_C(8000000) * 1024);
+    assert_true(m.cgroup_free == UINT64_MAX);
+}
+
+static void without_mem_available_there_is_an_error(void **state)
+{
+    (void)state;
+    struct mt_hw_memory m;
+    struct mt_err err = {0};
+    assert_int_equal(mt_hw_memory(&m, root, &err), -ENODATA);
+    put("/proc/meminfo", "MemTotal: 5 kB\n");
+    assert_int_equal(mt_hw_memory(&m, root, &err), -ENODATA);
+    assert_non_null(strstr(err.msg, "MemAvailable"));
+}
+
+static void the_tightest_group_of_version_2_counts(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "0::/a/b/c\n");
+    put("/sys/fs/cgroup/a/b/c/memory.max", "max\n");
+    put("/sys/fs/cgroup/a/b/c/memory.current", "100\n");
+    assert_true(look().cgroup_free == UINT64_MAX);
+    put("/sys/fs/cgroup/a/b/memory.max", "5000\n");
+    put("/sys/fs/cgroup/a/b/memory.current", "1000\n");
+    assert_int_equal(look().cgroup_free, 4000);
+    put("/sys/fs/cgroup/a/memory.max", "9000\n");
+    put("/sys/fs/cgroup/a/memory.current", "8500\n");
+    assert_int_equal(look().cgroup_free, 500);
+    put("/sys/fs/cgroup/a/memory.current", "9001\n"); /* over its limit: nothing is free */
+    assert_int_equal(look().cgroup_free, 0);
+}
+
+static void a_container_sees_its_limit_at_the_root(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "0::/\n");
+    put("/sys/fs/cgroup/memory.max", "1000000\n");
+    put("/sys/fs/cgroup/memory.current", "1000\n");
+    assert_int_equal(look().cgroup_free, 999000);
+    put("/proc/self/cgroup", "0::/../../other\n"); /* a path outside the name space */
+    assert_int_equal(look().cgroup_free, 999000);
+}
+
+static void version_1_is_read_too(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job/step\n1:name=systemd:/y\n0::/z\nbroken line\n");
+    put("/sys/fs/cgroup/memory/job/step/memory.limit_in_bytes", "9223372036854771712\n"); /* none */
+    put("/sys/fs/cgroup/memory/job/step/memory.usage_in_bytes", "100\n");
+    assert_true(look().cgroup_free == UINT64_MAX);
+    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "7000\n");
+    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "3000\n");
+    assert_int_equal(look().cgroup_free, 4000);
+}
+
+static void rubbish_in_a_limit_is_no_limit(void **state)
+{
+    (void)state;
+    static const char *const text[] = {"", "\n", "-5\n", "lots\n"};
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "0::/a\n");
+    put("/sys/fs/cgroup/a/memory.current", "1\n");
+    for (size_t i = 0; i < MT_ARRAY_LEN(text); i++) {
+        put("/sys/fs/cgroup/a/memory.max", text[i]);
+        assert_true(look().cgroup_free == UINT64_MAX);
+    }
+}
+
+/* In a child, so that the limit ends with it. */
+static void the_address_space_limit_counts_what_is_mapped(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/status", "Name: x\nVmPeak:  9 kB\nVmSize:  1024 kB\n");
+    pid_t pid = fork();
+    if (!pid) {
+        struct rlimit lock = {1 << 16, 1 << 16}, as = {UINT64_C(1) << 46, UINT64_C(1) << 46};
+        struct mt_hw_memory m;
+        bool ok = !setrlimit(RLIMIT_MEMLOCK, &lock) && !setrlimit(RLIMIT_AS, &as) &&
+                  !mt_hw_memory(&m, root, NULL) && m.memlock == 1 << 16 &&
+                  m.address_space == (UINT64_C(1) << 46) - (1 << 20);
+        _exit(ok ? 0 : 1);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
+static void this_machine_has_memory_and_cores(void **state)
+{
+    (void)state;
+    struct mt_hw_memory m;
+    int *cpus = NULL, n = 0;
+    assert_int_equal(mt_hw_memory(&m, "", NULL), 0);
+    assert_true(m.available > 0 && m.available <= m.total);
+    assert_int_equal(mt_hw_cores(&cpus, &n, NULL), 0);
+    assert_true(n >= 1 && n <= sysconf(_SC_NPROCESSORS_CONF));
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            assert_int_not_equal(cpus[i], cpus[k]);
+    free(cpus);
+}
+
+static void free_space_is_that_of_the_nearest_folder_there_is(void **state)
+{
+    (void)state;
+    uint64_t here = 0, there = 0;
+    char path[256];
+    struct mt_err err = {0};
+    assert_int_equal(mt_hw_disk_free(root, &here, NULL), 0);
+    snprintf(path, sizeof(path), "%s/not/yet/made", root);
+    assert_int_equal(mt_hw_disk_free(path, &there, NULL), 0);
+    assert_true(here > 0 && there > here / 2 && there < here * 2);
+    assert_int_equal(mt_hw_disk_free("not/yet/made", &there, NULL), 0);
+    put("/file", "x");
+    snprintf(path, sizeof(path), "%s/file/below", root);
+    assert_int_equal(mt_hw_disk_free(path, &there, &err), -ENOTDIR);
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(proc_is_read_in_bytes),
+        TEST(without_mem_available_there_is_an_error),
+        TEST(the_tightest_group_of_version_2_counts),
+        TEST(a_container_sees_its_limit_at_the_root),
+        TEST(version_1_is_read_too),
+        TEST(rubbish_in_a_limit_is_no_limit),
+        TEST(the_address_space_limit_counts_what_is_mapped),
+        TEST(this_machine_has_memory_and_cores),
+        TEST(free_space_is_that_of_the_nearest_folder_there_is),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "store/planes.h"
+
+enum { UNITS = 3 };
+static const size_t elems[UNITS] = {8192, 100, 4097};
+static const bool trainable[UNITS] = {true, false, true};
+
+static struct mt_plane_set_params params(enum mt_dtype state, enum mt_dtype grad)
+{
+    return (struct mt_plane_set_params){UNITS, elems, trainable, state, grad};
+}
+
+static size_t size_of(enum mt_plane_kind k, const struct mt_plane_set_params *p)
+{
+    return k <= MT_PLANE_LO ? 2 : mt_dtype_size(k == MT_PLANE_GRAD ? p->grad_dtype : p->state_dtype);
+}
+
+static void planes_are_zero_aligned_and_apart(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 4; v++) {
+        struct mt_plane_set_params p = params(v & 1 ? MT_BF16 : MT_F32, v & 2 ? MT_BF16 : MT_F32);
+        mt_plane_set *s = NULL;
+        assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
+        size_t bytes;
+        char *base = mt_plane_set_base(s, &bytes);
+        for (size_t u = 0; u < UNITS; u++)
+            for (int k = 0; k < MT_N_PLANES; k++) {
+                unsigned char *plane = mt_plane(s, u, k);
+                size_t n = elems[u] * size_of(k, &p);
+                if (!trainable[u] && k > MT_PLANE_LO) {
+                    assert_null(plane);
+                    continue;
+                }
+                assert_int_equal((uintptr_t)plane % 4096, 0);
+                assert_true((char *)plane >= base && (char *)plane + n <= base + bytes);
+                for (size_t i = 0; i < n; i++)
+                    assert_int_equal(plane[i], 0);
+                memset(plane, (int)(1 + u * MT_N_PLANES + (size_t)k), n);
+            }
+        for (size_t u = 0; u < UNITS; u++)
+            for (int k = 0; k < MT_N_PLANES; k++) {
+                unsigned char *plane = mt_plane(s, u, k);
+                for (size_t i = 0; plane && i < elems[u] * size_of(k, &p); i++)
+                    assert_int_equal(plane[i], 1 + u * MT_N_PLANES + (size_t)k);
+                assert_int_equal(mt_dtype_size(mt_plane_dtype(s, k)), size_of(k, &p));
+            }
+        assert_int_equal(mt_plane_elems(s, 2), 4097);
+        mt_plane_set_destroy(&s);
+        assert_null(s);
+        mt_plane_set_destroy(&s);
+    }
+}
+
+static void the_arithmetic_is_that_of_the_mapping(void **state)
+{
+    (void)state;
+    struct mt_plane_set_params p = params(MT_F32, MT_BF16);
+    size_t sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        size_t want = 0;
+        for (size_t u = 0; u < UNITS; u++)
+            if (trainable[u] || k <= MT_PLANE_LO)
+                want += mt_align_up(elems[u] * size_of(k, &p), 4096);
+        assert_int_equal(mt_plane_set_plane_bytes(&p, k), want);
+        assert_true(strlen(mt_plane_name(k)) > 0);
+        sum += want;
+    }
+    assert_int_equal(mt_plane_set_bytes(&p), sum);
+    mt_plane_set *s = NULL;
+    size_t bytes;
+    assert_int_equal(mt_plane_set_create(&s, &p, NULL), 0);
+    mt_plane_set_base(s, &bytes);
+#ifndef __SANITIZE_ADDRESS__ /* which puts gaps between */
+    assert_int_equal(bytes, sum);
+#endif
+    assert_true(bytes >= sum);
+    mt_plane_set_destroy(&s);
+}
+
+static void more_than_there_is_cannot_be_mapped(void **state)
+{
+    (void)state;
+    size_t huge[1] = {(size_t)1 << 55};
+    bool yes[1] = {true};
+    struct mt_plane_set_params p = {1, huge, yes, MT_F32, MT_BF16};
+    mt_plane_set *s = NULL;
+    struct mt_err err = {0};
+    void *m = NULL;
+    assert_int_equal(mt_plane_set_create(&s, &p, &err), -ENOMEM);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_null(s);
+    assert_int_equal(mt_host_alloc(&m, (size_t)1 << 60, "a dream", &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "a dream"));
+    assert_null(m);
+    mt_host_free(NULL, 5);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(planes_are_zero_aligned_and_apart),
+        cmocka_unit_test(the_arithmetic_is_that_of_the_mapping),
+        cmocka_unit_test(more_than_there_is_cannot_be_mapped),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
