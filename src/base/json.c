@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/json.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/fs.h"
+#include "base/strbuf.h"
 
 int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
                   enum mt_err_kind kind, struct mt_err *err)
@@ -47,4 +49,13 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 cJSON *mt_json_get(const cJSON *object, const char *key)
 {
     return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+void mt_json_add_number(cJSON *object, const char *key, double v)
+{
+    struct mt_str text = {0};
+    if (isfinite(v))
+        mt_str_number(&text, v);
+    cJSON_AddRawToObject(object, key, text.p ? text.p : "null");
+    mt_str_finish(&text);
 }

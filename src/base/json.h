@@ -18,4 +18,8 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
 
+/** Adds a number in the fewest digits that read back to the very same double (cJSON's own printing may be
+ * off by the last bit); null where it is not finite. */
+void mt_json_add_number(cJSON *object, const char *key, double v);
+
 #endif

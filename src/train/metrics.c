@@ -97,7 +97,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
         {"d2h_bytes", (double)r->d2h_bytes},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
-        cJSON_AddNumberToObject(o, fields[i].name, fields[i].v); /* NaN becomes null */
+        mt_json_add_number(o, fields[i].name, fields[i].v);
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);
@@ -107,11 +107,11 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
 {
     cJSON *o = cJSON_CreateObject();
-    cJSON_AddNumberToObject(o, "step", (double)r->step);
-    cJSON_AddNumberToObject(o, "eval_loss", r->loss);
-    cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
-    cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
-    cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
+    mt_json_add_number(o, "step", (double)r->step);
+    mt_json_add_number(o, "eval_loss", r->loss);
+    mt_json_add_number(o, "eval_ppl", exp(r->loss));
+    mt_json_add_number(o, "eval_accuracy", r->accuracy);
+    mt_json_add_number(o, "eval_tokens", (double)r->n_loss);
     return o;
 }
 
