@@ -2,11 +2,11 @@
 #include "base/json.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/strbuf.h"
 
 int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
                   enum mt_err_kind kind, struct mt_err *err)
@@ -52,7 +52,7 @@ cJSON *mt_json_get(const cJSON *object, const char *key)
     return cJSON_GetObjectItemCaseSensitive(object, key);
 }
 
-/* Turns numbers into raw text: the fewest digits that read back as the same double. */
+/* Turns numbers into raw text. */
 static bool make_exact(cJSON *v)
 {
     bool ok = true;
@@ -60,18 +60,14 @@ static bool make_exact(cJSON *v)
         ok = make_exact(c);
     if (!ok || !cJSON_IsNumber(v) || !isfinite(v->valuedouble))
         return ok;
-    char text[32];
-    for (int digits = 15; digits <= 17; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, v->valuedouble);
-        if (strtod(text, NULL) == v->valuedouble)
-            break;
-    }
-    v->valuestring = cJSON_malloc(strlen(text) + 1);
-    if (!v->valuestring)
-        return false;
-    strcpy(v->valuestring, text);
+    struct mt_str text = {0};
+    mt_str_number(&text, v->valuedouble);
+    v->valuestring = text.failed ? NULL : cJSON_malloc(text.len + 1);
+    if (v->valuestring)
+        memcpy(v->valuestring, text.p, text.len + 1);
     v->type = cJSON_Raw;
-    return true;
+    mt_str_finish(&text);
+    return v->valuestring;
 }
 
 char *mt_json_print(const cJSON *v, bool pretty)

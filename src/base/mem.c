@@ -7,7 +7,10 @@
 
 void *mt_calloc(size_t n, size_t size)
 {
-    return calloc(n ? n : 1, size ? size : 1);
+    size_t bytes;
+    if (!mt_mul_size(n, size, &bytes))
+        return NULL;
+    return calloc(bytes ? bytes : 1, 1);
 }
 
 void *mt_alloc_aligned(size_t bytes)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/strbuf.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +34,15 @@ void mt_str_printf(struct mt_str *s, const char *fmt, ...)
     vsnprintf(s->p + s->len, (size_t)n + 1, fmt, ap);
     va_end(ap);
     s->len += (size_t)n;
+}
+
+void mt_str_number(struct mt_str *s, double v)
+{
+    char text[40];
+    snprintf(text, sizeof(text), "%.0f", fabs(v) < 1e15 ? v : 0.0);
+    for (int digits = 1; strtod(text, NULL) != v && digits <= 17; digits++)
+        snprintf(text, sizeof(text), "%.*g", digits, v);
+    mt_str_append(s, text, strlen(text));
 }
 
 void mt_str_finish(struct mt_str *s)

@@ -10,7 +10,7 @@
 /**
  * A checkpoint, DIR/checkpoint-<step>/, is a complete Hugging Face folder in bf16 plus megatrain/: a
  * state-*.safetensors a unit with <name>.master, .exp_avg and .exp_avg_sq in F32, and state.json with the
- * size and XXH3 of every file. It is written under a temporary name, synced, renamed, and the parent
+ * size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed, and the parent
  * synced: either all of it is there or none.
  */
 struct mt_checkpoint_save {
@@ -38,7 +38,7 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
 
 /** The newest full checkpoint of DIR that verifies; *path is the caller's, NULL where there is none. */
 int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err);
-/** Every file's size and sum; a bad byte is told by tensor. MT_ERR_CHECKPOINT. */
+/** Every file's size and sum; a bad byte is told by file and tensor. MT_ERR_CHECKPOINT. */
 int mt_checkpoint_verify(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
 /** Fills the planes with exactly what was saved. */

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -29,13 +30,21 @@ static int write_tensor(const struct mt_hf_dir *h, struct mt_out_file *f, const 
                         void *buf, struct mt_err *err)
 {
     size_t size = mt_st_dtype_size(p->decl.dtype), total = mt_st_decl_bytes(&p->decl) / size;
-    int rc = 0;
+    XXH3_state_t *hash = h->tensor_done ? XXH3_createState() : NULL;
+    int rc = hash || !h->tensor_done ? 0 : mt_fail_nomem(err, "a checksum", 576);
+    if (hash)
+        XXH3_64bits_reset(hash);
     for (size_t at = 0; at < total && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, total - at);
         rc = h->source(h->ctx, p->index, at, n, buf, err);
         if (!rc)
             rc = mt_out_write(f, buf, n * size, err);
+        if (!rc && hash)
+            XXH3_64bits_update(hash, buf, n * size);
     }
+    if (!rc && hash)
+        rc = h->tensor_done(h->ctx, p->index, XXH3_64bits_digest(hash), err);
+    XXH3_freeState(hash);
     return rc;
 }
 

@@ -8,7 +8,9 @@
 /** Elements [first, first + n) of tensor `index` in its file's dtype, into dst. */
 typedef int (*mt_tensor_source)(void *ctx, size_t index, size_t first, size_t n, void *dst,
                                 struct mt_err *err);
-/** Told of each file that was written. */
+/** Told of each tensor that was written: the XXH3 of its bytes. */
+typedef int (*mt_tensor_done)(void *ctx, size_t index, unsigned long long sum, struct mt_err *err);
+/** Told of each file that was written, after its tensors. */
 typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_file *f,
                             struct mt_err *err);
 
@@ -21,7 +23,8 @@ struct mt_hf_dir {
     const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
     uint64_t shard_bytes;
     mt_tensor_source source;
-    mt_file_done done;           /* may be NULL */
+    mt_tensor_done tensor_done;  /* may be NULL, and */
+    mt_file_done done;           /* so may this */
     void *ctx;
 };
 int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err);

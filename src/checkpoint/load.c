@@ -7,120 +7,137 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "base/dtype.h"
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
+#include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
-
-int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err);
 
 static int damaged(struct mt_err *err, const char *path, const char *what)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
 }
 
-static int sum_file(const char *path, uint64_t *sum, uint64_t *size, struct mt_err *err)
+/* The seal itself must be whole; then it says what state.json must be. */
+static int read_seal(const char *path, char want[MT_SUM_TEXT], struct mt_err *err)
 {
-    XXH3_state_t *state = XXH3_createState();
-    enum { PIECE = 1 << 20 };
-    char *buf = malloc(PIECE);
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
-    *size = 0;
-    if (fd < 0)
-        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "%s is missing: %s", path, strerror(errno));
-    else if (!state || !buf)
-        rc = mt_fail_nomem(err, path, PIECE);
-    else
-        XXH3_64bits_reset(state);
-    while (!rc) {
-        ssize_t n = read(fd, buf, PIECE);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read %s: %s", path, strerror(errno));
-        if (n <= 0)
-            break;
-        XXH3_64bits_update(state, buf, (size_t)n);
-        *size += (uint64_t)n;
+    char *text = NULL, *whole = NULL;
+    size_t len = 0;
+    unsigned long long sum = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc) {
+        if (err)
+            err->kind = MT_ERR_CHECKPOINT;
+        return rc;
     }
-    if (!rc)
-        *sum = XXH3_64bits_digest(state);
-    if (fd >= 0)
-        close(fd);
-    free(buf);
-    XXH3_freeState(state);
-    return rc;
+    bool ok = sscanf(text, "{ \"state.json\": \"%16llx", &sum) == 1 && (whole = mt_seal_text(sum)) &&
+              len == strlen(whole) && !memcmp(text, whole, len);
+    free(text);
+    free(whole);
+    if (!ok)
+        return damaged(err, path, "it is not what was written");
+    mt_sum_format(want, sum);
+    return 0;
 }
 
 /* state.json, after its own sum. */
 static int read_sealed(const char *dir, cJSON **out, struct mt_err *err)
 {
-    char path[4096], seal[4096], want[32];
+    char path[4096], seal[4096], want[MT_SUM_TEXT], have[MT_SUM_TEXT];
     uint64_t sum, size;
-    cJSON *s = NULL;
     snprintf(path, sizeof(path), "%.4000s/megatrain/state.json", dir);
     snprintf(seal, sizeof(seal), "%.4000s/megatrain/seal.json", dir);
     if (!mt_path_exists(path))
         return damaged(err, dir, "holds no training state (megatrain/state.json)");
-    int rc = mt_json_read_file(&s, seal, MT_ERR_CHECKPOINT, err);
+    int rc = read_seal(seal, want, err);
+    if (!rc)
+        rc = mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
     if (rc)
         return rc;
-    const cJSON *have = mt_json_get(s, "state.json");
-    rc = sum_file(path, &sum, &size, err);
-    snprintf(want, sizeof(want), "%016llx", (unsigned long long)sum);
-    if (!rc && (!cJSON_IsString(have) || strcmp(have->valuestring, want)))
-        rc = damaged(err, path, "its checksum is not the one that was sealed");
-    cJSON_Delete(s);
-    return rc ? rc : mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
+    mt_sum_format(have, sum);
+    if (strcmp(have, want))
+        return damaged(err, path, "its checksum is not the one that was sealed");
+    return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
 }
 
-/* Which tensors of a damaged file are at fault cannot be told from one sum: names them all, or, where
- * the header itself is broken, says that. */
-static int blame(const char *path, struct mt_err *err)
+/* Names of a damaged file's tensors whose sums are not those that were written: "a, b and 3 more". */
+static int name_damaged(const char *path, const struct mt_st_model *m, const cJSON *sums,
+                        struct mt_str *names, struct mt_err *err)
+{
+    int n = 0;
+    for (const cJSON *s = sums ? sums->child : NULL; s; s = s->next) {
+        const struct mt_st_tensor *t = mt_st_find(m, s->string);
+        uint64_t sum, size;
+        char have[MT_SUM_TEXT];
+        if (!t)
+            continue; /* its name is damaged: the header */
+        int rc = mt_sum_file(path, t->offset, t->n_bytes, &sum, &size, err);
+        if (rc)
+            return rc;
+        mt_sum_format(have, sum);
+        if (cJSON_IsString(s) && !strcmp(s->valuestring, have))
+            continue;
+        if (n++ < 3)
+            mt_str_printf(names, "%s%s", names->len ? ", " : "", s->string);
+    }
+    if (n > 3)
+        mt_str_printf(names, " and %d more", n - 3);
+    return 0;
+}
+
+/* What of a file is not as it was written. */
+static int blame(const char *path, const cJSON *file, const char *what, struct mt_err *err)
 {
     struct mt_st_model m;
     struct mt_err inner = {0};
+    struct mt_str names = {0};
     size_t n = strlen(path);
     if (n < 12 || strcmp(path + n - 12, ".safetensors"))
-        return damaged(err, path, "its checksum is wrong");
+        return damaged(err, path, what);
     if (mt_st_open_file(&m, path, &inner))
-        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: its checksum is wrong: %s", path,
-                       inner.msg);
-    int rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
-                     "%s: its checksum is wrong: a byte of %s%s%s is damaged", path,
-                     m.n_tensors ? m.tensors[0].name : "the header",
-                     m.n_tensors > 1 ? " ... " : "",
-                     m.n_tensors > 1 ? m.tensors[m.n_tensors - 1].name : "");
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: %s", path, what, inner.msg);
+    int rc = name_damaged(path, &m, mt_json_get(file, "tensors"), &names, err);
     mt_st_close(&m);
+    if (!rc)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged is %s%s", path, what,
+                     names.p ? "tensor " : "its header", names.p ? names.p : "");
+    mt_str_finish(&names);
     return rc;
+}
+
+static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
+{
+    const cJSON *size = mt_json_get(f, "size"), *sum = mt_json_get(f, "xxh3");
+    char path[4096], what[128], have[MT_SUM_TEXT];
+    uint64_t have_sum, have_size;
+    snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+    int rc = mt_sum_file(path, 0, UINT64_MAX, &have_sum, &have_size, err);
+    if (rc)
+        return rc;
+    mt_sum_format(have, have_sum);
+    if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble) {
+        snprintf(what, sizeof(what), "%llu bytes, %.0f were written", (unsigned long long)have_size,
+                 size ? size->valuedouble : 0);
+        return blame(path, f, what, err);
+    }
+    if (!cJSON_IsString(sum) || strcmp(sum->valuestring, have))
+        return blame(path, f, "its checksum is wrong", err);
+    return 0;
 }
 
 static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
 {
-    char path[4096], sum_text[32];
     int rc = 0;
     if (!cJSON_IsObject(files) || !files->child)
         return damaged(err, dir, "its state.json lists no files");
-    for (const cJSON *f = files->child; f && !rc; f = f->next) {
-        const cJSON *size = mt_json_get(f, "size"), *sum = mt_json_get(f, "xxh3");
-        uint64_t have_sum, have_size;
-        snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
-        rc = sum_file(path, &have_sum, &have_size, err);
-        if (rc)
-            break;
-        snprintf(sum_text, sizeof(sum_text), "%016llx", (unsigned long long)have_sum);
-        if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble)
-            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %llu bytes, %.0f were written", path,
-                         (unsigned long long)have_size, size ? size->valuedouble : 0);
-        else if (!cJSON_IsString(sum) || strcmp(sum->valuestring, sum_text))
-            rc = blame(path, err);
-    }
+    for (const cJSON *f = files->child; f && !rc; f = f->next)
+        rc = verify_file(dir, f, err);
     return rc;
 }
 

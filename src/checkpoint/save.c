@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
+#include "checkpoint/manifest.h"
 #include "hw/hw.h"
 
 struct saver {
@@ -17,7 +17,8 @@ struct saver {
     const struct mt_vfs *vfs;
     char tmp[4096];
     const char *prefix; /* of the names in the file list */
-    cJSON *files;
+    const struct mt_st_decl *decls; /* of what is being written */
+    cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
 };
 
 enum part { MASTER, EXP_AVG, EXP_AVG_SQ, N_PARTS };
@@ -30,15 +31,30 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, bool full)
     return n + (1 << 20);
 }
 
+static int tensor_done(void *ctx, size_t index, unsigned long long sum, struct mt_err *err)
+{
+    struct saver *v = ctx;
+    char text[MT_SUM_TEXT];
+    (void)err;
+    if (!v->tensors)
+        v->tensors = cJSON_CreateObject();
+    mt_sum_format(text, sum);
+    cJSON_AddStringToObject(v->tensors, v->decls[index].name, text);
+    return 0;
+}
+
 static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
 {
     struct saver *v = ctx;
-    char path[512], sum[32];
+    char path[512], sum[MT_SUM_TEXT];
     cJSON *o = cJSON_CreateObject();
     snprintf(path, sizeof(path), "%s%s", v->prefix, name);
-    snprintf(sum, sizeof(sum), "%016llx", f->sum);
+    mt_sum_format(sum, f->sum);
     cJSON_AddNumberToObject(o, "size", (double)f->bytes);
     cJSON_AddStringToObject(o, "xxh3", sum);
+    if (v->tensors)
+        cJSON_AddItemToObject(o, "tensors", v->tensors);
+    v->tensors = NULL;
     cJSON_AddItemToObject(v->files, path, o);
     (void)err;
     return 0;
@@ -65,11 +81,14 @@ static int write_weights(struct saver *v, struct mt_err *err)
                                        .n_dims = l->tensors[i].n_dims,
                                        .shape = {l->tensors[i].shape[0], l->tensors[i].shape[1]}};
     v->prefix = "";
+    v->decls = decls;
     int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
                                                  .model_dir = v->s->model_dir, .decls = decls,
                                                  .n_decls = l->n_tensors, .torch_dtype = "bfloat16",
                                                  .shard_bytes = v->s->shard_bytes,
-                                                 .source = hi_source, .done = file_done, .ctx = v},
+                                                 .source = hi_source,
+                                                 .tensor_done = tensor_done, .done = file_done,
+                                                 .ctx = v},
                              err);
     free(decls);
     return rc;
@@ -130,8 +149,10 @@ static int write_state(struct saver *v, struct mt_err *err)
                                        .shape = {t->shape[0], t->shape[1]}};
     }
     struct mt_hf_dir h = {.vfs = v->vfs, .dir = dir, .decls = decls, .n_decls = n,
-                          .source = state_source, .done = file_done, .ctx = v};
+                          .source = state_source, .tensor_done = tensor_done, .done = file_done,
+                          .ctx = v};
     v->prefix = "megatrain/";
+    v->decls = decls;
     for (size_t u = 0; u < l->n_units && !rc; u++)
         rc = write_unit_state(v, &h, u, err);
     free(decls);
@@ -139,50 +160,57 @@ static int write_state(struct saver *v, struct mt_err *err)
     return rc;
 }
 
-/* A JSON file; `json` is consumed. With `listed`, it enters the file list. */
-static int write_json(struct saver *v, const char *name, cJSON *json, bool listed,
-                      unsigned long long *sum, struct mt_err *err)
+static int write_text(struct saver *v, const char *name, const char *text, struct mt_out_file *f,
+                      struct mt_err *err)
 {
-    struct mt_out_file f = {.fd = -1};
-    char path[4200], *text = mt_json_print(json, true);
-    cJSON_Delete(json);
-    if (!text)
-        return mt_fail_nomem(err, name, 0);
+    char path[4200];
+    *f = (struct mt_out_file){.fd = -1};
     snprintf(path, sizeof(path), "%s/%s", v->tmp, name);
-    int rc = mt_out_open(&f, v->vfs, path, err);
+    int rc = mt_out_open(f, v->vfs, path, err);
     if (!rc)
-        rc = mt_out_write(&f, text, strlen(text), err);
+        rc = mt_out_write(f, text, strlen(text), err);
     if (!rc)
-        rc = mt_out_commit(&f, err);
-    mt_out_abort(&f);
+        rc = mt_out_commit(f, err);
+    mt_out_abort(f);
+    return rc;
+}
+
+/* `json` is consumed. */
+static int write_json(struct saver *v, const char *name, cJSON *json, struct mt_out_file *f,
+                      struct mt_err *err)
+{
+    char *text = mt_json_print(json, true);
+    int rc = text ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
+    cJSON_Delete(json);
     free(text);
-    v->prefix = "";
-    if (sum)
-        *sum = f.sum;
-    return rc || !listed ? rc : file_done(v, name, &f, err);
+    return rc;
 }
 
 static int write_seal(struct saver *v, struct mt_err *err)
 {
     cJSON *o = mt_train_state_to_json(v->s->state);
-    unsigned long long sum;
-    char text[32];
+    struct mt_out_file f;
     cJSON_AddItemToObject(o, "files", cJSON_Duplicate(v->files, 1));
-    int rc = write_json(v, "megatrain/state.json", o, false, &sum, err);
+    int rc = write_json(v, "megatrain/state.json", o, &f, err);
     if (rc)
         return rc;
-    o = cJSON_CreateObject();
-    snprintf(text, sizeof(text), "%016llx", sum);
-    cJSON_AddStringToObject(o, "state.json", text);
-    return write_json(v, "megatrain/seal.json", o, false, NULL, err);
+    char *text = mt_seal_text(f.sum);
+    rc = text ? write_text(v, "megatrain/seal.json", text, &f, err)
+              : mt_fail_nomem(err, "a checkpoint's seal", 64);
+    free(text);
+    return rc;
 }
 
 static int write_all(struct saver *v, struct mt_err *err)
 {
     char dir[4200];
     int rc = write_weights(v, err);
+    struct mt_out_file f;
+    v->prefix = "";
     if (!rc)
-        rc = write_json(v, "trainer_state.json", mt_trainer_state_json(v->s->state), true, NULL, err);
+        rc = write_json(v, "trainer_state.json", mt_trainer_state_json(v->s->state), &f, err);
+    if (!rc)
+        rc = file_done(v, "trainer_state.json", &f, err);
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
     if (!rc && v->s->full) {
         rc = v->vfs->make_dir(v->vfs->ctx, dir);
@@ -234,6 +262,7 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     if (!rc)
         rc = write_all(&v, err);
     cJSON_Delete(v.files);
+    cJSON_Delete(v.tensors);
     if (rc) {
         v.vfs->remove_tree(ctx, v.tmp);
         return rc;
@@ -253,39 +282,6 @@ static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)
 {
     return newer < p->keep || (p->keep_every && step % p->keep_every == 0) ||
            (p->keep_best && step == p->best_step);
-}
-
-static int newest_first(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x < y) - (x > y);
-}
-
-/* Steps of DIR's checkpoints, newest first; *tmp: left-over temporary folders' steps follow. */
-int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err);
-int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err)
-{
-    DIR *d = opendir(dir);
-    size_t cap = 0;
-    *steps = NULL;
-    *n = 0;
-    if (!d)
-        return errno == ENOENT ? 0
-                               : mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir,
-                                         strerror(errno));
-    for (struct dirent *e; (e = readdir(d));) {
-        char *end;
-        if (strncmp(e->d_name, "checkpoint-", 11))
-            continue;
-        uint64_t step = strtoull(e->d_name + 11, &end, 10);
-        if (*end || end == e->d_name + 11 || !mt_grow(steps, &cap, *n + 1, sizeof(uint64_t)))
-            continue;
-        (*steps)[(*n)++] = step;
-    }
-    closedir(d);
-    if (*n)
-        qsort(*steps, *n, sizeof(uint64_t), newest_first);
-    return 0;
 }
 
 int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,

@@ -339,17 +339,6 @@ static void print_choice(const char *choices, int index, struct mt_str *out)
     mt_str_printf(out, "%.*s", (int)strcspn(choices, "|"), choices);
 }
 
-static void print_real(double v, struct mt_str *out)
-{
-    char buf[40];
-    for (int digits = 1; digits <= 17; digits++) { /* the shortest that reads back the same */
-        snprintf(buf, sizeof(buf), "%.*g", digits, v);
-        if (strtod(buf, NULL) == v)
-            break;
-    }
-    mt_str_printf(out, "%s", buf);
-}
-
 static void print_text(const char *s, struct mt_str *out)
 {
     mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
@@ -423,11 +412,11 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         break;
     case MT_KEY_REAL:
         if (*(const double *)f != 0 || *key->def)
-            print_real(*(const double *)f, out);
+            mt_str_number(out, *(const double *)f);
         break;
     case MT_KEY_AMOUNT:
         if (amount->is_ratio) {
-            print_real(amount->ratio * 100, out);
+            mt_str_number(out, amount->ratio * 100);
             mt_str_printf(out, "%%");
         } else {
             mt_str_printf(out, "%lld", (long long)amount->count);
@@ -437,7 +426,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         if (size->is_auto) {
             mt_str_printf(out, "auto");
         } else if (size->is_ratio) {
-            print_real(size->ratio * 100, out);
+            mt_str_number(out, size->ratio * 100);
             mt_str_printf(out, "%%");
         } else {
             mt_str_printf(out, "%lluB", (unsigned long long)size->bytes);
@@ -447,13 +436,13 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         mt_str_printf(out, "%lluB", (unsigned long long)*(const uint64_t *)f);
         break;
     case MT_KEY_DURATION:
-        print_real(*(const double *)f, out);
+        mt_str_number(out, *(const double *)f);
         mt_str_printf(out, *(const double *)f != 0 ? "s" : "");
         break;
     case MT_KEY_INTERVAL:
     default:
         if (interval->is_time) {
-            print_real(interval->seconds, out);
+            mt_str_number(out, interval->seconds);
             mt_str_printf(out, "s");
         } else {
             mt_str_printf(out, "%lld", (long long)interval->steps);

@@ -62,13 +62,13 @@ static int64_t need_int(struct reader *r, const char *key, int64_t max)
     return read_int(r, key, 1, 1, max);
 }
 
-static double read_double(struct reader *r, const char *key, double def)
+static double read_positive(struct reader *r, const char *key, double def)
 {
     const cJSON *v = find(r, key);
     if (!v)
         return def;
-    if (!cJSON_IsNumber(v) || !isfinite(v->valuedouble)) {
-        refuse(r, key, "is not a number");
+    if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0) || !isfinite(v->valuedouble)) {
+        refuse(r, key, "is not a number of 0 or more");
         return def;
     }
     return v->valuedouble;
@@ -129,7 +129,7 @@ static void refuse_unsupported(struct reader *r)
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
         if (find(r, absent[i]))
             refuse(r, absent[i], "is not supported");
-    if (read_double(r, "attention_dropout", 0) != 0)
+    if (read_positive(r, "attention_dropout", 0) != 0)
         refuse(r, "attention_dropout", "other than 0 is not supported");
     if (read_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
         refuse(r, "pretraining_tp", "over 1 is not supported");
@@ -185,6 +185,14 @@ static void read_windows(struct reader *r, struct mt_hf_config *c)
         c->window[i] = qwen && i < from ? 0 : window;
 }
 
+/* -1 where it is none. */
+static int64_t token_id(const cJSON *v)
+{
+    return cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < 0x1p31
+               ? (int64_t)v->valuedouble
+               : -1;
+}
+
 static void add_eos(struct mt_hf_config *c, const cJSON *v)
 {
     if (cJSON_IsArray(v)) {
@@ -192,19 +200,19 @@ static void add_eos(struct mt_hf_config *c, const cJSON *v)
             add_eos(c, v);
         return;
     }
-    if (!cJSON_IsNumber(v) || c->n_eos == MT_MAX_EOS)
+    int64_t id = token_id(v);
+    if (id < 0 || c->n_eos == MT_MAX_EOS)
         return;
     for (int i = 0; i < c->n_eos; i++)
-        if (c->eos[i] == (int64_t)v->valuedouble)
+        if (c->eos[i] == id)
             return;
-    c->eos[c->n_eos++] = (int64_t)v->valuedouble;
+    c->eos[c->n_eos++] = id;
 }
 
 static void read_tokens(struct reader *r, struct mt_hf_config *c)
 {
-    const cJSON *bos = find(r, "bos_token_id"), *pad = find(r, "pad_token_id");
-    c->bos = cJSON_IsNumber(bos) ? (int64_t)bos->valuedouble : -1;
-    c->pad = cJSON_IsNumber(pad) ? (int64_t)pad->valuedouble : -1;
+    c->bos = token_id(find(r, "bos_token_id"));
+    c->pad = token_id(find(r, "pad_token_id"));
     add_eos(c, find(r, "eos_token_id"));
 }
 
@@ -218,8 +226,8 @@ static void read_shape(struct reader *r, struct mt_hf_config *c, const struct fa
                              1 << 14);
     c->vocab = need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = read_int(r, "max_position_embeddings", 2048, 1, INT64_C(1) << 40);
-    c->rms_eps = read_double(r, "rms_norm_eps", 1e-6);
-    c->initializer_range = read_double(r, "initializer_range", 0.02);
+    c->rms_eps = read_positive(r, "rms_norm_eps", 1e-6);
+    c->initializer_range = read_positive(r, "initializer_range", 0.02);
     c->head_dim = read_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1, 1024);
     if (c->n_heads % c->n_kv_heads)
         refuse(r, "num_key_value_heads", "does not divide num_attention_heads");

@@ -30,7 +30,7 @@ static char *snapshot(const char *model)
     bool got = fgets(commit, sizeof(commit), f) != NULL;
     fclose(f);
     commit[strcspn(commit, "\r\n")] = 0;
-    if (!got || !commit[0] || strchr(commit, '/'))
+    if (!got || !commit[0] || commit[0] == '.' || strchr(commit, '/'))
         return NULL;
     snprintf(path, sizeof(path), "%s/models--%.*s--%s/snapshots/%s", cache, (int)(slash - model),
              model, slash + 1, commit);

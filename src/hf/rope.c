@@ -69,12 +69,17 @@ static int check(const struct mt_rope_config *r, const char *name, struct mt_err
     const char *wrong = NULL;
     if (!(r->theta > 0) || !isfinite(r->theta))
         wrong = "rope_theta must be positive";
-    else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
-        wrong = "partial_rotary_factor must be in (0, 1]";
-    else if (r->type != MT_ROPE_DEFAULT && r->type != MT_ROPE_LONGROPE && !(r->factor > 0))
+    else if (r->partial_rotary_factor != 1)
+        wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
+    else if (r->type != MT_ROPE_DEFAULT && !(r->factor > 0 && isfinite(r->factor)))
         wrong = "the rope scaling needs a positive \"factor\"";
-    else if (r->type == MT_ROPE_LLAMA3 && !(r->high_freq_factor > r->low_freq_factor))
-        wrong = "llama3 rope needs low_freq_factor < high_freq_factor";
+    else if (r->type == MT_ROPE_LLAMA3 &&
+             !(r->low_freq_factor > 0 && r->high_freq_factor > r->low_freq_factor))
+        wrong = "llama3 rope needs 0 < low_freq_factor < high_freq_factor";
+    else if (r->type == MT_ROPE_YARN && !(r->beta_fast > 0 && r->beta_slow > 0 && r->theta > 1))
+        wrong = "yarn rope needs positive beta_fast and beta_slow, and a rope_theta over 1";
+    else if (r->type == MT_ROPE_LONGROPE && r->original_max_pos == 1 && r->attention_factor < 0)
+        wrong = "longrope needs original_max_position_embeddings over 1, or attention_factor";
     else if (r->original_max_pos < 1)
         wrong = "original_max_position_embeddings must be positive";
     return wrong ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s", name, wrong) : 0;
@@ -201,8 +206,8 @@ static void make_freqs(float *f, size_t half, const struct mt_hf_config *cfg, si
 {
     const struct mt_rope_config *r = &cfg->rope;
     double theta = r->theta, rot = (double)(2 * half);
-    if (r->type == MT_ROPE_DYNAMIC && seq_len > (size_t)r->original_max_pos)
-        theta *= pow(r->factor * (double)seq_len / (double)r->original_max_pos - (r->factor - 1),
+    if (r->type == MT_ROPE_DYNAMIC && seq_len > (size_t)cfg->max_pos)
+        theta *= pow(r->factor * (double)seq_len / (double)cfg->max_pos - (r->factor - 1),
                      rot / (rot - 2));
     base_freqs(f, half, theta);
     switch (r->type) {

@@ -146,7 +146,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
         {"d2h_bytes", (double)r->d2h_bytes},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
-        cJSON_AddNumberToObject(o, fields[i].name, fields[i].v); /* NaN becomes null */
+        cJSON_AddNumberToObject(o, fields[i].name, fields[i].v);
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -72,6 +74,26 @@ static void depth_has_an_end(void **state)
     refuse(deep, sizeof(deep), "x.json:1:");
 }
 
+static void numbers_are_short_and_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        double v;
+        const char *text;
+    } cases[] = {{0.1, "0.1"}, {0, "0"}, {-3, "-3"}, {1e15, "1e+15"}, {123456789012345, "123456789012345"}, {1e300, "1e+300"}, {100, "100"}, {5e-324, "5e-324"}, {1.0 / 3, "0.3333333333333333"},
+                 {-2.5, "-2.5"}, {0x1.fffffffffffffp1023, "1.7976931348623157e+308"}, {NAN, "null"}, {-INFINITY, "null"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char want[64], *text;
+        cJSON *o = cJSON_CreateObject();
+        snprintf(want, sizeof(want), "{\"x\":%s}", cases[i].text);
+        cJSON_AddNumberToObject(o, "x", cases[i].v);
+        text = mt_json_print(o, false);
+        assert_string_equal(text, want);
+        free(text);
+        cJSON_Delete(o);
+    }
+}
+
 static void a_missing_file_has_the_callers_kind(void **state)
 {
     (void)state;
@@ -96,6 +118,7 @@ int main(void)
         cmocka_unit_test(bytes_past_the_length_are_not_looked_at),
         cmocka_unit_test(members_are_found_by_case),
         cmocka_unit_test(depth_has_an_end),
+        cmocka_unit_test(numbers_are_short_and_exact),
         cmocka_unit_test(a_missing_file_has_the_callers_kind),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/manifest.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+
+void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum)
+{
+    snprintf(text, MT_SUM_TEXT, "%016llx", (unsigned long long)sum);
+}
+
+char *mt_seal_text(uint64_t state_sum)
+{
+    char *text = NULL, sum[MT_SUM_TEXT], own[MT_SUM_TEXT];
+    mt_sum_format(sum, state_sum);
+    mt_sum_format(own, XXH3_64bits(sum, MT_SUM_TEXT - 1)); /* tells a bad seal from a bad state.json */
+    if (asprintf(&text, "{\n\t\"state.json\":\t\"%s\",\n\t\"seal.json\":\t\"%s\"\n}\n", sum, own) < 0)
+        return NULL;
+    return text;
+}
+
+int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uint64_t *size,
+                struct mt_err *err)
+{
+    XXH3_state_t *state = XXH3_createState();
+    enum { PIECE = 1 << 20 };
+    char *buf = malloc(PIECE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
+    uint64_t at = 0;
+    if (fd < 0)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "%s is missing: %s", path, strerror(errno));
+    else if (!state || !buf)
+        rc = mt_fail_nomem(err, path, PIECE);
+    else
+        XXH3_64bits_reset(state);
+    while (!rc && at < n) {
+        ssize_t got = pread(fd, buf, MT_MIN((uint64_t)PIECE, n - at), (off_t)(first + at));
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "cannot read %s: %s", path, strerror(errno));
+        if (got <= 0)
+            break;
+        XXH3_64bits_update(state, buf, (size_t)got);
+        at += (uint64_t)got;
+    }
+    if (!rc) {
+        *sum = XXH3_64bits_digest(state);
+        *size = at;
+    }
+    if (fd >= 0)
+        close(fd);
+    free(buf);
+    XXH3_freeState(state);
+    return rc;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x < y) - (x > y);
+}
+
+int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err)
+{
+    DIR *d = opendir(dir);
+    size_t cap = 0;
+    *steps = NULL;
+    *n = 0;
+    if (!d)
+        return errno == ENOENT ? 0
+                               : mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir,
+                                         strerror(errno));
+    for (struct dirent *e; (e = readdir(d));) {
+        char *end;
+        if (strncmp(e->d_name, "checkpoint-", 11) || e->d_name[11] < '0' || e->d_name[11] > '9')
+            continue;
+        uint64_t step = strtoull(e->d_name + 11, &end, 10);
+        if (*end || !mt_grow(steps, &cap, *n + 1, sizeof(uint64_t)))
+            continue;
+        (*steps)[(*n)++] = step;
+    }
+    closedir(d);
+    if (*n)
+        qsort(*steps, *n, sizeof(uint64_t), newest_first);
+    return 0;
+}

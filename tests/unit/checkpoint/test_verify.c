@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A byte is turned, wherever it may be: verifying names the file and the tensor. */
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "hf/safetensors.h"
+#include "made_model.h"
+
+static struct made_model model;
+static char dir[128];
+
+static int set_up(void **state)
+{
+    struct mt_train_state st = {.step = 3, .updates = 3, .best_loss = 1.25};
+    struct mt_checkpoint_save s;
+    (void)state;
+    if (made_model_init(&model))
+        return -1;
+    st.config = strdup("[train]\nsteps = 4\n");
+    s = (struct mt_checkpoint_save){.dir = model.dir, .model_dir = model.model_dir, .layout = model.layout,
+                                    .planes = model.planes, .state = &st, .full = true, .shard_bytes = 2000};
+    int rc = mt_checkpoint_save(&s, NULL);
+    mt_train_state_finish(&st);
+    snprintf(dir, sizeof(dir), "%s/checkpoint-3", model.dir);
+    return rc;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    made_model_finish(&model);
+    return 0;
+}
+
+/* Turns a bit of a byte, verifies, turns it back. The message must hold all words. */
+static void turn(const char *path, off_t at, int bit, const char *words[3])
+{
+    unsigned char c, bad;
+    struct mt_err err = {0};
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
+    bad = c ^ (unsigned char)(1 << bit);
+    assert_int_equal(pwrite(fd, &bad, 1, at), 1);
+    int rc = mt_checkpoint_verify(dir, &err);
+    assert_int_equal(pwrite(fd, &c, 1, at), 1);
+    close(fd);
+    if (!rc)
+        fail_msg("bit %d of byte %ld of %s was not missed", bit, (long)at, path);
+    assert_int_equal(err.kind, MT_ERR_CHECKPOINT);
+    for (int i = 0; i < 3 && words[i]; i++)
+        if (!strstr(err.msg, words[i]))
+            fail_msg("byte %ld of %s: \"%s\" does not say \"%s\"", (long)at, path, err.msg, words[i]);
+}
+
+static off_t size_of(const char *path)
+{
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    return st.st_size;
+}
+
+static void check_tensors(const char *path)
+{
+    struct mt_st_model m;
+    assert_int_equal(mt_st_open_file(&m, path, NULL), 0);
+    uint64_t header = UINT64_MAX;
+    for (size_t i = 0; i < m.n_tensors; i++) {
+        const struct mt_st_tensor *t = &m.tensors[i];
+        char name[200];
+        snprintf(name, sizeof(name), "tensor %s", t->name);
+        const char *words[3] = {path, name};
+        turn(path, (off_t)t->offset, 0, words);
+        turn(path, (off_t)(t->offset + t->n_bytes / 2), 3, words);
+        turn(path, (off_t)(t->offset + t->n_bytes - 1), 7, words);
+        header = MT_MIN(header, t->offset);
+    }
+    const char *words[3] = {path};
+    for (uint64_t at = 0; at < header; at += at < 8 ? 1 : 3)
+        turn(path, (off_t)at, (int)(at % 8), words);
+    mt_st_close(&m);
+}
+
+static int n_files;
+static int visit(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    const char *dot = strrchr(path, '.');
+    (void)ftw;
+    if (type != FTW_F)
+        return 0;
+    n_files++;
+    if (dot && !strcmp(dot, ".safetensors")) {
+        check_tensors(path);
+    } else {
+        const char *words[3] = {path};
+        for (off_t at = 0; at < st->st_size; at += st->st_size > 500 ? 7 : 1)
+            turn(path, at, (int)(at % 7), words);
+    }
+    return 0;
+}
+
+static void a_turned_bit_anywhere_names_its_file_and_tensor(void **state)
+{
+    (void)state;
+    n_files = 0;
+    assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
+    assert_int_equal(nftw(dir, visit, 8, FTW_PHYS), 0);
+    assert_true(n_files >= 8);
+    assert_int_equal(mt_checkpoint_verify(dir, NULL), 0); /* all is as it was */
+}
+
+static void several_damaged_tensors_are_named(void **state)
+{
+    (void)state;
+    char path[200];
+    struct mt_st_model m;
+    struct mt_err err = {0};
+    snprintf(path, sizeof(path), "%s/megatrain/state-00001.safetensors", dir);
+    assert_int_equal(mt_st_open_file(&m, path, NULL), 0);
+    assert_true(m.n_tensors > 5);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    unsigned char c;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < 5; i++) {
+            assert_int_equal(pread(fd, &c, 1, (off_t)m.tensors[i].offset), 1);
+            c ^= 1;
+            assert_int_equal(pwrite(fd, &c, 1, (off_t)m.tensors[i].offset), 1);
+        }
+        assert_int_equal(mt_checkpoint_verify(dir, &err), pass ? 0 : -EBADMSG);
+    }
+    close(fd);
+    assert_non_null(strstr(err.msg, m.tensors[0].name));
+    assert_non_null(strstr(err.msg, m.tensors[2].name));
+    assert_non_null(strstr(err.msg, " and 2 more"));
+    mt_st_close(&m);
+}
+
+static int cut(const char *path, off_t by, struct mt_err *err)
+{
+    char *text = NULL;
+    size_t len = 0;
+    assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
+    assert_int_equal(truncate(path, (off_t)len + by), 0);
+    int rc = mt_checkpoint_verify(dir, err);
+    assert_int_equal(mt_write_file(path, text, len, NULL), 0);
+    free(text);
+    return rc;
+}
+
+static void files_cut_grown_or_gone_are_told(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"megatrain/state-00002.safetensors", "megatrain/state.json",
+                                        "megatrain/seal.json", "config.json", "trainer_state.json"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        char path[200], away[210];
+        struct mt_err err = {0};
+        snprintf(path, sizeof(path), "%s/%s", dir, names[i]);
+        snprintf(away, sizeof(away), "%s.away", path);
+        assert_int_equal(cut(path, -1, &err), -EBADMSG);
+        assert_non_null(strstr(err.msg, path));
+        assert_int_equal(cut(path, 1, &err), -EBADMSG);
+        assert_non_null(strstr(err.msg, path));
+        assert_int_equal(cut(path, -size_of(path), &err), -EBADMSG);
+        assert_non_null(strstr(err.msg, path));
+        assert_int_equal(rename(path, away), 0);
+        assert_true(mt_checkpoint_verify(dir, &err) < 0);
+        assert_int_equal(err.kind, MT_ERR_CHECKPOINT);
+        assert_non_null(strstr(err.msg, names[i]));
+        assert_int_equal(rename(away, path), 0);
+        assert_int_equal(mt_checkpoint_verify(dir, &err), 0);
+    }
+}
+
+static void checkpoints_are_listed_newest_first(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"checkpoint-10", "checkpoint-9", "checkpoint-100.tmp", "checkpoint-",
+                                        "checkpoint-x", "checkpoint--5", "checkpoint-+7", "checkpoint- 8", "other"};
+    char path[300];
+    uint64_t *steps = NULL;
+    size_t n = 99;
+    assert_int_equal(mt_checkpoint_list("/no/such/folder", &steps, &n, NULL), 0);
+    assert_int_equal(n, 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        snprintf(path, sizeof(path), "%s/%s", model.dir, names[i]);
+        assert_int_equal(mt_mkdir_p(path, NULL), 0);
+    }
+    assert_int_equal(mt_checkpoint_list(model.dir, &steps, &n, NULL), 0);
+    assert_int_equal(n, 3);
+    assert_true(steps[0] == 10 && steps[1] == 9 && steps[2] == 3);
+    free(steps);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_turned_bit_anywhere_names_its_file_and_tensor),
+        cmocka_unit_test(several_damaged_tensors_are_named),
+        cmocka_unit_test(files_cut_grown_or_gone_are_told),
+        cmocka_unit_test(checkpoints_are_listed_newest_first),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "hf/hf_config.h"
+
+static struct mt_hf_config cfg;
+
+#define SHAPE                                                                                      \
+    "\"hidden_size\": 64, \"intermediate_size\": 176, \"num_hidden_layers\": 4, "                  \
+    "\"num_attention_heads\": 4, \"vocab_size\": 300"
+#define LLAMA "\"architectures\": [\"LlamaForCausalLM\"], " SHAPE
+
+static int parse(const char *keys, struct mt_err *err)
+{
+    char text[4096];
+    int n = snprintf(text, sizeof(text), "{%s}", keys);
+    assert_true(n > 0 && (size_t)n < sizeof(text));
+    return mt_hf_config_parse(&cfg, text, (size_t)n, "config.json", err);
+}
+
+static void take(const char *keys)
+{
+    struct mt_err err = {0};
+    if (parse(keys, &err))
+        fail_msg("%s: %s", keys, err.msg);
+}
+
+static void refuse(const char *keys, const char *word)
+{
+    struct mt_err err = {0};
+    cfg.vocab = -7;
+    if (!parse(keys, &err))
+        fail_msg("accepted: %s", keys);
+    assert_int_equal(err.kind, MT_ERR_INPUT);
+    assert_int_equal(cfg.vocab, -7); /* written only on success */
+    if (!strstr(err.msg, word))
+        fail_msg("%s: \"%s\" does not say \"%s\"", keys, err.msg, word);
+}
+
+static void families_have_their_own_defaults(void **state)
+{
+    (void)state;
+    take(LLAMA);
+    assert_int_equal(cfg.family, MT_FAMILY_LLAMA);
+    assert_int_equal(cfg.n_kv_heads, 4);
+    assert_int_equal(cfg.head_dim, 16);
+    assert_true(cfg.rms_eps == 1e-6 && cfg.rope.theta == 10000 && !cfg.tied && !cfg.qkv_bias && !cfg.qk_norm);
+    assert_int_equal(cfg.max_pos, 2048);
+    assert_int_equal(cfg.window[3], 0);
+    take("\"architectures\": [\"MistralForCausalLM\"], \"num_attention_heads\": 8, \"hidden_size\": 64, "
+         "\"intermediate_size\": 8, \"num_hidden_layers\": 2, \"vocab_size\": 10");
+    assert_int_equal(cfg.n_kv_heads, 8);
+    assert_int_equal(cfg.window[0], 4096);
+    assert_false(cfg.qkv_bias);
+    take("\"architectures\": [\"Qwen2ForCausalLM\"], \"num_key_value_heads\": 2, " SHAPE);
+    assert_true(cfg.qkv_bias && !cfg.o_bias && !cfg.qk_norm && !cfg.mlp_bias);
+    take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, " SHAPE); /* named by model_type alone */
+    assert_int_equal(cfg.head_dim, 128);
+    assert_true(cfg.qk_norm && !cfg.qkv_bias);
+    take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, \"attention_bias\": true, " SHAPE);
+    assert_true(cfg.qkv_bias && cfg.o_bias);
+    take(LLAMA ", \"attention_bias\": true, \"mlp_bias\": true, \"hidden_act\": \"gelu_pytorch_tanh\"");
+    assert_true(cfg.qkv_bias && cfg.o_bias && cfg.mlp_bias && cfg.gelu);
+}
+
+static void null_is_absent_but_for_the_window(void **state)
+{
+    (void)state;
+    take(LLAMA ", \"head_dim\": null, \"num_key_value_heads\": null, \"rope_scaling\": null");
+    assert_int_equal(cfg.head_dim, 16);
+    take("\"architectures\": [\"MistralForCausalLM\"], \"sliding_window\": null, \"num_key_value_heads\": 2, " SHAPE);
+    assert_int_equal(cfg.window[0], 0);
+}
+
+static void windows_follow_their_family(void **state)
+{
+    (void)state;
+    const char *qwen = "\"architectures\": [\"Qwen2ForCausalLM\"], \"num_key_value_heads\": 2, \"sliding_window\": 12, " SHAPE;
+    char keys[1024];
+    snprintf(keys, sizeof(keys), "%s", qwen);
+    take(keys); /* use_sliding_window is false by default */
+    assert_int_equal(cfg.window[3], 0);
+    snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"max_window_layers\": 2", qwen);
+    take(keys);
+    assert_true(!cfg.window[0] && !cfg.window[1] && cfg.window[2] == 12 && cfg.window[3] == 12);
+    snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"max_window_layers\": 2, \"layer_types\": "
+             "[\"sliding_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]", qwen);
+    take(keys); /* layer_types wins */
+    assert_true(cfg.window[0] == 12 && !cfg.window[1] && !cfg.window[2] && cfg.window[3] == 12);
+    snprintf(keys, sizeof(keys), "%s, \"layer_types\": [\"full_attention\"]", qwen);
+    refuse(keys, "layer_types");
+    snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\", "
+             "\"full_attention\", \"full_attention\", \"linear_attention\"]", qwen);
+    refuse(keys, "layer_types");
+    snprintf(keys, sizeof(keys), "%s, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+             "\"full_attention\", \"full_attention\"]", qwen);
+    refuse(keys, "without a sliding_window");
+}
+
+static void stop_tokens_are_a_set_of_both_files(void **state)
+{
+    (void)state;
+    char dir[64] = "/tmp/mt-hf-XXXXXX", path[128];
+    const char *config = "{" LLAMA ", \"eos_token_id\": [5, 6, 5], \"bos_token_id\": 1, \"torch_dtype\": \"float16\"}";
+    const char *generation = "{\"eos_token_id\": [6, 9, 1e300, -1e300, \"x\"]}";
+    struct mt_err err = {0};
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    assert_int_equal(mt_hf_config_read(&cfg, dir, &err), -ENOENT);
+    assert_int_equal(err.kind, MT_ERR_INPUT);
+    assert_int_equal(mt_write_file(path, config, strlen(config), NULL), 0);
+    snprintf(path, sizeof(path), "%s/generation_config.json", dir);
+    assert_int_equal(mt_write_file(path, generation, strlen(generation), NULL), 0);
+    assert_int_equal(mt_hf_config_read(&cfg, dir, &err), 0);
+    assert_int_equal(cfg.n_eos, 3);
+    assert_true(cfg.eos[0] == 5 && cfg.eos[1] == 6 && cfg.eos[2] == 9);
+    assert_true(cfg.bos == 1 && cfg.pad == -1);
+    assert_string_equal(cfg.torch_dtype, "float16");
+    mt_remove_tree(dir, NULL);
+    take(LLAMA ", \"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17], \"dtype\": \"bfloat16\"");
+    assert_int_equal(cfg.n_eos, MT_MAX_EOS);
+    assert_string_equal(cfg.torch_dtype, "bfloat16");
+}
+
+static void what_is_not_built_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {
+        "vision_config", "text_config", "audio_config", "num_experts", "num_local_experts",
+        "final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",
+        "num_nextn_predict_layers", "residual_multiplier", "embedding_multiplier", "logits_scaling",
+        "attention_multiplier", "auto_map",
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys); i++) {
+        char text[512];
+        snprintf(text, sizeof(text), LLAMA ", \"%s\": 4", keys[i]);
+        refuse(text, keys[i]);
+        snprintf(text, sizeof(text), LLAMA ", \"%s\": null", keys[i]);
+        take(text);
+    }
+    refuse(LLAMA ", \"quantization_config\": {\"quant_method\": \"awq\"}", "awq");
+    refuse(LLAMA ", \"quantization_config\": 3", "unknown method");
+    refuse(LLAMA ", \"attention_dropout\": 0.1", "attention_dropout");
+    refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
+    refuse(LLAMA ", \"is_encoder_decoder\": true", "is_encoder_decoder");
+    refuse(LLAMA ", \"hidden_act\": \"gelu\"", "hidden_act");
+    refuse(LLAMA ", \"hidden_act\": 3", "hidden_act");
+    refuse("\"architectures\": [\"GPT2LMHeadModel\"], " SHAPE, "GPT2LMHeadModel");
+    refuse("\"architectures\": [], " SHAPE, "not supported");
+    refuse("\"architectures\": \"LlamaForCausalLM\", " SHAPE, "not supported");
+    refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
+    refuse(SHAPE, "not supported");
+}
+
+static void sizes_must_make_sense(void **state)
+{
+    (void)state;
+    static const char *const needed[] = {"hidden_size", "intermediate_size", "num_hidden_layers",
+                                         "num_attention_heads", "vocab_size"};
+    static const char *const wrong[] = {"0", "-8", "2.5", "\"64\"", "1e30", "true", "[64]", "9223372036854775808"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(needed); i++)
+        for (size_t k = 0; k <= MT_ARRAY_LEN(wrong); k++) {
+            char text[1024] = "\"architectures\": [\"LlamaForCausalLM\"]";
+            for (size_t j = 0; j < MT_ARRAY_LEN(needed); j++) {
+                const char *value = j == i ? k < MT_ARRAY_LEN(wrong) ? wrong[k] : NULL : j == 3 ? "4" : "64";
+                if (value)
+                    snprintf(text + strlen(text), sizeof(text) - strlen(text), ", \"%s\": %s", needed[j], value);
+            }
+            refuse(text, needed[i]);
+        }
+    refuse(LLAMA ", \"num_key_value_heads\": 3", "num_key_value_heads");
+    refuse(LLAMA ", \"num_key_value_heads\": 8", "num_key_value_heads");
+    refuse(LLAMA ", \"head_dim\": 12", "head_dim");
+    refuse(LLAMA ", \"head_dim\": 4096", "head_dim");
+    refuse(LLAMA ", \"rms_norm_eps\": \"x\"", "rms_norm_eps");
+    refuse(LLAMA ", \"rms_norm_eps\": 1e999", "rms_norm_eps");
+    refuse(LLAMA ", \"rms_norm_eps\": -1", "rms_norm_eps");
+    refuse(LLAMA ", \"initializer_range\": -1", "initializer_range");
+    refuse(LLAMA ", \"tie_word_embeddings\": 1", "tie_word_embeddings");
+    refuse(LLAMA ", \"max_position_embeddings\": 0", "max_position_embeddings");
+    refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 8, \"intermediate_size\": 8, "
+           "\"num_hidden_layers\": 1, \"num_attention_heads\": 16, \"vocab_size\": 9", "hidden_size");
+    refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 12, \"head_dim\": 8, \"intermediate_size\": 8, "
+           "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"vocab_size\": 9", "hidden_size");
+}
+
+static void what_is_no_object_is_refused(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"", "[]", "3", "\"x\"", "null", "{", "{}{}", "{\"a\":}"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(texts); i++) {
+        struct mt_err err = {0};
+        assert_int_equal(mt_hf_config_parse(&cfg, texts[i], strlen(texts[i]), "config.json", &err), -EINVAL);
+        assert_int_equal(strncmp(err.msg, "config.json", 11), 0);
+    }
+}
+
+static void models_are_found_as_folders_and_in_the_hub_cache(void **state)
+{
+    (void)state;
+    char root[64] = "/tmp/mt-hub-XXXXXX", path[256], want[256], *dir = NULL;
+    struct mt_err err = {0};
+    assert_non_null(mkdtemp(root));
+    assert_int_equal(mt_hf_find_model(&dir, root, &err), 0);
+    assert_string_equal(dir, root);
+    free(dir);
+    setenv("HF_HUB_CACHE", root, 1);
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "hf download org/name"));
+    snprintf(want, sizeof(want), "%s/models--org--name/snapshots/abc123", root);
+    assert_int_equal(mt_mkdir_p(want, NULL), 0);
+    snprintf(path, sizeof(path), "%s/models--org--name/refs", root);
+    assert_int_equal(mt_mkdir_p(path, NULL), 0);
+    snprintf(path, sizeof(path), "%s/models--org--name/refs/main", root);
+    assert_int_equal(mt_write_file(path, "abc123\n", 7, NULL), 0);
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), 0);
+    assert_string_equal(dir, want);
+    free(dir);
+    assert_int_equal(mt_write_file(path, "../../../etc", 12, NULL), 0); /* no path out of the cache */
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), -ENOENT);
+    assert_int_equal(mt_write_file(path, "..", 2, NULL), 0);
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), -ENOENT);
+    assert_int_equal(mt_write_file(path, "", 0, NULL), 0);
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), -ENOENT);
+    unsetenv("HF_HUB_CACHE");
+    setenv("HF_HOME", root, 1);
+    assert_int_equal(mt_hf_find_model(&dir, "org/name", &err), -ENOENT);
+    unsetenv("HF_HOME");
+    static const char *const no_hub[] = {"a", "/a/b", "a/b/c", "./a", "a/", ""};
+    for (size_t i = 0; i < MT_ARRAY_LEN(no_hub); i++) {
+        assert_int_equal(mt_hf_find_model(&dir, no_hub[i], &err), -ENOENT);
+        assert_null(strstr(err.msg, "hf download"));
+    }
+    mt_remove_tree(root, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(families_have_their_own_defaults),
+        cmocka_unit_test(null_is_absent_but_for_the_window),
+        cmocka_unit_test(windows_follow_their_family),
+        cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
+        cmocka_unit_test(what_is_not_built_is_refused_by_name),
+        cmocka_unit_test(sizes_must_make_sense),
+        cmocka_unit_test(what_is_no_object_is_refused),
+        cmocka_unit_test(models_are_found_as_folders_and_in_the_hub_cache),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

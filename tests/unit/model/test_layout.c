@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "device/ops.h"
+#include "model/layout.h"
+
+static struct mt_hf_config cfg;
+
+static struct mt_layout *layout_of(const char *json, const struct mt_cfg_list *freeze, bool decay)
+{
+    struct mt_layout *l = NULL;
+    struct mt_err err = {0};
+    if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) ||
+        mt_layout_create(&l, &cfg, freeze, decay, &err))
+        fail_msg("%s", err.msg);
+    return l;
+}
+
+#define SMALL(arch, more)                                                                          \
+    "{\"architectures\": [\"" arch "\"], \"hidden_size\": 24, \"intermediate_size\": 40, "         \
+    "\"num_hidden_layers\": 2, \"num_attention_heads\": 3, \"num_key_value_heads\": 1, "           \
+    "\"head_dim\": 16, \"vocab_size\": 50" more "}"
+
+static const struct {
+    const char *json;
+    uint64_t n_params; /* as their cards and transformers say */
+} published[] = {
+    {"{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 14336, "
+     "\"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"vocab_size\": 128256}",
+     UINT64_C(8030261248)},
+    {"{\"architectures\": [\"MistralForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 14336, "
+     "\"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"vocab_size\": 32000}",
+     UINT64_C(7241732096)},
+    {"{\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 3584, \"intermediate_size\": 18944, "
+     "\"num_hidden_layers\": 28, \"num_attention_heads\": 28, \"num_key_value_heads\": 4, \"vocab_size\": 152064}",
+     UINT64_C(7615616512)},
+    {"{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 1024, \"intermediate_size\": 3072, "
+     "\"num_hidden_layers\": 28, \"num_attention_heads\": 16, \"num_key_value_heads\": 8, \"head_dim\": 128, "
+     "\"vocab_size\": 151936, \"tie_word_embeddings\": true}",
+     UINT64_C(596049920)},
+};
+
+static void published_models_have_their_parameter_counts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
+        struct mt_layout *l = layout_of(published[i].json, NULL, true);
+        uint64_t sum = 0;
+        for (size_t t = 0; t < l->n_tensors; t++)
+            sum += l->tensors[t].n;
+        assert_true(l->n_params == published[i].n_params && sum == published[i].n_params);
+        mt_layout_destroy(&l);
+    }
+}
+
+static const char *const variants[] = {
+    SMALL("LlamaForCausalLM", ""),
+    SMALL("LlamaForCausalLM", ", \"attention_bias\": true, \"mlp_bias\": true, \"tie_word_embeddings\": true"),
+    SMALL("MistralForCausalLM", ""),
+    SMALL("Qwen2ForCausalLM", ", \"tie_word_embeddings\": true"),
+    SMALL("Qwen3ForCausalLM", ", \"attention_bias\": true"),
+};
+
+static void check_param(const struct mt_layout *l, const struct mt_unit *u, struct mt_param p, size_t want)
+{
+    size_t at = p.at;
+    assert_int_equal(p.n, want);
+    if (!p.n)
+        return;
+    assert_int_equal(p.at % 64, 0);
+    assert_true(p.at + p.n <= u->n_elems);
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) /* its tensors lie end to end */
+        if (l->tensors[i].first == at && at < p.at + p.n)
+            at += l->tensors[i].n;
+    assert_int_equal(at, p.at + p.n);
+}
+
+static void tensors_tile_their_units(void **state)
+{
+    (void)state;
+    for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
+        struct mt_layout *l = layout_of(variants[v], NULL, true);
+        size_t next = 0;
+        assert_int_equal(l->n_units, 4);
+        for (size_t u = 0; u < l->n_units; u++) {
+            const struct mt_unit *unit = &l->units[u];
+            size_t end = 0;
+            assert_int_equal(unit->first_tensor, next);
+            assert_int_equal(unit->n_elems % MT_JOIN_BLOCK, 0);
+            for (size_t i = next; i < next + unit->n_tensors; i++) {
+                const struct mt_tensor *t = &l->tensors[i];
+                size_t n = 1;
+                for (int d = 0; d < t->n_dims; d++)
+                    n *= (size_t)t->shape[d];
+                assert_true(t->first >= end && t->first - end < 64);
+                assert_int_equal(t->n, n);
+                assert_int_equal(t->unit, u);
+                assert_ptr_equal(mt_layout_find(l, t->name), t);
+                end = t->first + t->n;
+            }
+            assert_true(end <= unit->n_elems);
+            next += unit->n_tensors;
+        }
+        assert_int_equal(next, l->n_tensors);
+        const struct mt_unit *u = &l->units[1];
+        check_param(l, u, u->ln1, 24);
+        check_param(l, u, u->qkv, 5 * 16 * 24);
+        check_param(l, u, u->qkv_b, cfg.qkv_bias ? 5 * 16 : 0);
+        check_param(l, u, u->q_norm, cfg.qk_norm ? 16 : 0);
+        check_param(l, u, u->k_norm, cfg.qk_norm ? 16 : 0);
+        check_param(l, u, u->o, 24 * 48);
+        check_param(l, u, u->o_b, cfg.o_bias ? 24 : 0);
+        check_param(l, u, u->ln2, 24);
+        check_param(l, u, u->gate_up, 80 * 24);
+        check_param(l, u, u->gate_up_b, cfg.mlp_bias ? 80 : 0);
+        check_param(l, u, u->down, 24 * 40);
+        check_param(l, u, u->down_b, cfg.mlp_bias ? 24 : 0);
+        check_param(l, &l->units[0], l->units[0].table, 50 * 24);
+        check_param(l, &l->units[3], l->units[3].table, cfg.tied ? 0 : 50 * 24);
+        check_param(l, &l->units[3], l->units[3].norm, 24);
+        assert_int_equal(mt_layout_find(l, "lm_head.weight") != NULL, !cfg.tied);
+        mt_layout_destroy(&l);
+        assert_null(l);
+    }
+}
+
+static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
+{
+    (void)state;
+    for (int embeddings = 0; embeddings < 2; embeddings++) {
+        struct mt_layout *l = layout_of(variants[4], NULL, embeddings);
+        for (size_t i = 0; i < l->n_tensors; i++) {
+            const char *name = l->tensors[i].name;
+            bool none = strstr(name, "bias") || strstr(name, "norm");
+            bool table = strstr(name, "embed_tokens") || strstr(name, "lm_head");
+            assert_int_equal(l->tensors[i].decay, !none && (!table || embeddings));
+        }
+        mt_layout_destroy(&l);
+    }
+}
+
+static void globs_freeze_tensors_and_whole_units(void **state)
+{
+    (void)state;
+    char *globs[] = {"model.embed_tokens.*", "model.layers.0.*", "*.q_proj.weight"};
+    struct mt_cfg_list list = {globs, 3};
+    struct mt_layout *l = layout_of(variants[0], &list, true);
+    assert_true(!l->units[0].trainable && !l->units[1].trainable && l->units[2].trainable && l->units[3].trainable);
+    assert_false(mt_layout_find(l, "model.layers.1.self_attn.q_proj.weight")->trainable);
+    assert_true(mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight")->trainable);
+    assert_true(l->units[2].qkv.trainable); /* a part of it is */
+    assert_false(l->units[1].qkv.trainable);
+    mt_layout_destroy(&l);
+    struct mt_err err = {0};
+    char *nothing[] = {"model.layers.7.*"}, *all[] = {"*"};
+    list = (struct mt_cfg_list){nothing, 1};
+    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "matches no tensor"));
+    list = (struct mt_cfg_list){all, 1};
+    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "nothing to train"));
+    assert_null(l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_models_have_their_parameter_counts),
+        cmocka_unit_test(tensors_tile_their_units),
+        cmocka_unit_test(decay_spares_biases_norms_and_perhaps_embeddings),
+        cmocka_unit_test(globs_freeze_tensors_and_whole_units),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "train/session.h"
+
+enum { GIB = 1 << 30 };
+
+static void what_fits_is_let_pass(void **state)
+{
+    (void)state;
+    struct mt_memory m = {.n_limits = 2};
+    struct mt_err err = {0};
+    m.limits[0] = (struct mt_memory_limit){"host", "MemAvailable", GIB, GIB};
+    m.limits[1] = (struct mt_memory_limit){"disk", "out", 0, 0};
+    assert_int_equal(mt_memory_check(&m, &err), 0);
+}
+
+static void the_first_limit_that_is_short_is_told_with_numbers(void **state)
+{
+    (void)state;
+    struct mt_memory m = {.n_limits = 3};
+    struct mt_err err = {0};
+    m.limits[0] = (struct mt_memory_limit){"host", "MemAvailable", GIB, (uint64_t)2 * GIB};
+    m.limits[1] = (struct mt_memory_limit){"host", "cgroup", (uint64_t)3 * GIB, (uint64_t)2 * GIB};
+    m.limits[2] = (struct mt_memory_limit){"disk", "out", (uint64_t)9 * GIB, GIB};
+    assert_int_equal(mt_memory_check(&m, &err), -ENOSPC);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_non_null(strstr(err.msg, "cgroup"));
+    assert_non_null(strstr(err.msg, "3.00 GiB"));
+    assert_non_null(strstr(err.msg, "2.00 GiB"));
+    assert_null(strstr(err.msg, "9.00 GiB"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_fits_is_let_pass),
+        cmocka_unit_test(the_first_limit_that_is_short_is_told_with_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/philox.h"
+#include "train/metrics.h"
+
+static char dir[64], path[128];
+static const struct mt_config jsonl = {.log.jsonl = true};
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof(dir), "/tmp/mt-metrics-XXXXXX");
+    if (!mkdtemp(dir))
+        return -1;
+    snprintf(path, sizeof(path), "%s/metrics.jsonl", dir);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(dir, NULL);
+}
+
+static struct mt_step_report report(uint64_t step, double loss)
+{
+    return (struct mt_step_report){.step = step, .total_steps = 9, .epoch = 0.1 * (double)step,
+                                   .result = {.loss = loss, .grad_norm = loss / 3, .clip = 1}, .lr = 1e-5 / 3,
+                                   .seconds = 0.3, .tokens = 30, .loss_tokens = 20};
+}
+
+static void write_steps(uint64_t from, uint64_t to, uint64_t open_at)
+{
+    struct mt_metrics *m = NULL;
+    assert_int_equal(mt_metrics_open(&m, &jsonl, dir, open_at, NULL), 0);
+    for (uint64_t s = from; s <= to; s++) {
+        struct mt_step_report r = report(s, (double)s);
+        cJSON *o = mt_metrics_step_record(&r);
+        assert_int_equal(mt_metrics_write(m, o, NULL), 0);
+        cJSON_Delete(o);
+    }
+    mt_metrics_close(&m);
+    assert_null(m);
+}
+
+static void expect_steps(uint64_t n)
+{
+    char *text = NULL;
+    size_t len = 0;
+    uint64_t seen = 0;
+    assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
+    for (char *line = text, *nl; (nl = strchr(line, '\n')); line = nl + 1) {
+        cJSON *o = cJSON_ParseWithLength(line, (size_t)(nl - line));
+        assert_non_null(o);
+        assert_int_equal(mt_json_get(o, "step")->valueint, ++seen);
+        cJSON_Delete(o);
+    }
+    assert_int_equal(seen, n);
+    free(text);
+}
+
+static void a_resumed_run_cuts_what_went_further(void **state)
+{
+    (void)state;
+    write_steps(1, 7, 0);
+    expect_steps(7);
+    write_steps(5, 8, 4); /* resumed from step 4 */
+    expect_steps(8);
+    write_steps(9, 9, 8);
+    expect_steps(9);
+    write_steps(1, 2, 0); /* a run that starts anew */
+    expect_steps(2);
+}
+
+static void a_line_that_a_crash_cut_is_dropped(void **state)
+{
+    (void)state;
+    write_steps(1, 3, 0);
+    FILE *f = fopen(path, "ae");
+    fprintf(f, "{\"step\": 3, \"lo");
+    fclose(f);
+    write_steps(4, 4, 3);
+    expect_steps(4);
+}
+
+static void numbers_read_back_exactly(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 2000; i++) {
+        struct mt_philox b = mt_philox(1, 2, i);
+        uint64_t bits = (uint64_t)b.v[0] << 32 | b.v[1];
+        double loss;
+        memcpy(&loss, &bits, sizeof(loss));
+        if (!isfinite(loss))
+            continue;
+        struct mt_step_report r = report(i, loss);
+        cJSON *o = mt_metrics_step_record(&r);
+        char *text = mt_json_print(o, false);
+        cJSON *back = cJSON_Parse(text);
+        assert_true(mt_json_get(back, "loss")->valuedouble == loss);
+        assert_true(mt_json_get(back, "lr")->valuedouble == 1e-5 / 3);
+        cJSON_Delete(o);
+        cJSON_Delete(back);
+        free(text);
+    }
+}
+
+static void a_skipped_step_is_told_with_its_tensor(void **state)
+{
+    (void)state;
+    struct mt_step_report r = report(3, 2);
+    r.result.skipped = true;
+    r.result.grad_norm = NAN;
+    snprintf(r.result.bad_tensor, sizeof(r.result.bad_tensor), "model.norm.weight");
+    cJSON *o = mt_metrics_step_record(&r);
+    char *text = mt_json_print(o, false);
+    assert_non_null(strstr(text, "\"grad_norm\":null"));
+    assert_non_null(strstr(text, "\"skipped\":true"));
+    assert_non_null(strstr(text, "\"bad_tensor\":\"model.norm.weight\""));
+    assert_null(strstr(text, "nan"));
+    cJSON_Delete(o);
+    free(text);
+}
+
+static void an_evaluation_has_its_perplexity(void **state)
+{
+    (void)state;
+    struct mt_eval_report r = {.step = 4, .n_loss = 10, .loss = 2.5, .accuracy = 0.25};
+    cJSON *printed = mt_metrics_eval_record(&r);
+    char *text = cJSON_PrintUnformatted(printed);
+    cJSON *o = cJSON_Parse(text);
+    cJSON_Delete(printed);
+    free(text);
+    assert_true(mt_json_get(o, "eval_loss")->valuedouble == 2.5);
+    assert_true(mt_json_get(o, "eval_ppl")->valuedouble == exp(2.5));
+    assert_null(mt_json_get(o, "loss"));
+    cJSON_Delete(o);
+}
+
+static void a_folder_that_is_not_there_is_an_error(void **state)
+{
+    (void)state;
+    struct mt_metrics *m = NULL;
+    struct mt_err err = {0};
+    assert_int_equal(mt_metrics_open(&m, &jsonl, "/no/such/folder", 0, &err), -ENOENT);
+    assert_null(m);
+    assert_non_null(strstr(err.msg, "/no/such/folder/metrics.jsonl"));
+}
+
+int main(void)
+{
+#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(a_resumed_run_cuts_what_went_further),
+        TEST(a_line_that_a_crash_cut_is_dropped),
+        TEST(numbers_read_back_exactly),
+        TEST(a_skipped_step_is_told_with_its_tensor),
+        TEST(an_evaluation_has_its_perplexity),
+        TEST(a_folder_that_is_not_there_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
