@@ -85,7 +85,7 @@ static void check_tensors(const char *path)
         header = MT_MIN(header, t->offset);
     }
     const char *words[3] = {path};
-    for (uint64_t at = 0; at < header; at += at < 8 ? 1 : 3)
+    for (uint64_t at = 0; at < header; at += at < 8 ? 1 : 13)
         turn(path, (off_t)at, (int)(at % 8), words);
     mt_st_close(&m);
 }
@@ -102,7 +102,7 @@ static int visit(const char *path, const struct stat *st, int type, struct FTW *
         check_tensors(path);
     } else {
         const char *words[3] = {path};
-        for (off_t at = 0; at < st->st_size; at += st->st_size > 500 ? 7 : 1)
+        for (off_t at = 0; at < st->st_size; at += st->st_size > 500 ? 37 : 1)
             turn(path, at, (int)(at % 7), words);
     }
     return 0;
@@ -151,7 +151,8 @@ static int cut(const char *path, off_t by, struct mt_err *err)
     assert_int_equal(mt_read_file(path, &text, &len, NULL), 0);
     assert_int_equal(truncate(path, (off_t)len + by), 0);
     int rc = mt_checkpoint_verify(dir, err);
-    assert_int_equal(mt_write_file(path, text, len, NULL), 0);
+    FILE *f = fopen(path, "we"); /* back, without the syncs of mt_write_file() */
+    assert_true(f && fwrite(text, 1, len, f) == len && !fclose(f));
     free(text);
     return rc;
 }

@@ -62,6 +62,16 @@ static float value(size_t i, size_t k)
     return (float)((i * 7 + k) % 128) * 0.5f - 20;
 }
 
+/* By search, once: the values are few. */
+static uint16_t to_f16(float v)
+{
+    static uint16_t of[256];
+    uint16_t *h = &of[(int)((v + 20) * 2) & 255];
+    while (mt_f16_to_f32(*h) != v && *h < 65535)
+        ++*h;
+    return *h;
+}
+
 /* What is to be wrong with the file. */
 struct wrong {
     const char *leave_out, *rename, *as, *reshape, *poison;
@@ -108,11 +118,7 @@ static void write_model(const struct rig *r, const char *prefix, const struct wr
                 float v = value(i, e);
                 if (w->poison && !strcmp(t->name, w->poison) && e == 5)
                     v = w->with;
-                uint16_t b = mt_f32_to_bf16(v), h = 0;
-                if (d[k].dtype == MT_ST_F16) { /* by search: the values are few */
-                    while (mt_f16_to_f32(h) != v && h < 65535)
-                        h++;
-                }
+                uint16_t b = mt_f32_to_bf16(v), h = d[k].dtype == MT_ST_F16 ? to_f16(v) : 0;
                 memcpy(p, d[k].dtype == MT_ST_F32 ? (void *)&v : d[k].dtype == MT_ST_BF16 ? (void *)&b : (void *)&h,
                        mt_st_dtype_size(d[k].dtype));
             }
