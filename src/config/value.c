@@ -256,6 +256,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     switch (key->type) {
     case MT_KEY_STRING:
     case MT_KEY_PATH:
+    case MT_KEY_NAME_OR_PATH:
         return set_string(f, text, buf, len);
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
@@ -333,6 +334,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
     switch (key->type) {
     case MT_KEY_STRING:
     case MT_KEY_PATH:
+    case MT_KEY_NAME_OR_PATH:
         print_text(*(char *const *)f, out);
         break;
     case MT_KEY_LIST:
@@ -400,7 +402,8 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
 {
     void *f = field(cfg, key);
-    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || string_choice(key)) {
+    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
+        string_choice(key)) {
         free(*(char **)f);
         *(char **)f = NULL;
     } else if (key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS) {
