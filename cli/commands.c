@@ -26,6 +26,13 @@ static const struct cli_option run_options[] = {
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
 static const struct cli_option check_options[] = {SET, END};
+static const struct cli_option data_options[] = {
+    SET,
+    {"samples", 0, "N", "show: how many (3)."},
+    {"first", 0, "I", "show: from this one (0)."},
+    {"html", 0, "FILE", "show: as a page."},
+    JSON,
+    END};
 static const struct cli_option eval_options[] = {
     SET,
     {"model", 0, "DIR", "Evaluate this model instead of model.path."},
@@ -57,6 +64,9 @@ const struct cli_command cli_commands[] = {
     {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
+    {"data", "prepare|show|stats CONFIG.ini",
+     "Make the tokens of the training data, show samples with what is trained, count.", data_options, 2,
+     2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
     {"sample", "", "Continue a text with a byte-level model: a look at a result.", sample_options, 0,

@@ -117,6 +117,7 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     s->n_bytes = h->n_bytes;
     s->n_untrained = h->n_untrained;
     s->n_endless = h->n_endless;
+    s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
     if (h->max_len <= dp->seq_len) {
         s->n_samples = h->n_samples;
         s->n_tokens = h->n_tokens;
@@ -148,6 +149,7 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_untrained += s->n_untrained;
     sum->n_endless += s->n_endless;
     sum->n_bytes += s->n_bytes;
+    sum->longest = MT_MAX(sum->longest, s->longest);
     sum->from_cache &= s->from_cache;
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
 }
