@@ -42,6 +42,7 @@ static const struct cli_option eval_options[] = {
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder (required)."},
     {"prompt", 0, "TEXT", "Text to continue."},
+    {"chat", 0, NULL, "The prompt is a user's turn: put it into the model's chat template."},
     {"max-tokens", 0, "N", "Tokens to generate (128)."},
     {"temperature", 0, "T", "0 takes the likeliest token (0.8)."},
     {"seed", 0, "S", "Seed (0)."},
@@ -69,7 +70,7 @@ const struct cli_command cli_commands[] = {
      2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
-    {"sample", "", "Continue a text with a byte-level model: a look at a result.", sample_options, 0,
+    {"sample", "", "Continue a text, or answer one: a look at a result.", sample_options, 0,
      0, cli_cmd_sample},
     {"inspect", "FILE|DIR", "Tensors, dtypes and configuration of a model.", json_options, 1, 1,
      cli_cmd_inspect},

@@ -123,7 +123,7 @@ class Preparation:
     def one(self, source):
         path = source["path"]
         name, entry = format_of(source)
-        if name in ("messages", "sharegpt", "alpaca", "prompt_completion") and not self.encoder.tok.bytes:
+        if name in ("messages", "sharegpt", "alpaca", "prompt_completion"):
             try:
                 self.encoder.templates()  # its errors, and its markers, before the workers are made
             except DataError:

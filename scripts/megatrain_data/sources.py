@@ -71,14 +71,14 @@ def line_blocks(path):
 def array_elements(path):
     """Chunks of the texts of a top-level array's elements; the array is never whole in memory."""
     f, tell = open_binary(path)
-    decoder, buffer, at, line, ended = json.JSONDecoder(), "", 0, 1, False
+    decoder, buffer, at, line, column, ended = json.JSONDecoder(), "", 0, 1, 0, False
     decode = io.TextIOWrapper(f, encoding="utf-8")
-    batch, size, started, more = [], 0, False, False
+    batch, size, state = [], 0, "begin"  # then "first", "next" (after a comma), "after" (an element)
 
     def fail(message, offset):
         text = buffer[:offset]
-        row = line + text.count("\n")
-        raise DataError(f"{path}:{row}:{offset - text.rfind(chr(10))}: {message}")
+        here = text.rfind("\n")
+        raise DataError(f"{path}:{line + text.count(chr(10))}:{offset - here + (column if here < 0 else 0)}: {message}")
 
     def skip(i):
         while i < len(buffer) and buffer[i] in " \t\r\n":
@@ -90,30 +90,31 @@ def array_elements(path):
             at = skip(at)
             if at < len(buffer) or ended:
                 c = buffer[at:at + 1]
-                if not started:
+                if state == "begin":
                     if c != "[":
                         fail("not a JSON array of samples", at)
-                    started, at = True, at + 1
+                    state, at = "first", at + 1
                     continue
-                if c == "]" and not more:
+                if c == "]" and state != "next":
                     if skip(at + 1) < len(buffer):
                         fail("text behind the array", at + 1)
                     break
-                if c == "," and more:
-                    at, more = at + 1, False
+                if c == "," and state == "after":
+                    at, state = at + 1, "next"
                     continue
-                if c and not more:
+                if c and state != "after":
                     try:
                         _, end = decoder.raw_decode(buffer, at)
                         if end < len(buffer) or ended:
                             batch.append(buffer[at:end])
-                            size, at, more = size + end - at, end, True
+                            size, at, state = size + end - at, end, "after"
                             if size >= CHUNK:
                                 yield ("objects", batch), tell()
                                 batch, size = [], 0
                             continue
                     except json.JSONDecodeError as e:
-                        if ended:
+                        # at the end of what is read, or in a string that goes on, it may only be cut off
+                        if ended or (e.pos < len(buffer) - 16 and not e.msg.startswith("Unterminated")):
                             fail("not valid JSON", e.pos)
                 elif c:
                     fail("not valid JSON", at)
@@ -123,10 +124,9 @@ def array_elements(path):
                 block = decode.read(CHUNK)
             except UnicodeDecodeError as e:
                 raise DataError(f"{path}: not UTF-8: {e.reason}") from None
-            line += buffer[:at].count("\n")
-            # a column is counted from the line's begin: keep it in the buffer
-            keep = buffer.rfind("\n", 0, at) + 1
-            buffer, at, ended = buffer[keep:] + block, at - keep, not block
+            begin = buffer.rfind("\n", 0, at) + 1
+            line, column = line + buffer.count("\n", 0, at), at - begin + (0 if begin else column)
+            buffer, at, ended = buffer[at:] + block, 0, not block
         if batch:
             yield ("objects", batch), tell()
 
@@ -171,7 +171,7 @@ def chunks(path):
             raise DataError(f"{path}: a compressed {kind} file: uncompress it (its columns are compressed already)")
         return batches(path)
     if kind == "json":
-        return array_elements(path)
+        return guarded(array_elements(path), path)
     if bare_name(path) != path:
         if kind == "plain":
             raise DataError(f"{path}: compressed plain text: uncompress it, or use .jsonl.gz or .jsonl.zst")
