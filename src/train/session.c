@@ -47,6 +47,12 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
                     struct mt_err *err)
 {
     char cache[4096];
+    int n = 1, *cpus = NULL, rc = mt_hw_cores(&cpus, &n, err);
+    free(cpus);
+    if (rc)
+        return rc;
+    if (s->cfg->device.cpu_threads != MT_CFG_AUTO)
+        n = (int)s->cfg->device.cpu_threads;
     cache_dir(s->cfg, cache, sizeof(cache));
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
@@ -57,6 +63,10 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
                                .seq_len = (size_t)s->cfg->data.seq_len,
                                .vocab = (size_t)s->hf.vocab,
                                .cache_dir = cache,
+                               .model_dir = s->model_dir,
+                               .template_ = s->cfg->data.template_,
+                               .train_on = s->cfg->data.train_on,
+                               .n_processes = n,
                            },
                            err);
 }
@@ -99,6 +109,7 @@ static struct mt_sampler_params sampler_params(const struct mt_session *s)
         .packing = s->cfg->data.packing,
         .shuffle = s->cfg->data.shuffle,
         .seed = (uint64_t)s->cfg->train.seed,
+        .weighted = true,
     };
 }
 
@@ -107,7 +118,7 @@ static int make_samplers(struct mt_session *s, struct mt_err *err)
     struct mt_sampler_params p = sampler_params(s);
     int rc = mt_sampler_create(&s->sampler, &p, err);
     uint64_t most = (uint64_t)s->cfg->eval.max_samples;
-    p.shuffle = false;
+    p.shuffle = p.weighted = false;
     if (s->eval_data) {
         struct mt_split unused = {0};
         mt_split_finish(&s->held_out);
@@ -238,9 +249,9 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg, .train = train};
+    *s = (struct mt_session){.cfg = cfg};
     int rc = open_model(s, err);
     if (!rc)
         rc = open_data(s, err);
@@ -250,8 +261,18 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, 
         rc = make_samplers(s, err);
     if (!rc)
         rc = count_steps(s, err);
-    if (!rc)
-        rc = open_device(s, err);
+    if (rc)
+        mt_session_finish(s);
+    return rc;
+}
+
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+{
+    int rc = mt_session_prepare_data(s, cfg, err);
+    if (rc)
+        return rc;
+    s->train = train;
+    rc = open_device(s, err);
     if (!rc)
         rc = make_plan(s, err);
     if (!rc)

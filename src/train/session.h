@@ -45,6 +45,8 @@ struct mt_session {
 
 /** On failure the session is finished; err->kind says whose fault it is. */
 int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err);
+/** The first part alone: model config, data, samplers, number of steps. No device. */
+int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err);
 /** For a model alone, without data: samples of up to max_len tokens. */
 int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
                              struct mt_err *err);
