@@ -67,6 +67,9 @@ int cli_fail(const struct mt_err *err);
 /** Loads the configuration named by the first operand with all --set options. */
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
 
+/** `probe disk [DIR]`: the drive under a folder. */
+int cli_probe_disk(struct cli *cli, const struct cli_args *args);
+
 #define CLI_COMMANDS(X)                                                                            \
     X(run) X(check) X(data) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
     X(completion) X(help)

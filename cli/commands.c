@@ -48,6 +48,14 @@ static const struct cli_option sample_options[] = {
     {"seed", 0, "S", "Seed (0)."},
     END};
 static const struct cli_option json_options[] = {JSON, END};
+static const struct cli_option probe_options[] = {
+    {"size", 0, "SIZE", "disk: bytes of the scratch file (1GiB)."},
+    {"request", 0, "SIZE", "disk: bytes of a request to the kernel (1MiB)."},
+    {"depth", 0, "N", "disk: requests under way in each direction (32)."},
+    {"seconds", 0, "S", "disk: length of each measurement at least (3)."},
+    {"io", 0, "HOW", "disk: io_uring or threads (the first where it is allowed)."},
+    JSON,
+    END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},
@@ -79,7 +87,8 @@ const struct cli_command cli_commands[] = {
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[copy|gemm|adam]", "Measure this machine.", json_options, 0, 1, cli_cmd_probe},
+    {"probe", "[copy|gemm|adam|disk [DIR]]", "Measure this machine.", probe_options, 0, 2,
+     cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,

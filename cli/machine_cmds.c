@@ -113,8 +113,10 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     int *cpus = NULL, n = 0;
     struct mt_err err;
     (void)cli;
+    if (!strcmp(what, "disk"))
+        return cli_probe_disk(cli, args);
     if (!all && strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: copy, gemm or adam, not \"%s\"\n", what);
+        fprintf(stderr, "megatrain probe: copy, gemm, adam or disk, not \"%s\"\n", what);
         return EXIT_USAGE;
     }
     cJSON *o = cJSON_CreateObject();

@@ -174,6 +174,11 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     if (!rc && c->memory.logits_chunk > 0 && c->memory.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
+    bool disk = c->memory.states == MT_STATES_DISK || c->memory.activations == MT_ACT_DISK;
+    if (!rc && disk && !c->memory.nvme_paths.n)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "%s: memory.%s = disk needs memory.nvme_paths: folders on the drives to use", path,
+                     c->memory.states == MT_STATES_DISK ? "states" : "activations");
     return rc;
 }
 

@@ -95,14 +95,17 @@ const struct mt_key mt_keys[] = {
     {"memory", "host_budget", MT_KEY_SIZE, AT(memory.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_KEY_CHOICE, AT(memory.states), "auto", "auto|device|host|disk", ANY,
-     "device|disk", "Where master weights and moments live."},
-    {"memory", "nvme_paths", MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, "*",
-     "Folders on the drives to stripe over."},
+     "device", "Where master weights and moments live; auto: in host memory, and on the disk where that is "
+     "too small and nvme_paths is set."},
+    {"memory", "nvme_paths", MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
+     "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
+     "last checkpoint."},
     {"memory", "slots", MT_KEY_COUNT_AUTO, AT(memory.slots), "auto", NULL, 2, 1024, NULL,
      "Layers' weights on the device at once; auto is 3, or all where they fit."},
     {"memory", "activations", MT_KEY_CHOICE, AT(memory.activations), "auto",
-     "auto|keep|offload|disk|recompute", ANY, "disk",
-     "What backward needs: kept on the device, sent to the host, or made again."},
+     "auto|keep|offload|disk|recompute", ANY, NULL,
+     "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "
+     "budget is short, or made again."},
     {"memory", "schedule", MT_KEY_CHOICE, AT(memory.schedule), "layered", "layered|microbatch", ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_KEY_COUNT_AUTO, AT(memory.logits_chunk), "auto", NULL, 64, 1 << 24,

@@ -26,7 +26,7 @@ struct mt_metrics {
 static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
-    "h2d_bytes",  "d2h_bytes", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
+    "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
 };
 
 static bool row_step(int kind, const char *row, size_t len, double *step)
@@ -118,6 +118,14 @@ void mt_metrics_close(struct mt_metrics **m)
     *m = NULL;
 }
 
+/* {"states": 1234, ...} */
+static void add_traffic(cJSON *o, const char *name, const uint64_t bytes[MT_N_DISK_USES])
+{
+    cJSON *t = cJSON_AddObjectToObject(o, name);
+    for (int i = 0; i < MT_N_DISK_USES; i++)
+        cJSON_AddNumberToObject(t, mt_disk_use_name((enum mt_disk_use)i), (double)bytes[i]);
+}
+
 cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 {
     cJSON *o = cJSON_CreateObject();
@@ -147,6 +155,12 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
         cJSON_AddNumberToObject(o, fields[i].name, fields[i].v);
+    if (r->uses_disk) {
+        cJSON_AddNumberToObject(o, "t_disk_read", s->t_disk_read);
+        cJSON_AddNumberToObject(o, "t_disk_write", s->t_disk_write);
+        add_traffic(o, "disk_read", s->traffic.read);
+        add_traffic(o, "disk_write", s->traffic.written);
+    }
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);

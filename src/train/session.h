@@ -39,6 +39,7 @@ struct mt_session {
     struct mt_engine_params engine_params;
     struct mt_engine_plan plan;
 
+    mt_disk *disk;  /* NULL where nothing is on one */
     mt_plane_set *planes;
     mt_engine *engine;
 };
@@ -69,7 +70,7 @@ struct mt_memory {
     int n_rows;
     struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
     int n_limits;
-    uint64_t device_bytes, host_bytes, disk_bytes;
+    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */
 };
 /**
  * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:

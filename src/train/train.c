@@ -198,6 +198,7 @@ static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *
     r->total_tokens = l->st->tokens;
     r->h2d_bytes = l->s->plan.h2d_bytes;
     r->d2h_bytes = l->s->plan.d2h_bytes;
+    r->uses_disk = l->s->plan.uses_disk;
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
         remember(l, record);

@@ -30,6 +30,7 @@ struct mt_step_report {
     uint64_t tokens, loss_tokens; /* of this step */
     uint64_t total_tokens;
     size_t h2d_bytes, d2h_bytes;
+    bool uses_disk;
     double eta_seconds;
 };
 struct mt_eval_report {
