@@ -59,7 +59,8 @@ static inline unsigned threads_for(size_t items, unsigned most)
  */
 struct row_tiles {
     unsigned x, y;
-    size_t columns, blocks; /* blocks along a row, and in all */
+    unsigned columns; /* blocks along a row */
+    size_t blocks;
 };
 
 static inline row_tiles tile_rows(size_t rows, size_t packs, unsigned per_thread)
@@ -67,17 +68,19 @@ static inline row_tiles tile_rows(size_t rows, size_t packs, unsigned per_thread
     row_tiles t;
     t.x = threads_for(packs, 256);
     t.y = 256 / t.x;
-    t.columns = ceil_div(packs, static_cast<size_t>(t.x) * per_thread);
-    t.blocks = ceil_div(rows, t.y) * t.columns;
+    size_t columns = ceil_div(packs, static_cast<size_t>(t.x) * per_thread);
+    t.columns = static_cast<unsigned>(columns);
+    t.blocks = ceil_div(rows, t.y) * columns;
     return t;
 }
 
 /** This thread's row and first pack under tile_rows(). */
-static inline __device__ void row_of_tile(size_t columns, unsigned per_thread, size_t *row, size_t *pack)
+static inline __device__ void row_of_tile(unsigned columns, unsigned per_thread, size_t *row,
+                                          size_t *pack)
 {
-    size_t tile = blockIdx.x;
-    *row = tile / columns * blockDim.y + threadIdx.y;
-    *pack = tile % columns * blockDim.x * per_thread + threadIdx.x;
+    unsigned tile = blockIdx.x;
+    *row = static_cast<size_t>(tile / columns) * blockDim.y + threadIdx.y;
+    *pack = static_cast<size_t>(tile % columns) * blockDim.x * per_thread + threadIdx.x;
 }
 
 #endif

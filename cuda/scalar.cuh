@@ -168,10 +168,14 @@ template <typename T> static __device__ __forceinline__ uint4 pack(const float (
     return packing<T>::pack(x);
 }
 
-/** Values as they are after a store and a load. */
-template <typename T> static __device__ __forceinline__ void round_to(float (&x)[PACK<T>])
+/** From here on the values are unpacked anew: what is held over a barrier is half as many registers. */
+static __device__ __forceinline__ void hold_packed(uint4 &w)
 {
-    unpack<T>(pack<T>(x), x);
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w));
+#else
+    (void)w;
+#endif
 }
 
 template <typename T> static __device__ __forceinline__ float rounded(float v)
@@ -200,6 +204,29 @@ static __device__ __forceinline__ void store_n(T *p, const float (&x)[N])
         store(p, x[0]);
     else
         store16(p, pack<T>(x));
+}
+
+/** Four elements at a multiple of their size: kernels that change the width keep both sides whole. */
+static __device__ __forceinline__ void load_four(const float *p, float (&x)[4])
+{
+    unpack<float>(load16(p), x);
+}
+
+static __device__ __forceinline__ void load_four(const bf16 *p, float (&x)[4])
+{
+    uint2 w = load_word<uint2>(p);
+    unpack_pair(w.x, x);
+    unpack_pair(w.y, x + 2);
+}
+
+static __device__ __forceinline__ void store_four(float *p, const float (&x)[4])
+{
+    store16(p, pack<float>(x));
+}
+
+static __device__ __forceinline__ void store_four(bf16 *p, const float (&x)[4])
+{
+    store_word(p, make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])));
 }
 
 /** N floats beside N elements of a pack: 1, 4 or 8. */
