@@ -17,6 +17,7 @@ extern "C" {
 #endif
 
 #define CUDART_VERSION 13000
+#define CUDART_CB
 
 typedef enum cudaError {
     cudaSuccess = 0,
