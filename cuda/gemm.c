@@ -287,7 +287,7 @@ int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, 
     struct mt_err e;
     mt_fail(&e, MT_ERR_DEVICE, -EIO,
             "%s: cuBLASLt: %s for D[%zu, %zu] = A%s B%s over %zu, %s to %s, ld %zu %zu %zu, batch %zu%s",
-            op, cublasGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
+            op, cublasLtGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
             p->trans_b ? "'" : "", p->k, mt_dtype_name(p->dtype), mt_dtype_name(p->d_dtype), p->lda,
             p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), bias ? ", bias" : "");
     mt_cuda_stick(d, &e);
@@ -324,7 +324,7 @@ int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
         return rc;
     cublasStatus_t status = cublasLtCreate(&b->lt);
     return status ? mt_fail(err, MT_ERR_DEVICE, -EIO, "cuBLASLt cannot start on GPU %d: %s",
-                            d->index, cublasGetStatusString(status))
+                            d->index, cublasLtGetStatusString(status))
                   : 0;
 }
 
