@@ -23,6 +23,8 @@ struct mt_cuda_product {
     size_t batch, stride_a, stride_b, stride_d; /* in elements; C has D's stride; batch 0 is 1 */
 };
 
+/** blas_lazy.c or blas_linked.c: cuBLASLt is there for all later calls. -ENODEV where it is not found. */
+int mt_cuda_blas_load(struct mt_err *err);
 int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_blas_destroy(struct mt_cuda_device *d);
 /** Thread-safety: the thread that feeds the COMPUTE stream. `op` names the operation in messages. */

@@ -316,7 +316,13 @@ int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
     void *bias = NULL;
     if (!b)
         return mt_fail_nomem(err, "cuBLASLt's plans", sizeof(*b));
-    int rc = mt_cuda_alloc(&d->base, workspace_bytes, "cuBLASLt workspace", &b->workspace, err);
+    int rc = mt_cuda_blas_load(err);
+    if (rc) {
+        free(b);
+        d->blas = NULL;
+        return rc;
+    }
+    rc = mt_cuda_alloc(&d->base, workspace_bytes, "cuBLASLt workspace", &b->workspace, err);
     if (!rc)
         rc = mt_cuda_alloc(&d->base, bias_elems * sizeof(float), "cuBLASLt workspace", &bias, err);
     b->bias = bias;
