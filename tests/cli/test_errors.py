@@ -59,7 +59,7 @@ def config_cases(tmp, model, data):
     check("missing include", run(ini("include = nowhere.ini\n")), 2, "c.ini:1", "nowhere.ini")
     check("include circle", run(ini("include = c.ini\n")), 2, "circle")
     check("not built yet", run(ini(memory__states="disk")), 2, "not supported yet")
-    check("cuda not built yet", run(ini(device__kind="cuda")), 2, "not supported yet")
+    check("no such GPU", run(ini(device__kind="cuda", device__index=900)), 5, "CUDA")
     check("steps and epochs", run(ini(train__epochs=1)), 2, "exactly one of", "train.steps")
     check("no batch size", run(ini(train__batch_size="")), 2, "exactly one of", "tokens_per_step")
     check("ragged tokens per step", run(ini(train__batch_size="", train__tokens_per_step=100)), 2, "64 and 128")

@@ -65,25 +65,22 @@ enum mt_emu_pin mt_emu_pin_state(const void *p, size_t bytes);
 
 /* --- fibers (fiber.c) ----------------------------------------------------------------------- */
 
-/** One flow of control with a stack of its own; runs only while its OS thread has resumed it. */
+/** One flow of control with a stack of its own; belongs to one OS thread. */
 struct mt_emu_fiber {
     void *sp;
     char *stack; /* lowest usable byte */
-    void *asan_stack, *tsan, *context;
-};
-struct mt_emu_scheduler {
-    struct mt_emu_fiber here; /* the OS thread's own flow */
-    const void *stack_bottom;
     size_t stack_bytes;
+    void (*main)(void *);
+    void *arg, *asan_stack, *tsan, *context;
 };
-void mt_emu_fiber_init(struct mt_emu_fiber *f);
+/** The first switch to it calls main(arg), which must not return. */
+void mt_emu_fiber_init(struct mt_emu_fiber *f, void (*main)(void *), void *arg);
+/** Not of the fiber that runs. */
 void mt_emu_fiber_finish(struct mt_emu_fiber *f);
-/** Makes the next resume call main(arg) on the fiber's stack; main ends with mt_emu_fiber_exit(). */
-void mt_emu_fiber_prepare(struct mt_emu_fiber *f, struct mt_emu_scheduler *s,
-                          void (*main)(struct mt_emu_scheduler *, void *), void *arg);
-void mt_emu_fiber_resume(struct mt_emu_scheduler *s, struct mt_emu_fiber *f);
-void mt_emu_fiber_yield(struct mt_emu_scheduler *s, struct mt_emu_fiber *f);
-void mt_emu_fiber_exit(struct mt_emu_scheduler *s, struct mt_emu_fiber *f) __attribute__((noreturn));
+/** The calling OS thread's own flow, as something to switch back to. */
+void mt_emu_fiber_adopt(struct mt_emu_fiber *f);
+/** `from` is the flow that runs; returns when somebody switches back to it. */
+void mt_emu_fiber_switch(struct mt_emu_fiber *from, struct mt_emu_fiber *to);
 
 /* --- kernels (block.c, grid.c) -------------------------------------------------------------- */
 

@@ -7,6 +7,7 @@
  * synchronisation: only barriers order the accesses of two fibers (block.c), so a missing one is a race.
  */
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,18 +21,11 @@ enum { STACK_BYTES = 256 << 10, GUARD_BYTES = 4096 };
 enum { STACK_BYTES = 64 << 10, GUARD_BYTES = 4096 };
 #endif
 
-struct start {
-    struct mt_emu_scheduler *scheduler;
-    void (*main)(struct mt_emu_scheduler *, void *);
-    void *arg;
-};
-
 /* First to run on a fiber; never returns. Its own frame is not instrumented, for it is never left. */
-__attribute__((used, noinline)) MT_EMU_UNCHECKED static void begin(struct start *s)
+__attribute__((used, noinline)) MT_EMU_UNCHECKED static void begin(struct mt_emu_fiber *f)
 {
-    struct start now = *s;
-    mt_asan_finish_switch(NULL, &now.scheduler->stack_bottom, &now.scheduler->stack_bytes);
-    now.main(now.scheduler, now.arg);
+    mt_asan_finish_switch(NULL, NULL, NULL);
+    f->main(f->arg);
     abort();
 }
 
@@ -58,14 +52,16 @@ __asm__(".text\n"
 extern void mt_emu_switch(void **save, void *load) __attribute__((visibility("hidden")));
 extern void mt_emu_first(void) __attribute__((visibility("hidden")));
 
-static void prepare(struct mt_emu_fiber *f, struct start *s)
+static void prepare(struct mt_emu_fiber *f)
 {
-    void **top = (void **)(void *)s;
+    /* at different places of their pages, or the tops of all stacks would share a few cache lines */
+    static _Thread_local size_t colour;
+    void **top = (void **)(void *)(f->stack + f->stack_bytes - (colour++ * 448) % 4096);
     *--top = NULL; /* keeps the stack 16-byte aligned at mt_emu_first's call */
     *--top = NULL;
     *--top = (void *)mt_emu_first;
     *--top = NULL;          /* rbp */
-    *--top = s;             /* rbx */
+    *--top = f;             /* rbx */
     *--top = (void *)begin; /* r12 */
     *--top = NULL;          /* r13 */
     *--top = NULL;          /* r14 */
@@ -83,7 +79,7 @@ MT_EMU_UNCHECKED static void change(struct mt_emu_fiber *from, struct mt_emu_fib
 
 static void ucontext_begin(unsigned hi, unsigned lo)
 {
-    begin((struct start *)(((uintptr_t)hi << 16 << 16) | lo));
+    begin((struct mt_emu_fiber *)(((uintptr_t)hi << 16 << 16) | lo));
 }
 
 static ucontext_t *context_of(struct mt_emu_fiber *f)
@@ -93,14 +89,14 @@ static ucontext_t *context_of(struct mt_emu_fiber *f)
     return f->context;
 }
 
-static void prepare(struct mt_emu_fiber *f, struct start *s)
+static void prepare(struct mt_emu_fiber *f)
 {
     ucontext_t *c = context_of(f);
     getcontext(c);
     c->uc_stack.ss_sp = f->stack;
-    c->uc_stack.ss_size = (size_t)((char *)s - f->stack);
+    c->uc_stack.ss_size = f->stack_bytes;
     c->uc_link = NULL;
-    uintptr_t p = (uintptr_t)s;
+    uintptr_t p = (uintptr_t)f;
     makecontext(c, (void (*)(void))ucontext_begin, 2, (unsigned)(p >> 16 >> 16), (unsigned)p);
 }
 
@@ -110,56 +106,42 @@ MT_EMU_UNCHECKED static void change(struct mt_emu_fiber *from, struct mt_emu_fib
 }
 #endif
 
-void mt_emu_fiber_init(struct mt_emu_fiber *f)
+void mt_emu_fiber_init(struct mt_emu_fiber *f, void (*main)(void *), void *arg)
 {
     char *p = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE))
         mt_emu_die("cannot map a fiber's stack: %s", strerror(errno));
-    *f = (struct mt_emu_fiber){.stack = p + GUARD_BYTES, .tsan = mt_tsan_create_fiber()};
+    *f = (struct mt_emu_fiber){.stack = p + GUARD_BYTES, .stack_bytes = STACK_BYTES, .main = main,
+                               .arg = arg, .tsan = mt_tsan_create_fiber()};
+    prepare(f);
+}
+
+void mt_emu_fiber_adopt(struct mt_emu_fiber *f)
+{
+    pthread_attr_t attr;
+    void *bottom = NULL;
+    *f = (struct mt_emu_fiber){.tsan = mt_tsan_this_fiber()};
+    if (pthread_getattr_np(pthread_self(), &attr))
+        mt_emu_die("cannot find this thread's stack");
+    pthread_attr_getstack(&attr, &bottom, &f->stack_bytes);
+    pthread_attr_destroy(&attr);
+    f->stack = bottom;
 }
 
 void mt_emu_fiber_finish(struct mt_emu_fiber *f)
 {
-    if (!f->stack)
-        return;
     mt_tsan_destroy_fiber(f->tsan);
+    mt_asan_unpoison(f->stack, f->stack_bytes); /* of frames that were never left */
     munmap(f->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
     free(f->context);
     *f = (struct mt_emu_fiber){0};
 }
 
-MT_EMU_UNCHECKED void mt_emu_fiber_prepare(struct mt_emu_fiber *f, struct mt_emu_scheduler *s,
-                          void (*main)(struct mt_emu_scheduler *, void *), void *arg)
+MT_EMU_UNCHECKED void mt_emu_fiber_switch(struct mt_emu_fiber *from, struct mt_emu_fiber *to)
 {
-    struct start *st = (struct start *)(void *)(f->stack + STACK_BYTES - sizeof(*st) - 16);
-    st = (struct start *)((uintptr_t)st & ~(uintptr_t)15);
-    st->scheduler = s;
-    st->main = main;
-    st->arg = arg;
-    prepare(f, st);
-}
-
-MT_EMU_UNCHECKED void mt_emu_fiber_resume(struct mt_emu_scheduler *s, struct mt_emu_fiber *f)
-{
-    mt_asan_start_switch(&s->here.asan_stack, f->stack, STACK_BYTES);
-    mt_tsan_switch(f->tsan);
-    change(&s->here, f);
-    mt_asan_finish_switch(s->here.asan_stack, NULL, NULL);
-}
-
-MT_EMU_UNCHECKED void mt_emu_fiber_yield(struct mt_emu_scheduler *s, struct mt_emu_fiber *f)
-{
-    mt_asan_start_switch(&f->asan_stack, s->stack_bottom, s->stack_bytes);
-    mt_tsan_switch(s->here.tsan);
-    change(f, &s->here);
-    mt_asan_finish_switch(f->asan_stack, &s->stack_bottom, &s->stack_bytes);
-}
-
-MT_EMU_UNCHECKED void mt_emu_fiber_exit(struct mt_emu_scheduler *s, struct mt_emu_fiber *f)
-{
-    mt_asan_start_switch(NULL, s->stack_bottom, s->stack_bytes);
-    mt_tsan_switch(s->here.tsan);
-    change(f, &s->here);
-    abort();
+    mt_asan_start_switch(&from->asan_stack, to->stack, to->stack_bytes);
+    mt_tsan_switch(to->tsan);
+    change(from, to);
+    mt_asan_finish_switch(from->asan_stack, NULL, NULL);
 }

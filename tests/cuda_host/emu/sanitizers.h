@@ -33,6 +33,8 @@
 
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
+/* Accesses of two threads of a block race only where they are fibers of their own. */
+#define MT_EMU_FIBER_A_THREAD 1
 #define mt_tsan_this_fiber() __tsan_get_current_fiber()
 #define mt_tsan_create_fiber() __tsan_create_fiber(0)
 #define mt_tsan_destroy_fiber(f) __tsan_destroy_fiber(f)
@@ -40,6 +42,7 @@
 #define mt_tsan_acquire(p) __tsan_acquire(p)
 #define mt_tsan_release(p) __tsan_release(p)
 #else
+#define MT_EMU_FIBER_A_THREAD 0
 #define mt_tsan_this_fiber() NULL
 #define mt_tsan_create_fiber() NULL
 #define mt_tsan_destroy_fiber(f) ((void)(f))

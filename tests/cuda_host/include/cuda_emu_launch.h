@@ -35,10 +35,14 @@ template <class T> static inline bool mt_emu_check_argument(const char *kernel, 
 {
     if constexpr (std::is_pointer<T>::value)
         return mt_emu_check_pointer(kernel, arg, static_cast<const void *>(v));
-    else if constexpr (std::is_class<T>::value)
-        return mt_emu_check_struct(kernel, arg, &v, sizeof(v));
-    else
-        return true;
+#if __has_builtin(__builtin_clear_padding)
+    if constexpr (std::is_class<T>::value) {
+        T members = v;
+        __builtin_clear_padding(&members); /* which may hold anything, old pointers too */
+        return mt_emu_check_struct(kernel, arg, &members, sizeof(members));
+    }
+#endif
+    return true;
 }
 
 template <class... P, class... A>
