@@ -45,8 +45,8 @@ struct group {
 };
 
 struct warp {
-    unsigned ready; /* lanes */
-    unsigned order; /* lane i comes at place i ^ order */
+    unsigned ready; /* bit i: lane i ^ order, so that the lowest bit comes first */
+    unsigned order;
     unsigned n_groups, generation;
     struct group groups[MT_EMU_WARP];
     uint64_t value[MT_EMU_WARP], result[MT_EMU_WARP];
@@ -177,28 +177,6 @@ MT_EMU_UNCHECKED static unsigned draw(struct team *t)
     return t->random ? (unsigned)(mt_emu_random(&t->random) >> 32) : 0;
 }
 
-MT_EMU_UNCHECKED static void make_ready(struct team *t, struct thread *th)
-{
-    th->state = READY;
-    t->warps[th->id / MT_EMU_WARP].ready |= 1u << th->id % MT_EMU_WARP;
-}
-
-/* All threads, the warps in a new order. */
-MT_EMU_UNCHECKED static void make_all_ready(struct team *t)
-{
-    t->n_at_barrier = 0;
-    t->divergent = false;
-    t->current = 0;
-    for (unsigned i = 0; i < t->n_threads; i++)
-        make_ready(t, &t->threads[i]);
-    for (unsigned i = 0; i < t->n_warps; i++) {
-        unsigned k = (unsigned)((uint64_t)draw(t) * (i + 1) >> 32);
-        t->warp_order[i] = t->warp_order[k];
-        t->warp_order[k] = i;
-        t->warps[i].order = draw(t) % MT_EMU_WARP;
-    }
-}
-
 /* Bit i of the result is bit i ^ order of `lanes`. */
 MT_EMU_UNCHECKED static unsigned permute(unsigned lanes, unsigned order)
 {
@@ -209,6 +187,29 @@ MT_EMU_UNCHECKED static unsigned permute(unsigned lanes, unsigned order)
     return lanes;
 }
 
+MT_EMU_UNCHECKED static void make_lanes_ready(struct team *t, struct warp *w, unsigned lanes)
+{
+    if (!w->ready)
+        w->order = draw(t) % MT_EMU_WARP;
+    w->ready |= permute(lanes, w->order);
+}
+
+/* All threads, the warps in a new order. */
+MT_EMU_UNCHECKED static void make_all_ready(struct team *t)
+{
+    t->n_at_barrier = 0;
+    t->divergent = false;
+    t->current = 0;
+    for (unsigned i = 0; i < t->n_threads; i++)
+        t->threads[i].state = READY;
+    for (unsigned i = 0; i < t->n_warps; i++) {
+        unsigned k = (unsigned)((uint64_t)draw(t) * (i + 1) >> 32), left = t->n_threads - i * MT_EMU_WARP;
+        t->warp_order[i] = t->warp_order[k];
+        t->warp_order[k] = i;
+        make_lanes_ready(t, &t->warps[i], left < MT_EMU_WARP ? (1u << left) - 1 : ~0u);
+    }
+}
+
 /* The thread to run next, or NULL: a warp goes on as long as it can. */
 MT_EMU_UNCHECKED static struct thread *take_ready(struct team *t)
 {
@@ -216,8 +217,8 @@ MT_EMU_UNCHECKED static struct thread *take_ready(struct team *t)
         unsigned warp = t->warp_order[t->current];
         struct warp *w = &t->warps[warp];
         if (w->ready) {
-            unsigned lane = (unsigned)__builtin_ctz(permute(w->ready, w->order)) ^ w->order;
-            w->ready &= ~(1u << lane);
+            unsigned lane = (unsigned)__builtin_ctz(w->ready) ^ w->order;
+            w->ready &= w->ready - 1;
             return &t->threads[warp * MT_EMU_WARP + lane];
         }
         t->current = (t->current + 1) % t->n_warps;
@@ -344,8 +345,7 @@ MT_EMU_UNCHECKED static void complete(struct team *t, struct warp *w, struct thr
         w->result[i] = g->op == MT_EMU_BALLOT ? ballot : w->value[src];
         lanes[i].state = READY;
     }
-    w->ready |= g->mask;
-    w->order = draw(t) % MT_EMU_WARP;
+    make_lanes_ready(t, w, g->mask);
     w->generation++;
 }
 
