@@ -80,6 +80,15 @@ static cudaError_t cut(const struct job *j, struct mt_copy c)
     return rc;
 }
 
+static cudaError_t within(struct mt_cuda_device *d, const struct mt_copy *c)
+{
+    cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
+    if (c->rows == 1)
+        return cudaMemcpyAsync(c->dst, c->src, c->width, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
+                             cudaMemcpyDeviceToDevice, stream);
+}
+
 int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
@@ -87,6 +96,9 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
     if (rc)
         return rc;
     bool to = mt_cuda_is_device_memory(d, c->dst), from = mt_cuda_is_device_memory(d, c->src);
+    if (to && from && s == MT_STREAM_COMPUTE)
+        return mt_cuda_check(d, within(d, c), err, "copy of %zu rows of %zu bytes in the device", c->rows,
+                             c->width);
     if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
                        "copy: neither from host to device nor back, or on the wrong stream");

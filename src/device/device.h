@@ -108,7 +108,8 @@ struct mt_copy {
     size_t src_pitch;
     size_t width, rows;
 };
-/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs). */
+/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs), or within
+ * the device (no overlap). */
 int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
                    struct mt_err *err);
 

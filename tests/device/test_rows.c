@@ -199,6 +199,23 @@ static void join_restores_masters(struct harness *h)
     expect_close(h, "masters", buf_get(h, buf), want, N, 0);
 }
 
+static void copies_within_the_device(struct harness *h)
+{
+    enum { N = 3001, ROWS = 7, WIDTH = 11, FROM = 13, TO = 17 };
+    size_t size = mt_dtype_size(h->dtype);
+    double *x, *want = scratch(h, ROWS * TO);
+    struct dbuf *src = buf_random(h, h->dtype, N, 1, &x), *dst = buf_nan(h, h->dtype, N);
+    struct dbuf *rows = buf_values(h, h->dtype, ROWS * TO, want);
+    RUN(h, mt_device_copy, MT_STREAM_COMPUTE,
+        &(struct mt_copy){dst->p, N * size, src->p, N * size, N * size, 1});
+    expect_close(h, "copy", buf_get(h, dst), x, N, 0);
+    RUN(h, mt_device_copy, MT_STREAM_COMPUTE,
+        &(struct mt_copy){rows->p, TO * size, src->p, FROM * size, WIDTH * size, ROWS});
+    for (int i = 0; i < ROWS; i++)
+        memcpy(want + i * TO, x + i * FROM, WIDTH * sizeof(double));
+    expect_close(h, "rows", buf_get(h, rows), want, ROWS * TO, 0);
+}
+
 static void zero_clears_all_and_no_more(struct harness *h)
 {
     enum { N = 300001 };
@@ -216,6 +233,7 @@ const struct device_test row_tests[] = {
     {"gradient_cast_does_not_depend_on_place", gradient_cast_does_not_depend_on_place},
     {"gradient_overflow_is_not_finite", gradient_overflow_is_not_finite},
     {"join_restores_masters", join_restores_masters},
+    {"copies_within_the_device", copies_within_the_device},
     {"zero_clears_all_and_no_more", zero_clears_all_and_no_more},
     {NULL, NULL},
 };
