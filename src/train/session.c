@@ -177,6 +177,9 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
+/* Of a GPU's free memory, for what CUDA itself takes later on. */
+static const uint64_t GPU_RESERVE = (uint64_t)512 << 20;
+
 /* The kind to open, and of what memory the budget is a share: the GPU's own, or the host's. */
 static const char *choose_device(const struct mt_config *c, uint64_t host, uint64_t *memory)
 {
@@ -204,7 +207,7 @@ static int open_device(struct mt_session *s, struct mt_err *err)
         s->cpus = NULL;
     }
     const char *kind = choose_device(c, host_budget(c, &hw), &memory);
-    uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? memory / 10 * 9 : memory / 4
+    uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
                       : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
     return mt_device_create(&s->dev,
@@ -482,8 +485,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
         add_row(m, "host", "process", process_bytes(s));
         for (int i = 0; i < m->n_rows; i++)
             m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
-        /* the cpu device's arena is host memory too */
-        uint64_t all = m->host_bytes + m->device_bytes;
+        bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
+        uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
         add_limit(m, "host", "memory.host_budget", all, host_budget(s->cfg, &hw));
         add_limit(m, "host", "MemAvailable", all, hw.available);
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
