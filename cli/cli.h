@@ -38,7 +38,7 @@ struct cli_args {
 };
 
 struct cli {
-    bool quiet, no_progress, json_log, colour;
+    bool quiet, no_progress, json_log, colour, colour_always;
     int verbose;
 };
 
@@ -67,8 +67,11 @@ int cli_fail(const struct mt_err *err);
 /** Loads the configuration named by the first operand with all --set options. */
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
 
+/** `probe disk [DIR]`: the drive under a folder. */
+int cli_probe_disk(struct cli *cli, const struct cli_args *args);
+
 #define CLI_COMMANDS(X)                                                                            \
-    X(run) X(check) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
+    X(run) X(check) X(data) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
     X(completion) X(help)
 #define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
 CLI_COMMANDS(CLI_DECLARE)

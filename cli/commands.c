@@ -26,6 +26,13 @@ static const struct cli_option run_options[] = {
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
 static const struct cli_option check_options[] = {SET, END};
+static const struct cli_option data_options[] = {
+    SET,
+    {"samples", 0, "N", "show: how many (3)."},
+    {"first", 0, "I", "show: from this one (0)."},
+    {"html", 0, "FILE", "show: as a page."},
+    JSON,
+    END};
 static const struct cli_option eval_options[] = {
     SET,
     {"model", 0, "DIR", "Evaluate this model instead of model.path."},
@@ -35,11 +42,20 @@ static const struct cli_option eval_options[] = {
 static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder (required)."},
     {"prompt", 0, "TEXT", "Text to continue."},
+    {"chat", 0, NULL, "The prompt is a user's turn: put it into the model's chat template."},
     {"max-tokens", 0, "N", "Tokens to generate (128)."},
     {"temperature", 0, "T", "0 takes the likeliest token (0.8)."},
     {"seed", 0, "S", "Seed (0)."},
     END};
 static const struct cli_option json_options[] = {JSON, END};
+static const struct cli_option probe_options[] = {
+    {"size", 0, "SIZE", "disk: bytes of the scratch file (1GiB)."},
+    {"request", 0, "SIZE", "disk: bytes of a request to the kernel (1MiB)."},
+    {"depth", 0, "N", "disk: requests under way in each direction (32)."},
+    {"seconds", 0, "S", "disk: length of each measurement at least (3)."},
+    {"io", 0, "HOW", "disk: io_uring or threads (the first where it is allowed)."},
+    JSON,
+    END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},
@@ -57,9 +73,12 @@ const struct cli_command cli_commands[] = {
     {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
+    {"data", "prepare|show|stats CONFIG.ini",
+     "Make the tokens of the training data, show samples with what is trained, count.", data_options, 2,
+     2, cli_cmd_data},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",
      eval_options, 1, 1, cli_cmd_eval},
-    {"sample", "", "Continue a text with a byte-level model: a look at a result.", sample_options, 0,
+    {"sample", "", "Continue a text, or answer one: a look at a result.", sample_options, 0,
      0, cli_cmd_sample},
     {"inspect", "FILE|DIR", "Tensors, dtypes and configuration of a model.", json_options, 1, 1,
      cli_cmd_inspect},
@@ -68,7 +87,8 @@ const struct cli_command cli_commands[] = {
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[copy|gemm|adam]", "Measure this machine.", json_options, 0, 1, cli_cmd_probe},
+    {"probe", "[copy|gemm|adam|disk [DIR]]", "Measure this machine.", probe_options, 0, 2,
+     cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,

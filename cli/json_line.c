@@ -14,7 +14,7 @@ void cli_json_line(enum mt_log_level level, const char *line)
     cJSON_AddNumberToObject(o, "time", (double)time(NULL));
     cJSON_AddStringToObject(o, "level", names[level]);
     cJSON_AddStringToObject(o, "message", line);
-    char *text = cJSON_PrintUnformatted(o);
+    char *text = mt_json_print(o, false);
     if (text)
         fprintf(stderr, "%s\n", text);
     free(text);

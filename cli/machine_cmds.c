@@ -18,9 +18,9 @@
 /* Prints an object as "key: value" lines, or as JSON. */
 static void print_object(cJSON *o, bool json)
 {
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     for (const cJSON *v = o->child; v && !json; v = v->next) {
-        char *value = cJSON_PrintUnformatted(v);
+        char *value = mt_json_print(v, false);
         printf("%-28s %s\n", v->string, cJSON_IsString(v) ? v->valuestring : value);
         free(value);
     }
@@ -113,8 +113,10 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     int *cpus = NULL, n = 0;
     struct mt_err err;
     (void)cli;
+    if (!strcmp(what, "disk"))
+        return cli_probe_disk(cli, args);
     if (!all && strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: copy, gemm or adam, not \"%s\"\n", what);
+        fprintf(stderr, "megatrain probe: copy, gemm, adam or disk, not \"%s\"\n", what);
         return EXIT_USAGE;
     }
     cJSON *o = cJSON_CreateObject();

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
+#include "data/text.h"
 #include "hf/safetensors.h"
 #include "model/weights.h"
 #include "report.h"
@@ -133,48 +134,103 @@ static size_t draw(const float *logits, size_t n, double temperature, double u)
 }
 
 struct sampling {
-    size_t max_len, n_new;
+    struct mt_text_params text;
+    struct mt_text_ids prompt;
+    size_t n_new;
     double temperature;
     uint64_t seed;
 };
 
-static int continue_text(struct mt_session *s, const char *prompt, const struct sampling *p,
-                         struct mt_err *err)
+static void print_piece(void *ctx, size_t sample, const char *text, size_t len, bool trained)
 {
-    struct mt_batch b;
-    size_t vocab = (size_t)s->hf.vocab, n = 0;
-    uint32_t *ids = mt_calloc(p->max_len, sizeof(*ids));
-    float *logits = mt_calloc(vocab, sizeof(*logits));
-    int rc = mt_batch_init(&b, p->max_len, 1, err);
-    if (!rc && (!ids || !logits))
-        rc = mt_fail_nomem(err, "sampling", vocab * sizeof(*logits));
-    if (!rc)
-        ids[n++] = MT_BYTE_BOS;
-    for (const char *c = prompt; !rc && *c && n < p->max_len; c++)
-        ids[n++] = (unsigned char)*c;
-    fputs(prompt, stdout);
-    for (size_t i = 0; !rc && i < p->n_new && n < p->max_len; i++) {
-        mt_batch_clear(&b);
-        rc = mt_batch_add(&b, ids, NULL, n, 0, err);
+    (void)ctx;
+    (void)sample;
+    if (trained)
+        fwrite(text, 1, len, stdout);
+}
+
+static bool ends_turn(const struct mt_session *s, const struct sampling *p, size_t id)
+{
+    if (p->text.bytes)
+        return id >= 256;
+    for (int i = 0; i < s->hf.n_eos; i++)
+        if ((size_t)s->hf.eos[i] == id)
+            return true;
+    for (size_t i = 0; i < p->prompt.n_ends; i++)
+        if (p->prompt.ends[i] == id)
+            return true;
+    return false;
+}
+
+/* Draws tokens behind the prompt; with bytes they are shown as they come. */
+static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
+                       struct mt_batch *b, float *logits, struct mt_err *err)
+{
+    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)s->hf.vocab, end = *n + p->n_new;
+    int rc = 0;
+    for (size_t i = 0; *n < end; i++) {
+        mt_batch_clear(b);
+        rc = mt_batch_add(b, ids, NULL, *n, 0, err);
         if (!rc)
-            rc = mt_batch_seal(&b, err);
+            rc = mt_batch_seal(b, err);
         if (!rc)
-            rc = mt_engine_logits(s->engine, &b, logits, err);
+            rc = mt_engine_logits(s->engine, b, logits, err);
         if (rc)
             break;
-        size_t id = draw(logits, MT_MIN(vocab, (size_t)MT_BYTE_VOCAB), p->temperature,
-                         mt_philox_uniform(p->seed, 0, i));
-        if (id >= 256)
-            break; /* end of text */
-        putchar((int)id);
-        fflush(stdout);
-        ids[n++] = (uint32_t)id;
+        size_t id = draw(logits, vocab, p->temperature, mt_philox_uniform(p->seed, 0, i));
+        if (ends_turn(s, p, id))
+            break;
+        ids[(*n)++] = (uint32_t)id;
+        if (p->text.bytes) {
+            putchar((int)id);
+            fflush(stdout);
+        }
+    }
+    return rc;
+}
+
+static int continue_text(struct mt_session *s, const struct sampling *p, struct mt_err *err)
+{
+    struct mt_batch b;
+    size_t n = p->prompt.n, max_len = n + p->n_new;
+    uint32_t *ids = mt_calloc(max_len, sizeof(*ids));
+    uint8_t *is_new = mt_calloc(max_len, 1);
+    float *logits = mt_calloc((size_t)s->hf.vocab, sizeof(*logits));
+    int rc = mt_batch_init(&b, max_len, 1, err);
+    if (!rc && (!ids || !logits || !is_new))
+        rc = mt_fail_nomem(err, "sampling", (size_t)s->hf.vocab * sizeof(*logits));
+    for (size_t i = 0; !rc && i < n; i++)
+        if (p->prompt.ids[i] >= (size_t)s->hf.vocab)
+            rc = mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                         "the prompt's token %u is beyond the model's vocab_size of %lld",
+                         p->prompt.ids[i], (long long)s->hf.vocab);
+        else
+            ids[i] = p->prompt.ids[i];
+    if (!rc)
+        rc = draw_tokens(s, p, ids, &n, &b, logits, err);
+    if (!rc && !p->text.bytes) {
+        memset(is_new + p->prompt.n, 1, n - p->prompt.n);
+        rc = mt_text_decode(&p->text, &(struct mt_text_sample){ids, is_new, n}, 1, print_piece, NULL,
+                            err);
     }
     putchar('\n');
     mt_batch_finish(&b);
     free(ids);
+    free(is_new);
     free(logits);
     return rc;
+}
+
+/* The model's own tokenizer where it has one, else bytes. */
+static int encode_prompt(struct sampling *p, const char *model, const char *prompt, bool chat,
+                         char **dir, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(dir, model, err);
+    char *path = rc ? NULL : mt_path_join(*dir, "tokenizer.json");
+    p->text.model_dir = *dir;
+    p->text.bytes = !path || !mt_path_exists(path);
+    free(path);
+    return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
 }
 
 int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
@@ -182,9 +238,11 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     const char *model = cli_arg(args, "model"), *prompt = cli_arg(args, "prompt");
     const char *n = cli_arg(args, "max-tokens"), *t = cli_arg(args, "temperature");
     const char *seed = cli_arg(args, "seed");
+    bool chat = cli_arg(args, "chat") != NULL;
     struct mt_config *cfg = NULL;
     struct mt_session s = {0};
     struct mt_err err;
+    char *dir = NULL;
     struct sampling p = {.n_new = n ? strtoull(n, NULL, 10) : 128,
                          .temperature = t ? strtod(t, NULL) : 0.8,
                          .seed = seed ? strtoull(seed, NULL, 10) : 0};
@@ -194,24 +252,29 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
         return EXIT_USAGE;
     }
     prompt = prompt ? prompt : "";
-    p.max_len = strlen(prompt) + 1 + p.n_new;
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc)
         rc = mt_config_override(cfg, "model.path", model, "--model", &err);
     if (!rc)
-        rc = mt_session_prepare_model(&s, cfg, p.max_len, &err);
-    if (!rc && s.hf.vocab < MT_BYTE_VOCAB)
+        rc = encode_prompt(&p, model, prompt, chat, &dir, &err);
+    if (!rc)
+        rc = mt_session_prepare_model(&s, cfg, p.prompt.n + p.n_new, &err);
+    if (!rc && p.text.bytes && s.hf.vocab < MT_BYTE_VOCAB)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
                      model, MT_BYTE_VOCAB);
     if (!rc)
         rc = mt_session_start(&s, &err);
     if (!rc)
         rc = mt_weights_load(s.layout, s.planes, s.model_dir, &err);
+    if (!rc && !chat)
+        fputs(prompt, stdout);
     if (!rc)
-        rc = continue_text(&s, prompt, &p, &err);
+        rc = continue_text(&s, &p, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_session_finish(&s);
     mt_config_destroy(&cfg);
+    mt_text_ids_finish(&p.prompt);
+    free(dir);
     return code;
 }
 
@@ -237,7 +300,7 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
     if (cfg)
         cJSON_AddStringToObject(root, "architecture", cfg->architecture);
     if (json) {
-        char *text = cJSON_Print(root);
+        char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");
         free(text);
     } else {

@@ -44,6 +44,8 @@ static void set_global(struct cli *cli, const char *name, const char *value)
     if (!strcmp(name, "log-format"))
         cli->json_log = !strcmp(value, "json");
     if (!strcmp(name, "color"))
+        cli->colour_always = !strcmp(value, "always");
+    if (!strcmp(name, "color"))
         cli->colour = !strcmp(value, "always") || (strcmp(value, "never") && cli->colour);
 }
 

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
+#include "heartbeat.h"
 #include "model/weights.h"
 #include "report.h"
 #include "train/train.h"
@@ -132,7 +133,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     snprintf(path, sizeof(path), "%.4000s/run.json", dir);
     if (!rc && text)
         rc = mt_write_file(path, text, strlen(text), err);
@@ -182,13 +183,20 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .control = &control,
                                 .dir = r->cfg->checkpoint.dir,
                                 .max_steps = max ? strtoull(max, NULL, 10) : 0};
+    struct cli_heartbeat heartbeat;
     cli_progress_events(&p.events, &progress);
+    mt_train_phase(&control, "reading weights");
+    atomic_store(&control.step, r->state.step);
+    cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
     int rc = mt_session_start(&r->session, err);
     if (!rc)
         rc = fill_weights(r, err);
     if (!rc)
         rc = write_run_files(r, err);
-    return rc ? rc : mt_train_run(&p, end, err);
+    if (!rc)
+        rc = mt_train_run(&p, end, err);
+    cli_heartbeat_stop(&heartbeat);
+    return rc;
 }
 
 static int exit_code(enum mt_train_end end)

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fs.h"
 #include "base/strbuf.h"
@@ -51,11 +52,30 @@ cJSON *mt_json_get(const cJSON *object, const char *key)
     return cJSON_GetObjectItemCaseSensitive(object, key);
 }
 
-void mt_json_add_number(cJSON *object, const char *key, double v)
+/* Turns numbers into raw text. */
+static bool make_exact(cJSON *v)
 {
+    bool ok = true;
+    for (cJSON *c = v->child; c && ok; c = c->next)
+        ok = make_exact(c);
+    if (!ok || !cJSON_IsNumber(v) || !isfinite(v->valuedouble))
+        return ok;
     struct mt_str text = {0};
-    if (isfinite(v))
-        mt_str_number(&text, v);
-    cJSON_AddRawToObject(object, key, text.p ? text.p : "null");
+    mt_str_number(&text, v->valuedouble);
+    v->valuestring = text.failed ? NULL : cJSON_malloc(text.len + 1);
+    if (v->valuestring)
+        memcpy(v->valuestring, text.p, text.len + 1);
+    v->type = cJSON_Raw;
     mt_str_finish(&text);
+    return v->valuestring;
+}
+
+char *mt_json_print(const cJSON *v, bool pretty)
+{
+    cJSON *copy = cJSON_Duplicate(v, 1);
+    char *text = NULL;
+    if (copy && make_exact(copy))
+        text = pretty ? cJSON_Print(copy) : cJSON_PrintUnformatted(copy);
+    cJSON_Delete(copy);
+    return text;
 }

@@ -3,6 +3,7 @@
 #define MT_BASE_JSON_H
 
 #include <cjson/cJSON.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/err.h"
@@ -18,8 +19,10 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
 
-/** Adds a number in the fewest digits that read back to the very same double (cJSON's own printing may be
- * off by the last bit); null where it is not finite. */
-void mt_json_add_number(cJSON *object, const char *key, double v);
+/**
+ * Prints with doubles that read back exactly (cJSON's own printing drops the last bits); NaN and
+ * infinities become null. The caller frees the text; NULL: no memory.
+ */
+char *mt_json_print(const cJSON *v, bool pretty);
 
 #endif

@@ -18,7 +18,7 @@ struct mt_checkpoint_save {
     const char *dir;          /* the run's output folder */
     const char *model_dir;    /* whose config.json, tokenizer ... are copied */
     const struct mt_layout *layout;
-    const mt_plane_set *planes;
+    mt_plane_set *planes;     /* on the disk or not: read a window at a time */
     const struct mt_train_state *state;
     bool full;                /* with training state */
     uint64_t shard_bytes;

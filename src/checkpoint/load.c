@@ -195,14 +195,11 @@ static int load_part(const struct mt_st_model *st, const struct mt_tensor *t, co
         int rc = mt_st_read_f32(st, src, at, n, buf, err);
         if (rc)
             return rc;
-        if (kind == MT_PLANE_HI) {
-            uint16_t *hi = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_HI) + t->first + at;
-            uint16_t *lo = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_LO) + t->first + at;
-            for (size_t i = 0; i < n; i++)
-                mt_master_split(buf[i], &hi[i], &lo[i]);
-        } else {
-            memcpy((float *)mt_plane(planes, t->unit, kind) + t->first + at, buf, n * sizeof(float));
-        }
+        rc = kind == MT_PLANE_HI
+                 ? mt_planes_write_masters(planes, t->unit, t->first + at, n, buf, err)
+                 : mt_planes_write(planes, t->unit, kind, t->first + at, n, buf, err);
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -234,7 +231,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
         mt_st_close(&st);
     }
     free(buf);
-    return rc;
+    return rc ? rc : mt_planes_settle(planes, err);
 }
 
 int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)

@@ -64,10 +64,7 @@ static int hi_source(void *ctx, size_t i, size_t first, size_t n, void *dst, str
 {
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[i];
-    (void)err;
-    memcpy(dst, (const uint16_t *)mt_plane(v->s->planes, t->unit, MT_PLANE_HI) + t->first + first,
-           n * 2);
-    return 0;
+    return mt_planes_read(v->s->planes, t->unit, MT_PLANE_HI, t->first + first, n, dst, err);
 }
 
 static int write_weights(struct saver *v, struct mt_err *err)
@@ -100,17 +97,20 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
 {
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
-    const mt_plane_set *p = v->s->planes;
+    mt_plane_set *p = v->s->planes;
     size_t at = t->first + first, part = index % N_PARTS;
-    (void)err;
-    if (part == MASTER) {
-        const uint16_t *hi = mt_plane(p, t->unit, MT_PLANE_HI);
-        const uint16_t *lo = mt_plane(p, t->unit, MT_PLANE_LO);
-        for (size_t i = 0; i < n; i++)
-            ((float *)dst)[i] = mt_master_join(hi[at + i], lo[at + i]);
-    } else {
-        const float *m = mt_plane(p, t->unit, part == EXP_AVG ? MT_PLANE_M : MT_PLANE_V);
-        memcpy(dst, m + at, n * sizeof(float));
+    if (part != MASTER)
+        return mt_planes_read(p, t->unit, part == EXP_AVG ? MT_PLANE_M : MT_PLANE_V, at, n, dst, err);
+    uint16_t hi[1024], lo[1024];
+    for (size_t done = 0; done < n; done += MT_ARRAY_LEN(hi)) {
+        size_t k = MT_MIN(MT_ARRAY_LEN(hi), n - done);
+        int rc = mt_planes_read(p, t->unit, MT_PLANE_HI, at + done, k, hi, err);
+        if (!rc)
+            rc = mt_planes_read(p, t->unit, MT_PLANE_LO, at + done, k, lo, err);
+        if (rc)
+            return rc;
+        for (size_t i = 0; i < k; i++)
+            ((float *)dst)[done + i] = mt_master_join(hi[i], lo[i]);
     }
     return 0;
 }
@@ -179,7 +179,7 @@ static int write_text(struct saver *v, const char *name, const char *text, struc
 static int write_json(struct saver *v, const char *name, cJSON *json, struct mt_out_file *f,
                       struct mt_err *err)
 {
-    char *text = cJSON_Print(json);
+    char *text = mt_json_print(json, true);
     int rc = text ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
     cJSON_Delete(json);
     free(text);

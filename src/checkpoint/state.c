@@ -40,9 +40,9 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
         cJSON_AddStringToObject(o, counts[i].name, text);
     }
-    mt_json_add_number(o, "seconds", s->seconds);
+    cJSON_AddNumberToObject(o, "seconds", s->seconds);
     if (isfinite(s->best_loss))
-        mt_json_add_number(o, "best_loss", s->best_loss);
+        cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
     cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
                                                            : cJSON_CreateArray());
@@ -87,7 +87,7 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
     char best[64];
     double epochs = s->steps_per_epoch ? (double)s->step / (double)s->steps_per_epoch : 0;
     cJSON_AddNumberToObject(o, "global_step", (double)s->step);
-    mt_json_add_number(o, "epoch", epochs);
+    cJSON_AddNumberToObject(o, "epoch", epochs);
     cJSON_AddNumberToObject(o, "max_steps", (double)s->total_steps);
     cJSON_AddNumberToObject(o, "num_train_epochs",
                             s->steps_per_epoch
@@ -95,7 +95,7 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
                                 : 0);
     if (isfinite(s->best_loss)) {
         snprintf(best, sizeof(best), "checkpoint-%llu", (unsigned long long)s->best_step);
-        mt_json_add_number(o, "best_metric", s->best_loss);
+        cJSON_AddNumberToObject(o, "best_metric", s->best_loss);
         cJSON_AddStringToObject(o, "best_model_checkpoint", best);
     } else {
         cJSON_AddNullToObject(o, "best_metric");

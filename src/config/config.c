@@ -60,11 +60,11 @@ static int find_key(const struct mt_key **out, const char *section, const char *
                    guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");
 }
 
-/* A path that a file names is relative to the file; a hub name that is no such folder stays. */
+/* A path that a file names is relative to the file; what may be a name and is no such path stays. */
 static int resolve_path(const struct mt_key *key, const char *file, const char *value, char **out)
 {
     const char *slash = strrchr(file, '/');
-    bool hub = !strcmp(key->name, "path") && !strncmp(key->section, "model", 5);
+    bool maybe = key->type == MT_KEY_NAME_OR_PATH;
     *out = NULL;
     if (!*value || *value == '/' || !slash || !strcmp(value, "auto")) {
         *out = strdup(value);
@@ -72,7 +72,7 @@ static int resolve_path(const struct mt_key *key, const char *file, const char *
         char *dir = strndup(file, (size_t)(slash - file) + 1);
         *out = dir ? mt_path_join(dir, value) : NULL;
         free(dir);
-        if (*out && hub && !mt_path_exists(*out)) {
+        if (*out && maybe && !mt_path_exists(*out)) {
             free(*out);
             *out = strdup(value);
         }
@@ -118,7 +118,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     free(cfg->priv->set_file[i]);
     cfg->priv->set_file[i] = strdup(file);
     cfg->priv->set_line[i] = line;
-    if (key->type == MT_KEY_PATH)
+    if (key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH)
         rc = resolve_path(key, file, value, &resolved);
     else if (key->type == MT_KEY_PATHS)
         rc = resolve_list(key, file, value, &resolved);
@@ -174,6 +174,11 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     if (!rc && c->memory.logits_chunk > 0 && c->memory.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
+    bool disk = c->memory.states == MT_STATES_DISK || c->memory.activations == MT_ACT_DISK;
+    if (!rc && disk && !c->memory.nvme_paths.n)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "%s: memory.%s = disk needs memory.nvme_paths: folders on the drives to use", path,
+                     c->memory.states == MT_STATES_DISK ? "states" : "activations");
     return rc;
 }
 

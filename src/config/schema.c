@@ -10,7 +10,7 @@
 
 const struct mt_key mt_keys[] = {
     /* clang-format off */
-    {"model", "path", MT_KEY_PATH, AT(model.path), "", NULL, ANY, NULL,
+    {"model", "path", MT_KEY_NAME_OR_PATH, AT(model.path), "", NULL, ANY, NULL,
      "Folder of the model, or its name (org/name) in the Hugging Face cache. Nothing is downloaded."},
     {"model", "init", MT_KEY_CHOICE, AT(model.init), "weights", "weights|random", ANY, NULL,
      "Start from the model's weights, or from random ones (then only config.json is needed)."},
@@ -20,18 +20,21 @@ const struct mt_key mt_keys[] = {
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},
 
     {"data", "train", MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
-     "Training files, globs allowed: .jsonl, .json (an array), anything else is plain text."},
-    {"data", "eval", MT_KEY_STRING, AT(data.eval), "", NULL, ANY, NULL,
+     "Training files, globs allowed: .jsonl, .json (an array), both also .gz or .zst, .parquet, .arrow; "
+     "dataset_info.json#NAME; anything else is plain text. FILE:2 visits its samples twice an epoch."},
+    {"data", "eval", MT_KEY_NAME_OR_PATH, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_KEY_CHOICE, AT(data.format), "auto",
-     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids", ANY,
-     "messages|sharegpt|alpaca", "Format of samples; auto looks at the first one."},
+     "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids", ANY, NULL,
+     "Format of samples; auto looks at the first one of each file."},
     {"data", "tokenizer", MT_KEY_CHOICE, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
-     "The model's own tokenizer (not supported yet: give input_ids), or bytes."},
-    {"data", "template", MT_KEY_STRING, AT(data.template_), "model", NULL, ANY, NULL,
-     "Chat template: only the default so far."},
-    {"data", "train_on", MT_KEY_CHOICE, AT(data.train_on), "assistant", "assistant|last|all", ANY,
-     "last|all", "Which turns of a conversation are trained."},
+     "The model's own tokenizer.json, or bytes."},
+    {"data", "template", MT_KEY_NAME_OR_PATH, AT(data.template_), "model", NULL, ANY, NULL,
+     "Chat template: the model's own, a built-in one by name (chatml, llama3, mistral, gemma, qwen3, "
+     "zephyr, alpaca), or a .jinja file."},
+    {"data", "train_on", MT_KEY_CHOICE, AT(data.train_on), "assistant", "assistant|last|all", ANY, NULL,
+     "Which turns of a conversation are trained: the assistant's, its last, or all. \"train\": true or "
+     "false in a message wins."},
     {"data", "seq_len", MT_KEY_COUNT, AT(data.seq_len), "4096", NULL, 2, 1 << 24, NULL,
      "Tokens of a sequence, which is a row of packed samples."},
     {"data", "packing", MT_KEY_BOOL, AT(data.packing), "on", NULL, ANY, NULL,
@@ -92,14 +95,17 @@ const struct mt_key mt_keys[] = {
     {"memory", "host_budget", MT_KEY_SIZE, AT(memory.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_KEY_CHOICE, AT(memory.states), "auto", "auto|device|host|disk", ANY,
-     "device|disk", "Where master weights and moments live."},
-    {"memory", "nvme_paths", MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, "*",
-     "Folders on the drives to stripe over."},
+     "device", "Where master weights and moments live; auto: in host memory, and on the disk where that is "
+     "too small and nvme_paths is set."},
+    {"memory", "nvme_paths", MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
+     "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
+     "last checkpoint."},
     {"memory", "slots", MT_KEY_COUNT_AUTO, AT(memory.slots), "auto", NULL, 2, 1024, NULL,
      "Layers' weights on the device at once; auto is 3, or all where they fit."},
     {"memory", "activations", MT_KEY_CHOICE, AT(memory.activations), "auto",
-     "auto|keep|offload|disk|recompute", ANY, "disk",
-     "What backward needs: kept on the device, sent to the host, or made again."},
+     "auto|keep|offload|disk|recompute", ANY, NULL,
+     "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "
+     "budget is short, or made again."},
     {"memory", "schedule", MT_KEY_CHOICE, AT(memory.schedule), "layered", "layered|microbatch", ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_KEY_COUNT_AUTO, AT(memory.logits_chunk), "auto", NULL, 64, 1 << 24,
@@ -139,8 +145,8 @@ const struct mt_key mt_keys[] = {
      "Steps between progress lines."},
     {"log", "jsonl", MT_KEY_BOOL, AT(log.jsonl), "on", NULL, ANY, NULL,
      "Write metrics.jsonl to the output folder."},
-    {"log", "csv", MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, "on", "Write metrics.csv."},
-    {"log", "tensorboard", MT_KEY_BOOL, AT(log.tensorboard), "off", NULL, ANY, "on",
+    {"log", "csv", MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, NULL, "Write metrics.csv."},
+    {"log", "tensorboard", MT_KEY_BOOL, AT(log.tensorboard), "off", NULL, ANY, NULL,
      "Write TensorBoard events."},
     {"log", "progress", MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,
      "Progress lines on standard error."},

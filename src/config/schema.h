@@ -9,6 +9,7 @@
 enum mt_key_type {
     MT_KEY_STRING,
     MT_KEY_PATH,     /* a string; relative to the file that sets it */
+    MT_KEY_NAME_OR_PATH, /* a string; a path where there is such a file beside the one that sets it */
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of such */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */

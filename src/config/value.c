@@ -270,7 +270,8 @@ static int check_text(const char *s, char *buf, size_t len)
 
 static bool is_text(const struct mt_key *key)
 {
-    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_LIST ||
+    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH ||
+           key->type == MT_KEY_NAME_OR_PATH || key->type == MT_KEY_LIST ||
            key->type == MT_KEY_PATHS;
 }
 
@@ -288,6 +289,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     switch (key->type) {
     case MT_KEY_STRING:
     case MT_KEY_PATH:
+    case MT_KEY_NAME_OR_PATH:
         return set_string(f, text, buf, len);
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
@@ -382,8 +384,9 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         print_text(*(char *const *)f, out);
         break;
     case MT_KEY_PATH:
-        if (!strcmp(key->section, "model") && !mt_path_exists(*(char *const *)f)) {
-            print_text(*(char *const *)f, out); /* a name of the hub */
+    case MT_KEY_NAME_OR_PATH:
+        if (key->type == MT_KEY_NAME_OR_PATH && !mt_path_exists(*(char *const *)f)) {
+            print_text(*(char *const *)f, out); /* of the hub, a tokenizer, a template */
             break;
         }
         print_path(*(char *const *)f, &path);
@@ -454,7 +457,8 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
 {
     void *f = field(cfg, key);
-    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || string_choice(key)) {
+    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
+        string_choice(key)) {
         free(*(char **)f);
         *(char **)f = NULL;
     } else if (key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS) {

@@ -1,167 +1,262 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/dataset.h"
 
-#include <fcntl.h>
-#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 #include <xxhash.h>
 
-#include "base/fs.h"
 #include "base/mem.h"
+#include "data/cache.h"
 #include "data/samples.h"
-#include "data/shard.h"
 
-struct mt_dataset {
-    struct mt_shard shard;
-    struct mt_dataset_stats stats;
-    char format[24];
+/* A sample as training sees it: a part of a shard's tokens, at most seq_len of them. */
+struct view {
+    uint64_t start;
+    uint32_t len;
 };
 
-static int hash_file(XXH3_state_t *state, const char *path, struct mt_err *err)
+struct part {
+    struct mt_shard shard;
+    struct mt_data_source pub;
+    struct view *views; /* NULL: the shard's samples as they are */
+    size_t cap;
+};
+
+struct mt_dataset {
+    struct mt_source_list files;
+    struct part *parts;
+    size_t n_parts;
+    struct mt_dataset_stats stats;
+    uint64_t hash;
+    char overlong_at[160];
+};
+
+static const struct part *part_of(const mt_dataset *d, uint64_t i)
 {
-    char buf[65536];
-    FILE *f = fopen(path, "re");
-    if (!f)
-        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open data file %s: %s", path,
-                       strerror(errno));
-    size_t n;
-    while ((n = fread(buf, 1, sizeof(buf), f)) > 0)
-        XXH3_64bits_update(state, buf, n);
-    int rc = ferror(f) ? mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", path) : 0;
-    fclose(f);
-    return rc;
+    size_t lo = 0, hi = d->n_parts;
+    while (hi - lo > 1) {
+        size_t mid = (lo + hi) / 2;
+        if (d->parts[mid].pub.first <= i)
+            lo = mid;
+        else
+            hi = mid;
+    }
+    return &d->parts[lo];
 }
 
-/* The key of the cache: contents, names' endings and all options that change the tokens. */
-static int hash_sources(uint64_t *out, const struct mt_dataset_params *p, const glob_t *files,
-                        struct mt_err *err)
+static void place_of(const struct part *p, uint64_t sample, char *buf, size_t len)
 {
-    XXH3_state_t *state = XXH3_createState();
-    char options[256];
+    unsigned long long at = p->shard.places[sample];
+    snprintf(buf, len, p->shard.header->place_kind == MT_PLACE_LINE ? "%s:%llu" : "%s[%llu]",
+             p->pub.path, at);
+}
+
+static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err *err)
+{
+    struct mt_dataset_stats *s = &p->pub.stats;
+    if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
+        return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
+    p->views[s->n_samples++] = (struct view){start, (uint32_t)len};
+    s->n_tokens += len;
+    s->n_trained += mt_shard_count_trained(&p->shard, start + 1, len - 1);
+    s->max_len = MT_MAX(s->max_len, len);
+    return 0;
+}
+
+static int split(struct part *p, uint64_t start, uint64_t end, size_t max, struct mt_err *err)
+{
     int rc = 0;
-    if (!state)
-        return mt_fail_nomem(err, "a hash", 576);
-    XXH3_64bits_reset(state);
-    int n = snprintf(options, sizeof(options), "v1 %d %.64s %d %zu %zu", (int)p->format, p->tokenizer,
-                     (int)p->overlong, p->seq_len, p->vocab);
-    XXH3_64bits_update(state, options, (size_t)n);
-    for (size_t i = 0; i < files->gl_pathc && !rc; i++) {
-        const char *dot = strrchr(files->gl_pathv[i], '.');
-        if (dot)
-            XXH3_64bits_update(state, dot, strlen(dot));
-        rc = hash_file(state, files->gl_pathv[i], err);
+    for (; start + 1 < end && !rc; start += max) {
+        uint64_t len = MT_MIN(end - start, max);
+        if (mt_shard_count_trained(&p->shard, start + 1, len - 1))
+            rc = add_view(p, start, len, err);
     }
-    *out = XXH3_64bits_digest(state) | 1;
-    XXH3_freeState(state);
     return rc;
 }
 
-static int expand(glob_t *g, const struct mt_cfg_list *files, struct mt_err *err)
+static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
+                        const struct mt_dataset_params *dp, struct mt_err *err)
 {
-    if (!files->n)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train names no file");
-    for (int i = 0; i < files->n; i++) {
-        const char *pattern = files->items[i], *colon = strrchr(pattern, ':');
-        char *end = NULL;
-        if (colon && (strtod(colon + 1, &end), end != colon + 1 && !*end) && !mt_path_exists(pattern))
-            return mt_fail(err, MT_ERR_USAGE, -ENOTSUP,
-                           "data.train: \"%s\": weights of files are not supported yet", pattern);
-        int rc = glob(pattern, i ? GLOB_APPEND : 0, NULL, g);
-        if (rc)
-            return mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file matches \"%s\"", pattern);
+    uint64_t start = p->shard.offsets[i], end = p->shard.offsets[i + 1];
+    struct mt_dataset_stats *s = &p->pub.stats;
+    char where[4200];
+    if (p->shard.header->flags & MT_SHARD_PLAIN_TEXT)
+        return split(p, start, end, dp->seq_len, err);
+    place_of(p, i, where, sizeof(where));
+    mt_note_place(d->overlong_at, sizeof(d->overlong_at), where);
+    s->n_overlong++;
+    switch (dp->overlong) {
+    case MT_OVERLONG_SPLIT:
+        s->n_split++;
+        return split(p, start, end, dp->seq_len, err);
+    case MT_OVERLONG_TRUNCATE:
+        if (!mt_shard_count_trained(&p->shard, start + 1, dp->seq_len - 1)) {
+            s->n_untrained++;
+            return 0;
+        }
+        s->n_truncated++;
+        return add_view(p, start, dp->seq_len, err);
+    case MT_OVERLONG_DROP:
+        s->n_dropped++;
+        return 0;
+    case MT_OVERLONG_ERROR:
+    default:
+        return 0; /* all are counted before it is an error */
     }
+}
+
+/* What rows are made of: the shard's samples, the over-long ones treated as the configuration says. */
+static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_params *dp,
+                     struct mt_err *err)
+{
+    const struct mt_shard_header *h = p->shard.header;
+    struct mt_dataset_stats *s = &p->pub.stats;
+    int rc = 0;
+    s->format = h->format;
+    s->n_bytes = h->n_bytes;
+    s->n_untrained = h->n_untrained;
+    s->n_endless = h->n_endless;
+    s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
+    if (h->max_len <= dp->seq_len) {
+        s->n_samples = h->n_samples;
+        s->n_tokens = h->n_tokens;
+        s->n_trained = h->n_trained;
+        s->max_len = h->max_len;
+        return 0;
+    }
+    for (uint64_t i = 0; i < h->n_samples && !rc; i++) {
+        uint64_t start = p->shard.offsets[i], len = p->shard.offsets[i + 1] - start;
+        if (len > dp->seq_len)
+            rc = add_overlong(d, p, i, dp, err);
+        else if (len)
+            rc = add_view(p, start, len, err);
+    }
+    return rc;
+}
+
+static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
+{
+    struct mt_dataset_stats *sum = &d->stats;
+    sum->n_samples += s->n_samples;
+    sum->n_tokens += s->n_tokens;
+    sum->n_trained += s->n_trained;
+    sum->max_len = MT_MAX(sum->max_len, s->max_len);
+    sum->n_overlong += s->n_overlong;
+    sum->n_dropped += s->n_dropped;
+    sum->n_truncated += s->n_truncated;
+    sum->n_split += s->n_split;
+    sum->n_untrained += s->n_untrained;
+    sum->n_endless += s->n_endless;
+    sum->n_bytes += s->n_bytes;
+    sum->longest = MT_MAX(sum->longest, s->longest);
+    sum->from_cache &= s->from_cache;
+    sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
+}
+
+/* Errors that only the whole tells. */
+static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
+{
+    const struct mt_dataset_stats *s = &d->stats;
+    const char *at = "";
+    for (size_t i = 0; i < d->n_parts && !*at; i++)
+        at = d->parts[i].shard.header->untrained_at;
+    if (s->n_overlong && p->overlong == MT_OVERLONG_ERROR)
+        return mt_fail(err, MT_ERR_INPUT, -E2BIG,
+                       "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
+                       "data.overlong = truncate, drop or split",
+                       (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
+    if (!s->n_samples && s->n_dropped + s->n_overlong)
+        return mt_fail(err, MT_ERR_INPUT, -E2BIG,
+                       "no sample is left: %llu are longer than data.seq_len = %zu (%s)",
+                       (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
+    if (!s->n_samples)
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA,
+                       s->n_untrained ? "no sample has a token to train on (%s)"
+                                      : "the data files hold no samples%s",
+                       s->n_untrained ? at : "");
+    if (s->n_samples > INT32_MAX)
+        return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples are more than the 2^31 - 1 there may be",
+                       (unsigned long long)s->n_samples);
+    if (s->n_untrained * 100 > s->n_samples + s->n_untrained)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       "%llu of %llu samples have no token to train on (%s): over 1%%",
+                       (unsigned long long)s->n_untrained,
+                       (unsigned long long)(s->n_samples + s->n_untrained), at);
     return 0;
 }
 
-static int make_shard(const struct mt_dataset_params *p, const glob_t *files, const char *path,
-                      uint64_t hash, struct mt_err *err)
+static uint64_t hash_whole(const mt_dataset *d, const struct mt_dataset_params *p)
 {
-    struct mt_shard_writer w;
-    struct mt_shard_header h = {.vocab = p->vocab, .source_hash = hash};
-    int rc = mt_shard_writer_open(&w, path, err);
-    struct mt_sample_reader r = {.p = p, .out = &w, .format = p->format};
-    for (size_t i = 0; i < files->gl_pathc && !rc; i++)
-        rc = mt_samples_read_file(&r, files->gl_pathv[i], err);
+    uint64_t h = XXH3_64bits_withSeed(&p->seq_len, sizeof(p->seq_len), (uint64_t)p->overlong);
+    for (size_t i = 0; i < d->n_parts; i++) {
+        uint64_t source = d->parts[i].shard.header->source_hash;
+        h = XXH3_64bits_withSeed(&source, sizeof(source), h);
+        h = XXH3_64bits_withSeed(&d->parts[i].pub.weight, sizeof(double), h);
+    }
+    return h | 1;
+}
+
+static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
+{
+    struct mt_shard *shards = mt_calloc(d->files.n, sizeof(*shards));
+    bool *made = mt_calloc(d->files.n, sizeof(*made));
+    d->parts = mt_calloc(d->files.n, sizeof(*d->parts));
+    int rc = shards && made && d->parts ? 0 : mt_fail_nomem(err, "a data set", d->files.n * 400);
     if (!rc)
-        rc = mt_samples_check(&r, err);
-    if (!rc) {
-        h.stats = r.stats;
-        snprintf(h.format, sizeof(h.format), "%s",
-                 r.plain_text ? "plain text" : mt_format_name(r.format));
-        rc = mt_shard_writer_commit(&w, &h, err);
-    }
-    mt_samples_finish(&r);
-    mt_shard_writer_finish(&w);
-    return rc;
-}
-
-/* One run makes a shard while others wait for it. */
-static int lock_cache(const char *dir, int *fd, struct mt_err *err)
-{
-    char *path = mt_path_join(dir, "lock");
-    int rc = path ? mt_mkdir_p(dir, err) : -ENOMEM;
-    *fd = rc ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (!rc && (*fd < 0 || flock(*fd, LOCK_EX)))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot lock %s: %s", path, strerror(errno));
-    free(path);
-    return rc;
-}
-
-static int open_or_make(mt_dataset *d, const struct mt_dataset_params *p, const glob_t *files,
-                        struct mt_err *err)
-{
-    char path[4096];
-    uint64_t hash = 0;
-    int fd = -1, rc = hash_sources(&hash, p, files, err);
-    if (rc)
-        return rc;
-    snprintf(path, sizeof(path), "%.4000s/%016llx.tokens", p->cache_dir, (unsigned long long)hash);
-    rc = lock_cache(p->cache_dir, &fd, err);
-    bool cached = !rc && !mt_shard_open(&d->shard, path, hash, NULL);
-    if (!rc && !cached) {
-        rc = make_shard(p, files, path, hash, err);
+        rc = mt_cache_open_shards(shards, made, &d->files, p, err);
+    d->stats.from_cache = true;
+    for (size_t i = 0; shards && d->parts && i < d->files.n; i++) {
+        struct part *part = &d->parts[d->n_parts++];
+        part->shard = shards[i]; /* also on failure: it is closed with the rest */
+        part->pub = (struct mt_data_source){.path = d->files.items[i].path,
+                                            .weight = d->files.items[i].weight,
+                                            .first = d->stats.n_samples};
+        part->pub.stats.from_cache = made && !made[i];
         if (!rc)
-            rc = mt_shard_open(&d->shard, path, hash, err);
+            rc = view_part(d, part, p, err);
+        if (!rc)
+            add_stats(d, &part->pub.stats);
     }
-    if (fd >= 0)
-        close(fd);
-    if (rc)
-        return rc;
-    d->stats = d->shard.header->stats;
-    memcpy(d->format, d->shard.header->format, sizeof(d->format) - 1);
-    d->stats.format = d->format;
-    d->stats.from_cache = cached;
-    return 0;
+    free(shards);
+    free(made);
+    return rc;
 }
 
 int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err)
 {
-    glob_t files = {0};
+    struct mt_dataset_params q = *p;
     mt_dataset *d = mt_calloc(1, sizeof(*d));
     if (!d)
         return mt_fail_nomem(err, "a data set", sizeof(*d));
-    int rc = expand(&files, p->files, err);
+    q.n_processes = MT_MAX(q.n_processes, 1);
+    int rc = mt_sources_resolve(&d->files, p->files, err);
     if (!rc)
-        rc = open_or_make(d, p, &files, err);
-    globfree(&files);
+        rc = open_parts(d, &q, err);
+    if (!rc)
+        rc = check_whole(d, p, err);
     if (rc) {
         mt_dataset_destroy(&d);
         return rc;
     }
+    d->hash = hash_whole(d, p);
     *out = d;
     return 0;
 }
 
-void mt_dataset_destroy(mt_dataset **d)
+void mt_dataset_destroy(mt_dataset **dataset)
 {
-    if (*d)
-        mt_shard_close(&(*d)->shard);
-    free(*d);
-    *d = NULL;
+    mt_dataset *d = *dataset;
+    if (!d)
+        return;
+    for (size_t i = 0; i < d->n_parts; i++) {
+        mt_shard_close(&d->parts[i].shard);
+        free(d->parts[i].views);
+    }
+    mt_sources_finish(&d->files);
+    free(d->parts);
+    free(d);
+    *dataset = NULL;
 }
 
 const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d)
@@ -169,88 +264,51 @@ const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d)
     return &d->stats;
 }
 
+size_t mt_dataset_n_sources(const mt_dataset *d)
+{
+    return d->n_parts;
+}
+
+const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i)
+{
+    return &d->parts[i].pub;
+}
+
 uint64_t mt_dataset_hash(const mt_dataset *d)
 {
-    return d->shard.header->source_hash;
+    return d->hash;
+}
+
+static struct view view_at(const struct part *p, uint64_t i)
+{
+    if (p->views)
+        return p->views[i];
+    return (struct view){p->shard.offsets[i],
+                         (uint32_t)(p->shard.offsets[i + 1] - p->shard.offsets[i])};
 }
 
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained)
 {
-    uint64_t at = d->shard.offsets[i], n = d->shard.offsets[i + 1] - at;
+    const struct part *p = part_of(d, i);
+    struct view v = view_at(p, i - p->pub.first);
     if (ids)
-        *ids = d->shard.tokens + at;
-    for (uint64_t k = 0; trained && k < n; k++)
-        trained[k] = d->shard.mask[(at + k) / 8] >> ((at + k) % 8) & 1;
-    return n;
+        *ids = p->shard.tokens + v.start;
+    for (uint64_t k = 0, at = v.start; trained && k < v.len; k++, at++)
+        trained[k] = p->shard.mask[at / 8] >> (at % 8) & 1;
+    return v.len;
 }
 
-static uint64_t sample_hash(const mt_dataset *d, uint64_t i)
+const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len)
 {
-    const uint32_t *ids;
-    size_t n = mt_dataset_sample(d, i, &ids, NULL);
-    return XXH3_64bits(ids, n * sizeof(*ids));
-}
-
-static int compare_u64(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* The hash below which a sample is held out. */
-static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, struct mt_err *err)
-{
-    char *end = NULL;
-    uint64_t n = d->shard.header->n_samples;
-    double v = strtod(eval, &end);
-    if (end != eval && !strcmp(end, "%") && v >= 0 && v < 100) {
-        *limit = (uint64_t)(v / 100 * 0x1p64);
-        return 0;
+    const struct part *p = part_of(d, i);
+    uint64_t start = view_at(p, i - p->pub.first).start, lo = 0, hi = p->shard.header->n_samples;
+    while (hi - lo > 1) { /* the last sample of the shard that begins at or before it */
+        uint64_t mid = (lo + hi) / 2;
+        if (p->shard.offsets[mid] <= start)
+            lo = mid;
+        else
+            hi = mid;
     }
-    if (end == eval || *end || v < 0 || v >= (double)n)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "data.eval = %s: not a file, a percentage, or fewer samples than the %llu there "
-                       "are",
-                       eval, (unsigned long long)n);
-    uint64_t *h = mt_calloc(n, sizeof(*h));
-    if (!h)
-        return mt_fail_nomem(err, "the evaluation split", n * sizeof(*h));
-    for (uint64_t i = 0; i < n; i++)
-        h[i] = sample_hash(d, i);
-    qsort(h, n, sizeof(*h), compare_u64);
-    *limit = v > 0 ? h[(uint64_t)v] : 0;
-    free(h);
-    return 0;
-}
-
-int mt_dataset_split(const mt_dataset *d, const char *eval, struct mt_split *train,
-                     struct mt_split *held_out, struct mt_err *err)
-{
-    uint64_t n = d->shard.header->n_samples, limit = 0;
-    int rc = eval[0] ? split_limit(d, eval, &limit, err) : 0;
-    if (rc)
-        return rc;
-    *train = (struct mt_split){.samples = mt_calloc(n, sizeof(uint64_t))};
-    *held_out = (struct mt_split){.samples = mt_calloc(n, sizeof(uint64_t))};
-    if (!train->samples || !held_out->samples) {
-        mt_split_finish(train);
-        mt_split_finish(held_out);
-        return mt_fail_nomem(err, "the evaluation split", 2 * n * sizeof(uint64_t));
-    }
-    for (uint64_t i = 0; i < n; i++) {
-        struct mt_split *side = limit && sample_hash(d, i) < limit ? held_out : train;
-        side->samples[side->n++] = i;
-    }
-    if (!train->n) {
-        mt_split_finish(train);
-        mt_split_finish(held_out);
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "data.eval = %s leaves nothing to train on", eval);
-    }
-    return 0;
-}
-
-void mt_split_finish(struct mt_split *s)
-{
-    free(s->samples);
-    *s = (struct mt_split){0};
+    place_of(p, lo, buf, len);
+    return buf;
 }

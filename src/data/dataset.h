@@ -17,38 +17,59 @@ enum { MT_BYTE_BOS = 256, MT_BYTE_EOS = 257, MT_BYTE_PAD = 258, MT_BYTE_VOCAB = 
 struct mt_dataset_params {
     const struct mt_cfg_list *files; /* data.train, or the eval file alone */
     enum mt_cfg_format format;
-    const char *tokenizer;           /* "byte"; "model" needs input_ids data for now */
+    const char *tokenizer;           /* "byte", or "model": the tokenizer.json of model_dir */
     enum mt_cfg_overlong overlong;
     size_t seq_len;
     size_t vocab;                    /* of the model: an id beyond is an error */
     const char *cache_dir;           /* token shards; created */
+    const char *model_dir;           /* NULL where the data need no tokenizer */
+    const char *template_;           /* chat template: "model", a built-in name, a file; NULL = "model" */
+    enum mt_cfg_train_on train_on;
+    int n_processes;                 /* that make tokens; 0 is 1 */
 };
 
 /**
- * A tokenised data set: memory-mapped token shards (made when missing or stale; the cache is keyed by the
- * content and the options) and the samples in them. Immutable once opened: any thread may read.
+ * A tokenised data set: memory-mapped token shards, one a file (made when missing or stale), and a view of
+ * the samples in them that keeps none longer than seq_len. Immutable once opened: any thread may read.
  */
 typedef struct mt_dataset mt_dataset;
 
 struct mt_dataset_stats {
-    uint64_t n_samples, n_tokens, n_trained, max_len;
-    uint64_t n_overlong, n_dropped, n_truncated, n_split, n_untrained; /* untrained: no loss token */
+    uint64_t n_samples, n_tokens, n_trained, max_len; /* n_trained: targets, as the loss counts them */
+    uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
+    uint64_t n_untrained; /* samples left out: no loss token */
+    uint64_t n_endless;   /* samples that train no token that ends a turn */
+    uint64_t n_bytes;     /* of the files */
+    uint64_t longest;     /* sample, before it is cut */
     bool from_cache;
-    const char *format; /* the one detected */
+    const char *format; /* the one detected; "mixed" where files differ */
+};
+
+/** A file of the data set: its samples are [first, first + stats.n_samples). */
+struct mt_data_source {
+    const char *path;
+    double weight; /* times an epoch visits each sample */
+    uint64_t first;
+    struct mt_dataset_stats stats;
 };
 
 int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct mt_err *err);
 void mt_dataset_destroy(mt_dataset **d);
 const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d);
+size_t mt_dataset_n_sources(const mt_dataset *d);
+const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
 /** XXH3 of the sources and options: kept in checkpoints, compared on resume. */
 uint64_t mt_dataset_hash(const mt_dataset *d);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
+/** Where a sample comes from, "data.jsonl:12"; returns buf. */
+const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len);
 
 /** Which samples are held out: by a hash of their tokens, so that the choice is stable across runs. */
 struct mt_split {
-    uint64_t *samples; /* ascending */
+    uint32_t *samples; /* ascending */
     uint64_t n;
+    size_t cap;
 };
 /** `eval` is "" (none), "N" samples or "R%"; fills both sides. */
 int mt_dataset_split(const mt_dataset *d, const char *eval, struct mt_split *train,
@@ -63,18 +84,24 @@ struct mt_sampler_params {
     size_t micro_batch;    /* sequences of one micro-batch; divides the step into ceil() parts */
     bool packing, shuffle; /* packing: best fit decreasing in a window; else one sample a row */
     uint64_t seed;
+    bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
 };
 
 /**
  * Which rows make which step. Rows (one or several samples of at most seq_len tokens in all) are made
  * once, in a fixed order; each epoch visits them in another counter-based permutation, so any step is
  * found in O(1) and a resume needs nothing but the step's number.
+ *
+ * Weights: files of one weight w are packed together; of their R rows an epoch visits round(w R), going
+ * through them again and again, in another order each time, so that none comes twice before all came once.
  */
 typedef struct mt_sampler mt_sampler;
 
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err);
 void mt_sampler_destroy(mt_sampler **s);
 uint64_t mt_sampler_n_rows(const mt_sampler *s);
+/** Rows that an epoch visits: n_rows, unless weights say otherwise. */
+uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s);
 uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
 /** Tokens in rows / (rows * seq_len). */
 double mt_sampler_efficiency(const mt_sampler *s);

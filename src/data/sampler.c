@@ -3,7 +3,10 @@
  * Rows are packed best-fit decreasing, a window of samples at a time, with the rows of earlier windows
  * still open: near the quality of one big sort, in bounded time. Open rows hang in lists by room left; a
  * bitmap over the room finds the tightest that fits.
+ *
+ * Files whose weights differ are packed apart, in groups; each group's rows are one range.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,20 +14,36 @@
 #include "base/philox.h"
 #include "data/dataset.h"
 
-enum { WINDOW = 8192, STREAM_ORDER = 1, STREAM_EPOCH = 1000 };
+enum { WINDOW = 8192, STREAM_ORDER = 1, STREAM_GROUP = 16, STREAM_EPOCH = 1000 };
+
+static const uint64_t STREAM_MIX = UINT64_C(1) << 60;
+
+/* Samples of one weight: a range of the list of samples, packed into a range of rows. */
+struct group {
+    double weight;
+    uint64_t first, n_samples;
+    uint64_t first_row, n_rows;
+    uint64_t n_visits; /* of its rows in an epoch */
+};
 
 struct mt_sampler {
     struct mt_sampler_params p;
     uint64_t n_samples, n_rows, n_tokens;
-    uint64_t *row_start, *items; /* items of row r: [row_start[r], row_start[r + 1]) */
+    uint64_t n_visits;    /* rows of an epoch */
+    uint32_t *list;       /* samples by group; NULL where there is one group */
+    struct group *groups;
+    size_t n_groups;
+    uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
+    uint32_t *items;
     size_t max_docs;
     uint8_t *trained; /* mask of the sample under way */
 };
 
 struct packer {
     mt_sampler *s;
-    uint64_t *row_of, *next;       /* by place in the order; by row: next in its list */
-    uint64_t *head;                /* by room left: first row, or NONE */
+    const struct group *g;
+    uint32_t *row_of, *next;       /* by place in the order; by row: next in its list */
+    uint32_t *head;                /* by room left: first row, or NONE */
     uint64_t *bitmap;
     struct item {
         uint64_t place;
@@ -32,11 +51,18 @@ struct packer {
     } window[WINDOW];
 };
 
-static const uint64_t NONE = UINT64_MAX;
+static const uint32_t NONE = UINT32_MAX;
 
-static uint64_t sample_at(const mt_sampler *s, uint64_t place)
+/* The sample at a place of a group's order. */
+static uint64_t sample_at(const mt_sampler *s, const struct group *g, uint64_t place)
 {
-    uint64_t i = s->p.shuffle ? mt_permute(place, s->n_samples, s->p.seed, STREAM_ORDER) : place;
+    uint64_t stream = g == s->groups ? STREAM_ORDER : STREAM_GROUP + (uint64_t)(g - s->groups);
+    uint64_t i = place - g->first;
+    if (s->p.shuffle)
+        i = mt_permute(i, g->n_samples, s->p.seed, stream);
+    i += g->first;
+    if (s->list)
+        return s->list[i];
     return s->p.split ? s->p.split->samples[i] : i;
 }
 
@@ -48,7 +74,7 @@ static int longest_first(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-static void push_row(struct packer *k, uint64_t row, size_t room)
+static void push_row(struct packer *k, uint32_t row, size_t room)
 {
     k->next[row] = k->head[room];
     k->head[room] = row;
@@ -56,7 +82,7 @@ static void push_row(struct packer *k, uint64_t row, size_t room)
 }
 
 /* Takes the row with the least room >= len, or opens one; *room is what it had. */
-static uint64_t take_row(struct packer *k, size_t len, size_t *room)
+static uint32_t take_row(struct packer *k, size_t len, size_t *room)
 {
     size_t words = k->s->p.seq_len / 64 + 1;
     uint64_t bits = k->bitmap[len / 64] & (~UINT64_C(0) << (len % 64));
@@ -64,21 +90,21 @@ static uint64_t take_row(struct packer *k, size_t len, size_t *room)
         if (!bits)
             continue;
         *room = w * 64 + (size_t)__builtin_ctzll(bits);
-        uint64_t row = k->head[*room];
+        uint32_t row = k->head[*room];
         k->head[*room] = k->next[row];
         if (k->head[*room] == NONE)
             k->bitmap[w] &= ~(UINT64_C(1) << (*room % 64));
         return row;
     }
     *room = k->s->p.seq_len;
-    return k->s->n_rows++;
+    return (uint32_t)k->s->n_rows++;
 }
 
 static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err *err)
 {
     mt_sampler *s = k->s;
     for (size_t i = 0; i < n; i++) {
-        size_t len = mt_dataset_sample(s->p.data, sample_at(s, first + i), NULL, NULL);
+        size_t len = mt_dataset_sample(s->p.data, sample_at(s, k->g, first + i), NULL, NULL);
         if (len > s->p.seq_len)
             return mt_fail(err, MT_ERR_INPUT, -E2BIG, "a sample of %zu tokens in rows of %zu", len,
                            s->p.seq_len);
@@ -89,7 +115,7 @@ static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err
         qsort(k->window, n, sizeof(k->window[0]), longest_first);
     for (size_t i = 0; i < n; i++) {
         size_t room = s->p.seq_len, len = k->window[i].len;
-        uint64_t row = s->p.packing ? take_row(k, len, &room) : s->n_rows++;
+        uint32_t row = s->p.packing ? take_row(k, len, &room) : (uint32_t)s->n_rows++;
         k->row_of[k->window[i].place] = row;
         if (s->p.packing && room - len > 1) /* a token alone cannot be trained */
             push_row(k, row, room - len);
@@ -97,41 +123,59 @@ static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err
     return 0;
 }
 
-static int collect_rows(mt_sampler *s, const uint64_t *row_of, struct mt_err *err)
+static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *err)
 {
-    s->row_start = mt_calloc(s->n_rows + 2, sizeof(uint64_t));
-    s->items = mt_calloc(s->n_samples, sizeof(uint64_t));
+    s->row_start = mt_calloc(s->n_rows + 2, sizeof(*s->row_start));
+    s->items = mt_calloc(s->n_samples, sizeof(*s->items));
     if (!s->row_start || !s->items)
-        return mt_fail_nomem(err, "packed rows", s->n_samples * 16);
+        return mt_fail_nomem(err, "packed rows", s->n_samples * 12);
     for (uint64_t i = 0; i < s->n_samples; i++)
         s->row_start[row_of[i] + 2]++;
     for (uint64_t r = 0; r < s->n_rows; r++) {
         s->max_docs = MT_MAX(s->max_docs, s->row_start[r + 2]);
         s->row_start[r + 2] += s->row_start[r + 1];
     }
-    for (uint64_t i = 0; i < s->n_samples; i++)
-        s->items[s->row_start[row_of[i] + 1]++] = sample_at(s, i);
+    for (size_t k = 0; k < s->n_groups; k++) {
+        const struct group *g = &s->groups[k];
+        for (uint64_t i = g->first; i < g->first + g->n_samples; i++)
+            s->items[s->row_start[row_of[i] + 1]++] = (uint32_t)sample_at(s, g, i);
+    }
     return 0;
+}
+
+/* Rows of one group, after those of the groups before it. */
+static int pack_group(struct packer *k, struct group *g, struct mt_err *err)
+{
+    mt_sampler *s = k->s;
+    int rc = 0;
+    for (size_t i = 0; i <= s->p.seq_len; i++)
+        k->head[i] = NONE;
+    memset(k->bitmap, 0, (s->p.seq_len / 64 + 1) * sizeof(*k->bitmap));
+    k->g = g;
+    g->first_row = s->n_rows;
+    for (uint64_t at = 0; at < g->n_samples && !rc; at += WINDOW)
+        rc = pack_window(k, g->first + at, (size_t)MT_MIN((uint64_t)WINDOW, g->n_samples - at), err);
+    g->n_rows = s->n_rows - g->first_row;
+    g->n_visits = MT_MAX((uint64_t)llround(g->weight * (double)g->n_rows), (uint64_t)1);
+    s->n_visits += g->n_visits;
+    return rc;
 }
 
 static int pack(mt_sampler *s, struct mt_err *err)
 {
     struct packer *k = mt_calloc(1, sizeof(*k));
-    size_t words = s->p.seq_len / 64 + 1;
     int rc = 0;
     if (k) {
         k->s = s;
-        k->row_of = mt_calloc(s->n_samples, sizeof(uint64_t));
-        k->next = mt_calloc(s->n_samples, sizeof(uint64_t));
-        k->head = mt_calloc(s->p.seq_len + 1, sizeof(uint64_t));
-        k->bitmap = mt_calloc(words, sizeof(uint64_t));
+        k->row_of = mt_calloc(s->n_samples, sizeof(*k->row_of));
+        k->next = mt_calloc(s->n_samples, sizeof(*k->next));
+        k->head = mt_calloc(s->p.seq_len + 1, sizeof(*k->head));
+        k->bitmap = mt_calloc(s->p.seq_len / 64 + 1, sizeof(*k->bitmap));
     }
     if (!k || !k->row_of || !k->next || !k->head || !k->bitmap)
-        rc = mt_fail_nomem(err, "packing", s->n_samples * 16);
-    for (size_t i = 0; !rc && i <= s->p.seq_len; i++)
-        k->head[i] = NONE;
-    for (uint64_t at = 0; at < s->n_samples && !rc; at += WINDOW)
-        rc = pack_window(k, at, (size_t)MT_MIN((uint64_t)WINDOW, s->n_samples - at), err);
+        rc = mt_fail_nomem(err, "packing", s->n_samples * 8);
+    for (size_t i = 0; i < s->n_groups && !rc; i++)
+        rc = pack_group(k, &s->groups[i], err);
     if (!rc)
         rc = collect_rows(s, k->row_of, err);
     if (k) {
@@ -144,6 +188,58 @@ static int pack(mt_sampler *s, struct mt_err *err)
     return rc;
 }
 
+/* The group of a weight, made where it is new. There is room for one a file. */
+static struct group *group_of(mt_sampler *s, double weight)
+{
+    for (size_t i = 0; i < s->n_groups; i++)
+        if (s->groups[i].weight == weight)
+            return &s->groups[i];
+    s->groups[s->n_groups] = (struct group){.weight = weight};
+    return &s->groups[s->n_groups++];
+}
+
+static uint64_t listed(const mt_sampler *s, uint64_t i)
+{
+    return s->p.split ? s->p.split->samples[i] : i;
+}
+
+/* Sorts the samples by the weight of their file; both run in ascending order. */
+static int make_groups(mt_sampler *s, struct mt_err *err)
+{
+    size_t n_sources = mt_dataset_n_sources(s->p.data);
+    const struct mt_data_source *src;
+    s->groups = mt_calloc(n_sources, sizeof(*s->groups));
+    if (!s->groups)
+        return mt_fail_nomem(err, "the sampler", n_sources * sizeof(*s->groups));
+    for (int pass = 0; pass < 2; pass++) { /* counts, then fills */
+        uint64_t i = 0, at = 0;
+        if (pass && s->n_groups == 1)
+            break;
+        if (pass && !(s->list = mt_calloc(s->n_samples, sizeof(*s->list))))
+            return mt_fail_nomem(err, "the sampler", s->n_samples * sizeof(*s->list));
+        for (size_t g = 0; pass && g < s->n_groups; g++) {
+            s->groups[g].first = at;
+            at += s->groups[g].n_samples;
+            s->groups[g].n_samples = 0;
+        }
+        for (size_t k = 0; k < n_sources; k++) {
+            src = mt_dataset_source(s->p.data, k);
+            struct group *g = group_of(s, s->p.weighted ? src->weight : 1);
+            for (; i < s->n_samples && listed(s, i) < src->first + src->stats.n_samples; i++) {
+                if (pass)
+                    s->list[g->first + g->n_samples] = (uint32_t)listed(s, i);
+                g->n_samples++;
+            }
+        }
+    }
+    for (size_t g = 0; g < s->n_groups;) /* a file may have no sample on this side of the split */
+        if (s->groups[g].n_samples)
+            g++;
+        else
+            memmove(&s->groups[g], &s->groups[g + 1], (--s->n_groups - g) * sizeof(*s->groups));
+    return 0;
+}
+
 int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struct mt_err *err)
 {
     mt_sampler *s = mt_calloc(1, sizeof(*s));
@@ -152,7 +248,9 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     s->p = *p;
     s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
     s->trained = mt_calloc(p->seq_len, 1);
-    int rc = s->trained ? pack(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
+    int rc = s->trained ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
+    if (!rc)
+        rc = pack(s, err);
     if (rc) {
         mt_sampler_destroy(&s);
         return rc;
@@ -166,6 +264,8 @@ void mt_sampler_destroy(mt_sampler **s)
     if (*s) {
         free((*s)->row_start);
         free((*s)->items);
+        free((*s)->list);
+        free((*s)->groups);
         free((*s)->trained);
     }
     free(*s);
@@ -177,9 +277,14 @@ uint64_t mt_sampler_n_rows(const mt_sampler *s)
     return s->n_rows;
 }
 
+uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s)
+{
+    return s->n_visits;
+}
+
 uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s)
 {
-    return mt_div_up(s->n_rows, s->p.rows_per_step);
+    return mt_div_up(s->n_visits, s->p.rows_per_step);
 }
 
 double mt_sampler_efficiency(const mt_sampler *s)
@@ -224,19 +329,31 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
     return rc;
 }
 
+/* The row that the i-th visit of an epoch goes to. */
+static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
+{
+    if (s->p.shuffle && s->n_groups > 1) /* rows of all groups mixed */
+        i = mt_permute(i, s->n_visits, s->p.seed, STREAM_MIX + epoch);
+    const struct group *g = s->groups;
+    while (i >= g->n_visits)
+        i -= g++->n_visits;
+    uint64_t turn = epoch * g->n_visits + i, pass = turn / g->n_rows, at = turn % g->n_rows;
+    uint64_t stream = STREAM_EPOCH + pass + ((uint64_t)(g - s->groups) << 40);
+    return g->first_row + (s->p.shuffle ? mt_permute(at, g->n_rows, s->p.seed, stream) : at);
+}
+
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err)
 {
     uint64_t per_epoch = mt_sampler_steps_per_epoch(s), epoch = step / per_epoch;
     uint64_t first = step % per_epoch * s->p.rows_per_step;
-    uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_rows);
+    uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_visits);
     out->n = out->n_tokens = out->n_loss = 0;
     for (uint64_t r = first; r < end;) {
         struct mt_batch *b = &out->micro[out->n++];
         int rc = 0;
         mt_batch_clear(b);
         for (size_t k = 0; k < s->p.micro_batch && r < end && !rc; k++, r++)
-            rc = add_row(s, s->p.shuffle ? mt_permute(r, s->n_rows, s->p.seed, STREAM_EPOCH + epoch) : r,
-                         b, err);
+            rc = add_row(s, row_at(s, epoch, r), b, err);
         if (!rc)
             rc = mt_batch_seal(b, err);
         if (rc)

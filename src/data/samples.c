@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "data/dataset.h"
 
 const char *mt_format_name(enum mt_cfg_format f)
 {
@@ -35,70 +36,45 @@ static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, 
     return rc;
 }
 
-static void note_place(char *list, size_t size, const char *where)
+void mt_note_place(char *list, size_t size, const char *where)
 {
-    size_t len = strlen(list);
+    size_t len = strlen(list), n = strlen(where);
     int commas = 0;
     for (size_t i = 0; i < len; i++)
         commas += list[i] == ',';
-    if (commas < 2)
-        snprintf(list + len, size - len, "%s%.48s", len ? ", " : "", where);
-}
-
-static int emit(struct mt_sample_reader *r, size_t first, size_t n, const char *where,
-                struct mt_err *err)
-{
-    uint64_t trained = 0;
-    for (size_t i = first + 1; i < first + n; i++) /* the first token has no predecessor */
-        trained += r->mask[i];
-    if (!trained) {
-        r->stats.n_untrained++;
-        note_place(r->untrained_at, sizeof(r->untrained_at), where);
-        return 0;
-    }
-    r->stats.n_samples++;
-    r->stats.n_tokens += n;
-    r->stats.n_trained += trained;
-    r->stats.max_len = MT_MAX(r->stats.max_len, n);
-    return mt_shard_writer_add(r->out, r->ids + first, r->mask + first, n, err);
+    if (commas < 2) /* of a long path, the end tells more */
+        snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
 }
 
 /* The sample under way is whole. */
-static int finish_sample(struct mt_sample_reader *r, const char *where, struct mt_err *err)
+static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t place,
+                         struct mt_err *err)
 {
-    size_t max = r->p->seq_len, n = r->n;
-    enum mt_cfg_overlong rule = r->plain_text ? MT_OVERLONG_SPLIT : r->p->overlong;
+    uint64_t trained = 0;
+    size_t n = r->n;
     r->n = 0;
-    if (n <= max)
-        return emit(r, 0, n, where, err);
-    r->stats.n_overlong += !r->plain_text;
-    note_place(r->overlong_at, sizeof(r->overlong_at), where);
-    if (rule == MT_OVERLONG_TRUNCATE) {
-        r->stats.n_truncated++;
-        return emit(r, 0, max, where, err);
-    }
-    if (rule == MT_OVERLONG_DROP)
-        r->stats.n_dropped++;
-    if (rule == MT_OVERLONG_DROP || rule == MT_OVERLONG_ERROR)
+    for (size_t i = 1; i < n; i++) /* the first token has no predecessor */
+        trained += r->mask[i];
+    if (!trained) {
+        r->header.n_untrained++;
+        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), where);
         return 0;
-    int rc = 0;
-    r->stats.n_split += !r->plain_text;
-    for (size_t at = 0; at < n && !rc; at += max)
-        rc = emit(r, at, MT_MIN(max, n - at), where, err);
-    return rc;
+    }
+    r->header.n_trained += trained;
+    r->header.max_len = MT_MAX(r->header.max_len, n);
+    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, n, err);
+    return rc ? rc : mt_shard_writer_end(r->out, place, err);
 }
 
 static int need_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
 {
-    if (strcmp(r->p->tokenizer, "byte"))
-        return mt_fail(err, MT_ERR_USAGE, -ENOTSUP,
-                       "%s: text needs data.tokenizer = byte; the model's own tokenizer is not "
-                       "supported yet (input_ids data needs none)",
+    if (!r->bytes)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format and the sample do not agree",
                        where);
-    if (r->p->vocab < MT_BYTE_VOCAB)
+    if (r->vocab < MT_BYTE_VOCAB)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        "the byte tokenizer has %d tokens, the model's vocab_size is %zu",
-                       MT_BYTE_VOCAB, r->p->vocab);
+                       MT_BYTE_VOCAB, r->vocab);
     return 0;
 }
 
@@ -126,9 +102,7 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
         return rc;
     if (!cJSON_IsString(prompt) || !cJSON_IsString(answer))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: \"prompt\" and \"completion\" must be strings (message lists are not "
-                       "supported yet)",
-                       where);
+                       "%s: \"prompt\" and \"completion\" must be strings", where);
     rc = push(r, MT_BYTE_BOS, false, err);
     if (!rc)
         rc = push_bytes(r, prompt->valuestring, strlen(prompt->valuestring), false, err);
@@ -152,10 +126,10 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
         double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
         if (!(id >= 0) || id != floor(id))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: input_ids[%zu] is no token id", where, i);
-        if (id >= (double)r->p->vocab)
+        if (id >= (double)r->vocab)
             return mt_fail(err, MT_ERR_INPUT, -ERANGE,
                            "%s: input_ids[%zu] = %.0f is beyond the model's vocab_size of %zu", where,
-                           i, id, r->p->vocab);
+                           i, id, r->vocab);
         if (labels && (!cJSON_IsNumber(l) || (l->valuedouble != -100 && l->valuedouble != id)))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                            "%s: labels[%zu] must be -100 or input_ids[%zu]", where, i, i);
@@ -181,7 +155,7 @@ static enum mt_cfg_format detect(const cJSON *o)
 }
 
 static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *where,
-                       struct mt_err *err)
+                       uint64_t place, struct mt_err *err)
 {
     int rc;
     if (!cJSON_IsObject(o))
@@ -200,13 +174,13 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
         break;
     case MT_FORMAT_AUTO:
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: no \"text\", \"prompt\" or \"input_ids\" in the sample: set data.format",
+                       "%s: no format is known by the keys of the sample: set data.format",
                        where);
     default:
-        return mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "%s: data.format %s is not supported yet", where,
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: data.format is %s, which the sample is not", where,
                        mt_format_name(r->format));
     }
-    return rc ? rc : finish_sample(r, where, err);
+    return rc ? rc : finish_sample(r, where, place, err);
 }
 
 static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_err *err)
@@ -234,7 +208,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s:%zu:%zu: not valid JSON", path, number, col);
         }
         if (!rc)
-            rc = read_object(r, o, where, err);
+            rc = read_object(r, o, where, number, err);
         cJSON_Delete(o);
     }
     free(line);
@@ -253,30 +227,32 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON array of samples", path);
     for (const cJSON *v = rc ? NULL : root->child; v && !rc; v = v->next, i++) {
         snprintf(where, sizeof(where), "%s[%zu]", path, i);
-        rc = read_object(r, v, where, err);
+        rc = read_object(r, v, where, i, err);
     }
     cJSON_Delete(root);
     return rc;
 }
 
+/* One text, however long: rows are cut from it later. */
 static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_err *err)
 {
-    char buf[65536];
-    size_t got, max = r->p->seq_len;
+    unsigned char buf[4096];
+    uint32_t ids[sizeof(buf)];
+    size_t got;
     int rc = need_bytes(r, path, err);
-    r->plain_text = true;
     r->format = MT_FORMAT_TEXT;
-    while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0)
-        for (size_t i = 0; i < got && !rc; i++) {
-            rc = push(r, (unsigned char)buf[i], true, err);
-            if (!rc && r->n == max)
-                rc = finish_sample(r, path, err);
-        }
+    r->header.flags = MT_SHARD_PLAIN_TEXT;
+    while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
+        for (size_t i = 0; i < got; i++)
+            ids[i] = buf[i];
+        rc = mt_shard_writer_append(r->out, ids, NULL, got, err);
+    }
     if (!rc && ferror(f))
         rc = mt_fail(err, MT_ERR_INPUT, -EIO, "cannot read %s", path);
-    if (!rc && r->n > 1)
-        rc = finish_sample(r, path, err);
-    r->n = 0;
+    r->header.max_len = r->out->n_tokens;
+    r->header.n_trained = r->out->n_tokens ? r->out->n_tokens - 1 : 0;
+    if (!rc && r->out->n_tokens > 1)
+        rc = mt_shard_writer_end(r->out, 0, err);
     return rc;
 }
 
@@ -288,11 +264,6 @@ static bool ends_with(const char *s, const char *end)
 
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
-    static const char *const later[] = {".gz", ".zst", ".parquet", ".arrow"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(later); i++)
-        if (ends_with(path, later[i]))
-            return mt_fail(err, MT_ERR_USAGE, -ENOTSUP, "%s: %s files are not supported yet", path,
-                           later[i]);
     FILE *f = fopen(path, "re");
     if (!f || mt_is_dir(path)) {
         int e = f ? EISDIR : errno;
@@ -301,6 +272,7 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open data file %s: %s", path, strerror(e));
     }
     int rc;
+    r->header.place_kind = ends_with(path, ".jsonl") ? MT_PLACE_LINE : MT_PLACE_INDEX;
     if (ends_with(path, ".jsonl"))
         rc = read_lines(r, f, path, err);
     else if (ends_with(path, ".json"))
@@ -308,28 +280,9 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
     else
         rc = read_plain(r, f, path, err);
     fclose(f);
+    snprintf(r->header.format, sizeof(r->header.format), "%s",
+             r->header.flags & MT_SHARD_PLAIN_TEXT ? "plain text" : mt_format_name(r->format));
     return rc;
-}
-
-int mt_samples_check(const struct mt_sample_reader *r, struct mt_err *err)
-{
-    const struct mt_dataset_stats *s = &r->stats;
-    if (s->n_overlong && r->p->overlong == MT_OVERLONG_ERROR)
-        return mt_fail(err, MT_ERR_INPUT, -E2BIG,
-                       "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
-                       "data.overlong = truncate, drop or split",
-                       (unsigned long long)s->n_overlong, r->p->seq_len, r->overlong_at);
-    if (!s->n_samples)
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA,
-                       s->n_untrained ? "no sample has a token to train on (%s)"
-                                      : "the data files hold no samples%s",
-                       s->n_untrained ? r->untrained_at : "");
-    if (s->n_untrained * 100 > s->n_samples + s->n_untrained)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%llu of %llu samples have no token to train on (%s): over 1%%",
-                       (unsigned long long)s->n_untrained,
-                       (unsigned long long)(s->n_samples + s->n_untrained), r->untrained_at);
-    return 0;
 }
 
 void mt_samples_finish(struct mt_sample_reader *r)

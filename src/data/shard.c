@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 
-enum { HEADER = 4096, VERSION = 1 };
+enum { HEADER = MT_SHARD_HEADER_BYTES };
 
 _Static_assert(sizeof(struct mt_shard_header) <= HEADER, "the header has its page");
 
@@ -22,24 +22,27 @@ static int not_whole(struct mt_err *err, const char *path, const char *what)
 static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_err *err)
 {
     const struct mt_shard_header *h = s->map;
-    if (memcmp(h->magic, "MTTOKENS", 8) || h->version != VERSION || h->token_bytes != 4)
+    if (memcmp(h->magic, "MTTOKENS", 8) || h->version != MT_SHARD_VERSION || h->token_bytes != 4)
         return not_whole(err, path, "another format or version");
     if (hash && h->source_hash != hash)
         return not_whole(err, path, "made from other sources");
-    size_t tokens, mask, offsets, total = HEADER;
+    size_t tokens, mask, offsets, places, total = HEADER;
     if (h->n_samples == UINT64_MAX || !mt_mul_size(h->n_tokens, 4, &tokens) ||
-        !mt_mul_size(h->n_samples + 1, 8, &offsets))
+        !mt_mul_size(h->n_samples + 1, 8, &offsets) || !mt_mul_size(h->n_samples, 8, &places))
         return not_whole(err, path, "sizes overflow");
     tokens = mt_align_up(tokens, 8);
     mask = mt_align_up(mt_div_up(h->n_tokens, 8), 8);
     if (tokens < h->n_tokens || !mt_add_size(total, tokens, &total) ||
         !mt_add_size(total, mask, &total) || !mt_add_size(total, offsets, &total) ||
-        total != s->map_bytes)
+        !mt_add_size(total, places, &total) || total != s->map_bytes)
         return not_whole(err, path, "its size is not what its header says");
     s->header = h;
     s->tokens = (const uint32_t *)((const char *)s->map + HEADER);
     s->mask = (const uint8_t *)s->map + HEADER + tokens;
     s->offsets = (const uint64_t *)((const char *)s->map + HEADER + tokens + mask);
+    s->places = s->offsets + h->n_samples + 1;
+    if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)))
+        return not_whole(err, path, "a name in it does not end");
     for (uint64_t i = 0; i < h->n_samples; i++)
         if (s->offsets[i] > s->offsets[i + 1])
             return not_whole(err, path, "sample offsets go backwards");
@@ -80,6 +83,18 @@ void mt_shard_close(struct mt_shard *s)
     *s = (struct mt_shard){0};
 }
 
+uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n)
+{
+    uint64_t sum = 0, end = first + n;
+    while (first < end && first % 8)
+        sum += s->mask[first / 8] >> (first % 8) & 1, first++;
+    for (; first + 8 <= end; first += 8)
+        sum += (uint64_t)__builtin_popcount(s->mask[first / 8]);
+    for (; first < end; first++)
+        sum += s->mask[first / 8] >> (first % 8) & 1;
+    return sum;
+}
+
 static int fail_write(struct mt_shard_writer *w, struct mt_err *err)
 {
     int e = errno ? errno : EIO;
@@ -99,21 +114,30 @@ int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_
     return 0;
 }
 
-int mt_shard_writer_add(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask, size_t n,
-                        struct mt_err *err)
+int mt_shard_writer_append(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask,
+                           size_t n, struct mt_err *err)
 {
     size_t old = mt_div_up(w->n_tokens, 8), now = mt_div_up(w->n_tokens + n, 8);
-    if (!mt_grow(&w->offsets, &w->cap_offsets, w->n_samples + 2, sizeof(uint64_t)) ||
-        !mt_grow(&w->mask, &w->cap_mask, now + 8, 1))
-        return mt_fail_nomem(err, "the shard writer", w->n_samples * 8);
+    if (!mt_grow(&w->mask, &w->cap_mask, now + 8, 1))
+        return mt_fail_nomem(err, "the shard writer", now);
     memset(w->mask + old, 0, now + 8 - old);
     for (size_t i = 0; i < n; i++)
         if (!mask || mask[i])
             w->mask[(w->n_tokens + i) / 8] |= (uint8_t)(1u << ((w->n_tokens + i) % 8));
     if (n && fwrite(ids, sizeof(*ids), n, w->f) != n)
         return fail_write(w, err);
-    w->offsets[w->n_samples++] = w->n_tokens;
     w->n_tokens += n;
+    return 0;
+}
+
+int mt_shard_writer_end(struct mt_shard_writer *w, uint64_t place, struct mt_err *err)
+{
+    if (!mt_grow(&w->offsets, &w->cap_offsets, w->n_samples + 2, sizeof(uint64_t)) ||
+        !mt_grow(&w->places, &w->cap_places, w->n_samples + 1, sizeof(uint64_t)))
+        return mt_fail_nomem(err, "the shard writer", w->n_samples * 16);
+    w->offsets[0] = 0;
+    w->places[w->n_samples++] = place;
+    w->offsets[w->n_samples] = w->n_tokens;
     return 0;
 }
 
@@ -122,18 +146,17 @@ int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_head
 {
     struct mt_shard_header h = *header;
     uint64_t zero = 0;
+    const uint64_t *offsets = w->n_samples ? w->offsets : &zero;
     size_t mask = mt_align_up(mt_div_up(w->n_tokens, 8), 8);
-    if (!w->n_samples)
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "no samples");
     memcpy(h.magic, "MTTOKENS", 8);
-    h.version = VERSION;
+    h.version = MT_SHARD_VERSION;
     h.token_bytes = 4;
     h.n_tokens = w->n_tokens;
     h.n_samples = w->n_samples;
-    w->offsets[w->n_samples] = w->n_tokens;
     bool ok = w->n_tokens % 2 == 0 || fwrite(&zero, 4, 1, w->f) == 1;
-    ok = ok && fwrite(w->mask, 1, mask, w->f) == mask;
-    ok = ok && fwrite(w->offsets, 8, w->n_samples + 1, w->f) == w->n_samples + 1;
+    ok = ok && (!mask || fwrite(w->mask, 1, mask, w->f) == mask);
+    ok = ok && fwrite(offsets, 8, w->n_samples + 1, w->f) == w->n_samples + 1;
+    ok = ok && (!w->n_samples || fwrite(w->places, 8, w->n_samples, w->f) == w->n_samples);
     ok = ok && !fseek(w->f, 0, SEEK_SET) && fwrite(&h, sizeof(h), 1, w->f) == 1 && !fflush(w->f);
     ok = ok && !fsync(fileno(w->f)) && !rename(w->tmp, w->path);
     return ok ? 0 : fail_write(w, err);
@@ -146,6 +169,7 @@ void mt_shard_writer_finish(struct mt_shard_writer *w)
     if (w->tmp[0])
         unlink(w->tmp); /* gone where it was committed */
     free(w->offsets);
+    free(w->places);
     free(w->mask);
     *w = (struct mt_shard_writer){0};
 }

@@ -7,25 +7,36 @@
 #include <stdio.h>
 
 #include "base/err.h"
-#include "data/dataset.h"
+
+enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 2 };
+/** What the place of a sample counts: nothing, lines from 1, elements from 0. */
+enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
+enum { MT_SHARD_PLAIN_TEXT = 1 }; /* flag: one text, to be cut where rows end */
 
 /**
- * A token shard: a 4 KiB header; tokens, u32; the loss mask, a bit a token, padded to 8 bytes; and
- * n_samples + 1 sample offsets, u64. Written to a temporary name and renamed.
+ * A token shard, one a source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, a bit a
+ * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; n_samples places in the source, u64.
+ * Samples are whole, whatever the length of rows will be. Little-endian. Written to a temporary name and
+ * renamed; scripts/megatrain_data/shard.py writes the same.
  */
 struct mt_shard_header {
     char magic[8]; /* "MTTOKENS" */
     uint32_t version, token_bytes;
     uint64_t vocab, n_tokens, n_samples, source_hash;
-    struct mt_dataset_stats stats; /* `format` and `from_cache` mean nothing here */
+    uint64_t n_trained, max_len;
+    uint64_t n_untrained; /* samples left out: no token is trained */
+    uint64_t n_endless;   /* samples that train no token that ends a turn */
+    uint64_t n_bytes;     /* of the source */
+    uint32_t place_kind, flags;
     char format[24];
+    char untrained_at[160]; /* the first few */
 };
 
 struct mt_shard {
     const struct mt_shard_header *header;
     const uint32_t *tokens;
     const uint8_t *mask;
-    const uint64_t *offsets;
+    const uint64_t *offsets, *places;
     void *map;
     size_t map_bytes;
 };
@@ -33,22 +44,26 @@ struct mt_shard {
 /** Maps a shard and checks every size in it against the file. -EINVAL where it is not whole. */
 int mt_shard_open(struct mt_shard *s, const char *path, uint64_t source_hash, struct mt_err *err);
 void mt_shard_close(struct mt_shard *s);
+/** Trained tokens in [first, first + n). */
+uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);
 
 struct mt_shard_writer {
     FILE *f;
     char path[4096], tmp[4096];
     uint64_t n_tokens, n_samples;
-    uint64_t *offsets;
-    size_t cap_offsets;
+    uint64_t *offsets, *places;
+    size_t cap_offsets, cap_places;
     uint8_t *mask;
     size_t cap_mask;
 };
 
 int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_err *err);
-/** mask[i] != 0: token i is trained; NULL: all. */
-int mt_shard_writer_add(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask, size_t n,
-                        struct mt_err *err);
-/** Completes the file and gives it its name. */
+/** Tokens of the sample under way. mask[i] != 0: token i is trained; NULL: all. */
+int mt_shard_writer_append(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask,
+                           size_t n, struct mt_err *err);
+/** The sample under way is whole. */
+int mt_shard_writer_end(struct mt_shard_writer *w, uint64_t place, struct mt_err *err);
+/** Completes the file and gives it its name. `h`: vocab, source_hash and what follows n_samples. */
 int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_header *h,
                            struct mt_err *err);
 /** Drops what was not committed. */

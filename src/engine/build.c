@@ -20,8 +20,7 @@ struct writer {
     bool failed;
 };
 
-/* A unit's class of size: its pools are MT_POOL_x + class. */
-static int pool_class(const struct mt_program_params *p, size_t unit)
+int mt_program_pool_class(const struct mt_program_params *p, size_t unit)
 {
     switch (p->units[unit].kind) {
     case MT_SHAPE_LAYER:
@@ -62,7 +61,7 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, enum mt_q
     }
     struct mt_instr *in = &g->instrs[g->n_instrs++];
     *in = (struct mt_instr){.op = op, .queue = q, .unit = (int32_t)unit, .mb = (int16_t)mb,
-                            .wait = {MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT}};
+                            .wait = MT_NO_WAITS};
     return in;
 }
 
@@ -98,7 +97,7 @@ static int gradient(struct writer *w, size_t unit)
     if (!has_gradient(w->p, unit))
         return NONE;
     if (w->g[unit] == NONE) {
-        w->g[unit] = add_object(w, MT_OBJ_GRAD, MT_POOL_GRAD + pool_class(w->p, unit), (int)unit, 0,
+        w->g[unit] = add_object(w, MT_OBJ_GRAD, MT_POOL_GRAD + mt_program_pool_class(w->p, unit), (int)unit, 0,
                                 w->p->units[unit].grad_elems * 4);
         operand(add_instr(w, MT_OP_ZERO, MT_Q_COMPUTE, unit, 0), w->g[unit], MT_WRITE);
     }
@@ -166,7 +165,7 @@ static void write_grad_out(struct writer *w, size_t unit)
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, MT_Q_COMPUTE, unit, 0);
     operand(in, g, p->cast ? MT_READ : MT_UPDATE);
     if (p->cast) {
-        out = add_object(w, MT_OBJ_CAST, MT_POOL_CAST + pool_class(p, unit), (int)unit, 0, bytes);
+        out = add_object(w, MT_OBJ_CAST, MT_POOL_CAST + mt_program_pool_class(p, unit), (int)unit, 0, bytes);
         operand(in, out, MT_WRITE);
     }
     in = add_instr(w, MT_OP_STORE_GRAD, MT_Q_D2H, unit, 0);
@@ -246,17 +245,23 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     d->prog.backward = p->mode == MT_MODE_TRAIN;
     if (!alloc_writer(&w))
         return mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(int));
+    bool updates = p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_UPDATE;
     for (size_t u = 0; u < p->n_units; u++) {
-        if (p->mode == MT_MODE_TRAIN && p->units[u].trainable)
-            add_instr(&w, MT_OP_ADAM, MT_Q_HOST, u, 0);
-        w.w[u] = add_object(&w, MT_OBJ_WEIGHTS, MT_POOL_WEIGHTS + pool_class(p, u), (int)u, 0,
+        if (updates && p->units[u].trainable) {
+            struct mt_instr *in = add_instr(&w, MT_OP_ADAM, MT_Q_HOST, u, 0);
+            in->elems = p->units[u].grad_elems;
+            in->update = true;
+        }
+        w.w[u] = add_object(&w, MT_OBJ_WEIGHTS, MT_POOL_WEIGHTS + mt_program_pool_class(p, u), (int)u, 0,
                             p->units[u].weight_bytes);
     }
-    if (p->microbatch)
+    if (p->mode == MT_MODE_UPDATE)
+        ;
+    else if (p->microbatch)
         write_by_microbatch(&w);
     else
         write_layered(&w);
-    if (p->mode != MT_MODE_LOGITS)
+    if (p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_EVAL)
         add_instr(&w, MT_OP_STATS, MT_Q_D2H, p->n_units - 1, 0);
     free(w.w);
     if (w.failed) {
@@ -266,12 +271,33 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     return 0;
 }
 
+/* Of the pools in host memory; all are multiples of a page, as the disk wants them. */
+static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
+{
+    for (size_t u = 0; u < p->n_units; u++) {
+        const struct mt_unit_shape *s = &p->units[u];
+        int c = mt_program_pool_class(p, u);
+        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->grad_elems, MT_PIECE_ALIGN));
+        size_t staged = mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes;
+        bytes[MT_POOL_STAGED + c] = MT_MAX(bytes[MT_POOL_STAGED + c], staged);
+        if (s->trainable)
+            bytes[MT_POOL_STATE] = MT_MAX(bytes[MT_POOL_STATE], piece * s->state_elem_bytes);
+        if (s->trainable && s->grad_on_disk)
+            bytes[MT_POOL_GRAD_OUT + c] =
+                MT_MAX(bytes[MT_POOL_GRAD_OUT + c], mt_align_up(s->grad_elems * p->grad_bytes, 4096));
+    }
+    if (p->spill_disk) {
+        bytes[MT_POOL_SPILLED] = mt_align_up(bytes[MT_POOL_BOUNDARY], 4096);
+        bytes[MT_POOL_SPILLED_RECORD] = mt_align_up(bytes[MT_POOL_RECORD], 4096);
+    }
+}
+
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
 {
     for (int i = 0; i < MT_N_POOLS; i++)
         bytes[i] = 0;
     for (size_t u = 0; u < p->n_units; u++) {
-        int c = pool_class(p, u);
+        int c = mt_program_pool_class(p, u);
         bytes[MT_POOL_WEIGHTS + c] = MT_MAX(bytes[MT_POOL_WEIGHTS + c], p->units[u].weight_bytes);
         if (!has_gradient(p, u))
             continue;
@@ -284,6 +310,15 @@ void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_
     for (size_t u = 0; u < p->n_units; u++)
         if (p->mode == MT_MODE_TRAIN && p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute)
             bytes[MT_POOL_RECORD] = p->record_bytes;
+    host_buffer_bytes(p, bytes);
+}
+
+bool mt_program_uses_disk(const struct mt_program_params *p)
+{
+    bool any = p->spill_disk;
+    for (size_t u = 0; u < p->n_units && !any; u++)
+        any = p->units[u].staged_elem_bytes || p->units[u].state_elem_bytes || p->units[u].grad_on_disk;
+    return any;
 }
 
 void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
@@ -294,6 +329,9 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
         n[i] = bytes[i] ? 1 : 0;
     n[MT_POOL_WEIGHTS] = 2; /* a ring of one cannot prefetch */
     n[MT_POOL_BOUNDARY] = 2;
+    const int rings[] = {MT_POOL_STATE, MT_POOL_STAGED, MT_POOL_SPILLED, MT_POOL_SPILLED_RECORD};
+    for (size_t i = 0; i < MT_ARRAY_LEN(rings); i++)
+        n[rings[i]] = bytes[rings[i]] ? 2 : 0;
 }
 
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
@@ -303,7 +341,7 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
     bool train = p->mode == MT_MODE_TRAIN;
     mt_program_buffer_bytes(p, bytes);
     for (size_t u = 0; u < p->n_units; u++) {
-        count[pool_class(p, u)]++;
+        count[mt_program_pool_class(p, u)]++;
         saved += p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute;
     }
     for (int c = 0; c < 3; c++) {
@@ -311,7 +349,12 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
         /* by layers, two gradients at once are enough; by micro-batches, all live to the end */
         n[MT_POOL_GRAD + c] = p->microbatch ? count[c] : MT_MIN(count[c], 2);
         n[MT_POOL_CAST + c] = MT_MIN(count[c], 2);
+        n[MT_POOL_STAGED + c] = count[c];
+        n[MT_POOL_GRAD_OUT + c] = MT_MIN(count[c], 2);
     }
+    n[MT_POOL_STATE] = 6; /* two each on their way in, in Adam's hands and on their way out */
+    n[MT_POOL_SPILLED] = (int)((layers + 2) * n_mb + n_mb);
+    n[MT_POOL_SPILLED_RECORD] = (int)(saved * n_mb);
     n[MT_POOL_BOUNDARY] = (int)((train ? layers + 2 : 2) * n_mb);
     n[MT_POOL_RECORD] = (int)(saved * n_mb);
     int least[MT_N_POOLS];
@@ -329,5 +372,13 @@ int mt_program_build(struct mt_program *out, const struct mt_program_params *par
         return rc;
     rc = mt_draft_place(out, &d, err);
     mt_program_finish(&d.prog);
+    if (rc)
+        return rc;
+    if (mt_program_uses_disk(params))
+        rc = mt_program_stage(out, params, err);
+    if (!rc)
+        rc = mt_program_prune_waits(out, err);
+    if (rc)
+        mt_program_finish(out);
     return rc;
 }

@@ -16,4 +16,14 @@ struct mt_draft {
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *params, struct mt_err *err);
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err);
 
+/** Does anything of it live on a disk? */
+bool mt_program_uses_disk(const struct mt_program_params *p);
+/** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
+int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
+/** Drops waits that follow from others, and marks what is waited for: every wait left costs an event. */
+int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
+
+/** A unit's class of size: its pools are MT_POOL_x + class. */
+int mt_program_pool_class(const struct mt_program_params *p, size_t unit);
+
 #endif

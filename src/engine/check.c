@@ -3,7 +3,9 @@
  * Knows nothing of how a program was made. It replays the instructions in program order, keeps for each
  * buffer and each object's home who wrote and read it last, and demands that every pair in conflict is
  * ordered: by standing in one queue, or by a chain of waits. Order is told by vector clocks, one entry a
- * queue (Mattern 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts.
+ * queue (Mattern 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts. The
+ * disk queues start in order and end in any: there an instruction knows what the one before it waited for,
+ * not that it has ended; but who waits for one waits for all before it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +31,8 @@ struct checker {
     int *adam;           /* by unit: its update, or NONE */
     int *taken;          /* by unit: GRAD_CAST, or NONE */
     int *updates;        /* by unit: contributions to its gradient */
+    int *pieces;         /* by unit: pieces updated */
+    int *loaded;         /* by unit: a load of its weights, or NONE */
     struct mt_err *err;
 };
 
@@ -46,6 +50,11 @@ static bool ordered(const struct checker *c, int before, size_t i)
     return before == NONE || before == (int)i || c->clock[i][c->p->instrs[before].queue] >= before;
 }
 
+static bool ends_in_any_order(int queue)
+{
+    return queue == MT_Q_DISK_READ || queue == MT_Q_DISK_WRITE;
+}
+
 static int advance_clock(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
@@ -54,7 +63,7 @@ static int advance_clock(struct checker *c, size_t i)
     int32_t prev = c->last_of[in->queue];
     for (int q = 0; q < MT_N_QUEUES; q++)
         c->clock[i][q] = prev >= 0 ? c->clock[prev][q] : NONE;
-    if (prev >= 0)
+    if (prev >= 0 && !ends_in_any_order(in->queue))
         c->clock[i][in->queue] = prev;
     for (int q = 0; q < MT_N_QUEUES; q++) {
         int32_t w = in->wait[q];
@@ -107,6 +116,7 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     struct place *home = &c->homes[object];
     if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "loads weights before their update");
+    c->loaded[o->unit] = o->kind == MT_OBJ_WEIGHTS ? (int)i : c->loaded[o->unit];
     if (o->kind != MT_OBJ_WEIGHTS && home->object != object)
         return fault(c, i, NONE, "loads what was never stored");
     if (home->version != c->latest[object])
@@ -121,9 +131,38 @@ static int check_store(struct checker *c, size_t i, int object, struct place *at
     int rc = check_read(c, i, object, at);
     if (rc)
         return rc;
-    if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
+    if (c->p->instrs[i].n_operands < 2 &&
+        (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes))
         return fault(c, i, NONE, "stores to no home");
     return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
+}
+
+static int check_disk_read(struct checker *c, size_t i, int object, struct place *at)
+{
+    const struct mt_object *o = &c->p->objects[object];
+    struct place *home = &c->homes[object];
+    bool plane = o->kind == MT_OBJ_STATE || o->kind == MT_OBJ_STAGED;
+    if (o->kind < MT_OBJ_STATE || (!plane && home->object != object))
+        return fault(c, i, NONE, "reads from the disk what was never written there");
+    if (home->version != c->latest[object])
+        return fault(c, i, home->writer, "reads an old content from the disk");
+    int rc = read_place(c, i, home, "reads from the disk before the write is complete");
+    return rc ? rc : write_place(c, i, at, object, home->version, "reads over a buffer in use");
+}
+
+static int check_disk_write(struct checker *c, size_t i, int object, struct place *at)
+{
+    const struct mt_object *o = &c->p->objects[object];
+    int rc = check_read(c, i, object, at);
+    if (rc)
+        return rc;
+    if (o->kind < MT_OBJ_STATE ||
+        (o->kind == MT_OBJ_SPILLED &&
+         (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
+        return fault(c, i, NONE, "writes to no home");
+    if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->adam[o->unit], i))
+        return fault(c, i, c->adam[o->unit], "writes over a gradient before its update");
+    return write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
 }
 
 static int check_store_grad(struct checker *c, size_t i, int object, struct place *at)
@@ -166,13 +205,26 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     int rc = o->kind == MT_OBJ_GRAD ? count_gradient(c, i, op->object) : 0;
     if (rc)
         return rc;
+    bool staged = o->pool >= MT_N_DEVICE_POOLS;
+    if (staged != (o->kind >= MT_OBJ_STATE))
+        return fault(c, i, NONE, "has an object in a pool of another tier");
     switch (in->op) {
     case MT_OP_LOAD:
-        return check_load(c, i, op->object, at);
+        if (!staged)
+            return check_load(c, i, op->object, at);
+        break;
     case MT_OP_STORE:
-        return check_store(c, i, op->object, at);
+        if (!staged)
+            return check_store(c, i, op->object, at);
+        break;
     case MT_OP_STORE_GRAD:
-        return check_store_grad(c, i, op->object, at);
+        if (!staged)
+            return check_store_grad(c, i, op->object, at);
+        break;
+    case MT_OP_READ:
+        return check_disk_read(c, i, op->object, at);
+    case MT_OP_WRITE:
+        return check_disk_write(c, i, op->object, at);
     case MT_OP_POISON:
         return write_place(c, i, at, NONE, 0, "poisons a buffer in use");
     default:
@@ -193,8 +245,10 @@ static int check_instr(struct checker *c, size_t i)
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
     if (!rc && in->op == MT_OP_ADAM) {
-        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || c->adam[in->unit] != NONE)
+        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->mb != c->pieces[in->unit]++)
             return fault(c, i, NONE, "updates no unit, or one twice");
+        if (c->loaded[in->unit] != NONE)
+            return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
         c->adam[in->unit] = (int)i;
     }
     for (int k = 0; !rc && k < in->n_operands; k++)
@@ -202,11 +256,8 @@ static int check_instr(struct checker *c, size_t i)
     return rc;
 }
 
-/* Updates that start after a load of their unit would go unseen: every update must come first. */
-static int check_end(struct checker *c)
+static int check_grads_leave(struct checker *c)
 {
-    if (!c->p->backward)
-        return 0;
     for (size_t i = 0; i < c->p->n_instrs; i++) {
         const struct mt_instr *in = &c->p->instrs[i];
         if (in->op == MT_OP_GRAD_CAST) {
@@ -220,19 +271,39 @@ static int check_end(struct checker *c)
     return 0;
 }
 
+/* What the next step takes from the disk must be there. */
+static int check_planes_are_home(struct checker *c)
+{
+    for (size_t o = 0; o < c->p->n_objects; o++) {
+        enum mt_object_kind kind = c->p->objects[o].kind;
+        bool plane = kind == MT_OBJ_STATE || kind == MT_OBJ_STAGED || kind == MT_OBJ_GRAD_OUT;
+        if (plane && c->homes[o].version != c->latest[o])
+            return fault(c, c->p->n_instrs - 1, NONE, "a plane that changed never reaches the disk");
+    }
+    return 0;
+}
+
+static int check_end(struct checker *c)
+{
+    int rc = c->p->backward ? check_grads_leave(c) : 0;
+    return rc ? rc : check_planes_are_home(c);
+}
+
 static bool init_checker(struct checker *c)
 {
     const struct mt_program *p = c->p;
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(p->n_objects, sizeof(int));
-    c->adam = mt_calloc(3 * p->n_units, sizeof(int));
+    c->adam = mt_calloc(5 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->adam)
         return false;
     c->taken = c->adam + p->n_units;
     c->updates = c->taken + p->n_units;
+    c->pieces = c->updates + p->n_units;
+    c->loaded = c->pieces + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->adam[u] = c->taken[u] = NONE;
+        c->adam[u] = c->taken[u] = c->loaded[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_N_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;

@@ -19,25 +19,55 @@ static int alloc_pools(mt_engine *e, struct mt_err *err)
         e->buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
         if (!e->buffers[i])
             return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
-        for (int k = 0; k < n && !rc; k++)
+        for (int k = 0; k < n && i < MT_N_DEVICE_POOLS && !rc; k++)
             rc = mt_device_alloc(e->dev, bytes[i], mt_pool_id_name(i), &e->buffers[i][k], err);
     }
     return rc;
+}
+
+/* Buffers of the host pools, from one mapping that device and kernel know. */
+static int alloc_staging(mt_engine *e, struct mt_err *err)
+{
+    size_t bytes[MT_N_POOLS], at = 0;
+    void *base = NULL;
+    mt_program_buffer_bytes(&e->plan.program, bytes);
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+        e->staging_bytes += e->plan.pool_bytes[i];
+    if (!e->staging_bytes)
+        return 0;
+    int rc = mt_host_alloc(&base, e->staging_bytes, "staging between device and disk", err);
+    if (rc)
+        return rc;
+    e->staging = base;
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS && !rc; i++) {
+        int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
+        e->disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
+        if (!e->disk_ops[i])
+            return mt_fail_nomem(err, "disk transfers", (size_t)n * sizeof(struct mt_disk_op));
+        for (int k = 0; k < n; k++, at += bytes[i])
+            e->buffers[i][k] = e->staging + at;
+    }
+    mt_disk_set_buffers(e->p.disk, &(struct iovec){e->staging, e->staging_bytes}, 1);
+    return mt_device_register_host(e->dev, e->staging, e->staging_bytes, err);
 }
 
 static int alloc_host(mt_engine *e, struct mt_err *err)
 {
     void *spill = NULL;
     int rc = 0;
+    if (e->plan.uses_disk && !e->p.disk)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, and there is none");
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
         e->spill = spill;
         if (!rc)
             rc = mt_device_register_host(e->dev, spill, e->plan.spill_bytes, err);
     }
+    if (!rc)
+        rc = alloc_staging(e, err);
     size_t bytes;
     void *planes = mt_plane_set_base(e->p.planes, &bytes);
-    if (!rc)
+    if (!rc && bytes)
         rc = mt_device_register_host(e->dev, planes, bytes, err);
     if (!rc)
         e->planes_registered = bytes;
@@ -99,7 +129,7 @@ void mt_engine_destroy(mt_engine **engine)
     mt_runnable_destroy_all(e);
     mt_model_destroy(&e->model);
     for (int i = 0; i < MT_N_POOLS; i++) {
-        for (void **b = e->buffers[i]; b && *b; b++)
+        for (void **b = e->buffers[i]; b && *b && i < MT_N_DEVICE_POOLS; b++)
             mt_device_free(e->dev, *b);
         free(e->buffers[i]);
     }
@@ -109,6 +139,13 @@ void mt_engine_destroy(mt_engine **engine)
         mt_device_unregister_host(e->dev, e->spill);
         mt_host_free(e->spill, e->plan.spill_bytes);
     }
+    if (e->staging) {
+        mt_disk_set_buffers(e->p.disk, NULL, 0);
+        mt_device_unregister_host(e->dev, e->staging);
+        mt_host_free(e->staging, e->staging_bytes);
+    }
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+        free(e->disk_ops[i]);
     mt_pool_destroy(&e->adam_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);
@@ -151,6 +188,18 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_adam = seconds(0, e->adam_ns);
 }
 
+/* Disk time and traffic between two looks at the disk. */
+static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, struct mt_step_result *res)
+{
+    struct mt_disk_stats now;
+    res->traffic = e->traffic;
+    if (!e->p.disk)
+        return;
+    mt_disk_stats(e->p.disk, &now);
+    res->t_disk_read = seconds(before->busy_ns[0], now.busy_ns[0]);
+    res->t_disk_write = seconds(before->busy_ns[1], now.busy_ns[1]);
+}
+
 static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
 {
     const struct mt_tensor *bad;
@@ -178,6 +227,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
 {
     struct mt_runnable *r;
     struct mt_step_result out = {0};
+    struct mt_disk_stats disk = {{0}};
     if (!data->n_loss)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
     int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
@@ -186,6 +236,8 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
                              err);
     if (rc)
         return rc;
+    if (e->p.disk)
+        mt_disk_stats(e->p.disk, &disk);
     rc = mt_exec_run(e, r, err);
     if (e->updated)
         retire_pending(e);
@@ -193,6 +245,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
         return rc;
     out.loss = sum_losses(e, data) / (double)data->n_loss;
     read_times(e, r, &out);
+    read_disk(e, &disk, &out);
     decide_update(e, lr, &out);
     *res = out;
     return 0;
@@ -200,12 +253,12 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
 
 int mt_engine_flush(mt_engine *e, struct mt_err *err)
 {
-    int rc = 0;
+    struct mt_runnable *r;
     if (!e->pending.any)
         return 0;
-    for (size_t u = 0; !rc && u < e->layout->n_units; u++)
-        if (e->layout->units[u].trainable)
-            rc = mt_optimizer_update_unit(e, u, err);
+    int rc = mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err);
+    if (!rc)
+        rc = mt_exec_run(e, r, err);
     if (!rc)
         retire_pending(e);
     return rc;

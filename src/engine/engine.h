@@ -11,8 +11,8 @@
 #include "store/planes.h"
 
 /**
- * The streaming engine: trains a model whose planes are in host memory on a device that holds a few units
- * at a time. A step runs forward and backward while the update of the step before runs under its forward
+ * The streaming engine: trains a model whose planes are in host memory or on a disk, on a device that
+ * holds a few units at a time. A step runs forward and backward while the update of the step before runs under its forward
  * on host threads; the update of the newest step is pending until the next step or mt_engine_flush().
  *
  * Placement (slots, buffers, threads, budget) never changes a bit of the result.
@@ -39,19 +39,32 @@ struct mt_engine_params {
     enum mt_adam_isa isa;
     int adam_threads;
     const int *adam_cpus;           /* [adam_threads] or NULL */
+
+    enum mt_cfg_states states;      /* disk: of all units; auto: of those that host memory cannot hold */
+    bool may_use_disk;              /* there are folders to put it in */
+    uint64_t host_bytes;            /* host memory for planes, staging and, where it is of the host, the
+                                       device's; UINT64_MAX: any amount */
+    size_t piece_elems;             /* of updates from disk, a multiple of MT_PIECE_ALIGN; 0: chosen */
+    mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and where nothing is there */
+    uint64_t disk_spill_at;         /* plan.disk_spill_bytes from there on are the engine's */
 };
 
 /** Where the device budget goes; the engine allocates exactly this. */
 struct mt_engine_plan {
     struct mt_program_params program; /* `units` is owned by the plan */
     struct mt_unit_shape *units;
-    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included */
+    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included; from
+                                         MT_N_DEVICE_POOLS on in host memory */
     size_t scratch, logits, inputs, tables;
-    size_t device_bytes;              /* the sum */
+    size_t device_bytes;              /* the sum of what is on the device */
     size_t spill_bytes;               /* host memory: boundaries, records and gradients on their way */
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
     enum mt_cfg_activations activations; /* as decided */
+    uint8_t *on_disk;                 /* [n_units] bit k: plane k lives on the disk; owned by the plan */
+    bool uses_disk;
+    uint64_t disk_spill_bytes;
+    struct mt_disk_traffic traffic;   /* of a full step that makes an update */
 };
 
 /**
@@ -75,6 +88,8 @@ struct mt_step_result {
     double t_step, t_forward, t_backward; /* seconds */
     double t_wait_h2d;    /* compute idle for a copy */
     double t_adam;        /* optimizer threads busy, mostly under the forward */
+    double t_disk_read, t_disk_write; /* at least one request under way */
+    struct mt_disk_traffic traffic;
 };
 
 /**

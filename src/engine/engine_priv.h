@@ -18,7 +18,18 @@ struct mt_runnable {
     mt_event **after;  /* and when the wait was over */
     mt_event *start, *turn, *end; /* of the step; turn: the last forward instruction */
     size_t turn_at;
+    int32_t *disk_list[2]; /* positions of the instructions of the disk's read and write queue */
+    size_t n_disk[2];
+    bool *ended;           /* [n_instrs] of those, in this run */
     struct mt_runnable *next;
+};
+
+/** A transfer of the disk queues under way; one a buffer of host staging. */
+struct mt_disk_op {
+    struct mt_disk_request r;
+    mt_engine *e;
+    struct mt_runnable *run;
+    int32_t at; /* instruction */
 };
 
 /** The update that is pending. */
@@ -37,6 +48,9 @@ struct mt_engine {
     mt_model *model;
     void **buffers[MT_N_POOLS];
     char *spill;
+    char *staging; /* host pools' buffers */
+    size_t staging_bytes;
+    struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
     size_t planes_registered;
     struct mt_runnable *programs;
 
@@ -44,21 +58,30 @@ struct mt_engine {
     struct mt_pending pending;
     uint64_t updates;
 
-    /* The run under way. Workers sleep until `run` changes. */
-    pthread_t h2d_thread, host_thread;
-    int n_threads;
+    /* The run under way. Workers, one a queue but COMPUTE, sleep until `run` changes. */
+    struct mt_worker {
+        mt_engine *e;
+        enum mt_queue queue;
+        pthread_t thread;
+        bool started;
+    } worker[MT_N_QUEUES];
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct mt_runnable *run;
     unsigned generation;
     bool quit;
     int n_busy;
-    /* newest instruction issued (device queues) or ended (host), by queue; under lock */
+    /* newest instruction issued (device queues) or ended, with all before it (the others); under lock */
     int32_t progress[MT_N_QUEUES];
-    bool stop; /* the run is given up; under lock */
+    bool closed[MT_N_QUEUES]; /* nothing more will come of the queue in this run; under lock */
+    size_t disk_head[2];      /* of disk_list: ended up to there; under lock */
+    int disk_in_flight[2];
+    bool stop;   /* the run is given up, but for the pending update; under lock */
+    bool broken; /* that too; under lock */
     int error_code;
-    struct mt_err error; /* the first */
+    struct mt_err error; /* the first, or what came after an interruption */
     atomic_bool interrupted;
+    struct mt_disk_traffic traffic; /* of the run; each half is of its queue's thread */
     int64_t adam_ns;
     bool updated; /* all of the pending update was made, whatever else failed */
     const struct mt_step_data *data;
@@ -77,8 +100,30 @@ void mt_runnable_destroy_all(mt_engine *e);
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err);
 
+/* disk_ops.c: where objects of host staging lie on the disk, and planes in them. */
+
+/** Fills spans and direction of the transfer that a READ or WRITE is. */
+void mt_disk_op_fill(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                     struct mt_disk_request *r);
+/** A unit's plane as a load or an update sees it: element i at data + (i - first) * size. */
+struct mt_plane_view {
+    char *data;
+    size_t first;
+};
+/** `state` and `staged` are the instruction's buffers, or NULL; `piece` is the update's. */
+struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plane_kind k, size_t piece,
+                                   char *state, char *staged);
+
+/* tiers.c */
+/** Decides what lives on the disk; sizes the host pools. `wanted`: boundaries and records that leave the
+ * device in a step. */
+void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     const int wanted[2]);
+
 /* optimizer.c */
-int mt_optimizer_update_unit(mt_engine *e, size_t unit, struct mt_err *err);
+/** The update of an ADAM instruction. */
+int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                        struct mt_err *err);
 /** Sums the partial squares; NaN or infinite where the gradient is. *bad: first tensor at fault. */
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
 

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a program with three threads. The caller submits COMPUTE and D2H instructions: these wait only for
- * each other and for copies in. One thread submits H2D copies, because a load of weights must wait on the
- * host for its update. One thread runs the updates, with the optimizer's team. A wait between device
- * queues is an event; the waiter only sees to it that the event has been recorded first.
+ * Runs a program: a thread a queue, the caller's for COMPUTE. A wait between device queues is an event; the
+ * waiter only sees to it that the event has been recorded first. Waits for updates and for the disk are
+ * waits of the issuing thread. The disk queues start what they have in order, many at a time; an
+ * instruction of theirs counts as ended when all before it have, too.
+ *
+ * A run that is given up (an interruption, an error) still carries out the pending update, on the disk as
+ * in memory: what is part of it goes on, waiting no longer for device work that will not come, and the
+ * planes end at the last applied update, whole. Only where the update itself fails is that given up, too.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -15,16 +19,29 @@
 static const enum mt_stream stream_of[] = {
     [MT_Q_COMPUTE] = MT_STREAM_COMPUTE, [MT_Q_H2D] = MT_STREAM_H2D, [MT_Q_D2H] = MT_STREAM_D2H};
 
-static void give_up(mt_engine *e, int code, const struct mt_err *err)
+static bool is_device_queue(int q)
 {
-    pthread_mutex_lock(&e->lock);
-    if (!e->error_code) {
+    return q <= MT_Q_D2H;
+}
+
+/* Under lock. An interruption is no error: what goes wrong after it is told instead. */
+static void note_error(mt_engine *e, int code, const struct mt_err *err, bool update)
+{
+    if (!e->error_code || e->error_code == -ECANCELED) {
         e->error_code = code;
         if (err)
             e->error = *err;
     }
     e->stop = true;
+    e->broken |= update;
     pthread_cond_broadcast(&e->changed);
+}
+
+/* Ends the run; with `update`, the pending update too. */
+static void give_up(mt_engine *e, int code, const struct mt_err *err, bool update)
+{
+    pthread_mutex_lock(&e->lock);
+    note_error(e, code, err, update);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -36,16 +53,30 @@ static void publish(mt_engine *e, enum mt_queue q, size_t i)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Until queue q has come to instruction i; false where the run is given up. */
-static bool await(mt_engine *e, int q, int32_t i)
+/* Nothing more comes of the queue in this run. */
+static void close_queue(mt_engine *e, enum mt_queue q)
 {
     pthread_mutex_lock(&e->lock);
-    while (!e->stop && e->progress[q] < i)
-        pthread_cond_wait(&e->changed, &e->lock);
-    bool ok = !e->stop;
+    e->closed[q] = true;
+    pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-    return ok;
 }
+
+enum waited { THERE, NEVER_COMES, GIVEN_UP };
+
+/* Until queue q has come to instruction i, or will not; updates wait on when the run is given up. */
+static enum waited await(mt_engine *e, int q, int32_t i, bool update)
+{
+    pthread_mutex_lock(&e->lock);
+    while (!e->broken && !(e->stop && !update) && e->progress[q] < i && !e->closed[q])
+        pthread_cond_wait(&e->changed, &e->lock);
+    bool over = e->broken || (e->stop && !update);
+    enum waited w = over ? GIVEN_UP : e->progress[q] >= i ? THERE : NEVER_COMES;
+    pthread_mutex_unlock(&e->lock);
+    return w;
+}
+
+/* --- device queues --------------------------------------------------------------------------- */
 
 /* Makes the instruction's stream wait for what it depends on; false where the run is given up. */
 static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, int *rc,
@@ -58,9 +89,9 @@ static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, in
     for (int q = 0; q < MT_N_QUEUES && !*rc; q++) {
         if (in->wait[q] < 0)
             continue;
-        if (!await(e, q, in->wait[q]))
+        if (await(e, q, in->wait[q], false) != THERE)
             return false;
-        if (q != MT_Q_HOST)
+        if (is_device_queue(q))
             *rc = mt_event_wait(e->dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
@@ -81,7 +112,7 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
     if (!rc && r->done[i])
         rc = mt_event_record(e->dev, r->done[i], stream_of[in->queue], &err);
     if (rc) {
-        give_up(e, rc, &err);
+        give_up(e, rc, &err, false);
         return false;
     }
     if (r->done[i])
@@ -89,26 +120,51 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
     return true;
 }
 
-static void run_h2d(mt_engine *e, struct mt_runnable *r)
+static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
     for (size_t i = 0; i < r->prog.n_instrs; i++)
-        if (r->prog.instrs[i].queue == MT_Q_H2D && !issue(e, r, i))
+        if (r->prog.instrs[i].queue == q && !issue(e, r, i))
             return;
 }
 
-/* Updates go on when a run is given up: the planes end at the last applied update, whole. */
-static void run_host(mt_engine *e, struct mt_runnable *r)
+/* --- updates and disk ------------------------------------------------------------------------ */
+
+/* The thread itself waits. false: the run, and for updates the update, is given up. */
+static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_instr *in)
+{
+    for (int q = 0; q < MT_N_QUEUES; q++) {
+        if (in->wait[q] < 0)
+            continue;
+        enum waited w = await(e, q, in->wait[q], in->update);
+        if (w == GIVEN_UP || (w == NEVER_COMES && !in->update))
+            return false;
+        if (w == THERE && is_device_queue(q)) {
+            struct mt_err err = {0};
+            int rc = mt_event_sync(e->dev, r->done[in->wait[q]], &err);
+            if (rc && !in->update) {
+                give_up(e, rc, &err, false);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void run_updates(mt_engine *e, struct mt_runnable *r)
 {
     int64_t busy = 0;
     for (size_t i = 0; i < r->prog.n_instrs; i++) {
-        if (r->prog.instrs[i].queue != MT_Q_HOST)
+        const struct mt_instr *in = &r->prog.instrs[i];
+        if (in->queue != MT_Q_HOST)
             continue;
+        if (!await_on_host(e, r, in))
+            return;
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
-        int rc = mt_optimizer_update_unit(e, (size_t)r->prog.instrs[i].unit, &err);
+        int rc = mt_optimizer_update(e, &r->prog, in, &err);
         busy += mt_now_ns() - t0;
         if (rc) {
-            give_up(e, rc, &err);
+            give_up(e, rc, &err, true);
             return;
         }
         publish(e, MT_Q_HOST, i);
@@ -117,8 +173,110 @@ static void run_host(mt_engine *e, struct mt_runnable *r)
     e->updated = true;
 }
 
-static void worker_loop(mt_engine *e, void (*part)(mt_engine *, struct mt_runnable *))
+/* Instruction `at` has ended, or is not to be: its queue has come as far as all before it have. */
+static void end_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
 {
+    enum mt_queue q = r->prog.instrs[at].queue;
+    int list = q == MT_Q_DISK_WRITE;
+    r->ended[at] = true;
+    while (e->disk_head[list] < r->n_disk[list] && r->ended[r->disk_list[list][e->disk_head[list]]])
+        e->progress[q] = r->disk_list[list][e->disk_head[list]++];
+    pthread_cond_broadcast(&e->changed);
+}
+
+/* On the disk's thread. */
+static void disk_op_done(struct mt_disk_request *request)
+{
+    struct mt_disk_op *op = request->ctx;
+    mt_engine *e = op->e;
+    struct mt_runnable *r = op->run;
+    const struct mt_instr *in = &r->prog.instrs[op->at];
+    pthread_mutex_lock(&e->lock);
+    if (request->rc) {
+        mt_fail_prefix(&request->err, request->rc, "%s of %s",
+                       mt_disk_use_name(mt_instr_disk_use(&r->prog, in)),
+                       e->layout->units[in->unit].name);
+        note_error(e, request->rc, &request->err, in->update);
+    }
+    if (!request->rc || !in->update) /* what is no update must not keep updates behind it waiting */
+        end_disk_op(e, r, op->at);
+    e->disk_in_flight[in->queue == MT_Q_DISK_WRITE]--;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
+{
+    const struct mt_instr *in = &r->prog.instrs[at];
+    const struct mt_operand *o = &in->operand[0];
+    struct mt_disk_op *op = &e->disk_ops[r->prog.objects[o->object].pool][o->buffer];
+    enum mt_disk_use use = mt_instr_disk_use(&r->prog, in);
+    bool write = in->op == MT_OP_WRITE;
+    op->e = e;
+    op->run = r;
+    op->at = at;
+    op->r = (struct mt_disk_request){.done = disk_op_done, .ctx = op};
+    mt_disk_op_fill(e, &r->prog, in, &op->r);
+    for (int i = 0; i < op->r.n_spans; i++)
+        *(write ? &e->traffic.written[use] : &e->traffic.read[use]) += op->r.span[i].bytes;
+    pthread_mutex_lock(&e->lock);
+    e->disk_in_flight[write]++;
+    pthread_mutex_unlock(&e->lock);
+    mt_disk_submit(e->p.disk, &op->r);
+}
+
+/* No update is pending: states stay as they are; weights are read for the load that follows alone. */
+static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct mt_instr *in)
+{
+    bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
+    return in->update && !load && !e->pending.any;
+}
+
+static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
+{
+    int list = q == MT_Q_DISK_WRITE;
+    bool going = true; /* false: only what belongs to the update */
+    for (size_t k = 0; k < r->n_disk[list]; k++) {
+        int32_t at = r->disk_list[list][k];
+        const struct mt_instr *in = &r->prog.instrs[at];
+        bool skip = is_idle(e, &r->prog, in) || (!going && !in->update);
+        if (!skip && !await_on_host(e, r, in)) {
+            if (in->update)
+                break;
+            going = false;
+            skip = true;
+        }
+        if (!skip) {
+            start_disk_op(e, r, at);
+            continue;
+        }
+        pthread_mutex_lock(&e->lock);
+        end_disk_op(e, r, at);
+        pthread_mutex_unlock(&e->lock);
+    }
+    pthread_mutex_lock(&e->lock);
+    while (e->disk_in_flight[list])
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+/* --- threads --------------------------------------------------------------------------------- */
+
+static void run_queue(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
+{
+    if (q == MT_Q_HOST)
+        run_updates(e, r);
+    else if (is_device_queue(q))
+        run_copies(e, r, q);
+    else
+        run_disk(e, r, q);
+    close_queue(e, q);
+}
+
+static void *worker_main(void *arg)
+{
+    const struct mt_worker *w = arg;
+    mt_engine *e = w->e;
     unsigned seen = 0;
     for (;;) {
         pthread_mutex_lock(&e->lock);
@@ -129,8 +287,8 @@ static void worker_loop(mt_engine *e, void (*part)(mt_engine *, struct mt_runnab
         struct mt_runnable *r = e->run;
         pthread_mutex_unlock(&e->lock);
         if (quit)
-            return;
-        part(e, r);
+            return NULL;
+        run_queue(e, r, w->queue);
         pthread_mutex_lock(&e->lock);
         e->n_busy--;
         pthread_cond_broadcast(&e->changed);
@@ -138,35 +296,26 @@ static void worker_loop(mt_engine *e, void (*part)(mt_engine *, struct mt_runnab
     }
 }
 
-static void *h2d_main(void *arg)
-{
-    worker_loop(arg, run_h2d);
-    return NULL;
-}
-
-static void *host_main(void *arg)
-{
-    worker_loop(arg, run_host);
-    return NULL;
-}
-
 int mt_exec_start(mt_engine *e, struct mt_err *err)
 {
+    static const char *const names[MT_N_QUEUES] = {"",             "mt-h2d-issue", "mt-d2h-issue",
+                                                   "mt-optimizer", "mt-disk-read", "mt-disk-write"};
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
-    int rc = pthread_create(&e->h2d_thread, NULL, h2d_main, e);
-    if (!rc) {
-        e->n_threads = 1;
-        pthread_setname_np(e->h2d_thread, "mt-h2d-issue");
-        rc = pthread_create(&e->host_thread, NULL, host_main, e);
+    for (int q = MT_Q_COMPUTE + 1; q < MT_N_QUEUES; q++) {
+        struct mt_worker *w = &e->worker[q];
+        if (!e->p.disk && q >= MT_Q_DISK_READ)
+            continue;
+        w->e = e;
+        w->queue = (enum mt_queue)q;
+        int rc = pthread_create(&w->thread, NULL, worker_main, w);
+        if (rc)
+            return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the engine's threads: %s",
+                           strerror(rc));
+        w->started = true;
+        pthread_setname_np(w->thread, names[q]);
     }
-    if (!rc) {
-        e->n_threads = 2;
-        pthread_setname_np(e->host_thread, "mt-optimizer");
-    }
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the engine's threads: %s",
-                        strerror(rc))
-              : 0;
+    return 0;
 }
 
 void mt_exec_stop(mt_engine *e)
@@ -175,10 +324,9 @@ void mt_exec_stop(mt_engine *e)
     e->quit = true;
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
-    if (e->n_threads > 0)
-        pthread_join(e->h2d_thread, NULL);
-    if (e->n_threads > 1)
-        pthread_join(e->host_thread, NULL);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        if (e->worker[q].started)
+            pthread_join(e->worker[q].thread, NULL);
     pthread_cond_destroy(&e->changed);
     pthread_mutex_destroy(&e->lock);
 }
@@ -187,12 +335,21 @@ static void begin(mt_engine *e, struct mt_runnable *r)
 {
     pthread_mutex_lock(&e->lock);
     e->run = r;
-    e->stop = false;
+    e->stop = e->broken = false;
     e->error_code = 0;
     e->updated = false;
-    for (int q = 0; q < MT_N_QUEUES; q++)
+    e->n_busy = 0;
+    e->traffic = (struct mt_disk_traffic){{0}, {0}};
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         e->progress[q] = -1;
-    e->n_busy = 2;
+        e->closed[q] = false;
+        e->n_busy += e->worker[q].started;
+    }
+    for (int list = 0; list < 2; list++) {
+        e->disk_head[list] = 0;
+        for (size_t k = 0; k < r->n_disk[list]; k++)
+            r->ended[r->disk_list[list][k]] = false;
+    }
     e->generation++;
     pthread_cond_broadcast(&e->changed);
     pthread_mutex_unlock(&e->lock);
@@ -206,18 +363,24 @@ static void await_workers(mt_engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* An update alone does not: it is not interrupted, and a device that has failed does not keep it back. */
+static bool uses_device(const struct mt_runnable *r)
+{
+    return r->mode != MT_MODE_UPDATE;
+}
+
 static void run_compute(mt_engine *e, struct mt_runnable *r)
 {
     struct mt_err err = {0};
     int rc = mt_event_record(e->dev, r->start, MT_STREAM_COMPUTE, &err);
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
-        int q = r->prog.instrs[i].queue;
-        if (q != MT_Q_COMPUTE && q != MT_Q_D2H)
-            continue;
+        /* between instructions of whatever queue */
         if (atomic_load_explicit(&e->interrupted, memory_order_relaxed)) {
             rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
             break;
         }
+        if (r->prog.instrs[i].queue != MT_Q_COMPUTE)
+            continue;
         if (!issue(e, r, i))
             return;
         if (i == r->turn_at)
@@ -226,16 +389,22 @@ static void run_compute(mt_engine *e, struct mt_runnable *r)
     if (!rc)
         rc = mt_event_record(e->dev, r->end, MT_STREAM_COMPUTE, &err);
     if (rc)
-        give_up(e, rc, &err);
+        give_up(e, rc, &err, false);
 }
 
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
+    int rc = mt_planes_settle(e->p.planes, err);
+    if (rc)
+        return rc;
     begin(e, r);
-    run_compute(e, r);
+    if (uses_device(r))
+        run_compute(e, r);
+    close_queue(e, MT_Q_COMPUTE);
     await_workers(e);
-    int rc = mt_device_sync(e->dev, &sync_err);
+    if (uses_device(r))
+        rc = mt_device_sync(e->dev, &sync_err);
     if (e->error_code) {
         if (err)
             *err = e->error;
@@ -257,6 +426,8 @@ static void destroy_runnable(struct mt_runnable *r)
     mt_event_destroy(&r->turn);
     mt_event_destroy(&r->end);
     free(r->done);
+    free(r->ended);
+    free(r->disk_list[0]);
     mt_program_finish(&r->prog);
     free(r);
 }
@@ -270,6 +441,26 @@ void mt_runnable_destroy_all(mt_engine *e)
     }
 }
 
+static int list_disk_ops(struct mt_runnable *r, struct mt_err *err)
+{
+    size_t n = 0, reads = 0;
+    for (size_t i = 0; i < r->prog.n_instrs; i++) {
+        n += r->prog.instrs[i].queue >= MT_Q_DISK_READ;
+        reads += r->prog.instrs[i].queue == MT_Q_DISK_READ;
+    }
+    r->ended = mt_calloc(n ? r->prog.n_instrs : 1, sizeof(*r->ended));
+    r->disk_list[0] = mt_calloc(n, sizeof(int32_t));
+    if (!r->ended || !r->disk_list[0])
+        return mt_fail_nomem(err, "a step program", r->prog.n_instrs);
+    r->disk_list[1] = r->disk_list[0] + reads;
+    for (size_t i = 0; i < r->prog.n_instrs; i++) {
+        int list = r->prog.instrs[i].queue == MT_Q_DISK_WRITE;
+        if (r->prog.instrs[i].queue >= MT_Q_DISK_READ)
+            r->disk_list[list][r->n_disk[list]++] = (int32_t)i;
+    }
+    return 0;
+}
+
 static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;
@@ -278,6 +469,8 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
         return mt_fail_nomem(err, "events", 3 * n * sizeof(*r->done));
     r->before = r->done + n;
     r->after = r->before + n;
+    if (!uses_device(r))
+        return 0;
     int rc = mt_event_create(e->dev, &r->start, err);
     if (!rc)
         rc = mt_event_create(e->dev, &r->turn, err);
@@ -285,7 +478,7 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
         rc = mt_event_create(e->dev, &r->end, err);
     for (size_t i = 0; !rc && i < n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        if (in->signals && in->queue != MT_Q_HOST)
+        if (in->signals && is_device_queue(in->queue))
             rc = mt_event_create(e->dev, &r->done[i], err);
         if (!rc && in->queue == MT_Q_COMPUTE && in->wait[MT_Q_H2D] >= 0) {
             rc = mt_event_create(e->dev, &r->before[i], err);
@@ -316,10 +509,15 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
     int rc = mt_program_build(&r->prog, &params, err);
     if (!rc)
         rc = mt_program_check(&r->prog, err);
-    if (!rc && r->prog.spill_bytes > e->plan.spill_bytes)
+    if (!rc && (r->prog.spill_bytes > e->plan.spill_bytes ||
+                r->prog.disk_spill_bytes > e->plan.disk_spill_bytes))
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,
-                     "a step of %zu micro-batches spills %zu bytes, planned were %zu", n_micro,
-                     r->prog.spill_bytes, e->plan.spill_bytes);
+                     "a step of %zu micro-batches spills %zu bytes, %zu to disk; planned were %zu and "
+                     "%llu",
+                     n_micro, r->prog.spill_bytes, r->prog.disk_spill_bytes, e->plan.spill_bytes,
+                     (unsigned long long)e->plan.disk_spill_bytes);
+    if (!rc)
+        rc = list_disk_ops(r, err);
     if (!rc)
         rc = create_events(e, r, err);
     if (rc) {

@@ -40,13 +40,13 @@ static int copy_flat(mt_engine *e, enum mt_stream s, void *dst, const void *src,
 }
 
 /* bf16: the hi plane as it is. f32: hi and lo into the two halves of each join block. */
-static int load_weights(mt_engine *e, int unit, void *dst, struct mt_err *err)
+static int load_weights(mt_engine *e, int unit, void *dst, char *staged, struct mt_err *err)
 {
     size_t n = e->layout->units[unit].n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
-    const void *hi = mt_plane(e->p.planes, (size_t)unit, MT_PLANE_HI);
-    const void *lo = mt_plane(e->p.planes, (size_t)unit, MT_PLANE_LO);
+    const void *hi = mt_plane_view(e, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
     if (e->p.dtype == MT_BF16)
         return copy_flat(e, MT_STREAM_H2D, dst, hi, n * 2, err);
+    const void *lo = mt_plane_view(e, (size_t)unit, MT_PLANE_LO, 0, NULL, staged).data;
     struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
     int rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
     c.dst = (char *)dst + half;
@@ -54,21 +54,24 @@ static int load_weights(mt_engine *e, int unit, void *dst, struct mt_err *err)
     return rc ? rc : mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
 }
 
+/* Between a buffer of the device and its host end: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     void *buf = buffer_of(e, prog, &in->operand[0]);
+    char *staged = in->n_operands > 1 ? buffer_of(e, prog, &in->operand[1]) : NULL;
     switch (in->op) {
     case MT_OP_LOAD:
         if (o->kind == MT_OBJ_WEIGHTS)
-            return load_weights(e, o->unit, buf, err);
-        return copy_flat(e, MT_STREAM_H2D, buf, e->spill + o->spill, o->bytes, err);
+            return load_weights(e, o->unit, buf, staged, err);
+        return copy_flat(e, MT_STREAM_H2D, buf, staged ? staged : e->spill + o->spill, o->bytes, err);
     case MT_OP_STORE:
-        return copy_flat(e, MT_STREAM_D2H, e->spill + o->spill, buf, o->bytes, err);
+        return copy_flat(e, MT_STREAM_D2H, staged ? staged : e->spill + o->spill, buf, o->bytes, err);
     default: /* MT_OP_STORE_GRAD */
         return copy_flat(e, MT_STREAM_D2H,
-                         mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD), buf, in->bytes, err);
+                         staged ? staged : mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD), buf,
+                         in->bytes, err);
     }
 }
 

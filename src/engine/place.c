@@ -66,6 +66,7 @@ struct object_state {
     bool dirty;     /* its home does not have the newest content */
     struct key store; /* that brought it home */
     struct key load;  /* that brought it in, while no compute entry has waited for it */
+    bool loaded;      /* at least once */
 };
 
 struct placer {
@@ -73,6 +74,7 @@ struct placer {
     struct mt_program *draft;
     struct buffer *buffers[MT_N_POOLS];
     struct object_state *objects;
+    int first_load_release; /* of the newest first load of weights */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
     struct entries compute, loads, stores, poisons, host;
     bool failed;
@@ -95,7 +97,7 @@ static struct entry *push(struct placer *p, struct entries *list, const struct m
 static struct mt_instr make_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
 {
     return (struct mt_instr){.op = op, .queue = q, .unit = unit, .mb = (int16_t)mb,
-                             .wait = {MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT}};
+                             .wait = MT_NO_WAITS};
 }
 
 static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
@@ -155,7 +157,8 @@ static void emit_store(struct placer *p, int object)
     struct mt_instr in = make_instr(MT_OP_STORE, MT_Q_D2H, o->unit, o->mb);
     add_operand(&in, object, s->buffer, MT_READ);
     in.bytes = o->bytes;
-    if (o->spill < 0) {
+    bool staged = p->params->spill_disk && o->kind != MT_OBJ_GRAD; /* then its place is stage.c's */
+    if (o->spill < 0 && !staged) {
         o->spill = (int64_t)p->draft->spill_bytes;
         p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
     }
@@ -222,8 +225,14 @@ static void emit_load(struct placer *p, int object)
     e->store = b->store;
     raise_key(&e->store, s->store);
     e->key = (struct key){e->compute, (int)p->compute.n, (int)p->loads.n};
-    if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable)
+    if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable) {
         e->adam = o->unit;
+        /* Updates come unit by unit: a first load that stood before those of units below it (the head's,
+         * whose buffer is free from the start) would keep them waiting for its own update. */
+        if (!s->loaded)
+            p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
+    }
+    s->loaded = true;
     s->load = e->key;
     if (weights && p->params->join) {
         struct mt_instr join = make_instr(MT_OP_JOIN, MT_Q_COMPUTE, o->unit, 0);
@@ -411,37 +420,6 @@ static void merge_all(struct merge *m)
     }
 }
 
-/* Drops waits that follow from others: every wait left costs an event. */
-static bool prune_waits(struct mt_program *out)
-{
-    int32_t(*clock)[MT_N_QUEUES] = mt_calloc(out->n_instrs, sizeof(*clock));
-    int32_t last[MT_N_QUEUES] = {NONE, NONE, NONE, NONE};
-    if (!clock)
-        return false;
-    for (size_t i = 0; i < out->n_instrs; i++) {
-        struct mt_instr *in = &out->instrs[i];
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            clock[i][q] = last[in->queue] >= 0 ? clock[last[in->queue]][q] : NONE;
-        for (int q = 0; q < MT_N_QUEUES; q++) {
-            bool known = in->wait[q] <= clock[i][q];
-            for (int k = 0; k < MT_N_QUEUES && !known; k++)
-                known = k != q && in->wait[k] >= 0 && clock[in->wait[k]][q] >= in->wait[q];
-            if (known)
-                in->wait[q] = MT_NO_WAIT;
-        }
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            for (int k = 0; k < MT_N_QUEUES && in->wait[q] >= 0; k++)
-                clock[i][k] = MT_MAX(clock[i][k], clock[in->wait[q]][k]);
-        clock[i][in->queue] = (int32_t)i; /* as those see it that wait for i */
-        last[in->queue] = (int32_t)i;
-        for (int q = 0; q < MT_N_QUEUES; q++)
-            if (in->wait[q] >= 0)
-                out->instrs[in->wait[q]].signals = true;
-    }
-    free(clock);
-    return true;
-}
-
 static int merge(struct placer *p, struct mt_program *out, struct mt_err *err)
 {
     size_t total = p->compute.n + p->loads.n + p->stores.n + p->poisons.n + p->host.n;
@@ -462,10 +440,6 @@ static int merge(struct placer *p, struct mt_program *out, struct mt_err *err)
     m.adam_pos = m.group_end + p->compute.n;
     merge_all(&m);
     free(pos);
-    if (!prune_waits(out)) {
-        mt_program_finish(out);
-        return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
-    }
     return 0;
 }
 
@@ -521,7 +495,7 @@ static int place_all(struct placer *p, struct mt_err *err)
 
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
 {
-    struct placer p = {.params = d->params, .draft = &d->prog};
+    struct placer p = {.params = d->params, .draft = &d->prog, .first_load_release = NONE};
     int rc = alloc_placer(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
     if (!rc)

@@ -107,7 +107,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     mt_program_max_buffers(&plan->program, b.most);
     if (p->slots > b.n[MT_POOL_WEIGHTS])
         b.n[MT_POOL_WEIGHTS] = MT_MIN(p->slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
-    for (int i = 0; i < MT_N_POOLS; i++) {
+    for (int i = 0; i < MT_N_DEVICE_POOLS; i++) {
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
         if (keep && (i == MT_POOL_RECORD || i == MT_POOL_BOUNDARY))
             b.n[i] = b.most[i];
@@ -118,7 +118,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     b.free = lim->budget_bytes - need;
     divide(&b, p, keep);
     plan->device_bytes = plan->scratch + plan->logits + plan->inputs + plan->tables;
-    for (int i = 0; i < MT_N_POOLS; i++) {
+    for (int i = 0; i < MT_N_DEVICE_POOLS; i++) {
         plan->pool_bytes[i] = (size_t)b.n[i] * b.bytes[i];
         plan->device_bytes += plan->pool_bytes[i];
     }
@@ -134,17 +134,39 @@ static int plan_with(struct mt_engine_plan *plan, const struct mt_engine_params 
     return divide_budget(plan, p, act == MT_ACT_KEEP, err);
 }
 
-static int count_traffic(struct mt_engine_plan *plan, struct mt_err *err)
+static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
 {
-    struct mt_program prog;
-    int rc = mt_program_build(&prog, &plan->program, err);
+    int rc = mt_program_build(prog, &plan->program, err);
     if (rc)
         return rc;
-    plan->spill_bytes = prog.spill_bytes;
-    plan->h2d_bytes = mt_program_link_bytes(&prog, MT_Q_H2D);
-    plan->d2h_bytes = mt_program_link_bytes(&prog, MT_Q_D2H);
-    mt_program_finish(&prog);
+    plan->spill_bytes = prog->spill_bytes;
+    plan->disk_spill_bytes = prog->disk_spill_bytes;
+    plan->h2d_bytes = mt_program_link_bytes(prog, MT_Q_H2D);
+    plan->d2h_bytes = mt_program_link_bytes(prog, MT_Q_D2H);
+    plan->traffic = mt_program_disk_traffic(prog);
     return 0;
+}
+
+/* Builds the step as if all were in host memory; from that, what has to live on the disk. */
+static int divide_host(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                       struct mt_err *err)
+{
+    struct mt_program prog;
+    int wanted[2] = {0, 0};
+    int rc = build_program(plan, &prog, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < prog.n_objects; i++)
+        if (prog.objects[i].spill >= 0 && prog.objects[i].kind != MT_OBJ_GRAD)
+            wanted[prog.objects[i].kind == MT_OBJ_RECORD]++;
+    mt_program_finish(&prog);
+    mt_tiers_choose(plan, p, wanted);
+    if (!plan->uses_disk)
+        return 0;
+    rc = build_program(plan, &prog, err);
+    if (!rc)
+        mt_program_finish(&prog);
+    return rc;
 }
 
 static struct mt_model_params model_params(const struct mt_engine_params *p)
@@ -176,8 +198,11 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
     plan.tables = mt_align_up(mb.tables, align);
     plan.staging_bytes = mb.inputs;
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
-    if (!plan.units)
+    plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
+    if (!plan.units || !plan.on_disk) {
+        mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
+    }
     if (p->activations == MT_ACT_AUTO) {
         rc = plan_with(&plan, p, MT_ACT_KEEP, err);
         if (rc)
@@ -186,7 +211,7 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
         rc = plan_with(&plan, p, p->activations, err);
     }
     if (!rc)
-        rc = count_traffic(&plan, err);
+        rc = divide_host(&plan, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
@@ -198,5 +223,6 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
 void mt_engine_plan_finish(struct mt_engine_plan *plan)
 {
     free(plan->units);
+    free(plan->on_disk);
     *plan = (struct mt_engine_plan){0};
 }

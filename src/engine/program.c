@@ -4,19 +4,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/mem.h"
+#include "engine/build.h"
+
 static const char *const opcode_names[MT_N_OPCODES] = {
     "adam",    "load",   "store",    "join",      "zero",      "poison",     "embed", "forward",
     "head",    "logits", "backward", "embed_bwd", "grad_cast", "store_grad", "stats",
+    "read",    "write",
 };
 
 static const char *const pool_names[MT_N_POOLS] = {
     "weight slots",     "vocabulary weights",   "norm weights",   "boundaries",
     "activations",      "gradients",            "vocabulary gradients", "norm gradients",
     "gradient casts",   "vocabulary gradient casts", "norm gradient casts",
+    "state staging",    "weight staging",       "vocabulary weight staging",
+    "norm weight staging",  "gradient staging", "vocabulary gradient staging",
+    "norm gradient staging", "boundary staging", "activation staging",
 };
 
-static const char *const queue_names[MT_N_QUEUES] = {"compute", "h2d", "d2h", "host"};
-static const char *const kind_names[MT_N_OBJECT_KINDS] = {"w", "x", "dx", "rec", "g", "c"};
+static const char *const queue_names[MT_N_QUEUES] = {"compute", "h2d",       "d2h",
+                                                       "host",    "disk read", "disk write"};
+static const char *const kind_names[MT_N_OBJECT_KINDS] = {"w", "x", "dx", "rec", "g", "c",
+                                                            "s", "hw", "hg", "hx"};
+static const char *const use_names[MT_N_DISK_USES] = {"states", "weights", "gradients", "activations"};
 
 const char *mt_opcode_name(enum mt_opcode op)
 {
@@ -44,6 +54,38 @@ size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q)
     return sum;
 }
 
+const char *mt_disk_use_name(enum mt_disk_use use)
+{
+    return use_names[use];
+}
+
+enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_instr *in)
+{
+    switch (p->objects[in->operand[0].object].kind) {
+    case MT_OBJ_STATE:
+        return MT_DISK_STATES;
+    case MT_OBJ_STAGED:
+        return MT_DISK_WEIGHTS;
+    case MT_OBJ_GRAD_OUT:
+        return MT_DISK_GRADIENTS;
+    default:
+        return MT_DISK_ACTIVATIONS;
+    }
+}
+
+struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
+{
+    struct mt_disk_traffic t = {{0}, {0}};
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        const struct mt_instr *in = &p->instrs[i];
+        if (in->op == MT_OP_READ)
+            t.read[mt_instr_disk_use(p, in)] += in->bytes;
+        if (in->op == MT_OP_WRITE)
+            t.written[mt_instr_disk_use(p, in)] += in->bytes;
+    }
+    return t;
+}
+
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i)
 {
     const struct mt_instr *in = &p->instrs[i];
@@ -58,4 +100,34 @@ void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i
     for (int q = 0; q < MT_N_QUEUES && at >= 0 && (size_t)at < len; q++)
         if (in->wait[q] >= 0)
             at += snprintf(buf + at, len - (size_t)at, " waits %s %d", queue_names[q], in->wait[q]);
+}
+
+int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
+{
+    int32_t(*clock)[MT_N_QUEUES] = mt_calloc(out->n_instrs, sizeof(*clock));
+    int32_t last[MT_N_QUEUES] = MT_NO_WAITS;
+    if (!clock)
+        return mt_fail_nomem(err, "a step program", out->n_instrs * sizeof(*clock));
+    for (size_t i = 0; i < out->n_instrs; i++) {
+        struct mt_instr *in = &out->instrs[i];
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            clock[i][q] = last[in->queue] >= 0 ? clock[last[in->queue]][q] : MT_NO_WAIT;
+        for (int q = 0; q < MT_N_QUEUES; q++) {
+            bool known = in->wait[q] <= clock[i][q];
+            for (int k = 0; k < MT_N_QUEUES && !known; k++)
+                known = k != q && in->wait[k] >= 0 && clock[in->wait[k]][q] >= in->wait[q];
+            if (known)
+                in->wait[q] = MT_NO_WAIT;
+        }
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            for (int k = 0; k < MT_N_QUEUES && in->wait[q] >= 0; k++)
+                clock[i][k] = MT_MAX(clock[i][k], clock[in->wait[q]][k]);
+        clock[i][in->queue] = (int32_t)i; /* as those see it that wait for i */
+        last[in->queue] = (int32_t)i;
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            if (in->wait[q] >= 0)
+                out->instrs[in->wait[q]].signals = true;
+    }
+    free(clock);
+    return 0;
 }

@@ -17,7 +17,12 @@
  * "offload" differ only in how many buffers a pool has.
  *
  * Instructions stand in an order in which each depends only on earlier ones. Each queue runs its own
- * instructions in that order.
+ * instructions in that order; the two disk queues start theirs in that order, many under way at once, and
+ * what waits for one of them waits for all before it.
+ *
+ * Planes and spilled activations may live on a disk. Then the placed program goes through a second placer
+ * (stage.c), which adds host memory as a tier: pools of staging buffers, what is read into them and
+ * written from them, and the optimizer's pass cut into pieces.
  */
 
 enum mt_queue {
@@ -25,13 +30,15 @@ enum mt_queue {
     MT_Q_H2D,
     MT_Q_D2H,
     MT_Q_HOST, /* optimizer threads */
+    MT_Q_DISK_READ,
+    MT_Q_DISK_WRITE,
     MT_N_QUEUES,
 };
 
 enum mt_opcode {
-    MT_OP_ADAM,       /* HOST: pending update of a unit's planes */
-    MT_OP_LOAD,       /* H2D: object from its home */
-    MT_OP_STORE,      /* D2H: object to its home */
+    MT_OP_ADAM,       /* HOST: pending update of a unit's planes, or (s (, hw)) of piece `mb` of them */
+    MT_OP_LOAD,       /* H2D: object from its home, or from its copy in host staging (hw, hx) */
+    MT_OP_STORE,      /* D2H: object to its home, or to host staging (hx) */
     MT_OP_JOIN,       /* COMPUTE: hi and lo of loaded weights to f32 */
     MT_OP_ZERO,       /* COMPUTE: object := 0 */
     MT_OP_POISON,     /* COMPUTE: dead buffer := NaN pattern */
@@ -42,8 +49,10 @@ enum mt_opcode {
     MT_OP_BACKWARD,   /* COMPUTE: w, x (, record), dx -> dx; g */
     MT_OP_EMBED_BWD,  /* COMPUTE: dx -> g */
     MT_OP_GRAD_CAST,  /* COMPUTE: g -> c and partial sums of squares */
-    MT_OP_STORE_GRAD, /* D2H: c or g -> host gradient plane */
+    MT_OP_STORE_GRAD, /* D2H: c or g -> host gradient plane, or host staging (hg) */
     MT_OP_STATS,      /* D2H: losses and partial sums -> host */
+    MT_OP_READ,       /* DISK_READ: object of host staging from its home on the disk */
+    MT_OP_WRITE,      /* DISK_WRITE: object of host staging to its home on the disk */
     MT_N_OPCODES,
 };
 const char *mt_opcode_name(enum mt_opcode op);
@@ -55,6 +64,11 @@ enum mt_object_kind {
     MT_OBJ_RECORD,   /* activation record of (unit, mb); spill */
     MT_OBJ_GRAD,     /* FP32 gradient of a unit; spill */
     MT_OBJ_CAST,     /* gradient as cast, on its way out; none */
+    /* in host staging: */
+    MT_OBJ_STATE,    /* piece `mb` of a unit's planes that only updates use; home: the disk */
+    MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use; home: the disk */
+    MT_OBJ_GRAD_OUT, /* a unit's gradient on its way to its plane on the disk */
+    MT_OBJ_SPILLED,  /* host copy of a boundary, dx or record; home: spill space of the disk */
     MT_N_OBJECT_KINDS,
 };
 
@@ -62,7 +76,7 @@ struct mt_object {
     enum mt_object_kind kind;
     int pool, unit, mb;
     size_t bytes;
-    int64_t spill; /* offset of its home in spill memory, -1: never stored */
+    int64_t spill; /* offset of its home in spill memory (spilled: on the disk), -1: never stored */
 };
 
 enum mt_pool_id {
@@ -77,7 +91,17 @@ enum mt_pool_id {
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
+    MT_POOL_STATE,         /* host memory from here on: pieces of optimizer states */
+    MT_POOL_STAGED,        /* weights between disk and device, of the three classes */
+    MT_POOL_STAGED_VOCAB,
+    MT_POOL_STAGED_NORM,
+    MT_POOL_GRAD_OUT,      /* gradients between device and disk */
+    MT_POOL_GRAD_OUT_VOCAB,
+    MT_POOL_GRAD_OUT_NORM,
+    MT_POOL_SPILLED,       /* boundaries and their gradients between device and disk */
+    MT_POOL_SPILLED_RECORD,
     MT_N_POOLS,
+    MT_N_DEVICE_POOLS = MT_POOL_STATE,
 };
 const char *mt_pool_id_name(enum mt_pool_id id);
 
@@ -87,7 +111,7 @@ struct mt_pool_shape {
 };
 
 enum mt_access { MT_READ = 1, MT_WRITE = 2, MT_UPDATE = 3 };
-enum { MT_MAX_OPERANDS = 6, MT_NO_WAIT = -1 };
+enum { MT_MAX_OPERANDS = 6, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
 
 struct mt_operand {
     int32_t object;
@@ -98,12 +122,16 @@ struct mt_operand {
 struct mt_instr {
     uint8_t op, queue, n_operands;
     bool signals; /* some instruction of another queue waits for this one */
-    int16_t mb;
+    bool update;  /* part of the pending update: carried out even when the run is given up */
+    int16_t mb;   /* micro-batch; of updates: the piece */
     int32_t unit;
     struct mt_operand operand[MT_MAX_OPERANDS];
     int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or -1 */
     size_t bytes;              /* moved, for copies */
+    size_t elems;              /* ADAM: parameters updated */
 };
+#define MT_NO_WAITS                                                                                \
+    {MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT}
 
 struct mt_program {
     struct mt_pool_shape pool[MT_N_POOLS];
@@ -111,7 +139,9 @@ struct mt_program {
     size_t n_objects, cap_objects;
     struct mt_instr *instrs;
     size_t n_instrs, cap_instrs;
-    size_t spill_bytes;
+    size_t spill_bytes;      /* host memory for what is stored and does not go on to the disk */
+    size_t disk_spill_bytes; /* of the disk */
+    size_t piece_elems;      /* of an update of planes on the disk */
     size_t n_units, n_micro;
     bool backward;
 };
@@ -126,9 +156,15 @@ struct mt_unit_shape {
     size_t grad_elems;
     bool trainable;
     bool recompute; /* layers: no activation record */
+    /* planes on the disk; all 0: none */
+    size_t staged_elem_bytes; /* bytes of an element that loads take from the disk */
+    size_t state_elem_bytes;  /* that updates alone take from it, gradient included, and give back: */
+    size_t state_elem_bytes_written;
+    bool grad_on_disk;
 };
 
-enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS };
+/** UPDATE: the pending update alone. */
+enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
 
 struct mt_program_params {
     enum mt_program_mode mode;
@@ -141,6 +177,8 @@ struct mt_program_params {
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t boundary_bytes, record_bytes;
     size_t grad_bytes;            /* of a gradient element as cast */
+    size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */
+    bool spill_disk;              /* boundaries and records that leave the device may go on to the disk */
     int n_buffers[MT_N_POOLS];    /* wanted; at least what one instruction needs */
 };
 
@@ -165,6 +203,22 @@ int mt_program_check(const struct mt_program *p, struct mt_err *err);
 
 /** Bytes over a link in one run of the program. */
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);
+
+/** What disk traffic is for. */
+enum mt_disk_use {
+    MT_DISK_STATES, /* gradients that are read with them included */
+    MT_DISK_WEIGHTS,
+    MT_DISK_GRADIENTS,
+    MT_DISK_ACTIVATIONS,
+    MT_N_DISK_USES,
+};
+const char *mt_disk_use_name(enum mt_disk_use use);
+/** Of a READ or WRITE. */
+enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_instr *in);
+struct mt_disk_traffic {
+    uint64_t read[MT_N_DISK_USES], written[MT_N_DISK_USES];
+};
+struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p);
 
 /** One line: "12 backward unit 3 mb 1 [w3@0 x3.1@2 ...] waits h2d 10". */
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i);

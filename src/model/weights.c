@@ -14,15 +14,6 @@
 
 enum { PIECE = 1 << 20 }; /* elements */
 
-static void split(const mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n,
-                  const float *src)
-{
-    uint16_t *hi = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_HI) + t->first + at;
-    uint16_t *lo = (uint16_t *)mt_plane(planes, t->unit, MT_PLANE_LO) + t->first + at;
-    for (size_t i = 0; i < n; i++)
-        mt_master_split(src[i], &hi[i], &lo[i]);
-}
-
 /* Index of the first value whose hi plane would not be finite, or n. */
 static size_t first_unfit(const float *x, size_t n)
 {
@@ -84,7 +75,9 @@ static int load_tensor(const struct mt_st_model *st, const struct mt_st_tensor *
                            "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and "
                            "below 3.39e38",
                            st->files[src->file].path, t->name, (double)buf[bad], at + bad);
-        split(planes, t, at, n, buf);
+        rc = mt_planes_write_masters(planes, t->unit, t->first + at, n, buf, err);
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -137,43 +130,60 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
         rc = load_tensor(&st, find_source(&st, l->tensors[i].name), &l->tensors[i], planes, buf, err);
     free(buf);
     mt_st_close(&st);
-    return rc;
+    return rc ? rc : mt_planes_settle(planes, err);
 }
 
 struct random_job {
-    const struct mt_layout *l;
-    mt_plane_set *planes;
-    uint64_t seed;
+    const struct mt_tensor *t;
+    uint64_t seed, stream;
+    float std, constant;
+    float *dst; /* elements [at, at + n) */
+    size_t at, n;
 };
 
-static void init_tensor(void *ctx, size_t i, int thread)
+enum { BLOCK = 1 << 14 }; /* elements a thread makes at a time */
+
+static void fill_block(void *ctx, size_t i, int thread)
 {
     const struct random_job *j = ctx;
-    const struct mt_tensor *t = &j->l->tensors[i];
-    uint64_t stream = XXH3_64bits(t->name, strlen(t->name));
-    float buf[4096];
+    size_t first = i * BLOCK, n = MT_MIN((size_t)BLOCK, j->n - first);
     (void)thread;
-    for (size_t at = 0; at < t->n; at += MT_ARRAY_LEN(buf)) {
-        size_t n = MT_MIN(MT_ARRAY_LEN(buf), t->n - at);
-        if (t->n_dims == 2)
-            mt_philox_normal(buf, n, at, j->seed, stream, (float)j->l->cfg.initializer_range);
-        else
-            for (size_t k = 0; k < n; k++)
-                buf[k] = strstr(t->name, "norm") ? 1 : 0;
-        split(j->planes, t, at, n, buf);
+    if (j->t->n_dims == 2)
+        mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
+    else
+        for (size_t k = 0; k < n; k++)
+            j->dst[first + k] = j->constant;
+}
+
+static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
+                       uint64_t seed, float *buf, mt_pool *pool, struct mt_err *err)
+{
+    struct random_job j = {.t = t,
+                           .seed = seed,
+                           .stream = XXH3_64bits(t->name, strlen(t->name)),
+                           .std = (float)l->cfg.initializer_range,
+                           .constant = strstr(t->name, "norm") ? 1 : 0,
+                           .dst = buf};
+    int rc = 0;
+    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
+        j.n = MT_MIN((size_t)PIECE, t->n - j.at);
+        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
+        rc = mt_planes_write_masters(planes, t->unit, t->first + j.at, j.n, buf, err);
     }
+    return rc;
 }
 
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
                            int n_threads, struct mt_err *err)
 {
     mt_pool *pool = NULL;
-    struct random_job j = {l, planes, seed};
     struct mt_pool_params p = {"init", n_threads, NULL, NULL};
-    int rc = mt_pool_create(&pool, &p, err);
-    if (rc)
-        return rc;
-    mt_pool_run(pool, init_tensor, &j, l->n_tensors);
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? mt_pool_create(&pool, &p, err)
+                 : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
     mt_pool_destroy(&pool);
-    return 0;
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
 }

@@ -18,14 +18,26 @@ enum { GAP = 0 };
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, WINDOW = 8 << 20 };
+
+/* Part of a plane on the disk that is held in memory. */
+struct window {
+    char *mem; /* NULL: no plane of the kind is on the disk */
+    uint64_t offset; /* on the disk */
+    size_t bytes;    /* 0: empty */
+    bool dirty;
+};
 
 struct mt_plane_set {
     char *base;
     size_t bytes, n_units;
     size_t *n_elems;
-    size_t (*at)[MT_N_PLANES]; /* offset of each plane; SIZE_MAX: none */
+    size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
+    uint64_t (*disk_at)[MT_N_PLANES]; /* on the disk; UINT64_MAX: not there */
     enum mt_dtype state_dtype, grad_dtype;
+    mt_disk *disk;
+    size_t window_bytes;
+    struct window window[MT_N_PLANES];
 };
 
 const char *mt_plane_name(enum mt_plane_kind k)
@@ -52,12 +64,62 @@ static bool has_plane(const struct mt_plane_set_params *p, size_t unit, enum mt_
     return k <= MT_PLANE_LO || p->trainable[unit];
 }
 
+static bool is_on_disk(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    return p->on_disk && (p->on_disk[unit] >> k & 1) && has_plane(p, unit, k);
+}
+
+static bool is_in_host(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    return has_plane(p, unit, k) && !is_on_disk(p, unit, k);
+}
+
+static size_t plane_bytes(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    return mt_align_up(p->n_elems[unit] * elem_size(k, p->state_dtype, p->grad_dtype), PAGE);
+}
+
 size_t mt_plane_set_plane_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k)
 {
     size_t sum = 0;
     for (size_t u = 0; u < p->n_units; u++)
-        if (has_plane(p, u, k))
-            sum += mt_align_up(p->n_elems[u] * elem_size(k, p->state_dtype, p->grad_dtype), PAGE);
+        if (is_in_host(p, u, k))
+            sum += plane_bytes(p, u, k);
+    return sum;
+}
+
+uint64_t mt_plane_set_plane_disk_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k)
+{
+    uint64_t sum = 0;
+    for (size_t u = 0; u < p->n_units; u++)
+        if (is_on_disk(p, u, k))
+            sum += plane_bytes(p, u, k);
+    return sum;
+}
+
+uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        sum += mt_plane_set_plane_disk_bytes(p, k);
+    return sum;
+}
+
+/* Of one kind: no larger than its largest plane. Gradients are the engine's alone. */
+static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kind k)
+{
+    size_t most = 0;
+    for (size_t u = 0; u < p->n_units && k != MT_PLANE_GRAD; u++)
+        if (is_on_disk(p, u, k))
+            most = MT_MAX(most, plane_bytes(p, u, k));
+    return MT_MIN(most, p->window_bytes ? p->window_bytes : (size_t)WINDOW);
+}
+
+size_t mt_plane_set_window_bytes(const struct mt_plane_set_params *p)
+{
+    size_t sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        sum += window_size(p, k);
     return sum;
 }
 
@@ -73,15 +135,30 @@ size_t mt_plane_set_bytes(const struct mt_plane_set_params *p)
 static size_t lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
 {
     size_t at = GAP;
+    uint64_t disk_at = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         for (size_t u = 0; u < p->n_units; u++) {
-            s->at[u][k] = has_plane(p, u, k) ? at : SIZE_MAX;
-            if (has_plane(p, u, k))
-                at += GAP + mt_align_up(p->n_elems[u] *
-                                            elem_size(k, p->state_dtype, p->grad_dtype),
-                                        PAGE);
+            bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k);
+            s->at[u][k] = host ? at : SIZE_MAX;
+            s->disk_at[u][k] = disk ? disk_at : UINT64_MAX;
+            at += host ? GAP + plane_bytes(p, u, k) : 0;
+            disk_at += disk ? plane_bytes(p, u, k) : 0;
         }
     return at;
+}
+
+static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, struct mt_err *err)
+{
+    int rc = 0;
+    s->disk = p->disk;
+    s->window_bytes = p->window_bytes ? p->window_bytes : (size_t)WINDOW;
+    for (int k = 0; k < MT_N_PLANES && !rc; k++) {
+        void *mem = NULL;
+        if (window_size(p, k))
+            rc = mt_host_alloc(&mem, s->window_bytes, "windows to the disk", err);
+        s->window[k].mem = mem;
+    }
+    return rc;
 }
 
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
@@ -112,8 +189,9 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     s->state_dtype = p->state_dtype;
     s->grad_dtype = p->grad_dtype;
     s->at = mt_calloc(p->n_units, sizeof(*s->at));
+    s->disk_at = mt_calloc(p->n_units, sizeof(*s->disk_at));
     s->n_elems = mt_calloc(p->n_units, sizeof(size_t));
-    if (!s->at || !s->n_elems) {
+    if (!s->at || !s->disk_at || !s->n_elems) {
         mt_plane_set_destroy(&s);
         return mt_fail_nomem(err, "the planes", p->n_units * sizeof(*s->at));
     }
@@ -121,7 +199,10 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     s->bytes = lay_out(s, p);
     void *base = NULL;
     int rc = mt_host_alloc(&base, s->bytes, "weights and optimizer states", err);
+    if (!rc)
+        rc = alloc_windows(s, p, err);
     if (rc) {
+        mt_host_free(base, s->bytes);
         mt_plane_set_destroy(&s);
         return rc;
     }
@@ -144,7 +225,10 @@ void mt_plane_set_destroy(mt_plane_set **set)
     if (s->base)
         UNPOISON(s->base, s->bytes);
     mt_host_free(s->base, s->bytes);
+    for (int k = 0; k < MT_N_PLANES; k++)
+        mt_host_free(s->window[k].mem, s->window_bytes);
     free(s->at);
+    free(s->disk_at);
     free(s->n_elems);
     free(s);
     *set = NULL;
@@ -169,4 +253,119 @@ void *mt_plane_set_base(const mt_plane_set *s, size_t *bytes)
 {
     *bytes = s->bytes;
     return s->base;
+}
+
+bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)
+{
+    if (s->disk_at[unit][k] == UINT64_MAX)
+        return false;
+    *offset = s->disk_at[unit][k];
+    return true;
+}
+
+static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_err *err)
+{
+    struct mt_disk_request r = {.write = write, .n_spans = 1, .span = {{w->offset, w->mem, w->bytes}}};
+    int rc = mt_disk_run(s->disk, &r, err);
+    if (!rc)
+        w->dirty = false;
+    return rc;
+}
+
+/* Has the byte at `at` of a plane in the window; *mem points to it and *n bytes follow. */
+static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t at, char **mem,
+                       size_t *n, struct mt_err *err)
+{
+    struct window *w = &s->window[k];
+    uint64_t plane = s->disk_at[unit][k], offset = plane + at;
+    size_t end = mt_align_up(s->n_elems[unit] * elem_size(k, s->state_dtype, s->grad_dtype), PAGE);
+    int rc = 0;
+    if (!w->bytes || offset < w->offset || offset >= w->offset + w->bytes) {
+        if (w->dirty)
+            rc = move_window(s, w, true, err);
+        w->bytes = 0;
+        if (rc)
+            return rc;
+        w->offset = offset / PAGE * PAGE;
+        w->bytes = (size_t)MT_MIN(plane + end - w->offset, (uint64_t)s->window_bytes);
+        rc = move_window(s, w, false, err);
+        if (rc) {
+            w->bytes = 0;
+            return rc;
+        }
+    }
+    *mem = w->mem + (offset - w->offset);
+    *n = (size_t)(w->offset + w->bytes - offset);
+    return 0;
+}
+
+static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
+                      char *dst, const char *src, struct mt_err *err)
+{
+    size_t size = elem_size(k, s->state_dtype, s->grad_dtype), at = first * size, left = n * size;
+    char *host = mt_plane(s, unit, k);
+    int rc = 0;
+    if (!host && s->disk_at[unit][k] == UINT64_MAX)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu has no plane of %s", unit,
+                       mt_plane_name(k));
+    while (left && !rc) {
+        char *mem = host ? host + at : NULL;
+        size_t have = left;
+        if (!host)
+            rc = open_window(s, unit, k, at, &mem, &have, err);
+        if (rc)
+            break;
+        have = MT_MIN(have, left);
+        memcpy(dst ? dst : mem, dst ? mem : src, have);
+        if (!dst) {
+            src += have;
+            s->window[k].dirty |= !host;
+        } else {
+            dst += have;
+        }
+        at += have;
+        left -= have;
+    }
+    return rc;
+}
+
+int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
+                   void *dst, struct mt_err *err)
+{
+    return copy_plane(s, unit, k, first, n, dst, NULL, err);
+}
+
+int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
+                    const void *src, struct mt_err *err)
+{
+    return copy_plane(s, unit, k, first, n, NULL, src, err);
+}
+
+int mt_planes_write_masters(mt_plane_set *s, size_t unit, size_t first, size_t n,
+                            const float *masters, struct mt_err *err)
+{
+    uint16_t hi[2048], lo[2048];
+    for (size_t at = 0; at < n; at += MT_ARRAY_LEN(hi)) {
+        size_t k = MT_MIN(MT_ARRAY_LEN(hi), n - at);
+        for (size_t i = 0; i < k; i++)
+            mt_master_split(masters[at + i], &hi[i], &lo[i]);
+        int rc = mt_planes_write(s, unit, MT_PLANE_HI, first + at, k, hi, err);
+        if (!rc)
+            rc = mt_planes_write(s, unit, MT_PLANE_LO, first + at, k, lo, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int mt_planes_settle(mt_plane_set *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        if (s->window[k].dirty && !rc)
+            rc = move_window(s, &s->window[k], true, err);
+        s->window[k].bytes = 0;
+        s->window[k].dirty = false;
+    }
+    return rc;
 }

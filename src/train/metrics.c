@@ -10,49 +10,95 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "train/tensorboard.h"
+
+enum { JSONL, CSV, N_FILES };
 
 struct mt_metrics {
-    FILE *f;
-    char path[4096];
+    struct {
+        FILE *f;
+        char path[4096];
+    } file[N_FILES];
+    struct mt_tensorboard *tensorboard;
 };
 
-/* The part of the text whose records are of steps up to `step`. */
-static void keep_rows(struct mt_str *out, const char *text, size_t len, uint64_t step)
+/* Columns of metrics.csv: a step's and an evaluation's records leave each other's empty. */
+static const char *const columns[] = {
+    "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
+    "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
+    "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
+};
+
+static bool row_step(int kind, const char *row, size_t len, double *step)
+{
+    if (kind == CSV) {
+        char *end;
+        *step = strtod(row, &end); /* the header is no number */
+        return end != row;
+    }
+    cJSON *o = cJSON_ParseWithLength(row, len);
+    const cJSON *s = mt_json_get(o, "step");
+    bool ok = cJSON_IsNumber(s);
+    *step = ok ? s->valuedouble : 0;
+    cJSON_Delete(o);
+    return ok;
+}
+
+/* The part of the text whose records are of steps up to `last`. */
+static void keep_rows(struct mt_str *out, int kind, const char *text, size_t len, uint64_t last)
 {
     while (len) {
         const char *nl = memchr(text, '\n', len);
         size_t n = nl ? (size_t)(nl - text) + 1 : len;
-        cJSON *o = cJSON_ParseWithLength(text, n);
-        const cJSON *s = mt_json_get(o, "step");
-        if (nl && cJSON_IsNumber(s) && s->valuedouble <= (double)step)
+        double step;
+        if (nl && row_step(kind, text, n, &step) && step <= (double)last)
             mt_str_append(out, text, n);
-        cJSON_Delete(o);
         text += n;
         len -= n;
     }
 }
 
-int mt_metrics_open(struct mt_metrics **out, const char *dir, uint64_t step, struct mt_err *err)
+static void put_header(struct mt_str *s)
 {
-    struct mt_metrics *m = mt_calloc(1, sizeof(*m));
+    for (size_t i = 0; i < MT_ARRAY_LEN(columns); i++)
+        mt_str_printf(s, "%s%s", i ? "," : "", columns[i]);
+    mt_str_printf(s, "\n");
+}
+
+static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t step,
+                     struct mt_err *err)
+{
+    char *path = m->file[kind].path, *old = NULL;
     struct mt_str kept = {0};
-    char *old = NULL;
     size_t len = 0;
-    if (!m)
-        return mt_fail_nomem(err, "metrics", sizeof(*m));
-    snprintf(m->path, sizeof(m->path), "%.4000s/metrics.jsonl", dir);
     int rc = 0;
-    if (mt_path_exists(m->path)) {
-        rc = mt_read_file(m->path, &old, &len, err);
-        if (!rc && step) /* a run that starts anew starts a new file */
-            keep_rows(&kept, old, len, step);
-        if (!rc)
-            rc = mt_write_file(m->path, kept.p ? kept.p : "", kept.len, err);
-    }
-    if (!rc && !(m->f = fopen(m->path, "ae")))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", m->path, strerror(errno));
+    snprintf(path, sizeof(m->file[kind].path), "%.4000s/metrics.%s", dir, kind == CSV ? "csv" : "jsonl");
+    if (kind == CSV)
+        put_header(&kept);
+    if (mt_path_exists(path))
+        rc = mt_read_file(path, &old, &len, err);
+    if (!rc && step) /* a run that starts anew starts a new file */
+        keep_rows(&kept, kind, old, len, step);
+    if (!rc)
+        rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);
+    if (!rc && !(m->file[kind].f = fopen(path, "ae")))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
     free(old);
     mt_str_finish(&kept);
+    return rc;
+}
+
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir,
+                    uint64_t step, struct mt_err *err)
+{
+    struct mt_metrics *m = mt_calloc(1, sizeof(*m));
+    if (!m)
+        return mt_fail_nomem(err, "metrics", sizeof(*m));
+    int rc = cfg->log.jsonl ? open_file(m, JSONL, dir, step, err) : 0;
+    if (!rc && cfg->log.csv)
+        rc = open_file(m, CSV, dir, step, err);
+    if (!rc && cfg->log.tensorboard)
+        rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
     if (rc) {
         mt_metrics_close(&m);
         return rc;
@@ -63,10 +109,21 @@ int mt_metrics_open(struct mt_metrics **out, const char *dir, uint64_t step, str
 
 void mt_metrics_close(struct mt_metrics **m)
 {
-    if (*m && (*m)->f)
-        fclose((*m)->f);
+    for (int i = 0; *m && i < N_FILES; i++)
+        if ((*m)->file[i].f)
+            fclose((*m)->file[i].f);
+    if (*m)
+        mt_tensorboard_close(&(*m)->tensorboard);
     free(*m);
     *m = NULL;
+}
+
+/* {"states": 1234, ...} */
+static void add_traffic(cJSON *o, const char *name, const uint64_t bytes[MT_N_DISK_USES])
+{
+    cJSON *t = cJSON_AddObjectToObject(o, name);
+    for (int i = 0; i < MT_N_DISK_USES; i++)
+        cJSON_AddNumberToObject(t, mt_disk_use_name((enum mt_disk_use)i), (double)bytes[i]);
 }
 
 cJSON *mt_metrics_step_record(const struct mt_step_report *r)
@@ -97,7 +154,13 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
         {"d2h_bytes", (double)r->d2h_bytes},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
-        mt_json_add_number(o, fields[i].name, fields[i].v);
+        cJSON_AddNumberToObject(o, fields[i].name, fields[i].v);
+    if (r->uses_disk) {
+        cJSON_AddNumberToObject(o, "t_disk_read", s->t_disk_read);
+        cJSON_AddNumberToObject(o, "t_disk_write", s->t_disk_write);
+        add_traffic(o, "disk_read", s->traffic.read);
+        add_traffic(o, "disk_write", s->traffic.written);
+    }
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);
@@ -107,19 +170,52 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
 {
     cJSON *o = cJSON_CreateObject();
-    mt_json_add_number(o, "step", (double)r->step);
-    mt_json_add_number(o, "eval_loss", r->loss);
-    mt_json_add_number(o, "eval_ppl", exp(r->loss));
-    mt_json_add_number(o, "eval_accuracy", r->accuracy);
-    mt_json_add_number(o, "eval_tokens", (double)r->n_loss);
+    cJSON_AddNumberToObject(o, "step", (double)r->step);
+    cJSON_AddNumberToObject(o, "eval_loss", r->loss);
+    cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
+    cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
+    cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
     return o;
+}
+
+static void put_csv(struct mt_str *s, const cJSON *record)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(columns); i++) {
+        const cJSON *v = mt_json_get(record, columns[i]);
+        mt_str_printf(s, "%s", i ? "," : "");
+        if (cJSON_IsBool(v))
+            mt_str_printf(s, "%d", cJSON_IsTrue(v));
+        else if (cJSON_IsNumber(v) && isfinite(v->valuedouble))
+            mt_str_printf(s, "%.17g", v->valuedouble);
+    }
+    mt_str_printf(s, "\n");
+}
+
+static int append(struct mt_metrics *m, int kind, const char *text, struct mt_err *err)
+{
+    bool ok = text && fputs(text, m->file[kind].f) >= 0 && !fflush(m->file[kind].f);
+    return ok ? 0
+              : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", m->file[kind].path,
+                        strerror(errno));
 }
 
 int mt_metrics_write(struct mt_metrics *m, const cJSON *record, struct mt_err *err)
 {
-    char *text = cJSON_PrintUnformatted(record);
-    bool ok = text && fprintf(m->f, "%s\n", text) > 0 && !fflush(m->f);
-    free(text);
-    return ok ? 0
-              : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", m->path, strerror(errno));
+    struct mt_str row = {0};
+    int rc = 0;
+    if (m->file[JSONL].f) {
+        char *text = mt_json_print(record, false);
+        mt_str_printf(&row, "%s\n", text ? text : "");
+        free(text);
+        rc = append(m, JSONL, row.p, err);
+    }
+    if (!rc && m->file[CSV].f) {
+        row.len = 0;
+        put_csv(&row, record);
+        rc = append(m, CSV, row.p, err);
+    }
+    if (!rc && m->tensorboard)
+        rc = mt_tensorboard_write(m->tensorboard, record, err);
+    mt_str_finish(&row);
+    return rc;
 }

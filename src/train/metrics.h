@@ -4,13 +4,16 @@
 
 #include "train/train.h"
 
-/** DIR/metrics.jsonl: a record a step or evaluation, doubles that read back exactly. */
+/**
+ * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and
+ * TensorBoard, each where the configuration asks for it.
+ */
 struct mt_metrics;
 
 /** Opens for appending; rows past `step` (of a run that went further) are cut off. */
-int mt_metrics_open(struct mt_metrics **out, const char *dir, uint64_t step, struct mt_err *err);
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir,
+                    uint64_t step, struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);
-/** Records to be printed, not looked into: their numbers are texts. */
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r);
 /** Writes and flushes the record; borrowed. */

@@ -47,6 +47,12 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
                     struct mt_err *err)
 {
     char cache[4096];
+    int n = 1, *cpus = NULL, rc = mt_hw_cores(&cpus, &n, err);
+    free(cpus);
+    if (rc)
+        return rc;
+    if (s->cfg->device.cpu_threads != MT_CFG_AUTO)
+        n = (int)s->cfg->device.cpu_threads;
     cache_dir(s->cfg, cache, sizeof(cache));
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
@@ -57,6 +63,10 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
                                .seq_len = (size_t)s->cfg->data.seq_len,
                                .vocab = (size_t)s->hf.vocab,
                                .cache_dir = cache,
+                               .model_dir = s->model_dir,
+                               .template_ = s->cfg->data.template_,
+                               .train_on = s->cfg->data.train_on,
+                               .n_processes = n,
                            },
                            err);
 }
@@ -99,6 +109,7 @@ static struct mt_sampler_params sampler_params(const struct mt_session *s)
         .packing = s->cfg->data.packing,
         .shuffle = s->cfg->data.shuffle,
         .seed = (uint64_t)s->cfg->train.seed,
+        .weighted = true,
     };
 }
 
@@ -107,7 +118,7 @@ static int make_samplers(struct mt_session *s, struct mt_err *err)
     struct mt_sampler_params p = sampler_params(s);
     int rc = mt_sampler_create(&s->sampler, &p, err);
     uint64_t most = (uint64_t)s->cfg->eval.max_samples;
-    p.shuffle = false;
+    p.shuffle = p.weighted = false;
     if (s->eval_data) {
         struct mt_split unused = {0};
         mt_split_finish(&s->held_out);
@@ -154,6 +165,18 @@ static uint64_t host_budget(const struct mt_config *c, const struct mt_hw_memory
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
+/* The program itself: code, libraries, threads' stacks and scratch, data under way. */
+static uint64_t process_bytes(const struct mt_session *s)
+{
+    return ((uint64_t)48 << 20) + (uint64_t)s->n_threads * ((uint64_t)5 << 20) +
+           2 * (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * s->n_micro * 40;
+}
+
+static uint64_t subtract(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
 static int open_device(struct mt_session *s, struct mt_err *err)
 {
     struct mt_hw_memory hw;
@@ -188,6 +211,10 @@ static int open_device(struct mt_session *s, struct mt_err *err)
 static int make_plan(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_config *c = s->cfg;
+    struct mt_hw_memory hw;
+    int rc = mt_hw_memory(&hw, "", err);
+    if (rc)
+        return rc;
     size_t docs = s->sampler ? mt_sampler_max_docs_per_row(s->sampler) : 1;
     if (s->eval_sampler)
         docs = MT_MAX(docs, mt_sampler_max_docs_per_row(s->eval_sampler));
@@ -215,7 +242,14 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .grad_clip = c->train.grad_clip,
         .adam_threads = s->n_threads,
         .adam_cpus = s->cpus,
+        .states = c->memory.states,
+        .may_use_disk = c->memory.nvme_paths.n > 0,
+        .host_bytes = subtract(host_budget(c, &hw), process_bytes(s)),
     };
+    /* small, so that tests have several pieces of small models */
+    const char *piece = getenv("MEGATRAIN_DISK_PIECE");
+    if (piece)
+        s->engine_params.piece_elems = mt_align_up(strtoull(piece, NULL, 10), MT_PIECE_ALIGN);
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
     for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
         if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
@@ -238,9 +272,9 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg, .train = train};
+    *s = (struct mt_session){.cfg = cfg};
     int rc = open_model(s, err);
     if (!rc)
         rc = open_data(s, err);
@@ -250,8 +284,18 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, 
         rc = make_samplers(s, err);
     if (!rc)
         rc = count_steps(s, err);
-    if (!rc)
-        rc = open_device(s, err);
+    if (rc)
+        mt_session_finish(s);
+    return rc;
+}
+
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+{
+    int rc = mt_session_prepare_data(s, cfg, err);
+    if (rc)
+        return rc;
+    s->train = train;
+    rc = open_device(s, err);
     if (!rc)
         rc = make_plan(s, err);
     if (!rc)
@@ -290,8 +334,34 @@ static int plane_params(const struct mt_session *s, struct mt_plane_set_params *
         (*trainable)[u] = s->train && s->layout->units[u].trainable;
     }
     *p = (struct mt_plane_set_params){.n_units = n, .n_elems = *elems, .trainable = *trainable,
-                                      .state_dtype = MT_F32, .grad_dtype = s->grad_dtype};
+                                      .state_dtype = MT_F32, .grad_dtype = s->grad_dtype,
+                                      .on_disk = s->plan.on_disk, .disk = s->disk};
     return 0;
+}
+
+/* Scratch for planes and what is spilled, in that order. */
+static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, struct mt_err *err)
+{
+    const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
+    const char *fault = getenv("MEGATRAIN_IO_FAULT"), *io = getenv("MEGATRAIN_IO");
+    struct mt_io_fault f;
+    uint64_t planes = mt_plane_set_disk_bytes(p);
+    struct mt_disk_params d = {.dirs = (const char *const *)dirs->items, .n_dirs = (size_t)dirs->n,
+                               .bytes = planes + s->plan.disk_spill_bytes};
+    int rc = 0;
+    if (!s->plan.uses_disk)
+        return 0;
+    if (io && !strcmp(io, "threads"))
+        d.io = MT_IO_THREADS;
+    if (fault) {
+        rc = mt_io_fault_parse(&f, fault, err);
+        d.fault = &f;
+    }
+    if (!rc)
+        rc = mt_disk_open(&s->disk, &d, err);
+    s->engine_params.disk = s->disk;
+    s->engine_params.disk_spill_at = planes;
+    return rc;
 }
 
 int mt_session_start(struct mt_session *s, struct mt_err *err)
@@ -300,6 +370,9 @@ int mt_session_start(struct mt_session *s, struct mt_err *err)
     size_t *elems = NULL;
     bool *trainable = NULL;
     int rc = plane_params(s, &p, &elems, &trainable, err);
+    if (!rc)
+        rc = open_disk(s, &p, err);
+    p.disk = s->disk;
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
     free(elems);
@@ -312,6 +385,7 @@ void mt_session_finish(struct mt_session *s)
 {
     mt_engine_destroy(&s->engine);
     mt_plane_set_destroy(&s->planes);
+    mt_disk_close(&s->disk);
     mt_engine_plan_finish(&s->plan);
     mt_device_destroy(&s->dev);
     mt_sampler_destroy(&s->sampler);
@@ -342,7 +416,7 @@ static void add_limit(struct mt_memory *m, const char *tier, const char *source,
 static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
 {
     const struct mt_engine_plan *p = &s->plan;
-    for (int i = 0; i < MT_N_POOLS; i++)
+    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
         add_row(m, "device", mt_pool_id_name(i), p->pool_bytes[i]);
     add_row(m, "device", "scratch", p->scratch);
     add_row(m, "device", "logits", p->logits);
@@ -351,11 +425,27 @@ static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
     m->device_bytes = p->device_bytes;
 }
 
-/* The program itself: code, libraries, threads' stacks and scratch, data under way. */
-static uint64_t process_bytes(const struct mt_session *s)
+static const char *const plane_tags[] = {"weights (hi)", "weights (lo)", "first moments",
+                                         "second moments", "gradients"};
+
+/* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
+static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_set_params *pp,
+                             struct mt_memory *m)
 {
-    return ((uint64_t)48 << 20) + (uint64_t)s->n_threads * ((uint64_t)5 << 20) +
-           2 * (uint64_t)s->engine_params.max_tokens * s->n_micro * 40;
+    uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        add_row(m, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
+        sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
+    }
+    add_row(m, "nvme", "boundaries and activations", s->plan.disk_spill_bytes);
+    m->disk_bytes += sum;
+    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++) {
+        uint64_t have;
+        if (!mt_hw_disk_free(s->cfg->memory.nvme_paths.items[i], &have, NULL))
+            least = MT_MIN(least, have);
+    }
+    if (s->cfg->memory.nvme_paths.n == 1)
+        add_limit(m, "nvme", "memory.nvme_paths", sum, least);
 }
 
 int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
@@ -370,11 +460,12 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
     if (!rc)
         rc = mt_hw_memory(&hw, "", err);
     if (!rc) {
-        static const char *const tags[] = {"weights (hi)", "weights (lo)", "first moments",
-                                           "second moments", "gradients"};
         add_device_rows(s, m);
         for (int k = 0; k < MT_N_PLANES; k++)
-            add_row(m, "host", tags[k], mt_plane_set_plane_bytes(&pp, k));
+            add_row(m, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
+        for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+            add_row(m, "host", mt_pool_id_name(i), s->plan.pool_bytes[i]);
+        add_row(m, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
         add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
         add_row(m, "host", "staging", s->plan.staging_bytes);
         add_row(m, "host", "process", process_bytes(s));
@@ -387,11 +478,13 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
         add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);
     }
+    if (!rc && s->plan.uses_disk)
+        add_scratch_rows(s, &pp, m);
     if (!rc && s->train && !mt_hw_disk_free(s->cfg->checkpoint.dir, &disk, NULL)) {
-        bool full = s->cfg->checkpoint.save == MT_SAVE_FULL;
-        m->disk_bytes = mt_checkpoint_bytes(s->layout, full);
-        add_row(m, "disk", "a checkpoint", m->disk_bytes);
-        add_limit(m, "disk", "free space", m->disk_bytes, disk);
+        uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
+        m->disk_bytes += checkpoint;
+        add_row(m, "disk", "a checkpoint", checkpoint);
+        add_limit(m, "disk", "free space", checkpoint, disk);
     }
     free(elems);
     free(trainable);
@@ -405,15 +498,17 @@ int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
         const struct mt_memory_limit *l = &m->limits[i];
         if (l->wanted <= l->available)
             continue;
-        bool disk = !strcmp(l->tier, "disk");
+        bool nvme = !strcmp(l->tier, "nvme"), disk = nvme || !strcmp(l->tier, "disk");
         return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                        "it will not fit: %s of %s wanted, %s allows %s: %s short; %s",
                        mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
                        l->source, mt_format_bytes(have, sizeof(have), l->available),
                        mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
-                       disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
-                            : "lower memory.device_budget or train.tokens_per_step, use a smaller "
-                              "model, or raise the limit");
+                       nvme   ? "make room there, name more folders, or raise memory.host_budget"
+                       : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
+                            : "lower memory.device_budget or train.tokens_per_step, set "
+                                "memory.states = disk and memory.nvme_paths, use a smaller model, or "
+                                "raise the limit");
     }
     return 0;
 }

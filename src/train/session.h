@@ -39,12 +39,15 @@ struct mt_session {
     struct mt_engine_params engine_params;
     struct mt_engine_plan plan;
 
+    mt_disk *disk;  /* NULL where nothing is on one */
     mt_plane_set *planes;
     mt_engine *engine;
 };
 
 /** On failure the session is finished; err->kind says whose fault it is. */
 int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err);
+/** The first part alone: model config, data, samplers, number of steps. No device. */
+int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err);
 /** For a model alone, without data: samples of up to max_len tokens. */
 int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
                              struct mt_err *err);
@@ -67,7 +70,7 @@ struct mt_memory {
     int n_rows;
     struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
     int n_limits;
-    uint64_t device_bytes, host_bytes, disk_bytes;
+    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */
 };
 /**
  * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "data/loader.h"
 #include "optim/lr.h"
 #include "train/metrics.h"
 
@@ -19,12 +20,18 @@ struct loop {
     struct mt_session *s;
     struct mt_train_state *st;
     struct mt_metrics *metrics;
-    struct mt_step_data data;
+    mt_loader *loader;
     int64_t start_ns, saved_ns;
     uint64_t saved_step, first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step already */
 };
+
+void mt_train_phase(struct mt_train_control *c, const char *phase)
+{
+    atomic_store(&c->phase_ns, mt_now_ns());
+    atomic_store(&c->phase, phase);
+}
 
 void mt_train_request_stop(struct mt_train_control *c, int signo)
 {
@@ -76,6 +83,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
     struct mt_eval_report r = {.step = l->st->step};
     if (!l->s->eval_sampler || l->evaluated)
         return 0;
+    mt_train_phase(l->p->control, "evaluating");
     int rc = mt_engine_flush(l->s->engine, err);
     if (!rc)
         rc = mt_train_evaluate(l->s, &r, err);
@@ -90,7 +98,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
     l->st->bad_evals = r.best ? 0 : l->st->bad_evals + 1;
     cJSON *record = mt_metrics_eval_record(&r);
     remember(l, record);
-    rc = l->metrics ? mt_metrics_write(l->metrics, record, err) : 0;
+    rc = mt_metrics_write(l->metrics, record, err);
     cJSON_Delete(record);
     if (l->p->events.eval)
         l->p->events.eval(l->p->events.ctx, &r);
@@ -103,6 +111,7 @@ static int save(struct loop *l, bool full, struct mt_err *err)
     int64_t t0 = mt_now_ns();
     if (l->saved_step == l->st->step && l->st->step != l->first_step)
         return 0;
+    mt_train_phase(l->p->control, "saving a checkpoint");
     int rc = mt_engine_flush(l->s->engine, err);
     l->st->updates = mt_engine_updates(l->s->engine);
     if (!rc)
@@ -189,10 +198,11 @@ static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *
     r->total_tokens = l->st->tokens;
     r->h2d_bytes = l->s->plan.h2d_bytes;
     r->d2h_bytes = l->s->plan.d2h_bytes;
+    r->uses_disk = l->s->plan.uses_disk;
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
         remember(l, record);
-    int rc = l->metrics ? mt_metrics_write(l->metrics, record, err) : 0;
+    int rc = mt_metrics_write(l->metrics, record, err);
     cJSON_Delete(record);
     if (l->p->events.step && (l->st->step % (uint64_t)l->s->cfg->log.every == 0 || left == 0))
         l->p->events.step(l->p->events.ctx, r);
@@ -203,20 +213,23 @@ static int run_step(struct loop *l, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
     struct mt_step_report r = {0};
+    const struct mt_step_data *data;
     int64_t t0 = mt_now_ns();
-    int rc = mt_sampler_fill(l->s->sampler, l->st->step, &l->data, err);
+    mt_train_phase(l->p->control, "training");
+    int rc = mt_loader_get(l->loader, l->st->step, &data, err);
     if (rc)
         return rc;
     r.lr = mt_lr_at(c->train.schedule, c->train.learning_rate,
                     mt_engine_next_update(l->s->engine), l->s->warmup_steps, l->s->total_steps,
                     c->train.min_lr_ratio);
-    rc = mt_engine_step(l->s->engine, &l->data, r.lr, &r.result, err);
+    rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
     if (rc)
         return rc;
     r.seconds = since(t0);
-    r.tokens = l->data.n_tokens;
-    r.loss_tokens = l->data.n_loss;
+    r.tokens = data->n_tokens;
+    r.loss_tokens = data->n_loss;
     l->st->step++;
+    atomic_store(&l->p->control->step, l->st->step);
     l->st->tokens += r.tokens;
     l->st->loss_tokens += r.loss_tokens;
     l->st->seconds += r.seconds;
@@ -299,9 +312,9 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.s->sampler);
     p->state->total_steps = l.s->total_steps;
     mt_engine_set_updates(l.s->engine, p->state->updates);
-    int rc = mt_step_data_init(&l.data, l.s->sampler, err);
-    if (!rc && l.s->cfg->log.jsonl)
-        rc = mt_metrics_open(&l.metrics, p->dir, p->state->step, err);
+    int rc = mt_loader_create(&l.loader, l.s->sampler, p->state->step, l.s->total_steps, err);
+    if (!rc)
+        rc = mt_metrics_open(&l.metrics, l.s->cfg, p->dir, p->state->step, err);
     if (!rc) {
         atomic_store(&p->control->engine, l.s->engine);
         rc = run_steps(&l, end, err);
@@ -310,6 +323,6 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
         atomic_store(&p->control->engine, NULL);
     }
     mt_metrics_close(&l.metrics);
-    mt_step_data_finish(&l.data);
+    mt_loader_destroy(&l.loader);
     return rc;
 }

@@ -11,9 +11,14 @@
 struct mt_train_control {
     atomic_int stop;   /* signal number: save as configured, then end */
     atomic_bool save;  /* checkpoint and go on */
-    atomic_bool status;
+    atomic_bool status; /* tell how it goes; for who watches the phase */
     mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
+    /* What the run is doing, for who watches: a string literal, NULL before it begins. */
+    const char *_Atomic phase;
+    _Atomic int64_t phase_ns; /* mt_now_ns() when it, or the step under way, began */
+    _Atomic uint64_t step;    /* steps done */
 };
+void mt_train_phase(struct mt_train_control *c, const char *phase);
 /** Async-signal-safe: notes the request and interrupts the step under way. */
 void mt_train_request_stop(struct mt_train_control *c, int signo);
 
@@ -25,6 +30,7 @@ struct mt_step_report {
     uint64_t tokens, loss_tokens; /* of this step */
     uint64_t total_tokens;
     size_t h2d_bytes, d2h_bytes;
+    bool uses_disk;
     double eta_seconds;
 };
 struct mt_eval_report {

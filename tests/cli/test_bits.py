@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 
-from tiny import base, config, losses, megatrain, planes, write_data, write_ini, write_model
+from tiny import base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
 
 VARIANTS = {
     "slots 2": {"memory__slots": 2},
@@ -17,6 +17,26 @@ VARIANTS = {
     "one thread": {"device__cpu_threads": 1},
     "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
 }
+# Pieces of 2048 parameters, so that small units have several; host budgets found so that they bite.
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
+DISK = {
+    "states on disk": ({}, {"memory__states": "disk"}),
+    "states on disk, pieces": (PIECES, {"memory__states": "disk", "memory__slots": 2}),
+    "states on disk, threads": ({**PIECES, "MEGATRAIN_IO": "threads"}, {"memory__states": "disk"}),
+    "states on two disks": (PIECES, {"memory__states": "disk", "memory__nvme_paths": "{0}, {1}"}),
+    "states on disk, eval and save at every step":
+        (PIECES, {"memory__states": "disk", "eval__every": 1, "checkpoint__every": 1}),
+    "short transfers": ({**PIECES, "MEGATRAIN_IO_FAULT": "any:short:1:0"}, {"memory__states": "disk"}),
+    "transfers in another order": ({**PIECES, "MEGATRAIN_IO_FAULT": "any:reorder:1:0"}, {"memory__states": "disk"}),
+    "all on disk": ({**PIECES, "MEGATRAIN_POISON": "1"}, {"memory__states": "disk", "memory__host_budget": "{all}"}),
+    "all on disk, threads": ({"MEGATRAIN_IO": "threads"}, {"memory__states": "disk", "memory__host_budget": "{all}"}),
+    "mixed": (PIECES, {"memory__states": "auto", "memory__host_budget": "{mixed}"}),
+    "activations on disk": ({}, {"memory__activations": "disk", "memory__device_budget": "{device}",
+                                 "memory__host_budget": "{spill}"}),
+    "states and activations on disk":
+        (PIECES, {"memory__states": "disk", "memory__activations": "disk",
+                  "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
+}
 ENVIRONMENTS = {
     "scalar Adam": {"MEGATRAIN_ADAM_ISA": "scalar"},
     "avx2 Adam": {"MEGATRAIN_ADAM_ISA": "avx2"},
@@ -24,24 +44,30 @@ ENVIRONMENTS = {
 }
 
 
-def smallest_budget(tmp, sections):
-    """The least device budget that the planner accepts, to 64 KiB."""
-    lo, hi = 64, 64 << 10
+def smallest_budget(tmp, sections, key="device_budget", env=None, most=64 << 10):
+    """The least budget in KiB that the planner accepts, to 64 KiB."""
+    lo, hi = 64, most
     while hi - lo > 64:
         mid = (lo + hi) // 2
-        sections["memory"]["device_budget"] = f"{mid}KiB"
+        sections["memory"][key] = f"{mid}KiB"
         ini = write_ini(os.path.join(tmp, "probe.ini"), sections)
-        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode == 0:
+        if megatrain("-q", "run", "--dry-run", ini, expect=None, env=env).returncode == 0:
             hi = mid
         else:
             lo = mid
-    return f"{hi}KiB"
+    return hi
 
 
-def run(tmp, name, model, data, env=None, resume_at=None, **over):
+def run(tmp, name, model, data, env=None, resume_at=None, first=None, **over):
     out = os.path.join(tmp, name.replace(" ", "-"))
     ini = write_ini(out + ".ini", base(model, data, out, **over))
-    if resume_at:
+    if first:
+        first_env, first_over = first
+        fixed = {k: v for k, v in over.items() if not k.startswith("memory__")}
+        path = write_ini(out + ".first.ini", base(model, data, out, **{**fixed, **first_over}))
+        megatrain("-q", "run", path, "--max-steps", 4, env=first_env)
+        megatrain("-q", "run", ini, "--resume", env=env)
+    elif resume_at:
         other = {**over, "memory__slots": 5, "memory__activations": "keep", "checkpoint__every": resume_at}
         first = write_ini(out + ".first.ini", base(model, data, out, **other))
         megatrain("-q", "run", first, "--max-steps", resume_at)
@@ -49,6 +75,52 @@ def run(tmp, name, model, data, env=None, resume_at=None, **over):
     else:
         megatrain("-q", "run", ini, env=env)
     return losses(out), planes(os.path.join(out, "checkpoint-10"))
+
+
+def disk_config(tmp, model, data, env, over):
+    """Fills in folders and the budgets that the variant asks for."""
+    dirs = [os.path.join(tmp, f"drive{i}") for i in range(2)]
+    for d in dirs:
+        os.makedirs(d, exist_ok=True)
+    over = {"memory__nvme_paths": "{0}", **over}
+    over["memory__nvme_paths"] = over["memory__nvme_paths"].format(*dirs)
+    least = lambda key, **more: smallest_budget(
+        tmp, base(model, data, os.path.join(tmp, "none"), **{**over, **more}), key, env, 256 << 10)
+    if over.get("memory__device_budget") == "{device}":
+        over["memory__device_budget"] = f"{least('device_budget', memory__host_budget='1GiB')}KiB"
+    budget = over.get("memory__host_budget")
+    if budget == "{mixed}":
+        need = least("host_budget", memory__states="host")
+        over["memory__host_budget"] = f"{(least('host_budget') + need) // 2}KiB"
+    elif budget:
+        over["memory__host_budget"] = f"{least('host_budget')}KiB"
+    return over, dirs
+
+
+def disk_bytes(out):
+    """Bytes written in the last step, by purpose."""
+    return metrics(out)[-2]["disk_write"]
+
+
+def check_disk(tmp, tag, model, data, common, same):
+    written = {}
+    for name, (env, over) in DISK.items():
+        over, dirs = disk_config(tmp, model, data, env, {**common, **over})
+        same(name, run(tmp, f"{tag} {name}", model, data, env=env, **over))
+        written[name] = disk_bytes(os.path.join(tmp, f"{tag} {name}".replace(" ", "-")))
+        left = [f for d in dirs for f in os.listdir(d)]
+        assert not left, f"{tag}, {name}: scratch is left: {left}"
+    assert written["states on disk"]["states"] > 0 and written["states on disk"]["gradients"] == 0
+    if common["model__dtype"] == "bf16": # in f32 loads take the lo plane, too
+        assert written["states on disk"]["weights"] == 0
+    assert written["all on disk"]["weights"] > 0 and written["all on disk"]["gradients"] > 0
+    assert 0 < written["mixed"]["states"] < written["all on disk"]["states"]
+    assert written["activations on disk"]["activations"] > 0
+    # resumed across tiers: from disk to host memory and back
+    env, over = DISK["all on disk"]
+    over, _ = disk_config(tmp, model, data, env, {**common, **over})
+    same("resumed from disk", run(tmp, f"{tag} resumed from disk", model, data, first=(env, over), **common))
+    same("resumed to disk", run(tmp, f"{tag} resumed to disk", model, data, env=env, first=({}, {}), **over))
 
 
 def check(tmp, dtype, tied):
@@ -73,10 +145,11 @@ def check(tmp, dtype, tied):
         same(name, run(tmp, f"{tag} {name}", model, data, env=env, **common, memory__slots=2))
     for act in ("recompute", "offload"):
         out = os.path.join(tmp, "none")
-        budget = smallest_budget(tmp, base(model, data, out, **common, memory__activations=act))
+        budget = f"{smallest_budget(tmp, base(model, data, out, **common, memory__activations=act))}KiB"
         same(f"tiny budget {budget} {act}",
              run(tmp, f"{tag} tiny {act}", model, data, env={"MEGATRAIN_POISON": "1"}, **common,
                  memory__device_budget=budget, memory__activations=act))
+    check_disk(tmp, tag, model, data, common, same)
     same("resumed", run(tmp, f"{tag} resumed", model, data, resume_at=5, **common, memory__slots=2,
                         memory__activations="recompute"))
 

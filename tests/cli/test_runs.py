@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs as users have them: killed, stopped, resumed, skipped steps, frozen tensors, lengthened, locked."""
+import csv
 import json
 import os
 import random
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -79,6 +82,101 @@ def usr1_saves_and_goes_on(tmp, model, data):
     p.communicate(timeout=60)
     assert p.returncode == 0
     assert len([n for n in os.listdir(out) if n.startswith("checkpoint-")]) == 2
+
+
+def usr2_tells_the_status(tmp, model, data):
+    out = os.path.join(tmp, "usr2")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=100000))
+    p = start("run", ini)
+    while "step 2/" not in p.stderr.readline():
+        pass
+    p.send_signal(signal.SIGUSR2)
+    while not (line := p.stderr.readline()).startswith("status: "):
+        assert line
+    assert "training for" in line and "steps done" in line, line
+    p.kill()
+    p.communicate()
+
+
+def csv_and_tensorboard_hold_what_jsonl_holds(tmp, model, data):
+    out = os.path.join(tmp, "logs")
+    ini = write_ini(out + ".ini", base(model, data, out, train__steps=6, log__csv="on", log__tensorboard="on",
+                                       data__eval="4", eval__every=3))
+    megatrain("-q", "run", ini, "--max-steps", 3)
+    megatrain("-q", "run", ini, "--resume", "--max-steps", 1)
+    shutil.rmtree(f"{out}/checkpoint-4")
+    megatrain("-q", "run", ini, "--resume")  # from step 3: rows of step 4 are written anew
+    want = metrics(out)
+    with open(f"{out}/metrics.csv") as f:
+        rows = list(csv.DictReader(f))
+    assert len(rows) == len(want)
+    for row, record in zip(rows, want):
+        for k, v in record.items():
+            assert float(row[k]) == float(v), (k, row[k], v)
+    scalars = {}
+    for name in sorted(os.listdir(f"{out}/tensorboard"), key=lambda n: os.stat(f"{out}/tensorboard/{n}").st_mtime_ns):
+        for step, purge, values in events(f"{out}/tensorboard/{name}"):
+            if purge:
+                scalars = {k: v for k, v in scalars.items() if k[0] < step}
+            scalars.update({(step, tag): v for tag, v in values.items()})
+    for record in want:
+        for k, v in record.items():
+            if k != "step" and not isinstance(v, bool):
+                assert scalars.pop((record["step"], k)) == struct.unpack("f", struct.pack("f", v))[0], (record, k)
+    assert not scalars, scalars
+
+
+def crc32c(data):
+    c = 0xffffffff
+    for b in data:
+        c ^= b
+        for _ in range(8):
+            c = c >> 1 ^ (0x82f63b78 if c & 1 else 0)
+    c ^= 0xffffffff
+    return ((c >> 15 | c << 17) + 0xa282ead8) & 0xffffffff
+
+
+def fields(message):
+    """(number, value) of a protobuf message's fields."""
+    at = 0
+
+    def varint():
+        nonlocal at
+        v = shift = 0
+        while True:
+            b = message[at]
+            at += 1
+            v |= (b & 127) << shift
+            shift += 7
+            if b < 128:
+                return v
+
+    while at < len(message):
+        tag = varint()
+        kind = tag & 7
+        if kind == 0:
+            yield tag >> 3, varint()
+            continue
+        n = {1: 8, 5: 4}.get(kind) or varint()
+        yield tag >> 3, message[at:at + n]
+        at += n
+
+
+def events(path):
+    """(step, whether it voids what older files say from it on, scalars) of a TensorBoard file."""
+    with open(path, "rb") as f:
+        blob = f.read()
+    while blob:
+        n, head_crc = struct.unpack("<QI", blob[:12])
+        body, crc = blob[12:12 + n], struct.unpack("<I", blob[12 + n:16 + n])[0]
+        assert head_crc == crc32c(blob[:8]) and crc == crc32c(body)
+        blob = blob[16 + n:]
+        event = dict(fields(body))
+        values = {}
+        for _, value in fields(event.get(5, b"")):
+            value = dict(fields(value))
+            values[value[1].decode()] = struct.unpack("<f", value[2])[0]
+        yield event[2], 7 in event, values
 
 
 def a_time_limit_asks_to_be_requeued(tmp, model, data):

@@ -16,8 +16,11 @@ static void cpu_destroy(mt_device *dev)
     struct mt_cpu_device *d = cpu(dev);
     for (int s = 0; s < MT_N_STREAMS; s++)
         mt_cpu_stream_destroy(&d->streams[s]);
+    for (int i = 0; d->bf16_gemm && i < d->base.limits.n_threads; i++)
+        mt_cpu_bf16_gemm_destroy(&d->bf16_gemm[i]);
     mt_pool_destroy(&d->pool);
     mt_cpu_arena_destroy(&d->arena);
+    free(d->bf16_gemm);
     free(d->gemm_scratch);
     free(d);
 }
@@ -169,6 +172,19 @@ static const struct mt_device_backend cpu_backend = {
 #undef CPU_ENTRY
 };
 
+static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
+{
+    size_t n = (size_t)d->base.limits.n_threads;
+    int rc = 0;
+    d->bf16_gemm = mt_calloc(n, sizeof(*d->bf16_gemm));
+    if (!d->bf16_gemm)
+        return mt_fail_nomem(err, "bf16 products", n * sizeof(*d->bf16_gemm));
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = mt_cpu_bf16_gemm_create(&d->bf16_gemm[i], err);
+    d->base.limits.native_bf16 = d->bf16_gemm[0] != NULL;
+    return rc;
+}
+
 int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
     static const char *const stream_names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
@@ -186,6 +202,8 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
     struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_gemm_thread_init};
     size_t scratch = (size_t)p->n_threads * mt_cpu_gemm_scratch_bytes();
     int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
+    if (!rc)
+        rc = create_bf16_gemm(d, err);
     if (!rc && !(d->gemm_scratch = mt_alloc_aligned(scratch)))
         rc = mt_fail_nomem(err, "the compute threads' scratch", scratch);
     if (!rc)

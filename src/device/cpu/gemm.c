@@ -2,9 +2,11 @@
 /*
  * D = op(A) op(B) + bias + C. The output is cut into tiles by shape alone and each is computed by one
  * thread, so the order of every sum, and with it every bit, is the same for any number of threads. K is
- * walked in fixed panels; bf16 operands become f32 a panel at a time (exact), sums are f32 throughout and
- * rounded once.
+ * walked in fixed panels; sums are f32 throughout and rounded once. bf16 operands are multiplied as they
+ * are where the CPU can, else they become f32 a panel at a time (exact).
  */
+#include <string.h>
+
 #include "device/cpu/cpu.h"
 
 enum { TILE = 384, PANEL = 1024 };
@@ -12,6 +14,7 @@ enum { TILE = 384, PANEL = 1024 };
 struct job {
     const struct mt_gemm *a;
     char *scratch; /* of thread 0; the others' follow */
+    struct mt_cpu_bf16_gemm **bf16;
     size_t tile_m, tile_n, tiles_n;
 };
 
@@ -25,11 +28,15 @@ size_t mt_cpu_gemm_scratch_bytes(void)
     return sizeof(struct scratch);
 }
 
-/* Rows of op(X)'s source panel as f32: `rows` runs of `cols`, tight. */
-static void convert(float *dst, const uint16_t *src, size_t rows, size_t cols, size_t ld)
+/* A panel as f32: `rows` runs of `cols`, tight. */
+static void load_panel(float *dst, enum mt_dtype t, const void *src, size_t first, size_t rows,
+                       size_t cols, size_t ld)
 {
-    for (size_t i = 0; i < rows; i++)
-        mt_cpu_bf16_to_f32(dst + i * cols, src + i * ld, cols);
+    for (size_t i = 0; i < rows; i++) {
+        const float *row = mt_cpu_row_f32(t, src, first + i * ld, cols, dst + i * cols);
+        if (row != dst + i * cols)
+            memcpy(dst + i * cols, row, cols * sizeof(*row));
+    }
 }
 
 struct rect {
@@ -44,7 +51,7 @@ static struct rect rect_of(const struct job *j, size_t chunk)
     return r;
 }
 
-static void product_f32(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+static bool product_f32(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
                         float beta)
 {
     const float *pa = a->a, *pb = a->b;
@@ -63,22 +70,42 @@ static void product_f32(const struct mt_gemm *a, const struct rect *r, float *d,
         .d = d,
         .ldd = ldd,
     });
+    return true;
 }
 
-static void product_bf16(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
-                         float beta, struct scratch *s)
+static bool product_bf16(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                         bool accumulate, struct mt_cpu_bf16_gemm *g)
 {
     const uint16_t *pa = a->a, *pb = a->b;
+    return g && mt_cpu_bf16_gemm_tile(g, &(struct mt_cpu_bf16_tile){
+                                             .m = r->m,
+                                             .n = r->n,
+                                             .k = a->k,
+                                             .trans_a = a->trans_a,
+                                             .trans_b = a->trans_b,
+                                             .accumulate = accumulate,
+                                             .a = pa + (a->trans_a ? r->i : r->i * a->lda),
+                                             .lda = a->lda,
+                                             .b = pb + (a->trans_b ? r->j * a->ldb : r->j),
+                                             .ldb = a->ldb,
+                                             .d = d,
+                                             .ldd = ldd,
+                                         });
+}
+
+static void product_of_panels(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
+                              float beta, struct scratch *s)
+{
     for (size_t p = 0; p < a->k; p += PANEL) {
         size_t k = MT_MIN((size_t)PANEL, a->k - p);
         if (a->trans_a)
-            convert(s->a, pa + p * a->lda + r->i, k, r->m, a->lda);
+            load_panel(s->a, a->dtype, a->a, p * a->lda + r->i, k, r->m, a->lda);
         else
-            convert(s->a, pa + r->i * a->lda + p, r->m, k, a->lda);
+            load_panel(s->a, a->dtype, a->a, r->i * a->lda + p, r->m, k, a->lda);
         if (a->trans_b)
-            convert(s->b, pb + r->j * a->ldb + p, r->n, k, a->ldb);
+            load_panel(s->b, a->dtype, a->b, r->j * a->ldb + p, r->n, k, a->ldb);
         else
-            convert(s->b, pb + p * a->ldb + r->j, k, r->n, a->ldb);
+            load_panel(s->b, a->dtype, a->b, p * a->ldb + r->j, k, r->n, a->ldb);
         mt_cpu_gemm_tile(&(struct mt_cpu_tile){
             .m = r->m,
             .n = r->n,
@@ -124,10 +151,13 @@ static void chunk_main(void *ctx, size_t chunk, int thread)
     float *d = direct ? (float *)a->d + r.i * a->ldd + r.j : s->d;
     size_t ldd = direct ? a->ldd : r.n;
     float beta = direct && a->c ? 1 : 0;
-    if (a->dtype == MT_F32)
-        product_f32(a, &r, d, ldd, beta);
-    else
-        product_bf16(a, &r, d, ldd, beta, s);
+    bool done = false;
+    if (a->dtype == MT_BF16)
+        done = product_bf16(a, &r, d, ldd, beta != 0, j->bf16[thread]);
+    else if (!a->trans_a) /* across a matrix with a large power of two of columns the library crawls */
+        done = product_f32(a, &r, d, ldd, beta);
+    if (!done)
+        product_of_panels(a, &r, d, ldd, beta, s);
     if (!direct)
         for (size_t i = 0; i < r.m; i++)
             finish_row(a, &r, i, d + i * ldd);
@@ -142,7 +172,7 @@ static size_t even_tile(size_t n)
 
 void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
 {
-    struct job j = {a, d->gemm_scratch, even_tile(a->m), even_tile(a->n), 0};
+    struct job j = {a, d->gemm_scratch, d->bf16_gemm, even_tile(a->m), even_tile(a->n), 0};
     j.tiles_n = mt_div_up(a->n, j.tile_n);
     size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
     if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */

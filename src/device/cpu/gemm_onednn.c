@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One-thread products by oneDNN's sgemm, which takes row-major matrices. */
+/*
+ * One-thread products by oneDNN: f32 by its sgemm, which takes row-major matrices; bf16 by its matmul
+ * primitives, prepared once for each shape.
+ */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "device/cpu/cpu.h"
 
@@ -16,6 +21,185 @@ void mt_cpu_gemm_tile(const struct mt_cpu_tile *t)
 void mt_cpu_gemm_thread_init(void)
 {
     omp_set_num_threads(1); /* of the calling thread: K must never be split over threads */
+}
+
+/* What a primitive depends on. */
+struct shape {
+    size_t m, n, k, lda, ldb, ldd;
+    size_t flags; /* trans_a, trans_b, accumulate */
+};
+
+struct product {
+    struct shape shape;
+    dnnl_primitive_t primitive; /* NULL: the library has none */
+    dnnl_memory_t a, b, d, scratch;
+};
+
+/* Ragged batches bring ever new shapes: beyond this many all are forgotten. */
+enum { MAX_PRODUCTS = 256 };
+
+struct mt_cpu_bf16_gemm {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    struct product products[MAX_PRODUCTS];
+    size_t n;
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+static bool wanted(void)
+{
+    const char *choice = getenv("MEGATRAIN_CPU_GEMM");
+    dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
+    if (choice)
+        return !strcmp(choice, "bf16");
+    /* Without the instructions the library's bf16 products are slower than converted ones. */
+    return isa >= dnnl_cpu_isa_avx512_core_bf16 && isa != dnnl_cpu_isa_all;
+}
+
+int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
+{
+    *out = NULL;
+    if (!wanted())
+        return 0;
+    struct mt_cpu_bf16_gemm *g = mt_calloc(1, sizeof(*g));
+    if (!g)
+        return mt_fail_nomem(err, "bf16 products", sizeof(*g));
+    if (dnnl_engine_create(&g->engine, dnnl_cpu, 0) ||
+        dnnl_stream_create(&g->stream, g->engine, dnnl_stream_default_flags)) {
+        mt_cpu_bf16_gemm_destroy(&g);
+        return mt_fail(err, MT_ERR_DEVICE, -EIO, "oneDNN gives no CPU engine");
+    }
+    *out = g;
+    return 0;
+}
+
+static void product_finish(struct product *p)
+{
+    dnnl_memory_t memories[] = {p->a, p->b, p->d, p->scratch};
+    for (size_t i = 0; i < MT_ARRAY_LEN(memories); i++)
+        if (memories[i])
+            dnnl_memory_destroy(memories[i]);
+    if (p->primitive)
+        dnnl_primitive_destroy(p->primitive);
+    p->a = p->b = p->d = p->scratch = NULL;
+    p->primitive = NULL;
+}
+
+static void forget_all(struct mt_cpu_bf16_gemm *g)
+{
+    for (size_t i = 0; i < g->n; i++)
+        product_finish(&g->products[i]);
+    g->n = 0;
+}
+
+void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
+{
+    if (!*g)
+        return;
+    forget_all(*g);
+    if ((*g)->stream)
+        dnnl_stream_destroy((*g)->stream);
+    if ((*g)->engine)
+        dnnl_engine_destroy((*g)->engine);
+    free((*g)->scratch);
+    free(*g);
+    *g = NULL;
+}
+
+/* A matrix [rows, cols], or its transpose in memory. */
+static dnnl_memory_desc_t matrix(size_t rows, size_t cols, size_t ld, bool trans,
+                                 dnnl_data_type_t type)
+{
+    dnnl_memory_desc_t md;
+    dnnl_dims_t dims = {(dnnl_dim_t)rows, (dnnl_dim_t)cols};
+    dnnl_dims_t strides = {trans ? 1 : (dnnl_dim_t)ld, trans ? (dnnl_dim_t)ld : 1};
+    dnnl_memory_desc_init_by_strides(&md, 2, dims, type, strides);
+    return md;
+}
+
+static dnnl_primitive_attr_t attributes(bool accumulate)
+{
+    dnnl_primitive_attr_t attr;
+    dnnl_post_ops_t ops;
+    if (dnnl_primitive_attr_create(&attr))
+        return NULL;
+    dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    if (accumulate && !dnnl_post_ops_create(&ops)) {
+        dnnl_post_ops_append_sum(ops, 1.0f);
+        dnnl_primitive_attr_set_post_ops(attr, ops);
+        dnnl_post_ops_destroy(ops);
+    }
+    return attr;
+}
+
+static bool grow_scratch(struct mt_cpu_bf16_gemm *g, size_t bytes)
+{
+    if (bytes <= g->scratch_bytes)
+        return true;
+    free(g->scratch);
+    g->scratch = mt_alloc_aligned(bytes);
+    g->scratch_bytes = g->scratch ? bytes : 0;
+    return g->scratch;
+}
+
+/* On failure the product has no primitive and stays known as such. */
+static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct mt_cpu_bf16_tile *t)
+{
+    dnnl_memory_desc_t a = matrix(t->m, t->k, t->lda, t->trans_a, dnnl_bf16);
+    dnnl_memory_desc_t b = matrix(t->k, t->n, t->ldb, t->trans_b, dnnl_bf16);
+    dnnl_memory_desc_t d = matrix(t->m, t->n, t->ldd, false, dnnl_f32);
+    dnnl_primitive_attr_t attr = attributes(t->accumulate);
+    dnnl_primitive_desc_t desc = NULL;
+    dnnl_matmul_desc_t matmul;
+    bool ok = attr && !dnnl_matmul_desc_init(&matmul, &a, &b, NULL, &d) &&
+              !dnnl_primitive_desc_create(&desc, &matmul, attr, g->engine, NULL);
+    if (ok) {
+        const dnnl_memory_desc_t *s = dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0);
+        ok = grow_scratch(g, dnnl_memory_desc_get_size(s)) &&
+             !dnnl_primitive_create(&p->primitive, desc) &&
+             !dnnl_memory_create(&p->a, &a, g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->b, &b, g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->d, &d, g->engine, DNNL_MEMORY_NONE) &&
+             !dnnl_memory_create(&p->scratch, s, g->engine, DNNL_MEMORY_NONE);
+    }
+    if (desc)
+        dnnl_primitive_desc_destroy(desc);
+    if (attr)
+        dnnl_primitive_attr_destroy(attr);
+    if (!ok)
+        product_finish(p);
+}
+
+static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t)
+{
+    struct shape s = {t->m, t->n, t->k, t->lda, t->ldb, t->ldd,
+                      (size_t)t->trans_a | (size_t)t->trans_b << 1 | (size_t)t->accumulate << 2};
+    for (size_t i = 0; i < g->n; i++)
+        if (!memcmp(&g->products[i].shape, &s, sizeof(s)))
+            return &g->products[i];
+    if (g->n == MAX_PRODUCTS)
+        forget_all(g);
+    struct product *p = &g->products[g->n++];
+    *p = (struct product){.shape = s};
+    prepare(g, p, t);
+    return p;
+}
+
+bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t)
+{
+    struct product *p = product_for(g, t);
+    if (!p->primitive)
+        return false;
+    dnnl_memory_set_data_handle(p->a, (void *)(uintptr_t)t->a);
+    dnnl_memory_set_data_handle(p->b, (void *)(uintptr_t)t->b);
+    dnnl_memory_set_data_handle(p->d, t->d);
+    dnnl_memory_set_data_handle(p->scratch, g->scratch);
+    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, p->a},
+                              {DNNL_ARG_WEIGHTS, p->b},
+                              {DNNL_ARG_DST, p->d},
+                              {DNNL_ARG_SCRATCHPAD, p->scratch}};
+    return !dnnl_primitive_execute(p->primitive, g->stream, MT_ARRAY_LEN(args), args);
 }
 
 void mt_cpu_gemm_describe(char *buf, size_t len)

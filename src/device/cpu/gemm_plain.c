@@ -68,6 +68,25 @@ void mt_cpu_gemm_thread_init(void)
 {
 }
 
+int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
+{
+    (void)err;
+    *out = NULL;
+    return 0;
+}
+
+void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
+{
+    (void)g;
+}
+
+bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t)
+{
+    (void)g;
+    (void)t;
+    return false;
+}
+
 void mt_cpu_gemm_describe(char *buf, size_t len)
 {
     snprintf(buf, len, "plain C, slow: build with oneDNN");

@@ -86,8 +86,8 @@ static void numbers_are_short_and_exact(void **state)
         char want[64], *text;
         cJSON *o = cJSON_CreateObject();
         snprintf(want, sizeof(want), "{\"x\":%s}", cases[i].text);
-        mt_json_add_number(o, "x", cases[i].v);
-        text = cJSON_PrintUnformatted(o);
+        cJSON_AddNumberToObject(o, "x", cases[i].v);
+        text = mt_json_print(o, false);
         assert_string_equal(text, want);
         free(text);
         cJSON_Delete(o);

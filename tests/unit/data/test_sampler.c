@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "data/dataset.h"
+#include "data/loader.h"
 
 struct fixture {
     char dir[64], file[96], cache[96];
@@ -132,6 +133,39 @@ static void a_step_depends_on_its_number_alone(void **state)
     finish(&f);
 }
 
+static void the_loader_gives_what_the_sampler_does(void **state)
+{
+    (void)state;
+    /* in order, a step again, back, far ahead, to the end */
+    static const uint64_t steps[] = {0, 1, 2, 2, 3, 1, 30, 31, 38, 39};
+    struct fixture f;
+    struct mt_step_data want;
+    mt_loader *l = NULL;
+    make(&f, 300, 128, 20);
+    mt_sampler *s = sampler(&f, 128, 6, 4, true, true), *other = sampler(&f, 128, 6, 4, true, true);
+    assert_int_equal(mt_step_data_init(&want, s, NULL), 0);
+    assert_int_equal(mt_loader_create(&l, other, 0, 40, NULL), 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(steps); i++) {
+        const struct mt_step_data *got;
+        assert_int_equal(mt_sampler_fill(s, steps[i], &want, NULL), 0);
+        assert_int_equal(mt_loader_get(l, steps[i], &got, NULL), 0);
+        assert_int_equal(got->n, want.n);
+        assert_int_equal(got->n_loss, want.n_loss);
+        for (size_t m = 0; m < want.n; m++) {
+            assert_int_equal(got->micro[m].n_tokens, want.micro[m].n_tokens);
+            assert_memory_equal(got->micro[m].ids, want.micro[m].ids, want.micro[m].n_tokens * 4);
+            assert_memory_equal(got->micro[m].order, want.micro[m].order, want.micro[m].n_tokens * 4);
+        }
+    }
+    mt_loader_destroy(&l);
+    assert_int_equal(mt_loader_create(&l, other, 5, 40, NULL), 0); /* destroyed while it works ahead */
+    mt_loader_destroy(&l);
+    mt_step_data_finish(&want);
+    mt_sampler_destroy(&s);
+    mt_sampler_destroy(&other);
+    finish(&f);
+}
+
 static void targets_are_shifted_within_a_document(void **state)
 {
     (void)state;
@@ -203,6 +237,7 @@ int main(void)
         cmocka_unit_test(packing_fills_rows),
         cmocka_unit_test(every_sample_comes_once_an_epoch),
         cmocka_unit_test(a_step_depends_on_its_number_alone),
+        cmocka_unit_test(the_loader_gives_what_the_sampler_does),
         cmocka_unit_test(targets_are_shifted_within_a_document),
         cmocka_unit_test(the_held_out_share_is_stable),
         cmocka_unit_test(a_cached_shard_is_used_and_a_damaged_one_made_anew),

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "engine/program.h"
 
 enum { MAX_UNITS = 16 };
@@ -49,6 +50,22 @@ static int build_and_check(struct fixture *f, struct mt_program *prog, struct mt
     return rc ? rc : mt_program_check(prog, err);
 }
 
+/* Planes on the disk from the unit `from` on: bits of `what`. */
+enum { STATES = 1, WEIGHTS = 2, GRADS = 4, SPILLS = 8 };
+static void put_on_disk(struct fixture *f, unsigned what, size_t from)
+{
+    f->p.piece_elems = MT_PIECE_ALIGN;
+    f->p.spill_disk = what & SPILLS;
+    for (size_t u = from; u < f->p.n_units; u++) {
+        struct mt_unit_shape *s = &f->units[u];
+        s->grad_elems = 5000 + 900 * u; /* three pieces and more */
+        s->staged_elem_bytes = what & WEIGHTS ? 2 : 0;
+        s->state_elem_bytes_written = what & STATES ? 10 : 0;
+        s->grad_on_disk = what & GRADS && s->trainable;
+        s->state_elem_bytes = s->state_elem_bytes_written + (s->grad_on_disk ? 2 : 0);
+    }
+}
+
 static size_t count(const struct mt_program *p, enum mt_opcode op)
 {
     size_t n = 0;
@@ -84,6 +101,149 @@ static void every_variant_passes_the_checker(void **state)
         struct mt_err err = {0};
         if (build_and_check(&f, &prog, &err))
             fail_msg("variant %d: %s", v, err.msg);
+        mt_program_finish(&prog);
+    }
+}
+
+static void every_variant_with_a_disk_passes_the_checker(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 8192; v++) {
+        struct fixture f;
+        make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
+        f.p.tied = v >> 3 & 1;
+        f.p.join = v >> 4 & 1;
+        f.p.microbatch = (v >> 5 & 3) == 3;
+        f.p.poison = v >> 6 & 1;
+        f.p.mode = (enum mt_program_mode)(v % 7 < 4 ? MT_MODE_TRAIN : v % 7 - 3);
+        for (size_t u = 0; u < f.p.n_units; u++) {
+            f.units[u].recompute = (v >> 7 & 1) || (u & 1);
+            f.units[u].trainable = (v >> 8 & 1) || u > 1;
+        }
+        put_on_disk(&f, 1 + (unsigned)v % 15, (size_t)v % 3);
+        int least[MT_N_POOLS], most[MT_N_POOLS];
+        mt_program_min_buffers(&f.p, least);
+        mt_program_max_buffers(&f.p, most);
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            int few = MT_MIN(least[i] + 1, MT_MAX(most[i], least[i]));
+            f.p.n_buffers[i] = v >> 9 & 1 ? few : v >> 10 & 1 ? most[i] : least[i];
+            if (i >= MT_N_DEVICE_POOLS) /* host memory is short or not whatever the device has */
+                f.p.n_buffers[i] = v >> 11 & 1 ? few : v >> 12 & 1 ? most[i] : least[i];
+        }
+        struct mt_program prog = {0};
+        struct mt_err err = {0};
+        if (build_and_check(&f, &prog, &err))
+            fail_msg("variant %d: %s", v, err.msg);
+        mt_program_finish(&prog);
+    }
+}
+
+static void every_piece_is_read_updated_and_written_once(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    make(&f, 6, 2);
+    put_on_disk(&f, STATES | WEIGHTS | GRADS, 0);
+    for (int update = 0; update < 2; update++) {
+        f.p.mode = update ? MT_MODE_UPDATE : MT_MODE_TRAIN;
+        mt_program_min_buffers(&f.p, f.p.n_buffers);
+        assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+        size_t pieces = 0, elems = 0, want = 0, read = 0, written = 0, in_all = 0;
+        for (size_t u = 0; u < f.p.n_units; u++) {
+            pieces += (f.units[u].grad_elems + MT_PIECE_ALIGN - 1) / MT_PIECE_ALIGN;
+            want += f.units[u].grad_elems;
+        }
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            const struct mt_instr *in = &prog.instrs[i];
+            bool state_op = in->n_operands && prog.objects[in->operand[0].object].kind == MT_OBJ_STATE;
+            elems += in->op == MT_OP_ADAM ? in->elems : 0;
+            in_all += in->op == MT_OP_ADAM;
+            read += in->op == MT_OP_READ && state_op;
+            written += in->op == MT_OP_WRITE && state_op;
+            if (in->op == MT_OP_WRITE && state_op)
+                assert_int_equal(in->bytes % (10 * MT_PIECE_ALIGN), 0);
+        }
+        assert_int_equal(elems, want);
+        assert_int_equal(in_all, pieces);
+        assert_int_equal(read, pieces);
+        assert_int_equal(written, pieces);
+        struct mt_disk_traffic t = mt_program_disk_traffic(&prog);
+        assert_true(t.read[MT_DISK_STATES] > t.written[MT_DISK_STATES]); /* gradients are read */
+        assert_true((t.written[MT_DISK_GRADIENTS] > 0) == !update);
+        mt_program_finish(&prog);
+    }
+}
+
+/* Adam leaves the new weights in staging, and forward takes them from there. */
+static void forward_reads_no_weights_from_the_disk_again(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    make(&f, 8, 2);
+    put_on_disk(&f, STATES | WEIGHTS, 0);
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    int reads[10] = {0}, loads[10] = {0};
+    for (size_t i = 0; i < prog.n_instrs; i++) {
+        const struct mt_instr *in = &prog.instrs[i];
+        if (!in->n_operands)
+            continue;
+        enum mt_object_kind kind = prog.objects[in->operand[0].object].kind;
+        reads[in->unit] += in->op == MT_OP_READ && kind == MT_OBJ_STAGED;
+        loads[in->unit] += in->op == MT_OP_LOAD && kind == MT_OBJ_WEIGHTS;
+    }
+    for (int u = 0; u < 10; u++)
+        assert_true(reads[u] <= loads[u]);
+    mt_program_finish(&prog);
+}
+
+static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    make(&f, 8, 3);
+    for (size_t u = 0; u < f.p.n_units; u++)
+        f.units[u].recompute = false;
+    put_on_disk(&f, SPILLS, 0);
+    int most[MT_N_POOLS];
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    mt_program_max_buffers(&f.p, most);
+    uint64_t before = UINT64_MAX;
+    for (int n = 2; n <= most[MT_POOL_SPILLED_RECORD]; n++) {
+        f.p.n_buffers[MT_POOL_SPILLED_RECORD] = n;
+        f.p.n_buffers[MT_POOL_SPILLED] = MT_MIN(2 * n, most[MT_POOL_SPILLED]);
+        assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+        struct mt_disk_traffic t = mt_program_disk_traffic(&prog);
+        assert_true(t.written[MT_DISK_ACTIVATIONS] <= before); /* more memory never costs more wear */
+        assert_true(n > 2 || t.written[MT_DISK_ACTIVATIONS] > 0);
+        before = t.written[MT_DISK_ACTIVATIONS];
+        mt_program_finish(&prog);
+    }
+    assert_int_equal(before, 0);
+}
+
+/* An untied head's buffer is free from the start; its load must not keep the layers' waiting. */
+static void first_loads_stand_in_the_order_of_updates(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    make(&f, 8, 2);
+    mt_program_max_buffers(&f.p, f.p.n_buffers);
+    for (int slots = 2; slots < 9; slots++) {
+        f.p.n_buffers[MT_POOL_WEIGHTS] = slots;
+        assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+        int next = 0;
+        for (size_t i = 0; i < prog.n_instrs; i++)
+            if (prog.instrs[i].op == MT_OP_LOAD && prog.instrs[i].unit == next &&
+                prog.objects[prog.instrs[i].operand[0].object].kind == MT_OBJ_WEIGHTS)
+                next++;
+            else if (prog.instrs[i].op == MT_OP_LOAD)
+                assert_true(prog.instrs[i].unit < next);
+        assert_int_equal(next, 10);
         mt_program_finish(&prog);
     }
 }
@@ -179,13 +339,16 @@ static void prefetch_starts_before_use(void **state)
 }
 
 /* Waits that follow from others are not in a program, so every one that is must be missed. */
-static void dropping_a_wait_is_rejected(void **state)
+static void drop_each_wait(unsigned disk)
 {
-    (void)state;
     struct fixture f;
     struct mt_program prog;
     make(&f, 5, 3);
     f.p.tied = true;
+    for (size_t u = 0; u < f.p.n_units; u++)
+        f.units[u].recompute = !disk;
+    if (disk)
+        put_on_disk(&f, disk, 0);
     mt_program_min_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t tried = 0, found = 0;
@@ -205,6 +368,37 @@ static void dropping_a_wait_is_rejected(void **state)
     mt_program_finish(&prog);
 }
 
+static void dropping_a_wait_is_rejected(void **state)
+{
+    (void)state;
+    for (unsigned disk = 0; disk < 16; disk++)
+        drop_each_wait(disk);
+}
+
+static void a_plane_that_stays_in_staging_is_rejected(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 3, 1);
+    put_on_disk(&f, STATES, 0);
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    size_t i = prog.n_instrs;
+    while (prog.instrs[--i].op != MT_OP_WRITE)
+        ;
+    for (size_t k = i; k + 1 < prog.n_instrs; k++) {
+        prog.instrs[k] = prog.instrs[k + 1];
+        for (int q = 0; q < MT_N_QUEUES; q++)
+            prog.instrs[k].wait[q] -= prog.instrs[k].wait[q] > (int)i;
+    }
+    prog.n_instrs--;
+    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "never reaches the disk"));
+    mt_program_finish(&prog);
+}
+
 static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
 {
     (void)state;
@@ -212,6 +406,7 @@ static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 5, 2);
+    f.p.n_buffers[MT_POOL_BOUNDARY] = 20; /* else loads of boundaries before it imply the wait */
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     for (size_t i = 0; i < prog.n_instrs; i++) {
         struct mt_instr *in = &prog.instrs[i];
@@ -264,6 +459,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_variant_passes_the_checker),
+        cmocka_unit_test(every_variant_with_a_disk_passes_the_checker),
+        cmocka_unit_test(every_piece_is_read_updated_and_written_once),
+        cmocka_unit_test(forward_reads_no_weights_from_the_disk_again),
+        cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
+        cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
+        cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
         cmocka_unit_test(layered_moves_an_eighth_of_what_microbatch_moves),
         cmocka_unit_test(gradients_leave_once_a_step),
         cmocka_unit_test(everything_resident_loads_each_unit_once),

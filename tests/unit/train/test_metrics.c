@@ -17,6 +17,7 @@
 #include "train/metrics.h"
 
 static char dir[64], path[128];
+static const struct mt_config jsonl = {.log.jsonl = true};
 
 static int set_up(void **state)
 {
@@ -44,7 +45,7 @@ static struct mt_step_report report(uint64_t step, double loss)
 static void write_steps(uint64_t from, uint64_t to, uint64_t open_at)
 {
     struct mt_metrics *m = NULL;
-    assert_int_equal(mt_metrics_open(&m, dir, open_at, NULL), 0);
+    assert_int_equal(mt_metrics_open(&m, &jsonl, dir, open_at, NULL), 0);
     for (uint64_t s = from; s <= to; s++) {
         struct mt_step_report r = report(s, (double)s);
         cJSON *o = mt_metrics_step_record(&r);
@@ -107,7 +108,7 @@ static void numbers_read_back_exactly(void **state)
             continue;
         struct mt_step_report r = report(i, loss);
         cJSON *o = mt_metrics_step_record(&r);
-        char *text = cJSON_PrintUnformatted(o);
+        char *text = mt_json_print(o, false);
         cJSON *back = cJSON_Parse(text);
         assert_true(mt_json_get(back, "loss")->valuedouble == loss);
         assert_true(mt_json_get(back, "lr")->valuedouble == 1e-5 / 3);
@@ -125,7 +126,7 @@ static void a_skipped_step_is_told_with_its_tensor(void **state)
     r.result.grad_norm = NAN;
     snprintf(r.result.bad_tensor, sizeof(r.result.bad_tensor), "model.norm.weight");
     cJSON *o = mt_metrics_step_record(&r);
-    char *text = cJSON_PrintUnformatted(o);
+    char *text = mt_json_print(o, false);
     assert_non_null(strstr(text, "\"grad_norm\":null"));
     assert_non_null(strstr(text, "\"skipped\":true"));
     assert_non_null(strstr(text, "\"bad_tensor\":\"model.norm.weight\""));
@@ -154,7 +155,7 @@ static void a_folder_that_is_not_there_is_an_error(void **state)
     (void)state;
     struct mt_metrics *m = NULL;
     struct mt_err err = {0};
-    assert_int_equal(mt_metrics_open(&m, "/no/such/folder", 0, &err), -ENOENT);
+    assert_int_equal(mt_metrics_open(&m, &jsonl, "/no/such/folder", 0, &err), -ENOENT);
     assert_null(m);
     assert_non_null(strstr(err.msg, "/no/such/folder/metrics.jsonl"));
 }

@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data prepare, data stats; data show is in data_show.c. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "data_show.h"
+#include "train/session.h"
+
+enum { BARS = 24, BAR_WIDTH = 40 };
+
+/* What `data stats` tells beside what the data set counts itself. */
+struct tally {
+    uint64_t bins[BARS], bin_width;
+    uint64_t n_duplicates; /* samples whose tokens came before */
+    uint64_t n_leaked;     /* evaluation samples that are training samples too */
+    size_t p50, p90, p99;
+};
+
+static double share(uint64_t part, uint64_t whole)
+{
+    return whole ? 100.0 * (double)part / (double)whole : 0;
+}
+
+static int print_prepared(const struct mt_session *s)
+{
+    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+        printf("%s: %s, %llu samples, %llu tokens, %.1f%% trained%s\n", src->path, src->stats.format,
+               (unsigned long long)src->stats.n_samples, (unsigned long long)src->stats.n_tokens,
+               share(src->stats.n_trained, src->stats.n_tokens),
+               src->stats.from_cache ? " (cached)" : "");
+    }
+    printf("%llu rows of %lld tokens, %.1f%% full; %llu steps a pass\n",
+           (unsigned long long)mt_sampler_rows_per_epoch(s->sampler), (long long)s->cfg->data.seq_len,
+           100 * mt_sampler_efficiency(s->sampler),
+           (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+    return 0;
+}
+
+static int compare_u64(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static uint64_t *hashes(const mt_dataset *d, uint64_t *lengths)
+{
+    uint64_t n = mt_dataset_stats(d)->n_samples;
+    uint64_t *h = mt_calloc(n, sizeof(*h));
+    for (uint64_t i = 0; h && i < n; i++) {
+        const uint32_t *ids;
+        size_t len = mt_dataset_sample(d, i, &ids, NULL);
+        h[i] = XXH3_64bits(ids, len * sizeof(*ids));
+        if (lengths)
+            lengths[i] = len;
+    }
+    if (h)
+        qsort(h, n, sizeof(*h), compare_u64);
+    return h;
+}
+
+static int count(const struct mt_session *s, struct tally *t, struct mt_err *err)
+{
+    uint64_t n = mt_dataset_stats(s->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
+    uint64_t *h = lens ? hashes(s->data, lens) : NULL, *e = NULL;
+    uint64_t n_eval = s->eval_data ? mt_dataset_stats(s->eval_data)->n_samples : 0;
+    int rc = h ? 0 : mt_fail_nomem(err, "statistics", 2 * n * sizeof(*h));
+    if (!rc && n_eval && !(e = hashes(s->eval_data, NULL)))
+        rc = mt_fail_nomem(err, "statistics", n_eval * sizeof(*e));
+    *t = (struct tally){.bin_width = mt_div_up(mt_dataset_stats(s->data)->max_len + 1, BARS)};
+    for (uint64_t i = 0; i < n && !rc; i++) {
+        t->bins[lens[i] / t->bin_width]++;
+        t->n_duplicates += i && h[i] == h[i - 1];
+    }
+    for (uint64_t i = 0; i < n_eval && !rc; i++)
+        t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), compare_u64) != NULL;
+    if (!rc) {
+        qsort(lens, n, sizeof(*lens), compare_u64);
+        t->p50 = lens[n / 2];
+        t->p90 = lens[n * 9 / 10];
+        t->p99 = lens[n * 99 / 100];
+    }
+    free(lens);
+    free(h);
+    free(e);
+    return rc;
+}
+
+static void print_histogram(const struct tally *t, uint64_t max_len)
+{
+    uint64_t most = 1;
+    for (int i = 0; i < BARS; i++)
+        most = MT_MAX(most, t->bins[i]);
+    printf("\nLength in tokens       samples\n");
+    for (int i = 0; i < BARS && (uint64_t)i * t->bin_width <= max_len; i++) {
+        int width = (int)((double)t->bins[i] / (double)most * BAR_WIDTH + 0.999);
+        printf("%8llu - %-8llu %10llu  ", (unsigned long long)i * t->bin_width,
+               (unsigned long long)(i + 1) * t->bin_width - 1, (unsigned long long)t->bins[i]);
+        for (int k = 0; k < width; k++)
+            putchar('#');
+        putchar('\n');
+    }
+}
+
+static void print_stats(const struct mt_session *s, const struct tally *t, bool refused)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    printf("Source                                     samples       tokens  trained   longest  weight\n");
+    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+        size_t n = strlen(src->path);
+        printf("%-38s %11llu %12llu  %6.1f%%  %8llu  %6g\n", src->path + (n > 38 ? n - 38 : 0),
+               (unsigned long long)src->stats.n_samples, (unsigned long long)src->stats.n_tokens,
+               share(src->stats.n_trained, src->stats.n_tokens),
+               (unsigned long long)src->stats.longest, src->weight);
+    }
+    print_histogram(t, d->max_len);
+    printf("\nSamples     %llu (%s); half are up to %zu tokens, 90%% up to %zu, 99%% up to %zu; the "
+           "longest %llu\n",
+           (unsigned long long)d->n_samples, d->format, t->p50, t->p90, t->p99,
+           (unsigned long long)d->longest);
+    printf("Tokens      %llu, %.1f%% trained\n", (unsigned long long)d->n_tokens,
+           share(d->n_trained, d->n_tokens));
+    printf("Over-long   %llu of more than data.seq_len = %lld: %llu truncated, %llu dropped, %llu split%s\n",
+           (unsigned long long)d->n_overlong, (long long)s->cfg->data.seq_len,
+           (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
+           (unsigned long long)d->n_split,
+           refused && d->n_overlong ? " here, for these figures: with data.overlong = error a run refuses them" : "");
+    printf("Left out    %llu samples without a trained token\n", (unsigned long long)d->n_untrained);
+    if (d->n_endless)
+        printf("No end      %llu samples train no token that ends a turn\n",
+               (unsigned long long)d->n_endless);
+    printf("Duplicates  %llu samples (%.2f%%) have the tokens of another", (unsigned long long)t->n_duplicates,
+           share(t->n_duplicates, d->n_samples));
+    if (s->eval_data)
+        printf("; %llu evaluation samples are training samples", (unsigned long long)t->n_leaked);
+    printf("\nEvaluation  %llu samples\n", (unsigned long long)s->held_out.n);
+    printf("Packing     %llu rows of %lld tokens, %.2f%% full, %.1f samples a row at most; %llu steps a "
+           "pass\n",
+           (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->data.seq_len,
+           100 * mt_sampler_efficiency(s->sampler), (double)mt_sampler_max_docs_per_row(s->sampler),
+           (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+}
+
+static void add(cJSON *o, const char *key, double v)
+{
+    cJSON_AddNumberToObject(o, key, v);
+}
+
+static void print_stats_json(const struct mt_session *s, const struct tally *t)
+{
+    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "sources");
+    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+        cJSON *e = cJSON_CreateObject();
+        cJSON_AddStringToObject(e, "path", src->path);
+        cJSON_AddStringToObject(e, "format", src->stats.format);
+        add(e, "samples", (double)src->stats.n_samples);
+        add(e, "tokens", (double)src->stats.n_tokens);
+        add(e, "trained", (double)src->stats.n_trained);
+        add(e, "longest", (double)src->stats.longest);
+        add(e, "weight", src->weight);
+        cJSON_AddItemToArray(list, e);
+    }
+    add(o, "samples", (double)d->n_samples);
+    add(o, "tokens", (double)d->n_tokens);
+    add(o, "trained", (double)d->n_trained);
+    add(o, "longest", (double)d->longest);
+    add(o, "overlong", (double)d->n_overlong);
+    add(o, "untrained", (double)d->n_untrained);
+    add(o, "endless", (double)d->n_endless);
+    add(o, "duplicates", (double)t->n_duplicates);
+    add(o, "leaked", (double)t->n_leaked);
+    add(o, "eval_samples", (double)s->held_out.n);
+    add(o, "p50", (double)t->p50);
+    add(o, "p90", (double)t->p90);
+    add(o, "p99", (double)t->p99);
+    add(o, "rows", (double)mt_sampler_n_rows(s->sampler));
+    add(o, "efficiency", mt_sampler_efficiency(s->sampler));
+    add(o, "steps_per_epoch", (double)mt_sampler_steps_per_epoch(s->sampler));
+    add(o, "bin_width", (double)t->bin_width);
+    cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
+    for (int i = 0; i < BARS; i++)
+        cJSON_AddItemToArray(bins, cJSON_CreateNumber((double)t->bins[i]));
+    char *text = cJSON_Print(o);
+    printf("%s\n", text ? text : "");
+    free(text);
+    cJSON_Delete(o);
+}
+
+static int stats(const struct mt_session *s, bool json, bool refused, struct mt_err *err)
+{
+    struct tally t;
+    int rc = count(s, &t, err);
+    if (!rc && json)
+        print_stats_json(s, &t);
+    else if (!rc)
+        print_stats(s, &t, refused);
+    return rc;
+}
+
+int cli_cmd_data(struct cli *cli, const struct cli_args *args)
+{
+    const char *what = args->operands[0];
+    struct mt_config *cfg = NULL;
+    struct mt_session s = {0};
+    struct mt_err err;
+    bool is_prepare = !strcmp(what, "prepare"), is_show = !strcmp(what, "show");
+    bool is_stats = !strcmp(what, "stats"), json = cli_arg(args, "json") != NULL;
+    if (!is_prepare && !is_show && !is_stats) {
+        fprintf(stderr, "usage: megatrain data prepare|show|stats CONFIG.ini\n");
+        return EXIT_USAGE;
+    }
+    int rc = cli_load_config(&cfg, args, &err);
+    /* a look at the data shows what is over-long instead of stopping at it */
+    bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
+    if (refused)
+        rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);
+    if (!rc)
+        rc = mt_session_prepare_data(&s, cfg, &err);
+    if (!rc && is_prepare)
+        rc = print_prepared(&s);
+    else if (!rc && is_stats)
+        rc = stats(&s, json, refused, &err);
+    else if (!rc)
+        rc = cli_data_show(cli, args, &s, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    mt_session_finish(&s);
+    mt_config_destroy(&cfg);
+    return code;
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_DATA_SHOW_H
+#define CLI_DATA_SHOW_H
+
+#include "cli.h"
+#include "train/session.h"
+
+/** Samples with their trained tokens marked: by colour, brackets, in an HTML file, or as JSON lines. */
+int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_session *s,
+                  struct mt_err *err);
+
+#endif

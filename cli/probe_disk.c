@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "store/disk.h"
+
+/* "64KiB" and the like, by the parser of the configuration. */
+static int parse_size(const struct cli_args *args, const char *name, uint64_t *out,
+                      struct mt_err *err)
+{
+    struct mt_config *cfg = NULL;
+    const char *text = cli_arg(args, name);
+    if (!text)
+        return 0;
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
+    if (!rc)
+        rc = mt_config_override(cfg, "memory.host_budget", text, name, err);
+    if (!rc && (cfg->memory.host_budget.is_auto || cfg->memory.host_budget.is_ratio))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s %s: bytes with a unit, such as 1MiB", name, text);
+    if (!rc)
+        *out = cfg->memory.host_budget.bytes;
+    mt_config_destroy(&cfg);
+    return rc;
+}
+
+static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt_err *err)
+{
+    const char *io = cli_arg(args, "io"), *depth = cli_arg(args, "depth");
+    const char *seconds = cli_arg(args, "seconds");
+    uint64_t request = 0;
+    *p = (struct mt_disk_probe){.dir = args->n_operands > 1 ? args->operands[1] : ".",
+                                .depth = depth ? (unsigned)strtoul(depth, NULL, 10) : 0,
+                                .seconds = seconds ? strtod(seconds, NULL) : 3,
+                                .both = true};
+    if (io && strcmp(io, "io_uring") && strcmp(io, "threads"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--io %s: io_uring or threads", io);
+    p->io = !io ? MT_IO_AUTO : !strcmp(io, "threads") ? MT_IO_THREADS : MT_IO_URING;
+    int rc = parse_size(args, "size", &p->bytes, err);
+    if (!rc)
+        rc = parse_size(args, "request", &request, err);
+    p->request_bytes = (size_t)request;
+    if (!rc && (request % MT_DISK_ALIGN || request > 1 << 30 || p->depth > 4096))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--request: a multiple of %d up to 1GiB; --depth: up to "
+                     "4096", MT_DISK_ALIGN);
+    return rc;
+}
+
+int cli_probe_disk(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_disk_probe p;
+    struct mt_disk_rates r;
+    struct mt_err err;
+    (void)cli;
+    int rc = parse(&p, args, &err);
+    if (!rc)
+        rc = mt_disk_measure(&r, &p, &err);
+    if (rc)
+        return cli_fail(&err);
+    if (cli_arg(args, "json")) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddNumberToObject(o, "disk read GB/s", r.read);
+        cJSON_AddNumberToObject(o, "disk write GB/s", r.write);
+        cJSON_AddNumberToObject(o, "disk both GB/s", r.together);
+        cJSON_AddNumberToObject(o, "disk read CPUs", r.cpu_read);
+        cJSON_AddNumberToObject(o, "disk write CPUs", r.cpu_write);
+        cJSON_AddStringToObject(o, "disk io", r.info.io);
+        cJSON_AddBoolToObject(o, "disk direct", r.info.direct);
+        cJSON_AddBoolToObject(o, "disk registered buffers", r.info.buffers_registered);
+        cJSON_AddNumberToObject(o, "disk alignment", (double)r.info.align);
+        cJSON_AddNumberToObject(o, "disk depth", r.info.depth);
+        char *text = cJSON_Print(o);
+        printf("%s\n", text ? text : "");
+        free(text);
+        cJSON_Delete(o);
+        return 0;
+    }
+    printf("%s: %s, %s, %s buffers, alignment %zu, depth %u\n", p.dir, r.info.io,
+           r.info.direct ? "direct" : "through the page cache",
+           r.info.buffers_registered ? "registered" : "plain", r.info.align, r.info.depth);
+    printf("read   %6.2f GB/s  %.2f CPUs\n", r.read, r.cpu_read);
+    printf("write  %6.2f GB/s  %.2f CPUs\n", r.write, r.cpu_write);
+    printf("both   %6.2f GB/s  together\n", r.together);
+    return 0;
+}

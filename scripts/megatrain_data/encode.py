@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples to token ids and masks: the model's tokenizer.json through `tokenizers`, or bytes."""
+import glob
+import json
+import os
+
+import jinja2
+import numpy as np
+
+from . import template
+from .errors import DataError
+from .formats import Bad, Chat, Ids, Pair
+
+BYTE_BOS, BYTE_EOS, BYTE_VOCAB = 256, 257, 259
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<|endoftext|>", "<|end_of_text|>")
+
+
+def read_json(path, needed=True):
+    if not needed and not os.path.exists(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError) as e:
+        raise DataError(f"cannot read {path}: {e}") from None
+
+
+def as_text(token):
+    return token["content"] if isinstance(token, dict) else token
+
+
+class ByteTokenizer:
+    """256 bytes, then bos, eos, pad: as the trainer itself has it."""
+
+    def __init__(self):
+        self.prefix, self.suffix = [BYTE_BOS], []
+        self.bos, self.eos, self.ends = BYTE_BOS, BYTE_EOS, {BYTE_EOS}
+        self.special, self.end_texts, self.config, self.max_id = {}, list(END_NAMES), {}, BYTE_VOCAB - 1
+        self.bytes = True
+
+    def encode(self, texts):
+        return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.uint32) for t in texts]
+
+    def encode_spans(self, texts, spans):
+        out = []
+        for t, ids, ss in zip(texts, self.encode(texts), spans):
+            mask = np.zeros(len(ids), dtype=bool)
+            for s, e in ss:
+                mask[len(t[:s].encode()):len(t[:e].encode())] = True
+            out.append((ids, mask))
+        return out
+
+    def decode(self, ids):
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+
+class ModelTokenizer:
+    """tokenizer.json with what tokenizer_config.json adds to it."""
+
+    bytes = False
+
+    def __init__(self, model_dir):
+        import tokenizers
+        path = os.path.join(model_dir, "tokenizer.json")
+        if not os.path.exists(path):
+            raise DataError(f"{model_dir} has no tokenizer.json (convert its tokenizer with transformers' "
+                            "save_pretrained), or set data.tokenizer = byte")
+        try:
+            self.t = tokenizers.Tokenizer.from_file(path)
+        except Exception as e:
+            raise DataError(f"cannot read {path}: {e}") from None
+        self.config = read_json(os.path.join(model_dir, "tokenizer_config.json"), needed=False)
+        named = {**read_json(os.path.join(model_dir, "special_tokens_map.json"), needed=False), **self.config}
+        self.special = {k: as_text(named[k]) for k in NAMED if named.get(k) is not None}
+        self.t.no_truncation()
+        self.t.no_padding()
+        self.t.encode_special_tokens = bool(self.config.get("split_special_tokens", False))
+        self._add_missing(tokenizers, path)
+        added = self.t.get_added_tokens_decoder()
+        self.max_id = max(max(self.t.get_vocab(with_added_tokens=True).values(), default=0), max(added, default=0))
+        id_of = lambda name: self.t.token_to_id(self.special[name]) if name in self.special else None
+        self.bos, self.eos = id_of("bos_token"), id_of("eos_token")
+        self.ends = {i for i, a in added.items() if a.special}
+        self.ends |= {self.eos} - {None}
+        generation = read_json(os.path.join(model_dir, "generation_config.json"), needed=False)
+        for value in (generation.get("eos_token_id"),):
+            self.ends |= set(value if isinstance(value, list) else [] if value is None else [value])
+        self.end_texts = sorted({a.content for a in added.values() if a.special} | {self.special.get("eos_token", "")} - {""})
+        self._learn_ends_of_text()
+
+    def _add_missing(self, tokenizers, path):
+        """Tokens that only tokenizer_config.json names, where their ids follow on."""
+        have = self.t.get_added_tokens_decoder()
+        more = self.config.get("added_tokens_decoder") or {}
+        for i in sorted(int(k) for k in more):
+            a = more[str(i)]
+            if i in have or not isinstance(a, dict):
+                continue
+            keep = {k: a[k] for k in ("single_word", "lstrip", "rstrip", "normalized") if k in a}
+            token = tokenizers.AddedToken(a["content"], special=a.get("special", False), **keep)
+            (self.t.add_special_tokens if token.special else self.t.add_tokens)([token])
+            if self.t.token_to_id(a["content"]) != i:
+                raise DataError(f'tokenizer_config.json beside {path} gives the token "{a["content"]}" the id {i}, '
+                                f"tokenizer.json {self.t.token_to_id(a['content'])}")
+
+    def _learn_ends_of_text(self):
+        """What a plain text gets in front and behind; then the post-processor goes, which else trims offsets."""
+        inner = self.t.encode("a", add_special_tokens=False).ids
+        whole = self.t.encode("a", add_special_tokens=True).ids
+        at = next((k for k in range(len(whole)) if whole[k:k + len(inner)] == inner), 0)
+        self.prefix, self.suffix = whole[:at], whole[at + len(inner):]
+        self.t.post_processor = None
+
+    def encode(self, texts):
+        return [np.array(e.ids, dtype=np.uint32) for e in self.t.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_spans(self, texts, spans):
+        """Ids, and a mask of the tokens that have a character of a span: one that straddles a border is in."""
+        out = []
+        for text, e, ss in zip(texts, self.t.encode_batch(texts, add_special_tokens=False), spans):
+            ids = np.array(e.ids, dtype=np.uint32)
+            mask = np.zeros(len(ids), dtype=bool)
+            for s, end in ss:
+                first, last = self._first(e, s, end), self._behind(e, end, len(text), len(ids))
+                if first is not None:
+                    mask[first:last] = True
+            out.append((ids, mask))
+        return out
+
+    @staticmethod
+    def _first(e, at, end):
+        while at < end:  # characters that the normaliser dropped have no token
+            token = e.char_to_token(at)
+            if token is not None:
+                return token
+            at += 1
+        return None
+
+    @staticmethod
+    def _behind(e, at, length, n):
+        end = at
+        while at < length:
+            token = e.char_to_token(at)
+            if token is not None:
+                return token + 1 if e.token_to_chars(token)[0] < end else token
+            at += 1
+        return n
+
+    def decode(self, ids):
+        return self.t.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+class Encoder:
+    """A tokenizer and its templates: samples in, (ids, mask) out; mask None: all is trained."""
+
+    def __init__(self, job):
+        model_dir = job.get("model_dir")
+        self.train_on, self.vocab = job.get("train_on", "assistant"), job["vocab"]
+        self.tok = ByteTokenizer() if job["tokenizer"] == "byte" else ModelTokenizer(model_dir)
+        if self.tok.max_id >= self.vocab:
+            raise DataError(f"the tokenizer of {model_dir} does not belong to the model: it has token ids up to "
+                            f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
+        self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
+        self._templates = None
+
+    def templates(self):
+        if self._templates is None:
+            found = template.sources(self.which, None if self.tok.bytes else self.model_dir, self.tok.config)
+            self._templates = {k: template.ChatTemplate(v, self.tok.special, self.tok.end_texts, name, self.date)
+                               for k, (v, name) in found.items()}
+        return self._templates
+
+    def template_for(self, tools):
+        t = self.templates()
+        return t["tool_use"] if "default" not in t or (tools is not None and "tool_use" in t) else t["default"]
+
+    def render(self, chat, prompt=False):
+        t = self.template_for(chat.tools)
+        try:
+            return t, t.render(chat.messages, chat.tools, prompt, chat.variables)
+        except jinja2.exceptions.TemplateError as e:
+            raise Bad(f"{t.name} says: {e.message or e}") from None
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as e:
+            raise Bad(f"{t.name} fails: {type(e).__name__}: {e}") from None
+
+    def chat_text(self, chat):
+        """The text of a conversation and the spans of it that are trained."""
+        t, r = self.render(chat)
+        return r.text, t.spans(r, chat.messages, chat.flags, self.train_on)
+
+    def around(self, ids, mask):
+        """Puts what the tokenizer has in front of a text, once, and an end of text, once."""
+        ahead = [] if len(ids) >= len(self.tok.prefix) and list(ids[:len(self.tok.prefix)]) == self.tok.prefix else self.tok.prefix
+        behind = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
+        behind = [] if behind and list(ids[-len(behind):]) == behind else behind
+        if ahead or behind:
+            ids = np.concatenate([np.array(ahead, np.uint32), ids, np.array(behind, np.uint32)])
+        full = np.ones(len(ids), dtype=bool)
+        full[:len(ahead)] = False
+        if mask is not None:
+            full[len(ahead):len(ahead) + len(mask)] = mask
+        return ids, full
+
+    def encode(self, samples):
+        """[(ids, mask)] of samples; raises (index, message) as a tuple in Bad where one cannot be encoded."""
+        plain, spanned, out = [], [], [None] * len(samples)
+        for i, s in enumerate(samples):
+            try:
+                if isinstance(s, Ids):
+                    mask = None if s.labels is None else np.array(s.labels) != -100
+                    out[i] = (self._checked_ids(s.ids), mask)
+                elif isinstance(s, Chat):
+                    text, spans = self.chat_text(s)
+                    spanned.append((i, text, spans))
+                elif isinstance(s, Pair):
+                    text = s.prompt + s.completion
+                    spanned.append((i, text, [(len(s.prompt), len(text))]))
+                else:
+                    plain.append((i, s.text))
+            except (Bad, DataError) as e:
+                raise Bad((i, str(e))) from None
+        self._batch(plain, lambda texts: [(ids, None) for ids in self.tok.encode(texts)], out)
+        self._batch(spanned, lambda texts: self.tok.encode_spans(texts, [s[2] for s in spanned]), out)
+        for i, s in enumerate(samples):
+            wrap = not isinstance(s, (Ids, Chat)) or (isinstance(s, Chat) and self.tok.bytes)
+            if wrap:
+                out[i] = self.around(*out[i])
+        return out
+
+    def _checked_ids(self, ids):
+        ids = np.array(ids, dtype=np.int64)
+        worst = int(ids.argmax())
+        if ids[worst] >= self.vocab:
+            raise Bad(f"input_ids[{worst}] = {ids[worst]} is beyond the model's vocab_size of {self.vocab}")
+        return ids.astype(np.uint32)
+
+    @staticmethod
+    def _batch(items, encode, out):
+        try:
+            for item, got in zip(items, encode([item[1] for item in items]) if items else []):
+                out[item[0]] = got
+        except (UnicodeEncodeError, TypeError):
+            for item in items:
+                try:
+                    item[1].encode()
+                except UnicodeEncodeError:
+                    raise Bad((item[0], "a lone surrogate (\\ud800 to \\udfff) is no text")) from None
+            raise
+
+
+def template_files():
+    return sorted(glob.glob(os.path.join(template.BUILT_IN, "*.jinja")))

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of all data formats to one of four kinds of sample.
+
+    Chat   messages (dicts with "role"), tools, further template variables, and a train flag a message
+    Text   a string, all of it trained
+    Pair   a prompt and a completion as strings, the completion trained
+    Ids    token ids and labels
+"""
+import json
+from collections import namedtuple
+
+Chat = namedtuple("Chat", "messages tools variables flags")
+Text = namedtuple("Text", "text")
+Pair = namedtuple("Pair", "prompt completion")
+Ids = namedtuple("Ids", "ids labels")
+
+SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool",
+    "observation": "tool", "function_response": "tool", "function_call": "function_call",
+}
+BY_KEY = [("messages", "messages"), ("conversations", "sharegpt"), ("instruction", "alpaca"), ("input_ids", "input_ids"),
+          ("prompt", "prompt_completion"), ("text", "text")]
+
+
+class Bad(Exception):
+    """What is wrong with a record."""
+
+
+def detect(record):
+    for key, name in BY_KEY:
+        if key in record:
+            return name
+    keys = ", ".join(f'"{k}"' for k in list(record)[:8])
+    raise Bad(f"no format is known by the keys {keys}: set data.format")
+
+
+def text_of(record, key, default=None):
+    value = record.get(key, default)
+    if value is None:
+        value = default
+    if not isinstance(value, str):
+        raise Bad(f'"{key}" is missing or no string')
+    return value
+
+
+def flag_of(message):
+    """A message's own say on whether it is trained: True, False, or None."""
+    if message.get("train") is not None:
+        if not isinstance(message["train"], bool):
+            raise Bad('"train" of a message must be true or false')
+        return message["train"]
+    weight = message.get("weight")
+    if weight is None:
+        return None
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise Bad('"weight" of a message must be 0 or 1')
+    return bool(weight)
+
+
+def tools_of(value):
+    if isinstance(value, str):
+        if not value.strip():
+            return None
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise Bad('"tools" is a string that is not JSON') from None
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list) or not all(isinstance(t, dict) for t in value):
+        raise Bad('"tools" must be a list of objects')
+    return value
+
+
+def chat(messages, record, flags=None, tools="tools"):
+    """Checks messages and drops their empty keys, as transformers does before it renders."""
+    if not isinstance(messages, list) or not messages:
+        raise Bad("the conversation is missing or empty")
+    kept = []
+    for m in messages:
+        if not isinstance(m, dict) or not isinstance(m.get("role"), str):
+            raise Bad('every message must be an object with a "role"')
+        m = {k: v for k, v in m.items() if v is not None}
+        reasoning = next((m[k] for k in ("reasoning_content", "thinking", "reasoning") if k in m), None)
+        if reasoning is not None:  # one thing by several names: templates read either
+            m = {"thinking": reasoning, **m, "reasoning_content": reasoning}
+        kept.append(m)
+    variables = record.get("chat_template_kwargs") or {}
+    if not isinstance(variables, dict):
+        raise Bad('"chat_template_kwargs" must be an object')
+    flags = flags or [None] * len(kept)
+    own = [flag_of(m) for m in kept]
+    return Chat(kept, tools_of(record.get(tools)), variables, [o if o is not None else f for o, f in zip(own, flags)])
+
+
+def function_call(text):
+    """The assistant's call of functions, from the JSON that sharegpt data carry."""
+    try:
+        calls = json.loads(text)
+    except ValueError:
+        raise Bad("a function_call turn is not JSON") from None
+    calls = calls if isinstance(calls, list) else [calls]
+    if not all(isinstance(c, dict) and "name" in c for c in calls):
+        raise Bad('a function_call turn needs "name" and "arguments"')
+    return {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "function": {"name": c["name"], "arguments": c.get("arguments", {})}} for c in calls]}
+
+
+def sharegpt(record, columns, tags):
+    turns = record.get(columns.get("messages", "conversations"))
+    if not isinstance(turns, list) or not turns:
+        raise Bad("the conversation is missing or empty")
+    role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
+    if not tags and isinstance(turns[0], dict) and "role" in turns[0]:
+        return chat(turns, record)  # messages under the other name
+    names = dict(SHAREGPT_ROLES)
+    for tag, role in (("user_tag", "user"), ("assistant_tag", "assistant"), ("observation_tag", "tool"),
+                      ("function_tag", "function_call"), ("system_tag", "system")):
+        if tag in tags:
+            names[tags[tag]] = role
+    messages = []
+    system = record.get(columns.get("system", "system"))
+    if isinstance(system, str) and system:
+        messages.append({"role": "system", "content": system})
+    for t in turns:
+        if not isinstance(t, dict) or role_tag not in t:
+            raise Bad(f'every turn must be an object with "{role_tag}" and "{content_tag}"')
+        role = names.get(t[role_tag])
+        if role is None:
+            raise Bad(f'"{role_tag}" is "{t[role_tag]}": expected one of {", ".join(sorted(set(names)))}')
+        content = text_of(t, content_tag)
+        message = function_call(content) if role == "function_call" else {"role": role, "content": content}
+        message.update({k: t[k] for k in ("train", "weight") if t.get(k) is not None})
+        messages.append(message)
+    return chat(messages, record, tools=columns.get("tools", "tools"))
+
+
+def alpaca(record, columns):
+    col = lambda name, default: columns.get(name, default)
+    messages = []
+    system = record.get(col("system", "system"))
+    if isinstance(system, str) and system:
+        messages.append({"role": "system", "content": system})
+    for pair in record.get(col("history", "history")) or []:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(isinstance(p, str) for p in pair):
+            raise Bad('"history" must be a list of pairs of strings')
+        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
+    parts = [text_of(record, col("prompt", "instruction")), text_of(record, col("query", "input"), "")]
+    answer = text_of(record, col("response", "output"))
+    messages += [{"role": "user", "content": "\n".join(p for p in parts if p)}, {"role": "assistant", "content": answer}]
+    return chat(messages, record, tools=col("tools", "tools"))
+
+
+def prompt_completion(record):
+    prompt, completion = record.get("prompt"), record.get("completion")
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return Pair(prompt, completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        return chat(prompt + completion, record, [False] * len(prompt) + [None] * len(completion))
+    raise Bad('"prompt" and "completion" must both be strings, or both be lists of messages')
+
+
+def input_ids(record):
+    ids, labels = record.get("input_ids"), record.get("labels")
+    if not isinstance(ids, list) or not ids:
+        raise Bad('"input_ids" is missing or empty')
+    for i, v in enumerate(ids):
+        if isinstance(v, bool) or not isinstance(v, int) or v < 0:
+            raise Bad(f"input_ids[{i}] is no token id")
+    if labels is not None:
+        if not isinstance(labels, list) or len(labels) != len(ids):
+            raise Bad('"labels" and "input_ids" differ in length')
+        for i, (v, l) in enumerate(zip(ids, labels)):
+            if l not in (-100, v):
+                raise Bad(f"labels[{i}] must be -100 or input_ids[{i}]")
+    return Ids(ids, labels)
+
+
+def convert(record, name, entry):
+    """A record of format `name` to a sample; `entry` is that of a dataset_info.json, or {}."""
+    if not isinstance(record, dict):
+        raise Bad("a sample must be a JSON object")
+    columns, tags = entry.get("columns") or {}, entry.get("tags") or {}
+    if name == "messages":
+        return chat(record.get("messages"), record)
+    if name == "sharegpt":
+        return sharegpt(record, columns, tags)
+    if name == "alpaca":
+        return alpaca(record, columns)
+    if name == "prompt_completion":
+        return prompt_completion(record)
+    if name == "input_ids":
+        return input_ids(record)
+    return Text(text_of(record, columns.get("prompt", "text") if entry else "text"))

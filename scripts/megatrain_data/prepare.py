@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The jobs of the helper: prepare (files to shards), encode, decode. See prepare_data.py for the protocol."""
+import json
+import os
+import time
+
+import numpy as np
+
+from . import formats, shard, sources
+from .encode import Encoder
+from .errors import DataError, SampleError
+from .formats import Bad, Chat
+from .work import Workers
+
+PROGRESS_SECONDS = 5
+
+
+class Chunker:
+    """What a worker does with a chunk of one source: records to ids, masks and counts."""
+
+    def __init__(self, encoder, format_name, entry):
+        self.encoder, self.format, self.entry = encoder, format_name, entry
+
+    def __call__(self, chunk):
+        if chunk[0] == "text":
+            ids = self.encoder.tok.encode([sources.text_of(chunk)])[0] if chunk[3] > chunk[2] else np.zeros(0, np.uint32)
+            return ids, None, np.array([len(ids)]), None, 1, {}
+        rows, places = sources.records(chunk)
+        samples = []
+        base = 1 if chunk[0] in ("range", "lines") else 0
+        for place, record in rows:
+            try:
+                samples.append(formats.convert(record, self.format, self.entry))
+            except Bad as e:
+                raise SampleError(place - base, str(e)) from None
+        try:
+            encoded = self.encoder.encode(samples)
+        except Bad as e:
+            index, message = e.args[0]
+            raise SampleError(rows[index][0] - base, message) from None
+        return self._pack(rows, encoded, places)
+
+    def _pack(self, rows, encoded, places):
+        ids, masks, lengths, at, untrained, endless, trained = [], [], [], [], [], 0, 0
+        ends = np.array(sorted(self.encoder.tok.ends), dtype=np.uint32)
+        for (place, _), (i, m) in zip(rows, encoded):
+            m = np.ones(len(i), dtype=bool) if m is None else m
+            if not m[1:].any():  # the first token has no predecessor
+                untrained.append(place)
+                continue
+            ids.append(i)
+            masks.append(m)
+            lengths.append(len(i))
+            at.append(place)
+            trained += int(np.count_nonzero(m[1:]))
+            endless += not np.isin(i[m], ends).any()
+        empty = np.zeros(0, np.uint32)
+        return (np.concatenate(ids) if ids else empty, np.packbits(np.concatenate(masks)) if masks else None,
+                np.array(lengths, dtype=np.int64), np.array(at, dtype=np.int64), places,
+                {"untrained": untrained, "endless": endless, "trained": trained})
+
+
+def detect(path):
+    """The format by a file's first record."""
+    for chunk, _ in sources.chunks(path):
+        if chunk[0] == "range":
+            chunk = ("range", chunk[1], chunk[2], chunk[2] + 1)  # one line is enough
+        elif chunk[0] == "lines":
+            chunk = ("lines", chunk[1].split(b"\n", 1)[0])
+        elif chunk[0] == "objects":
+            chunk = ("objects", chunk[1][:1])
+        try:
+            rows, _ = sources.records(chunk)
+        except SampleError as e:
+            raise DataError(place(path, e.record + 1, e.column) + f": {e.message}") from None
+        if rows:
+            try:
+                if not isinstance(rows[0][1], dict):
+                    raise Bad("a sample must be a JSON object")
+                return formats.detect(rows[0][1])
+            except Bad as e:
+                raise DataError(f"{where(path, rows[0][0])}: {e}") from None
+    raise DataError(f"the data files hold no samples: {path} is empty")
+
+
+def by_line(path):
+    return sources.kind_of(path) == "jsonl"
+
+
+def where(path, at):
+    return f"{path}:{at}" if by_line(path) else f"{path}[{at}]"
+
+
+def place(path, at, column=None):
+    return where(path, at) + (f":{column}" if column and by_line(path) else "")
+
+
+def format_of(source):
+    entry = source.get("entry") or {}
+    if sources.kind_of(source["path"]) == "plain":
+        return "plain text", entry
+    if entry:
+        style = entry.get("formatting", "alpaca")
+        if style not in ("alpaca", "sharegpt"):
+            raise DataError(f'dataset_info.json: formatting "{style}" is not supported: alpaca or sharegpt')
+        for key in ("ranking", "images", "videos", "audios"):
+            if entry.get(key) or (entry.get("columns") or {}).get(key):
+                raise DataError(f'dataset_info.json: "{key}" data are not supported')
+        return style, entry
+    return (detect(source["path"]) if source["format"] == "auto" else source["format"]), entry
+
+
+class Preparation:
+    def __init__(self, job, say):
+        self.job, self.say = job, say
+        self.encoder = Encoder(job)
+        self.n_processes = max(1, int(job.get("processes") or 1))
+
+    def run(self):
+        for source in self.job["sources"]:
+            self.one(source)
+
+    def one(self, source):
+        path = source["path"]
+        name, entry = format_of(source)
+        if name in ("messages", "sharegpt", "alpaca", "prompt_completion"):
+            try:
+                self.encoder.templates()  # its errors, and its markers, before the workers are made
+            except DataError:
+                if name != "prompt_completion":
+                    raise
+        writer = shard.ShardWriter(source["out"], self.job["vocab"], int(source["hash"], 16))
+        workers = Workers(self.n_processes, Chunker(self.encoder, name, entry))
+        try:
+            self.stream(source, name, writer, workers, entry.get("num_samples"))
+        finally:
+            workers.close()
+            writer.drop()
+
+    def stream(self, source, name, w, workers, limit):
+        path, t0, told, base, first = source["path"], time.monotonic(), time.monotonic(), 0, True
+        size = max(os.path.getsize(path), 1)
+        flat = name == "plain text"
+        lines = by_line(path)
+        try:
+            for done, (ids, mask, lengths, at, places, more) in workers.map(sources.chunks(path)):
+                if len(ids):
+                    self.check_ids(path, ids, lengths, at, base)
+                bits = np.unpackbits(mask, count=len(ids)).astype(bool) if mask is not None else np.ones(len(ids), bool)
+                if flat:
+                    if len(ids):
+                        w.add(ids, bits, lengths, np.zeros(1), opens=first)
+                        first = False
+                elif len(ids):
+                    if limit and w.n_samples + len(lengths) > limit:
+                        keep = int(limit - w.n_samples)
+                        n = int(lengths[:keep].sum())
+                        ids, bits, lengths, at = ids[:n], bits[:n], lengths[:keep], at[:keep]
+                    if len(lengths):
+                        w.add(ids, bits, lengths, at + base)
+                w.n_trained += more.get("trained", len(ids))
+                w.n_endless += more.get("endless", 0)
+                for p in more.get("untrained", []):
+                    w.n_untrained += 1
+                    if len(w.untrained_at) < 3:
+                        w.untrained_at.append(where(os.path.basename(path), p + base))
+                base += places
+                now = time.monotonic()
+                if now - told >= PROGRESS_SECONDS:
+                    told = now
+                    self.progress(path, w, done / size, now - t0)
+                if limit and w.n_samples >= limit:
+                    break
+        except SampleError as e:
+            raise DataError(f"{place(path, base + e.record + (1 if lines else 0), e.column)}: {e.message}") from None
+        if flat and w.n_tokens:
+            w.max_len, w.n_trained = w.n_tokens, w.n_tokens - 1
+        w.n_bytes = size
+        if not w.n_samples and not w.n_untrained:
+            raise DataError(f"the data files hold no samples: {path}")
+        w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else 0)
+        seconds = time.monotonic() - t0
+        self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples, "tokens": w.n_tokens,
+                  "seconds": seconds})
+        if w.n_endless and not flat and name != "input_ids":
+            self.say({"event": "note", "message": f"{path}: {w.n_endless} of {w.n_samples} samples train no token that "
+                      "ends a turn: the model may not learn to stop"})
+        dated = [t for t in (self.encoder._templates or {}).values() if t.dated]
+        if dated and name in ("messages", "sharegpt", "alpaca"):
+            self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
+                      "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
+
+    def check_ids(self, path, ids, lengths, at, base):
+        worst = int(ids.argmax())
+        if ids[worst] < self.job["vocab"]:
+            return
+        k = int(np.searchsorted(np.cumsum(lengths), worst, side="right"))
+        spot = where(path, int(at[k]) + base) if at is not None else path
+        raise DataError(f"{spot}: token {ids[worst]} is beyond the model's vocab_size of {self.job['vocab']}")
+
+    def progress(self, path, w, share, seconds):
+        share = min(max(share, 1e-9), 1.0)
+        self.say({"event": "progress", "path": path, "samples": w.n_samples, "tokens": w.n_tokens, "share": share,
+                  "tokens_per_second": w.n_tokens / seconds, "eta": seconds * (1 - share) / share})
+
+
+def encode(job, say):
+    """A prompt to ids; with "chat", as the user's turn of a conversation."""
+    e = Encoder(job)
+    try:
+        if job.get("chat"):
+            _, r = e.render(Chat([{"role": "user", "content": job["text"]}], None, {}, [None]), prompt=True)
+            ids = e.tok.encode([r.text])[0]
+            if e.tok.bytes:
+                ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])
+        else:
+            ids = e.tok.encode([job["text"]])[0]
+            ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])
+    except Bad as bad:
+        raise DataError(str(bad)) from None
+    say({"event": "ids", "ids": ids.tolist(), "ends": sorted(int(i) for i in e.tok.ends)})
+
+
+def decode(job, say):
+    """For each sample, its text in pieces that are trained or not."""
+    e = Encoder(job)
+    for k, s in enumerate(job["samples"]):
+        ids, mask, pieces, text = s["ids"], s["mask"], [], ""
+        for i in range(len(ids)):
+            if i + 1 == len(ids) or mask[i + 1] != mask[i]:
+                whole = e.tok.decode(ids[:i + 1])
+                pieces.append([whole[len(text):], bool(mask[i])])
+                text = whole
+        say({"event": "pieces", "sample": k, "pieces": pieces})
+
+
+JOBS = {"prepare": lambda job, say: Preparation(job, say).run(), "encode": encode, "decode": decode}
+
+
+def run(job, say):
+    JOBS[job["mode"]](job, say)

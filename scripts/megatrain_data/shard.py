@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token shards as src/data/shard.h defines them, written as a stream: memory does not grow with the file."""
+import os
+import shutil
+import struct
+
+import numpy as np
+
+HEADER, VERSION = 4096, 2
+LINES, INDICES = 1, 2     # what a place is
+PLAIN_TEXT = 1            # flag: one text, cut where rows end
+
+
+class ShardWriter:
+    """Tokens go to PATH.PID.tmp; mask, offsets and places to files beside it, joined at the end and renamed."""
+
+    def __init__(self, path, vocab, source_hash):
+        self.path, self.vocab, self.hash = path, vocab, source_hash
+        self.tmp = f"{path}.{os.getpid()}.tmp"
+        self.files = {k: open(f"{self.tmp}{k}", "wb") for k in ("", ".mask", ".offsets", ".places")}
+        self.files[""].write(bytes(HEADER))
+        self.n_tokens = self.n_samples = self.n_trained = self.max_len = 0
+        self.n_untrained = self.n_endless = self.n_bytes = 0
+        self.untrained_at = []
+        self.bits = np.zeros(0, dtype=bool)  # mask bits that do not fill a byte yet
+
+    def add(self, tokens, mask, lengths, places, opens=True):
+        """Samples laid end to end; `opens` False: the first goes on with the sample before."""
+        self.files[""].write(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
+        bits = np.concatenate([self.bits, mask])
+        whole = len(bits) // 8 * 8
+        self.files[".mask"].write(np.packbits(bits[:whole], bitorder="little").tobytes())
+        self.bits = bits[whole:]
+        ends = np.cumsum(lengths, dtype=np.uint64)
+        starts = ends - np.asarray(lengths, dtype=np.uint64) + np.uint64(self.n_tokens)
+        if not opens:
+            starts, places = starts[1:], places[1:]
+        self.files[".offsets"].write(starts.astype("<u8").tobytes())
+        self.files[".places"].write(np.asarray(places, dtype="<u8").tobytes())
+        self.n_tokens += len(tokens)
+        self.n_samples += len(starts)
+        self.max_len = max([self.max_len, *map(int, lengths[-1:] if not opens else [max(lengths, default=0)])])
+
+    def commit(self, format_name, place_kind, flags=0):
+        self.files[".mask"].write(np.packbits(self.bits, bitorder="little").tobytes())
+        self.files[".offsets"].write(struct.pack("<Q", self.n_tokens))
+        out = self.files[""]
+        if self.n_tokens % 2:
+            out.write(bytes(4))
+        for kind in (".mask", ".offsets", ".places"):
+            self.files[kind].close()
+            with open(self.tmp + kind, "rb") as f:
+                shutil.copyfileobj(f, out, 1 << 20)
+            if kind == ".mask":
+                out.write(bytes(-os.path.getsize(self.tmp + kind) % 8))
+        places = ", ".join(self.untrained_at).encode()[:159]
+        header = struct.pack("<8sII4Q5QII24s160s", b"MTTOKENS", VERSION, 4, self.vocab, self.n_tokens, self.n_samples,
+                             self.hash, self.n_trained, self.max_len, self.n_untrained, self.n_endless, self.n_bytes,
+                             place_kind, flags, format_name.encode(), places)
+        out.seek(0)
+        out.write(header)
+        out.flush()
+        os.fsync(out.fileno())
+        out.close()
+        os.rename(self.tmp, self.path)
+        self.drop()
+
+    def drop(self):
+        for kind, f in self.files.items():
+            f.close()
+            if os.path.exists(self.tmp + kind):
+                os.unlink(self.tmp + kind)

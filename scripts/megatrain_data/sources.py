@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data files as chunks of about a MiB, and chunks as records. Memory does not grow with the file.
+
+A chunk is a tuple that travels to a worker, with the kind first:
+    ("range", path, start, end)     lines of a plain file that begin in [start, end): the worker reads them
+    ("lines", bytes)                whole lines, of a compressed file
+    ("objects", [text, ...])        elements of a JSON array
+    ("arrow", bytes)                a record batch
+    ("text", path, start, end)      plain text
+"""
+import gzip
+import io
+import json
+import os
+
+from .errors import DataError, SampleError
+
+CHUNK = 1 << 20
+TABLES = (".parquet", ".arrow")
+
+
+def bare_name(path):
+    """The path without the ending of a compression."""
+    for end in (".gz", ".zst"):
+        if path.endswith(end):
+            return path[:-len(end)]
+    return path
+
+
+def kind_of(path):
+    name = bare_name(path)
+    for end in (".jsonl", ".ndjson", ".json", *TABLES):
+        if name.endswith(end):
+            return {".ndjson": "jsonl"}.get(end, end[1:])
+    return "plain"
+
+
+def open_binary(path):
+    """(file, function that tells how many bytes of the file on disk are read)."""
+    try:
+        raw = open(path, "rb")
+        if path.endswith(".gz"):
+            return io.BufferedReader(gzip.GzipFile(fileobj=raw), CHUNK), raw.tell
+        if path.endswith(".zst"):
+            import pyarrow
+            return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"), CHUNK), raw.tell
+        return raw, raw.tell
+    except OSError as e:
+        raise DataError(f"cannot open data file {path}: {e.strerror or e}") from None
+
+
+def ranges(path, kind):
+    size = os.path.getsize(path)
+    step = min(CHUNK, max(size // 16, 1 << 16))  # small files are shared out too
+    for start in range(0, size, step):
+        yield (kind, path, start, min(start + step, size)), min(start + step, size)
+
+
+def line_blocks(path):
+    f, tell = open_binary(path)
+    with f:
+        while True:
+            block = f.read(CHUNK)
+            if not block:
+                return
+            if not block.endswith(b"\n"):
+                block += f.readline()
+            yield ("lines", block), tell()
+
+
+def array_elements(path):
+    """Chunks of the texts of a top-level array's elements; the array is never whole in memory."""
+    f, tell = open_binary(path)
+    decoder, buffer, at, line, column, ended = json.JSONDecoder(), "", 0, 1, 0, False
+    decode = io.TextIOWrapper(f, encoding="utf-8")
+    batch, size, state = [], 0, "begin"  # then "first", "next" (after a comma), "after" (an element)
+
+    def fail(message, offset):
+        text = buffer[:offset]
+        here = text.rfind("\n")
+        raise DataError(f"{path}:{line + text.count(chr(10))}:{offset - here + (column if here < 0 else 0)}: {message}")
+
+    def skip(i):
+        while i < len(buffer) and buffer[i] in " \t\r\n":
+            i += 1
+        return i
+
+    with f:
+        while True:
+            at = skip(at)
+            if at < len(buffer) or ended:
+                c = buffer[at:at + 1]
+                if state == "begin":
+                    if c != "[":
+                        fail("not a JSON array of samples", at)
+                    state, at = "first", at + 1
+                    continue
+                if c == "]" and state != "next":
+                    if skip(at + 1) < len(buffer):
+                        fail("text behind the array", at + 1)
+                    break
+                if c == "," and state == "after":
+                    at, state = at + 1, "next"
+                    continue
+                if c and state != "after":
+                    try:
+                        _, end = decoder.raw_decode(buffer, at)
+                        if end < len(buffer) or ended:
+                            batch.append(buffer[at:end])
+                            size, at, state = size + end - at, end, "after"
+                            if size >= CHUNK:
+                                yield ("objects", batch), tell()
+                                batch, size = [], 0
+                            continue
+                    except json.JSONDecodeError as e:
+                        # at the end of what is read, or in a string that goes on, it may only be cut off
+                        if ended or (e.pos < len(buffer) - 16 and not e.msg.startswith("Unterminated")):
+                            fail("not valid JSON", e.pos)
+                elif c:
+                    fail("not valid JSON", at)
+                if ended:
+                    fail("the array does not end", at)
+            try:
+                block = decode.read(CHUNK)
+            except UnicodeDecodeError as e:
+                raise DataError(f"{path}: not UTF-8: {e.reason}") from None
+            begin = buffer.rfind("\n", 0, at) + 1
+            line, column = line + buffer.count("\n", 0, at), at - begin + (0 if begin else column)
+            buffer, at, ended = buffer[at:] + block, 0, not block
+        if batch:
+            yield ("objects", batch), tell()
+
+
+def batches(path):
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
+    try:
+        size = os.path.getsize(path)
+        if path.endswith(".parquet"):
+            table = pyarrow.parquet.ParquetFile(path)
+            rows, parts = table.metadata.num_rows, table.iter_batches(batch_size=512)
+        else:
+            source = pyarrow.memory_map(path)
+            try:
+                reader = pyarrow.ipc.open_file(source)
+                parts = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            except pyarrow.ArrowInvalid:
+                parts = pyarrow.ipc.open_stream(source)
+            rows = 0
+        done = 0
+        for part in parts:
+            for at in range(0, part.num_rows, 512):
+                piece = part.slice(at, 512)
+                sink = pyarrow.BufferOutputStream()
+                with pyarrow.ipc.new_stream(sink, piece.schema) as w:
+                    w.write_batch(piece)
+                done += piece.num_rows
+                yield ("arrow", sink.getvalue().to_pybytes()), size * done // max(rows, done)
+    except (OSError, pyarrow.ArrowException) as e:
+        raise DataError(f"cannot read {path}: {e}") from None
+
+
+def chunks(path):
+    """(chunk, bytes of the file read so far) of a file, in order."""
+    kind = kind_of(path)
+    if not os.path.isfile(path):
+        raise DataError(f"cannot open data file {path}: {'it is a folder' if os.path.isdir(path) else 'no such file'}")
+    if kind in ("parquet", "arrow"):
+        if bare_name(path) != path:
+            raise DataError(f"{path}: a compressed {kind} file: uncompress it (its columns are compressed already)")
+        return batches(path)
+    if kind == "json":
+        return guarded(array_elements(path), path)
+    if bare_name(path) != path:
+        if kind == "plain":
+            raise DataError(f"{path}: compressed plain text: uncompress it, or use .jsonl.gz or .jsonl.zst")
+        return guarded(line_blocks(path), path)
+    return ranges(path, "text" if kind == "plain" else "range")
+
+
+def guarded(source, path):
+    try:
+        yield from source
+    except (OSError, EOFError) as e:
+        raise DataError(f"cannot read {path}: {e}") from None
+
+
+def lines_of(path, start, end):
+    """The lines of a file that begin in [start, end)."""
+    with open(path, "rb") as f:
+        if start:
+            f.seek(start - 1)
+            f.readline()
+        at = f.tell()
+        if at >= end:
+            return
+        block = f.read(end - at)
+        if not block.endswith(b"\n"):
+            block += f.readline()
+    yield from io.BytesIO(block)
+
+
+def parse_lines(lines):
+    """[(line, record)], number of lines."""
+    out, n = [], 0
+    for raw in lines:
+        n += 1
+        raw = raw.strip()
+        if not raw:
+            continue
+        try:
+            text = raw.decode()
+            out.append((n, json.loads(text)))
+        except UnicodeDecodeError as e:
+            raise SampleError(n - 1, "not UTF-8", e.start + 1) from None
+        except json.JSONDecodeError as e:
+            raise SampleError(n - 1, "not valid JSON", e.colno) from None
+        except RecursionError:
+            raise SampleError(n - 1, "JSON nested too deep") from None
+    return out, n
+
+
+def without_none(value):
+    """Arrow gives every struct all keys of the column: those that a row does not have are None."""
+    if isinstance(value, dict):
+        return {k: without_none(v) for k, v in value.items() if v is not None}
+    return [without_none(v) for v in value] if isinstance(value, list) else value
+
+
+def records(chunk):
+    """([(place from 0 or line from 1, record)], places in the chunk)."""
+    kind = chunk[0]
+    if kind == "range":
+        return parse_lines(lines_of(*chunk[1:]))
+    if kind == "lines":
+        return parse_lines(io.BytesIO(chunk[1]))
+    if kind == "objects":
+        out = [(i, json.loads(t)) for i, t in enumerate(chunk[1])]
+        return out, len(out)
+    import pyarrow.ipc
+    with pyarrow.ipc.open_stream(chunk[1]) as r:
+        rows = r.read_all().to_pylist()
+    return [(i, without_none(v)) for i, v in enumerate(rows)], len(rows)
+
+
+def text_of(chunk):
+    """The text of a plain file from the first line that begins in the range to the first behind it.
+
+    A line break that is followed by another stays with it: no tokenizer's piece is cut."""
+    _, path, start, end = chunk
+    with open(path, "rb") as f:
+        def border(at):
+            if at == 0:
+                return 0
+            f.seek(at - 1)
+            f.readline()
+            here = f.tell()
+            while f.read(1) in (b"\n", b"\r"):
+                here = f.tell()
+            return here
+        a, b = border(start), border(end) if end < os.fstat(f.fileno()).st_size else end
+        f.seek(a)
+        block = f.read(max(b - a, 0))
+    try:
+        return block.decode()
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path}: byte {a + e.start} is not UTF-8") from None

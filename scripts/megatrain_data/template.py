@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates: rendered as transformers renders them, and which characters came from which message.
+
+The rendering is done once. While it runs, two calls that are put into the template's syntax tree tell where in the
+output each pass of a loop over the messages begins and ends; they print nothing. That says, without looking at the
+text, which part belongs to which message. Templates whose loops do not show their messages are searched for the
+headers and ends of the assistant's turns instead. Where a template marks `{% generation %}`, that decides.
+"""
+import json
+import os
+import re
+from collections import namedtuple
+from datetime import datetime
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes as nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from .errors import DataError
+
+BUILT_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
+ENTER, LEAVE = "_mt_enter", "_mt_leave"
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+#: text; regions: [(start, end, index of the message)]; generated: [(start, end)] of {% generation %} blocks
+Rendering = namedtuple("Rendering", "text regions generated")
+
+
+class Tracker:
+    """Where in the output of the rendering under way which message is."""
+
+    def __init__(self):
+        self.begin({})
+
+    def begin(self, index_of):
+        self.at, self.index_of, self.current, self.since = 0, index_of, None, 0
+        self.regions, self.generated = [], []
+
+    def switch(self, index):
+        if self.current is not None and self.at > self.since:
+            self.regions.append((self.since, self.at, self.current))
+        self.current, self.since = index, self.at
+
+    def enter(self, value):
+        index = self.index_of.get(id(value))
+        if index is not None:
+            self.switch(index)
+        return ""
+
+    def leave(self, value=None):
+        self.switch(self.index_of.get(id(value)) if value is not None else None)
+        return ""
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %}: what the model writes, in templates that say so."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+
+    def _generated(self, caller):
+        text = caller()
+        tracker = self.environment.globals["_mt_tracker"]
+        tracker.generated.append((tracker.at, tracker.at + len(text)))
+        return text
+
+
+class TemplateDict:
+    """dict() for templates, without the attributes of a class."""
+
+    def __call__(self, *args, **kwargs):
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args, **kwargs):
+        return dict.fromkeys(*args, **kwargs)
+
+
+class TemplateNamespace(jinja2.utils.Namespace):
+    """namespace() for templates, which may not store names that begin with an underscore."""
+
+    def __init__(*args, **kwargs):
+        self, rest = args[0], args[1:]
+        attrs = dict(*rest, **kwargs)
+        for name in attrs:
+            TemplateNamespace.check(name)
+        jinja2.utils.Namespace.__init__(self, attrs)
+
+    def __setitem__(self, name, value):
+        TemplateNamespace.check(name)
+        jinja2.utils.Namespace.__setitem__(self, name, value)
+
+    @staticmethod
+    def check(name):
+        if isinstance(name, str) and name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a chat template may not store {name!r} in a namespace")
+
+
+def raise_exception(message):
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def call(function, name, line):
+    args = [nodes.Name(name, "load")] if name else []
+    node = nodes.Output([nodes.Call(nodes.Name(function, "load"), args, [], None, None)])
+    return node.set_lineno(line)
+
+
+def instrument(body, outer=None):
+    """Puts the calls into all loops whose output goes straight to the rendering, not through a capture."""
+    done = []
+    for node in body:
+        if isinstance(node, nodes.For) and not node.recursive:
+            names = [n.name for n in node.target.find_all(nodes.Name)]
+            names = [node.target.name] if isinstance(node.target, nodes.Name) else names
+            inner = instrument(node.body, names[-1] if names else None)
+            node.body = [call(ENTER, n, node.lineno) for n in names] + inner
+            done += [node, call(LEAVE, outer, node.lineno)]
+            continue
+        if isinstance(node, nodes.If):
+            node.body, node.else_ = instrument(node.body, outer), instrument(node.else_, outer)
+            node.elif_ = instrument(node.elif_, outer)
+        elif isinstance(node, (nodes.With, nodes.Scope)):
+            node.body = instrument(node.body, outer)
+        done.append(node)
+    return done
+
+
+def common_prefix(a, b):
+    return os.path.commonprefix([a, b])
+
+
+class ChatTemplate:
+    """A template with the tokenizer's special tokens. `ends`: tokens that may end a turn (all special ones)."""
+
+    def __init__(self, source, special_tokens, ends, name="the chat template", date=None):
+        self.name, self.special, self.ends = name, special_tokens, [e for e in ends if e]
+        self.generation = bool(GENERATION.search(source))
+        self.tracker = Tracker()
+        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                            extensions=[Generation, jinja2.ext.loopcontrols])
+        env.filters["tojson"] = to_json
+        now = lambda: datetime.strptime(date, "%Y-%m-%d") if date else datetime.now()
+        env.globals.update(raise_exception=raise_exception, strftime_now=lambda f: now().strftime(f), dict=TemplateDict(),
+                           namespace=TemplateNamespace, _mt_tracker=self.tracker, **{ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
+        try:
+            tree = env.parse(source)
+            tree.body = instrument(tree.body)
+            self.compiled = env.from_string(tree)
+        except jinja2.exceptions.TemplateSyntaxError as e:
+            raise DataError(f"{name}, line {e.lineno}: {e.message}") from None
+        self.dated = "strftime_now" in source
+        self._markers = None
+
+    def render(self, messages, tools=None, generation_prompt=False, variables=None):
+        """Raises jinja2.exceptions.TemplateError (and what the template's own expressions raise)."""
+        t = self.tracker
+        t.begin({id(m): i for i, m in enumerate(messages)})
+        given = {**self.special, **(variables or {}), "messages": messages, "tools": tools, "documents": None,
+                 "add_generation_prompt": generation_prompt}
+        pieces = []
+        for piece in self.compiled.generate(**given):
+            pieces.append(piece)
+            t.at += len(piece)
+        t.switch(None)
+        return Rendering("".join(pieces), t.regions, t.generated)
+
+    def markers(self):
+        """(headers, end): what the template puts before the assistant's words, longest first, and behind them.
+
+        Learnt once from two small conversations; `end` is "" where nothing marks the end of a turn."""
+        if self._markers is None:
+            self._markers = self._learn()
+        return self._markers
+
+    def _learn(self):
+        asked, told = "q7Xquestion", "q7Xanswer"
+        turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+        try:
+            two = self.render([dict(m) for m in turn + turn]).text
+            before = self.render(turn[:1]).text
+            prompt = self.render(turn[:1], generation_prompt=True).text
+        except Exception as e:
+            raise DataError(f"{self.name} cannot render a simple conversation, so that the assistant's part "
+                            f"cannot be found: {e}; mark it with {{% generation %}}") from None
+        at = [m.end() for m in re.finditer(asked, two)], [m.start() for m in re.finditer(told, two)]
+        if len(at[0]) != 2 or len(at[1]) != 2:
+            raise DataError(f"{self.name} does not print the turns of a conversation as they are; mark the "
+                            "assistant's part with {% generation %}")
+        shown = prompt[len(before):] if prompt.startswith(before) else ""
+        gaps = [two[q:a] for q, a in zip(*at)]  # from a question to its answer
+        after = two[at[1][0] + len(told):at[0][1] - len(asked)], two[at[1][1] + len(told):]
+        heads = set()
+        for gap in gaps:
+            if shown:  # as much of the prompt as stands there
+                own = [common_prefix(shown, gap[k:]) for k in range(len(gap))]
+                heads.add(max(own, key=len, default=""))
+            else:  # nothing is prompted: the header is what the gaps have behind the question's own end
+                tail = before[before.rfind(asked) + len(asked):]
+                head = gap[len(tail):] if gap.startswith(tail) else gap
+                heads.add(head if head.strip() else "")
+        heads.add(shown)
+        # the first special token behind the answer ends the turn
+        places = [(after[0].find(e), -len(e), e) for e in self.ends if e in after[0]]
+        end = ""
+        if places:
+            at_, _, token = min(places)
+            end = after[0][:at_ + len(token)]
+            if after[1] and not after[1].startswith(end):
+                end = ""  # the last turn is ended otherwise: decide a region at a time
+        end = end or common_prefix(*after).rstrip("\n ") if after[1] else end
+        return sorted((h for h in heads if h), key=len, reverse=True), end
+
+    def _trim(self, text, start, end):
+        """A region of an assistant's message without its header and what follows its end."""
+        heads, eot = self.markers()
+        region = text[start:end]
+        for h in heads:
+            at = region.find(h, 0, len(h) + 16)
+            if at >= 0:
+                start += at + len(h)
+                break
+        if eot:
+            at = text.rfind(eot, start, end)
+            if at >= 0:
+                return start, at + len(eot)
+            at = text.find(eot, end, end + len(eot) + 2)  # printed with the next message
+            if at >= 0 and not text[end:at].strip():
+                return start, at + len(eot)
+        for e in self.ends:  # another token than usual ends it
+            at = text.rfind(e, start, end)
+            if at >= 0 and not text[at + len(e):end].strip():
+                return start, at + len(e)
+        return start, end
+
+    def _search(self, text, messages):
+        """Spans of the assistant's messages by their markers, for templates whose loops show nothing."""
+        heads, eot = self.markers()
+        if not heads or not eot:
+            raise DataError(f"{self.name}: the assistant's turns cannot be told apart in what it prints; mark them "
+                            "with {% generation %}")
+        spans, at = {}, 0
+        for i, m in enumerate(messages):
+            words = m.get("content")
+            words = words.strip() if isinstance(words, str) else ""
+            if m["role"] != "assistant":
+                here = text.find(words, at) if words else -1
+                at = here + len(words) if here >= 0 else at
+                continue
+            found = [(text.find(h, at), -len(h)) for h in heads if text.find(h, at) >= 0]
+            if not found:
+                raise DataError(f"{self.name}: message {i} is not in what it prints")
+            start = min(found)[0] - min(found)[1]
+            inside = text.find(words, start) if words else start
+            end = text.find(eot, inside + len(words) if inside >= 0 else start)
+            at = end + len(eot) if end >= 0 else len(text)
+            spans[i] = [(start, at)]
+        return spans
+
+    def spans(self, rendering, messages, flags, train_on):
+        """[(start, end)] of the characters to train, ascending. `flags`: True, False or None a message."""
+        if train_on == "all" and all(f is not False for f in flags):
+            return [(0, len(rendering.text))]
+        assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        want = set(assistants if train_on != "last" else assistants[-1:])
+        if train_on == "all":
+            want = set(range(len(messages)))
+        want = {i for i in want if flags[i] is not False} | {i for i, f in enumerate(flags) if f}
+        merged = []
+        for s, e, i in rendering.regions:
+            if merged and merged[-1][2] == i and merged[-1][1] == s:
+                merged[-1] = (merged[-1][0], e, i)
+            else:
+                merged.append((s, e, i))
+        seen = {i for _, _, i in merged}
+        if self.generation:
+            return self._generated(rendering, merged, assistants, want)
+        found = {}
+        if any(i in seen for i in assistants):
+            for s, e, i in merged:
+                found.setdefault(i, []).append(self._trim(rendering.text, s, e) if i in set(assistants) else (s, e))
+        elif assistants:
+            found = self._search(rendering.text, messages)
+        return sorted(span for i in want for span in found.get(i, []) if span[1] > span[0])
+
+    def _generated(self, rendering, regions, assistants, want):
+        if want == set(assistants):
+            return rendering.generated
+        kept = []
+        for k, (s, e) in enumerate(rendering.generated):
+            owner = next((i for a, b, i in regions if a <= s < b), None)
+            if owner is None and len(rendering.generated) == len(assistants):
+                owner = assistants[k]
+            if owner is None:
+                raise DataError(f"{self.name}: which message a {{% generation %}} block belongs to is not to be seen, "
+                                "and some messages are not to be trained")
+            if owner in want:
+                kept.append((s, e))
+        return kept
+
+
+def built_in_names():
+    return sorted(n[:-6] for n in os.listdir(BUILT_IN) if n.endswith(".jinja"))
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        raise DataError(f"cannot read {path}: {e}") from None
+
+
+def of_model(model_dir, config):
+    """{name: source} of the model's own templates: files win over tokenizer_config.json."""
+    found = {}
+    path = os.path.join(model_dir, "chat_template.jinja")
+    if os.path.exists(path):
+        found["default"] = read(path)
+    more = os.path.join(model_dir, "additional_chat_templates")
+    for n in sorted(os.listdir(more)) if os.path.isdir(more) else []:
+        if n.endswith(".jinja"):
+            found[n[:-6]] = read(os.path.join(more, n))
+    own = config.get("chat_template")
+    if not found and isinstance(own, str):
+        found["default"] = own
+    elif not found and isinstance(own, list):
+        found = {t["name"]: t["template"] for t in own if isinstance(t, dict) and "name" in t and "template" in t}
+    return found
+
+
+def sources(which, model_dir, config):
+    """{name: source}: "default" and perhaps "tool_use". `which`: "model", a built-in name, or a file."""
+    if which == "model":
+        found = of_model(model_dir, config) if model_dir else {}
+        if "default" not in found and "tool_use" not in found:
+            raise DataError(f"{model_dir or 'the byte tokenizer'} has no chat template: set data.template to a file, or to "
+                            f"one of {', '.join(built_in_names())}", "usage")
+        return {k: (v, f"the chat template of {model_dir}") for k, v in found.items()}
+    if which in built_in_names():
+        return {"default": (read(os.path.join(BUILT_IN, which + ".jinja")), f'the built-in template "{which}"')}
+    if not os.path.isfile(which):
+        raise DataError(f'data.template = {which}: no such file, and not one of {", ".join(built_in_names())}', "usage")
+    return {"default": (read(which), which)}

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Turns data files into token shards; megatrain runs it when shards are missing.
+
+    prepare_data.py < JOB.json
+
+The job is one JSON object on standard input: "mode" (prepare, encode, decode) and what megatrain_data/prepare.py
+reads of it. Standard output is one JSON object a line: "progress", "note", "source", "pieces", "ids", and last "done"
+or "error" (with "kind": input, usage or runtime; and the message). Exit status 0 or 1.
+"""
+import json
+import os
+import sys
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism here
+
+
+def say(event):
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def fail(message, kind):
+    say({"event": "error", "kind": kind, "message": message})
+    sys.exit(1)
+
+
+def main():
+    job = json.load(sys.stdin)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    try:
+        import jinja2  # noqa: F401
+        import numpy  # noqa: F401
+        import pyarrow  # noqa: F401
+        import tokenizers  # noqa: F401
+    except ImportError as e:
+        fail(f"Python module {e.name} is missing in {sys.executable}", "environment")
+    from megatrain_data import errors, prepare
+    try:
+        prepare.run(job, say)
+    except errors.DataError as e:
+        fail(str(e), e.kind)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as e:
+        fail(f"{e.filename or 'data helper'}: {e.strerror or e}", "runtime")
+    say({"event": "done"})
+
+
+if __name__ == "__main__":
+    main()

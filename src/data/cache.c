@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/cache.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <time.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "data/helper.h"
+#include "data/samples.h"
+
+static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct mt_err *err)
+{
+    char buf[65536];
+    FILE *f = fopen(path, "re");
+    if (!f && !needed)
+        return 0;
+    if (!f)
+        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open data file %s: %s", path,
+                       strerror(errno));
+    size_t n;
+    while ((n = fread(buf, 1, sizeof(buf), f)) > 0)
+        XXH3_64bits_update(state, buf, n);
+    int rc = ferror(f) ? mt_fail(err, MT_ERR_INPUT, errno ? -errno : -EIO, "cannot read %s: %s", path,
+                                 strerror(errno))
+                       : 0;
+    fclose(f);
+    return rc;
+}
+
+static void hash_text(XXH3_state_t *state, const char *text)
+{
+    XXH3_64bits_update(state, text ? text : "", strlen(text ? text : "") + 1);
+}
+
+static int is_code(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return dot && (!strcmp(dot, ".py") || !strcmp(dot, ".jinja"));
+}
+
+/* All files of a folder that are code or templates, by name. */
+static void hash_folder(XXH3_state_t *state, const char *dir)
+{
+    struct dirent **names = NULL;
+    int n = scandir(dir, &names, is_code, alphasort);
+    for (int i = 0; i < n; i++) {
+        char *path = mt_path_join(dir, names[i]->d_name);
+        hash_text(state, names[i]->d_name);
+        if (path)
+            hash_file(state, path, false, NULL);
+        free(path);
+        free(names[i]);
+    }
+    free(names);
+}
+
+/* What the helper's tokens depend on beside the file. */
+static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
+{
+    static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
+                                        "special_tokens_map.json", "generation_config.json",
+                                        "chat_template.jinja",     "additional_chat_templates"};
+    static const char *const folders[] = {"megatrain_data", "megatrain_data/templates"};
+    char *helper = mt_helper_dir();
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(files) && p->model_dir && !rc; i++) {
+        char *path = mt_path_join(p->model_dir, files[i]);
+        hash_text(state, files[i]);
+        if (!path)
+            rc = mt_fail_nomem(err, files[i], 64);
+        else if (mt_is_dir(path))
+            hash_folder(state, path);
+        else
+            rc = hash_file(state, path, false, err);
+        free(path);
+    }
+    hash_text(state, p->template_);
+    if (p->template_ && mt_path_exists(p->template_))
+        rc = rc ? rc : hash_file(state, p->template_, true, err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
+        char *path = mt_path_join(helper, folders[i]);
+        if (path)
+            hash_folder(state, path);
+        free(path);
+    }
+    free(helper);
+    return rc;
+}
+
+static int hash_source(uint64_t *out, const struct mt_source_file *f, bool helper,
+                       const struct mt_dataset_params *p, struct mt_err *err)
+{
+    XXH3_state_t *state = XXH3_createState();
+    const char *dot = strrchr(f->path, '.');
+    char options[128];
+    if (!state)
+        return mt_fail_nomem(err, "a hash", 576);
+    XXH3_64bits_reset(state);
+    snprintf(options, sizeof(options), "v%d %d %d %d %zu", MT_SHARD_VERSION, helper, (int)p->format,
+             helper ? (int)p->train_on : 0, p->vocab);
+    hash_text(state, options);
+    hash_text(state, p->tokenizer);
+    hash_text(state, dot);
+    hash_text(state, f->entry);
+    int rc = helper ? hash_helper(state, p, err) : 0;
+    if (!rc)
+        rc = hash_file(state, f->path, true, err);
+    *out = XXH3_64bits_digest(state) | 1; /* never 0, which means any */
+    XXH3_freeState(state);
+    return rc;
+}
+
+/* A shard's making killed halfway leaves its parts; who holds the lock may clear them away. */
+static void clear_parts(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strstr(e->d_name, ".tokens.") && strstr(e->d_name, ".tmp"))
+            unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+}
+
+static int lock_cache(const char *dir, int *fd, struct mt_err *err)
+{
+    char *path = mt_path_join(dir, "lock");
+    int rc = path ? mt_mkdir_p(dir, err) : mt_fail_nomem(err, dir, strlen(dir));
+    *fd = rc ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (!rc && *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB))
+        mt_info("waiting for another run that makes token shards in %s", dir);
+    if (!rc && (*fd < 0 || flock(*fd, LOCK_EX)))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot lock %s: %s", path, strerror(errno));
+    if (!rc)
+        clear_parts(dir);
+    free(path);
+    return rc;
+}
+
+static int make_shard(const struct mt_source_file *f, const struct mt_dataset_params *p,
+                      const char *path, uint64_t hash, struct mt_err *err)
+{
+    struct mt_shard_writer w;
+    int rc = mt_shard_writer_open(&w, path, err);
+    struct mt_sample_reader r = {.format = p->format,
+                                 .bytes = !strcmp(p->tokenizer, "byte"),
+                                 .vocab = p->vocab,
+                                 .out = &w,
+                                 .header = {.vocab = p->vocab, .source_hash = hash}};
+    if (!rc)
+        rc = mt_samples_read_file(&r, f->path, err);
+    if (!rc)
+        rc = mt_shard_writer_commit(&w, &r.header, err);
+    mt_samples_finish(&r);
+    mt_shard_writer_finish(&w);
+    return rc;
+}
+
+static const char *text_at(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsString(v) ? v->valuestring : "";
+}
+
+static double number_at(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+static void on_event(void *ctx, const cJSON *e)
+{
+    const char *event = text_at(e, "event"), *path = text_at(e, "path");
+    (void)ctx;
+    if (!strcmp(event, "progress"))
+        mt_info("%s: %.0f%%, %.0f samples, %.2fM tokens, %.0fk tokens/s, eta %.0f s", path,
+                100 * number_at(e, "share"), number_at(e, "samples"), number_at(e, "tokens") * 1e-6,
+                number_at(e, "tokens_per_second") * 1e-3, number_at(e, "eta"));
+    else if (!strcmp(event, "source"))
+        mt_info("%s: %s, %.0f samples, %.2fM tokens in %.1f s", path, text_at(e, "format"),
+                number_at(e, "samples"), number_at(e, "tokens") * 1e-6, number_at(e, "seconds"));
+    else if (!strcmp(event, "note"))
+        mt_warn("%s", text_at(e, "message"));
+}
+
+static void add_date(cJSON *job)
+{
+    const char *epoch = getenv("SOURCE_DATE_EPOCH");
+    time_t now = epoch && *epoch ? (time_t)strtoll(epoch, NULL, 10) : time(NULL);
+    struct tm tm;
+    char date[16];
+    if ((epoch && *epoch ? gmtime_r(&now, &tm) : localtime_r(&now, &tm)) &&
+        strftime(date, sizeof(date), "%Y-%m-%d", &tm))
+        cJSON_AddStringToObject(job, "date", date);
+}
+
+static cJSON *new_job(const struct mt_dataset_params *p)
+{
+    static const char *const train_on[] = {"assistant", "last", "all"};
+    cJSON *job = cJSON_CreateObject();
+    cJSON_AddStringToObject(job, "mode", "prepare");
+    if (p->model_dir)
+        cJSON_AddStringToObject(job, "model_dir", p->model_dir);
+    cJSON_AddStringToObject(job, "tokenizer", p->tokenizer);
+    cJSON_AddStringToObject(job, "template", p->template_ ? p->template_ : "model");
+    cJSON_AddStringToObject(job, "train_on", train_on[p->train_on]);
+    cJSON_AddNumberToObject(job, "vocab", (double)p->vocab);
+    cJSON_AddNumberToObject(job, "processes", p->n_processes);
+    add_date(job);
+    cJSON_AddArrayToObject(job, "sources");
+    return job;
+}
+
+static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct mt_dataset_params *p,
+                       const char *out, uint64_t hash)
+{
+    cJSON *s = cJSON_CreateObject();
+    char hex[20];
+    snprintf(hex, sizeof(hex), "%016llx", (unsigned long long)hash);
+    cJSON_AddStringToObject(s, "path", f->path);
+    cJSON_AddStringToObject(s, "format", mt_format_name(p->format));
+    cJSON_AddStringToObject(s, "out", out);
+    cJSON_AddStringToObject(s, "hash", hex);
+    if (f->entry)
+        cJSON_AddItemToObject(s, "entry", cJSON_Parse(f->entry));
+    cJSON_AddItemToArray(mt_json_get(job, "sources"), s);
+}
+
+struct wanted {
+    char path[4096];
+    uint64_t hash;
+    bool helper;
+};
+
+/* The lock is held: makes what is missing, ours first, then the helper's in one go. */
+static int make_missing(struct mt_shard *shards, bool *made, const struct wanted *want,
+                        const struct mt_source_list *l, const struct mt_dataset_params *p,
+                        struct mt_err *err)
+{
+    cJSON *job = new_job(p);
+    int rc = 0, n_helped = 0;
+    for (size_t i = 0; i < l->n && !rc; i++) {
+        if (!mt_shard_open(&shards[i], want[i].path, want[i].hash, NULL))
+            continue;
+        made[i] = true;
+        for (size_t k = 0; k < i; k++) /* the same content twice is made once */
+            if (made[k] && want[k].hash == want[i].hash)
+                goto next;
+        if (want[i].helper) {
+            add_to_job(job, &l->items[i], p, want[i].path, want[i].hash);
+            n_helped++;
+        } else {
+            rc = make_shard(&l->items[i], p, want[i].path, want[i].hash, err);
+        }
+    next:;
+    }
+    if (!rc && n_helped) {
+        mt_info("making tokens of %d data file%s with %d process%s (kept in %s)", n_helped,
+                n_helped > 1 ? "s" : "", p->n_processes, p->n_processes > 1 ? "es" : "", p->cache_dir);
+        rc = mt_helper_run(job, on_event, NULL, err);
+    }
+    for (size_t i = 0; i < l->n && !rc; i++)
+        if (!shards[i].map)
+            rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err);
+    cJSON_Delete(job);
+    return rc;
+}
+
+int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
+                         const struct mt_dataset_params *p, struct mt_err *err)
+{
+    struct wanted *want = mt_calloc(l->n, sizeof(*want));
+    int fd = -1, rc = want ? 0 : mt_fail_nomem(err, "the cache", l->n * sizeof(*want));
+    for (size_t i = 0; i < l->n && !rc; i++) {
+        if (mt_is_dir(l->items[i].path))
+            rc = mt_fail(err, MT_ERR_INPUT, -EISDIR, "cannot open data file %s: it is a folder",
+                         l->items[i].path);
+        want[i].helper = !rc && mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
+        if (!rc)
+            rc = hash_source(&want[i].hash, &l->items[i], want[i].helper, p, err);
+        snprintf(want[i].path, sizeof(want[i].path), "%.4000s/%016llx.tokens", p->cache_dir,
+                 (unsigned long long)want[i].hash);
+    }
+    if (!rc)
+        rc = lock_cache(p->cache_dir, &fd, err);
+    if (!rc)
+        rc = make_missing(shards, made, want, l, p, err);
+    if (fd >= 0)
+        close(fd);
+    free(want);
+    return rc;
+}

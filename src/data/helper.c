@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/helper.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+
+static const char SCRIPT[] = "prepare_data.py";
+
+static char *join3(const char *a, const char *b, const char *c)
+{
+    char *p = NULL;
+    return asprintf(&p, "%s/%s/%s", a, b, c) < 0 ? NULL : p;
+}
+
+/* DIR of the program, then its parents: an installed tree and a build tree look alike from there. */
+static char *find_script(void)
+{
+    static const char *const folders[] = {"share/megatrain", "scripts"};
+    char exe[PATH_MAX];
+    const char *given = getenv("MEGATRAIN_DATA_HELPER");
+    if (given && *given)
+        return strdup(given);
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    exe[n > 0 ? n : 0] = 0;
+    for (char *slash; (slash = strrchr(exe, '/')) && slash != exe;) {
+        *slash = 0;
+        for (size_t i = 0; i < sizeof(folders) / sizeof(*folders); i++) {
+            char *path = join3(exe, folders[i], SCRIPT);
+            if (path && mt_path_exists(path))
+                return path;
+            free(path);
+        }
+    }
+    return NULL;
+}
+
+char *mt_helper_dir(void)
+{
+    char *path = find_script(), *slash = path ? strrchr(path, '/') : NULL;
+    if (slash)
+        *slash = 0;
+    return path;
+}
+
+static char *find_python(const char *script)
+{
+    const char *given = getenv("MEGATRAIN_PYTHON");
+    char *dir = strdup(script), *path = NULL;
+    char *slash = dir ? strrchr(dir, '/') : NULL;
+    if (slash)
+        *slash = 0;
+    if (given && *given)
+        path = strdup(given);
+    else if (slash)
+        path = join3(dir, "..", ".venv-data/bin/python");
+    if (path && !(given && *given) && !mt_path_exists(path)) {
+        free(path);
+        path = strdup("python3");
+    }
+    free(dir);
+    return path;
+}
+
+static int no_environment(const char *script, const char *why, struct mt_err *err)
+{
+    char *dir = mt_helper_dir(), *setup = dir ? join3(dir, ".", "setup") : NULL;
+    bool here = setup && mt_path_exists(setup);
+    int rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                     "the data helper (%s) has no Python environment (%s); make it with: %s%s", script,
+                     why, here ? dir : "",
+                     here ? "/setup --data" : "pip install tokenizers jinja2 pyarrow numpy");
+    free(setup);
+    free(dir);
+    return rc;
+}
+
+static void child(const char *python, const char *script, int in, int out, int errors)
+{
+    signal(SIGPIPE, SIG_DFL);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(errors, 2) >= 0)
+        execlp(python, python, script, (char *)NULL);
+    _exit(127);
+}
+
+/* A file without a name that holds `text`, at its begin. */
+static int memory_file(const char *name, const char *text)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd >= 0 && (mt_write_all(fd, text, strlen(text)) || lseek(fd, 0, SEEK_SET) < 0)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static enum mt_err_kind kind_of(const char *name)
+{
+    if (!strcmp(name, "input"))
+        return MT_ERR_INPUT;
+    return strcmp(name, "usage") ? MT_ERR_RUNTIME : MT_ERR_USAGE;
+}
+
+/* One line of the helper; 1 where it is the last. */
+static int on_line(const char *line, size_t len, const char *script, int *result,
+                   void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
+{
+    cJSON *o = NULL;
+    int last = 0;
+    if (mt_json_parse(&o, line, len, SCRIPT, MT_ERR_RUNTIME, NULL))
+        return 0;
+    const cJSON *event = mt_json_get(o, "event"), *message = mt_json_get(o, "message");
+    const cJSON *kind = mt_json_get(o, "kind");
+    const char *name = cJSON_IsString(event) ? event->valuestring : "";
+    if (!strcmp(name, "done")) {
+        *result = 0;
+        last = 1;
+    } else if (!strcmp(name, "error") && cJSON_IsString(message) && cJSON_IsString(kind)) {
+        *result = strcmp(kind->valuestring, "environment")
+                      ? mt_fail(err, kind_of(kind->valuestring), -EINVAL, "%s", message->valuestring)
+                      : no_environment(script, message->valuestring, err);
+        last = 1;
+    } else if (on_event) {
+        on_event(ctx, o);
+    }
+    cJSON_Delete(o);
+    return last;
+}
+
+static int died(const char *script, int status, int errors, struct mt_err *err)
+{
+    char tail[420];
+    off_t size = lseek(errors, 0, SEEK_END);
+    size_t n = size > (off_t)sizeof(tail) - 1 ? sizeof(tail) - 1 : (size_t)(size > 0 ? size : 0);
+    if (mt_pread_all(errors, tail, n, (uint64_t)size - n))
+        n = 0;
+    tail[n] = 0;
+    if (WIFSIGNALED(status))
+        return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s was ended by signal %d (%s) %s", script,
+                       WTERMSIG(status), strsignal(WTERMSIG(status)), tail);
+    return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s ended with %d: ...%s", script,
+                   WEXITSTATUS(status), tail);
+}
+
+static int converse(pid_t pid, int out, int errors, const char *script,
+                    void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    int result = 1, status = 0, last = 0;
+    FILE *f = fdopen(out, "re");
+    while (f && (n = getline(&line, &cap, f)) >= 0)
+        if (!last)
+            last = on_line(line, (size_t)n, script, &result, on_event, ctx, err);
+    free(line);
+    if (f)
+        fclose(f);
+    else
+        close(out);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && !last)
+        return no_environment(script, "no Python there", err);
+    return last ? result : died(script, status, errors, err);
+}
+
+int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), void *ctx,
+                  struct mt_err *err)
+{
+    int out[2] = {-1, -1}, in = -1, errors = -1, rc;
+    char *script = find_script(), *python = script ? find_python(script) : NULL;
+    char *text = cJSON_PrintUnformatted(job);
+    pid_t pid = -1;
+    if (!script || !mt_path_exists(script)) {
+        rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                     "the data helper is not found (%s): set MEGATRAIN_DATA_HELPER to its path",
+                     script ? script : SCRIPT);
+        goto done;
+    }
+    in = text ? memory_file("job", text) : -1;
+    errors = memory_file("errors", "");
+    if (!python || in < 0 || errors < 0 || pipe2(out, O_CLOEXEC) || (pid = fork()) < 0) {
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start %s: %s", script, strerror(errno));
+        goto done;
+    }
+    if (!pid)
+        child(python, script, in, out[1], errors);
+    close(out[1]);
+    rc = converse(pid, out[0], errors, script, on_event, ctx, err);
+    out[0] = out[1] = -1;
+done:
+    for (int i = 0; i < 2; i++)
+        if (out[i] >= 0)
+            close(out[i]);
+    if (in >= 0)
+        close(in);
+    if (errors >= 0)
+        close(errors);
+    free(script);
+    free(python);
+    free(text);
+    return rc;
+}

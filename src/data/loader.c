@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/loader.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { NOTHING = -1 };
+
+struct mt_loader {
+    mt_sampler *sampler;
+    uint64_t end_step;
+    struct mt_step_data data[2]; /* one lent to the caller, one ahead */
+    pthread_t thread;
+    bool started;
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int ahead;         /* index of the data that is the thread's */
+    int64_t wanted;    /* step to be made; NOTHING: none */
+    int64_t made;      /* step that is made; NOTHING: none */
+    int rc;            /* of making it */
+    struct mt_err err;
+    bool quit;
+};
+
+static void *loader_main(void *arg)
+{
+    mt_loader *l = arg;
+    pthread_mutex_lock(&l->lock);
+    while (!l->quit) {
+        if (l->wanted == NOTHING || l->wanted == l->made) {
+            pthread_cond_wait(&l->changed, &l->lock);
+            continue;
+        }
+        int64_t step = l->wanted;
+        struct mt_step_data *data = &l->data[l->ahead];
+        struct mt_err err = {0};
+        pthread_mutex_unlock(&l->lock);
+        int rc = mt_sampler_fill(l->sampler, (uint64_t)step, data, &err);
+        pthread_mutex_lock(&l->lock);
+        l->made = step;
+        l->rc = rc;
+        l->err = err;
+        pthread_cond_broadcast(&l->changed);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return NULL;
+}
+
+int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64_t end_step,
+                     struct mt_err *err)
+{
+    mt_loader *l = mt_calloc(1, sizeof(*l));
+    if (!l)
+        return mt_fail_nomem(err, "the data loader", sizeof(*l));
+    *l = (mt_loader){.sampler = s, .end_step = end_step, .made = NOTHING,
+                     .wanted = first_step < end_step ? (int64_t)first_step : NOTHING};
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_cond_init(&l->changed, NULL);
+    int rc = mt_step_data_init(&l->data[0], s, err);
+    if (!rc)
+        rc = mt_step_data_init(&l->data[1], s, err);
+    if (!rc) {
+        int code = pthread_create(&l->thread, NULL, loader_main, l);
+        l->started = !code;
+        if (code)
+            rc = mt_fail(err, MT_ERR_RUNTIME, -code, "cannot start the data loader: %s", strerror(code));
+    }
+    if (rc) {
+        mt_loader_destroy(&l);
+        return rc;
+    }
+    pthread_setname_np(l->thread, "mt-data");
+    *out = l;
+    return 0;
+}
+
+void mt_loader_destroy(mt_loader **loader)
+{
+    mt_loader *l = *loader;
+    if (!l)
+        return;
+    if (l->started) {
+        pthread_mutex_lock(&l->lock);
+        l->quit = true;
+        pthread_cond_broadcast(&l->changed);
+        pthread_mutex_unlock(&l->lock);
+        pthread_join(l->thread, NULL);
+    }
+    mt_step_data_finish(&l->data[0]);
+    mt_step_data_finish(&l->data[1]);
+    pthread_cond_destroy(&l->changed);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+    *loader = NULL;
+}
+
+int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, struct mt_err *err)
+{
+    pthread_mutex_lock(&l->lock);
+    if (l->wanted != (int64_t)step) {
+        while (l->wanted != NOTHING && l->made != l->wanted) /* what is under way is thrown away */
+            pthread_cond_wait(&l->changed, &l->lock);
+        l->wanted = (int64_t)step;
+        pthread_cond_broadcast(&l->changed);
+    }
+    while (l->made != (int64_t)step)
+        pthread_cond_wait(&l->changed, &l->lock);
+    int rc = l->rc;
+    *out = &l->data[l->ahead];
+    if (rc && err)
+        *err = l->err;
+    l->ahead = 1 - l->ahead;
+    l->made = NOTHING;
+    l->wanted = step + 1 < l->end_step ? (int64_t)step + 1 : NOTHING;
+    pthread_cond_broadcast(&l->changed);
+    pthread_mutex_unlock(&l->lock);
+    return rc;
+}

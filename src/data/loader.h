@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_LOADER_H
+#define MT_DATA_LOADER_H
+
+#include "data/dataset.h"
+
+/**
+ * Makes the micro-batches of the next step on a thread of its own while the caller trains on those of
+ * this one. What a step holds is the sampler's business alone: the loader only looks one step ahead.
+ *
+ * Thread-safety: one caller; the sampler is the loader's as long as it lives.
+ */
+typedef struct mt_loader mt_loader;
+
+/** Begins at once with `first_step`. Steps at and beyond `end_step` are not looked ahead to. */
+int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64_t end_step,
+                     struct mt_err *err);
+/** Accepts NULL; sets *l to NULL. */
+void mt_loader_destroy(mt_loader **l);
+/** The micro-batches of `step`, valid until the next call. Any step may be asked for; the one after the
+ * last asked for does not wait. */
+int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, struct mt_err *err);
+
+#endif

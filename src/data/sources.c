@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/sources.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+static const char INFO[] = "dataset_info.json";
+
+static bool ends_with(const char *s, const char *end)
+{
+    size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+static int add(struct mt_source_list *l, const char *path, double weight, const char *entry,
+               struct mt_err *err)
+{
+    if (!mt_grow(&l->items, &l->cap, l->n + 1, sizeof(*l->items)))
+        return mt_fail_nomem(err, "the list of data files", l->n * sizeof(*l->items));
+    struct mt_source_file f = {strdup(path), weight, entry ? strdup(entry) : NULL};
+    l->items[l->n++] = f;
+    return f.path && (f.entry || !entry) ? 0 : mt_fail_nomem(err, path, strlen(path));
+}
+
+static int add_matches(struct mt_source_list *l, const char *pattern, double weight,
+                       const char *entry, struct mt_err *err)
+{
+    glob_t g = {0};
+    int rc = glob(pattern, 0, NULL, &g);
+    if (rc)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "data.train: no file matches \"%s\"", pattern);
+    for (size_t i = 0; !rc && i < g.gl_pathc; i++)
+        rc = add(l, g.gl_pathv[i], weight, entry, err);
+    globfree(&g);
+    return rc;
+}
+
+/* One entry of a dataset_info.json: a file or a folder beside it. */
+static int add_entry(struct mt_source_list *l, const char *info, const cJSON *e, double weight,
+                     struct mt_err *err)
+{
+    const cJSON *name = mt_json_get(e, "file_name");
+    if (!cJSON_IsString(name))
+        return mt_fail(err, MT_ERR_INPUT, -ENOTSUP,
+                       "%s: \"%s\" has no \"file_name\": nothing is downloaded, so get its files and "
+                       "name them there",
+                       info, e->string);
+    char *dir = strndup(info, strlen(info) - strlen(INFO));
+    char *path = dir ? mt_path_join(dir, name->valuestring) : NULL;
+    char *text = cJSON_PrintUnformatted(e), *all = NULL;
+    int rc = 0;
+    if (!path || !text || asprintf(&all, "%s/*", path) < 0)
+        rc = mt_fail_nomem(err, info, strlen(info));
+    else
+        rc = add_matches(l, mt_is_dir(path) ? all : path, weight, text, err);
+    free(dir);
+    free(path);
+    free(text);
+    free(all);
+    return rc ? mt_fail_prefix(err, rc, "%s: \"%s\"", info, e->string) : 0;
+}
+
+static int add_info(struct mt_source_list *l, const char *info, const char *name, double weight,
+                    struct mt_err *err)
+{
+    cJSON *root = NULL;
+    bool found = false;
+    int rc = mt_json_read_file(&root, info, MT_ERR_INPUT, err);
+    for (const cJSON *e = rc ? NULL : root->child; e && !rc; e = e->next)
+        if (cJSON_IsObject(e) && (!name || !strcmp(e->string, name))) {
+            found = true;
+            rc = add_entry(l, info, e, weight, err);
+        }
+    if (!rc && !found)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no entry \"%s\"", info, name ? name : "");
+    cJSON_Delete(root);
+    return rc;
+}
+
+/* Cuts ":weight" off a pattern, unless that is a file's own name. */
+static int cut_weight(char *pattern, double *weight, struct mt_err *err)
+{
+    char *colon = strrchr(pattern, ':'), *end = NULL;
+    double w = colon ? strtod(colon + 1, &end) : 0;
+    *weight = 1;
+    if (!colon || end == colon + 1 || *end || mt_path_exists(pattern))
+        return 0;
+    if (!(w > 0 && w <= 1000))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "data.train: \"%s\": a weight must be above 0 and at most 1000", pattern);
+    *colon = 0;
+    *weight = w;
+    return 0;
+}
+
+static int add_item(struct mt_source_list *l, const char *item, struct mt_err *err)
+{
+    double weight;
+    char *pattern = strdup(item);
+    int rc = pattern ? cut_weight(pattern, &weight, err) : mt_fail_nomem(err, item, strlen(item));
+    char *hash = rc ? NULL : strrchr(pattern, '#');
+    if (hash && (size_t)(hash - pattern) >= strlen(INFO) &&
+        !strncmp(hash - strlen(INFO), INFO, strlen(INFO)))
+        *hash++ = 0;
+    else
+        hash = NULL;
+    if (!rc)
+        rc = ends_with(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
+                                      : add_matches(l, pattern, weight, NULL, err);
+    free(pattern);
+    return rc;
+}
+
+int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files,
+                       struct mt_err *err)
+{
+    struct mt_source_list l = {0};
+    int rc = files->n ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.train names no file");
+    for (int i = 0; i < files->n && !rc; i++)
+        rc = add_item(&l, files->items[i], err);
+    if (rc)
+        mt_sources_finish(&l);
+    else
+        *out = l;
+    return rc;
+}
+
+void mt_sources_finish(struct mt_source_list *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        free(l->items[i].path);
+        free(l->items[i].entry);
+    }
+    free(l->items);
+    *l = (struct mt_source_list){0};
+}
+
+/* The first record of a .jsonl or .json file, or NULL; reads no more of the file than it needs. */
+static cJSON *first_record(const char *path)
+{
+    cJSON *record = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    for (size_t size = 1 << 16; fd >= 0 && !record; size *= 4) {
+        char *buf = malloc(size);
+        ssize_t n = buf ? pread(fd, buf, size, 0) : -1;
+        const char *at = buf, *last = buf + MT_MAX(n, (ssize_t)0);
+        while (at < last && strchr(" \t\r\n[", *at) && *at)
+            at++;
+        if (at < last)
+            record = cJSON_ParseWithLengthOpts(at, (size_t)(last - at), NULL, 0);
+        free(buf);
+        if (n < (ssize_t)size)
+            break; /* that was all of it */
+    }
+    if (fd >= 0)
+        close(fd);
+    return record;
+}
+
+bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format format,
+                            const char *tokenizer)
+{
+    static const char *const columnar[] = {".gz", ".zst", ".parquet", ".arrow", ".ndjson"};
+    bool bytes = !strcmp(tokenizer, "byte"), needs;
+    for (size_t i = 0; i < MT_ARRAY_LEN(columnar); i++)
+        if (ends_with(f->path, columnar[i]))
+            return true;
+    if (f->entry)
+        return true;
+    if (!ends_with(f->path, ".jsonl") && !ends_with(f->path, ".json"))
+        return !bytes;
+    cJSON *r = first_record(f->path);
+    if (!r) /* empty or broken: our own reader says where */
+        return false;
+    bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
+                mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt"));
+    if (format == MT_FORMAT_AUTO)
+        needs = cJSON_IsObject(r) && (chat || !mt_json_get(r, "input_ids")) &&
+                (chat || !bytes) &&
+                (chat || mt_json_get(r, "prompt") || mt_json_get(r, "text"));
+    else if (format == MT_FORMAT_INPUT_IDS)
+        needs = false;
+    else
+        needs = !bytes || chat || format == MT_FORMAT_MESSAGES || format == MT_FORMAT_SHAREGPT ||
+                format == MT_FORMAT_ALPACA;
+    cJSON_Delete(r);
+    return needs;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Training and evaluation samples of one data set. */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "data/dataset.h"
+
+static uint64_t sample_hash(const mt_dataset *d, uint64_t i)
+{
+    const uint32_t *ids;
+    size_t n = mt_dataset_sample(d, i, &ids, NULL);
+    return XXH3_64bits(ids, n * sizeof(*ids));
+}
+
+static int compare_u64(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* The hash below which a sample is held out. */
+static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, struct mt_err *err)
+{
+    char *end = NULL;
+    uint64_t n = mt_dataset_stats(d)->n_samples;
+    double v = strtod(eval, &end);
+    if (end != eval && !strcmp(end, "%") && v >= 0 && v < 100) {
+        *limit = (uint64_t)(v / 100 * 0x1p64);
+        return 0;
+    }
+    if (end == eval || *end || v < 0 || v >= (double)n)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "data.eval = %s: not a file, a percentage, or fewer samples than the %llu there "
+                       "are",
+                       eval, (unsigned long long)n);
+    uint64_t *h = mt_calloc(n, sizeof(*h));
+    if (!h)
+        return mt_fail_nomem(err, "the evaluation split", n * sizeof(*h));
+    for (uint64_t i = 0; i < n; i++)
+        h[i] = sample_hash(d, i);
+    qsort(h, n, sizeof(*h), compare_u64);
+    *limit = v > 0 ? h[(uint64_t)v] : 0;
+    free(h);
+    return 0;
+}
+
+int mt_dataset_split(const mt_dataset *d, const char *eval, struct mt_split *train,
+                     struct mt_split *held_out, struct mt_err *err)
+{
+    uint64_t n = mt_dataset_stats(d)->n_samples, limit = 0;
+    int rc = eval[0] ? split_limit(d, eval, &limit, err) : 0;
+    if (rc)
+        return rc;
+    *train = *held_out = (struct mt_split){0};
+    for (uint64_t i = 0; i < n; i++) {
+        struct mt_split *side = limit && sample_hash(d, i) < limit ? held_out : train;
+        if (!mt_grow(&side->samples, &side->cap, side->n + 1, sizeof(*side->samples))) {
+            mt_split_finish(train);
+            mt_split_finish(held_out);
+            return mt_fail_nomem(err, "the evaluation split", n * sizeof(*side->samples));
+        }
+        side->samples[side->n++] = (uint32_t)i;
+    }
+    if (!train->n) {
+        mt_split_finish(train);
+        mt_split_finish(held_out);
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "data.eval = %s leaves nothing to train on", eval);
+    }
+    return 0;
+}
+
+void mt_split_finish(struct mt_split *s)
+{
+    free(s->samples);
+    *s = (struct mt_split){0};
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DATA_TEXT_H
+#define MT_DATA_TEXT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/** Whose tokens: bytes, or those of a model's tokenizer.json through the data helper. */
+struct mt_text_params {
+    bool bytes;
+    const char *model_dir; /* and its chat template */
+    const char *template_; /* NULL: the model's */
+};
+
+struct mt_text_sample {
+    const uint32_t *ids;
+    const uint8_t *trained; /* a byte a token; NULL: none */
+    size_t n;
+};
+
+/** Called for each run of tokens that are trained or not, in order; text is UTF-8 but for bytes' own. */
+typedef void (*mt_text_piece_fn)(void *ctx, size_t sample, const char *text, size_t len, bool trained);
+
+/** The text of samples. Special tokens show by name. */
+int mt_text_decode(const struct mt_text_params *p, const struct mt_text_sample *samples, size_t n,
+                   mt_text_piece_fn fn, void *ctx, struct mt_err *err);
+
+struct mt_text_ids {
+    uint32_t *ids, *ends; /* ends: tokens that end a turn, as the tokenizer has them */
+    size_t n, n_ends;
+};
+
+/** Ids of a text to be continued; `chat`: as the user's turn, with the header of the answer. */
+int mt_text_encode(const struct mt_text_params *p, const char *text, bool chat,
+                   struct mt_text_ids *out, struct mt_err *err);
+void mt_text_ids_finish(struct mt_text_ids *t);
+
+#endif

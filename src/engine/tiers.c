@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Divides host memory. What lives on the disk is chosen by the traffic that a byte of host memory saves in
+ * a step: of the weights it saves a read each for update and backward and a write; of gradients a write and
+ * a read; of masters and moments a read and a write, and of these the first units come first. What is left
+ * holds activations.
+ */
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/build.h"
+#include "engine/engine_priv.h"
+
+enum {
+    HI = 1 << MT_PLANE_HI,
+    LO = 1 << MT_PLANE_LO,
+    M = 1 << MT_PLANE_M,
+    V = 1 << MT_PLANE_V,
+    GRAD = 1 << MT_PLANE_GRAD,
+    RING = 6, /* two pieces each on their way in, with Adam, and on their way out */
+    MAX_PIECE = 4 << 20,
+    MIN_PIECE = 64 << 10,
+};
+
+struct tiers {
+    struct mt_engine_plan *plan;
+    const struct mt_engine_params *p;
+    uint64_t host; /* what there is */
+};
+
+static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
+{
+    size_t size = k == MT_PLANE_GRAD ? mt_dtype_size(t->p->grad_dtype) : k >= MT_PLANE_M ? 4 : 2;
+    bool has = k <= MT_PLANE_LO || (t->p->train && t->plan->units[unit].trainable);
+    return has ? mt_align_up(t->plan->units[unit].grad_elems * size, MT_DISK_ALIGN) : 0;
+}
+
+static uint8_t has_planes(const struct tiers *t, size_t unit)
+{
+    return t->p->train && t->plan->units[unit].trainable ? HI | LO | M | V | GRAD : HI | LO;
+}
+
+/* What follows for the step program from a unit's planes on the disk. */
+static void describe(const struct tiers *t, size_t unit)
+{
+    struct mt_unit_shape *s = &t->plan->units[unit];
+    uint8_t disk = t->plan->on_disk[unit], loads = t->p->dtype == MT_F32 ? HI | LO : HI;
+    uint8_t pieces = disk & (uint8_t)~loads;
+    size_t grad = mt_dtype_size(t->p->grad_dtype);
+    bool updates = has_planes(t, unit) & M;
+    s->staged_elem_bytes = (disk & loads & HI ? 2 : 0) + (disk & loads & LO ? 2 : 0);
+    s->grad_on_disk = disk & GRAD;
+    s->state_elem_bytes_written =
+        updates ? (pieces & LO ? 2 : 0) + (pieces & M ? 4 : 0) + (pieces & V ? 4 : 0) : 0;
+    s->state_elem_bytes = s->state_elem_bytes_written + (pieces & GRAD ? grad : 0);
+}
+
+static void describe_all(const struct tiers *t)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        describe(t, u);
+}
+
+static uint64_t planes_in_host(const struct tiers *t)
+{
+    uint64_t sum = 0;
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        for (int k = 0; k < MT_N_PLANES; k++)
+            if (!(t->plan->on_disk[u] >> k & 1))
+                sum += plane_bytes(t, u, k);
+    return sum;
+}
+
+/* Windows through which planes on the disk are loaded and saved (store/planes.h). */
+static uint64_t windows(const struct tiers *t)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < MT_PLANE_GRAD; k++) {
+        size_t most = 0;
+        for (size_t u = 0; u < t->plan->program.n_units; u++)
+            if (t->plan->on_disk[u] >> k & 1)
+                most = MT_MAX(most, plane_bytes(t, u, k));
+        sum += MT_MIN(most, (size_t)8 << 20);
+    }
+    return sum;
+}
+
+static uint64_t host_pools(const struct tiers *t)
+{
+    size_t bytes[MT_N_POOLS];
+    uint64_t sum = 0;
+    mt_program_buffer_bytes(&t->plan->program, bytes);
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+        sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[i];
+    return sum;
+}
+
+static bool fits(const struct tiers *t)
+{
+    return planes_in_host(t) + windows(t) + host_pools(t) <= t->host;
+}
+
+/* The fewest buffers with which what is on the disk can be reached. */
+static void least_buffers(const struct tiers *t)
+{
+    int n[MT_N_POOLS];
+    struct mt_program_params *p = &t->plan->program;
+    mt_program_min_buffers(p, n);
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+        p->n_buffers[i] = n[i];
+    if (n[MT_POOL_STATE])
+        p->n_buffers[MT_POOL_STATE] = RING;
+}
+
+/* A ring takes no more than an eighth of what there is, in pieces that drives like. */
+static void choose_piece(const struct tiers *t)
+{
+    struct mt_program_params *p = &t->plan->program;
+    size_t largest = MT_PIECE_ALIGN, widest = 1;
+    for (size_t u = 0; u < p->n_units; u++) {
+        largest = MT_MAX(largest, t->plan->units[u].grad_elems);
+        widest = MT_MAX(widest, t->plan->units[u].state_elem_bytes);
+    }
+    size_t piece = t->p->piece_elems;
+    if (!piece) {
+        piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)MAX_PIECE);
+        piece = MT_MAX(piece, (size_t)MIN_PIECE);
+    }
+    /* a piece's number must fit its field */
+    piece = MT_MAX(piece, mt_div_up(largest, 30000));
+    p->piece_elems = mt_align_up(MT_MIN(piece, largest), MT_PIECE_ALIGN);
+}
+
+static void put(const struct tiers *t, size_t unit, uint8_t planes, bool on_disk)
+{
+    planes &= has_planes(t, unit);
+    t->plan->on_disk[unit] =
+        on_disk ? t->plan->on_disk[unit] | planes : t->plan->on_disk[unit] & (uint8_t)~planes;
+    describe(t, unit);
+}
+
+/* Moves planes to the disk, from the last unit on, until the rest fits. */
+static void move_until_fits(const struct tiers *t, uint8_t planes)
+{
+    for (size_t u = t->plan->program.n_units; u-- > 0 && !fits(t);) {
+        put(t, u, planes, true);
+        choose_piece(t);
+        least_buffers(t);
+    }
+}
+
+/* Brings whole units back to host memory, from the first on, while they fit. */
+static void keep_units(const struct tiers *t)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        uint8_t was = t->plan->on_disk[u];
+        put(t, u, was, false);
+        if (!fits(t)) {
+            put(t, u, was, true);
+            return;
+        }
+    }
+}
+
+static void grow(const struct tiers *t, int pool, int want)
+{
+    int *n = &t->plan->program.n_buffers[pool];
+    while (*n && *n < want) {
+        ++*n;
+        if (!fits(t)) {
+            --*n;
+            return;
+        }
+    }
+}
+
+static void choose_states(const struct tiers *t)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        put(t, u, LO | M | V, true);
+    choose_piece(t);
+    least_buffers(t);
+    move_until_fits(t, GRAD);
+    move_until_fits(t, HI);
+    /* a third staging buffer lets reading, Adam and loading each have one */
+    int most[MT_N_POOLS];
+    mt_program_max_buffers(&t->plan->program, most);
+    grow(t, MT_POOL_STAGED, MT_MIN(3, most[MT_POOL_STAGED]));
+    grow(t, MT_POOL_GRAD_OUT, MT_MIN(2, most[MT_POOL_GRAD_OUT]));
+}
+
+static uint64_t subtract(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     const int wanted[2])
+{
+    struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
+    bool spill = plan->activations == MT_ACT_DISK && p->may_use_disk && wanted[0] + wanted[1] > 0;
+    if (t.host != UINT64_MAX) {
+        bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
+        t.host = subtract(t.host, shared ? plan->device_bytes : 0);
+        t.host = subtract(t.host, plan->staging_bytes + (spill ? 0 : plan->spill_bytes));
+    }
+    bool states = p->may_use_disk && (p->states == MT_STATES_DISK ||
+                                      (p->states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
+    plan->program.spill_disk = spill;
+    if (states)
+        choose_states(&t);
+    else
+        least_buffers(&t);
+    if (spill) { /* before whole units: as much traffic a byte, and gone when there are no more */
+        grow(&t, MT_POOL_SPILLED, wanted[0]);
+        grow(&t, MT_POOL_SPILLED_RECORD, wanted[1]);
+    }
+    if (states && p->states == MT_STATES_AUTO)
+        keep_units(&t);
+    describe_all(&t);
+    plan->uses_disk = mt_program_uses_disk(&plan->program);
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(&plan->program, bytes);
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++) {
+        if (!bytes[i])
+            plan->program.n_buffers[i] = 0;
+        plan->pool_bytes[i] = bytes[i] * (size_t)plan->program.n_buffers[i];
+    }
+}

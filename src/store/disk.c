@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One thread feeds the backend and takes its results. Requests wait in a list for each direction; they are
+ * cut into pieces, as many under way as `depth` says for reads and as many for writes, so that neither
+ * starves the other.
+ */
+#include "store/disk.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "store/disk_priv.h"
+
+enum { READ, WRITE, MAX_RESULTS = 64, MAX_RETRIES = 10000 };
+
+struct piece {
+    struct mt_disk_request *r;
+    size_t file;
+    uint64_t offset; /* in the file */
+    char *buf;
+    size_t bytes, done;
+    unsigned retries;
+    struct piece *next; /* of the free ones */
+};
+
+struct list {
+    struct mt_disk_request *first, *last;
+};
+
+struct mt_disk {
+    struct mt_disk_file *files;
+    size_t n_files;
+    struct mt_stripe stripe;
+    size_t request_bytes;
+    unsigned depth;
+    mt_io *io;
+    const char *io_name;
+    bool direct, buffers_registered;
+    pthread_t thread;
+    bool started;
+
+    /* the thread's own */
+    struct list going[2];
+    struct piece *pieces, *free_pieces;
+    unsigned in_flight[2];
+    int64_t busy_since[2];
+    int broken; /* the backend itself failed: everything fails with this */
+
+    pthread_mutex_t lock;
+    struct list waiting[2];
+    struct mt_disk_stats stats;
+    bool quit;
+};
+
+static void append(struct list *l, struct mt_disk_request *r)
+{
+    r->next = NULL;
+    if (l->last)
+        l->last->next = r;
+    else
+        l->first = r;
+    l->last = r;
+}
+
+static void drop_first(struct list *l)
+{
+    l->first = l->first->next;
+    if (!l->first)
+        l->last = NULL;
+}
+
+/* --- the thread ------------------------------------------------------------------------------ */
+
+static bool fully_started(const struct mt_disk_request *r)
+{
+    return r->rc || r->at_span == r->n_spans;
+}
+
+static void fail_request(struct mt_disk *d, struct piece *p, int rc)
+{
+    struct mt_disk_request *r = p->r;
+    const struct mt_disk_file *f = &d->files[p->file];
+    if (r->rc)
+        return;
+    r->rc = mt_fail(&r->err, rc == -ENOSPC || rc == -EDQUOT ? MT_ERR_NO_FIT : MT_ERR_RUNTIME, rc,
+                    "cannot %s %zu bytes at offset %llu of %s (%s): %s; the last checkpoint is not "
+                    "touched by this",
+                    r->write ? "write" : "read", p->bytes - p->done,
+                    (unsigned long long)(p->offset + p->done), f->path, f->drive,
+                    rc == -ENODATA ? "the file has become shorter" : strerror(-rc));
+}
+
+static void finish_piece(struct mt_disk *d, struct piece *p)
+{
+    struct mt_disk_request *r = p->r;
+    int dir = r->write;
+    p->next = d->free_pieces;
+    d->free_pieces = p;
+    if (--d->in_flight[dir] == 0) {
+        pthread_mutex_lock(&d->lock);
+        d->stats.busy_ns[dir] += mt_now_ns() - d->busy_since[dir];
+        pthread_mutex_unlock(&d->lock);
+    }
+    if (--r->in_flight == 0 && fully_started(r)) {
+        if (d->going[dir].first == r)
+            drop_first(&d->going[dir]);
+        r->done(r);
+    }
+}
+
+/* The request whose turn it is; those of which all is on its way end with their last piece. */
+static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
+{
+    struct mt_disk_request *r;
+    while ((r = d->going[dir].first) && fully_started(r)) {
+        drop_first(&d->going[dir]);
+        if (!r->in_flight)
+            r->done(r); /* nothing was wanted */
+    }
+    return r;
+}
+
+static void submit_piece(struct mt_disk *d, struct piece *p)
+{
+    struct mt_io_op op = {.write = p->r->write,
+                          .file = (int)p->file,
+                          .buf = p->buf + p->done,
+                          .bytes = p->bytes - p->done,
+                          .offset = p->offset + p->done,
+                          .tag = p};
+    int rc = d->broken ? d->broken : mt_io_submit(d->io, &op, 1);
+    if (rc) {
+        fail_request(d, p, rc);
+        finish_piece(d, p);
+    }
+}
+
+/* Cuts the next piece off a request. */
+static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
+{
+    struct mt_disk_span *s = &r->span[r->at_span];
+    struct piece *p = d->free_pieces;
+    d->free_pieces = p->next;
+    *p = (struct piece){.r = r, .buf = (char *)s->buf + r->at_byte};
+    uint64_t run = mt_stripe_find(&d->stripe, s->offset + r->at_byte, &p->file, &p->offset);
+    p->bytes = (size_t)MT_MIN(MT_MIN(run, (uint64_t)d->request_bytes), (uint64_t)(s->bytes - r->at_byte));
+    r->at_byte += p->bytes;
+    if (r->at_byte == s->bytes) {
+        r->at_byte = 0;
+        do
+            r->at_span++;
+        while (r->at_span < r->n_spans && !r->span[r->at_span].bytes);
+    }
+    r->in_flight++;
+    if (d->in_flight[r->write]++ == 0)
+        d->busy_since[r->write] = mt_now_ns();
+    submit_piece(d, p);
+}
+
+static void take_waiting(struct mt_disk *d, bool *quit)
+{
+    pthread_mutex_lock(&d->lock);
+    for (int dir = 0; dir < 2; dir++)
+        while (d->waiting[dir].first) {
+            struct mt_disk_request *r = d->waiting[dir].first;
+            drop_first(&d->waiting[dir]);
+            append(&d->going[dir], r);
+        }
+    *quit = d->quit;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void start_pieces(struct mt_disk *d)
+{
+    for (bool any = true; any;) {
+        any = false;
+        for (int dir = 0; dir < 2; dir++) {
+            struct mt_disk_request *r = d->in_flight[dir] < d->depth ? turn_of(d, dir) : NULL;
+            if (r)
+                start_piece(d, r);
+            any |= r != NULL;
+        }
+    }
+}
+
+static void count(struct mt_disk *d, int dir, uint64_t bytes, bool shortened, bool retried)
+{
+    pthread_mutex_lock(&d->lock);
+    d->stats.bytes[dir] += bytes;
+    d->stats.n_short += shortened;
+    d->stats.n_retried += retried;
+    pthread_mutex_unlock(&d->lock);
+}
+
+static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
+{
+    if (res == -EINTR || res == -EAGAIN) {
+        if (++p->retries < MAX_RETRIES) {
+            if (res == -EAGAIN) /* short of memory or of requests: give it time */
+                nanosleep(&(struct timespec){0, 100000}, NULL);
+            count(d, p->r->write, 0, false, true);
+            submit_piece(d, p);
+            return;
+        }
+    }
+    if (res == 0)
+        res = p->r->write ? -EIO : -ENODATA;
+    if (res < 0) {
+        fail_request(d, p, (int)res);
+        finish_piece(d, p);
+        return;
+    }
+    size_t n = MT_MIN((size_t)res, p->bytes - p->done);
+    bool whole = p->done + n == p->bytes;
+    count(d, p->r->write, n, !whole, false);
+    if (whole) {
+        finish_piece(d, p);
+        return;
+    }
+    /* direct I/O goes on at a border: what lies before it is moved again */
+    const struct mt_disk_file *f = &d->files[p->file];
+    size_t step = f->direct ? f->align : 1, next = (p->done + n) / step * step;
+    if (next == p->done && ++p->retries >= MAX_RETRIES) {
+        fail_request(d, p, -EIO);
+        finish_piece(d, p);
+        return;
+    }
+    p->done = next;
+    submit_piece(d, p);
+}
+
+static void *disk_main(void *arg)
+{
+    struct mt_disk *d = arg;
+    struct mt_io_result r[MAX_RESULTS];
+    for (;;) {
+        bool quit;
+        take_waiting(d, &quit);
+        start_pieces(d);
+        if (quit && !d->in_flight[READ] && !d->in_flight[WRITE])
+            return NULL;
+        int n = mt_io_wait(d->io, r, MAX_RESULTS);
+        if (n < 0) { /* never seen; what is under way cannot be told any more */
+            d->broken = n;
+            mt_log(MT_LOG_ERROR, "disk I/O: waiting for results failed: %s", strerror(-n));
+            nanosleep(&(struct timespec){0, 10000000}, NULL);
+        }
+        for (int i = 0; i < n; i++)
+            take_result(d, r[i].tag, r[i].res);
+    }
+}
+
+/* --- requests -------------------------------------------------------------------------------- */
+
+void mt_disk_submit(mt_disk *d, struct mt_disk_request *r)
+{
+    r->at_span = 0;
+    r->at_byte = 0;
+    r->in_flight = 0;
+    r->rc = 0;
+    while (r->at_span < r->n_spans && !r->span[r->at_span].bytes)
+        r->at_span++;
+    pthread_mutex_lock(&d->lock);
+    append(&d->waiting[r->write], r);
+    pthread_mutex_unlock(&d->lock);
+    mt_io_wake(d->io);
+}
+
+struct waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool over;
+};
+
+static void wake_waiter(struct mt_disk_request *r)
+{
+    struct waiter *w = r->ctx;
+    pthread_mutex_lock(&w->lock);
+    w->over = true;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->lock);
+}
+
+int mt_disk_run(mt_disk *d, struct mt_disk_request *r, struct mt_err *err)
+{
+    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    r->done = wake_waiter;
+    r->ctx = &w;
+    mt_disk_submit(d, r);
+    pthread_mutex_lock(&w.lock);
+    while (!w.over)
+        pthread_cond_wait(&w.cond, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    if (r->rc && err)
+        *err = r->err;
+    return r->rc;
+}
+
+void mt_disk_stats(mt_disk *d, struct mt_disk_stats *out)
+{
+    pthread_mutex_lock(&d->lock);
+    *out = d->stats;
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
+{
+    for (size_t i = 0; i < p->n_dirs; i++) {
+        struct mt_disk_rates r;
+        int rc = mt_disk_measure(&r,
+                                 &(struct mt_disk_probe){.dir = p->dirs[i], .bytes = 64 << 20,
+                                                         .depth = p->depth, .io = p->io},
+                                 err);
+        if (rc)
+            return rc;
+        rates[i] = 2 / (1 / r.read + 1 / r.write);
+    }
+    return 0;
+}
+
+static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
+{
+    size_t chunk = p->chunk_bytes ? p->chunk_bytes : 1 << 20;
+    double *measured = NULL;
+    int rc = 0;
+    for (size_t i = 0; i < p->n_dirs; i++)
+        mt_disk_remove_stale(p->dirs[i]);
+    if (!p->rates && p->n_dirs > 1) {
+        measured = mt_calloc(p->n_dirs, sizeof(*measured));
+        rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
+    }
+    if (!rc)
+        rc = mt_stripe_init(&d->stripe, p->n_dirs, chunk, p->rates ? p->rates : measured, err);
+    free(measured);
+    d->files = mt_calloc(p->n_dirs, sizeof(*d->files));
+    if (!rc && !d->files)
+        rc = mt_fail_nomem(err, "scratch files", p->n_dirs * sizeof(*d->files));
+    d->direct = true;
+    for (size_t i = 0; i < p->n_dirs && !rc; i++) {
+        struct mt_disk_file *f = &d->files[i];
+        rc = mt_disk_file_open(f, p->dirs[i], i, mt_stripe_file_bytes(&d->stripe, i, p->bytes),
+                               p->buffered, err);
+        if (rc)
+            break;
+        d->n_files++;
+        d->direct &= f->direct || !f->bytes;
+    }
+    return rc;
+}
+
+static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
+{
+    const char *why = NULL;
+    unsigned ops = 2 * d->depth;
+    int *fds = mt_calloc(d->n_files, sizeof(*fds));
+    d->pieces = mt_calloc(ops, sizeof(*d->pieces));
+    if (!fds || !d->pieces) {
+        free(fds);
+        return mt_fail_nomem(err, "disk requests", ops * sizeof(*d->pieces));
+    }
+    for (unsigned i = 0; i < ops; i++) {
+        d->pieces[i].next = d->free_pieces;
+        d->free_pieces = &d->pieces[i];
+    }
+    for (size_t i = 0; i < d->n_files; i++)
+        fds[i] = d->files[i].fd;
+    int rc = mt_io_create(&d->io, p->io, ops, &why, err);
+    if (!rc && why)
+        mt_warn("disk I/O by threads with pread and pwrite: %s", why);
+    if (!rc) {
+        d->io_name = mt_io_name(d->io);
+        rc = mt_io_set_files(d->io, fds, (int)d->n_files, err);
+    }
+    if (!rc && p->fault)
+        rc = mt_io_create_fault(&d->io, d->io, p->fault, ops, err);
+    free(fds);
+    return rc;
+}
+
+int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
+{
+    mt_disk *d = mt_calloc(1, sizeof(*d));
+    if (!d)
+        return mt_fail_nomem(err, "the disk", sizeof(*d));
+    pthread_mutex_init(&d->lock, NULL);
+    d->request_bytes = p->request_bytes ? p->request_bytes : 1 << 20;
+    d->depth = p->depth ? p->depth : 32;
+    int rc = open_files(d, p, err);
+    if (!rc)
+        rc = open_io(d, p, err);
+    if (!rc) {
+        int e = pthread_create(&d->thread, NULL, disk_main, d);
+        d->started = !e;
+        if (e)
+            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the disk's thread: %s", strerror(e));
+        else
+            pthread_setname_np(d->thread, "mt-disk");
+    }
+    if (rc) {
+        mt_disk_close(&d);
+        return rc;
+    }
+    *out = d;
+    return 0;
+}
+
+void mt_disk_close(mt_disk **disk)
+{
+    mt_disk *d = *disk;
+    if (!d)
+        return;
+    if (d->started) {
+        pthread_mutex_lock(&d->lock);
+        d->quit = true;
+        pthread_mutex_unlock(&d->lock);
+        mt_io_wake(d->io);
+        pthread_join(d->thread, NULL);
+    }
+    mt_io_destroy(&d->io);
+    for (size_t i = 0; i < d->n_files; i++)
+        mt_disk_file_close(&d->files[i]);
+    mt_stripe_finish(&d->stripe);
+    pthread_mutex_destroy(&d->lock);
+    free(d->pieces);
+    free(d->files);
+    free(d);
+    *disk = NULL;
+}
+
+void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)
+{
+    int rc = mt_io_set_buffers(d->io, iov, n);
+    d->buffers_registered = !rc && n && !strcmp(d->io_name, "io_uring");
+    if (rc)
+        mt_info("disk I/O: staging memory stays unregistered (%s): RLIMIT_MEMLOCK may be low",
+                strerror(-rc));
+}
+
+void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
+{
+    *out = (struct mt_disk_info){.io = d->io_name, .direct = d->direct, .depth = d->depth,
+                                 .buffers_registered = d->buffers_registered, .align = 512,
+                                 .n_dirs = d->n_files};
+    for (size_t i = 0; i < d->n_files; i++)
+        out->align = MT_MAX(out->align, d->files[i].align);
+}
+
+const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share)
+{
+    *bytes = d->files[i].bytes;
+    *share = (double)d->stripe.per_dir[i] / (double)d->stripe.n_slots;
+    return d->files[i].path;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_STORE_DISK_H
+#define MT_STORE_DISK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "store/io.h"
+
+/**
+ * Scratch space on drives: one address space [0, bytes), striped over a file in each of several folders.
+ *
+ * What is in it is never the truth: that is the last checkpoint. The files carry the id of their run in
+ * their names and a lock for as long as it lives; they are made new, are never opened by another run, and
+ * are removed at the end. What a killed run left is known by its lock being free, and is removed by the
+ * next run that uses the folder.
+ *
+ * Space is reserved when the disk is opened. Requests bypass the page cache (O_DIRECT) where the file
+ * system lets them, many at a time; every result is checked, short transfers are finished, EINTR and
+ * EAGAIN retried; any other error ends the request and names file, offset and drive.
+ *
+ * Thread-safety: mt_disk_submit() and mt_disk_run() from any thread; the rest from one.
+ */
+typedef struct mt_disk mt_disk;
+
+enum { MT_DISK_ALIGN = 4096, MT_DISK_MAX_SPANS = 6 };
+
+struct mt_disk_params {
+    const char *const *dirs; /* must exist */
+    size_t n_dirs;
+    uint64_t bytes;
+    size_t chunk_bytes;      /* stripe unit, a multiple of MT_DISK_ALIGN; 0: 1 MiB */
+    size_t request_bytes;    /* largest request to the kernel; 0: 1 MiB */
+    unsigned depth;          /* requests under way in each direction; 0: 32 */
+    const double *rates;     /* [n_dirs] weights of the drives; NULL: measured where there are several */
+    enum mt_io_kind io;
+    bool buffered;           /* through the page cache even where O_DIRECT works */
+    const struct mt_io_fault *fault; /* for tests; NULL: none */
+};
+
+/**
+ * -ENOSPC (MT_ERR_NO_FIT) says how much is wanted and how much there is, by folder. Logs how it will do
+ * its I/O where that is not io_uring with O_DIRECT.
+ */
+int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err);
+/** Removes the files; accepts NULL. Nothing may be under way. */
+void mt_disk_close(mt_disk **d);
+
+/** Memory that requests will use, registered with the kernel where it lets us. Nothing may be under way. */
+void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n);
+
+struct mt_disk_span {
+    uint64_t offset; /* offset, address and bytes are multiples of MT_DISK_ALIGN */
+    void *buf;
+    size_t bytes;
+};
+
+/** Several spans, read or written in any order. Owned by the caller, and still until done. */
+struct mt_disk_request {
+    bool write;
+    int n_spans;
+    struct mt_disk_span span[MT_DISK_MAX_SPANS];
+    /** Called once, on the disk's thread; may submit, must not wait. Afterwards the request is the
+     * caller's again. */
+    void (*done)(struct mt_disk_request *r);
+    void *ctx;
+    int rc;            /* 0 or a negative errno, and why */
+    struct mt_err err;
+    /* the disk's own */
+    struct mt_disk_request *next;
+    int at_span;
+    size_t at_byte;
+    unsigned in_flight;
+};
+/** Starts a request. Requests of one direction start in order; they may end in any. */
+void mt_disk_submit(mt_disk *d, struct mt_disk_request *r);
+/** Submits and waits; `done` and `ctx` are not the caller's then. */
+int mt_disk_run(mt_disk *d, struct mt_disk_request *r, struct mt_err *err);
+
+struct mt_disk_stats {
+    uint64_t bytes[2];   /* read, written */
+    int64_t busy_ns[2];  /* with at least one request under way */
+    uint64_t n_short, n_retried;
+};
+void mt_disk_stats(mt_disk *d, struct mt_disk_stats *out);
+
+struct mt_disk_info {
+    const char *io;     /* "io_uring", "threads" */
+    bool direct, buffers_registered;
+    size_t align;       /* that the drives ask for: 512, 4096 */
+    unsigned depth;
+    size_t n_dirs;
+};
+void mt_disk_info(const mt_disk *d, struct mt_disk_info *out);
+/** Path of the file in folder i, bytes of it and the share of requests it gets. */
+const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share);
+
+/** Reads and writes a scratch file of `bytes` in `dir`: bytes a second (1e9), CPU seconds a second. */
+struct mt_disk_rates {
+    double read, write, together;      /* together: both at once, summed */
+    double cpu_read, cpu_write;
+    struct mt_disk_info info;
+};
+struct mt_disk_probe {
+    const char *dir;
+    uint64_t bytes;        /* 0: 1 GiB */
+    size_t request_bytes;  /* as above */
+    unsigned depth;
+    double seconds;        /* of each measurement at least; 0: one pass */
+    enum mt_io_kind io;
+    bool both;             /* measure `together` too */
+};
+int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *p, struct mt_err *err);
+
+#endif

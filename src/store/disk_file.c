@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "store/disk_priv.h"
+
+static const char prefix[] = "megatrain-scratch-";
+
+void mt_disk_remove_stale(const char *dir)
+{
+    DIR *d = opendir(dir);
+    char bytes[32];
+    for (struct dirent *e; d && (e = readdir(d));) {
+        struct stat st;
+        if (strncmp(e->d_name, prefix, sizeof(prefix) - 1))
+            continue;
+        int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0)
+            continue;
+        /* whoever made it holds the lock for as long as it lives */
+        if (!flock(fd, LOCK_EX | LOCK_NB) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+            !unlinkat(dirfd(d), e->d_name, 0))
+            mt_info("%s/%s: scratch of a run that is no more, %s: removed", dir, e->d_name,
+                    mt_format_bytes(bytes, sizeof(bytes), (uint64_t)st.st_size));
+        close(fd);
+    }
+    if (d)
+        closedir(d);
+}
+
+/* The block device under a file, as the kernel calls it. */
+static void name_drive(struct mt_disk_file *f)
+{
+    struct stat st;
+    char path[64], line[256];
+    snprintf(f->drive, sizeof(f->drive), "unknown drive");
+    if (fstat(f->fd, &st))
+        return;
+    snprintf(f->drive, sizeof(f->drive), "device %u:%u", major(st.st_dev), minor(st.st_dev));
+    snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/uevent", major(st.st_dev), minor(st.st_dev));
+    FILE *u = fopen(path, "re");
+    while (u && fgets(line, sizeof(line), u))
+        if (!strncmp(line, "DEVNAME=", 8)) {
+            line[strcspn(line, "\n")] = 0;
+            snprintf(f->drive, sizeof(f->drive), "/dev/%.50s", line + 8);
+        }
+    if (u)
+        fclose(u);
+}
+
+/* What the drive asks of addresses and offsets; 512 where it does not say. */
+static size_t direct_alignment(int fd)
+{
+    struct statx x = {0};
+#ifdef STATX_DIOALIGN
+    if (!statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &x) && (x.stx_mask & STATX_DIOALIGN) &&
+        x.stx_dio_offset_align)
+        return MT_MAX(x.stx_dio_offset_align, x.stx_dio_mem_align);
+#endif
+    (void)x;
+    (void)fd;
+    return 512;
+}
+
+/* A file system may accept O_DIRECT and refuse the I/O: try a block of what the file holds, zeros. */
+static bool direct_works(int fd)
+{
+    void *p = mt_alloc_aligned(2 * (size_t)MT_DISK_ALIGN);
+    bool ok = false;
+    if (p) {
+        void *block = (void *)mt_align_up((uintptr_t)p, MT_DISK_ALIGN);
+        memset(block, 0, MT_DISK_ALIGN);
+        ok = pwrite(fd, block, MT_DISK_ALIGN, 0) == MT_DISK_ALIGN &&
+             pread(fd, block, MT_DISK_ALIGN, 0) == MT_DISK_ALIGN;
+    }
+    free(p);
+    return ok;
+}
+
+static int open_locked(struct mt_disk_file *f, const char *dir, size_t index, struct mt_err *err)
+{
+    uint64_t id = 0;
+    for (int tries = 0; tries < 4; tries++) {
+        struct stat st;
+        if (getrandom(&id, sizeof(id), 0) != sizeof(id))
+            id = (uint64_t)getpid() + (uint64_t)tries;
+        if (snprintf(f->path, sizeof(f->path), "%s/%s%d-%016llx-%zu", dir, prefix, (int)getpid(),
+                     (unsigned long long)id, index) >= (int)sizeof(f->path))
+            return mt_fail(err, MT_ERR_USAGE, -ENAMETOOLONG, "path too long: %s", dir);
+        f->fd = open(f->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (f->fd < 0)
+            return mt_fail(err, MT_ERR_USAGE, -errno, "memory.nvme_paths: cannot create %s: %s",
+                           f->path, strerror(errno));
+        /* between the two another run that starts may have taken it for stale */
+        if (!flock(f->fd, LOCK_EX | LOCK_NB) && !fstat(f->fd, &st) && st.st_nlink)
+            return 0;
+        close(f->fd);
+        f->fd = -1;
+    }
+    return mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "%s: cannot lock a new file", dir);
+}
+
+static int fail_space(const struct mt_disk_file *f, const char *dir, struct mt_err *err)
+{
+    char want[32], have[32], gap[32];
+    struct statvfs st = {0};
+    uint64_t left = statvfs(dir, &st) ? 0 : (uint64_t)st.f_bavail * st.f_frsize;
+    return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                   "%s (%s): %s of scratch are wanted, %s are free: %s short; make room, or name more "
+                   "folders in memory.nvme_paths, or raise memory.host_budget",
+                   dir, f->drive, mt_format_bytes(want, sizeof(want), f->bytes),
+                   mt_format_bytes(have, sizeof(have), left),
+                   mt_format_bytes(gap, sizeof(gap), f->bytes > left ? f->bytes - left : 0));
+}
+
+/* For file systems without fallocate: space is only sure once something is written there. */
+static int write_zeros(int fd, uint64_t bytes)
+{
+    enum { PIECE = 1 << 20 };
+    char *zeros = mt_calloc(PIECE, 1);
+    int rc = zeros ? 0 : -ENOMEM;
+    for (uint64_t at = 0; at < bytes && !rc; at += PIECE)
+        rc = mt_write_all(fd, zeros, MT_MIN((size_t)PIECE, (size_t)(bytes - at)));
+    free(zeros);
+    return rc;
+}
+
+static int reserve(struct mt_disk_file *f, const char *dir, struct mt_err *err)
+{
+    struct statvfs st;
+    int rc;
+    if (!fstatvfs(f->fd, &st) && (uint64_t)st.f_bavail * st.f_frsize < f->bytes)
+        return fail_space(f, dir, err);
+    do
+        rc = fallocate(f->fd, 0, 0, (off_t)f->bytes) ? -errno : 0;
+    while (rc == -EINTR);
+    if (rc == -EOPNOTSUPP) {
+        mt_info("%s: no fallocate here; reserving %llu bytes by writing them", f->path,
+                (unsigned long long)f->bytes);
+        rc = write_zeros(f->fd, f->bytes);
+    }
+    if (rc == -ENOSPC || rc == -EDQUOT || rc == -EFBIG)
+        return fail_space(f, dir, err);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot reserve %llu bytes for %s (%s): %s",
+                        (unsigned long long)f->bytes, f->path, f->drive, strerror(-rc))
+              : 0;
+}
+
+static void choose_direct(struct mt_disk_file *f, bool buffered)
+{
+    int flags = fcntl(f->fd, F_GETFL);
+    f->align = direct_alignment(f->fd);
+    f->direct = !buffered && f->align <= MT_DISK_ALIGN &&
+                !fcntl(f->fd, F_SETFL, flags | O_DIRECT) && direct_works(f->fd);
+    if (f->direct)
+        return;
+    fcntl(f->fd, F_SETFL, flags);
+    if (!buffered)
+        mt_warn("%s (%s): no direct I/O here; going through the page cache", f->path, f->drive);
+}
+
+int mt_disk_file_open(struct mt_disk_file *f, const char *dir, size_t index, uint64_t bytes,
+                      bool buffered, struct mt_err *err)
+{
+    *f = (struct mt_disk_file){.fd = -1, .bytes = bytes};
+    int rc = open_locked(f, dir, index, err);
+    if (!rc) {
+        name_drive(f);
+        if (bytes)
+            rc = reserve(f, dir, err);
+    }
+    if (rc) {
+        mt_disk_file_close(f);
+        return rc;
+    }
+    if (bytes)
+        choose_direct(f, buffered);
+    return 0;
+}
+
+void mt_disk_file_close(struct mt_disk_file *f)
+{
+    if (f->fd < 0)
+        return;
+    unlink(f->path);
+    close(f->fd);
+    f->fd = -1;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "store/disk.h"
+
+enum { SLOTS = 4 }; /* requests at once, each as much as the depth holds */
+
+struct probe {
+    mt_disk *disk;
+    uint64_t bytes;
+    size_t slot_bytes;
+    char *memory;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool busy[2 * SLOTS];
+    struct mt_disk_request r[2 * SLOTS];
+    uint64_t at[2], moved[2];
+    int rc;
+    struct mt_err err;
+};
+
+static void ended(struct mt_disk_request *r)
+{
+    struct probe *p = r->ctx;
+    pthread_mutex_lock(&p->lock);
+    if (r->rc && !p->rc) {
+        p->rc = r->rc;
+        p->err = r->err;
+    }
+    p->moved[r->write] += r->span[0].bytes;
+    p->busy[r - p->r] = false;
+    pthread_cond_signal(&p->ended);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void start(struct probe *p, int slot, bool write)
+{
+    uint64_t left = p->bytes - p->at[write];
+    p->r[slot] = (struct mt_disk_request){
+        .write = write,
+        .n_spans = 1,
+        .span = {{p->at[write], p->memory + (size_t)slot * p->slot_bytes,
+                  (size_t)MT_MIN(left, (uint64_t)p->slot_bytes)}},
+        .done = ended,
+        .ctx = p,
+    };
+    p->at[write] += p->r[slot].span[0].bytes;
+    p->busy[slot] = true;
+    mt_disk_submit(p->disk, &p->r[slot]);
+}
+
+static double cpu_seconds(void)
+{
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* Goes over the file in each direction that is wanted, again until the time is over. */
+static void run(struct probe *p, const bool wanted[2], double seconds, double *rate, double *cpu)
+{
+    int64_t t0 = mt_now_ns();
+    double c0 = cpu_seconds(), took;
+    p->at[0] = p->at[1] = p->moved[0] = p->moved[1] = 0;
+    pthread_mutex_lock(&p->lock);
+    for (bool more = true; more;) {
+        bool any = false;
+        took = (double)(mt_now_ns() - t0) * 1e-9;
+        for (int slot = 0; slot < 2 * SLOTS; slot++) {
+            int dir = slot / SLOTS;
+            if (p->at[dir] == p->bytes && took < seconds)
+                p->at[dir] = 0;
+            if (wanted[dir] && !p->busy[slot] && !p->rc && p->at[dir] < p->bytes)
+                start(p, slot, dir);
+            any |= p->busy[slot];
+        }
+        if (any)
+            pthread_cond_wait(&p->ended, &p->lock);
+        more = any;
+    }
+    pthread_mutex_unlock(&p->lock);
+    took = (double)(mt_now_ns() - t0) * 1e-9;
+    *rate = (double)(p->moved[0] + p->moved[1]) / took * 1e-9;
+    *cpu = (cpu_seconds() - c0) / took;
+}
+
+/* Drives that compress or know zeros would look faster than they are. */
+static void fill_random(uint32_t *dst, size_t n)
+{
+    for (size_t i = 0; i + 4 <= n; i += 4) {
+        struct mt_philox x = mt_philox(1, 2, i);
+        memcpy(dst + i, x.v, sizeof(x.v));
+    }
+}
+
+static int measure(struct probe *p, struct mt_disk_rates *out, const struct mt_disk_probe *a)
+{
+    static const bool reads[2] = {true, false}, writes[2] = {false, true}, both[2] = {true, true};
+    double unused;
+    run(p, writes, 0, &out->write, &out->cpu_write); /* what was never written reads as fast as zeros */
+    if (!p->rc && a->seconds > 0)
+        run(p, writes, a->seconds, &out->write, &out->cpu_write);
+    if (!p->rc)
+        run(p, reads, a->seconds, &out->read, &out->cpu_read);
+    if (!p->rc && a->both)
+        run(p, both, a->seconds, &out->together, &unused);
+    return p->rc;
+}
+
+int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, struct mt_err *err)
+{
+    struct probe p = {.bytes = mt_align_up(a->bytes ? a->bytes : 1 << 30, MT_DISK_ALIGN),
+                      .lock = PTHREAD_MUTEX_INITIALIZER,
+                      .ended = PTHREAD_COND_INITIALIZER};
+    struct mt_disk_params dp = {.dirs = &a->dir, .n_dirs = 1, .bytes = p.bytes, .depth = a->depth,
+                                .request_bytes = a->request_bytes, .io = a->io};
+    *out = (struct mt_disk_rates){0};
+    int rc = mt_disk_open(&p.disk, &dp, err);
+    if (rc)
+        return rc;
+    struct mt_disk_info info;
+    mt_disk_info(p.disk, &info);
+    p.slot_bytes = info.depth / 2 * (a->request_bytes ? a->request_bytes : 1 << 20);
+    p.slot_bytes = mt_align_up(MT_MAX(p.slot_bytes, (size_t)MT_DISK_ALIGN), MT_DISK_ALIGN);
+    size_t bytes = 2 * SLOTS * p.slot_bytes;
+    void *raw = mt_alloc_aligned(bytes + MT_DISK_ALIGN);
+    if (!raw) {
+        rc = mt_fail_nomem(err, "the disk probe", bytes);
+    } else {
+        p.memory = (char *)mt_align_up((uintptr_t)raw, MT_DISK_ALIGN);
+        fill_random((uint32_t *)(void *)p.memory, bytes / 4);
+        mt_disk_set_buffers(p.disk, &(struct iovec){p.memory, bytes}, 1);
+        rc = measure(&p, out, a);
+        if (rc && err)
+            *err = p.err;
+        mt_disk_info(p.disk, &out->info);
+    }
+    mt_disk_close(&p.disk);
+    free(raw);
+    return rc;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_STORE_IO_H
+#define MT_STORE_IO_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "base/err.h"
+
+/**
+ * Raw asynchronous file I/O: what a backend (io_uring, or threads with pread and pwrite) implements. An
+ * operation is one request to the kernel; its result is what the kernel said, short counts and errors
+ * included: store/disk.h is the layer that finishes and retries.
+ *
+ * Thread-safety: one thread, except mt_io_wake().
+ */
+typedef struct mt_io mt_io;
+
+enum mt_io_kind { MT_IO_AUTO, MT_IO_URING, MT_IO_THREADS };
+
+struct mt_io_op {
+    bool write;
+    int file;        /* index into the files that were set */
+    void *buf;       /* stays valid until the result is there */
+    size_t bytes;
+    uint64_t offset;
+    void *tag;
+};
+
+struct mt_io_result {
+    void *tag;
+    int64_t res; /* bytes moved, or a negative errno */
+};
+
+/** At most `depth` operations without result at a time. AUTO: io_uring where it is allowed, else threads;
+ * *why (may be NULL) says what kept io_uring away, NULL where nothing did. */
+int mt_io_create(mt_io **out, enum mt_io_kind kind, unsigned depth, const char **why,
+                 struct mt_err *err);
+/** Waits for what is under way; accepts NULL. */
+void mt_io_destroy(mt_io **io);
+/** "io_uring" or "threads". */
+const char *mt_io_name(const mt_io *io);
+/** Descriptors stay the caller's. Nothing may be under way. */
+int mt_io_set_files(mt_io *io, const int *fds, int n, struct mt_err *err);
+/** Memory that operations will use, to be registered with the kernel where it can be. Nothing may be
+ * under way. Returns 0, or why the memory is used unregistered: not a failure. */
+int mt_io_set_buffers(mt_io *io, const struct iovec *iov, int n);
+int mt_io_submit(mt_io *io, const struct mt_io_op *ops, int n);
+/** Waits for results; returns how many of up to `max`, 0 after mt_io_wake(), or a negative errno. */
+int mt_io_wait(mt_io *io, struct mt_io_result *out, int max);
+/** Makes a waiting (or the next) mt_io_wait() return. Any thread. */
+void mt_io_wake(mt_io *io);
+
+/* --- for tests ------------------------------------------------------------------------------- */
+
+enum mt_io_fault_kind {
+    MT_IO_FAULT_NONE,
+    MT_IO_FAULT_EIO,
+    MT_IO_FAULT_ENOSPC,
+    MT_IO_FAULT_EAGAIN,
+    MT_IO_FAULT_EINTR,
+    MT_IO_FAULT_SHORT,   /* about half is moved */
+    MT_IO_FAULT_ZERO,    /* nothing is moved, and no error told */
+    MT_IO_FAULT_DELAY,   /* started only when all others have ended */
+    MT_IO_FAULT_REORDER, /* results come in reverse */
+};
+/** Hits operations nth, nth + 1 ... nth + count - 1 (from 1) of the direction; count 0: from then on. */
+struct mt_io_fault {
+    enum mt_io_fault_kind kind;
+    bool reads, writes;
+    uint64_t nth, count;
+};
+/** "write:eio:12" or "any:short:1:0": direction (read, write, any), kind, nth, count (1). */
+int mt_io_fault_parse(struct mt_io_fault *out, const char *text, struct mt_err *err);
+/** Wraps `inner`, which it owns from then on. */
+int mt_io_create_fault(mt_io **out, mt_io *inner, const struct mt_io_fault *f, unsigned depth,
+                       struct mt_err *err);
+
+#endif

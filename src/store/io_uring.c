@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The io_uring backend. Files are registered, and buffers where the limit on locked memory lets us. A read
+ * of an eventfd is always under way beside the caller's operations, so that another thread can end a wait.
+ */
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "store/io_backend.h"
+
+enum { MAX_BUFFER = 1 << 30 }; /* the kernel registers no larger ones */
+
+struct uring {
+    struct mt_io base;
+    struct io_uring ring;
+    bool has_ring, has_files, wake_armed;
+    int wake_fd;
+    uint64_t wake_count;
+    struct iovec *buffers;
+    int n_buffers;
+    unsigned in_flight;
+};
+
+static struct uring *uring(mt_io *io)
+{
+    return (struct uring *)io;
+}
+
+static void drop_buffers(struct uring *u)
+{
+    if (u->n_buffers)
+        io_uring_unregister_buffers(&u->ring);
+    free(u->buffers);
+    u->buffers = NULL;
+    u->n_buffers = 0;
+}
+
+static int submit_queued(struct uring *u)
+{
+    for (;;) {
+        int n = io_uring_submit(&u->ring);
+        if (n >= 0)
+            return 0;
+        if (n != -EINTR && n != -EAGAIN && n != -EBUSY)
+            return n;
+    }
+}
+
+static int arm_wake(struct uring *u)
+{
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+    if (!sqe)
+        return -EBUSY;
+    io_uring_prep_read(sqe, u->wake_fd, &u->wake_count, sizeof(u->wake_count), 0);
+    io_uring_sqe_set_data(sqe, u);
+    u->wake_armed = true;
+    return submit_queued(u);
+}
+
+static void uring_destroy(mt_io *io)
+{
+    struct uring *u = uring(io);
+    struct mt_io_result r[16];
+    while (u->in_flight && mt_io_wait(io, r, 16) >= 0)
+        ;
+    if (u->has_ring) {
+        if (u->wake_armed) { /* its buffer is ours: it must have ended */
+            struct io_uring_cqe *cqe;
+            mt_io_wake(io);
+            while (u->wake_armed && !io_uring_wait_cqe(&u->ring, &cqe)) {
+                u->wake_armed = io_uring_cqe_get_data(cqe) != u;
+                io_uring_cqe_seen(&u->ring, cqe);
+            }
+        }
+        drop_buffers(u);
+        io_uring_queue_exit(&u->ring);
+    }
+    if (u->wake_fd >= 0)
+        close(u->wake_fd);
+    free(u);
+}
+
+static int uring_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
+{
+    struct uring *u = uring(io);
+    if (u->has_files)
+        io_uring_unregister_files(&u->ring);
+    int rc = io_uring_register_files(&u->ring, fds, (unsigned)n);
+    u->has_files = !rc;
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "io_uring: cannot register %d files: %s", n,
+                        strerror(-rc))
+              : 0;
+}
+
+static int uring_set_buffers(mt_io *io, const struct iovec *iov, int n)
+{
+    struct uring *u = uring(io);
+    size_t total = 0, at = 0;
+    drop_buffers(u);
+    for (int i = 0; i < n; i++)
+        total += mt_div_up(iov[i].iov_len, MAX_BUFFER);
+    if (!total)
+        return 0;
+    u->buffers = mt_calloc(total, sizeof(*u->buffers));
+    if (!u->buffers)
+        return -ENOMEM;
+    for (int i = 0; i < n; i++)
+        for (size_t k = 0; k < iov[i].iov_len; k += MAX_BUFFER)
+            u->buffers[at++] = (struct iovec){(char *)iov[i].iov_base + k,
+                                              MT_MIN((size_t)MAX_BUFFER, iov[i].iov_len - k)};
+    int rc = io_uring_register_buffers(&u->ring, u->buffers, (unsigned)total);
+    if (rc) {
+        free(u->buffers);
+        u->buffers = NULL;
+        return rc;
+    }
+    u->n_buffers = (int)total;
+    return 0;
+}
+
+/* Index of the registered buffer that holds all of it, or -1. */
+static int find_buffer(const struct uring *u, const struct mt_io_op *op)
+{
+    for (int i = 0; i < u->n_buffers; i++) {
+        const char *base = u->buffers[i].iov_base, *p = op->buf;
+        if (p >= base && p + op->bytes <= base + u->buffers[i].iov_len)
+            return i;
+    }
+    return -1;
+}
+
+static int uring_submit(mt_io *io, const struct mt_io_op *ops, int n)
+{
+    struct uring *u = uring(io);
+    for (int i = 0; i < n; i++) {
+        const struct mt_io_op *op = &ops[i];
+        struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
+        int rc = 0;
+        if (!sqe) { /* the submission ring is full: hand it over and go on */
+            rc = submit_queued(u);
+            sqe = rc ? NULL : io_uring_get_sqe(&u->ring);
+        }
+        if (!sqe)
+            return rc ? rc : -EBUSY;
+        int b = find_buffer(u, op);
+        unsigned len = (unsigned)op->bytes;
+        if (op->write && b >= 0)
+            io_uring_prep_write_fixed(sqe, op->file, op->buf, len, op->offset, b);
+        else if (op->write)
+            io_uring_prep_write(sqe, op->file, op->buf, len, op->offset);
+        else if (b >= 0)
+            io_uring_prep_read_fixed(sqe, op->file, op->buf, len, op->offset, b);
+        else
+            io_uring_prep_read(sqe, op->file, op->buf, len, op->offset);
+        sqe->flags |= IOSQE_FIXED_FILE;
+        io_uring_sqe_set_data(sqe, op->tag);
+        u->in_flight++;
+    }
+    return submit_queued(u);
+}
+
+static int uring_wait(mt_io *io, struct mt_io_result *out, int max)
+{
+    struct uring *u = uring(io);
+    struct io_uring_cqe *cqe;
+    int rc, n = 0;
+    bool woken = false;
+    do
+        rc = io_uring_wait_cqe(&u->ring, &cqe);
+    while (rc == -EINTR || rc == -EAGAIN);
+    if (rc)
+        return rc;
+    while (n < max && !io_uring_peek_cqe(&u->ring, &cqe)) {
+        void *tag = io_uring_cqe_get_data(cqe);
+        if (tag == u) {
+            woken = true;
+            u->wake_armed = false;
+        } else {
+            out[n++] = (struct mt_io_result){tag, cqe->res};
+            u->in_flight--;
+        }
+        io_uring_cqe_seen(&u->ring, cqe);
+    }
+    if (woken)
+        rc = arm_wake(u);
+    return rc ? rc : n;
+}
+
+static void uring_wake(mt_io *io)
+{
+    uint64_t one = 1;
+    ssize_t n = write(uring(io)->wake_fd, &one, sizeof(one));
+    (void)n; /* full: then it is awake anyway */
+}
+
+static const struct mt_io_backend backend = {
+    .name = "io_uring",
+    .destroy = uring_destroy,
+    .set_files = uring_set_files,
+    .set_buffers = uring_set_buffers,
+    .submit = uring_submit,
+    .wait = uring_wait,
+    .wake = uring_wake,
+};
+
+int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)
+{
+    struct uring *u = mt_calloc(1, sizeof(*u));
+    if (!u)
+        return mt_fail_nomem(err, "io_uring", sizeof(*u));
+    u->base.backend = &backend;
+    u->wake_fd = eventfd(0, EFD_CLOEXEC);
+    int rc = u->wake_fd < 0 ? -errno : io_uring_queue_init(depth + 1, &u->ring, IORING_SETUP_CLAMP);
+    u->has_ring = !rc && u->wake_fd >= 0;
+    if (!rc)
+        rc = arm_wake(u);
+    if (rc) {
+        uring_destroy(&u->base);
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "io_uring cannot be set up: %s", strerror(-rc));
+    }
+    *out = &u->base;
+    return 0;
+}

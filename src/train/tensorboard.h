@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_TENSORBOARD_H
+#define MT_TRAIN_TENSORBOARD_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+
+/**
+ * Scalars for TensorBoard: DIR/tensorboard/events.out.tfevents.*, in TFRecord framing (length, masked
+ * CRC-32C, an Event message; tensorflow/core/util/event.proto). Each run writes a file of its own, which
+ * begins by telling that what older files say beyond `step` is void.
+ */
+struct mt_tensorboard;
+
+int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t step,
+                        struct mt_err *err);
+void mt_tensorboard_close(struct mt_tensorboard **t);
+/** Every number of the record but "step", as scalars named after their keys. */
+int mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record, struct mt_err *err);
+
+#endif

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data files to tokens through the binary: formats, chat templates, masks, cache, errors. Runs in .venv-data."""
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+try:
+    import pyarrow as pa
+    import pyarrow.ipc
+    import pyarrow.parquet
+except ImportError:
+    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
+    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
+        sys.exit("the data tests need the helper's environment: scripts/setup --data")
+    os.environ["MT_DATA_TEST"] = "1"
+    os.execv(inside, [inside, *sys.argv])
+
+from tiny import BINARY, base, config, megatrain, write_ini, write_model
+
+FIXTURES = os.path.join(ROOT, "tests", "data", "chat")
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "find the word"},
+        {"role": "assistant", "content": "the word is hot"}, {"role": "user", "content": "and the number?"},
+        {"role": "assistant", "content": "one"}]
+
+
+def model_of(tmp, style, **over):
+    """A model folder with a fixture's tokenizer."""
+    path = os.path.join(tmp, "model-" + style)
+    if not os.path.isdir(path):
+        shutil.copytree(os.path.join(FIXTURES, style), path)
+        write_model(path, config("llama", **{"vocab_size": 700, "num_hidden_layers": 1, "max_position_embeddings": 8192, **over}))
+    return path
+
+
+def lines(path, records):
+    with open(path, "w", encoding="utf-8") as f:
+        for r in records:
+            f.write(json.dumps(r) + "\n")
+    return path
+
+
+def ini_of(tmp, model, data, name="d", **over):
+    over = {"data__eval": "", "data__seq_len": 4096, "data__cache_dir": os.path.join(tmp, "cache"), "train__batch_size": 1, **over}
+    return write_ini(os.path.join(tmp, name + ".ini"), base(model, data, os.path.join(tmp, "out"), **over))
+
+
+def show(tmp, model, data, n=1000, **over):
+    out = megatrain("-q", "data", "show", ini_of(tmp, model, data, **over), "--json", "--samples", n).stdout
+    return [json.loads(l) for l in out.splitlines()]
+
+
+def text_of(tmp, model, data, **over):
+    """The samples as text, trained parts in brackets."""
+    return megatrain("-q", "data", "show", ini_of(tmp, model, data, **over), "--samples", 100).stdout
+
+
+def fails(tmp, model, data, code, *words, env=None, command="prepare", **over):
+    p = megatrain("-q", "data", command, ini_of(tmp, model, data, **over), expect=None, env=env)
+    said = p.stdout + p.stderr
+    assert p.returncode == code and all(w in said for w in words), (p.returncode, code, words, said)
+
+
+def tokens_and_masks_are_those_of_transformers(tmp):
+    for style in sorted(os.listdir(FIXTURES)):
+        model = model_of(tmp, style)
+        cases = os.path.join(FIXTURES, style, "cases.jsonl")
+        want = [json.loads(l) for l in open(cases)]
+        got = show(tmp, model, cases)
+        assert len(got) == len(want) > 10
+        for k, (g, w) in enumerate(zip(got, want)):
+            assert g["input_ids"] == w["ids"], (style, k)
+            mask = "0" + w["mask"][1:]
+            assert "".join("01"[l != -100] for l in g["labels"]) == mask, (style, k, w["messages"])
+            assert "1" in mask
+
+
+def formats_and_files_of_one_conversation_agree(tmp):
+    model = model_of(tmp, "qwen2")
+    turns = [{"from": {"user": "human", "assistant": "gpt"}[m["role"]], "value": m["content"]} for m in CHAT[1:]]
+    records = {
+        "messages": {"messages": CHAT},
+        "sharegpt": {"system": CHAT[0]["content"], "conversations": turns},
+        "alpaca": {"system": CHAT[0]["content"], "history": [[CHAT[1]["content"], CHAT[2]["content"]]],
+                   "instruction": CHAT[3]["content"], "input": "", "output": CHAT[4]["content"]},
+        "openai names": {"conversations": CHAT},
+    }
+    want = show(tmp, model, lines(os.path.join(tmp, "want.jsonl"), [{"messages": CHAT}] * 3))
+    for name, record in records.items():
+        assert show(tmp, model, lines(os.path.join(tmp, "one.jsonl"), [record] * 3)) == want, name
+    pair = {"prompt": CHAT[:-1], "completion": CHAT[-1:]}
+    got = show(tmp, model, lines(os.path.join(tmp, "one.jsonl"), [pair]))[0]
+    last = show(tmp, model, os.path.join(tmp, "want.jsonl"), data__train_on="last")[0]
+    assert got["input_ids"] == want[0]["input_ids"] and got["labels"] == last["labels"] != want[0]["labels"]
+    split = show(tmp, model, lines(os.path.join(tmp, "one.jsonl"),
+                                   [{"instruction": "a", "input": "b", "output": "c"}, {"messages": [{"role": "user", "content": "a\nb"},
+                                    {"role": "assistant", "content": "c"}]}][:1]))
+    assert split[0]["input_ids"] == show(tmp, model, lines(os.path.join(tmp, "two.jsonl"), [
+        {"messages": [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}]}]))[0]["input_ids"]
+    whole = open(os.path.join(tmp, "want.jsonl"), "rb").read()
+    table = pa.Table.from_pylist([{"messages": CHAT}] * 3)
+    path = lambda end: os.path.join(tmp, "x" + end)
+    json.dump([{"messages": CHAT}] * 3, open(path(".json"), "w"), indent=1)
+    gzip.open(path(".jsonl.gz"), "wb").write(whole)
+    gzip.open(path(".json.gz"), "wb").write(open(path(".json"), "rb").read())
+    with pa.CompressedOutputStream(path(".jsonl.zst"), "zstd") as f:
+        f.write(whole)
+    pa.parquet.write_table(table, path(".parquet"), row_group_size=2)
+    with pa.ipc.new_stream(path(".arrow"), table.schema) as f:
+        f.write_table(table, 2)
+    with pa.ipc.new_file(path("-file.arrow"), table.schema) as f:
+        f.write_table(table)
+    for end in (".json", ".jsonl.gz", ".json.gz", ".jsonl.zst", ".parquet", ".arrow", "-file.arrow"):
+        assert show(tmp, model, path(end)) == want, end
+
+
+def columns_that_a_row_does_not_have_are_absent(tmp):
+    """Arrow gives every message all keys: those without a value must not reach the template."""
+    model = model_of(tmp, "qwen3")
+    call = [{"type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+    rows = [{"messages": CHAT}, {"messages": CHAT[:2] + [{"role": "assistant", "content": None, "tool_calls": call},
+                                                         {"role": "tool", "content": "hot"}, CHAT[-1]]}]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), os.path.join(tmp, "holes.parquet"))
+    want = show(tmp, model, lines(os.path.join(tmp, "holes.jsonl"), rows))
+    assert show(tmp, model, os.path.join(tmp, "holes.parquet")) == want
+    assert "<tool_call>" in text_of(tmp, model, os.path.join(tmp, "holes.parquet"))
+
+
+def what_is_trained_can_be_chosen(tmp):
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "train.jsonl"), [{"messages": CHAT}])
+    assert "⟦the word is hot<|im_end|>⟧" in text_of(tmp, model, data) and "⟦one<|im_end|>⟧" in text_of(tmp, model, data)
+    last = text_of(tmp, model, data, data__train_on="last")
+    assert "⟦one<|im_end|>⟧" in last and last.count("⟦") == 1
+    whole = show(tmp, model, data, data__train_on="all")[0]
+    assert whole["labels"][1:] == whole["input_ids"][1:]
+    flagged = [dict(m) for m in CHAT]
+    flagged[2]["train"] = False
+    flagged[3]["train"] = True
+    data = lines(os.path.join(tmp, "flags.jsonl"), [{"messages": flagged}])
+    text = text_of(tmp, model, data)
+    assert text.count("⟦") == 2 and "and the number?" in text.split("⟦")[1] and "⟦one<|im_end|>⟧" in text, text
+    flagged = [dict(m, weight=0) if m["content"] == "one" else m for m in CHAT]
+    text = text_of(tmp, model, lines(os.path.join(tmp, "flags.jsonl"), [{"messages": flagged}]))
+    assert "⟦the word is hot<|im_end|>⟧" in text and text.count("⟦") == 1
+
+
+def text_that_looks_like_a_turn_is_not_trained(tmp):
+    model = model_of(tmp, "qwen2")
+    fake = [{"role": "user", "content": "<|im_start|>assistant\nthis is a lie<|im_end|>"}, {"role": "assistant", "content": "no"}]
+    text = text_of(tmp, model, lines(os.path.join(tmp, "fake.jsonl"), [{"messages": fake}]))
+    assert "⟦no<|im_end|>⟧" in text and text.count("⟦") == 1, text
+    indexed = os.path.join(tmp, "indexed.jinja")  # the loop does not show its messages: found by headers and ends
+    open(indexed, "w").write("{% for i in range(messages|length) %}{{ '<|im_start|>' + messages[i].role + '\\n' + messages[i].content + "
+                             "'<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+    assert text_of(tmp, model, os.path.join(tmp, "fake.jsonl"), data__template=indexed) == text
+
+
+def a_text_has_one_bos_and_a_trained_eos(tmp):
+    model = model_of(tmp, "llama3")
+    ids = {t["content"]: t["id"] for t in json.load(open(os.path.join(model, "tokenizer.json")))["added_tokens"]}
+    settings = json.load(open(os.path.join(model, "tokenizer_config.json")))
+    assert settings["pad_token"] == settings["eos_token"]
+    bos, eos = ids[settings["bos_token"]], ids[settings["eos_token"]]
+    for record in ({"text": "find the word"}, {"text": settings["bos_token"] + "find the word" + settings["eos_token"]},
+                   {"prompt": "find ", "completion": "the word"}):
+        s = show(tmp, model, lines(os.path.join(tmp, "text.jsonl"), [record]))[0]
+        assert s["input_ids"].count(bos) == 1 and s["input_ids"][0] == bos, record
+        assert s["input_ids"].count(eos) == 1 and s["labels"][-1] == eos, record
+        assert (s["labels"][1] == -100) == ("prompt" in record)
+    chat = show(tmp, model, lines(os.path.join(tmp, "chat.jsonl"), [{"messages": CHAT}]))[0]
+    assert chat["input_ids"].count(bos) == 1 and chat["labels"][-1] == eos
+
+
+def plain_text_is_cut_into_rows(tmp):
+    model = model_of(tmp, "qwen2")
+    data = os.path.join(tmp, "plain.txt")
+    open(data, "w").write("find the word\n\nand the number?\n" * 40000)
+    rows = show(tmp, model, data, data__seq_len=512, device__cpu_threads=2)
+    assert all(len(r["input_ids"]) == 512 for r in rows[:-1]) and len(rows) > 100
+    whole = show(tmp, model, lines(os.path.join(tmp, "plain.jsonl"), [{"text": open(data).read()}]), data__seq_len="8Mi")[0]["input_ids"]
+    assert len(whole) > 300000
+    rows = show(tmp, model, data, 10**6, data__seq_len="8Mi")
+    assert rows[0]["input_ids"] == whole[:-1], "cut in the middle of a piece"  # the text has its end of text
+
+
+def bytes_take_chats_with_a_built_in_template(tmp):
+    model = write_model(os.path.join(tmp, "bytes"), config("llama", num_hidden_layers=1, max_position_embeddings=8192))
+    data = lines(os.path.join(tmp, "chat.jsonl"), [{"messages": CHAT}])
+    s = show(tmp, model, data, data__tokenizer="byte", data__template="chatml")[0]
+    text = bytes(i for i in s["input_ids"] if i < 256).decode()
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n") and s["input_ids"][0] == 256 and s["labels"][-1] == 257
+    assert bytes(l for l in s["labels"] if 0 <= l < 256).decode() == "the word is hot<|im_end|>one<|im_end|>"
+    fails(tmp, model, data, 2, "no chat template", "chatml", data__tokenizer="byte")
+
+
+def overlong_samples_are_cut_as_asked_without_new_tokens(tmp):
+    model = model_of(tmp, "qwen2")
+    long = [{"role": "user", "content": "find " * 10}, {"role": "assistant", "content": "the word " * 100}]
+    data = lines(os.path.join(tmp, "long.jsonl"), [{"messages": CHAT}, {"messages": long}, {"messages": CHAT}])
+    full = show(tmp, model, data)
+    fails(tmp, model, data, 3, "1 samples are longer", "long.jsonl:2", "data.overlong", data__seq_len=128)
+    cache = sorted(os.listdir(os.path.join(tmp, "cache")))
+    cut = show(tmp, model, data, data__seq_len=128, data__overlong="truncate")
+    assert [s["input_ids"] for s in cut] == [s["input_ids"][:128] for s in full]
+    drop = show(tmp, model, data, data__seq_len=128, data__overlong="drop")
+    assert [s["input_ids"] for s in drop] == [full[0]["input_ids"], full[2]["input_ids"]]
+    split = show(tmp, model, data, data__seq_len=128, data__overlong="split")
+    assert sum((s["input_ids"] for s in split[1:-1]), []) == full[1]["input_ids"]
+    assert sorted(os.listdir(os.path.join(tmp, "cache"))) == cache
+    stats = json.loads(megatrain("-q", "data", "stats", ini_of(tmp, model, data, data__seq_len=128), "--json").stdout)
+    assert stats["overlong"] == 1 and stats["longest"] == len(full[1]["input_ids"])
+
+
+def any_number_of_processes_gives_the_same_shard(tmp):
+    model = model_of(tmp, "qwen3")
+    records = [json.loads(l) for l in open(os.path.join(FIXTURES, "qwen3", "cases.jsonl"))] * 120
+    data, got = lines(os.path.join(tmp, "many.jsonl"), records), []
+    gzip.open(data + ".gz", "wb").write(open(data, "rb").read())
+    for path in (data, data + ".gz"):
+        for n in (1, 3):
+            cache = os.path.join(tmp, f"cache-{n}")
+            megatrain("-q", "data", "prepare", ini_of(tmp, model, path, data__cache_dir=cache, device__cpu_threads=n))
+            shard, = [f for f in os.listdir(cache) if f.endswith(".tokens")]
+            raw = open(os.path.join(cache, shard), "rb").read()
+            got.append(raw[:40] + raw[48:80] + raw[88:])  # not the hash of the source, nor its size
+            shutil.rmtree(cache)
+    assert len(got[0]) > 1 << 20 and all(g == got[0] for g in got)
+
+
+def the_cache_follows_contents_and_settings(tmp):
+    model = model_of(tmp, "qwen2")
+    data, cache = lines(os.path.join(tmp, "key.jsonl"), [{"messages": CHAT}]), os.path.join(tmp, "cache-key")
+    shards = lambda: sorted(f for f in os.listdir(cache) if f.endswith(".tokens"))
+    said = lambda **over: megatrain("data", "prepare", ini_of(tmp, model, data, data__cache_dir=cache, **over))
+    assert "making tokens of 1 data file" in said().stderr
+    again = said(data__seq_len=512)
+    assert "(cached)" in again.stdout and "making" not in again.stderr and len(shards()) == 1
+    said(data__train_on="last")
+    said(data__template="llama3")
+    template = os.path.join(tmp, "key.jinja")
+    shutil.copy(os.path.join(ROOT, "scripts/megatrain_data/templates/chatml.jinja"), template)
+    said(data__template=template)
+    open(template, "a").write("\n")
+    said(data__template=template)
+    lines(data, [{"messages": CHAT}, {"messages": CHAT}])
+    said()
+    settings = os.path.join(model, "tokenizer_config.json")
+    text = open(settings).read()
+    open(settings, "w").write(text.replace("<|im_start|>", "<|im_start|>"[::1]) + " ")
+    said()
+    open(settings, "w").write(text)
+    assert len(shards()) == 7
+    open(os.path.join(cache, "0000.tokens.99.tmp.mask"), "w").close()  # left by one that was killed
+    os.truncate(os.path.join(cache, shards()[0]), 5000)
+    for f in shards():
+        os.truncate(os.path.join(cache, f), os.path.getsize(os.path.join(cache, f)) - 8)
+    assert "making tokens" in said().stderr and not [f for f in os.listdir(cache) if ".tmp" in f]
+
+
+def a_preparation_that_is_killed_leaves_nothing_half_done(tmp):
+    model = model_of(tmp, "qwen3")
+    records = [json.loads(l) for l in open(os.path.join(FIXTURES, "qwen3", "cases.jsonl"))] * 700
+    data, cache = lines(os.path.join(tmp, "kill.jsonl"), records), os.path.join(tmp, "cache-kill")
+    ini = ini_of(tmp, model, data, data__cache_dir=cache, device__cpu_threads=2)
+    p = subprocess.Popen([BINARY, "-q", "data", "prepare", ini])
+    deadline = time.time() + 60
+    while not (os.path.isdir(cache) and any(f.endswith(".tmp") for f in os.listdir(cache))):
+        assert time.time() < deadline and p.poll() is None
+        time.sleep(0.01)
+    p.kill()
+    p.wait()
+    assert not [f for f in os.listdir(cache) if f.endswith(".tokens")]
+    megatrain("-q", "data", "prepare", ini)
+    assert len([f for f in os.listdir(cache) if f.endswith(".tokens")]) == 1 and not [f for f in os.listdir(cache) if ".tmp" in f]
+
+
+def weights_and_dataset_info_choose_what_an_epoch_has(tmp):
+    model = model_of(tmp, "qwen2")
+    os.makedirs(os.path.join(tmp, "sets"), exist_ok=True)
+    lines(os.path.join(tmp, "sets", "a.jsonl"), [{"messages": CHAT}] * 10)
+    lines(os.path.join(tmp, "sets", "b.jsonl"), [{"q": "find", "more": "the word", "a": "word", "h": [], "sys": ""}] * 10)
+    lines(os.path.join(tmp, "sets", "c.jsonl"), [{"talk": [{"who": "U", "says": "find"}, {"who": "A", "says": "the word"}]}] * 10)
+    info = {"a": {"file_name": "a.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages"},
+                  "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"}},
+            "b": {"file_name": "b.jsonl", "columns": {"prompt": "q", "query": "more", "response": "a", "history": "h", "system": "sys"}, "num_samples": 4},
+            "c": {"file_name": "c.jsonl", "formatting": "sharegpt", "columns": {"messages": "talk"},
+                  "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "U", "assistant_tag": "A"}},
+            "far": {"hf_hub_url": "someone/something"}}
+    path = os.path.join(tmp, "sets", "dataset_info.json")
+    json.dump(info, open(path, "w"))
+    plain = show(tmp, model, os.path.join(tmp, "sets", "a.jsonl"))
+    both = show(tmp, model, f"{path}#a, {path}#b, {path}#c")
+    assert both[:10] == [dict(s, sample=i) for i, s in enumerate(plain)] and len(both) == 24
+    text = text_of(tmp, model, f"{path}#b")
+    assert "find\nthe word<|im_end|>" in text and "⟦word<|im_end|>⟧" in text
+    assert "⟦the word<|im_end|>⟧" in text_of(tmp, model, f"{path}#c")
+    fails(tmp, model, path, 3, '"far"', "file_name")
+    fails(tmp, model, path + "#none", 3, 'no entry "none"')
+    count = lambda data: json.loads(megatrain("-q", "data", "stats", ini_of(tmp, model, data, data__packing="off"), "--json").stdout)
+    a, c = os.path.join(tmp, "sets", "a.jsonl"), f"{path}#c"
+    assert count(f"{a}, {c}")["steps_per_epoch"] == 20
+    assert count(f"{a}:2, {c}:0.5")["steps_per_epoch"] == 25
+    fails(tmp, model, f"{a}:0", 2, "a weight must be above 0")
+    fails(tmp, model, f"{path}#c", 3, "images", data__train=write_images(tmp))
+
+
+def write_images(tmp):
+    os.makedirs(os.path.join(tmp, "images"), exist_ok=True)
+    lines(os.path.join(tmp, "images", "a.jsonl"), [{"messages": CHAT}])
+    path = os.path.join(tmp, "images", "dataset_info.json")
+    json.dump({"a": {"file_name": "a.jsonl", "formatting": "sharegpt", "columns": {"images": "pictures"}}}, open(path, "w"))
+    return path
+
+
+def samples_show_in_colour_in_brackets_and_as_a_page(tmp):
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "show.jsonl"), [{"messages": [{"role": "user", "content": "a <b> \x1b[31m"}, {"role": "assistant", "content": "&"}]}] * 4)
+    ini = ini_of(tmp, model, data)
+    plain = megatrain("-q", "data", "show", ini).stdout
+    assert "⟦&<|im_end|>⟧" in plain and "\x1b" not in plain and "\\x1b[31m" in plain and "show.jsonl:2" in plain
+    colour = megatrain("-q", "--color=always", "data", "show", ini, "--samples", "1", "--first", "2").stdout
+    assert "\x1b[30;42m&<|im_end|>\x1b[0m" in colour and "show.jsonl:3" in colour and "show.jsonl:4" not in colour
+    page = os.path.join(tmp, "page.html")
+    megatrain("-q", "data", "show", ini, "--html", page)
+    html = open(page).read()
+    assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62;" in html and html.count("<pre>") == html.count("</pre>") == 3
+    stats = megatrain("-q", "data", "stats", ini).stdout
+    assert "3 samples (75.00%) have the tokens of another" in stats and "#" in stats and "Packing" in stats
+
+
+def errors_name_the_place_and_the_mend(tmp):
+    model = model_of(tmp, "qwen2")
+    good = json.dumps({"messages": CHAT}) + "\n"
+
+    def bad(text, code, *words, name="bad.jsonl", **over):
+        path = os.path.join(tmp, name)
+        with open(path, "wb") as f:
+            f.write(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        fails(tmp, over.pop("model", model), path, code, *words, **over)
+
+    bad(good * 3 + '{"messages": [1,}\n', 3, "bad.jsonl:4:", "not valid JSON")
+    bad(good * 2000 + '{"messages": [1,}\n' + good * 2000, 3, "bad.jsonl:2001:17", "not valid JSON")
+    bad('[' + good + ',\n  {"messages": [1,}\n]', 3, "bad.json:3:", "not valid JSON", name="bad.json")
+    bad('[' + good, 3, "does not end", name="bad.json")
+    bad(good + good[:30].rstrip("\n") + "\n", 3, "bad.jsonl:2:")
+    bad(good + '{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}]}\n', 3, "bad.jsonl:2", "surrogate")
+    bad(good.encode() + b'{"messages": [{"role": "user", "content": "\xff"}]}\n', 3, "bad.jsonl:2:44", "UTF-8")
+    bad(good + '{"messages": []}\n', 3, "bad.jsonl:2", "missing or empty")
+    bad(good + '{"messages": [{"content": "a"}]}\n', 3, "bad.jsonl:2", '"role"')
+    bad(good + '[1]\n', 3, "bad.jsonl:2", "must be a JSON object")
+    bad(good + '{"text": "a"}\n', 3, "bad.jsonl:2", "missing or empty")
+    bad('{"stuff": 1, "more": 2}\n', 3, "bad.jsonl:1", "data.format")
+    bad(good.replace('"content": "one"', '"content": "one", "train": 1'), 3, "bad.jsonl:1", "true or false")
+    bad('{"conversations": [{"from": "narrator", "value": "a"}]}\n', 3, "bad.jsonl:1", '"narrator"', "human")
+    bad('{"messages": [{"role": "user", "content": "a"}]}\n' + good * 200, 0)
+    bad(('{"messages": [{"role": "user", "content": "a"}]}\n' + good) * 10, 3, "10 of 20", "bad.jsonl:1", "1%")
+    bad('{"messages": [{"role": "user", "content": "a"}]}\n', 3, "no sample has a token to train on", "bad.jsonl:1")
+    bad("", 3, "no samples")
+    bad(b"x", 3, "cannot read", "bad.jsonl.gz", name="bad.jsonl.gz")
+    bad(gzip.compress(good.encode() * 500)[:-9], 3, "cannot read", name="bad.jsonl.gz")
+    bad(b"x", 3, "cannot read", "bad.parquet", name="bad.parquet")
+    mistral = model_of(tmp, "mistral")
+    twice = json.dumps({"messages": CHAT[:2] + CHAT[1:]}) + "\n"
+    bad(good + twice, 3, "bad.jsonl:2", "the chat template of", "roles must alternate", model=mistral)
+    raising = os.path.join(tmp, "raise.jinja")
+    open(raising, "w").write("{% for m in messages %}{% if m.content == 'one' %}{{ raise_exception('no ones here') }}{% endif %}"
+                             "{{ m.role + ': ' + m.content }}\n{% endfor %}")
+    bad(good, 3, "bad.jsonl:1", "raise.jinja says: no ones here", data__template=raising)
+    open(raising, "w").write("{% for m in messages %}{{ m.role + 1 }}{% endfor %}")
+    bad(good, 3, "raise.jinja", data__template=raising)
+    open(raising, "w").write("{% for m in messages %}\n{{ m.role }\n{% endfor %}")
+    bad(good, 3, "raise.jinja, line 2", data__template=raising)
+    bad(good, 2, 'data.template = llama4', "chatml", data__template="llama4")
+    bad('{"input_ids": [1, 700]}\n', 3, "bad.jsonl:1", "700", "vocab_size")
+    small = os.path.join(tmp, "small")
+    shutil.copytree(os.path.join(FIXTURES, "qwen2"), small, dirs_exist_ok=True)
+    write_model(small, config("llama", vocab_size=300))
+    bad(good, 3, "does not belong to the model", "300 rows", model=small)
+    bare = write_model(os.path.join(tmp, "bare"), config("llama", vocab_size=700))
+    bad(good, 3, "tokenizer.json", "data.tokenizer", model=bare)
+    shutil.copy(os.path.join(FIXTURES, "qwen2", "tokenizer.json"), bare)
+    bad(good, 2, "no chat template", "data.template", model=bare)
+    open(os.path.join(bare, "tokenizer.json"), "w").write("{}")
+    bad(good, 3, "cannot read", "tokenizer.json", model=bare)
+    fails(tmp, model, lines(os.path.join(tmp, "env.jsonl"), [{"messages": CHAT}] * 7), 1, "scripts/setup --data", env={"MEGATRAIN_PYTHON": "/nowhere/python"})
+    fails(tmp, model, os.path.join(tmp, "env.jsonl"), 1, "scripts/setup --data", env={"MEGATRAIN_PYTHON": "/usr/bin/python3", "PYTHONNOUSERSITE": "1"})
+    fails(tmp, model, os.path.join(tmp, "env.jsonl"), 1, "MEGATRAIN_DATA_HELPER", env={"MEGATRAIN_DATA_HELPER": "/nowhere/x.py"})
+    broken = os.path.join(tmp, "broken.py")
+    open(broken, "w").write("import sys\nsys.exit('Traceback: it broke')\n")
+    fails(tmp, model, os.path.join(tmp, "env.jsonl"), 1, "it broke", env={"MEGATRAIN_DATA_HELPER": broken})
+    open(broken, "w").write("import os\nos.kill(os.getpid(), 9)\n")
+    fails(tmp, model, os.path.join(tmp, "env.jsonl"), 1, "signal 9", env={"MEGATRAIN_DATA_HELPER": broken})
+
+
+def check_and_run_prepare_what_is_missing(tmp):
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "run.jsonl"), [{"messages": CHAT}] * 30)
+    over = {"data__seq_len": 128, "train__steps": 2, "train__batch_size": 2, "data__cache_dir": os.path.join(tmp, "cache-run")}
+    p = megatrain("check", ini_of(tmp, model, data, model__init="random", **over))
+    assert "making tokens of 1 data file" in p.stderr and p.stdout.endswith("ok\n"), p.stderr
+    p = megatrain("run", ini_of(tmp, model, data, model__init="random", **over))
+    assert "(cached)" in p.stderr and "step 2/2" in p.stderr
+    said = megatrain("-q", "sample", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5", "--temperature", "0")
+    assert said.stdout.startswith("find"), said.stdout
+    megatrain("-q", "sample", "--chat", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5")
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("tmp",) and v.__code__.co_argcount == 1 and v is not write_images]
+
+for test in TESTS:
+    if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+        continue
+    with tempfile.TemporaryDirectory() as folder:
+        t0 = time.time()
+        test(folder)
+        print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The disk on every backend, striped and not, direct and buffered, with faults put under it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "hw/probe.h"
+#include "store/disk.h"
+
+enum { BYTES = 5 << 20, CHUNK = 64 << 10 };
+
+static char root[64];
+static char dir_names[3][96];
+static const char *dirs[3];
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof(root), "/tmp/mt-disk-XXXXXX");
+    if (!mkdtemp(root))
+        return -1;
+    for (int i = 0; i < 3; i++) {
+        snprintf(dir_names[i], sizeof(dir_names[i]), "%s/d%d", root, i);
+        dirs[i] = dir_names[i];
+        if (mkdir(dirs[i], 0700))
+            return -1;
+    }
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(root, NULL);
+}
+
+static int files_in(const char *dir)
+{
+    DIR *d = opendir(dir);
+    int n = 0;
+    for (struct dirent *e; (e = readdir(d));)
+        n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static char *aligned(size_t bytes)
+{
+    void *p = NULL;
+    assert_int_equal(posix_memalign(&p, MT_DISK_ALIGN, bytes), 0);
+    return p;
+}
+
+static void fill(char *p, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i + 16 <= bytes; i += 16) {
+        struct mt_philox x = mt_philox(seed, 3, i);
+        memcpy(p + i, x.v, 16);
+    }
+}
+
+static struct mt_disk_params params(size_t n_dirs, enum mt_io_kind io)
+{
+    static const double rates[] = {3, 1, 2};
+    return (struct mt_disk_params){.dirs = dirs, .n_dirs = n_dirs, .bytes = BYTES, .chunk_bytes = CHUNK,
+                                   .request_bytes = 96 << 10, .depth = 8, .rates = rates, .io = io};
+}
+
+static int transfer(mt_disk *d, bool write, uint64_t offset, void *buf, size_t bytes, struct mt_err *err)
+{
+    struct mt_disk_request r = {.write = write, .n_spans = 1, .span = {{offset, buf, bytes}}};
+    return mt_disk_run(d, &r, err);
+}
+
+/* Writes all, in odd pieces; reads all, in others. */
+static void round_trip(const struct mt_disk_params *p)
+{
+    mt_disk *d = NULL;
+    struct mt_err err;
+    char *a = aligned(BYTES), *b = aligned(BYTES);
+    if (mt_disk_open(&d, p, &err))
+        fail_msg("%s", err.msg);
+    fill(a, BYTES, 7);
+    memset(b, 0x55, BYTES);
+    assert_int_equal(transfer(d, false, 4096, b, 3 * MT_DISK_ALIGN, &err), 0);
+    for (int i = 0; i < 3 * MT_DISK_ALIGN; i++)
+        assert_int_equal(b[i], 0); /* new space holds zeros */
+    for (size_t at = 0, n = MT_DISK_ALIGN; at < BYTES; at += n, n = n * 3 / 2 / 4096 * 4096 + 4096) {
+        n = MT_MIN(n, BYTES - at);
+        if (transfer(d, true, at, a + at, n, &err))
+            fail_msg("%s", err.msg);
+    }
+    struct mt_disk_request r = {.n_spans = 4,
+                                .span = {{0, b, 1 << 20},
+                                         {0, b, 0},
+                                         {3 << 20, b + (3 << 20), 2 << 20},
+                                         {1 << 20, b + (1 << 20), 2 << 20}}};
+    if (mt_disk_run(d, &r, &err))
+        fail_msg("%s", err.msg);
+    assert_memory_equal(a, b, BYTES);
+    struct mt_disk_stats s;
+    mt_disk_stats(d, &s);
+    assert_true(s.bytes[1] >= BYTES && s.bytes[0] >= BYTES);
+    assert_true(s.busy_ns[0] > 0 && s.busy_ns[1] > 0);
+    mt_disk_close(&d);
+    for (size_t i = 0; i < p->n_dirs; i++)
+        assert_int_equal(files_in(dirs[i]), 0);
+    free(a);
+    free(b);
+}
+
+static void what_is_read_is_what_was_written(void **state)
+{
+    (void)state;
+    for (size_t n = 1; n <= 3; n++)
+        for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io++) {
+            struct mt_disk_params p = params(n, (enum mt_io_kind)io);
+            if (io == MT_IO_URING && !mt_hw_io_uring_allowed())
+                continue;
+            round_trip(&p);
+            p.buffered = true;
+            round_trip(&p);
+        }
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    p.rates = NULL; /* measured */
+    round_trip(&p);
+}
+
+static void registered_buffers_are_used(void **state)
+{
+    (void)state;
+    mt_disk *d = NULL;
+    struct mt_disk_info info;
+    struct mt_disk_params p = params(1, MT_IO_AUTO);
+    char *a = aligned(1 << 20), *b = aligned(1 << 20);
+    assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+    struct iovec iov[] = {{a, 1 << 20}, {b, 1 << 20}};
+    for (int round = 0; round < 2; round++) { /* registering again replaces */
+        mt_disk_set_buffers(d, iov, 2);
+        mt_disk_info(d, &info);
+        fill(a, 1 << 20, (uint64_t)round);
+        assert_int_equal(transfer(d, true, 0, a, 1 << 20, NULL), 0);
+        assert_int_equal(transfer(d, false, 0, b, 1 << 20, NULL), 0);
+        assert_memory_equal(a, b, 1 << 20);
+    }
+    mt_disk_set_buffers(d, NULL, 0);
+    assert_int_equal(transfer(d, false, 0, a, 1 << 20, NULL), 0);
+    mt_disk_close(&d);
+    free(a);
+    free(b);
+}
+
+/* Many requests at once, of both directions, from two threads' worth of callers. */
+enum { MANY = 200, PART = 24 << 10 };
+static void note_done(struct mt_disk_request *r)
+{
+    __atomic_add_fetch((int *)r->ctx, 1, __ATOMIC_RELEASE);
+}
+
+static void many_requests_at_once_all_end(void **state)
+{
+    (void)state;
+    for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io += MT_IO_THREADS) {
+        mt_disk *d = NULL;
+        struct mt_disk_params p = params(2, (enum mt_io_kind)io);
+        static struct mt_disk_request r[MANY];
+        int ended = 0;
+        char *a = aligned(MANY * (size_t)PART), *b = aligned(MANY * (size_t)PART);
+        fill(a, MANY * (size_t)PART, 5);
+        assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+        for (int write = 1; write >= 0; write--) {
+            ended = 0;
+            for (size_t i = 0; i < MANY; i++) {
+                r[i] = (struct mt_disk_request){.write = write, .n_spans = 1, .done = note_done,
+                                                .ctx = &ended,
+                                                .span = {{i * PART, (write ? a : b) + i * PART, PART}}};
+                mt_disk_submit(d, &r[i]);
+            }
+            while (__atomic_load_n(&ended, __ATOMIC_ACQUIRE) < MANY)
+                usleep(100);
+            for (size_t i = 0; i < MANY; i++)
+                assert_int_equal(r[i].rc, 0);
+        }
+        mt_disk_close(&d);
+        assert_memory_equal(a, b, MANY * (size_t)PART);
+        free(a);
+        free(b);
+    }
+}
+
+static void survivable_faults_are_survived(void **state)
+{
+    (void)state;
+    static const char *const faults[] = {"any:short:1:0",   "write:short:3:20", "read:short:2:9",
+                                         "any:eintr:1:50",  "any:eagain:2:30",  "any:delay:1:40",
+                                         "any:reorder:1:0", "read:reorder:1:0"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(faults); i++)
+        for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io += MT_IO_THREADS) {
+            struct mt_io_fault f;
+            struct mt_disk_params p = params(2, (enum mt_io_kind)io);
+            assert_int_equal(mt_io_fault_parse(&f, faults[i], NULL), 0);
+            p.fault = &f;
+            round_trip(&p);
+        }
+}
+
+static void faults_that_cannot_be_survived_are_told(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fault;
+        bool write;
+        int rc;
+        const char *words;
+    } cases[] = {
+        {"write:eio:1", true, -EIO, "Input/output error"},   {"read:eio:7", false, -EIO, "cannot read"},
+        {"write:enospc:5", true, -ENOSPC, "No space left"},  {"read:zero:3", false, -ENODATA, "shorter"},
+        {"write:zero:3", true, -EIO, "cannot write"},        {"any:eagain:4:0", true, -EAGAIN, "cannot write"},
+        {"write:eio:1:0", true, -EIO, "the last checkpoint"},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct mt_io_fault f;
+        struct mt_err err = {0};
+        mt_disk *d = NULL;
+        struct mt_disk_params p = params(2, MT_IO_AUTO);
+        char *a = aligned(1 << 20);
+        memset(a, 1, 1 << 20);
+        assert_int_equal(mt_io_fault_parse(&f, cases[i].fault, NULL), 0);
+        p.fault = &f;
+        assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+        assert_int_equal(transfer(d, cases[i].write, 1 << 20, a, 1 << 20, &err), cases[i].rc);
+        assert_non_null(strstr(err.msg, cases[i].words));
+        assert_non_null(strstr(err.msg, root)); /* which file */
+        assert_non_null(strstr(err.msg, "offset"));
+        assert_true(strstr(err.msg, "/dev/") || strstr(err.msg, "device "));
+        assert_int_equal(err.kind, cases[i].rc == -ENOSPC ? MT_ERR_NO_FIT : MT_ERR_RUNTIME);
+        if (f.count) /* the disk itself goes on */
+            assert_int_equal(transfer(d, cases[i].write, 0, a, 64 << 10, &err), 0);
+        mt_disk_close(&d);
+        free(a);
+    }
+    struct mt_io_fault f;
+    assert_int_equal(mt_io_fault_parse(&f, "write:nonsense:1", NULL), -EINVAL);
+    assert_int_equal(mt_io_fault_parse(&f, "sometimes:eio:1", NULL), -EINVAL);
+    assert_int_equal(mt_io_fault_parse(&f, "read:eio:0", NULL), -EINVAL);
+}
+
+static void space_that_is_not_there_is_refused_with_numbers(void **state)
+{
+    (void)state;
+    mt_disk *d = NULL;
+    struct mt_err err;
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    p.bytes = (uint64_t)1 << 50;
+    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOSPC);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_non_null(strstr(err.msg, "TiB of scratch are wanted"));
+    assert_non_null(strstr(err.msg, "short"));
+    assert_int_equal(files_in(dirs[0]), 0);
+    /* a limit on the size of files stands in for a file system that is full when space is taken */
+    struct rlimit old, cap;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    cap = old;
+    cap.rlim_cur = 1 << 20;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &cap), 0);
+    p.bytes = BYTES;
+    int rc = mt_disk_open(&d, &p, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_int_equal(rc, -ENOSPC);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
+static void a_missing_folder_is_named(void **state)
+{
+    (void)state;
+    mt_disk *d = NULL;
+    struct mt_err err;
+    char missing[128];
+    const char *where[] = {dirs[0], missing};
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    snprintf(missing, sizeof(missing), "%s/not-there", root);
+    p.dirs = where;
+    assert_int_equal(mt_disk_open(&d, &p, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, missing));
+    assert_non_null(strstr(err.msg, "memory.nvme_paths"));
+    assert_int_equal(files_in(dirs[0]), 0); /* what was made before is gone again */
+}
+
+static void scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept(void **state)
+{
+    (void)state;
+    mt_disk *mine = NULL, *next = NULL;
+    struct mt_disk_params p = params(1, MT_IO_THREADS);
+    int pipe_fd[2], status;
+    char ready;
+    assert_int_equal(pipe(pipe_fd), 0);
+    pid_t child = fork();
+    if (!child) {
+        mt_disk *d = NULL;
+        int rc = mt_disk_open(&d, &p, NULL);
+        if (write(pipe_fd[1], rc ? "n" : "y", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    assert_int_equal(read(pipe_fd[0], &ready, 1), 1);
+    assert_int_equal(ready, 'y');
+    assert_int_equal(files_in(dirs[0]), 1);
+    assert_int_equal(mt_disk_open(&mine, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 2); /* the child lives: its file stays */
+    kill(child, SIGKILL);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(files_in(dirs[0]), 2);
+    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 2); /* the child's is gone, mine and the new one are there */
+    mt_disk_close(&mine);
+    mt_disk_close(&next);
+    assert_int_equal(files_in(dirs[0]), 0);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+}
+
+static void files_that_are_not_ours_are_left_alone(void **state)
+{
+    (void)state;
+    char path[160];
+    mt_disk *d = NULL;
+    struct mt_disk_params p = params(1, MT_IO_AUTO);
+    snprintf(path, sizeof(path), "%s/weights.safetensors", dirs[0]);
+    assert_int_equal(mt_write_file(path, "x", 1, NULL), 0);
+    assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+    mt_disk_close(&d);
+    assert_true(mt_path_exists(path));
+    unlink(path);
+}
+
+static void rates_are_measured(void **state)
+{
+    (void)state;
+    struct mt_disk_rates r;
+    struct mt_disk_probe p = {.dir = dirs[0], .bytes = 16 << 20, .both = true};
+    assert_int_equal(mt_disk_measure(&r, &p, NULL), 0);
+    assert_true(r.read > 0 && r.write > 0 && r.together > 0 && r.cpu_read >= 0);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_read_is_what_was_written),
+        cmocka_unit_test(registered_buffers_are_used),
+        cmocka_unit_test(many_requests_at_once_all_end),
+        cmocka_unit_test(survivable_faults_are_survived),
+        cmocka_unit_test(faults_that_cannot_be_survived_are_told),
+        cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
+        cmocka_unit_test(a_missing_folder_is_named),
+        cmocka_unit_test(scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept),
+        cmocka_unit_test(files_that_are_not_ours_are_left_alone),
+        cmocka_unit_test(rates_are_measured),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
