@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the fixtures of tests/parity: tiny models of the four families, ragged data, and what transformers and
+torch.optim.AdamW make of them in 20 steps. Run by hand when a family changes; the tests need no torch.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/parity_fixtures.py
+"""
+import copy
+import json
+import os
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from parity import LR, ROWS, STEPS, make_model, save_model, train_torch
+from tiny import config, write_data
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
+SMALL = dict(num_hidden_layers=2, vocab_size=96, intermediate_size=40, bos_token_id=1, eos_token_id=2)
+
+# seven query heads to a key head; llama3, linear and yarn scaling; windows; biases; tied and untied
+CASES = {
+    "llama": ("llama", dict(num_attention_heads=7, num_key_value_heads=1, hidden_size=56, head_dim=8,
+        rope_scaling={"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                      "original_max_position_embeddings": 32})),
+    "mistral": ("mistral", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        sliding_window=9, rope_scaling={"rope_type": "linear", "factor": 2.0})),
+    "qwen2": ("qwen2", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=8,
+        tie_word_embeddings=True,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})),
+    "qwen3": ("qwen3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        tie_word_embeddings=True, use_sliding_window=True, sliding_window=7, max_window_layers=1)),
+}
+
+
+def main():
+    torch.set_num_threads(1)  # small products: more only wait for each other
+    data = write_data(os.path.join(ROOT, "data.jsonl"), n=STEPS * ROWS, seed=11, longest=32, vocab=96)
+    samples = [json.loads(l) for l in open(data)]
+    for name, (family, over) in CASES.items():
+        cfg = config(family, **{**SMALL, **over})
+        d = os.path.join(ROOT, name)
+        model = make_model(d, cfg)
+        save_model(model, cfg, d, torch.bfloat16)
+        double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
+        losses, norms = train_torch(double, samples, "f64")
+        l32, n32 = train_torch(model, samples, "f32")
+        l16, _ = train_torch(bf16, samples, "bf16")
+        save_file({k: p.detach().float().contiguous() for k, p in double.named_parameters()},
+                  os.path.join(d, "trained.safetensors"))
+        expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
+                    "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,
+                    "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}}
+        with open(os.path.join(d, "expected.json"), "w") as f:
+            json.dump(expected, f, indent=1)
+            f.write("\n")
+        print(name, sum(p.numel() for p in model.parameters()), losses[0], losses[-1], norms[0], norms[-1])
+
+
+main()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory table is kept: a model whose state is twenty times the device budget, with RSS sampled over the run.
+
+Anonymous and shared memory may never exceed what the table promised, nor the device budget (the cpu device's arena
+is host memory) plus 14 B a parameter (16 in f32), boundaries and 200 MB. How far the table may be above what was
+measured: 2% where the state is 2 GiB or more (MEGATRAIN_TEST_FULL); below that the program itself counts, for which
+the table has 48 MiB and 5 MiB a thread: 64 MiB and 2%.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import BINARY, base, config, write_data, write_ini, write_model
+
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def resident(pid):
+    """Anonymous and shared memory of the process, in bytes."""
+    sum_kb = 0
+    try:
+        with open(f"/proc/{pid}/status") as f:
+            for line in f:
+                if line.startswith(("RssAnon:", "RssShmem:")):
+                    sum_kb += int(line.split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return sum_kb * 1024
+
+
+def run(ini):
+    peak, samples = 0, 0
+    with open(ini + ".log", "w+") as log:
+        p = subprocess.Popen([BINARY, "run", ini], stdout=subprocess.DEVNULL, stderr=log)
+        while p.poll() is None:
+            peak = max(peak, resident(p.pid))
+            samples += 1
+            time.sleep(0.005)
+        log.seek(0)
+        said = log.read()
+    assert p.returncode == 0, said
+    assert samples > 20, "the run was too short to be sampled"
+    return said, peak
+
+
+def table(said):
+    """(tier, use) -> bytes, as printed, with the sums as ("sum", tier)."""
+    rows, tier = {}, ""
+    for first, use, number, unit in re.findall(r"^  (.{14})  (.{28})  +([\d.]+) ([KMGT]?i?B)$", said, re.M):
+        tier = first.strip() or tier
+        rows[tier, use.strip()] = float(number) * UNITS[unit]
+    assert ("sum", "device") in rows and ("sum", "host") in rows, said
+    return rows
+
+
+def check(tmp, dtype, hidden, ffn, budget, seq_len, slack, least_state):
+    model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=48, hidden_size=hidden,
+        intermediate_size=ffn, num_attention_heads=hidden // 32, num_key_value_heads=hidden // 64, head_dim=32))
+    data = write_data(os.path.join(tmp, "data.jsonl"), n=80, longest=seq_len)
+    out = os.path.join(tmp, "out-" + dtype)
+    said, peak = run(write_ini(out + ".ini", base(model, data, out, model__dtype=dtype, memory__device_budget=f"{budget}MiB",
+        memory__activations="recompute", data__seq_len=seq_len, train__steps=4, checkpoint__save="weights")))
+    rows = table(said)
+    planes = sum(v for (tier, use), v in rows.items() if tier == "host" and use.startswith(("weights", "first", "second")))
+    n_params = planes / 12
+    promised = rows["sum", "device"] + rows["sum", "host"]
+    bound = (budget << 20) + (14 if dtype == "bf16" else 16) * n_params + rows.get(("host", "boundaries and activations"), 0) + 200e6
+    print(f"{dtype}: state {planes / 2**20:.0f} MiB, device budget {budget} MiB, promised {promised / 2**20:.1f} MiB, "
+          f"measured {peak / 2**20:.1f} MiB")
+    assert planes >= 20 * (budget << 20), "the state is not 20 times the budget"
+    assert planes >= least_state
+    assert peak <= bound, f"{peak} bytes are over the claim of {bound:.0f}"
+    assert peak <= promised, f"the table promised {promised:.0f}, the run took {peak}"
+    assert promised - peak <= slack + 0.02 * promised, f"the table promised {promised:.0f}, the run took only {peak}"
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    if os.environ.get("MEGATRAIN_TEST_FULL"):  # 4 GiB of memory, some minutes
+        check(tmp, "bf16", 576, 1728, 100, 64, 0, 2 << 30)
+        check(tmp, "f32", 576, 1728, 100, 64, 0, 2 << 30)
+    else:
+        for dtype in sys.argv[1:]:
+            check(tmp, dtype, 192, 512, 10, 64, 64 << 20, 0)

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+
+#include "fuzz.h"
+#include "hf/hf_config.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    enum { POSITIONS = 3 };
+    static struct mt_hf_config cfg;
+    static float cos_t[POSITIONS * MT_ROPE_MAX_FACTORS], sin_t[POSITIONS * MT_ROPE_MAX_FACTORS];
+    struct mt_err err = {0};
+    mt_log_set_sink(fuzz_quiet);
+    char *text = malloc(size ? size : 1); /* of its own, without a NUL behind */
+    memcpy(text, data, size);
+    int rc = mt_hf_config_parse(&cfg, text, size, "config.json", &err);
+    free(text);
+    if (rc) {
+        fuzz_assert(err.msg[0] && err.code == rc);
+        return 0;
+    }
+    fuzz_assert(cfg.n_layers >= 1 && cfg.n_layers <= MT_MAX_LAYERS && cfg.n_heads % cfg.n_kv_heads == 0);
+    fuzz_assert(cfg.head_dim >= 8 && cfg.hidden >= 8 && cfg.vocab >= 1 && cfg.n_eos <= MT_MAX_EOS);
+    fuzz_assert(isfinite(cfg.rms_eps) && cfg.rms_eps >= 0);
+    size_t rot = mt_rope_rotated_dims(&cfg);
+    fuzz_assert(rot % 2 == 0 && rot <= (size_t)cfg.head_dim && rot / 2 <= MT_ROPE_MAX_FACTORS);
+    mt_rope_tables(&cfg, POSITIONS, 4096, cos_t, sin_t);
+    return 0;
+}

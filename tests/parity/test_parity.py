@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Twenty steps of each family against what transformers and torch.optim.AdamW made of the same model and data.
+
+The fixtures are of scripts/parity_fixtures.py: the reference ran in double, with torch's own FP32 run beside it.
+Tolerances: those asked of an FP32 run (losses 2e-6, norms 1e-5, weights 2e-5 relative L2 a tensor; biases of the
+keys, whose gradient nearly vanishes, 2e-2), some ten times what was measured. bf16: losses within 1%.
+"""
+import array
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import base, megatrain, metrics, read_safetensors, write_ini
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def floats(raw):
+    return array.array("f", raw)
+
+
+def relative(a, b):
+    return abs(a - b) / max(abs(b), 1e-30)
+
+
+def at_most(what, value, limit):
+    print(f"  {what}: {value:.1e} (limit {limit:.0e})")
+    assert value <= limit, f"{what}: {value:.3e} is over {limit:.0e}"  # a NaN fails
+
+
+def train(tmp, name, dtype, expected, **over):
+    out = os.path.join(tmp, f"{name}-{dtype}-{len(over)}")
+    data = os.path.join(tmp, "data.jsonl")
+    shutil.copy(os.path.join(HERE, "data.jsonl"), data)
+    ini = write_ini(out + ".ini", base(os.path.join(HERE, name), data, out, model__init="weights", model__dtype=dtype,
+        data__eval="", data__packing="off", data__shuffle="off", train__steps=expected["steps"],
+        train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
+        train__min_lr_ratio=0, optimizer__grad_dtype="f32" if dtype == "f32" else "auto", **over))
+    megatrain("-q", "run", ini)
+    steps = [m for m in metrics(out) if "loss" in m]
+    assert len(steps) == expected["steps"] and not any(m["skipped"] for m in steps)
+    return steps, os.path.join(out, f"checkpoint-{expected['steps']}")
+
+
+def weight_errors(checkpoint, trained):
+    masters = {}
+    d = os.path.join(checkpoint, "megatrain")
+    for f in sorted(os.listdir(d)):
+        if f.endswith(".safetensors"):
+            masters.update(read_safetensors(os.path.join(d, f)))
+    want = read_safetensors(trained)
+    errors = {}
+    for name, (dtype, shape, raw) in want.items():
+        got = masters[name + ".master"]
+        assert (dtype, shape) == (got[0], got[1]), name
+        a, b = floats(got[2]), floats(raw)
+        errors[name] = math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b))
+    assert len(errors) * 3 == len(masters)
+    return errors
+
+
+def check(tmp, name):
+    with open(os.path.join(HERE, name, "expected.json")) as f:
+        expected = json.load(f)
+    print(f"{name}: {expected['made_with']}")
+    steps, checkpoint = train(tmp, name, "f32", expected)
+    assert sum(m["clip"] < 1 for m in steps) >= 15, "clipping is active"
+    at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 2e-6)
+    at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"])), 1e-5)
+    errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.safetensors"))
+    k_bias = [e for n, e in errors.items() if n.endswith("k_proj.bias")]
+    at_most("weights", max(e for n, e in errors.items() if not n.endswith("k_proj.bias")), 2e-5)
+    at_most("biases of keys", max(k_bias, default=0.0), 2e-2)
+    half, _ = train(tmp, name, "bf16", expected)
+    at_most("bf16 from f32", max(relative(h["loss"], m["loss"]) for h, m in zip(half, steps)), 1e-2)
+    at_most("bf16 from torch's", max(relative(h["loss"], l) for h, l in zip(half, expected["torch_bf16"]["losses"])), 1e-2)
+    # the comparison sees a change: a hundredth more of weight decay is not within the limits
+    other, checkpoint = train(tmp, name, "f32", expected, optimizer__weight_decay=0.101)
+    changed = weight_errors(checkpoint, os.path.join(HERE, name, "trained.safetensors"))
+    assert max(changed.values()) > 3 * max(e for n, e in errors.items() if not n.endswith("k_proj.bias"))
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    for case in sys.argv[1:]:
+        check(tmp, case)
