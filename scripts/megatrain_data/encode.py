@@ -163,6 +163,8 @@ class Encoder:
                             f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
         self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
         self._templates = None
+        self.is_end = np.zeros(self.tok.max_id + 2, dtype=bool)  # by id; the last stands for all beyond
+        self.is_end[[i for i in self.tok.ends if i <= self.tok.max_id]] = True
 
     def templates(self):
         if self._templates is None:

@@ -41,23 +41,22 @@ class Chunker:
         return self._pack(rows, encoded, places)
 
     def _pack(self, rows, encoded, places):
-        ids, masks, lengths, at, untrained, endless, trained = [], [], [], [], [], 0, 0
-        ends = np.array(sorted(self.encoder.tok.ends), dtype=np.uint32)
-        for (place, _), (i, m) in zip(rows, encoded):
-            m = np.ones(len(i), dtype=bool) if m is None else m
-            if not m[1:].any():  # the first token has no predecessor
-                untrained.append(place)
-                continue
-            ids.append(i)
-            masks.append(m)
-            lengths.append(len(i))
-            at.append(place)
-            trained += int(np.count_nonzero(m[1:]))
-            endless += not np.isin(i[m], ends).any()
-        empty = np.zeros(0, np.uint32)
-        return (np.concatenate(ids) if ids else empty, np.packbits(np.concatenate(masks)) if masks else None,
-                np.array(lengths, dtype=np.int64), np.array(at, dtype=np.int64), places,
-                {"untrained": untrained, "endless": endless, "trained": trained})
+        """The samples of a chunk end to end, without those of which nothing is trained."""
+        ids = [i for i, _ in encoded]
+        masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
+        trained = [int(np.count_nonzero(m[1:])) for m in masks]  # the first token has no predecessor
+        untrained = [place for (place, _), t in zip(rows, trained) if not t]
+        if untrained:
+            ids, masks = [i for i, t in zip(ids, trained) if t], [m for m, t in zip(masks, trained) if t]
+        at = np.array([place for (place, _), t in zip(rows, trained) if t], dtype=np.int64)
+        lengths = np.array([len(i) for i in ids], dtype=np.int64)
+        all_ids = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+        all_masks = np.concatenate(masks) if ids else np.zeros(0, bool)
+        is_end = self.encoder.is_end
+        ends = all_masks & is_end[np.minimum(all_ids, len(is_end) - 1)]
+        with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
+        return all_ids, np.packbits(all_masks), lengths, at, places, {
+            "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained)}
 
 
 def detect(path):
