@@ -13,6 +13,7 @@ from .formats import Bad, Chat
 from .work import Workers
 
 PROGRESS_SECONDS = 5
+CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
 class Chunker:
@@ -184,10 +185,25 @@ class Preparation:
         if w.n_endless and not flat and name != "input_ids":
             self.say({"event": "note", "message": f"{path}: {w.n_endless} of {w.n_samples} samples train no token that "
                       "ends a turn: the model may not learn to stop"})
+        if name in CHAT_FORMATS and not self.encoder.tok.bytes:
+            self.check_end()
         dated = [t for t in (self.encoder._templates or {}).values() if t.dated]
-        if dated and name in ("messages", "sharegpt", "alpaca"):
+        if dated and name in CHAT_FORMATS:
             self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
                       "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
+
+    def check_end(self):
+        """Says where what ends a turn is not what the model stops at."""
+        tok = self.encoder.tok
+        for t in (self.encoder._templates or {}).values():
+            try:
+                end = t.markers()[1].strip()
+            except DataError:
+                continue
+            at = tok.t.token_to_id(end) if end else None
+            if at is not None and tok.stops and at not in tok.stops:
+                self.say({"event": "note", "message": f"{t.name} ends turns with {end} (token {at}), which is not in eos_token_id of "
+                          "generation_config.json or config.json: put it there, or what you train will not stop when it is served"})
 
     def check_ids(self, path, ids, lengths, at, base):
         worst = int(ids.argmax())
