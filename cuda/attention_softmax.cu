@@ -48,28 +48,13 @@ static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
     return r;
 }
 
-static __device__ __forceinline__ void load4(const float *p, float (&x)[COLUMNS])
-{
-    load_floats<COLUMNS>(p, x);
-}
-
-static __device__ __forceinline__ void store4(float *p, const float (&x)[COLUMNS])
-{
-    store_floats<COLUMNS>(p, x);
-}
-
-static __device__ __forceinline__ void store4(bf16 *p, const float (&x)[COLUMNS])
-{
-    store_word(p, make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])));
-}
-
-/* f(column, x) for each column of this thread's packs that the row sees. */
+/* f(x) for each column of this thread's packs that the row sees. */
 template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
 {
     for (size_t c = r.from / COLUMNS * COLUMNS + threadIdx.x * COLUMNS; c < r.to;
          c += static_cast<size_t>(blockDim.x) * COLUMNS) {
         float x[COLUMNS];
-        load4(s + c, x);
+        load_four(s + c, x);
         for (int k = 0; k < COLUMNS; k++)
             if (c + k >= r.from && c + k < r.to)
                 f(x[k]);
@@ -92,10 +77,10 @@ static __global__ void __launch_bounds__(256) softmax_rows(mt_cuda_scores t)
     for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
          c += static_cast<size_t>(blockDim.x) * COLUMNS) {
         float x[COLUMNS];
-        load4(s + c, x);
+        load_four(s + c, x);
         for (int k = 0; k < COLUMNS; k++)
             x[k] = c + k >= r.from && c + k < r.to ? exp_of(x[k] - max) * inverse : 0.0f;
-        store4(p + c, x);
+        store_four(p + c, x);
     }
     if (threadIdx.x == 0)
         t.lse[r.lse] = max + logf(sum);
@@ -124,15 +109,15 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
     for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
          c += static_cast<size_t>(blockDim.x) * COLUMNS) {
         float x[COLUMNS], g[COLUMNS];
-        load4(s + c, x);
-        load4(dp + c, g);
+        load_four(s + c, x);
+        load_four(dp + c, g);
         for (int k = 0; k < COLUMNS; k++) {
             bool seen = c + k >= r.from && c + k < r.to;
             x[k] = seen ? exp_of(x[k] - lse) : 0.0f;
             g[k] = seen ? x[k] * (g[k] - delta) : 0.0f;
         }
-        store4(p + c, x);
-        store4(ds + c, g);
+        store_four(p + c, x);
+        store_four(ds + c, g);
     }
 }
 

@@ -40,24 +40,23 @@ static __device__ __forceinline__ soft_sum warp_join(soft_sum s)
     return s;
 }
 
-/* This thread's logits of a piece; behind the end of the row, -inf. */
+/* This thread's logits of a piece, from p on, of which `left` are in the row; behind them, -inf. */
 template <bool VECTOR>
-static __device__ __forceinline__ void load_piece(const float *row, size_t at, size_t vocab,
-                                                  float (&x)[UNROLL][4])
+static __device__ __forceinline__ void load_piece(const float *p, int left, float (&x)[UNROLL][4])
 {
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * STEP;
-        if (VECTOR && i + 4 <= vocab)
-            load_four(row + i, x[u]);
+        if (VECTOR && u * STEP + 4 <= left)
+            load_four(p + u * STEP, x[u]);
         else
             for (int k = 0; k < 4; k++)
-                x[u][k] = i + k < vocab ? row[i + k] : -INFINITY;
+                x[u][k] = u * STEP + k < left ? p[u * STEP + k] : -INFINITY;
     }
 }
 
-/* Adds a piece; *beaten where a logit comes before the target's in the order of the largest. */
-static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], size_t at, size_t target,
+/* Adds a piece; *beaten where a logit comes before the target's, `target` from here, in the order of the
+ * largest. */
+static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], int target,
                                                  float target_logit, soft_sum *s, bool *beaten)
 {
     float max = s->max;
@@ -65,7 +64,7 @@ static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], si
     for (int u = 0; u < UNROLL; u++)
         for (int k = 0; k < 4; k++) {
             max = x[u][k] > max ? x[u][k] : max;
-            *beaten |= x[u][k] > target_logit || (x[u][k] == target_logit && at + u * STEP + k < target);
+            *beaten |= x[u][k] > target_logit || (x[u][k] == target_logit && u * STEP + k < target);
         }
     float sum = sum_under(*s, max), shift = max == -INFINITY ? 0.0f : max;
     MT_UNROLL(UNROLL)
@@ -77,18 +76,17 @@ static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], si
 
 /* Of the whole row, in every thread. */
 template <bool VECTOR>
-static __device__ soft_sum sum_row(const float *row, size_t vocab, size_t target, float target_logit,
-                                   bool *beaten)
+static __device__ soft_sum sum_row(const float *row, int vocab, int target, float target_logit, bool *beaten)
 {
     __shared__ soft_sum shared[WARPS];
     __shared__ int beaten_in[WARPS];
     soft_sum s = {-INFINITY, 0};
     *beaten = false;
-    for (size_t piece = ceil_div(vocab, PIECE); piece-- > 0;) {
+    for (int piece = (vocab - 1) / PIECE; piece >= 0; piece--) {
         float x[UNROLL][4];
-        size_t at = piece * PIECE + threadIdx.x * 4;
-        load_piece<VECTOR>(row, at, vocab, x);
-        add_piece(x, at, target, target_logit, &s, beaten);
+        int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
+        load_piece<VECTOR>(row + at, vocab - at, x);
+        add_piece(x, target - at, target_logit, &s, beaten);
     }
     unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     s = warp_join(s);
@@ -104,51 +102,50 @@ static __device__ soft_sum sum_row(const float *row, size_t vocab, size_t target
 }
 
 template <typename T>
-static __device__ __forceinline__ void store_piece(T *row, size_t at, size_t vocab, bool vector,
-                                                   const float (&y)[UNROLL][4])
+static __device__ __forceinline__ void store_piece(T *p, int left, bool vector, const float (&y)[UNROLL][4])
 {
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
-        size_t i = at + u * STEP;
-        if (vector && i + 4 <= vocab)
-            store_four(row + i, y[u]);
+        if (vector && u * STEP + 4 <= left)
+            store_four(p + u * STEP, y[u]);
         else
             for (int k = 0; k < 4; k++)
-                if (i + k < vocab)
-                    store(row + i + k, y[u][k]);
+                if (u * STEP + k < left)
+                    store(p + u * STEP + k, y[u][k]);
     }
 }
 
 template <typename T, bool VECTOR>
-static __device__ void gradient_row(const float *row, T *out, size_t vocab, bool vector_out, size_t target,
+static __device__ void gradient_row(const float *row, T *out, int vocab, bool vector_out, int target,
                                     float lse, float scale)
 {
-    for (size_t at = threadIdx.x * 4; at < vocab + threadIdx.x * 4; at += PIECE) {
+    for (int piece = 0; piece <= (vocab - 1) / PIECE; piece++) {
         float x[UNROLL][4];
-        load_piece<VECTOR>(row, at, vocab, x);
+        int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
+        load_piece<VECTOR>(row + at, vocab - at, x);
         MT_UNROLL(UNROLL)
         for (int u = 0; u < UNROLL; u++)
             for (int k = 0; k < 4; k++) {
                 float y = exp_of(x[u][k] - lse) * scale;
-                x[u][k] = at + u * STEP + k == target ? y - scale : y;
+                x[u][k] = u * STEP + k == target - at ? y - scale : y;
             }
         __syncthreads();
-        store_piece(out, at, vocab, vector_out, x);
+        store_piece(out + at, vocab - at, vector_out, x);
     }
 }
 
-template <typename T> static __device__ void clear_row(T *out, size_t vocab, bool vector_out)
+template <typename T> static __device__ void clear_row(T *out, int vocab, bool vector_out)
 {
     const float zeros[UNROLL][4] = {};
-    for (size_t at = threadIdx.x * 4; at < vocab; at += PIECE)
-        store_piece(out, at, vocab, vector_out, zeros);
+    for (int at = static_cast<int>(threadIdx.x) * 4; at < vocab; at += PIECE)
+        store_piece(out + at, vocab - at, vector_out, zeros);
 }
 
 template <typename T, bool VECTOR>
-static __global__ void __launch_bounds__(THREADS) cross_entropy(struct mt_cross_entropy a, bool vector_out)
+static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cross_entropy a, bool vector_out)
 {
     size_t row = blockIdx.x;
-    int target = a.targets[row];
+    int vocab = static_cast<int>(a.vocab), target = a.targets[row];
     T *out = a.dlogits ? static_cast<T *>(a.dlogits) + row * a.ld_dlogits : nullptr;
     if (target < 0) {
         if (threadIdx.x == 0) {
@@ -157,14 +154,13 @@ static __global__ void __launch_bounds__(THREADS) cross_entropy(struct mt_cross_
                 a.correct[row] = 0;
         }
         if (out)
-            clear_row(out, a.vocab, vector_out);
+            clear_row(out, vocab, vector_out);
         return;
     }
     const float *logits = a.logits + row * a.ld;
-    size_t at = static_cast<size_t>(target);
-    float target_logit = logits[at];
+    float target_logit = logits[target];
     bool beaten;
-    soft_sum s = sum_row<VECTOR>(logits, a.vocab, at, target_logit, &beaten);
+    soft_sum s = sum_row<VECTOR>(logits, vocab, target, target_logit, &beaten);
     float lse = s.max + logf(s.sum);
     if (threadIdx.x == 0) {
         a.loss[row] = lse - target_logit;
@@ -172,11 +168,13 @@ static __global__ void __launch_bounds__(THREADS) cross_entropy(struct mt_cross_
             a.correct[row] = !beaten;
     }
     if (out)
-        gradient_row<T, VECTOR>(logits, out, a.vocab, vector_out, at, lse, a.scale);
+        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse, a.scale);
 }
 
 template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)
 {
+    if (a->vocab > INT_MAX - PIECE) /* targets are 32-bit, and so are places in a row */
+        return cudaErrorInvalidValue;
     bool vector_out = aligned_to(a->dlogits, 4 * sizeof(T)) && a->ld_dlogits % 4 == 0;
     if (rows_aligned<float>(a->logits, a->ld))
         return MT_LAUNCH((cross_entropy<T, true>), grid_of(a->n), THREADS, 0, stream, *a, vector_out);

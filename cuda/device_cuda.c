@@ -146,7 +146,10 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
     char text[200];
     cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess) {
+        int driver = 0;
         (void)cudaGetLastError();
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+            return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver");
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s",
                        mt_cuda_error_text(text, sizeof(text), rc));
     }
@@ -201,15 +204,16 @@ static void set_limits(struct mt_cuda_device *d, const struct cudaDeviceProp *pr
                        const struct mt_device_params *p)
 {
     struct mt_device_limits *l = &d->base.limits;
-    char blas[40];
+    char blas[40], attention[40];
     mt_cuda_blas_describe(blas, sizeof(blas));
+    mt_cuda_attention_describe(d, attention, sizeof(attention));
     *l = (struct mt_device_limits){.kind = "cuda",
                                    .budget_bytes = p->budget_bytes - mt_arena_used(d->arena),
                                    .n_threads = p->n_threads,
                                    .native_bf16 = true,
                                    .alignment = MT_ARENA_ALIGNMENT};
-    snprintf(l->name, sizeof(l->name), "cuda %d (%.48s, sm_%d, %s, attention: %s)", d->index,
-             prop->name, d->sm, blas, mt_cuda_attention_describe(d));
+    snprintf(l->name, sizeof(l->name), "cuda %d (%.40s, sm_%d, %.20s, attention: %.20s)", d->index,
+             prop->name, d->sm, blas, attention);
 }
 
 int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)

@@ -19,10 +19,10 @@ __global__ static void fill(float *p, int n, float v)
 }
 
 /* out = in turned round, by way of shared memory. */
-__global__ static void turn(const float *in, float *out, bool barrier)
+__global__ static void turn(const float *in, float *out, bool barrier, unsigned extra)
 {
     __shared__ float tile[N];
-    tile[threadIdx.x] = in[threadIdx.x];
+    tile[threadIdx.x + extra] = in[threadIdx.x];
     if (barrier)
         __syncthreads();
     out[threadIdx.x] = tile[N - 1 - threadIdx.x];
@@ -112,9 +112,10 @@ static int streams_meet(bool wait)
     cudaStream_t h2d;
     cudaEvent_t ready;
     float out[N];
+    int rc = 0;
     must(cudaStreamCreateWithFlags(&h2d, cudaStreamNonBlocking));
     must(cudaEventCreateWithFlags(&ready, cudaEventDisableTiming));
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 20 && !rc; round++) {
         for (int i = 0; i < N; i++)
             pinned[i] = static_cast<float>(round);
         must(cudaMemcpyAsync(a, pinned, N * sizeof(float), cudaMemcpyHostToDevice, h2d));
@@ -124,19 +125,18 @@ static int streams_meet(bool wait)
         must(MT_LAUNCH(add_one, 1, N, 0, stream, a, b));
         must(cudaDeviceSynchronize());
         read_back(out, b);
-        if (out[N / 2] != static_cast<float>(round + 1))
-            return 4;
+        rc = out[N / 2] == static_cast<float>(round + 1) ? 0 : 4;
     }
     must(cudaEventDestroy(ready));
     must(cudaStreamDestroy(h2d));
-    return 0;
+    return rc;
 }
 
 static int clean()
 {
     float out[N];
     must(MT_LAUNCH(fill, 1, 64, 0, stream, a, N, 3.0f));
-    must(MT_LAUNCH(turn, 1, N, 0, stream, a, b, true));
+    must(MT_LAUNCH(turn, 1, N, 0, stream, a, b, true, 0));
     must(MT_LAUNCH(turn_dynamic, 1, N, N * sizeof(float), stream, b, a, 0));
     must(MT_LAUNCH(two_barriers, 1, N, 0, stream, a, static_cast<unsigned>(N)));
     must(MT_LAUNCH(leave_early, 1, N, 0, stream, a, static_cast<unsigned>(N)));
@@ -158,6 +158,8 @@ static int commit(const char *fault)
         must(MT_LAUNCH(fill, 1, 64, 0, stream, b, N + 1, 1.0f));
     else if (!strcmp(fault, "shared-overrun"))
         must(MT_LAUNCH(turn_dynamic, 1, N, N * sizeof(float), stream, a, b, 1));
+    else if (!strcmp(fault, "static-shared-overrun"))
+        must(MT_LAUNCH(turn, 1, N, 0, stream, a, b, true, 1));
     else if (!strcmp(fault, "barrier"))
         must(MT_LAUNCH(two_barriers, 1, N, 0, stream, a, 100u));
     else if (!strcmp(fault, "early-exit"))
@@ -182,7 +184,7 @@ static int commit(const char *fault)
         must(cudaFree(b));
         must(MT_LAUNCH(fill, 1, 64, 0, stream, b, N, 1.0f));
     } else if (!strcmp(fault, "race")) {
-        must(MT_LAUNCH(turn, 1, N, 0, stream, a, b, false));
+        must(MT_LAUNCH(turn, 1, N, 0, stream, a, b, false, 0));
     } else if (!strcmp(fault, "stream-race")) {
         return streams_meet(false);
     } else if (!strcmp(fault, "order")) {

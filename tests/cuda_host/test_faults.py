@@ -44,6 +44,8 @@ if "ospke" in open("/proc/cpuinfo").read():
 if "address" in sanitizers:
     expect("overrun", "use-after-poison", "fill")
     expect("shared-overrun", "use-after-poison", "turn_dynamic")
+if "undefined" in sanitizers:
+    expect("static-shared-overrun", "out of bounds", "float [256]")
 if "thread" in sanitizers:
     expect("race", "data race", "turn")
     expect("stream-race", "data race", "add_one")
