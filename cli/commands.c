@@ -25,6 +25,21 @@ static const struct cli_option run_options[] = {
     {"max-steps", 0, "N", "Stop after N steps of this run."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
+static const struct cli_option plan_options[] = {
+    SET,
+    {"model", 0, "PATH", "A config.json, a model folder or a name, instead of model.path."},
+    {"machine", 0, "FILE|NAME", "Plan for this machine (rtx4090, h100, ...), not for the one here."},
+    {"gpu-mem", 0, "SIZE", "With --machine: its device memory, such as 24GiB."},
+    {"host-mem", 0, "SIZE", "With --machine: its host memory, such as 256GiB."},
+    {"pcie", 0, "RATE", "With --machine: its link, such as 25GB/s."},
+    {"nvme", 0, "RATE", "With --machine: what one drive reads, such as 7GB/s."},
+    {"drives", 0, "N", "With --machine: drives to stripe over."},
+    {"seq-len", 0, "N", "Shorthand of --set data.seq_len=N."},
+    {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
+    {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
+    {"measure", 0, NULL, "First time this configuration's operations on this machine; kept."},
+    JSON,
+    END};
 static const struct cli_option check_options[] = {SET, END};
 static const struct cli_option eval_options[] = {
     SET,
@@ -55,6 +70,8 @@ static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
     {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
+    {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
+     plan_options, 0, 1, cli_cmd_plan},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",

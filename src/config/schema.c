@@ -100,6 +100,8 @@ const struct mt_key mt_keys[] = {
     {"memory", "activations", MT_KEY_CHOICE, AT(memory.activations), "auto",
      "auto|keep|offload|disk|recompute", ANY, "disk",
      "What backward needs: kept on the device, sent to the host, or made again."},
+    {"memory", "keep_layers", MT_KEY_COUNT_AUTO, AT(memory.keep_layers), "auto", NULL, 0, 1024, NULL,
+     "With activations = recompute: so many of the last layers keep theirs on the device."},
     {"memory", "schedule", MT_KEY_CHOICE, AT(memory.schedule), "layered", "layered|microbatch", ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_KEY_COUNT_AUTO, AT(memory.logits_chunk), "auto", NULL, 64, 1 << 24,

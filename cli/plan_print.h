@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_PLAN_PRINT_H
+#define CLI_PLAN_PRINT_H
+
+#include "plan/search.h"
+
+/** What `megatrain plan` shows. */
+struct plan_view {
+    struct mt_config *cfg;
+    struct mt_hf_config hf;
+    struct mt_layout *layout;
+    struct mt_machine machine;
+    bool local; /* the machine is this one */
+    struct mt_plan_request request;
+    struct mt_plan_choice choice;
+};
+
+/** On standard output; fits 80 columns. */
+void plan_print(const struct plan_view *v);
+void plan_print_json(const struct plan_view *v);
+void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
+                            const struct mt_plan_change *changes, size_t n);
+
+#endif
