@@ -55,6 +55,11 @@ static const struct cli_option sample_options[] = {
     {"seed", 0, "S", "Seed (0)."},
     END};
 static const struct cli_option json_options[] = {JSON, END};
+static const struct cli_option probe_options[] = {
+    {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
+    {"threads", 0, "N", "all: measure for this many threads (as many as there are cores)."},
+    JSON,
+    END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},
@@ -85,7 +90,7 @@ const struct cli_command cli_commands[] = {
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[copy|gemm|adam]", "Measure this machine.", json_options, 0, 1, cli_cmd_probe},
+    {"probe", "[all|copy|gemm|adam]", "Measure this machine; all is kept for plan and run.", probe_options, 0, 1, cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,

@@ -41,10 +41,12 @@ static size_t memory_rows(const struct plan_view *v, struct row *rows)
     n = add(rows, n, "device", "inputs", p->inputs);
     n = add(rows, n, "device", "rotary tables", p->tables);
     n = add(rows, n, "host", "weights, moments, gradients", c->planes_bytes);
-    n = add(rows, n, "host", "boundaries and activations", p->spill_bytes);
+    n = add(rows, n, "host", "boundaries and activations", c->spill_on_disk ? 0 : p->spill_bytes);
     n = add(rows, n, "host", "staging", c->staging_bytes);
     n = add(rows, n, "host", "process", c->process_bytes);
-    return add(rows, n, "disk", "training state", c->disk_bytes);
+    uint64_t spill = c->spill_on_disk ? p->spill_bytes : 0;
+    n = add(rows, n, "disk", "training state", c->disk_bytes - spill);
+    return add(rows, n, "disk", "boundaries and activations", spill);
 }
 
 struct figures {
@@ -272,6 +274,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON *t = cJSON_AddObjectToObject(o, "units");
     for (int i = 0; i < 3; i++)
         cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);
+    cJSON_AddBoolToObject(o, "boundaries_on_disk", c->spill_on_disk);
 }
 
 static void add_memory(cJSON *o, const struct plan_view *v)

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "plan/search.h"
 
-enum { MAX_CHANGES = 16, BISECTIONS = 24 };
+enum { MAX_CHANGES = 16, BISECTIONS = 10 };
 
 struct list {
     struct mt_plan_change c[MAX_CHANGES];
@@ -25,10 +25,25 @@ static bool fits(const struct mt_plan_request *r, double *seconds)
     return true;
 }
 
+/* The most frugal placement that the request leaves open: does that fit at all? */
+static bool could_fit(const struct mt_plan_request *r)
+{
+    struct mt_plan_request t = *r;
+    t.micro_batch = r->micro_batch ? r->micro_batch : 1;
+    t.slots = r->slots == MT_CFG_AUTO ? 2 : r->slots;
+    t.keep_layers = MT_MAX(r->keep_layers, 0);
+    if (t.activations == MT_ACT_AUTO)
+        t.activations = MT_ACT_RECOMPUTE;
+    if (!mt_plan_fits(&t, NULL))
+        return true;
+    t.spill_on_disk = r->machine->rate[MT_RATE_DRIVES].value > 0;
+    return t.spill_on_disk && !mt_plan_fits(&t, NULL);
+}
+
 static void consider(struct list *l, const struct mt_plan_request *r, bool hardware, const char *what)
 {
     double s;
-    if (l->n == MAX_CHANGES || !fits(r, &s))
+    if (l->n == MAX_CHANGES || !could_fit(r) || !fits(r, &s))
         return;
     struct mt_plan_change *c = &l->c[l->n];
     *c = (struct mt_plan_change){.seconds = s, .hardware = hardware};
@@ -41,14 +56,13 @@ static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t 
                             const char *what)
 {
     uint64_t have = *budget, lo = have, hi = MT_MAX(have, (uint64_t)1 << 20);
-    double s;
     char text[160], a[32], b[32];
-    for (int i = 0; i < 20 && !fits(t, &s); i++)
+    for (int i = 0; i < 8 && !could_fit(t); i++)
         *budget = hi = hi * 2;
-    if (fits(t, &s)) {
-        for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 256, (uint64_t)1 << 20); i++) {
+    if (could_fit(t)) {
+        for (int i = 0; i < BISECTIONS && hi - lo > MT_MAX(hi / 64, (uint64_t)1 << 20); i++) {
             *budget = lo + (hi - lo) / 2;
-            if (fits(t, &s))
+            if (could_fit(t))
                 hi = *budget;
             else
                 lo = *budget;

@@ -137,13 +137,14 @@ static int place_units(const struct mt_plan_request *r, const struct needs *n, e
     return 0;
 }
 
-/* Staging of the disk's rings: whole units' planes on their way, weights and gradients. */
+/* Staging of the disk's rings: an update's planes in pieces, and whole units' weights and gradients. */
 static uint64_t ring_bytes(const struct mt_plan_request *r)
 {
-    uint64_t largest = 0, g = mt_dtype_size(r->grad_dtype);
+    const uint64_t piece = (uint64_t)64 << 20;
+    uint64_t largest = 0, g = mt_dtype_size(r->grad_dtype), w = mt_dtype_size(r->dtype);
     for (size_t u = 0; u < r->layout->n_units; u++)
         largest = MT_MAX(largest, (uint64_t)r->layout->units[u].n_elems);
-    return MT_SIM_DISK_RING * largest * (12 + g + 4 + g);
+    return MT_SIM_UNIT_RING * (MT_MIN(largest, piece) * (12 + g) + largest * (w + g));
 }
 
 static uint64_t disk_room(const struct mt_plan_request *r)
@@ -157,7 +158,17 @@ static uint64_t disk_room(const struct mt_plan_request *r)
 static int place_planes(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct needs n = {.budget = r->host_budget, .ring = ring_bytes(r)};
-    n.fixed = c->engine.spill_bytes + c->engine.staging_bytes + c->process_bytes +
+    const struct mt_program_params *pp = &c->engine.program;
+    uint64_t spill = c->engine.spill_bytes;
+    c->spill_on_disk = r->spill_on_disk && spill;
+    c->process_bytes = mt_plan_process_bytes(r->threads, r->rows_per_step * r->seq_len);
+    c->staging_bytes = c->engine.staging_bytes;
+    if (c->spill_on_disk) {
+        c->disk_bytes = spill;
+        c->staging_bytes += 2 * MT_SIM_SPILL_RING * MT_MAX(pp->boundary_bytes, pp->record_bytes);
+        spill = 0;
+    }
+    n.fixed = spill + c->staging_bytes + c->process_bytes +
               (r->machine->cpu ? c->engine.device_bytes : 0);
     c->tier = mt_calloc(r->layout->n_units, sizeof(*c->tier));
     if (!c->tier)
@@ -171,7 +182,7 @@ static int place_planes(struct mt_plan_choice *c, const struct mt_plan_request *
     }
     bool disk = c->n_tier[MT_UNIT_ON_HOST] < r->layout->n_units;
     c->planes_bytes = sum_planes(r, c->tier);
-    c->staging_bytes = c->engine.staging_bytes + (disk ? n.ring : 0);
+    c->staging_bytes += disk ? n.ring : 0;
     c->host_bytes = n.fixed + c->planes_bytes + (disk ? n.ring : 0);
     uint64_t room = disk_room(r);
     if (room && c->disk_bytes > room) {
@@ -185,51 +196,76 @@ static int place_planes(struct mt_plan_choice *c, const struct mt_plan_request *
 
 /* --- the whole ----------------------------------------------------------------------------------- */
 
-int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
-                       struct mt_sim_graph *graph, struct mt_err *err)
+/* The step's program and all memory. */
+static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct mt_plan_request *r,
+                 struct mt_err *err)
 {
     mt_device *dev = NULL;
-    struct mt_program prog = {0};
-    struct mt_sim_graph g = {0};
-    struct mt_plan_choice c = {0};
     int rc = make_meter(&dev, r, err);
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
-    c.micro_batch = p.max_tokens / r->seq_len;
-    c.n_micro = p.max_micro;
-    c.logits_chunk = p.logits_chunk;
-    c.keep_layers = p.keep_layers;
-    c.process_bytes = mt_plan_process_bytes(r->threads, r->rows_per_step * r->seq_len);
-    if (c.n_micro > INT16_MAX)
-        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%zu micro-batches a step are more than %d", c.n_micro,
+    c->micro_batch = p.max_tokens / r->seq_len;
+    c->n_micro = p.max_micro;
+    c->logits_chunk = p.logits_chunk;
+    c->keep_layers = p.keep_layers;
+    if (c->n_micro > INT16_MAX)
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%zu micro-batches a step are more than %d", c->n_micro,
                      INT16_MAX);
     if (!rc)
-        rc = mt_engine_divide(&c.engine, &p, err);
+        rc = mt_engine_divide(&c->engine, &p, err);
     if (!rc)
-        rc = mt_program_build(&prog, &c.engine.program, err);
-    if (!rc) {
-        c.engine.spill_bytes = prog.spill_bytes;
-        c.engine.h2d_bytes = mt_program_link_bytes(&prog, MT_Q_H2D);
-        c.engine.d2h_bytes = mt_program_link_bytes(&prog, MT_Q_D2H);
-        c.activations = c.engine.activations;
-        c.slots = c.engine.program.n_buffers[MT_POOL_WEIGHTS];
-        rc = place_planes(&c, r, err);
-    }
+        rc = mt_program_build(prog, &c->engine.program, err);
+    mt_device_destroy(&dev);
+    if (rc)
+        return rc;
+    c->engine.spill_bytes = prog->spill_bytes;
+    c->engine.h2d_bytes = mt_program_link_bytes(prog, MT_Q_H2D);
+    c->engine.d2h_bytes = mt_program_link_bytes(prog, MT_Q_D2H);
+    c->activations = c->engine.activations;
+    c->slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
+    return place_planes(c, r, err);
+}
+
+int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_program prog = {0};
+    struct mt_plan_choice c = {0};
+    int rc = place(&c, &prog, r, err);
+    mt_program_finish(&prog);
+    mt_plan_choice_finish(&c);
+    return rc;
+}
+
+static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
+                    const struct mt_plan_request *r, mt_cost_table *costs, struct mt_sim_graph *graph,
+                    struct mt_err *err)
+{
+    struct mt_sim_graph g = {0};
     struct mt_sim_params sp = {.machine = r->machine, .layout = r->layout, .dtype = r->dtype,
                                .grad_dtype = r->grad_dtype, .adam_threads = r->threads,
-                               .link_gbps = r->link_gbps, .tier = c.tier,
+                               .link_gbps = r->link_gbps, .tier = c->tier,
+                               .spill_on_disk = c->spill_on_disk,
                                .tokens = (double)(r->rows_per_step * r->seq_len)};
+    int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
     if (!rc)
-        rc = mt_sim_graph_build(&g, &prog, costs, &sp, err);
-    if (!rc)
-        rc = mt_sim_run(&c.sim, &g, &sp, err);
-    mt_program_finish(&prog);
-    mt_device_destroy(&dev);
+        rc = mt_sim_run(&c->sim, &g, &sp, err);
     if (!rc && graph)
         *graph = g;
     else
         mt_sim_graph_finish(&g);
+    return rc;
+}
+
+int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
+                       struct mt_sim_graph *graph, struct mt_err *err)
+{
+    struct mt_program prog = {0};
+    struct mt_plan_choice c = {0};
+    int rc = place(&c, &prog, r, err);
+    if (!rc)
+        rc = simulate(&c, &prog, r, costs, graph, err);
+    mt_program_finish(&prog);
     if (rc) {
         mt_plan_choice_finish(&c);
         return rc;

@@ -22,7 +22,8 @@ struct builder {
     mt_cost_table *costs;
     const struct mt_sim_params *p;
     int32_t *task_of; /* [n_instrs] */
-    int32_t ring[MT_SIM_N_QUEUES][MT_SIM_DISK_RING]; /* newest tasks that free a staging buffer */
+    int32_t *spilled; /* [n_objects] the write that brought it to disk, or -1 */
+    int32_t ring[MT_SIM_N_QUEUES][MT_SIM_SPILL_RING]; /* newest tasks that free a staging buffer */
     size_t n_ring[MT_SIM_N_QUEUES];
     bool failed;
 };
@@ -66,16 +67,21 @@ static void wait_for(struct builder *b, int32_t task, int32_t other)
     *w = MT_MAX(*w, other);
 }
 
+static size_t ring_length(enum mt_sim_queue q)
+{
+    return q == MT_SIM_Q_SPILL_READ || q == MT_SIM_Q_SPILL_WRITE ? MT_SIM_SPILL_RING : MT_SIM_UNIT_RING;
+}
+
 /* A staging buffer of the ring `q` for `task`; it is free again when `until` has ended (set later). */
 static void take_staging(struct builder *b, enum mt_sim_queue q, int32_t task)
 {
-    if (b->n_ring[q] >= MT_SIM_DISK_RING)
-        wait_for(b, task, b->ring[q][b->n_ring[q] % MT_SIM_DISK_RING]);
+    if (b->n_ring[q] >= ring_length(q))
+        wait_for(b, task, b->ring[q][b->n_ring[q] % ring_length(q)]);
 }
 
 static void give_staging(struct builder *b, enum mt_sim_queue q, int32_t until)
 {
-    b->ring[q][b->n_ring[q]++ % MT_SIM_DISK_RING] = until;
+    b->ring[q][b->n_ring[q]++ % ring_length(q)] = until;
 }
 
 static void set_disk(struct builder *b, int32_t task, double bytes, bool write)
@@ -154,32 +160,61 @@ static bool is_weights(const struct builder *b, const struct mt_instr *in)
     return in->op == MT_OP_LOAD && b->prog->objects[in->operand[0].object].kind == MT_OBJ_WEIGHTS;
 }
 
-static int32_t add_copy(struct builder *b, const struct mt_instr *in, int32_t *after)
+static int32_t add_disk(struct builder *b, enum mt_sim_queue q, const struct mt_instr *in, bool write)
 {
-    bool disk = tier_of(b, in->unit) == MT_UNIT_ON_DISK;
-    int32_t read = -1;
-    if (disk && is_weights(b, in)) {
-        read = add(b, MT_SIM_Q_WEIGHT_READ, in);
-        if (b->failed)
-            return 0;
-        set_disk(b, read, (double)in->bytes, false);
-        take_staging(b, MT_SIM_Q_WEIGHT_READ, read);
-        *after = read; /* the file must hold the new weights: not only the load waits for the update */
-    }
+    int32_t t = add(b, q, in);
+    if (!b->failed)
+        set_disk(b, t, (double)in->bytes, write);
+    return t;
+}
+
+/* What a load waits for where its source is on disk: a read, or -1. */
+static int32_t add_read(struct builder *b, const struct mt_instr *in)
+{
+    if (in->op != MT_OP_LOAD)
+        return -1;
+    bool weights = is_weights(b, in);
+    int32_t write = weights ? -1 : b->spilled[in->operand[0].object];
+    if (weights ? tier_of(b, in->unit) != MT_UNIT_ON_DISK : write < 0)
+        return -1;
+    enum mt_sim_queue q = weights ? MT_SIM_Q_WEIGHT_READ : MT_SIM_Q_SPILL_READ;
+    int32_t read = add_disk(b, q, in, false);
+    if (b->failed)
+        return -1;
+    take_staging(b, q, read);
+    wait_for(b, read, write);
+    return read;
+}
+
+static void add_write(struct builder *b, const struct mt_instr *in, int32_t copy)
+{
+    bool spill = in->op == MT_OP_STORE && b->p->spill_on_disk;
+    bool grad = in->op == MT_OP_STORE_GRAD && tier_of(b, in->unit) == MT_UNIT_ON_DISK;
+    if (!spill && !grad)
+        return;
+    enum mt_sim_queue q = spill ? MT_SIM_Q_SPILL_WRITE : MT_SIM_Q_GRAD_WRITE;
+    take_staging(b, q, copy);
+    int32_t write = add_disk(b, q, in, true);
+    if (b->failed)
+        return;
+    wait_for(b, write, copy);
+    give_staging(b, q, write);
+    if (spill)
+        b->spilled[in->operand[0].object] = write;
+}
+
+/* *read: the read that goes before it, or -1. */
+static int32_t add_copy(struct builder *b, const struct mt_instr *in, int32_t *read)
+{
+    *read = add_read(b, in);
     int32_t copy = add(b, queue_of[in->queue], in);
     if (b->failed)
         return 0;
     set_copy(b, copy, in);
-    wait_for(b, copy, read);
-    if (read >= 0)
-        give_staging(b, MT_SIM_Q_WEIGHT_READ, copy);
-    if (disk && in->op == MT_OP_STORE_GRAD) {
-        int32_t write = add(b, MT_SIM_Q_GRAD_WRITE, in);
-        if (b->failed)
-            return 0;
-        set_disk(b, write, (double)in->bytes, true);
-        wait_for(b, write, copy);
-    }
+    wait_for(b, copy, *read);
+    if (*read >= 0)
+        give_staging(b, (enum mt_sim_queue)b->g->tasks[*read].queue, copy);
+    add_write(b, in, copy);
     return copy;
 }
 
@@ -193,7 +228,7 @@ static int32_t write_after(const struct builder *b, int32_t update)
 static int add_instr(struct builder *b, size_t i, struct mt_err *err)
 {
     const struct mt_instr *in = &b->prog->instrs[i];
-    int32_t task, weights_read = -1;
+    int32_t task, read = -1;
     if (in->queue == MT_Q_HOST) {
         task = add_update(b, in);
     } else if (in->queue == MT_Q_COMPUTE) {
@@ -208,7 +243,7 @@ static int add_instr(struct builder *b, size_t i, struct mt_err *err)
             b->g->tasks[task].bytes = c.bytes;
         }
     } else {
-        task = add_copy(b, in, &weights_read);
+        task = add_copy(b, in, &read);
     }
     if (b->failed)
         return mt_fail_nomem(err, "a simulation", b->g->n * sizeof(struct mt_sim_task));
@@ -216,8 +251,8 @@ static int add_instr(struct builder *b, size_t i, struct mt_err *err)
     for (int q = 0; q < MT_N_QUEUES; q++)
         if (in->wait[q] >= 0) {
             wait_for(b, task, b->task_of[in->wait[q]]);
-            if (weights_read >= 0 && q == MT_Q_HOST)
-                wait_for(b, weights_read, write_after(b, b->task_of[in->wait[q]]));
+            if (read >= 0 && q == MT_Q_HOST) /* the file must hold the new weights */
+                wait_for(b, read, write_after(b, b->task_of[in->wait[q]]));
         }
     if (in->op == MT_OP_HEAD || in->op == MT_OP_LOGITS)
         b->g->turn = (size_t)task;
@@ -230,10 +265,16 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
     struct mt_sim_graph g = {0};
     struct builder b = {.g = &g, .prog = prog, .costs = costs, .p = p};
     b.task_of = mt_calloc(prog->n_instrs, sizeof(int32_t));
-    int rc = b.task_of ? 0 : mt_fail_nomem(err, "a simulation", prog->n_instrs * sizeof(int32_t));
+    b.spilled = mt_calloc(prog->n_objects, sizeof(int32_t));
+    int rc = b.task_of && b.spilled
+                 ? 0
+                 : mt_fail_nomem(err, "a simulation", prog->n_instrs * sizeof(int32_t));
+    for (size_t i = 0; i < prog->n_objects && !rc; i++)
+        b.spilled[i] = -1;
     for (size_t i = 0; i < prog->n_instrs && !rc; i++)
         rc = add_instr(&b, i, err);
     free(b.task_of);
+    free(b.spilled);
     if (rc) {
         mt_sim_graph_finish(&g);
         return rc;

@@ -211,6 +211,35 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
     }
 }
 
+void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
+{
+    cJSON *section = NULL;
+    cJSON_AddStringToObject(o, "name", m->name);
+    cJSON_AddStringToObject(o, "fingerprint", m->fingerprint);
+    for (int i = 0; i < MT_N_RATES; i++) {
+        if (m->rate[i].source == MT_RATE_NONE)
+            continue;
+        section = mt_json_get(o, rate_keys[i].section);
+        if (!section)
+            section = cJSON_AddObjectToObject(o, rate_keys[i].section);
+        cJSON *r = cJSON_AddObjectToObject(section, rate_keys[i].key);
+        cJSON_AddNumberToObject(r, "value", m->rate[i].value);
+        cJSON_AddStringToObject(r, "unit", rate_keys[i].unit);
+        cJSON_AddStringToObject(r, "source", source_name(m->rate[i].source));
+    }
+    cJSON *adam = cJSON_AddObjectToObject(o, "adam_ns"), *ops = cJSON_AddObjectToObject(o, "ops");
+    for (int i = 0; i < m->n_adam; i++) {
+        char key[16];
+        snprintf(key, sizeof(key), "%d", m->adam[i].threads);
+        cJSON_AddNumberToObject(adam, key, m->adam[i].ns);
+    }
+    for (size_t i = 0; i < m->n_samples; i++) {
+        char key[160];
+        mt_operation_format(key, sizeof(key), &m->samples[i].op);
+        cJSON_AddNumberToObject(ops, key, m->samples[i].seconds);
+    }
+}
+
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err)
 {
     struct mt_str s = {0};

@@ -2,6 +2,7 @@
 #ifndef MT_PLAN_MACHINE_H
 #define MT_PLAN_MACHINE_H
 
+#include "base/json.h"
 #include "base/strbuf.h"
 #include "device/meter.h"
 
@@ -85,6 +86,8 @@ struct mt_machine {
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err);
 void mt_machine_print(const struct mt_machine *m, struct mt_str *out);
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err);
+/** Rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
+void mt_machine_to_json(const struct mt_machine *m, cJSON *o);
 void mt_machine_finish(struct mt_machine *m);
 /** What follows from other rates is filled in; what the simulator cannot do without is asked for. */
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);

@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/build.h"
 #include "model/model.h"
 #include "plan/evaluate.h"
 
-enum { MAX_MICRO_BATCHES = 16, MAX_INSTRS_FOR_SLOTS = 60000 };
+enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 192, MAX_INSTRS_FOR_SLOTS = 60000 };
+#define NEAR_ENOUGH 1.002 /* what is this close to its bound is not looked at further */
 
 struct search {
     const struct mt_plan_request *r;
@@ -30,6 +32,36 @@ static bool remember(struct search *s, const struct mt_plan_request *r, const st
     return true;
 }
 
+static bool has_drives(const struct mt_plan_request *r)
+{
+    return r->machine->rate[MT_RATE_DRIVES].value > 0 && r->machine->rate[MT_RATE_READ].value > 0;
+}
+
+/* Boundaries on disk are worth a look where the host is short: of room for them, or for states. */
+static int evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
+                    struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    struct mt_plan_choice other;
+    t.spill_on_disk = false;
+    int rc = mt_plan_with_costs(out, &t, costs, NULL, err);
+    /* not for records: they would wear drives out within weeks */
+    if ((rc && rc != -ENOSPC) || !has_drives(r) || (!rc && out->n_tier[0] == r->layout->n_units) ||
+        r->states == MT_STATES_HOST || r->activations != MT_ACT_RECOMPUTE)
+        return rc;
+    t.spill_on_disk = true;
+    if (mt_plan_with_costs(&other, &t, costs, NULL, rc ? err : NULL))
+        return rc;
+    if (!rc && out->sim.seconds <= other.sim.seconds) {
+        mt_plan_choice_finish(&other);
+        return 0;
+    }
+    if (!rc)
+        mt_plan_choice_finish(out);
+    *out = other;
+    return 0;
+}
+
 /* Tries one; keeps the better. *sim is its simulation, or all 0 where it does not fit. */
 static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                    struct mt_sim_result *sim, struct mt_err *err)
@@ -37,14 +69,15 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     struct mt_plan_choice c;
     struct mt_err why = {0};
     *sim = (struct mt_sim_result){0};
-    int rc = mt_plan_with_costs(&c, r, costs, NULL, &why);
+    int rc = evaluate(&c, r, costs, &why);
     if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c)) {
         if (!rc)
             mt_plan_choice_finish(&c);
         return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
     }
     if (rc == -ENOSPC) {
-        if (!s->has_err)
+        bool least = r->activations != MT_ACT_KEEP && r->activations != MT_ACT_OFFLOAD && r->keep_layers <= 0;
+        if (least || !s->has_err) /* the newest of the frugal ones: the smallest micro-batch */
             s->err = why;
         s->has_err = true;
         return 0;
@@ -96,48 +129,77 @@ static int most_kept(const struct mt_plan_request *r)
     return lo;
 }
 
-static int try_slots(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
-                     struct mt_err *err)
+/* Candidates that share their compute work, and so a lower bound of their time. */
+struct group {
+    struct mt_plan_request r;
+    mt_cost_table *costs; /* borrowed */
+    double least;         /* seconds of compute, with nothing ever waited for */
+};
+
+struct groups {
+    struct group g[MAX_GROUPS];
+    size_t n;
+    mt_cost_table *costs[2 * MAX_MICRO_BATCHES];
+    size_t n_costs;
+};
+
+/* Compute seconds of the step as drafted: before buffers are given out. */
+static int bound_group(struct group *g, struct mt_err *err)
 {
-    static const int more[] = {2, 4, 3, 6, 8};
-    struct mt_plan_request t = *r;
-    struct mt_sim_result sim;
-    int rc = try_one(s, &t, costs, &sim, err);
-    size_t layers = r->layout->n_units - 2;
-    size_t instrs = layers * mt_div_up(r->rows_per_step, MT_MAX(r->micro_batch, (size_t)1)) * 3;
-    if (rc || r->slots != MT_CFG_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
+    mt_device *dev = NULL;
+    struct mt_engine_plan plan;
+    struct mt_draft d;
+    struct mt_meter_params mp = {.kind = g->r.machine->cpu ? "cpu" : "cuda", .n_threads = g->r.threads,
+                                 .budget_bytes = SIZE_MAX / 2};
+    int rc = mt_device_create_meter(&dev, &mp, err);
+    if (rc)
         return rc;
-    for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
-        /* compute's own time is the group's lower bound: near enough to it, or beaten, is the end */
-        double least = sim.busy[MT_SIM_COMPUTE] + (sim.seconds - sim.makespan);
-        if (sim.seconds > 0 && (least * 1.003 >= sim.seconds || least >= s->best.sim.seconds))
-            return 0;
-        struct mt_sim_result other;
-        t.slots = more[i];
-        if ((size_t)more[i] <= layers)
-            rc = try_one(s, &t, costs, &other, err);
+    struct mt_engine_params p = mt_plan_engine_params(&g->r, dev);
+    rc = mt_engine_divide(&plan, &p, err);
+    if (!rc) {
+        rc = mt_draft_write(&d, &plan.program, err);
+        g->least = 0;
+        for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
+            struct mt_cost c = {0};
+            if (d.prog.instrs[i].queue == MT_Q_COMPUTE)
+                rc = mt_cost_of(g->costs, &d.prog, &d.prog.instrs[i], &c, err);
+            g->least += c.seconds;
+        }
+        mt_program_finish(&d.prog);
+        mt_engine_plan_finish(&plan);
     }
+    mt_device_destroy(&dev);
     return rc;
 }
 
-static int try_activations(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
+static int add_group(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
+                     struct mt_err *err)
+{
+    if (all->n == MAX_GROUPS)
+        return 0;
+    struct group *g = &all->g[all->n++];
+    *g = (struct group){.r = *r, .costs = costs};
+    return bound_group(g, err);
+}
+
+static int add_activations(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
                            struct mt_err *err)
 {
     static const enum mt_cfg_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD};
-    struct mt_plan_request t = *r;
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(ways) && !rc; i++) {
+        struct mt_plan_request t = *r;
         if (r->activations != MT_ACT_AUTO && r->activations != ways[i])
             continue;
         t.activations = ways[i];
         t.keep_layers = MT_MAX(r->keep_layers, 0);
-        rc = try_slots(s, &t, costs, err);
+        rc = add_group(all, &t, costs, err);
         if (rc || ways[i] != MT_ACT_RECOMPUTE || r->keep_layers != MT_CFG_AUTO)
             continue;
         int most = most_kept(&t);
-        for (int k = most; k > 0 && !rc; k = k > most / 2 && most > 3 ? most / 2 : 0) {
+        for (int k = most; k > 0 && !rc; k = k == most ? most / 2 : 0) {
             t.keep_layers = k;
-            rc = try_slots(s, &t, costs, err);
+            rc = add_group(all, &t, costs, err);
         }
     }
     return rc;
@@ -151,21 +213,50 @@ static size_t chunk_choices(const struct mt_plan_request *r, size_t chunk[2])
     return r->logits_chunk || chunk[1] > 8192 ? 1 : 2;
 }
 
-static int try_micro_batch(struct search *s, const struct mt_plan_request *r, struct mt_err *err)
+static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, struct mt_err *err)
 {
     size_t chunk[2];
     int rc = 0;
     size_t n = chunk_choices(r, chunk);
     for (size_t i = 0; i < n && !rc; i++) {
         struct mt_plan_request t = *r;
-        mt_cost_table *costs = NULL;
+        mt_cost_table **costs = &all->costs[all->n_costs++];
         t.logits_chunk = chunk[i];
-        rc = mt_plan_costs(&costs, &t, err);
+        rc = mt_plan_costs(costs, &t, err);
         if (!rc)
-            rc = try_activations(s, &t, costs, err);
-        mt_cost_table_destroy(&costs);
+            rc = add_activations(all, &t, *costs, err);
     }
     return rc;
+}
+
+/* The group with each number of slots, as long as that may help. */
+static int try_group(struct search *s, const struct group *g, struct mt_err *err)
+{
+    static const int more[] = {2, 4, 3, 6, 8};
+    struct mt_plan_request t = g->r;
+    struct mt_sim_result sim;
+    size_t layers = t.layout->n_units - 2;
+    size_t instrs = layers * mt_div_up(t.rows_per_step, MT_MAX(t.micro_batch, (size_t)1)) * 3;
+    int rc = try_one(s, &t, g->costs, &sim, err);
+    bool fits = sim.seconds > 0;
+    if (rc || !fits || t.slots != MT_CFG_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
+        return rc;
+    for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
+        struct mt_sim_result other;
+        double near = s->found ? s->best.sim.makespan : 0;
+        if (s->found && g->least * NEAR_ENOUGH >= near)
+            return 0;
+        t.slots = more[i];
+        if ((size_t)more[i] <= layers)
+            rc = try_one(s, &t, g->costs, &other, err);
+    }
+    return rc;
+}
+
+static int compare_groups(const void *a, const void *b)
+{
+    const struct group *x = a, *y = b;
+    return (x->least > y->least) - (x->least < y->least);
 }
 
 /* Scratch grows with the micro-batch: the largest that fits at all, by doubling. */
@@ -249,16 +340,33 @@ int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_
     return rc;
 }
 
+/* Most promising first; a group whose bound is no better than what is found is left out. */
+static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
+{
+    int rc = 0;
+    qsort(all->g, all->n, sizeof(*all->g), compare_groups);
+    for (size_t i = 0; i < all->n && !rc; i++)
+        if (!s->found || all->g[i].least * NEAR_ENOUGH < s->best.sim.makespan)
+            rc = try_group(s, &all->g[i], err);
+    return rc;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct search s = {.r = r};
-    struct mt_plan_request t = *r;
+    struct groups *all = mt_calloc(1, sizeof(*all));
     size_t choices[MAX_MICRO_BATCHES], n = list_micro_batches(r, choices);
-    int rc = 0;
-    for (size_t i = n; i-- > 0 && !rc;) { /* large first: fewer instructions, and mostly the best */
+    int rc = all ? 0 : mt_fail_nomem(err, "a search", sizeof(*all));
+    for (size_t i = n; i-- > 0 && !rc;) {
+        struct mt_plan_request t = *r;
         t.micro_batch = choices[i];
-        rc = try_micro_batch(&s, &t, err);
+        rc = add_micro_batch(all, &t, err);
     }
+    if (!rc)
+        rc = try_groups(&s, all, err);
+    for (size_t i = 0; all && i < all->n_costs; i++)
+        mt_cost_table_destroy(&all->costs[i]);
+    free(all);
     if (!rc && !s.found) {
         if (err)
             *err = s.err;

@@ -15,6 +15,7 @@ struct mt_plan_request {
     enum mt_cfg_activations activations;
     enum mt_cfg_states states;
     bool microbatch, poison; /* as struct mt_engine_params */
+    bool spill_on_disk;      /* mt_plan_evaluate(): boundaries and records go on to disk; searched over */
     uint64_t device_budget, host_budget;
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int threads;
@@ -36,6 +37,7 @@ struct mt_plan_choice {
     struct mt_engine_plan engine;
     enum mt_unit_tier *tier; /* [n_units], owned */
     size_t n_tier[3];        /* units in each tier */
+    bool spill_on_disk;
     uint64_t host_bytes;     /* planes, spill, staging, the program; on the cpu device its arena too */
     uint64_t planes_bytes, staging_bytes, process_bytes, disk_bytes;
     struct mt_sim_result sim;
@@ -51,6 +53,9 @@ void mt_plan_choice_finish(struct mt_plan_choice *c);
  */
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
                      struct mt_sim_graph *graph, struct mt_err *err);
+
+/** Whether it fits, by the same arithmetic, without simulating. */
+int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 
 /**
  * The placement with the least simulated time a step within the budgets. Candidates of a micro-batch, a

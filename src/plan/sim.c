@@ -12,6 +12,7 @@ static const enum mt_sim_resource resource_of[MT_SIM_N_QUEUES] = {
     [MT_SIM_Q_D2H] = MT_SIM_D2H,                 [MT_SIM_Q_HOST] = MT_SIM_HOST,
     [MT_SIM_Q_STATE_READ] = MT_SIM_DISK_READ,    [MT_SIM_Q_STATE_WRITE] = MT_SIM_DISK_WRITE,
     [MT_SIM_Q_WEIGHT_READ] = MT_SIM_DISK_READ,   [MT_SIM_Q_GRAD_WRITE] = MT_SIM_DISK_WRITE,
+    [MT_SIM_Q_SPILL_READ] = MT_SIM_DISK_READ,    [MT_SIM_Q_SPILL_WRITE] = MT_SIM_DISK_WRITE,
 };
 
 const char *mt_sim_resource_name(enum mt_sim_resource r)
@@ -132,10 +133,12 @@ static void share_dram(const struct state *s, double speed[MT_SIM_N_QUEUES])
 
 static void find_speeds(const struct state *s, double speed[MT_SIM_N_QUEUES])
 {
-    int reads = (s->active[MT_SIM_Q_STATE_READ] >= 0) + (s->active[MT_SIM_Q_WEIGHT_READ] >= 0);
-    int writes = (s->active[MT_SIM_Q_STATE_WRITE] >= 0) + (s->active[MT_SIM_Q_GRAD_WRITE] >= 0);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    int reads = 0, writes = 0;
+    for (int q = 0; q < MT_SIM_N_QUEUES; q++) {
+        reads += s->active[q] >= 0 && resource_of[q] == MT_SIM_DISK_READ;
+        writes += s->active[q] >= 0 && resource_of[q] == MT_SIM_DISK_WRITE;
         speed[q] = 1;
+    }
     if (s->active[MT_SIM_Q_H2D] >= 0 && s->active[MT_SIM_Q_D2H] >= 0 && !(s->p->link_gbps > 0)) {
         speed[MT_SIM_Q_H2D] = rate(s, MT_RATE_H2D_BOTH) / rate(s, MT_RATE_H2D);
         speed[MT_SIM_Q_D2H] = rate(s, MT_RATE_D2H_BOTH) / rate(s, MT_RATE_D2H);
@@ -145,8 +148,11 @@ static void find_speeds(const struct state *s, double speed[MT_SIM_N_QUEUES])
         r *= rate(s, MT_RATE_READ_BOTH) / rate(s, MT_RATE_READ);
         w *= rate(s, MT_RATE_WRITE_BOTH) / rate(s, MT_RATE_WRITE);
     }
-    speed[MT_SIM_Q_STATE_READ] = speed[MT_SIM_Q_WEIGHT_READ] = r;
-    speed[MT_SIM_Q_STATE_WRITE] = speed[MT_SIM_Q_GRAD_WRITE] = w;
+    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+        if (resource_of[q] == MT_SIM_DISK_READ)
+            speed[q] = r;
+        else if (resource_of[q] == MT_SIM_DISK_WRITE)
+            speed[q] = w;
     if (s->p->machine->cpu)
         share_cores(s, speed);
     else

@@ -31,6 +31,8 @@ enum mt_sim_queue {
     MT_SIM_Q_STATE_WRITE,
     MT_SIM_Q_WEIGHT_READ,
     MT_SIM_Q_GRAD_WRITE,
+    MT_SIM_Q_SPILL_READ,
+    MT_SIM_Q_SPILL_WRITE,
     MT_SIM_N_QUEUES,
 };
 
@@ -60,7 +62,8 @@ enum mt_unit_tier {
     MT_UNIT_STATES_ON_DISK, /* lo and moments; weights (hi) and gradients in host memory */
     MT_UNIT_ON_DISK,        /* all; weights are read for every load, gradients written */
 };
-enum { MT_SIM_DISK_RING = 3 }; /* units on their way between disk and host at once */
+/* Units, and boundaries or records, on their way between disk and host at once. */
+enum { MT_SIM_UNIT_RING = 3, MT_SIM_SPILL_RING = 8 };
 
 struct mt_sim_params {
     const struct mt_machine *machine;
@@ -69,6 +72,7 @@ struct mt_sim_params {
     int adam_threads;
     double link_gbps;              /* cpu device: throttle of each direction, 0 = none */
     const enum mt_unit_tier *tier; /* [n_units], NULL: all on the host */
+    bool spill_on_disk;            /* boundaries and records that leave the device */
     double tokens;                 /* of a step, for the host's part */
 };
 
