@@ -110,6 +110,19 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
 /** Logits of the batch's last token, f32 [vocab]. Flush first. */
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
 
+/** One instruction of the last step as it ran; times of the device's clock. */
+struct mt_trace_span {
+    uint8_t queue, op;
+    int16_t mb;
+    int32_t unit;
+    size_t bytes;
+    int64_t begin_ns, end_ns;
+};
+/** From the next step on, every instruction's begin and end are kept: two events each. */
+void mt_engine_trace(mt_engine *e, bool on);
+/** Spans of the last traced step, in program order; *spans is the caller's to free. -ENODATA: none. */
+int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_t *n, struct mt_err *err);
+
 /** Abandons the step under way at its next instruction. Any thread, signal handlers included. */
 void mt_engine_interrupt(mt_engine *e);
 void mt_engine_clear_interrupt(mt_engine *e);

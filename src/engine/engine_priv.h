@@ -18,6 +18,7 @@ struct mt_runnable {
     mt_event **after;  /* and when the wait was over */
     mt_event *start, *turn, *end; /* of the step; turn: the last forward instruction */
     size_t turn_at;
+    struct mt_exec_trace *trace; /* NULL: not traced */
     struct mt_runnable *next;
 };
 
@@ -59,6 +60,8 @@ struct mt_engine {
     int error_code;
     struct mt_err error; /* the first */
     atomic_bool interrupted;
+    bool tracing;
+    const struct mt_runnable *traced; /* the last traced step's */
     int64_t adam_ns;
     const struct mt_step_data *data;
     float *host_logits;
@@ -72,9 +75,18 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
                     size_t n_micro, struct mt_err *err);
 void mt_runnable_destroy_all(mt_engine *e);
 
+/* exec.c: the device stream that a queue's instructions go to; false for queues of the host. */
+bool mt_exec_stream_of(int queue, enum mt_stream *s);
+
 /* exec_ops.c: submits one instruction of a device queue. */
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err);
+
+/* trace.c: around an instruction; nothing where the run is not traced. */
+int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
+int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
+int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
+void mt_exec_trace_destroy(struct mt_runnable *r);
 
 /* optimizer.c */
 int mt_optimizer_update_unit(mt_engine *e, size_t unit, struct mt_err *err);

@@ -15,6 +15,14 @@
 static const enum mt_stream stream_of[] = {
     [MT_Q_COMPUTE] = MT_STREAM_COMPUTE, [MT_Q_H2D] = MT_STREAM_H2D, [MT_Q_D2H] = MT_STREAM_D2H};
 
+bool mt_exec_stream_of(int queue, enum mt_stream *s)
+{
+    if (queue == MT_Q_HOST)
+        return false;
+    *s = stream_of[queue];
+    return true;
+}
+
 static void give_up(mt_engine *e, int code, const struct mt_err *err)
 {
     pthread_mutex_lock(&e->lock);
@@ -77,7 +85,11 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
     if (!await_dependencies(e, r, i, &rc, &err))
         return false;
     if (!rc)
+        rc = mt_exec_trace_begin(e, r, i, &err);
+    if (!rc)
         rc = mt_exec_submit(e, &r->prog, in, &err);
+    if (!rc)
+        rc = mt_exec_trace_end(e, r, i, &err);
     if (!rc && r->done[i])
         rc = mt_event_record(e->dev, r->done[i], stream_of[in->queue], &err);
     if (rc) {
@@ -105,7 +117,9 @@ static void run_host(mt_engine *e, struct mt_runnable *r)
             continue;
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
+        mt_exec_trace_begin(e, r, i, NULL);
         int rc = mt_optimizer_update_unit(e, (size_t)r->prog.instrs[i].unit, &err);
+        mt_exec_trace_end(e, r, i, NULL);
         busy += mt_now_ns() - t0;
         if (rc) {
             give_up(e, rc, &err);
@@ -230,6 +244,9 @@ static void run_compute(mt_engine *e, struct mt_runnable *r)
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
+    int traced = mt_exec_trace_prepare(e, r, err);
+    if (traced)
+        return traced;
     begin(e, r);
     run_compute(e, r);
     await_workers(e);
@@ -255,6 +272,7 @@ static void destroy_runnable(struct mt_runnable *r)
     mt_event_destroy(&r->turn);
     mt_event_destroy(&r->end);
     free(r->done);
+    mt_exec_trace_destroy(r);
     mt_program_finish(&r->prog);
     free(r);
 }

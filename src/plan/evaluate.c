@@ -161,7 +161,7 @@ static int place_planes(struct mt_plan_choice *c, const struct mt_plan_request *
     const struct mt_program_params *pp = &c->engine.program;
     uint64_t spill = c->engine.spill_bytes;
     c->spill_on_disk = r->spill_on_disk && spill;
-    c->process_bytes = mt_plan_process_bytes(r->threads, r->rows_per_step * r->seq_len);
+    c->process_bytes = mt_plan_process_bytes(r->threads, c->n_micro * c->micro_batch * r->seq_len);
     c->staging_bytes = c->engine.staging_bytes;
     if (c->spill_on_disk) {
         c->disk_bytes = spill;

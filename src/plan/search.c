@@ -351,6 +351,28 @@ static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
     return rc;
 }
 
+/* What is found is what its values give when they are written down, to the byte and the second. */
+static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    struct mt_plan_choice fixed;
+    t.micro_batch = c->micro_batch;
+    t.logits_chunk = c->logits_chunk;
+    t.slots = c->slots;
+    t.keep_layers = c->keep_layers;
+    t.activations = c->activations;
+    t.spill_on_disk = c->spill_on_disk;
+    int rc = mt_plan_evaluate(&fixed, &t, NULL, err);
+    if (rc)
+        return rc;
+    fixed.tried = c->tried;
+    fixed.n_tried = c->n_tried;
+    c->tried = NULL;
+    mt_plan_choice_finish(c);
+    *c = fixed;
+    return 0;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct search s = {.r = r};
@@ -374,6 +396,8 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     }
     s.best.tried = s.tried;
     s.best.n_tried = s.n_tried;
+    if (!rc)
+        rc = fix_choice(&s.best, r, err);
     if (rc) {
         mt_plan_choice_finish(&s.best);
         return rc;
