@@ -23,6 +23,7 @@ static const struct cli_option run_options[] = {
     {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
     {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
     {"max-steps", 0, "N", "Stop after N steps of this run."},
+    {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
     {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
@@ -40,6 +41,19 @@ static const struct cli_option plan_options[] = {
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
     {"measure", 0, NULL, "First time this configuration's operations on this machine; kept."},
     JSON,
+    END};
+static const struct cli_option bench_options[] = {
+    {"out", 0, "DIR", "Folder for results (SWEEP.bench beside the sweep file)."},
+    {"resume", 0, NULL, "Go on: runs that are done are kept."},
+    {"force", 0, NULL, "Start anew: earlier results are removed."},
+    {"only", 0, "GLOB", "Only jobs whose name or values match."},
+    {"predict-only", 0, NULL, "Predict every job, run none."},
+    {"machine", 0, "FILE|NAME", "With --predict-only: for this machine."},
+    {"measure", 0, NULL, "First time each job's operations: predictions without interpolation."},
+    {"compare", 0, NULL, "Operands are two result folders: what changed beyond the noise."},
+    {"export-csv", 0, "FILE", "Also write the table there."},
+    {"export-json", 0, "FILE", "Also write the table there."},
+    {"export-markdown", 0, "FILE", "Also write the table there."},
     END};
 static const struct cli_option check_options[] = {SET, END};
 static const struct cli_option eval_options[] = {
@@ -78,6 +92,8 @@ const struct cli_command cli_commands[] = {
     {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
     {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
      plan_options, 0, 1, cli_cmd_plan},
+    {"bench", "SWEEP.ini | --compare DIR DIR", "Run a sweep of configurations; predicted and measured.",
+     bench_options, 1, 2, cli_cmd_bench},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",

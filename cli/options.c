@@ -119,8 +119,8 @@ int cli_fail(const struct mt_err *err)
     return codes[err->kind];
 }
 
-static int load_config(struct mt_config **out, const char *path, const struct cli_args *args,
-                       struct mt_err *err)
+int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
+                  struct mt_err *err)
 {
     const char *sets[64];
     int n = 0;
@@ -132,10 +132,5 @@ static int load_config(struct mt_config **out, const char *path, const struct cl
 
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
 {
-    return load_config(out, args->operands[args->n_operands - 1], args, err);
-}
-
-int cli_load_defaults(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
-{
-    return load_config(out, NULL, args, err);
+    return cli_load_file(out, args->operands[args->n_operands - 1], args, err);
 }

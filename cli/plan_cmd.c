@@ -174,10 +174,10 @@ static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct 
     return rc;
 }
 
-static int load(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
+int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err)
 {
-    int rc = args->n_operands ? cli_load_config(&v->cfg, args, err)
-                              : cli_load_defaults(&v->cfg, args, err);
+    *v = (struct plan_view){0};
+    int rc = cli_load_file(&v->cfg, ini, args, err);
     if (!rc)
         rc = shorthand(v->cfg, args, err);
     if (!rc)
@@ -192,6 +192,14 @@ static int load(struct plan_view *v, const struct cli_args *args, struct mt_err 
     return rc;
 }
 
+void plan_view_close(struct plan_view *v)
+{
+    mt_plan_choice_finish(&v->choice);
+    mt_machine_finish(&v->machine);
+    mt_layout_destroy(&v->layout);
+    mt_config_destroy(&v->cfg);
+}
+
 static void show_progress(void *ctx, const char *what)
 {
     const struct cli *cli = ctx;
@@ -200,7 +208,7 @@ static void show_progress(void *ctx, const char *what)
 }
 
 /* Times what this configuration will run, so that nothing is interpolated; kept in the profile. */
-static int measure_more(struct cli *cli, struct plan_view *v, struct mt_err *err)
+int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
 {
     char path[4096];
     struct mt_plan_choice first;
@@ -251,11 +259,11 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
 
 int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
 {
-    struct plan_view v = {0};
+    struct plan_view v;
     struct mt_err err = {0};
-    int rc = load(&v, args, &err), code = 0;
+    int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))
-        rc = measure_more(cli, &v, &err);
+        rc = plan_view_measure(&v, cli, &err);
     if (!rc)
         rc = mt_plan_search(&v.choice, &v.request, &err);
     if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)
@@ -266,9 +274,6 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
         plan_print_json(&v);
     else
         plan_print(&v);
-    mt_plan_choice_finish(&v.choice);
-    mt_machine_finish(&v.machine);
-    mt_layout_destroy(&v.layout);
-    mt_config_destroy(&v.cfg);
+    plan_view_close(&v);
     return code;
 }

@@ -2,6 +2,7 @@
 #ifndef CLI_PLAN_PRINT_H
 #define CLI_PLAN_PRINT_H
 
+#include "cli.h"
 #include "plan/search.h"
 
 /** What `megatrain plan` shows. */
@@ -14,6 +15,15 @@ struct plan_view {
     struct mt_plan_request request;
     struct mt_plan_choice choice;
 };
+
+/**
+ * Opens a configuration (NULL: defaults and --set), its model's config.json and the machine that the
+ * options name, or this one's profile. Also used by bench. Close with plan_view_close(), opened or not.
+ */
+int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
+void plan_view_close(struct plan_view *v);
+/** Times what the configuration will run on this machine and keeps it in the profile. */
+int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err);
 
 /** On standard output; fits 80 columns. */
 void plan_print(const struct plan_view *v);

@@ -231,6 +231,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .control = &control,
                                 .dir = r->cfg->checkpoint.dir,
                                 .trace = cli_arg(r->args, "trace"),
+                                .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .max_steps = max ? strtoull(max, NULL, 10) : 0};
     cli_progress_events(&p.events, &progress);
     int rc = mt_session_start(&r->session, err);

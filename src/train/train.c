@@ -307,6 +307,8 @@ static int finish_run(struct loop *l, enum mt_train_end end, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
+    if (l->p->no_save)
+        return mt_engine_flush(l->s->engine, err);
     if (end == MT_END_SIGNAL) {
         if (c->checkpoint.on_signal == MT_ON_SIGNAL_NONE)
             return mt_engine_flush(l->s->engine, err);
