@@ -72,7 +72,7 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
                   struct mt_err *err);
 
 #define CLI_COMMANDS(X)                                                                            \
-    X(run) X(plan) X(bench) X(check) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
+    X(run) X(plan) X(bench) X(report) X(check) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
     X(completion) X(help)
 #define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
 CLI_COMMANDS(CLI_DECLARE)

@@ -55,6 +55,10 @@ static const struct cli_option bench_options[] = {
     {"export-json", 0, "FILE", "Also write the table there."},
     {"export-markdown", 0, "FILE", "Also write the table there."},
     END};
+static const struct cli_option report_options[] = {
+    {"html", 0, "FILE", "The page to write (report.html in the first folder)."},
+    {"svg", 0, "DIR", "Also write each picture as a file."},
+    END};
 static const struct cli_option check_options[] = {SET, END};
 static const struct cli_option eval_options[] = {
     SET,
@@ -94,6 +98,8 @@ const struct cli_command cli_commands[] = {
      plan_options, 0, 1, cli_cmd_plan},
     {"bench", "SWEEP.ini | --compare DIR DIR", "Run a sweep of configurations; predicted and measured.",
      bench_options, 1, 2, cli_cmd_bench},
+    {"report", "DIR...", "A page of pictures of runs and sweeps, also after a crash.", report_options, 1, 16,
+     cli_cmd_report},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
     {"eval", "CONFIG.ini", "Loss, perplexity and token accuracy on the evaluation data.",

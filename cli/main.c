@@ -22,7 +22,7 @@ static const struct cli_command *find_command(const char *name)
 
 static int unknown_command(const char *name)
 {
-    static const char *const later[] = {"report", "data"};
+    static const char *const later[] = {"data"};
     const char *best = NULL;
     int least = 3;
     for (size_t i = 0; i < sizeof(later) / sizeof(*later); i++)
