@@ -116,7 +116,7 @@ void mt_chart_timeline(struct mt_str *out, const char *title, const char *const 
                        const char *const *lanes, size_t n_lanes, const struct mt_span *spans, size_t n,
                        const char *const *legend, const int *legend_colour, size_t n_legend)
 {
-    enum { WIDTH = 1000, LANE_H = 22, LEFT = 120, TOP = 40, GAP = 26, BOTTOM = 42 };
+    enum { WIDTH = 1000, LANE_H = 22, LEFT = 120, TOP = 52, GAP = 26, BOTTOM = 42 };
     double end = 0, lx = WIDTH - 16;
     for (size_t i = 0; i < n; i++)
         end = fmax(end, spans[i].end);

@@ -177,6 +177,25 @@ static void draw_layer(struct mt_str *out, const struct mt_series *s, double *ba
         base[i] += finite_or_0(s->y[i]);
 }
 
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Where the axis ends: a few steps that are far longer than the rest (the first one) go over the edge. */
+static double usual_top(const double *v, size_t n)
+{
+    double *sorted = mt_calloc(n, sizeof(double)), top = INFINITY;
+    if (sorted) {
+        memcpy(sorted, v, n * sizeof(double));
+        qsort(sorted, n, sizeof(double), compare_doubles);
+        top = 1.6 * sorted[(n - 1) * 95 / 100];
+    }
+    free(sorted);
+    return top;
+}
+
 void mt_chart_stack(struct mt_str *out, const struct mt_chart *c)
 {
     struct mt_axis x = plot_x(), y = plot_y(false);
@@ -197,19 +216,24 @@ void mt_chart_stack(struct mt_str *out, const struct mt_chart *c)
             else
                 sum[i] += finite_or_0(c->series[s].y[i]);
         }
+    double top = usual_top(sum, n);
     for (size_t i = 0; i < n; i++)
-        mt_axis_include(&y, sum[i]);
+        mt_axis_include(&y, fmin(sum[i], top));
     if (!(x.max > x.min))
         x.max = (x.min -= 0.5) + 1;
     mt_axis_round(&y, true);
     memset(sum, 0, n * sizeof(double));
     mt_svg_frame(out, &x, &y, c->x_label, c->y_label);
+    mt_str_printf(out, "<clipPath id=\"mt-plot\"><rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%.0f\"/>"
+                       "</clipPath><g clip-path=\"url(#mt-plot)\">\n",
+                  x.from, y.to, x.to - x.from, y.from - y.to);
     for (size_t s = 0; s < c->n_series; s++)
         if (!c->series[s].dashed)
             draw_layer(out, &c->series[s], sum, &x, &y);
     for (size_t s = 0; s < c->n_series; s++)
         if (c->series[s].dashed)
             draw_line(out, &c->series[s], &x, &y);
+    mt_str_printf(out, "</g>\n");
     legend(out, c->series, c->n_series);
     mt_svg_end(out);
     free(sum);

@@ -110,7 +110,7 @@ void mt_report_html(struct mt_str *out, const struct mt_report *r, const char *t
         }
         section = p->section;
         if (p->name[0])
-            mt_str_printf(out, "<figure id=\"%s\"%s>", p->name, strcmp(p->name, "timeline") ? "" : " class=\"wide\"");
+            mt_str_printf(out, "<figure data-panel=\"%s\"%s>", p->name, strcmp(p->name, "timeline") ? "" : " class=\"wide\"");
         mt_str_append(out, p->content, strlen(p->content));
         if (p->name[0])
             mt_str_printf(out, "</figure>\n");

@@ -20,13 +20,14 @@ enum {
     MT_COL_T_DATA,
     MT_COL_H2D,
     MT_COL_D2H,
-    MT_COL_EVAL,
     MT_N_COLS,
 };
 struct mt_run_data {
     char name[128];
-    double *col[MT_N_COLS]; /* [n] */
+    double *col[MT_N_COLS]; /* [n] of training steps */
     size_t n;
+    double *eval_step, *eval_loss; /* [n_eval] */
+    size_t n_eval;
     cJSON *info, *trace;    /* run.json, trace.json; or NULL */
 };
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);

@@ -14,7 +14,7 @@ enum { MAX_RUNS = 8, MAX_PARTS = 24, N_LANES = 4 };
 
 static const char *const keys[MT_N_COLS] = {
     "step",  "tokens", "loss",       "lr",     "grad_norm", "tok_s",     "t_step",   "t_fwd",
-    "t_bwd", "t_opt",  "t_wait_h2d", "t_data", "h2d_bytes", "d2h_bytes", "eval_loss"};
+    "t_bwd", "t_opt",  "t_wait_h2d", "t_data", "h2d_bytes", "d2h_bytes"};
 
 static cJSON *read_json(const char *dir, const char *file)
 {
@@ -33,9 +33,17 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
     for (int k = 0; k < MT_N_COLS; k++)
         if (!(r->col[k] = mt_calloc(lines, sizeof(double))))
             return mt_fail_nomem(err, "a report", lines * sizeof(double));
+    r->eval_step = mt_calloc(lines, sizeof(double));
+    r->eval_loss = mt_calloc(lines, sizeof(double));
+    if (!r->eval_step || !r->eval_loss)
+        return mt_fail_nomem(err, "a report", lines * sizeof(double));
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line);
-        if (cJSON_IsNumber(mt_json_get(o, "step"))) {
+        cJSON *o = cJSON_Parse(line); /* a torn last line is no record */
+        const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
+        if (cJSON_IsNumber(step) && eval) {
+            r->eval_step[r->n_eval] = step->valuedouble;
+            r->eval_loss[r->n_eval++] = cJSON_IsNumber(eval) ? eval->valuedouble : NAN;
+        } else if (cJSON_IsNumber(step)) {
             for (int k = 0; k < MT_N_COLS; k++) {
                 const cJSON *v = mt_json_get(o, keys[k]);
                 r->col[k][r->n] = cJSON_IsNumber(v) ? v->valuedouble : NAN;
@@ -76,6 +84,8 @@ void mt_run_data_finish(struct mt_run_data *r)
 {
     for (int k = 0; k < MT_N_COLS; k++)
         free(r->col[k]);
+    free(r->eval_step);
+    free(r->eval_loss);
     cJSON_Delete(r->info);
     cJSON_Delete(r->trace);
     *r = (struct mt_run_data){{0}};
@@ -120,8 +130,8 @@ static int add_loss(struct mt_report *r, const char *section, const struct mt_ru
         s[k++] = (struct mt_series){.name = n > 1 ? d->name : "loss", .x = d->col[x], .y = mean[i],
                                     .n = d->n, .colour = colour};
         if (x == MT_COL_STEP)
-            s[k++] = (struct mt_series){.name = n > 1 ? NULL : "evaluation", .x = d->col[x],
-                                        .y = d->col[MT_COL_EVAL], .n = d->n, .colour = colour + 1,
+            s[k++] = (struct mt_series){.name = n > 1 ? NULL : "evaluation", .x = d->eval_step,
+                                        .y = d->eval_loss, .n = d->n_eval, .colour = colour + 1,
                                         .points = true};
     }
     bool tokens = x == MT_COL_TOKENS;
@@ -176,8 +186,8 @@ static int add_step_stack(struct mt_report *r, const struct mt_run_data *d, stru
         v[ADAM][m] = d->col[MT_COL_T_OPT][i];
         v[SAID][m++] = said;
     }
-    static const char *const names[N] = {"data, host", "wait for H2D", "forward", "backward",
-                                         "update (under forward)", "predicted"};
+    static const char *const names[N] = {"data", "wait for H2D", "forward", "backward",
+                                         "update", "predicted"};
     static const int colours[N] = {6, 1, 0, 2, 4, 3};
     struct mt_series s[N];
     size_t n = isfinite(said) ? N : N - 1;
