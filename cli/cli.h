@@ -66,12 +66,17 @@ int cli_completion(const char *shell);
 int cli_fail(const struct mt_err *err);
 /** Loads the configuration named by the first operand with all --set options. */
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
+/** The same from a file, or with NULL from defaults and --set options alone: then keys are not checked
+ * against each other. */
+int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
+                  struct mt_err *err);
 
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);
 
 #define CLI_COMMANDS(X)                                                                            \
-    X(run) X(check) X(data) X(eval) X(sample) X(inspect) X(export) X(verify) X(doctor) X(probe) X(config)  \
+    X(run) X(plan) X(bench) X(report) X(check) X(data) X(eval) X(sample) X(inspect) X(export)      \
+    X(verify) X(doctor) X(probe) X(config)                                                         \
     X(completion) X(help)
 #define CLI_DECLARE(name) int cli_cmd_##name(struct cli *cli, const struct cli_args *args);
 CLI_COMMANDS(CLI_DECLARE)

@@ -23,7 +23,41 @@ static const struct cli_option run_options[] = {
     {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
     {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
     {"max-steps", 0, "N", "Stop after N steps of this run."},
+    {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
+    {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
+    END};
+static const struct cli_option plan_options[] = {
+    SET,
+    {"model", 0, "PATH", "A config.json, a model folder or a name, instead of model.path."},
+    {"machine", 0, "FILE|NAME", "Plan for this machine (rtx4090, h100, ...), not for the one here."},
+    {"gpu-mem", 0, "SIZE", "With --machine: its device memory, such as 24GiB."},
+    {"host-mem", 0, "SIZE", "With --machine: its host memory, such as 256GiB."},
+    {"pcie", 0, "RATE", "With --machine: its link, such as 25GB/s."},
+    {"nvme", 0, "RATE", "With --machine: what one drive reads, such as 7GB/s."},
+    {"drives", 0, "N", "With --machine: drives to stripe over."},
+    {"seq-len", 0, "N", "Shorthand of --set data.seq_len=N."},
+    {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
+    {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
+    {"measure", 0, NULL, "First time this configuration's operations on this machine; kept."},
+    JSON,
+    END};
+static const struct cli_option bench_options[] = {
+    {"out", 0, "DIR", "Folder for results (SWEEP.bench beside the sweep file)."},
+    {"resume", 0, NULL, "Go on: runs that are done are kept."},
+    {"force", 0, NULL, "Start anew: earlier results are removed."},
+    {"only", 0, "GLOB", "Only jobs whose name or values match."},
+    {"predict-only", 0, NULL, "Predict every job, run none."},
+    {"machine", 0, "FILE|NAME", "With --predict-only: for this machine."},
+    {"measure", 0, NULL, "First time each job's operations: predictions without interpolation."},
+    {"compare", 0, NULL, "Operands are two result folders: what changed beyond the noise."},
+    {"export-csv", 0, "FILE", "Also write the table there."},
+    {"export-json", 0, "FILE", "Also write the table there."},
+    {"export-markdown", 0, "FILE", "Also write the table there."},
+    END};
+static const struct cli_option report_options[] = {
+    {"html", 0, "FILE", "The page to write (report.html in the first folder)."},
+    {"svg", 0, "DIR", "Also write each picture as a file."},
     END};
 static const struct cli_option check_options[] = {SET, END};
 static const struct cli_option data_options[] = {
@@ -54,6 +88,8 @@ static const struct cli_option probe_options[] = {
     {"depth", 0, "N", "disk: requests under way in each direction (32)."},
     {"seconds", 0, "S", "disk: length of each measurement at least (3)."},
     {"io", 0, "HOW", "disk: io_uring or threads (the first where it is allowed)."},
+    {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
+    {"threads", 0, "N", "all: measure for this many threads (as many as there are cores)."},
     JSON,
     END};
 static const struct cli_option export_options[] = {
@@ -71,6 +107,12 @@ static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
     {"run", "CONFIG.ini", "Train as the configuration says.", run_options, 1, 1, cli_cmd_run},
+    {"plan", "[CONFIG.ini]", "Will it fit, and how long will it take? Needs neither weights nor data.",
+     plan_options, 0, 1, cli_cmd_plan},
+    {"bench", "SWEEP.ini | --compare DIR DIR", "Run a sweep of configurations; predicted and measured.",
+     bench_options, 1, 2, cli_cmd_bench},
+    {"report", "DIR...", "A page of pictures of runs and sweeps, also after a crash.", report_options, 1, 16,
+     cli_cmd_report},
     {"check", "CONFIG.ini", "Read configuration, model and data without training.", check_options, 1,
      1, cli_cmd_check},
     {"data", "prepare|show|stats CONFIG.ini",
@@ -87,8 +129,8 @@ const struct cli_command cli_commands[] = {
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[copy|gemm|adam|disk [DIR]]", "Measure this machine.", probe_options, 0, 2,
-     cli_cmd_probe},
+    {"probe", "[all|copy|gemm|adam|disk [DIR]]", "Measure this machine; all is kept for plan and run.",
+     probe_options, 0, 2, cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,

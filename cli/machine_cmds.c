@@ -13,6 +13,7 @@
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/adam.h"
+#include "plan/measure.h"
 
 /* Prints an object as "key: value" lines, or as JSON. */
 static void print_object(cJSON *o, bool json)
@@ -121,32 +122,74 @@ static int probe_gemm(cJSON *o, int threads, const int *cpus, struct mt_err *err
     return rc;
 }
 
+static void show_progress(void *ctx, const char *what)
+{
+    const struct cli *cli = ctx;
+    if (!cli->quiet && !cli->no_progress)
+        fprintf(stderr, "measuring %s\n", what);
+}
+
+/* The whole profile; kept for plan, run and bench. */
+static int probe_all(struct cli *cli, const struct cli_args *args)
+{
+    char path[4096];
+    struct mt_machine m;
+    struct mt_err err;
+    struct mt_str text = {0};
+    int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
+    const char *threads = cli_arg(args, "threads");
+    int use = threads ? atoi(threads) : n;
+    struct mt_measure_params p = {.device_kind = "cpu", .n_threads = MT_MAX(use, 1),
+                                  .cpus = use <= n ? cpus : NULL, .disk_dir = cli_arg(args, "dir"),
+                                  .progress = show_progress, .ctx = cli};
+    if (!rc)
+        rc = mt_measure_machine(&m, &p, &err);
+    free(cpus);
+    if (rc)
+        return cli_fail(&err);
+    mt_machine_cache_path(path, sizeof(path), "cpu", p.n_threads);
+    rc = mt_machine_write(&m, path, &err);
+    if (cli_arg(args, "json")) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "profile", path);
+        mt_machine_to_json(&m, o);
+        print_object(o, true);
+    } else {
+        mt_machine_print(&m, &text);
+        printf("; %s\n%s", path, text.p ? text.p : "");
+        mt_str_finish(&text);
+    }
+    mt_machine_finish(&m);
+    return rc ? cli_fail(&err) : 0;
+}
+
 int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
 {
     const char *what = args->n_operands ? args->operands[0] : "all";
     bool all = !strcmp(what, "all");
     int *cpus = NULL, n = 0;
     struct mt_err err;
-    (void)cli;
+    if (all)
+        return probe_all(cli, args);
     if (!strcmp(what, "disk"))
         return cli_probe_disk(cli, args);
-    if (!all && strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: copy, gemm, adam or disk, not \"%s\"\n", what);
+    if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
+        fprintf(stderr, "megatrain probe: all, copy, gemm, adam or disk, not \"%s\"\n", what);
         return EXIT_USAGE;
     }
     cJSON *o = cJSON_CreateObject();
     int rc = mt_hw_cores(&cpus, &n, &err);
     double gbs = 0, adam_ns = 0;
-    if (!rc && (all || strcmp(what, "gemm")))
+    if (!rc && strcmp(what, "gemm"))
         rc = mt_probe_copy(n, cpus, &gbs, &err);
     if (!rc && gbs > 0)
         cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
-    if (!rc && (all || !strcmp(what, "adam"))) {
+    if (!rc && !strcmp(what, "adam")) {
         rc = mt_probe_adam(n, cpus, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
         cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (26.0 / gbs));
     }
-    if (!rc && (all || !strcmp(what, "gemm")))
+    if (!rc && !strcmp(what, "gemm"))
         rc = probe_gemm(o, n, cpus, &err);
     free(cpus);
     if (rc) {

@@ -22,14 +22,8 @@ static const struct cli_command *find_command(const char *name)
 
 static int unknown_command(const char *name)
 {
-    static const char *const later[] = {"plan", "bench", "report"};
     const char *best = NULL;
     int least = 3;
-    for (size_t i = 0; i < sizeof(later) / sizeof(*later); i++)
-        if (!strcmp(later[i], name)) {
-            fprintf(stderr, "megatrain: command \"%s\" is not supported yet\n", name);
-            return EXIT_USAGE;
-        }
     for (const struct cli_command *c = cli_commands; c->name; c++) {
         int d = mt_edit_distance(c->name, name);
         if (d < least) {

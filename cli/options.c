@@ -121,12 +121,18 @@ int cli_fail(const struct mt_err *err)
     return codes[err->kind];
 }
 
-int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
+int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
+                  struct mt_err *err)
 {
     const char *sets[64];
     int n = 0;
     for (int i = 0; i < args->n_given; i++)
         if (!strcmp(args->given[i]->name, "set"))
             sets[n++] = args->values[i];
-    return mt_config_load(out, args->operands[args->n_operands - 1], sets, n, err);
+    return mt_config_load(out, path, sets, n, err);
+}
+
+int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
+{
+    return cli_load_file(out, args->operands[args->n_operands - 1], args, err);
 }

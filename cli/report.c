@@ -58,6 +58,12 @@ void cli_print_session(const struct mt_session *s)
                     "in, %s out\n",
             p->program.n_buffers[MT_POOL_WEIGHTS], (long long)s->hf.n_layers, acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
+    if (s->has_choice)
+        fprintf(stderr, "Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
+                s->choice.sim.seconds, s->choice.sim.phase[MT_SIM_FORWARD],
+                mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
+                s->choice.sim.phase[MT_SIM_BACKWARD],
+                mt_sim_resource_name(s->choice.sim.bound[MT_SIM_BACKWARD]));
 }
 
 static void format_time(char *buf, size_t len, double s)

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
+#include "config/ini.h"
 #include "heartbeat.h"
 #include "model/weights.h"
 #include "report.h"
@@ -91,12 +92,31 @@ static int open_output(struct run *r, struct mt_err *err)
     return 0;
 }
 
+/* Takes a numerics key that is `auto` now as the checkpoint has it. */
+static int keep_numerics(void *ctx, const char *file, int line, const char *section, const char *key,
+                         const char *value, struct mt_err *err)
+{
+    struct run *r = ctx;
+    const struct mt_config *c = r->cfg;
+    char name[64];
+    (void)file;
+    (void)line;
+    snprintf(name, sizeof(name), "%.20s.%.40s", section, key);
+    bool open = (!strcmp(name, "train.micro_batch") && c->train.micro_batch == MT_CFG_AUTO) ||
+                (!strcmp(name, "memory.logits_chunk") && c->memory.logits_chunk == MT_CFG_AUTO);
+    return open ? mt_config_override(r->cfg, name, value, "checkpoint", err) : 0;
+}
+
+static int read_resume(struct run *r, struct mt_err *err)
+{
+    int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
+    return rc ? rc : mt_ini_parse(r->state.config, strlen(r->state.config), r->resume, keep_numerics, r, err);
+}
+
 static int check_resume(struct run *r, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
-    int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
-    if (!rc)
-        rc = mt_config_diff(r->cfg, r->state.config, &diff, &grown, err);
+    int rc = mt_config_diff(r->cfg, r->state.config, &diff, &grown, err);
     if (!rc && grown.len)
         mt_warn("the run is longer than when it was saved; the schedule follows:\n%s", grown.p);
     if (!rc && diff.len && !cli_arg(r->args, "force"))
@@ -110,6 +130,34 @@ static int check_resume(struct run *r, struct mt_err *err)
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;
+}
+
+/* What was said before it began: for the report. */
+static void add_prediction(cJSON *o, const struct mt_session *s)
+{
+    struct mt_memory m;
+    if (!mt_session_memory(s, &m, NULL)) {
+        cJSON *rows = cJSON_AddArrayToObject(o, "memory");
+        for (int i = 0; i < m.n_rows; i++) {
+            cJSON *r = cJSON_CreateObject();
+            cJSON_AddStringToObject(r, "tier", m.rows[i].tier);
+            cJSON_AddStringToObject(r, "use", m.rows[i].tag);
+            cJSON_AddNumberToObject(r, "bytes", (double)m.rows[i].bytes);
+            cJSON_AddItemToArray(rows, r);
+        }
+        cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
+        cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
+    }
+    cJSON_AddNumberToObject(o, "device_budget", (double)mt_device_limits(s->dev)->budget_bytes);
+    if (!s->has_choice)
+        return;
+    const struct mt_sim_result *sim = &s->choice.sim;
+    cJSON *p = cJSON_AddObjectToObject(o, "predicted");
+    cJSON_AddNumberToObject(p, "t_step", sim->seconds);
+    cJSON_AddNumberToObject(p, "t_fwd", sim->phase[MT_SIM_FORWARD]);
+    cJSON_AddNumberToObject(p, "t_bwd", sim->phase[MT_SIM_BACKWARD]);
+    cJSON_AddStringToObject(p, "forward_bound_by", mt_sim_resource_name(sim->bound[MT_SIM_FORWARD]));
+    cJSON_AddStringToObject(p, "backward_bound_by", mt_sim_resource_name(sim->bound[MT_SIM_BACKWARD]));
 }
 
 static int write_run_files(struct run *r, struct mt_err *err)
@@ -133,6 +181,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
+    add_prediction(o, &r->session);
     char *text = mt_json_print(o, true);
     snprintf(path, sizeof(path), "%.4000s/run.json", dir);
     if (!rc && text)
@@ -182,6 +231,8 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .state = &r->state,
                                 .control = &control,
                                 .dir = r->cfg->checkpoint.dir,
+                                .trace = cli_arg(r->args, "trace"),
+                                .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .max_steps = max ? strtoull(max, NULL, 10) : 0};
     struct cli_heartbeat heartbeat;
     cli_progress_events(&p.events, &progress);
@@ -222,6 +273,8 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = mt_config_override(r.cfg, "checkpoint.dir", out, "--out", &err);
     if (!rc && !dry)
         rc = open_output(&r, &err);
+    if (!rc && r.resume)
+        rc = read_resume(&r, &err);
     if (!rc)
         rc = prepare(&r, &err);
     if (!rc && r.resume)

@@ -101,12 +101,22 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
     return s.failed || !s.p ? -ENOMEM : 0;
 }
 
+char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value)
+{
+    char *out = NULL;
+    if (key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH)
+        return resolve_path(key, file, value, &out) ? NULL : out;
+    if (key->type == MT_KEY_PATHS)
+        return resolve_list(key, file, value, &out) ? NULL : out;
+    return strdup(value);
+}
+
 static int on_key(void *ctx, const char *file, int line, const char *section, const char *name,
                   const char *value, struct mt_err *err)
 {
     struct mt_config *cfg = ctx;
     const struct mt_key *key;
-    char origin[4200], *resolved = NULL;
+    char origin[4200];
     snprintf(origin, sizeof(origin), "%s:%d", file, line);
     int rc = find_key(&key, section, name, origin, err);
     if (rc)
@@ -118,14 +128,11 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     free(cfg->priv->set_file[i]);
     cfg->priv->set_file[i] = strdup(file);
     cfg->priv->set_line[i] = line;
-    if (key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH)
-        rc = resolve_path(key, file, value, &resolved);
-    else if (key->type == MT_KEY_PATHS)
-        rc = resolve_list(key, file, value, &resolved);
-    if (rc || !cfg->priv->set_file[i])
+    char *resolved = mt_key_resolve(key, file, value);
+    if (!resolved || !cfg->priv->set_file[i])
         rc = mt_fail_nomem(err, "the configuration", strlen(value));
     else
-        rc = set_key(cfg, key, resolved ? resolved : value, origin, err);
+        rc = set_key(cfg, key, resolved, origin, err);
     free(resolved);
     return rc;
 }

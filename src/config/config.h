@@ -120,6 +120,7 @@ struct mt_config {
         struct mt_cfg_list nvme_paths;
         int64_t slots; /* or MT_CFG_AUTO */
         enum mt_cfg_activations activations;
+        int64_t keep_layers; /* or MT_CFG_AUTO */
         enum mt_cfg_schedule schedule;
         int64_t logits_chunk; /* tokens, or MT_CFG_AUTO */
         enum mt_cfg_pin pin;

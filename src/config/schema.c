@@ -106,6 +106,8 @@ const struct mt_key mt_keys[] = {
      "auto|keep|offload|disk|recompute", ANY, NULL,
      "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "
      "budget is short, or made again."},
+    {"memory", "keep_layers", MT_KEY_COUNT_AUTO, AT(memory.keep_layers), "auto", NULL, 0, 1024, NULL,
+     "With activations = recompute: so many of the last layers keep theirs on the device."},
     {"memory", "schedule", MT_KEY_CHOICE, AT(memory.schedule), "layered", "layered|microbatch", ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_KEY_COUNT_AUTO, AT(memory.logits_chunk), "auto", NULL, 64, 1 << 24,

@@ -47,6 +47,9 @@ const char *mt_key_suggest(const char *section, const char *name);
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
+/** A value as it stands in `file`: paths become relative to where the file is. The caller frees; NULL where
+ * memory is short. */
+char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value);
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key);
 
 #endif

@@ -359,8 +359,8 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
     n[MT_POOL_RECORD] = (int)(saved * n_mb);
     int least[MT_N_POOLS];
     mt_program_min_buffers(p, least);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        n[i] = bytes[i] ? MT_MAX(n[i], least[i]) : 0;
+    for (int i = 0; i < MT_N_POOLS; i++) /* an operand's buffer is an int16_t */
+        n[i] = bytes[i] ? MT_MIN(MT_MAX(n[i], least[i]), INT16_MAX) : 0;
 }
 
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,

@@ -32,6 +32,7 @@ struct mt_engine_params {
 
     int slots;                      /* decoder layers' weight slots, or MT_CFG_AUTO */
     enum mt_cfg_activations activations;
+    int keep_layers;                /* with recompute: the last layers whose records stay all the same */
     bool microbatch;                /* schedule for comparison */
     bool poison;                    /* overwrite dead buffers: a stale read becomes a NaN */
 
@@ -72,12 +73,24 @@ struct mt_engine_plan {
  * what would help. Finish with mt_engine_plan_finish().
  */
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+/** The same without building the step: spill_bytes, h2d_bytes and d2h_bytes stay 0. */
+int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
 void mt_engine_plan_finish(struct mt_engine_plan *plan);
 
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
 /** Accepts NULL. A pending update is lost: flush first. */
 void mt_engine_destroy(mt_engine **e);
 const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
+
+/**
+ * A dry engine stands on a device that only counts (device/meter.h) and has no planes, threads or plan:
+ * it submits single instructions of the COMPUTE queue, so that their device operations can be priced.
+ * The step's micro-batches are uploaded first; p->max_micro >= n.
+ */
+int mt_engine_create_dry(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
+int mt_engine_dry_upload(mt_engine *e, const struct mt_batch *micro, size_t n, struct mt_err *err);
+int mt_engine_dry_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+                         struct mt_err *err);
 
 struct mt_step_result {
     double loss;          /* mean over the step's loss tokens */
@@ -112,6 +125,19 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
                    struct mt_err *err);
 /** Logits of the batch's last token, f32 [vocab]. Flush first. */
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
+
+/** One instruction of the last step as it ran; times of the device's clock. */
+struct mt_trace_span {
+    uint8_t queue, op;
+    int16_t mb;
+    int32_t unit;
+    size_t bytes;
+    int64_t begin_ns, end_ns;
+};
+/** From the next step on, every instruction's begin and end are kept: two events each. */
+void mt_engine_trace(mt_engine *e, bool on);
+/** Spans of the last traced step, in program order; *spans is the caller's to free. -ENODATA: none. */
+int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_t *n, struct mt_err *err);
 
 /** Abandons the step under way at its next instruction. Any thread, signal handlers included. */
 void mt_engine_interrupt(mt_engine *e);

@@ -21,6 +21,7 @@ struct mt_runnable {
     int32_t *disk_list[2]; /* positions of the instructions of the disk's read and write queue */
     size_t n_disk[2];
     bool *ended;           /* [n_instrs] of those, in this run */
+    struct mt_exec_trace *trace; /* NULL: not traced */
     struct mt_runnable *next;
 };
 
@@ -82,6 +83,8 @@ struct mt_engine {
     struct mt_err error; /* the first, or what came after an interruption */
     atomic_bool interrupted;
     struct mt_disk_traffic traffic; /* of the run; each half is of its queue's thread */
+    bool tracing;
+    const struct mt_runnable *traced; /* the last traced step's */
     int64_t adam_ns;
     bool updated; /* all of the pending update was made, whatever else failed */
     const struct mt_step_data *data;
@@ -95,6 +98,9 @@ int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
 int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
                     size_t n_micro, struct mt_err *err);
 void mt_runnable_destroy_all(mt_engine *e);
+
+/* exec.c: the device stream that a queue's instructions go to; false for queues of the host. */
+bool mt_exec_stream_of(int queue, enum mt_stream *s);
 
 /* exec_ops.c: submits one instruction of a device queue. */
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
@@ -119,6 +125,11 @@ struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plan
  * device in a step. */
 void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[2]);
+/* trace.c: around an instruction; nothing where the run is not traced. */
+int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
+int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
+int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
+void mt_exec_trace_destroy(struct mt_runnable *r);
 
 /* optimizer.c */
 /** The update of an ADAM instruction. */

@@ -19,6 +19,14 @@
 static const enum mt_stream stream_of[] = {
     [MT_Q_COMPUTE] = MT_STREAM_COMPUTE, [MT_Q_H2D] = MT_STREAM_H2D, [MT_Q_D2H] = MT_STREAM_D2H};
 
+bool mt_exec_stream_of(int queue, enum mt_stream *s)
+{
+    if (queue > MT_Q_D2H)
+        return false;
+    *s = stream_of[queue];
+    return true;
+}
+
 static bool is_device_queue(int q)
 {
     return q <= MT_Q_D2H;
@@ -108,7 +116,11 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
     if (!await_dependencies(e, r, i, &rc, &err))
         return false;
     if (!rc)
+        rc = mt_exec_trace_begin(e, r, i, &err);
+    if (!rc)
         rc = mt_exec_submit(e, &r->prog, in, &err);
+    if (!rc)
+        rc = mt_exec_trace_end(e, r, i, &err);
     if (!rc && r->done[i])
         rc = mt_event_record(e->dev, r->done[i], stream_of[in->queue], &err);
     if (rc) {
@@ -161,7 +173,9 @@ static void run_updates(mt_engine *e, struct mt_runnable *r)
             return;
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
+        mt_exec_trace_begin(e, r, i, NULL);
         int rc = mt_optimizer_update(e, &r->prog, in, &err);
+        mt_exec_trace_end(e, r, i, NULL);
         busy += mt_now_ns() - t0;
         if (rc) {
             give_up(e, rc, &err, true);
@@ -191,6 +205,7 @@ static void disk_op_done(struct mt_disk_request *request)
     mt_engine *e = op->e;
     struct mt_runnable *r = op->run;
     const struct mt_instr *in = &r->prog.instrs[op->at];
+    mt_exec_trace_end(e, r, (size_t)op->at, NULL);
     pthread_mutex_lock(&e->lock);
     if (request->rc) {
         mt_fail_prefix(&request->err, request->rc, "%s of %s",
@@ -222,6 +237,7 @@ static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
     pthread_mutex_lock(&e->lock);
     e->disk_in_flight[write]++;
     pthread_mutex_unlock(&e->lock);
+    mt_exec_trace_begin(e, r, (size_t)at, NULL);
     mt_disk_submit(e->p.disk, &op->r);
 }
 
@@ -396,6 +412,8 @@ int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
     int rc = mt_planes_settle(e->p.planes, err);
+    if (!rc)
+        rc = mt_exec_trace_prepare(e, r, err);
     if (rc)
         return rc;
     begin(e, r);
@@ -428,6 +446,7 @@ static void destroy_runnable(struct mt_runnable *r)
     free(r->done);
     free(r->ended);
     free(r->disk_list[0]);
+    mt_exec_trace_destroy(r);
     mt_program_finish(&r->prog);
     free(r);
 }

@@ -75,6 +75,7 @@ struct placer {
     struct buffer *buffers[MT_N_POOLS];
     struct object_state *objects;
     int first_load_release; /* of the newest first load of weights */
+    int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
     struct entries compute, loads, stores, poisons, host;
     bool failed;
@@ -225,6 +226,10 @@ static void emit_load(struct placer *p, int object)
     e->store = b->store;
     raise_key(&e->store, s->store);
     e->key = (struct key){e->compute, (int)p->compute.n, (int)p->loads.n};
+    /* Weights wait for their update, and all copies behind them in the queue with them: so they do not
+     * queue up earlier than two units ahead, however free their buffer is (the head's, from the start). */
+    if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
+        e->key.release = MT_MAX(e->key.release, p->first_compute[o->unit - 2] - 1);
     if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable) {
         e->adam = o->unit;
         /* Updates come unit by unit: a first load that stood before those of units below it (the head's,
@@ -288,6 +293,8 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
     if (!e)
         return 0;
     int at = (int)p->compute.n - 1;
+    if (p->first_compute[in.unit] == NONE)
+        p->first_compute[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
         struct object_state *s = &p->objects[o];
@@ -462,7 +469,10 @@ static bool alloc_placer(struct placer *p)
     for (size_t o = 0; p->objects && o < d->n_objects; o++)
         p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
                                               .store = no_key, .load = no_key};
-    return p->objects && find_next_uses(p);
+    p->first_compute = mt_calloc(d->n_units, sizeof(int));
+    for (size_t u = 0; p->first_compute && u < d->n_units; u++)
+        p->first_compute[u] = NONE;
+    return p->objects && p->first_compute && find_next_uses(p);
 }
 
 static void free_placer(struct placer *p)
@@ -474,6 +484,7 @@ static void free_placer(struct placer *p)
         free(p->buffers[i]);
     free(p->objects);
     free(p->next_use);
+    free(p->first_compute);
 }
 
 static int place_all(struct placer *p, struct mt_err *err)

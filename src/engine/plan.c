@@ -19,6 +19,8 @@ struct budget {
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
+    /* the last layers: their records live shortest, from the turn on they are given up one by one */
+    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
@@ -29,7 +31,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .link_bytes = unit->n_elems * mt_dtype_size(p->dtype),
             .grad_elems = unit->n_elems,
             .trainable = unit->trainable,
-            .recompute = plan->activations == MT_ACT_RECOMPUTE,
+            .recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept,
         };
     }
 }
@@ -102,6 +104,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
     size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
+    bool keep_records = keep || (plan->activations == MT_ACT_RECOMPUTE && p->keep_layers);
     mt_program_buffer_bytes(&plan->program, b.bytes);
     mt_program_min_buffers(&plan->program, b.n);
     mt_program_max_buffers(&plan->program, b.most);
@@ -109,7 +112,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         b.n[MT_POOL_WEIGHTS] = MT_MIN(p->slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
     for (int i = 0; i < MT_N_DEVICE_POOLS; i++) {
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
-        if (keep && (i == MT_POOL_RECORD || i == MT_POOL_BOUNDARY))
+        if ((keep && i == MT_POOL_BOUNDARY) || (keep_records && i == MT_POOL_RECORD))
             b.n[i] = b.most[i];
         need += (size_t)b.n[i] * b.bytes[i];
     }
@@ -183,7 +186,7 @@ static struct mt_model_params model_params(const struct mt_engine_params *p)
     };
 }
 
-int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan = {0};
     struct mt_model_params mp = model_params(p);
@@ -210,8 +213,21 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
     } else {
         rc = plan_with(&plan, p, p->activations, err);
     }
-    if (!rc)
-        rc = divide_host(&plan, p, err);
+    if (rc) {
+        mt_engine_plan_finish(&plan);
+        return rc;
+    }
+    *out = plan;
+    return 0;
+}
+
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    struct mt_engine_plan plan;
+    int rc = mt_engine_divide(&plan, p, err);
+    if (rc)
+        return rc;
+    rc = divide_host(&plan, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;

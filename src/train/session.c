@@ -91,9 +91,10 @@ static void choose_batch(struct mt_session *s)
     int64_t len = c->data.seq_len;
     s->rows_per_step = (size_t)(c->train.batch_size ? c->train.batch_size
                                                     : c->train.tokens_per_step / len);
-    /* numerics: depends on the configuration alone, never on the machine */
-    int64_t micro = c->train.micro_batch == MT_CFG_AUTO ? MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1)
-                                                        : c->train.micro_batch;
+    /* numerics: of the configuration alone; or the plan's, once, and kept on resume */
+    int64_t micro = c->train.micro_batch != MT_CFG_AUTO ? c->train.micro_batch
+                    : s->has_choice                     ? (int64_t)s->choice.micro_batch
+                                                        : MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1);
     s->micro_batch = MT_MIN((size_t)micro, s->rows_per_step);
     s->n_micro = mt_div_up(s->rows_per_step, s->micro_batch);
 }
@@ -165,11 +166,10 @@ static uint64_t host_budget(const struct mt_config *c, const struct mt_hw_memory
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
-/* The program itself: code, libraries, threads' stacks and scratch, data under way. */
 static uint64_t process_bytes(const struct mt_session *s)
 {
-    return ((uint64_t)48 << 20) + (uint64_t)s->n_threads * ((uint64_t)5 << 20) +
-           2 * (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * s->n_micro * 40;
+    return mt_plan_process_bytes(s->n_threads, (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len *
+                                                   (uint64_t)s->n_micro);
 }
 
 static uint64_t subtract(uint64_t a, uint64_t b)
@@ -222,6 +222,52 @@ static int open_device(struct mt_session *s, struct mt_err *err)
                             err);
 }
 
+/* Where this machine has been measured, `auto` is what the search says; elsewhere the engine's rules. */
+static int search_plan(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_device_limits *lim = mt_device_limits(s->dev);
+    struct mt_hw_memory hw;
+    struct mt_err why = {0};
+    int rc = mt_machine_load_cached(&s->machine, lim->kind, lim->name, s->n_threads, &why);
+    if (rc) {
+        if (rc != -ENOENT)
+            mt_warn("no prediction: %s", why.msg);
+        return 0;
+    }
+    s->has_machine = true;
+    rc = mt_plan_request_make(&s->request, s->cfg, s->layout, &s->machine, true, err);
+    if (!rc)
+        rc = mt_hw_memory(&hw, "", err);
+    if (rc)
+        return rc;
+    s->request.states = MT_STATES_HOST;
+    s->request.device_budget = lim->budget_bytes;
+    s->request.host_budget = host_budget(s->cfg, &hw);
+    s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
+    s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
+    rc = mt_plan_search(&s->choice, &s->request, &why);
+    s->has_choice = !rc;
+    return 0; /* what does not fit is told by the engine's plan */
+}
+
+int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_plan_request r = s->request;
+    if (!s->has_choice)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       "this machine has not been measured: megatrain probe all");
+    r.micro_batch = s->micro_batch;
+    r.logits_chunk = s->engine_params.logits_chunk;
+    r.slots = s->engine_params.slots;
+    r.activations = s->plan.activations;
+    r.keep_layers = s->engine_params.keep_layers;
+    int rc = mt_plan_evaluate(&c, &r, graph, err);
+    if (!rc)
+        mt_plan_choice_finish(&c);
+    return rc;
+}
+
 static int make_plan(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_config *c = s->cfg;
@@ -241,12 +287,16 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .max_docs = s->micro_batch * docs,
         .max_len = (size_t)c->data.seq_len,
         .max_micro = s->n_micro,
-        .logits_chunk = c->memory.logits_chunk == MT_CFG_AUTO
-                            ? mt_model_auto_logits_chunk(s->layout)
-                            : (size_t)c->memory.logits_chunk,
+        .logits_chunk = c->memory.logits_chunk != MT_CFG_AUTO ? (size_t)c->memory.logits_chunk
+                        : s->has_choice                       ? s->choice.logits_chunk
+                                                              : mt_model_auto_logits_chunk(s->layout),
         .train = s->train,
-        .slots = (int)c->memory.slots,
-        .activations = c->memory.activations,
+        .slots = c->memory.slots == MT_CFG_AUTO && s->has_choice ? s->choice.slots : (int)c->memory.slots,
+        .activations = c->memory.activations == MT_ACT_AUTO && s->has_choice ? s->choice.activations
+                                                                             : c->memory.activations,
+        .keep_layers = c->memory.keep_layers != MT_CFG_AUTO ? (int)c->memory.keep_layers
+                       : s->has_choice                      ? s->choice.keep_layers
+                                                            : 0,
         .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
         .poison = getenv("MEGATRAIN_POISON") != NULL,
         .beta1 = c->optimizer.beta1,
@@ -271,6 +321,8 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
     return mt_engine_plan(&s->plan, &s->engine_params, err);
 }
 
+static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
+
 /* What `auto` became and changes bits is written down, so that a resume elsewhere does the same. */
 static int record_numerics(struct mt_session *s, struct mt_err *err)
 {
@@ -283,21 +335,37 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
                                 "chosen", err);
+    snprintf(v, sizeof(v), "%d", s->engine_params.slots);
+    if (!rc && s->has_choice && s->cfg->memory.slots == MT_CFG_AUTO)
+        rc = mt_config_override(s->cfg, "memory.slots", v, "chosen", err);
+    snprintf(v, sizeof(v), "%d", s->engine_params.keep_layers);
+    if (!rc && s->has_choice && s->cfg->memory.keep_layers == MT_CFG_AUTO)
+        rc = mt_config_override(s->cfg, "memory.keep_layers", v, "chosen", err);
+    if (!rc && s->has_choice && s->cfg->memory.activations == MT_ACT_AUTO)
+        rc = mt_config_override(s->cfg, "memory.activations", act_names[s->plan.activations], "chosen",
+                                err);
     return rc;
+}
+
+static int open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
+{
+    *s = (struct mt_session){.cfg = cfg};
+    int rc = open_model(s, err);
+    return rc ? rc : open_data(s, err);
+}
+
+static int lay_out_steps(struct mt_session *s, struct mt_err *err)
+{
+    choose_batch(s);
+    int rc = make_samplers(s, err);
+    return rc ? rc : count_steps(s, err);
 }
 
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg};
-    int rc = open_model(s, err);
+    int rc = open_inputs(s, cfg, err);
     if (!rc)
-        rc = open_data(s, err);
-    if (!rc)
-        choose_batch(s);
-    if (!rc)
-        rc = make_samplers(s, err);
-    if (!rc)
-        rc = count_steps(s, err);
+        rc = lay_out_steps(s, err);
     if (rc)
         mt_session_finish(s);
     return rc;
@@ -305,11 +373,14 @@ int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct 
 
 int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
 {
-    int rc = mt_session_prepare_data(s, cfg, err);
-    if (rc)
-        return rc;
+    int rc = open_inputs(s, cfg, err);
     s->train = train;
-    rc = open_device(s, err);
+    if (!rc)
+        rc = open_device(s, err);
+    if (!rc && train)
+        rc = search_plan(s, err);
+    if (!rc)
+        rc = lay_out_steps(s, err);
     if (!rc)
         rc = make_plan(s, err);
     if (!rc)
@@ -401,6 +472,8 @@ void mt_session_finish(struct mt_session *s)
     mt_plane_set_destroy(&s->planes);
     mt_disk_close(&s->disk);
     mt_engine_plan_finish(&s->plan);
+    mt_plan_choice_finish(&s->choice);
+    mt_machine_finish(&s->machine);
     mt_device_destroy(&s->dev);
     mt_sampler_destroy(&s->sampler);
     mt_sampler_destroy(&s->eval_sampler);

@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
+#include "plan/search.h"
 #include "store/planes.h"
 
 /**
@@ -40,6 +41,12 @@ struct mt_session {
     struct mt_engine_plan plan;
 
     mt_disk *disk;  /* NULL where nothing is on one */
+    struct mt_machine machine;    /* the cached profile, where has_machine */
+    bool has_machine;
+    struct mt_plan_request request;
+    struct mt_plan_choice choice; /* what `auto` became and the predicted step, where has_choice */
+    bool has_choice;
+
     mt_plane_set *planes;
     mt_engine *engine;
 };
@@ -51,6 +58,11 @@ int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct 
 /** For a model alone, without data: samples of up to max_len tokens. */
 int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
                              struct mt_err *err);
+/**
+ * The tasks of the predicted step, as the simulator ran them. -ENOENT where this machine has not been
+ * measured (megatrain probe all).
+ */
+int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err);
 int mt_session_start(struct mt_session *s, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 

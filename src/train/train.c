@@ -11,9 +11,10 @@
 #include "base/mem.h"
 #include "data/loader.h"
 #include "optim/lr.h"
+#include "plan/trace.h"
 #include "train/metrics.h"
 
-enum { MAX_LOG_HISTORY = 20000 };
+enum { MAX_LOG_HISTORY = 20000, TRACED_STEP = 3 };
 
 struct loop {
     const struct mt_train_params *p;
@@ -209,6 +210,28 @@ static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *
     return rc;
 }
 
+/* Writes what the step that has just ended did, beside what was predicted. */
+static int write_trace(struct loop *l, struct mt_err *err)
+{
+    uint64_t done = l->st->step - l->first_step;
+    bool last = l->st->step >= l->s->total_steps || (l->p->max_steps && done >= l->p->max_steps);
+    if (!l->p->trace || done > TRACED_STEP || (done < TRACED_STEP && !last))
+        return 0;
+    struct mt_trace_span *spans = NULL;
+    struct mt_sim_graph graph = {0};
+    size_t n = 0;
+    int rc = mt_engine_trace_read(l->s->engine, &spans, &n, err);
+    if (!rc) {
+        mt_engine_trace(l->s->engine, false);
+        if (l->s->has_choice)
+            mt_session_predict(l->s, &graph, NULL);
+        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->s->layout, err);
+    }
+    free(spans);
+    mt_sim_graph_finish(&graph);
+    return rc;
+}
+
 static int run_step(struct loop *l, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
@@ -235,6 +258,8 @@ static int run_step(struct loop *l, struct mt_err *err)
     l->st->seconds += r.seconds;
     l->evaluated = false;
     rc = report_step(l, &r, err);
+    if (!rc)
+        rc = write_trace(l, err);
     return rc ? rc : count_skip(l, &r.result, err);
 }
 
@@ -295,6 +320,8 @@ static int finish_run(struct loop *l, enum mt_train_end end, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
+    if (l->p->no_save)
+        return mt_engine_flush(l->s->engine, err);
     if (end == MT_END_SIGNAL) {
         if (c->checkpoint.on_signal == MT_ON_SIGNAL_NONE)
             return mt_engine_flush(l->s->engine, err);
@@ -316,6 +343,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     if (!rc)
         rc = mt_metrics_open(&l.metrics, l.s->cfg, p->dir, p->state->step, err);
     if (!rc) {
+        mt_engine_trace(l.s->engine, p->trace != NULL);
         atomic_store(&p->control->engine, l.s->engine);
         rc = run_steps(&l, end, err);
         if (!rc)

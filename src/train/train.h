@@ -57,6 +57,8 @@ struct mt_train_params {
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */
     const char *dir;
+    bool no_save;                  /* nothing is saved at the end: benchmarks */
+    const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 
 /** Runs to the end or until asked to stop; the state is saved as the configuration says. */

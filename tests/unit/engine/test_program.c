@@ -338,6 +338,31 @@ static void prefetch_starts_before_use(void **state)
     mt_program_finish(&prog);
 }
 
+/* The head's buffer is free from the start, but its weights are those updated last: a load that waits for
+ * them at the head of the queue would hold up every other. */
+static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    for (int resident = 0; resident < 2; resident++) {
+        make(&f, 8, 2);
+        if (resident)
+            mt_program_max_buffers(&f.p, f.p.n_buffers);
+        assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+        int32_t unit = 0; /* that forward has come to */
+        for (size_t i = 0; i < prog.n_instrs && prog.instrs[i].op != MT_OP_HEAD; i++) {
+            const struct mt_instr *in = &prog.instrs[i];
+            if (in->op == MT_OP_FORWARD)
+                unit = in->unit;
+            if (in->op == MT_OP_LOAD && prog.objects[in->operand[0].object].kind == MT_OBJ_WEIGHTS &&
+                in->unit > unit + 3)
+                fail_msg("the load of unit %d is queued in front of unit %d", in->unit, unit);
+        }
+        mt_program_finish(&prog);
+    }
+}
+
 /* Waits that follow from others are not in a program, so every one that is must be missed. */
 static void drop_each_wait(unsigned disk)
 {
@@ -470,6 +495,7 @@ int main(void)
         cmocka_unit_test(everything_resident_loads_each_unit_once),
         cmocka_unit_test(last_layers_stay_over_the_turn),
         cmocka_unit_test(prefetch_starts_before_use),
+        cmocka_unit_test(weights_do_not_queue_up_far_ahead_of_their_use),
         cmocka_unit_test(dropping_a_wait_is_rejected),
         cmocka_unit_test(reusing_a_slot_before_its_last_reader_is_rejected),
         cmocka_unit_test(taking_a_gradient_early_is_rejected),

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench: every job of a sweep in a child process, so that a crash is a row and not the end. */
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "plan_print.h"
+#include "sweep/sweep.h"
+
+enum { MAX_RUNS = 64 };
+
+struct bench {
+    struct cli *cli;
+    const struct cli_args *args;
+    struct mt_sweep sweep;
+    char dir[4096];
+    struct mt_sweep_row *rows; /* of the jobs chosen so far */
+    size_t n_rows;
+    bool interrupted;
+};
+
+static bool chosen(const struct bench *b, const struct mt_sweep_job *j)
+{
+    const char *glob = cli_arg(b->args, "only");
+    if (!glob || !fnmatch(glob, j->name, 0))
+        return true;
+    for (size_t i = 0; i < j->axes.n; i++) {
+        char point[600];
+        snprintf(point, sizeof(point), "%s=%s", j->axes.p[i].key, j->axes.p[i].value);
+        if (!fnmatch(glob, point, 0))
+            return true;
+    }
+    return false;
+}
+
+static void describe(char *buf, size_t len, const struct mt_sweep_job *j)
+{
+    int at = snprintf(buf, len, "%s", j->name);
+    for (size_t i = 0; i < j->axes.n && at >= 0 && (size_t)at < len; i++) {
+        const char *dot = strchr(j->axes.p[i].key, '.');
+        at += snprintf(buf + at, len - (size_t)at, "%s%s=%s", at ? " " : "", dot ? dot + 1 : "",
+                       j->axes.p[i].value);
+    }
+    if (!buf[0])
+        snprintf(buf, len, "%s", j->hash);
+}
+
+static int write_job(const struct bench *b, const struct mt_sweep_job *j, char *path, size_t len,
+                     struct mt_err *err)
+{
+    snprintf(path, len, "%.3000s/%s.ini", b->dir, j->hash);
+    return mt_write_file(path, j->ini, strlen(j->ini), err);
+}
+
+/* --- prediction ----------------------------------------------------------------------------------- */
+
+static void take_prediction(struct mt_sweep_prediction *p, const struct plan_view *v)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    const struct mt_plan_request *r = &v->request;
+    const struct mt_rate *rate = v->machine.rate;
+    p->fits = true;
+    p->seconds = c->sim.seconds;
+    p->device_bytes = (double)c->engine.device_bytes;
+    p->host_bytes = (double)c->host_bytes;
+    p->tokens = (double)(r->rows_per_step * r->seq_len);
+    p->model_flops = p->tokens * mt_model_flops_per_token(v->layout, r->seq_len);
+    p->peak_flops = 1e12 * rate[r->dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
+    for (int i = 0; i < MT_SIM_N_PHASES; i++)
+        snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
+}
+
+/* A machine that is not measured gives no prediction: no error where jobs are run. */
+static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p,
+                   struct mt_err *err)
+{
+    char path[3200];
+    struct plan_view v;
+    *p = (struct mt_sweep_prediction){.fits = true};
+    int rc = write_job(b, j, path, sizeof(path), err);
+    if (rc)
+        return rc;
+    rc = plan_view_open(&v, path, b->args, err);
+    if (!rc && cli_arg(b->args, "measure"))
+        rc = plan_view_measure(&v, b->cli, err);
+    if (!rc)
+        rc = mt_plan_search(&v.choice, &v.request, err);
+    if (!rc)
+        take_prediction(p, &v);
+    if (rc == -ENOSPC) {
+        p->fits = false;
+        rc = 0;
+    } else if ((rc == -ENOENT || rc == -ESTALE) && v.layout && !cli_arg(b->args, "predict-only")) {
+        rc = 0;
+    }
+    plan_view_close(&v);
+    return rc;
+}
+
+/* --- running -------------------------------------------------------------------------------------- */
+
+static void be_child(const char *ini, const char *dir, const char *log)
+{
+    int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        dup2(fd, STDOUT_FILENO);
+        dup2(fd, STDERR_FILENO);
+    }
+    if (adj >= 0 && write(adj, "1000", 4) < 0) /* memory that runs out takes this one */
+        adj = -1;
+    execl("/proc/self/exe", "megatrain", "run", ini, "--out", dir, "--force", "--no-save",
+          "--no-progress", (char *)NULL);
+    _exit(127);
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+/* Medians over the measured steps of a run's metrics. */
+static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
+{
+    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, N_FIELDS };
+    static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
+                                               "h2d_bytes", "d2h_bytes"};
+    char path[4200], *text = NULL;
+    size_t len = 0, n = 0;
+    double *v[N_FIELDS] = {NULL};
+    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
+    int rc = mt_read_file(path, &text, &len, err);
+    size_t lines = 0;
+    for (size_t i = 0; !rc && i < len; i++)
+        lines += text[i] == '\n';
+    for (int k = 0; k < N_FIELDS && !rc; k++)
+        if (!(v[k] = mt_calloc(lines + 1, sizeof(double))))
+            rc = mt_fail_nomem(err, path, lines);
+    char *save = NULL;
+    for (char *line = rc ? NULL : strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        cJSON *o = cJSON_Parse(line);
+        if (o && mt_json_get(o, "t_step") && skip-- <= 0) {
+            for (int k = 0; k < N_FIELDS; k++)
+                v[k][n] = number(o, keys[k]);
+            n++;
+        }
+        cJSON_Delete(o);
+    }
+    if (!rc && !n)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
+    double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
+                               &r->h2d_bytes, &r->d2h_bytes};
+    for (int k = 0; k < N_FIELDS; k++) {
+        if (!rc)
+            *field[k] = mt_stats_of(v[k], n).median;
+        free(v[k]);
+    }
+    free(text);
+    return rc;
+}
+
+static void read_run_json(struct mt_sweep_run *r, const char *dir)
+{
+    char path[4200];
+    cJSON *o;
+    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
+    if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
+        return;
+    r->device_bytes = number(o, "device_bytes");
+    r->planned_bytes = number(o, "host_bytes") + r->device_bytes;
+    cJSON_Delete(o);
+}
+
+/* One run in a child; a failure of the job is its status, not an error. */
+static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
+                    struct mt_err *err)
+{
+    char ini[3200], dir[3300], log[3300];
+    struct rusage use = {0};
+    int status = 0;
+    *r = (struct mt_sweep_run){{0}};
+    int rc = write_job(b, j, ini, sizeof(ini), err);
+    snprintf(dir, sizeof(dir), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
+    snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, j->hash, k);
+    if (rc)
+        return rc;
+    if (b->sweep.cooldown > 0)
+        usleep((useconds_t)(b->sweep.cooldown * 1e6));
+    fflush(NULL);
+    pid_t pid = fork();
+    if (!pid)
+        be_child(ini, dir, log);
+    if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
+    r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    b->interrupted = code == 130 || code == 143;
+    if (WIFSIGNALED(status))
+        snprintf(r->status, sizeof(r->status), "signal %d", WTERMSIG(status));
+    else if (code)
+        snprintf(r->status, sizeof(r->status), code == EXIT_NO_FIT ? "does not fit" : "exit %d", code);
+    else
+        snprintf(r->status, sizeof(r->status), "ok");
+    if (!code) {
+        rc = read_metrics(r, dir, b->sweep.warmup_steps, err);
+        read_run_json(r, dir);
+    }
+    return rc || b->interrupted ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
+}
+
+static double spread_of(const struct mt_sweep_run *runs, int n)
+{
+    double v[MAX_RUNS];
+    for (int i = 0; i < n; i++)
+        v[i] = runs[i].seconds;
+    struct mt_stats s = mt_stats_of(v, (size_t)n);
+    return s.median > 0 ? s.deviation / s.median : 0;
+}
+
+/* A job's repeats, and more of them while they differ too much. */
+static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_run *runs, size_t *n,
+                   struct mt_err *err)
+{
+    int most = MT_MIN(MT_MAX(b->sweep.max_repeat, b->sweep.repeat), MAX_RUNS), rc = 0;
+    *n = 0;
+    for (int k = 0; k < most && !rc && !b->interrupted; k++) {
+        if (k >= b->sweep.repeat && spread_of(runs, k) <= b->sweep.spread)
+            break;
+        rc = mt_sweep_run_load(&runs[k], b->dir, j->hash, k, err);
+        if (rc == -ENOENT)
+            rc = run_once(b, j, k, &runs[k], err);
+        if (!rc && !b->interrupted)
+            *n = (size_t)k + 1;
+        if (!rc && strcmp(runs[k].status, "ok")) {
+            if (b->sweep.abort_on_oom && !strcmp(runs[k].status, "does not fit"))
+                rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "job %s does not fit", j->hash);
+            break; /* it will not go better the second time */
+        }
+    }
+    return rc;
+}
+
+/* --- tables --------------------------------------------------------------------------------------- */
+
+static int export(const struct bench *b, const char *option, const char *name, const struct mt_str *text,
+                  struct mt_err *err)
+{
+    char path[4200];
+    const char *also = cli_arg(b->args, option);
+    snprintf(path, sizeof(path), "%.4000s/%s", b->dir, name);
+    int rc = text->failed ? mt_fail_nomem(err, path, text->len)
+                          : mt_write_file(path, text->p ? text->p : "", text->len, err);
+    return rc || !also ? rc : mt_write_file(also, text->p ? text->p : "", text->len, err);
+}
+
+static int write_tables(const struct bench *b, struct mt_err *err)
+{
+    struct mt_str csv = {0}, md = {0}, json = {0};
+    mt_sweep_csv(&csv, b->rows, b->n_rows);
+    mt_sweep_markdown(&md, b->rows, b->n_rows);
+    cJSON *o = mt_sweep_json(b->rows, b->n_rows);
+    char *text = cJSON_Print(o);
+    mt_str_printf(&json, "%s\n", text ? text : "");
+    free(text);
+    cJSON_Delete(o);
+    int rc = export(b, "export-csv", "sweep.csv", &csv, err);
+    if (!rc)
+        rc = export(b, "export-json", "sweep.json", &json, err);
+    if (!rc)
+        rc = export(b, "export-markdown", "sweep.md", &md, err);
+    mt_str_finish(&csv);
+    mt_str_finish(&md);
+    mt_str_finish(&json);
+    return rc;
+}
+
+static void print_live(const struct bench *b, const struct mt_sweep_row *r, size_t done, size_t all)
+{
+    char what[80];
+    const struct mt_stats *s = &r->seconds;
+    if (b->cli->quiet)
+        return;
+    describe(what, sizeof(what), r->job);
+    fprintf(stderr, "%zu/%zu %-44s ", done, all, what);
+    if (s->n)
+        fprintf(stderr, "%8.4g s +-%4.1f%%", s->median, 100 * s->deviation / s->median);
+    else
+        fprintf(stderr, "%-17s", r->status);
+    if (r->predicted.seconds > 0)
+        fprintf(stderr, "  predicted %8.4g s", r->predicted.seconds);
+    if (s->n && r->predicted.seconds > 0)
+        fprintf(stderr, " (%.2f)", s->median / r->predicted.seconds);
+    fprintf(stderr, "\n");
+}
+
+static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *err)
+{
+    const char *out = cli_arg(b->args, "out");
+    size_t len = strlen(sweep_path);
+    bool ini = len > 4 && !strcmp(sweep_path + len - 4, ".ini");
+    if (out)
+        snprintf(b->dir, sizeof(b->dir), "%s", out);
+    else
+        snprintf(b->dir, sizeof(b->dir), "%.*s.bench", (int)(ini ? len - 4 : len), sweep_path);
+    int rc = 0;
+    if (mt_is_dir(b->dir) && cli_arg(b->args, "force"))
+        rc = mt_remove_tree(b->dir, err);
+    else if (mt_is_dir(b->dir) && !cli_arg(b->args, "resume"))
+        return mt_fail(err, MT_ERR_USAGE, -EEXIST,
+                       "%s has results: go on with --resume, start over with --force, or choose --out",
+                       b->dir);
+    char runs[4200];
+    snprintf(runs, sizeof(runs), "%.4000s/runs", b->dir);
+    return rc ? rc : mt_mkdir_p(runs, err);
+}
+
+static int run_sweep(struct bench *b, struct mt_err *err)
+{
+    struct mt_sweep_run *runs = mt_calloc(MAX_RUNS, sizeof(*runs));
+    size_t all = 0;
+    int rc = 0;
+    b->rows = mt_calloc(b->sweep.n_jobs + 1, sizeof(*b->rows));
+    if (!b->rows || !runs)
+        rc = mt_fail_nomem(err, "a sweep", b->sweep.n_jobs * sizeof(*b->rows));
+    for (size_t i = 0; i < b->sweep.n_jobs; i++)
+        all += chosen(b, &b->sweep.jobs[i]);
+    if (!rc && !all)
+        rc = mt_fail(err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(b->args, "only"));
+    for (size_t i = 0; i < b->sweep.n_jobs && !rc && !b->interrupted; i++) {
+        const struct mt_sweep_job *j = &b->sweep.jobs[i];
+        struct mt_sweep_prediction p;
+        size_t n = 0;
+        if (!chosen(b, j))
+            continue;
+        rc = predict(b, j, &p, err);
+        if (!rc && !cli_arg(b->args, "predict-only"))
+            rc = run_job(b, j, runs, &n, err);
+        if (rc || b->interrupted)
+            break;
+        mt_sweep_row_fill(&b->rows[b->n_rows++], j, runs, n, &p);
+        print_live(b, &b->rows[b->n_rows - 1], b->n_rows, all);
+        rc = write_tables(b, err);
+    }
+    free(runs);
+    return rc;
+}
+
+static int read_table(cJSON **out, const char *path, struct mt_err *err)
+{
+    char file[4200];
+    snprintf(file, sizeof(file), mt_is_dir(path) ? "%.4000s/sweep.json" : "%.4000s", path);
+    return mt_json_read_file(out, file, MT_ERR_INPUT, err);
+}
+
+static int compare(const struct cli_args *args)
+{
+    cJSON *a = NULL, *b = NULL;
+    struct mt_str text = {0};
+    struct mt_err err;
+    if (args->n_operands != 2) {
+        fprintf(stderr, "megatrain bench --compare wants two result folders\n");
+        return EXIT_USAGE;
+    }
+    int rc = read_table(&a, args->operands[0], &err);
+    if (!rc)
+        rc = read_table(&b, args->operands[1], &err);
+    if (!rc) {
+        mt_sweep_compare(&text, a, b);
+        printf("%s", text.p ? text.p : "");
+    }
+    mt_str_finish(&text);
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    return rc ? cli_fail(&err) : 0;
+}
+
+int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
+{
+    struct bench b = {.cli = cli, .args = args};
+    struct mt_err err = {0};
+    if (cli_arg(args, "compare"))
+        return compare(args);
+    int rc = mt_sweep_read(&b.sweep, args->operands[0], &err);
+    if (!rc)
+        rc = open_folder(&b, args->operands[0], &err);
+    if (!rc)
+        rc = run_sweep(&b, &err);
+    if (!rc && !b.interrupted) {
+        struct mt_str md = {0};
+        mt_sweep_markdown(&md, b.rows, b.n_rows);
+        printf("%s", md.p ? md.p : "");
+        mt_str_finish(&md);
+    }
+    free(b.rows);
+    mt_sweep_finish(&b.sweep);
+    return rc ? cli_fail(&err) : b.interrupted ? 130 : 0;
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "device/device.h"
+#include "hf/hf_config.h"
+#include "hw/hw.h"
+#include "plan/measure.h"
+#include "plan_print.h"
+
+/* "24GiB", "25GB/s" (or a bare number of GB/s); -1 where it is neither. */
+static double parse_amount(const char *text, double unit_scale)
+{
+    static const struct {
+        const char *suffix;
+        double factor;
+    } units[] = {{"", 0}, {"GB/s", 1e9}, {"MB/s", 1e6}, {"GiB", 1073741824.0}, {"MiB", 1048576.0},
+                 {"TiB", 1099511627776.0}, {"GB", 1e9}, {"MB", 1e6}, {"TB", 1e12}, {"G", 1e9}};
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || !(v > 0))
+        return -1;
+    for (size_t i = 0; i < MT_ARRAY_LEN(units); i++)
+        if (!strcmp(end, units[i].suffix))
+            return units[i].factor > 0 ? v * units[i].factor / unit_scale : v;
+    return -1;
+}
+
+static int set_rates(struct mt_machine *m, const struct cli_args *args, const char *option, double scale,
+                     const enum mt_rate_id *id, const double *share, int n, struct mt_err *err)
+{
+    const char *text = cli_arg(args, option);
+    if (!text)
+        return 0;
+    double v = parse_amount(text, scale);
+    if (v < 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s: \"%s\" is not an amount such as %s", option, text,
+                       scale > 1e9 ? "24GiB" : "25GB/s");
+    for (int i = 0; i < n; i++)
+        m->rate[id[i]] = (struct mt_rate){v * share[i], MT_RATE_RATED};
+    return 0;
+}
+
+/* The user's what-ifs over the machine's file. */
+static int apply_options(struct mt_machine *m, const struct cli_args *args, struct mt_err *err)
+{
+    static const double one[] = {1, 1, 1, 1}, link[] = {1, 1, 0.85, 0.85}, disk[] = {1, 0.7, 0.6, 0.4};
+    const enum mt_rate_id gpu[] = {MT_RATE_DEVICE_GIB}, host[] = {MT_RATE_HOST_GIB};
+    const enum mt_rate_id pcie[] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
+    const enum mt_rate_id nvme[] = {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
+    int rc = set_rates(m, args, "gpu-mem", 1073741824.0, gpu, one, 1, err);
+    if (!rc)
+        rc = set_rates(m, args, "host-mem", 1073741824.0, host, one, 1, err);
+    if (!rc)
+        rc = set_rates(m, args, "pcie", 1e9, pcie, link, 4, err);
+    if (!rc)
+        rc = set_rates(m, args, "nvme", 1e9, nvme, disk, 4, err);
+    if (!rc && cli_arg(args, "nvme") && !(m->rate[MT_RATE_DRIVES].value > 0))
+        m->rate[MT_RATE_DRIVES] = (struct mt_rate){1, MT_RATE_RATED};
+    const char *drives = cli_arg(args, "drives");
+    if (!rc && drives) {
+        m->rate[MT_RATE_DRIVES] = (struct mt_rate){atof(drives), MT_RATE_RATED};
+        if (!(m->rate[MT_RATE_DRIVES].value >= 1) || !(m->rate[MT_RATE_READ].value > 0))
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                         "--drives %s: a number of drives, and with --nvme their speed", drives);
+    }
+    return rc;
+}
+
+/* A file, or the name of one of the stored machines. */
+static int find_machine(char *buf, size_t len, const char *name, struct mt_err *err)
+{
+    char exe[3000];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash)
+        *slash = 0;
+    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines",
+                                       "../configs/machines"};
+    snprintf(buf, len, "%s", name);
+    if (mt_path_exists(buf))
+        return 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(near); i++) {
+        snprintf(buf, len, "%s/%s/%.200s.ini", exe, near[i], name);
+        if (mt_path_exists(buf))
+            return 0;
+    }
+    return mt_fail(err, MT_ERR_USAGE, -ENOENT,
+                   "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
+}
+
+static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct mt_err *err)
+{
+    int *cpus = NULL, n = 0;
+    mt_device *dev = NULL;
+    int rc = mt_hw_cores(&cpus, &n, err);
+    free(cpus);
+    if (cfg->device.cpu_threads != MT_CFG_AUTO)
+        n = (int)cfg->device.cpu_threads;
+    if (!rc)
+        rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
+                                                               .budget_bytes = 1 << 20}, err);
+    if (!rc)
+        rc = mt_machine_load_cached(m, "cpu", mt_device_limits(dev)->name, n, err);
+    if (rc == -ENOENT || rc == -ESTALE)
+        mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
+    mt_device_destroy(&dev);
+    return rc;
+}
+
+static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
+{
+    char path[4096];
+    const char *name = cli_arg(args, "machine");
+    v->local = !name;
+    if (!name)
+        return load_local(&v->machine, v->cfg, err);
+    int rc = find_machine(path, sizeof(path), name, err);
+    if (!rc)
+        rc = mt_machine_read(&v->machine, path, err);
+    if (!rc)
+        rc = apply_options(&v->machine, args, err);
+    return rc;
+}
+
+static int read_model(struct plan_view *v, struct mt_err *err)
+{
+    char *dir = NULL, *text = NULL;
+    const char *path = v->cfg->model.path;
+    size_t len = strlen(path);
+    int rc;
+    if (!len)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "plan what? give a configuration, or --model with a config.json or a model's name");
+    if (len > 5 && !strcmp(path + len - 5, ".json")) {
+        rc = mt_read_file(path, &text, &len, err);
+        if (rc && err)
+            err->kind = MT_ERR_INPUT;
+        if (!rc)
+            rc = mt_hf_config_parse(&v->hf, text, len, path, err);
+        free(text);
+        return rc;
+    }
+    rc = mt_hf_find_model(&dir, path, err);
+    if (!rc)
+        rc = mt_hf_config_read(&v->hf, dir, err);
+    free(dir);
+    return rc;
+}
+
+/* Options that are shorthands for keys. */
+static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
+{
+    static const struct {
+        const char *option, *key;
+    } keys[] = {{"model", "model.path"}, {"seq-len", "data.seq_len"}, {"micro-batch", "train.micro_batch"}};
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(keys) && !rc; i++)
+        if (cli_arg(args, keys[i].option))
+            rc = mt_config_override(cfg, keys[i].key, cli_arg(args, keys[i].option), "command line", err);
+    const char *tokens = cli_arg(args, "tokens-per-step");
+    if (!rc && tokens) {
+        rc = mt_config_override(cfg, "train.batch_size", "0", "command line", err);
+        if (!rc)
+            rc = mt_config_override(cfg, "train.tokens_per_step", tokens, "command line", err);
+    }
+    return rc;
+}
+
+int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err)
+{
+    *v = (struct plan_view){0};
+    int rc = cli_load_file(&v->cfg, ini, args, err);
+    if (!rc)
+        rc = shorthand(v->cfg, args, err);
+    if (!rc)
+        rc = read_model(v, err);
+    if (!rc)
+        rc = mt_layout_create(&v->layout, &v->hf, &v->cfg->model.freeze,
+                              v->cfg->optimizer.decay_embeddings, err);
+    if (!rc)
+        rc = load_machine(v, args, err);
+    if (!rc)
+        rc = mt_plan_request_make(&v->request, v->cfg, v->layout, &v->machine, v->local, err);
+    return rc;
+}
+
+void plan_view_close(struct plan_view *v)
+{
+    mt_plan_choice_finish(&v->choice);
+    mt_machine_finish(&v->machine);
+    mt_layout_destroy(&v->layout);
+    mt_config_destroy(&v->cfg);
+}
+
+static void show_progress(void *ctx, const char *what)
+{
+    const struct cli *cli = ctx;
+    if (!cli->quiet)
+        fprintf(stderr, "measuring %s\n", what);
+}
+
+/* Times what this configuration will run, so that nothing is interpolated; kept in the profile. */
+int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
+{
+    char path[4096];
+    struct mt_plan_choice first;
+    struct mt_metered *ops = NULL;
+    size_t n = 0;
+    int *cpus = NULL, n_cores = 0;
+    if (!v->local)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine: not with --machine");
+    int rc = mt_plan_search(&first, &v->request, err);
+    if (rc)
+        return rc;
+    rc = mt_hw_cores(&cpus, &n_cores, err);
+    struct mt_plan_request r = v->request;
+    r.micro_batch = first.micro_batch;
+    r.logits_chunk = first.logits_chunk;
+    if (!rc)
+        rc = mt_plan_operations(&ops, &n, &r, err);
+    struct mt_measure_params mp = {.device_kind = "cpu", .n_threads = r.threads,
+                                   .cpus = r.threads <= n_cores ? cpus : NULL,
+                                   .progress = show_progress, .ctx = cli};
+    if (!rc)
+        rc = mt_measure_operations(&v->machine, &mp, ops, n, err);
+    mt_machine_cache_path(path, sizeof(path), "cpu", r.threads);
+    if (!rc)
+        rc = mt_machine_write(&v->machine, path, err);
+    mt_plan_choice_finish(&first);
+    free(ops);
+    free(cpus);
+    return rc;
+}
+
+static int no_fit(struct plan_view *v, const struct cli_args *args, const struct mt_err *err)
+{
+    struct mt_plan_change changes[3];
+    size_t n = mt_plan_changes(changes, MT_ARRAY_LEN(changes), &v->request);
+    if (cli_arg(args, "json")) {
+        plan_print_no_fit_json(v, err, changes, n);
+        return EXIT_NO_FIT;
+    }
+    cli_fail(err);
+    fprintf(stderr, n ? "It would fit with any one of these (seconds of a step, then):\n"
+                      : "No single change makes it fit.\n");
+    for (size_t i = 0; i < n; i++)
+        fprintf(stderr, "  %-60s %10.4g s%s\n", changes[i].what, changes[i].seconds,
+                changes[i].hardware ? "  (hardware)" : "");
+    return EXIT_NO_FIT;
+}
+
+int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
+{
+    struct plan_view v;
+    struct mt_err err = {0};
+    int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
+    if (!rc && cli_arg(args, "measure"))
+        rc = plan_view_measure(&v, cli, &err);
+    if (!rc)
+        rc = mt_plan_search(&v.choice, &v.request, &err);
+    if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)
+        code = no_fit(&v, args, &err);
+    else if (rc)
+        code = cli_fail(&err);
+    else if (cli_arg(args, "json"))
+        plan_print_json(&v);
+    else
+        plan_print(&v);
+    plan_view_close(&v);
+    return code;
+}

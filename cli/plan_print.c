@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan_print.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "optim/adam.h"
+
+static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
+static const char *const tier_names[] = {"host", "states on disk", "all on disk"};
+static const char *const phase_names[] = {"forward, with the update", "backward"};
+
+/* --- what the table and the JSON both say -------------------------------------------------------- */
+
+struct row {
+    const char *tier, *use;
+    uint64_t bytes;
+};
+enum { MAX_ROWS = 32 };
+
+static size_t add(struct row *rows, size_t n, const char *tier, const char *use, uint64_t bytes)
+{
+    if (bytes && n < MAX_ROWS)
+        rows[n++] = (struct row){tier, use, bytes};
+    return n;
+}
+
+static size_t memory_rows(const struct plan_view *v, struct row *rows)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    const struct mt_engine_plan *p = &c->engine;
+    size_t n = 0;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        n = add(rows, n, "device", mt_pool_id_name(i), p->pool_bytes[i]);
+    n = add(rows, n, "device", "scratch", p->scratch);
+    n = add(rows, n, "device", "logits", p->logits);
+    n = add(rows, n, "device", "inputs", p->inputs);
+    n = add(rows, n, "device", "rotary tables", p->tables);
+    n = add(rows, n, "host", "weights, moments, gradients", c->planes_bytes);
+    n = add(rows, n, "host", "boundaries and activations", c->spill_on_disk ? 0 : p->spill_bytes);
+    n = add(rows, n, "host", "staging", c->staging_bytes);
+    n = add(rows, n, "host", "process", c->process_bytes);
+    uint64_t spill = c->spill_on_disk ? p->spill_bytes : 0;
+    n = add(rows, n, "disk", "training state", c->disk_bytes - spill);
+    return add(rows, n, "disk", "boundaries and activations", spill);
+}
+
+struct figures {
+    double tokens, tok_s, model_flops, tflops, peak, days_run, run_tokens, joules_token;
+    double disk_read, disk_write; /* bytes a step */
+};
+
+static struct figures figure(const struct plan_view *v)
+{
+    const struct mt_plan_request *r = &v->request;
+    const struct mt_rate *rate = v->machine.rate;
+    struct figures f = {.tokens = (double)(r->rows_per_step * r->seq_len)};
+    double s = v->choice.sim.seconds;
+    f.tok_s = f.tokens / s;
+    f.model_flops = f.tokens * mt_model_flops_per_token(v->layout, r->seq_len);
+    f.tflops = f.model_flops / s * 1e-12;
+    f.peak = rate[r->dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
+    f.run_tokens = v->cfg->train.tokens ? (double)v->cfg->train.tokens
+                   : v->cfg->train.steps ? (double)v->cfg->train.steps * f.tokens
+                                         : 1e9;
+    f.days_run = f.run_tokens / f.tok_s / 86400;
+    f.joules_token = rate[MT_RATE_POWER].value / f.tok_s;
+    f.disk_read = v->choice.sim.bytes[MT_SIM_DISK_READ];
+    f.disk_write = v->choice.sim.bytes[MT_SIM_DISK_WRITE];
+    return f;
+}
+
+/* The best that was found with another value of a knob; 0 where there was none. `knob` tells candidates
+ * apart. */
+enum knob { KNOB_MICRO_BATCH, KNOB_SLOTS, KNOB_ACTIVATIONS, KNOB_CHUNK, N_KNOBS };
+
+static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_tried *t, enum knob k)
+{
+    switch (k) {
+    case KNOB_MICRO_BATCH:
+        return t->micro_batch == c->micro_batch;
+    case KNOB_SLOTS:
+        return t->slots == c->slots;
+    case KNOB_ACTIVATIONS:
+        return t->activations == c->activations && t->keep_layers == c->keep_layers;
+    default:
+        return t->logits_chunk == c->logits_chunk;
+    }
+}
+
+static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t, enum knob k)
+{
+    if (k == KNOB_MICRO_BATCH)
+        snprintf(buf, len, "%zu", t->micro_batch);
+    else if (k == KNOB_SLOTS)
+        snprintf(buf, len, "%d", t->slots);
+    else if (k == KNOB_CHUNK)
+        snprintf(buf, len, "%zu", t->logits_chunk);
+    else if (t->keep_layers)
+        snprintf(buf, len, "%s, %d layers kept", act_names[t->activations], t->keep_layers);
+    else
+        snprintf(buf, len, "%s", act_names[t->activations]);
+}
+
+static void explain(char *buf, size_t len, const struct plan_view *v, enum knob k, bool fixed)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    const struct mt_plan_tried *best = NULL;
+    size_t unfit = 0;
+    char value[64];
+    for (size_t i = 0; i < c->n_tried; i++) {
+        const struct mt_plan_tried *t = &c->tried[i];
+        if (same_value(c, t, k))
+            continue;
+        unfit += t->seconds == 0;
+        if (t->seconds > 0 && (!best || t->seconds < best->seconds))
+            best = t;
+    }
+    if (fixed) {
+        snprintf(buf, len, "as given");
+    } else if (best) {
+        describe_value(value, sizeof(value), best, k);
+        double more = 100 * (best->seconds / c->sim.seconds - 1);
+        if (more < 0.05)
+            snprintf(buf, len, "%s would be as fast", value);
+        else
+            snprintf(buf, len, "%s would take %.1f%% longer", value, more);
+    } else {
+        snprintf(buf, len, unfit ? "nothing else fits" : "nothing else would be faster");
+    }
+}
+
+/* --- the table ------------------------------------------------------------------------------------ */
+
+static void print_head(const struct plan_view *v)
+{
+    const struct mt_plan_request *r = &v->request;
+    const struct mt_plan_choice *c = &v->choice;
+    char a[32], b[32];
+    bool measured = v->machine.rate[MT_RATE_GEMM_BF16].source == MT_RATE_MEASURED;
+    printf("Model     %s, %.4gB parameters, %lld layers, %s\n", v->hf.architecture,
+           (double)v->layout->n_params * 1e-9, (long long)v->hf.n_layers, mt_dtype_name(r->dtype));
+    printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
+    printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->device_budget),
+           mt_format_bytes(b, sizeof(b), r->host_budget));
+    printf("Step      %zu tokens: %zu rows of %zu in %zu micro-batches\n", r->rows_per_step * r->seq_len,
+           r->rows_per_step, r->seq_len, c->n_micro);
+}
+
+static void print_choices(const struct plan_view *v)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    const struct mt_plan_request *r = &v->request;
+    char why[96];
+    printf("\nChoice                  value      why\n");
+    explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->micro_batch != 0);
+    printf("  train.micro_batch     %-9zu  %s\n", c->micro_batch, why);
+    explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->activations != MT_ACT_AUTO);
+    printf("  memory.activations    %-9s  %s\n", act_names[c->activations], why);
+    if (c->activations == MT_ACT_RECOMPUTE)
+        printf("  memory.keep_layers    %-9d  of %lld layers\n", c->keep_layers, (long long)v->hf.n_layers);
+    explain(why, sizeof(why), v, KNOB_SLOTS, r->slots != MT_CFG_AUTO);
+    printf("  memory.slots          %-9d  %s\n", c->slots, why);
+    explain(why, sizeof(why), v, KNOB_CHUNK, r->logits_chunk != 0);
+    printf("  memory.logits_chunk   %-9zu  %s\n", c->logits_chunk, why);
+    printf("  memory.states         %-9s  units:", c->n_tier[0] == v->layout->n_units ? "host" : "disk");
+    for (int t = 0; t < 3; t++)
+        if (c->n_tier[t])
+            printf(" %zu %s%s", c->n_tier[t], tier_names[t], t < 2 && c->n_tier[t + 1] ? "," : "");
+    printf("\n");
+}
+
+static void print_memory(const struct plan_view *v)
+{
+    struct row rows[MAX_ROWS];
+    char a[32];
+    size_t n = memory_rows(v, rows);
+    const char *tier = "";
+    printf("\nMemory     use                                 bytes\n");
+    for (size_t i = 0; i < n; i++) {
+        printf("  %-7s  %-28s  %14llu  %12s\n", strcmp(tier, rows[i].tier) ? rows[i].tier : "", rows[i].use,
+               (unsigned long long)rows[i].bytes, mt_format_bytes(a, sizeof(a), rows[i].bytes));
+        tier = rows[i].tier;
+    }
+    printf("  %-7s  %-28s  %14llu  %12s\n", "sum", "device",
+           (unsigned long long)v->choice.engine.device_bytes,
+           mt_format_bytes(a, sizeof(a), v->choice.engine.device_bytes));
+    printf("  %-7s  %-28s  %14llu  %12s\n", "", v->machine.cpu ? "host, with the device's" : "host",
+           (unsigned long long)v->choice.host_bytes, mt_format_bytes(a, sizeof(a), v->choice.host_bytes));
+}
+
+static void print_time(const struct plan_view *v)
+{
+    const struct mt_sim_result *s = &v->choice.sim;
+    printf("\nTime                         seconds   bound by\n");
+    for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
+        printf("  %-25s %9.4g   %s\n", phase_names[ph], s->phase[ph], mt_sim_resource_name(s->bound[ph]));
+    printf("  %-25s %9.4g\n", "host, between steps", s->seconds - s->makespan);
+    printf("  %-25s %9.4g\n", "a step", s->seconds);
+    printf("\nResource          busy    bytes a step   compute waits for it\n");
+    for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
+        char a[32];
+        if (!(s->busy[k] > 0))
+            continue;
+        printf("  %-14s %5.1f%%  %14s", mt_sim_resource_name((enum mt_sim_resource)k),
+               100 * s->busy[k] / s->seconds,
+               k == MT_SIM_COMPUTE ? "" : mt_format_bytes(a, sizeof(a), (uint64_t)s->bytes[k]));
+        if (k == MT_SIM_COMPUTE)
+            printf("\n");
+        else
+            printf("   %5.1f%%\n", 100 * s->idle[k] / s->seconds);
+    }
+}
+
+static void print_rates(const struct plan_view *v)
+{
+    struct figures f = figure(v);
+    const struct mt_rate *rate = v->machine.rate;
+    char tokens[32];
+    printf("\nSpeed     %.0f tokens/s, %.4g model TFLOP/s", f.tok_s, f.tflops);
+    if (f.peak > 0)
+        printf(" (%.1f%% of %.4g)", 100 * f.tflops / f.peak, f.peak);
+    snprintf(tokens, sizeof(tokens), f.run_tokens == 1e9 ? "a billion" : "%.4g million",
+             f.run_tokens * 1e-6);
+    printf("\nRun       %.3g days for %s tokens", f.days_run, tokens);
+    if (f.joules_token > 0)
+        printf(", %.3g kWh", f.joules_token * f.run_tokens / 3.6e6);
+    printf("\n");
+    if (f.disk_write > 0) {
+        double written = f.disk_write * f.run_tokens / f.tokens;
+        printf("Drives    %.4g GB written a step, %.4g TB in the run", f.disk_write * 1e-9, written * 1e-12);
+        if (rate[MT_RATE_ENDURANCE].value > 0)
+            printf(": %.1f%% of what %g drives are rated for",
+                   100 * written * 1e-12 / (rate[MT_RATE_ENDURANCE].value * rate[MT_RATE_DRIVES].value),
+                   rate[MT_RATE_DRIVES].value);
+        printf("\n");
+    }
+    printf("Searched  %zu candidates\n", v->choice.n_tried);
+}
+
+void plan_print(const struct plan_view *v)
+{
+    print_head(v);
+    print_choices(v);
+    print_memory(v);
+    print_time(v);
+    print_rates(v);
+}
+
+/* --- JSON ----------------------------------------------------------------------------------------- */
+
+static void print_and_delete(cJSON *o)
+{
+    char *text = cJSON_Print(o);
+    if (text)
+        printf("%s\n", text);
+    free(text);
+    cJSON_Delete(o);
+}
+
+static void add_choice(cJSON *o, const struct plan_view *v)
+{
+    const struct mt_plan_choice *c = &v->choice;
+    cJSON *k = cJSON_AddObjectToObject(o, "settings");
+    cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->micro_batch);
+    cJSON_AddStringToObject(k, "memory.activations", act_names[c->activations]);
+    cJSON_AddNumberToObject(k, "memory.keep_layers", c->keep_layers);
+    cJSON_AddNumberToObject(k, "memory.slots", c->slots);
+    cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->logits_chunk);
+    cJSON *t = cJSON_AddObjectToObject(o, "units");
+    for (int i = 0; i < 3; i++)
+        cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);
+    cJSON_AddBoolToObject(o, "boundaries_on_disk", c->spill_on_disk);
+}
+
+static void add_memory(cJSON *o, const struct plan_view *v)
+{
+    struct row rows[MAX_ROWS];
+    size_t n = memory_rows(v, rows);
+    cJSON *m = cJSON_AddArrayToObject(o, "memory");
+    for (size_t i = 0; i < n; i++) {
+        cJSON *r = cJSON_CreateObject();
+        cJSON_AddStringToObject(r, "tier", rows[i].tier);
+        cJSON_AddStringToObject(r, "use", rows[i].use);
+        cJSON_AddNumberToObject(r, "bytes", (double)rows[i].bytes);
+        cJSON_AddItemToArray(m, r);
+    }
+    cJSON_AddNumberToObject(o, "device_bytes", (double)v->choice.engine.device_bytes);
+    cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);
+    cJSON_AddNumberToObject(o, "disk_bytes", (double)v->choice.disk_bytes);
+    cJSON_AddNumberToObject(o, "device_budget", (double)v->request.device_budget);
+    cJSON_AddNumberToObject(o, "host_budget", (double)v->request.host_budget);
+}
+
+static void add_times(cJSON *o, const struct plan_view *v)
+{
+    const struct mt_sim_result *s = &v->choice.sim;
+    struct figures f = figure(v);
+    cJSON *phases = cJSON_AddArrayToObject(o, "phases");
+    for (int ph = 0; ph < MT_SIM_N_PHASES; ph++) {
+        cJSON *p = cJSON_CreateObject();
+        cJSON_AddStringToObject(p, "phase", phase_names[ph]);
+        cJSON_AddNumberToObject(p, "seconds", s->phase[ph]);
+        cJSON_AddStringToObject(p, "bound_by", mt_sim_resource_name(s->bound[ph]));
+        cJSON_AddItemToArray(phases, p);
+    }
+    cJSON *res = cJSON_AddArrayToObject(o, "resources");
+    for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
+        cJSON *r = cJSON_CreateObject();
+        cJSON_AddStringToObject(r, "resource", mt_sim_resource_name((enum mt_sim_resource)k));
+        cJSON_AddNumberToObject(r, "busy_seconds", s->busy[k]);
+        cJSON_AddNumberToObject(r, "bytes", s->bytes[k]);
+        cJSON_AddNumberToObject(r, "compute_idle_seconds", s->idle[k]);
+        cJSON_AddItemToArray(res, r);
+    }
+    cJSON_AddNumberToObject(o, "step_seconds", s->seconds);
+    cJSON_AddNumberToObject(o, "tokens_per_step", f.tokens);
+    cJSON_AddNumberToObject(o, "tokens_per_second", f.tok_s);
+    cJSON_AddNumberToObject(o, "model_tflops", f.tflops);
+    cJSON_AddNumberToObject(o, "utilisation", f.peak > 0 ? f.tflops / f.peak : NAN);
+    cJSON_AddNumberToObject(o, "run_tokens", f.run_tokens);
+    cJSON_AddNumberToObject(o, "run_days", f.days_run);
+    cJSON_AddNumberToObject(o, "joules_per_token", f.joules_token);
+}
+
+void plan_print_json(const struct plan_view *v)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddBoolToObject(o, "fits", true);
+    cJSON_AddStringToObject(o, "model", v->hf.architecture);
+    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    add_choice(o, v);
+    add_memory(o, v);
+    add_times(o, v);
+    cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_tried);
+    print_and_delete(o);
+}
+
+void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
+                            const struct mt_plan_change *changes, size_t n)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddBoolToObject(o, "fits", false);
+    cJSON_AddStringToObject(o, "model", v->hf.architecture);
+    cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    cJSON_AddStringToObject(o, "machine", v->machine.name);
+    cJSON_AddStringToObject(o, "short", err->msg);
+    cJSON *list = cJSON_AddArrayToObject(o, "changes");
+    for (size_t i = 0; i < n; i++) {
+        cJSON *c = cJSON_CreateObject();
+        cJSON_AddStringToObject(c, "change", changes[i].what);
+        cJSON_AddNumberToObject(c, "step_seconds", changes[i].seconds);
+        cJSON_AddBoolToObject(c, "hardware", changes[i].hardware);
+        cJSON_AddItemToArray(list, c);
+    }
+    print_and_delete(o);
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef CLI_PLAN_PRINT_H
+#define CLI_PLAN_PRINT_H
+
+#include "cli.h"
+#include "plan/search.h"
+
+/** What `megatrain plan` shows. */
+struct plan_view {
+    struct mt_config *cfg;
+    struct mt_hf_config hf;
+    struct mt_layout *layout;
+    struct mt_machine machine;
+    bool local; /* the machine is this one */
+    struct mt_plan_request request;
+    struct mt_plan_choice choice;
+};
+
+/**
+ * Opens a configuration (NULL: defaults and --set), its model's config.json and the machine that the
+ * options name, or this one's profile. Also used by bench. Close with plan_view_close(), opened or not.
+ */
+int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
+void plan_view_close(struct plan_view *v);
+/** Times what the configuration will run on this machine and keeps it in the profile. */
+int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err);
+
+/** On standard output; fits 80 columns. */
+void plan_print(const struct plan_view *v);
+void plan_print_json(const struct plan_view *v);
+void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
+                            const struct mt_plan_change *changes, size_t n);
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When each instruction of a step ran: an event before and after it, or on the host the clock. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/engine_priv.h"
+
+struct mt_exec_trace {
+    size_t n;
+    struct {
+        mt_event *event[2]; /* begin, end; of device queues */
+        int64_t ns[2];      /* of the host's */
+    } at[];
+};
+
+void mt_engine_trace(mt_engine *e, bool on)
+{
+    e->tracing = on;
+}
+
+void mt_exec_trace_destroy(struct mt_runnable *r)
+{
+    for (size_t i = 0; r->trace && i < r->trace->n; i++)
+        for (int k = 0; k < 2; k++)
+            mt_event_destroy(&r->trace->at[i].event[k]);
+    free(r->trace);
+    r->trace = NULL;
+}
+
+/* Before a run: its events are there where it is to be traced, and gone where not. */
+int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+{
+    size_t n = r->prog.n_instrs;
+    enum mt_stream s;
+    if (!e->tracing || r->mode != MT_MODE_TRAIN || r->trace) {
+        e->traced = e->tracing && r->trace ? r : e->traced;
+        return 0;
+    }
+    r->trace = mt_calloc(1, sizeof(*r->trace) + n * sizeof(r->trace->at[0]));
+    if (!r->trace)
+        return mt_fail_nomem(err, "a trace", n * sizeof(r->trace->at[0]));
+    r->trace->n = n;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++)
+        for (int k = 0; k < 2 && !rc && mt_exec_stream_of(r->prog.instrs[i].queue, &s); k++)
+            rc = mt_event_create(e->dev, &r->trace->at[i].event[k], err);
+    if (rc)
+        mt_exec_trace_destroy(r);
+    else
+        e->traced = r;
+    return rc;
+}
+
+static int mark(mt_engine *e, struct mt_runnable *r, size_t i, int k, struct mt_err *err)
+{
+    enum mt_stream s;
+    if (!e->tracing || !r->trace)
+        return 0;
+    if (mt_exec_stream_of(r->prog.instrs[i].queue, &s))
+        return mt_event_record(e->dev, r->trace->at[i].event[k], s, err);
+    r->trace->at[i].ns[k] = mt_now_ns();
+    return 0;
+}
+
+int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err)
+{
+    return mark(e, r, i, 0, err);
+}
+
+int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err)
+{
+    return mark(e, r, i, 1, err);
+}
+
+static int64_t time_of(const struct mt_exec_trace *t, size_t i, int k)
+{
+    return t->at[i].event[k] ? mt_event_time_ns(t->at[i].event[k]) : t->at[i].ns[k];
+}
+
+int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_t *n, struct mt_err *err)
+{
+    const struct mt_runnable *r = e->traced;
+    if (!r || !r->trace)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "no step has been traced");
+    struct mt_trace_span *s = mt_calloc(r->trace->n, sizeof(*s));
+    if (!s)
+        return mt_fail_nomem(err, "a trace", r->trace->n * sizeof(*s));
+    for (size_t i = 0; i < r->trace->n; i++) {
+        const struct mt_instr *in = &r->prog.instrs[i];
+        s[i] = (struct mt_trace_span){in->queue, in->op, in->mb, in->unit, in->bytes,
+                                      time_of(r->trace, i, 0), time_of(r->trace, i, 1)};
+    }
+    *spans = s;
+    *n = r->trace->n;
+    return 0;
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/cost.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+struct entry {
+    uint8_t op, n_operands;
+    bool last; /* of the smaller last micro-batch */
+    int unit_class;
+    struct mt_cost cost;
+};
+
+struct mt_cost_table {
+    struct mt_cost_params p;
+    struct mt_engine_params engine_params;
+    mt_device *meter;
+    mt_engine *engine;
+    struct mt_batch batch[2]; /* a full micro-batch; the last one, where it is smaller */
+    size_t n_batches, n_micro;
+    int *unit_class; /* [n_units] the first unit that is alike */
+    struct entry *entries;
+    size_t n_entries, cap_entries;
+    struct mt_metered *ops;
+    size_t n_ops, cap_ops;
+    struct mt_cost sum; /* of the instruction that is being priced */
+    bool failed;
+};
+
+static void on_operation(void *ctx, const struct mt_metered *op)
+{
+    mt_cost_table *t = ctx;
+    t->sum.seconds += mt_machine_op_seconds(t->p.machine, op);
+    t->sum.flops += op->flops;
+    t->sum.bytes += op->bytes;
+    for (size_t i = 0; i < t->n_ops; i++)
+        if (mt_same_operation(&t->ops[i], op))
+            return;
+    if (mt_grow(&t->ops, &t->cap_ops, t->n_ops + 1, sizeof(*t->ops)))
+        t->ops[t->n_ops++] = *op;
+    else
+        t->failed = true;
+}
+
+static bool alike(const struct mt_layout *l, size_t a, size_t b)
+{
+    const struct mt_unit *x = &l->units[a], *y = &l->units[b];
+    const size_t params = offsetof(struct mt_unit, table);
+    return x->kind == y->kind && x->n_elems == y->n_elems && x->trainable == y->trainable &&
+           (x->kind != MT_UNIT_LAYER || l->cfg.window[x->layer] == l->cfg.window[y->layer]) &&
+           !memcmp((const char *)x + params, (const char *)y + params, sizeof(*x) - params);
+}
+
+static int classify_units(mt_cost_table *t, struct mt_err *err)
+{
+    const struct mt_layout *l = t->p.engine->layout;
+    t->unit_class = mt_calloc(l->n_units, sizeof(int));
+    if (!t->unit_class)
+        return mt_fail_nomem(err, "a cost table", l->n_units * sizeof(int));
+    for (size_t u = 0; u < l->n_units; u++)
+        for (t->unit_class[u] = 0; !alike(l, (size_t)t->unit_class[u], u);)
+            t->unit_class[u]++;
+    return 0;
+}
+
+/* Rows of one document each, every token a target, ids spread over the vocabulary. */
+static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
+{
+    struct mt_batch *b = &t->batch[t->n_batches];
+    size_t len = t->p.seq_len, vocab = (size_t)t->p.engine->layout->cfg.vocab;
+    int rc = mt_batch_init(b, rows * len, rows, err);
+    if (rc)
+        return rc;
+    t->n_batches++;
+    uint32_t *ids = mt_calloc(len, sizeof(*ids));
+    if (!ids)
+        return mt_fail_nomem(err, "a cost table", len * sizeof(*ids));
+    for (size_t r = 0; r < rows && !rc; r++) {
+        for (size_t i = 0; i < len; i++)
+            ids[i] = (uint32_t)(((uint64_t)r * len + i) * 2654435761u % vocab);
+        rc = mt_batch_add(b, ids, NULL, len, 0, err);
+    }
+    free(ids);
+    return rc ? rc : mt_batch_seal(b, err);
+}
+
+static int make_engine(mt_cost_table *t, struct mt_err *err)
+{
+    struct mt_meter_params mp = {
+        .kind = t->p.machine->cpu ? "cpu" : "cuda",
+        .budget_bytes = SIZE_MAX / 2,
+        .n_threads = (int)t->p.machine->rate[MT_RATE_CORES].value,
+        .fn = on_operation,
+        .ctx = t,
+    };
+    int rc = mt_device_create_meter(&t->meter, &mp, err);
+    if (rc)
+        return rc;
+    t->engine_params = *t->p.engine;
+    t->engine_params.dev = t->meter;
+    t->engine_params.planes = NULL;
+    t->engine_params.max_micro = t->n_batches;
+    t->engine_params.max_tokens = t->p.micro_batch * t->p.seq_len;
+    t->engine_params.max_docs = t->p.micro_batch;
+    t->engine_params.max_len = t->p.seq_len;
+    rc = mt_engine_create_dry(&t->engine, &t->engine_params, err);
+    return rc ? rc : mt_engine_dry_upload(t->engine, t->batch, t->n_batches, err);
+}
+
+int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err)
+{
+    mt_cost_table *t = mt_calloc(1, sizeof(*t));
+    if (!t)
+        return mt_fail_nomem(err, "a cost table", sizeof(*t));
+    t->p = *p;
+    t->n_micro = mt_div_up(p->rows_per_step, p->micro_batch);
+    size_t rest = p->rows_per_step % p->micro_batch;
+    int rc = classify_units(t, err);
+    if (!rc)
+        rc = make_batch(t, MT_MIN(p->micro_batch, p->rows_per_step), err);
+    if (!rc && rest && t->n_micro > 1)
+        rc = make_batch(t, rest, err);
+    if (!rc)
+        rc = make_engine(t, err);
+    if (rc) {
+        mt_cost_table_destroy(&t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void mt_cost_table_destroy(mt_cost_table **table)
+{
+    mt_cost_table *t = *table;
+    if (!t)
+        return;
+    mt_engine_destroy(&t->engine);
+    mt_device_destroy(&t->meter);
+    for (size_t i = 0; i < t->n_batches; i++)
+        mt_batch_finish(&t->batch[i]);
+    free(t->unit_class);
+    free(t->entries);
+    free(t->ops);
+    free(t);
+    *table = NULL;
+}
+
+static int price(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in, bool last,
+                 struct mt_err *err)
+{
+    struct mt_instr one = *in;
+    one.mb = last ? 1 : 0;
+    t->sum = (struct mt_cost){0};
+    int rc = mt_engine_dry_submit(t->engine, prog, &one, err);
+    if (!rc && t->failed)
+        rc = mt_fail_nomem(err, "a cost table", t->n_ops * sizeof(*t->ops));
+    return rc;
+}
+
+int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,
+               struct mt_cost *out, struct mt_err *err)
+{
+    bool last = t->n_batches > 1 && (size_t)in->mb + 1 == t->n_micro;
+    struct entry key = {in->op, in->n_operands, last, t->unit_class[in->unit], {0}};
+    for (size_t i = 0; i < t->n_entries; i++) {
+        const struct entry *e = &t->entries[i];
+        if (e->op == key.op && e->n_operands == key.n_operands && e->last == key.last &&
+            e->unit_class == key.unit_class) {
+            *out = e->cost;
+            return 0;
+        }
+    }
+    int rc = price(t, prog, in, last, err);
+    if (rc)
+        return rc;
+    key.cost = t->sum;
+    if (!mt_grow(&t->entries, &t->cap_entries, t->n_entries + 1, sizeof(*t->entries)))
+        return mt_fail_nomem(err, "a cost table", t->n_entries * sizeof(*t->entries));
+    t->entries[t->n_entries++] = key;
+    *out = key.cost;
+    return 0;
+}
+
+const struct mt_metered *mt_cost_operations(const mt_cost_table *t, size_t *n)
+{
+    *n = t->n_ops;
+    return t->ops;
+}
+
+double mt_model_flops_per_token(const struct mt_layout *l, size_t seq_len)
+{
+    const struct mt_hf_config *c = &l->cfg;
+    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
+    double h = (double)c->hidden, len = (double)seq_len, sum = 0;
+    double layer = h * (q + 2 * kv) + q * h + 3 * h * (double)c->ffn;
+    for (int64_t i = 0; i < c->n_layers; i++) {
+        double w = c->window[i] ? MT_MIN((double)c->window[i], len) : len;
+        double seen = (w * (w + 1) / 2 + (len - w) * w) / len; /* keys a query sees, on average */
+        sum += 2 * layer + 4 * seen * q;
+    }
+    return 3 * (sum + 2 * h * (double)c->vocab); /* backward is twice forward */
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_COST_H
+#define MT_PLAN_COST_H
+
+#include "engine/engine.h"
+#include "plan/machine.h"
+
+/**
+ * Prices the COMPUTE instructions of step programs: each is submitted once to a dry engine on a counting
+ * device, and its device operations are timed by the machine's profile. Equal instructions (of layers that
+ * are alike, of micro-batches of one size) are priced once.
+ *
+ * Thread-safety: one thread.
+ */
+struct mt_cost {
+    double seconds, flops, bytes; /* flops: of matrix products and attention */
+};
+typedef struct mt_cost_table mt_cost_table;
+
+struct mt_cost_params {
+    const struct mt_engine_params *engine; /* layout, dtypes, logits_chunk; dev and planes are not used */
+    const struct mt_machine *machine;      /* borrowed */
+    size_t seq_len, rows_per_step, micro_batch; /* full rows of one document each */
+};
+int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);
+void mt_cost_table_destroy(mt_cost_table **t);
+int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,
+               struct mt_cost *out, struct mt_err *err);
+/** The distinct operations priced so far; borrowed. */
+const struct mt_metered *mt_cost_operations(const mt_cost_table *t, size_t *n);
+
+/** Floating-point operations of a token's forward and backward, without recomputation, attention
+ * included: what utilisation is counted in. */
+double mt_model_flops_per_token(const struct mt_layout *l, size_t seq_len);
+
+#endif

@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/machine.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "config/ini.h"
+#include "hw/hw.h"
+
+static const struct rate_key {
+    const char *section, *key, *unit, *help;
+} rate_keys[MT_N_RATES] = {
+#define RATE_KEY(id, section, key, unit, help) [MT_RATE_##id] = {section, key, unit, help},
+    MT_MACHINE_RATES(RATE_KEY)
+#undef RATE_KEY
+};
+
+void mt_machine_finish(struct mt_machine *m)
+{
+    free(m->samples);
+    *m = (struct mt_machine){0};
+}
+
+struct reader {
+    struct mt_machine *m;
+    int version;
+};
+
+static int bad(struct mt_err *err, const char *file, int line, const char *fmt, const char *a,
+               const char *b)
+{
+    char msg[256];
+    snprintf(msg, sizeof(msg), fmt, a, b);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s", file, line, msg);
+}
+
+/* "25 measured", "25 rated". */
+static bool parse_rate(struct mt_rate *r, const char *text)
+{
+    char *end;
+    double v = strtod(text, &end);
+    while (*end == ' ')
+        end++;
+    bool rated = !strcmp(end, "rated"), measured = !strcmp(end, "measured");
+    if (end == text || !(v >= 0) || !isfinite(v) || (!rated && !measured))
+        return false;
+    *r = (struct mt_rate){v, rated ? MT_RATE_RATED : MT_RATE_MEASURED};
+    return true;
+}
+
+static int read_machine_key(struct reader *r, const char *file, int line, const char *key,
+                            const char *value, struct mt_err *err)
+{
+    struct mt_machine *m = r->m;
+    if (!strcmp(key, "version")) {
+        r->version = atoi(value);
+    } else if (!strcmp(key, "name")) {
+        snprintf(m->name, sizeof(m->name), "%s", value);
+    } else if (!strcmp(key, "fingerprint")) {
+        snprintf(m->fingerprint, sizeof(m->fingerprint), "%s", value);
+    } else if (!strcmp(key, "kind")) {
+        if (strcmp(value, "cpu") && strcmp(value, "cuda"))
+            return bad(err, file, line, "machine.kind is cpu or cuda, not \"%s\"%s", value, "");
+        m->cpu = !strcmp(value, "cpu");
+    } else {
+        return bad(err, file, line, "unknown key \"machine.%s\"%s", key, "");
+    }
+    return 0;
+}
+
+static int read_adam(struct mt_machine *m, const char *file, int line, const char *key,
+                     const char *value, struct mt_err *err)
+{
+    struct mt_rate r;
+    int threads = atoi(key);
+    if (threads < 1 || !parse_rate(&r, value) || !(r.value > 0))
+        return bad(err, file, line,
+                   "[adam] has \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
+    if (m->n_adam == MT_MAX_ADAM)
+        return bad(err, file, line, "[adam] has too many lines%s%s", "", "");
+    int at = m->n_adam++;
+    for (; at > 0 && m->adam[at - 1].threads > threads; at--)
+        m->adam[at] = m->adam[at - 1];
+    m->adam[at].threads = threads;
+    m->adam[at].ns = r.value;
+    m->adam_source = r.source;
+    return 0;
+}
+
+static int on_key(void *ctx, const char *file, int line, const char *section, const char *key,
+                  const char *value, struct mt_err *err)
+{
+    struct reader *r = ctx;
+    if (!strcmp(section, "machine"))
+        return read_machine_key(r, file, line, key, value, err);
+    if (!strcmp(section, "adam"))
+        return read_adam(r->m, file, line, key, value, err);
+    if (!strcmp(section, "ops")) {
+        struct mt_metered op;
+        double s = atof(value);
+        if (!mt_operation_parse(&op, key) || !(s > 0))
+            return bad(err, file, line, "not an operation and its seconds: \"%s = %s\"", key, value);
+        return mt_machine_add_sample(r->m, &op, s) ? 0 : mt_fail_nomem(err, "a machine profile", 1);
+    }
+    for (int i = 0; i < MT_N_RATES; i++)
+        if (!strcmp(section, rate_keys[i].section) && !strcmp(key, rate_keys[i].key))
+            return parse_rate(&r->m->rate[i], value)
+                       ? 0
+                       : bad(err, file, line, "%s wants a number and rated or measured, not \"%s\"", key,
+                             value);
+    return bad(err, file, line, "unknown key \"%s.%s\"", section, key);
+}
+
+int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
+{
+    struct mt_machine m = {0};
+    struct reader r = {&m, 0};
+    int rc = mt_ini_parse_file(path, on_key, &r, err);
+    if (!rc && r.version != MT_MACHINE_VERSION)
+        rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a profile of version %d; this program wants %d",
+                     path, r.version, MT_MACHINE_VERSION);
+    if (!rc)
+        rc = mt_machine_complete(&m, path, err);
+    if (rc) {
+        mt_machine_finish(&m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+/* Fills a rate that is not given. */
+static void derive(struct mt_machine *m, enum mt_rate_id id, double value)
+{
+    if (m->rate[id].source == MT_RATE_NONE)
+        m->rate[id] = (struct mt_rate){value, MT_RATE_RATED};
+}
+
+int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err)
+{
+    static const enum mt_rate_id needed[] = {MT_RATE_GEMM_BF16, MT_RATE_GEMM_F32, MT_RATE_DEVICE_GBS,
+                                             MT_RATE_H2D, MT_RATE_D2H, MT_RATE_CORES,
+                                             MT_RATE_HOST_GIB, MT_RATE_DRAM};
+    struct mt_rate *r = m->rate;
+    for (size_t i = 0; i < MT_ARRAY_LEN(needed); i++)
+        if (!(r[needed[i]].value > 0))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: %s.%s is missing: %s", path,
+                           rate_keys[needed[i]].section, rate_keys[needed[i]].key,
+                           rate_keys[needed[i]].help);
+    derive(m, MT_RATE_ATTENTION, 0.6 * r[MT_RATE_GEMM_BF16].value);
+    derive(m, MT_RATE_ATTENTION_BWD, 0.75 * r[MT_RATE_ATTENTION].value);
+    derive(m, MT_RATE_OP_US, 5);
+    derive(m, MT_RATE_PEAK_BF16, r[MT_RATE_GEMM_BF16].value);
+    derive(m, MT_RATE_PEAK_F32, r[MT_RATE_GEMM_F32].value);
+    derive(m, MT_RATE_DEVICE_GIB, m->cpu ? r[MT_RATE_HOST_GIB].value / 4 : 0);
+    derive(m, MT_RATE_H2D_BOTH, r[MT_RATE_H2D].value * 0.85);
+    derive(m, MT_RATE_D2H_BOTH, r[MT_RATE_D2H].value * 0.85);
+    derive(m, MT_RATE_COPY_US, 10);
+    derive(m, MT_RATE_COPY, MT_MIN(r[MT_RATE_DRAM].value / 2, 10.0));
+    derive(m, MT_RATE_READ_BOTH, 0.6 * r[MT_RATE_READ].value);
+    derive(m, MT_RATE_WRITE_BOTH, 0.6 * r[MT_RATE_WRITE].value);
+    derive(m, MT_RATE_DISK_US, 100);
+    derive(m, MT_RATE_STEP_US, 500);
+    derive(m, MT_RATE_TOKEN_NS, 20);
+    if (!m->n_adam) { /* bound by memory: 26 B a parameter; a core moves some 12 GB/s */
+        double cores = r[MT_RATE_CORES].value, dram = r[MT_RATE_DRAM].value;
+        m->adam[0].threads = (int)cores;
+        m->adam[0].ns = 26 / MT_MIN(0.85 * dram, 12 * cores);
+        m->n_adam = 1;
+        m->adam_source = MT_RATE_RATED;
+    }
+    return 0;
+}
+
+static const char *source_name(enum mt_rate_source s)
+{
+    return s == MT_RATE_MEASURED ? "measured" : "rated";
+}
+
+void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
+{
+    const char *section = "";
+    mt_str_printf(out, "[machine]\nversion = %d\nname = %s\nkind = %s\n", MT_MACHINE_VERSION, m->name,
+                  m->cpu ? "cpu" : "cuda");
+    if (m->fingerprint[0])
+        mt_str_printf(out, "fingerprint = %s\n", m->fingerprint);
+    for (int i = 0; i < MT_N_RATES; i++) {
+        if (m->rate[i].source == MT_RATE_NONE)
+            continue;
+        if (strcmp(section, rate_keys[i].section))
+            mt_str_printf(out, "\n[%s]\n", rate_keys[i].section);
+        section = rate_keys[i].section;
+        mt_str_printf(out, "%s = %.6g %s%s%s\n", rate_keys[i].key, m->rate[i].value,
+                      source_name(m->rate[i].source), rate_keys[i].unit[0] ? " ; " : "",
+                      rate_keys[i].unit);
+    }
+    mt_str_printf(out, "\n[adam]\n");
+    for (int i = 0; i < m->n_adam; i++)
+        mt_str_printf(out, "%d = %.6g %s ; ns a parameter\n", m->adam[i].threads, m->adam[i].ns,
+                      source_name(m->adam_source));
+    if (m->n_samples)
+        mt_str_printf(out, "\n[ops]\n");
+    for (size_t i = 0; i < m->n_samples; i++) {
+        char key[160];
+        mt_operation_format(key, sizeof(key), &m->samples[i].op);
+        mt_str_printf(out, "%s = %.6e\n", key, m->samples[i].seconds);
+    }
+}
+
+void mt_machine_to_json(const struct mt_machine *m, cJSON *o)
+{
+    cJSON *section = NULL;
+    cJSON_AddStringToObject(o, "name", m->name);
+    cJSON_AddStringToObject(o, "fingerprint", m->fingerprint);
+    for (int i = 0; i < MT_N_RATES; i++) {
+        if (m->rate[i].source == MT_RATE_NONE)
+            continue;
+        section = mt_json_get(o, rate_keys[i].section);
+        if (!section)
+            section = cJSON_AddObjectToObject(o, rate_keys[i].section);
+        cJSON *r = cJSON_AddObjectToObject(section, rate_keys[i].key);
+        cJSON_AddNumberToObject(r, "value", m->rate[i].value);
+        cJSON_AddStringToObject(r, "unit", rate_keys[i].unit);
+        cJSON_AddStringToObject(r, "source", source_name(m->rate[i].source));
+    }
+    cJSON *adam = cJSON_AddObjectToObject(o, "adam_ns"), *ops = cJSON_AddObjectToObject(o, "ops");
+    for (int i = 0; i < m->n_adam; i++) {
+        char key[16];
+        snprintf(key, sizeof(key), "%d", m->adam[i].threads);
+        cJSON_AddNumberToObject(adam, key, m->adam[i].ns);
+    }
+    for (size_t i = 0; i < m->n_samples; i++) {
+        char key[160];
+        mt_operation_format(key, sizeof(key), &m->samples[i].op);
+        cJSON_AddNumberToObject(ops, key, m->samples[i].seconds);
+    }
+}
+
+int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err)
+{
+    struct mt_str s = {0};
+    char *dir = strdup(path), *slash = dir ? strrchr(dir, '/') : NULL;
+    int rc = 0;
+    if (slash) {
+        *slash = 0;
+        rc = mt_mkdir_p(dir, err);
+    }
+    free(dir);
+    mt_machine_print(m, &s);
+    if (!rc)
+        rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
+    mt_str_finish(&s);
+    return rc;
+}
+
+void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool own = xdg && *xdg;
+    snprintf(buf, len, "%s%s/megatrain/machine-%s-%d.ini", own ? xdg : home ? home : ".",
+             own ? "" : "/.cache", kind, threads);
+}
+
+static void processor_name(char *buf, size_t len)
+{
+    char line[256];
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    snprintf(buf, len, "processor");
+    while (f && fgets(line, sizeof(line), f)) {
+        char *value = strchr(line, ':');
+        if (strncmp(line, "model name", 10) || !value)
+            continue;
+        value[strcspn(value, "\n")] = 0;
+        snprintf(buf, len, "%s", value + 2);
+        break;
+    }
+    if (f)
+        fclose(f);
+}
+
+void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads)
+{
+    char cpu[128];
+    struct mt_hw_memory mem = {0};
+    mt_hw_memory(&mem, "", NULL);
+    processor_name(cpu, sizeof(cpu));
+    snprintf(buf, len, "%s, %d threads, %.0f GiB, %s", cpu, threads,
+             ceil((double)mem.total / (double)(1 << 30)), device_name);
+}
+
+int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char *device_name,
+                           int threads, struct mt_err *err)
+{
+    char path[4096], now[256];
+    struct mt_machine m;
+    mt_machine_cache_path(path, sizeof(path), kind, threads);
+    if (!mt_path_exists(path))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       "this machine has not been measured: megatrain probe all");
+    int rc = mt_machine_read(&m, path, err);
+    if (rc)
+        return rc;
+    mt_machine_fingerprint(now, sizeof(now), device_name, threads);
+    if (strcmp(now, m.fingerprint)) {
+        rc = mt_fail(err, MT_ERR_RUNTIME, -ESTALE,
+                     "%s is of other hardware (%s; this is %s): run megatrain probe all again", path,
+                     m.fingerprint, now);
+        mt_machine_finish(&m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}

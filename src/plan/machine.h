@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_MACHINE_H
+#define MT_PLAN_MACHINE_H
+
+#include "base/json.h"
+#include "base/strbuf.h"
+#include "device/meter.h"
+
+/**
+ * What a machine can do, as the simulator needs it: an INI file, written by `megatrain probe all` or by
+ * hand from data sheets. Every rate says whether it is rated (a data sheet, or derived from one) or
+ * measured. All rates are sustained ones, of random data.
+ */
+enum mt_rate_source { MT_RATE_NONE, MT_RATE_RATED, MT_RATE_MEASURED };
+struct mt_rate {
+    double value;
+    enum mt_rate_source source;
+};
+
+/* X(id, section, key, unit, help); units: 1e9 bytes a second (GB/s), 2^30 bytes (GiB) */
+#define MT_MACHINE_RATES(X)                                                                        \
+    X(GEMM_BF16, "compute", "gemm_bf16_tflops", "TFLOP/s", "Large matrix products, f32 sums.")     \
+    X(GEMM_F32, "compute", "gemm_f32_tflops", "TFLOP/s", "The same in f32.")                       \
+    X(ATTENTION, "compute", "attention_tflops", "TFLOP/s", "Attention forward in bf16.")           \
+    X(ATTENTION_BWD, "compute", "attention_bwd_tflops", "TFLOP/s", "Attention backward in bf16.")  \
+    X(DEVICE_GBS, "compute", "memory_gbs", "GB/s", "Device memory, read and written.")             \
+    X(OP_US, "compute", "operation_us", "us", "Fixed cost of a device operation.")                 \
+    X(PEAK_BF16, "compute", "peak_bf16_tflops", "TFLOP/s", "Data sheet, dense: for utilisation.")  \
+    X(PEAK_F32, "compute", "peak_f32_tflops", "TFLOP/s", "Data sheet.")                            \
+    X(POWER, "compute", "power_watts", "W", "Of the machine under load.")                          \
+    X(DEVICE_GIB, "compute", "memory_gib", "GiB", "Device memory.")                                \
+    X(H2D, "link", "h2d_gbs", "GB/s", "Host to device alone.")                                     \
+    X(D2H, "link", "d2h_gbs", "GB/s", "Device to host alone.")                                     \
+    X(H2D_BOTH, "link", "h2d_both_gbs", "GB/s", "Host to device while the other way is busy.")     \
+    X(D2H_BOTH, "link", "d2h_both_gbs", "GB/s", "Device to host while the other way is busy.")     \
+    X(COPY_US, "link", "copy_us", "us", "Fixed cost of a copy.")                                   \
+    X(CORES, "host", "cores", "", "Cores that may be used.")                                       \
+    X(HOST_GIB, "host", "memory_gib", "GiB", "Host memory.")                                       \
+    X(DRAM, "host", "dram_gbs", "GB/s", "Host memory, read and written, all cores copying.")       \
+    X(COPY, "host", "copy_gbs", "GB/s", "One thread copying: bytes copied.")                       \
+    X(SHARE_COPY, "host", "compute_beside_copy", "", "Speed of compute beside a copying thread.")  \
+    X(SHARE_ADAM, "host", "compute_beside_adam", "", "Speed of compute beside the optimizer.")     \
+    X(ADAM_SHARE, "host", "adam_beside_compute", "", "Speed of the optimizer beside compute.")     \
+    X(COPY_SHARE, "host", "copy_beside_compute", "", "Speed of a copy beside compute.")            \
+    X(STEP_US, "host", "step_us", "us", "Fixed cost of a step: data, norm, start.")                \
+    X(TOKEN_NS, "host", "token_ns", "ns", "Cost of a token on the host: sampling, upload.")        \
+    X(DRIVES, "disk", "drives", "", "Drives to stripe over.")                                      \
+    X(READ, "disk", "read_gbs", "GB/s", "One drive, reading alone.")                               \
+    X(WRITE, "disk", "write_gbs", "GB/s", "One drive, writing alone, sustained.")                  \
+    X(READ_BOTH, "disk", "read_both_gbs", "GB/s", "One drive, reading while it writes.")           \
+    X(WRITE_BOTH, "disk", "write_both_gbs", "GB/s", "One drive, writing while it reads.")          \
+    X(DISK_US, "disk", "request_us", "us", "Latency of a request.")                                \
+    X(ENDURANCE, "disk", "endurance_tb", "TB", "One drive's rated writes.")                        \
+    X(DISK_GIB, "disk", "size_gib", "GiB", "One drive's room for training state.")
+
+enum mt_rate_id {
+#define MT_RATE_ENUM(id, section, key, unit, help) MT_RATE_##id,
+    MT_MACHINE_RATES(MT_RATE_ENUM)
+#undef MT_RATE_ENUM
+    MT_N_RATES,
+};
+
+/** A timed operation. */
+struct mt_op_sample {
+    struct mt_metered op;
+    double seconds;
+};
+
+enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16 };
+struct mt_machine {
+    char name[128];
+    char fingerprint[256]; /* of the hardware it was measured on; "" for a file written by hand */
+    bool cpu;              /* compute and copies share the host's cores and memory */
+    struct mt_rate rate[MT_N_RATES];
+    struct {
+        int threads;
+        double ns; /* a parameter, bf16 gradients, f32 moments */
+    } adam[MT_MAX_ADAM];
+    int n_adam;
+    enum mt_rate_source adam_source;
+    struct mt_op_sample *samples; /* owned */
+    size_t n_samples, cap_samples;
+};
+
+/** Reads a profile; messages are "file:line: ...". Finish with mt_machine_finish(). */
+int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err);
+void mt_machine_print(const struct mt_machine *m, struct mt_str *out);
+int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err);
+/** Rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
+void mt_machine_to_json(const struct mt_machine *m, cJSON *o);
+void mt_machine_finish(struct mt_machine *m);
+/** What follows from other rates is filled in; what the simulator cannot do without is asked for. */
+int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);
+
+/** Adds or replaces the sample of the same operation; false where memory is short. */
+bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds);
+bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b);
+/** "gemm_nt.bf16.4096x512x512" and back; false where it is none. */
+void mt_operation_format(char *buf, size_t len, const struct mt_metered *op);
+bool mt_operation_parse(struct mt_metered *op, const char *text);
+
+/**
+ * Seconds of a device operation when nothing else runs: as sampled, or from the rates of the nearest
+ * samples of its kind (inverse distance in the logarithms of the shape), or from the machine's rates.
+ */
+double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered *op);
+/** Nanoseconds of an update a parameter of 28 B traffic, with `threads`; between samples, by 1/threads. */
+double mt_machine_adam_ns(const struct mt_machine *m, int threads);
+
+/** Where this user's measured profile is kept: of the device kind and thread count. */
+void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads);
+/** What a measured profile depends on: processor, cores, memory, device. */
+void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads);
+/**
+ * The cached profile of this machine. -ENOENT where there is none; -ESTALE where it is of another version
+ * or of other hardware: err says which.
+ */
+int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char *device_name,
+                           int threads, struct mt_err *err);
+
+#endif

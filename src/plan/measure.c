@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measures the machine's rates: products, memory, copies, the optimizer, and what they do to each other. */
+#include "plan/measure.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+#include "hw/probe.h"
+#include "optim/adam.h"
+#include "plan/measure_priv.h"
+#include "store/planes.h"
+
+enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20, MAX_OPS = 256 };
+
+static void tell(const struct mt_measure_params *p, const char *what)
+{
+    if (p->progress)
+        p->progress(p->ctx, what);
+}
+
+static void put(struct mt_machine *m, enum mt_rate_id id, double v)
+{
+    m->rate[id] = (struct mt_rate){v, MT_RATE_MEASURED};
+}
+
+static int make_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
+                       struct mt_err *err)
+{
+    return mt_device_create(dev,
+                            &(struct mt_device_params){.kind = p->device_kind, .index = p->device_index,
+                                                       .budget_bytes = budget, .n_threads = p->n_threads,
+                                                       .cpus = p->cpus},
+                            err);
+}
+
+int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
+                          const struct mt_metered *ops, size_t n, struct mt_err *err)
+{
+    mt_device *dev = NULL;
+    size_t budget = (size_t)64 << 20;
+    for (size_t i = 0; i < n; i++)
+        budget = MT_MAX(budget, mt_measure_operation_bytes(&ops[i]));
+    int rc = make_device(&dev, p, budget, err);
+    for (size_t i = 0; i < n && !rc; i++) {
+        char what[200];
+        double s = 0;
+        bool known = false;
+        for (size_t k = 0; k < m->n_samples && !known; k++)
+            known = mt_same_operation(&m->samples[k].op, &ops[i]);
+        if (known)
+            continue;
+        mt_operation_format(what, sizeof(what), &ops[i]);
+        tell(p, what);
+        rc = mt_measure_operation(&s, dev, &ops[i], err);
+        if (!rc && !mt_machine_add_sample(m, &ops[i], s))
+            rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
+    }
+    mt_device_destroy(&dev);
+    return rc;
+}
+
+struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,
+                                  uint64_t kk)
+{
+    double e = (double)mt_dtype_size(t);
+    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 3, .dim = {m, n, kk}};
+    double out = e;
+    if (k == MT_METER_GEMM_TN) {
+        op.flags = MT_METER_ADDS | (t == MT_BF16 ? MT_METER_F32_OUT : 0);
+        out = 8;
+    }
+    op.flops = 2.0 * (double)m * (double)n * (double)kk;
+    op.bytes = e * (double)(m * kk + kk * n) + out * (double)(m * n);
+    return op;
+}
+
+static struct mt_metered rows_op(enum mt_meter_kind k, enum mt_dtype t, uint64_t n, uint64_t c, double per)
+{
+    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 2, .dim = {n, c}};
+    op.bytes = (double)(n * c) * per;
+    return op;
+}
+
+static struct mt_metered attention_op(enum mt_meter_kind k, enum mt_dtype t, uint64_t n, uint64_t len)
+{
+    enum { HEADS = 8, KV = 4, D = 64 };
+    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 5, .dim = {n, len, HEADS, KV, D}};
+    op.flops = (double)n * (double)len / 2 * HEADS * D * (k == MT_METER_ATTENTION ? 4 : 10);
+    op.bytes = (double)n * D * 2 * (HEADS + KV) * (double)mt_dtype_size(t);
+    return op;
+}
+
+/* The grid that `probe all` times: products by shape and dtype, attention by length, the rest by bytes. */
+static size_t list_grid(struct mt_metered *ops, uint64_t scale)
+{
+    static const uint64_t shape[][3] = {{256, 256, 256},    {512, 512, 512},   {1024, 512, 512},
+                                        {512, 2048, 512},   {512, 512, 2048},  {1024, 1024, 1024},
+                                        {2048, 256, 1024},  {256, 4096, 512}};
+    static const enum mt_dtype dtypes[] = {MT_F32, MT_BF16};
+    size_t at = 0;
+    for (size_t d = 0; d < 2; d++) {
+        enum mt_dtype t = dtypes[d];
+        double e = (double)mt_dtype_size(t);
+        for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
+            for (int k = MT_METER_GEMM_NT; k <= MT_METER_GEMM_TN; k++)
+                ops[at++] = mt_measure_gemm((enum mt_meter_kind)k, t, shape[i][0] * scale,
+                                            shape[i][1] * scale, shape[i][2] * scale);
+        for (uint64_t len = 128; len <= 2048; len *= 4)
+            for (int k = MT_METER_ATTENTION; k <= MT_METER_ATTENTION_BWD; k++)
+                ops[at++] = attention_op((enum mt_meter_kind)k, t, 2048 * scale, len);
+        for (uint64_t n = 512; n <= 4096; n *= 8) {
+            uint64_t c = 512 * scale;
+            struct mt_metered rope = {.kind = MT_METER_QK_ROPE, .dtype = t, .n_dims = 3, .dim = {n, 12, 64}};
+            rope.bytes = (double)n * 12 * 64 * 2 * e;
+            ops[at++] = rope;
+            rope.kind = MT_METER_QK_ROPE_BWD;
+            ops[at++] = rope;
+            ops[at++] = rows_op(MT_METER_RMSNORM, t, n, c, 2 * e);
+            ops[at++] = rows_op(MT_METER_RMSNORM_BWD, t, n, c, 4 * e);
+            ops[at++] = rows_op(MT_METER_GLU, t, n, 2 * c, 3 * e);
+            ops[at++] = rows_op(MT_METER_GLU_BWD, t, n, 2 * c, 5 * e);
+            ops[at++] = rows_op(MT_METER_BIAS_BWD, t, n, c, e);
+            ops[at++] = rows_op(MT_METER_EMBEDDING, t, n, c, 2 * e);
+            ops[at++] = rows_op(MT_METER_GATHER_ROWS, t, n, c, 2 * e);
+            ops[at++] = rows_op(MT_METER_SCATTER_ROWS, t, n, c, 2 * e);
+            ops[at++] = rows_op(MT_METER_CROSS_ENTROPY, t, n / 8, 8 * c, 8 + e);
+            struct mt_metered bwd = {.kind = MT_METER_EMBEDDING_BWD, .dtype = t, .n_dims = 3,
+                                     .dim = {n, c, n / 2}};
+            bwd.bytes = (double)c * ((double)n * e + 4.0 * (double)n);
+            ops[at++] = bwd;
+            struct mt_metered flat = {.kind = MT_METER_GRAD_CAST, .dtype = t, .n_dims = 1, .dim = {n * 1024}};
+            flat.bytes = (double)(n * 1024) * (4 + e);
+            ops[at++] = flat;
+            if (t == MT_F32) {
+                flat.kind = MT_METER_JOIN;
+                ops[at++] = flat;
+                flat.kind = MT_METER_ZERO;
+                flat.bytes = (double)(n * 1024);
+                ops[at++] = flat;
+            }
+        }
+    }
+    return at;
+}
+
+static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct mt_metered *ops = mt_calloc(MAX_OPS, sizeof(*ops));
+    if (!ops)
+        return mt_fail_nomem(err, "a machine profile", MAX_OPS * sizeof(*ops));
+    size_t n = list_grid(ops, m->cpu ? 1 : 4);
+    int rc = mt_measure_operations(m, p, ops, n, err);
+    free(ops);
+    return rc;
+}
+
+/* Large products and a large memory-bound operation: what stands for shapes without samples. */
+static int measure_compute(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    uint64_t side = m->cpu ? 1536 : 8192;
+    struct mt_metered op[3] = {mt_measure_gemm(MT_METER_GEMM_NT, MT_BF16, side, side, side),
+                               mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, side, side, side),
+                               {.kind = MT_METER_ADD, .dtype = MT_F32, .n_dims = 1, .dim = {16 << 20}}};
+    op[2].bytes = 12.0 * (16 << 20);
+    static const enum mt_rate_id id[] = {MT_RATE_GEMM_BF16, MT_RATE_GEMM_F32, MT_RATE_DEVICE_GBS};
+    mt_device *dev = NULL;
+    size_t budget = 0;
+    double s = 0;
+    for (int i = 0; i < 3; i++)
+        budget = MT_MAX(budget, mt_measure_operation_bytes(&op[i]));
+    int rc = make_device(&dev, p, budget, err);
+    for (int i = 0; i < 3 && !rc; i++) {
+        rc = mt_measure_operation(&s, dev, &op[i], err);
+        if (!rc)
+            put(m, id[i], i < 2 ? op[i].flops / s * 1e-12 : op[i].bytes / s * 1e-9);
+    }
+    mt_device_destroy(&dev);
+    return rc;
+}
+
+/* --- copies -------------------------------------------------------------------------------------- */
+
+struct link {
+    mt_device *dev;
+    void *host[2], *device[2];
+    mt_event *ev[4];
+};
+
+static int link_copies(struct link *l, int way, int n, struct mt_err *err)
+{
+    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
+    int rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
+    for (int i = 0; i < n && !rc; i++) {
+        struct mt_copy c = {way ? l->host[1] : l->device[0], COPY_BYTES,
+                            way ? l->device[1] : l->host[0], COPY_BYTES, COPY_BYTES, 1};
+        rc = mt_device_copy(l->dev, s, &c, err);
+    }
+    return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
+}
+
+/* GB/s of n copies each way; n 0: that way is idle. */
+static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struct mt_err *err)
+{
+    int n[2] = {n_in, n_out}, rc = 0;
+    for (int way = 0; way < 2 && !rc; way++)
+        if (n[way])
+            rc = link_copies(l, way, n[way], err);
+    if (!rc)
+        rc = mt_device_sync(l->dev, err);
+    for (int way = 0; way < 2 && !rc; way++)
+        if (n[way])
+            gbs[way] = (double)n[way] * COPY_BYTES /
+                       (double)(mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]));
+    return rc;
+}
+
+static int open_link(struct link *l, const struct mt_measure_params *p, struct mt_err *err)
+{
+    int rc = make_device(&l->dev, p, (size_t)COPY_BYTES * 3, err);
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = mt_host_alloc(&l->host[i], COPY_BYTES, "copy probe", err);
+        if (!rc)
+            memset(l->host[i], 0x3f, COPY_BYTES);
+        if (!rc)
+            rc = mt_device_register_host(l->dev, l->host[i], COPY_BYTES, err);
+        if (!rc)
+            rc = mt_device_alloc(l->dev, COPY_BYTES, "copy probe", &l->device[i], err);
+    }
+    for (int i = 0; i < 4 && !rc; i++)
+        rc = mt_event_create(l->dev, &l->ev[i], err);
+    return rc;
+}
+
+static void close_link(struct link *l)
+{
+    for (int i = 0; i < 4; i++)
+        mt_event_destroy(&l->ev[i]);
+    for (int i = 0; i < 2; i++) {
+        if (l->dev && l->host[i])
+            mt_device_unregister_host(l->dev, l->host[i]);
+        mt_host_free(l->host[i], COPY_BYTES);
+    }
+    mt_device_destroy(&l->dev);
+}
+
+static int measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct link l = {0};
+    double gbs[2] = {0}, best[4] = {0};
+    int rc = open_link(&l, p, err);
+    for (int r = 0; r < 4 && !rc; r++) { /* the first round warms up */
+        rc = time_copies(&l, 8, 0, gbs, err);
+        best[0] = MT_MAX(best[0], gbs[0]);
+        if (!rc)
+            rc = time_copies(&l, 0, 8, gbs, err);
+        best[1] = MT_MAX(best[1], gbs[1]);
+        if (!rc)
+            rc = time_copies(&l, 8, 8, gbs, err);
+        best[2] = MT_MAX(best[2], gbs[0]);
+        best[3] = MT_MAX(best[3], gbs[1]);
+    }
+    close_link(&l);
+    if (rc)
+        return rc;
+    put(m, MT_RATE_H2D, best[0]);
+    put(m, MT_RATE_D2H, best[1]);
+    put(m, MT_RATE_H2D_BOTH, best[2]);
+    put(m, MT_RATE_D2H_BOTH, best[3]);
+    if (m->cpu)
+        put(m, MT_RATE_COPY, MT_MAX(best[0], best[1]));
+    return 0;
+}
+
+/* --- what shares the cores with what -------------------------------------------------------------- */
+
+/* Updates without end on threads of their own; counts them. */
+struct adam_load {
+    const struct mt_measure_params *p;
+    char *mem;
+    mt_pool *pool;
+    pthread_t thread;
+    bool started;
+    atomic_bool quit;
+    atomic_long done;
+};
+
+static void *adam_main(void *arg)
+{
+    struct adam_load *l = arg;
+    struct mt_adam a = {.n = ADAM_N, .hi = (void *)l->mem, .lo = (void *)(l->mem + (size_t)ADAM_N * 2),
+                        .m = l->mem + (size_t)ADAM_N * 4, .v = l->mem + (size_t)ADAM_N * 8,
+                        .grad = l->mem + (size_t)ADAM_N * 12, .state_dtype = MT_F32,
+                        .grad_dtype = MT_BF16, .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+                        .clip = 1, .t = 1};
+    while (!atomic_load(&l->quit)) {
+        mt_adam_run_pool(&a, MT_ADAM_AUTO, l->pool);
+        atomic_fetch_add(&l->done, 1);
+    }
+    return NULL;
+}
+
+static int start_adam(struct adam_load *l, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct mt_pool_params pp = {"probe", p->n_threads, p->cpus, NULL};
+    l->p = p;
+    l->mem = mt_alloc_aligned((size_t)ADAM_N * 14);
+    if (!l->mem)
+        return mt_fail_nomem(err, "the Adam probe", (unsigned long long)ADAM_N * 14);
+    memset(l->mem, 0x3c, (size_t)ADAM_N * 14);
+    int rc = mt_pool_create(&l->pool, &pp, err);
+    if (!rc)
+        rc = pthread_create(&l->thread, NULL, adam_main, l)
+                 ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
+                 : 0;
+    l->started = !rc;
+    return rc;
+}
+
+static void stop_adam(struct adam_load *l)
+{
+    atomic_store(&l->quit, true);
+    if (l->started)
+        pthread_join(l->thread, NULL);
+    mt_pool_destroy(&l->pool);
+    free(l->mem);
+}
+
+static double adam_rate(struct adam_load *l, int64_t ns)
+{
+    long from = atomic_load(&l->done);
+    int64_t t0 = mt_now_ns();
+    while (mt_now_ns() - t0 < ns)
+        usleep(2000);
+    return (double)(atomic_load(&l->done) - from) / (double)(mt_now_ns() - t0);
+}
+
+/* Compute at full speed: large products are submitted until told to stop. */
+struct gemm_load {
+    mt_device *dev;
+    struct mt_metered op;
+    pthread_t thread;
+    bool started;
+    atomic_bool quit;
+    struct mt_err err;
+};
+
+static void *gemm_main(void *arg)
+{
+    struct gemm_load *l = arg;
+    double s;
+    while (!atomic_load(&l->quit) && !mt_measure_operation(&s, l->dev, &l->op, &l->err))
+        ;
+    return NULL;
+}
+
+static int measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct link l = {0};
+    struct adam_load adam = {0};
+    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512)};
+    double alone = 0, beside = 0, gbs[2];
+    const int64_t look_ns = 600000000;
+    int rc = make_device(&gemm.dev, p, mt_measure_operation_bytes(&gemm.op), err);
+    if (!rc)
+        rc = open_link(&l, p, err);
+    if (!rc)
+        rc = mt_measure_operation(&alone, gemm.dev, &gemm.op, err);
+    if (!rc) /* some 64 MiB copies, seconds of them, in the background */
+        rc = link_copies(&l, 0, 60, err);
+    if (!rc)
+        rc = mt_measure_operation(&beside, gemm.dev, &gemm.op, err);
+    if (!rc) {
+        rc = mt_device_sync(l.dev, err);
+        put(m, MT_RATE_SHARE_COPY, MT_MIN(alone / beside, 1.0));
+    }
+    if (!rc)
+        rc = start_adam(&adam, p, err);
+    if (!rc) {
+        double free_rate = adam_rate(&adam, look_ns);
+        rc = mt_measure_operation(&beside, gemm.dev, &gemm.op, err);
+        put(m, MT_RATE_SHARE_ADAM, MT_MIN(alone / beside, 1.0));
+        if (!rc && !pthread_create(&gemm.thread, NULL, gemm_main, &gemm)) {
+            gemm.started = true;
+            put(m, MT_RATE_ADAM_SHARE, MT_MIN(adam_rate(&adam, look_ns) / free_rate, 1.0));
+        }
+    }
+    stop_adam(&adam);
+    if (!rc && gemm.started && !time_copies(&l, 16, 0, gbs, err))
+        put(m, MT_RATE_COPY_SHARE, MT_MIN(gbs[0] / m->rate[MT_RATE_H2D].value, 1.0));
+    atomic_store(&gemm.quit, true);
+    if (gemm.started)
+        pthread_join(gemm.thread, NULL);
+    mt_device_destroy(&gemm.dev);
+    close_link(&l);
+    return rc;
+}
+
+static int measure_host(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct mt_hw_memory mem;
+    double gbs = 0, ns = 0;
+    int rc = mt_hw_memory(&mem, "", err);
+    if (!rc)
+        rc = mt_probe_copy(p->n_threads, p->cpus, &gbs, err);
+    if (rc)
+        return rc;
+    put(m, MT_RATE_CORES, p->n_threads);
+    put(m, MT_RATE_HOST_GIB, (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30));
+    put(m, MT_RATE_DRAM, gbs);
+    for (int t = 1; t <= p->n_threads && m->n_adam < MT_MAX_ADAM && !rc;
+         t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1) {
+        rc = mt_probe_adam(t, p->cpus, &ns, err);
+        m->adam[m->n_adam].threads = t;
+        m->adam[m->n_adam++].ns = ns;
+    }
+    m->adam_source = MT_RATE_MEASURED;
+    return rc;
+}
+
+int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct mt_machine m = {.cpu = !strcmp(p->device_kind, "cpu")};
+    mt_device *dev = NULL;
+    int rc = make_device(&dev, p, (size_t)1 << 20, err);
+    if (rc)
+        return rc;
+    snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
+    mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), mt_device_limits(dev)->name, p->n_threads);
+    mt_device_destroy(&dev);
+    static const struct {
+        const char *what;
+        int (*run)(struct mt_machine *, const struct mt_measure_params *, struct mt_err *);
+    } parts[] = {{"host memory, optimizer", measure_host}, {"products", measure_compute},
+                 {"copies", measure_link},                 {"sharing of cores", measure_shares},
+                 {"disk", mt_measure_disk},                {"operations", measure_grid}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(parts) && !rc; i++) {
+        bool skip = (parts[i].run == measure_shares && !m.cpu) ||
+                    (parts[i].run == mt_measure_disk && !p->disk_dir);
+        if (!skip) {
+            tell(p, parts[i].what);
+            rc = parts[i].run(&m, p, err);
+        }
+    }
+    if (!rc)
+        rc = mt_machine_complete(&m, "the measured profile", err);
+    if (rc) {
+        mt_machine_finish(&m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}

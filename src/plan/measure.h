@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_MEASURE_H
+#define MT_PLAN_MEASURE_H
+
+#include "plan/machine.h"
+
+/**
+ * Measures this machine for its profile. Everything is timed under sustained load, with random data: zeros
+ * are cheaper to move and to multiply. A figure is the second least of several rounds, so that a neighbour
+ * that takes the machine for a moment does not stand in the profile.
+ */
+struct mt_measure_params {
+    const char *device_kind; /* "cpu" or "cuda" */
+    int device_index;
+    int n_threads;
+    const int *cpus;         /* [n_threads] or NULL */
+    const char *disk_dir;    /* folder on the drive to measure, or NULL */
+    void (*progress)(void *ctx, const char *what); /* may be NULL */
+    void *ctx;
+};
+
+/** Everything: rates, the optimizer by threads, interference, a grid of operations; minutes at most. */
+int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
+/** Times the operations that the profile has no sample of and adds them. */
+int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
+                          const struct mt_metered *ops, size_t n, struct mt_err *err);
+/** Seconds of one operation on a device, its buffers taken from the device's arena. */
+int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op,
+                         struct mt_err *err);
+/** Device memory that timing the operation takes. */
+size_t mt_measure_operation_bytes(const struct mt_metered *op);
+
+#endif

@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Times one device operation of a given shape. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "plan/measure.h"
+
+enum { MAX_BUFFERS = 16, ROUNDS = 5, FILL = 1 << 20 };
+static const int64_t round_ns = 8000000;
+
+/* The operation's arguments and the buffers that they stand on. */
+struct trial {
+    mt_device *dev;
+    void *buffer[MAX_BUFFERS];
+    int n_buffers;
+    struct mt_err *err;
+    int rc;
+    union {
+        struct mt_gemm gemm;
+        struct mt_attention_bwd attention;
+        struct mt_embedding embedding;
+        struct mt_embedding_bwd embedding_bwd;
+        struct mt_rmsnorm rmsnorm;
+        struct mt_rmsnorm_bwd rmsnorm_bwd;
+        struct mt_bias_bwd bias_bwd;
+        struct mt_qk_rope qk_rope;
+        struct mt_qk_rope_bwd qk_rope_bwd;
+        struct mt_glu glu;
+        struct mt_glu_bwd glu_bwd;
+        struct mt_cross_entropy cross_entropy;
+        struct mt_rows rows;
+        struct mt_add add;
+        struct mt_grad_cast grad_cast;
+        struct mt_cast cast;
+        struct {
+            void *p;
+            size_t n;
+        } flat;
+    } a;
+    int32_t *cu_seqlens; /* host */
+};
+
+/* Values near 1 that are sane as f32 and as pairs of bf16. */
+static void fill_random(uint32_t *w, size_t n)
+{
+    uint64_t x = 88172645463325252u;
+    for (size_t i = 0; i < n; i++) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        w[i] = (0x3f003f00u | (uint32_t)(x & 0x007f007fu)) ^ (uint32_t)(x >> 32 & 0x80008000u);
+    }
+}
+
+static void upload(struct trial *t, void *dst, const void *src, size_t bytes)
+{
+    if (!t->rc)
+        t->rc = mt_device_copy(t->dev, MT_STREAM_COMPUTE, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1},
+                               t->err);
+    if (!t->rc)
+        t->rc = mt_device_sync(t->dev, t->err);
+}
+
+static void *take_raw(struct trial *t, size_t bytes)
+{
+    void *p = NULL;
+    if (!t->rc)
+        t->rc = mt_device_alloc(t->dev, MT_MAX(bytes, (size_t)64), "measurement", &p, t->err);
+    if (!t->rc)
+        t->buffer[t->n_buffers++] = p;
+    return p;
+}
+
+static void *take(struct trial *t, size_t bytes)
+{
+    char *p = take_raw(t, bytes);
+    uint32_t *w = t->rc ? NULL : mt_calloc(FILL / 4, 4);
+    if (!w)
+        return p;
+    fill_random(w, FILL / 4);
+    for (size_t at = 0; at < bytes && !t->rc; at += FILL)
+        upload(t, p + at, w, MT_MIN((size_t)FILL, bytes - at));
+    free(w);
+    return p;
+}
+
+/* n integers: i * mul % mod + i * step. */
+static int32_t *take_ints(struct trial *t, size_t n, uint64_t mul, uint64_t mod, int64_t step)
+{
+    int32_t *p = take_raw(t, n * 4), *host = t->rc ? NULL : mt_calloc(n, 4);
+    for (size_t i = 0; host && i < n; i++)
+        host[i] = (int32_t)(i * mul % mod + (uint64_t)((int64_t)i * step));
+    if (host)
+        upload(t, p, host, n * 4);
+    free(host);
+    return p;
+}
+
+static size_t dim(const struct mt_metered *op, int i)
+{
+    return (size_t)op->dim[i];
+}
+
+static void set_gemm(struct trial *t, const struct mt_metered *op)
+{
+    size_t m = dim(op, 0), n = dim(op, 1), k = dim(op, 2), e = mt_dtype_size(op->dtype);
+    bool f32 = op->flags & MT_METER_F32_OUT || op->dtype == MT_F32;
+    struct mt_gemm *g = &t->a.gemm;
+    *g = (struct mt_gemm){.m = m, .n = n, .k = k, .dtype = op->dtype, .d_dtype = f32 ? MT_F32 : MT_BF16,
+                          .trans_a = op->kind == MT_METER_GEMM_TN,
+                          .trans_b = op->kind == MT_METER_GEMM_NT};
+    g->a = take(t, m * k * e);
+    g->b = take(t, k * n * e);
+    g->d = take(t, m * n * (f32 ? 4 : 2));
+    g->lda = g->trans_a ? m : k;
+    g->ldb = g->trans_b ? k : n;
+    g->ldd = n;
+    if (op->flags & MT_METER_ADDS) { /* a weight gradient adds to itself, a layer to its input */
+        g->c = g->trans_a ? g->d : take(t, m * n * (f32 ? 4 : 2));
+        g->ldc = n;
+    }
+}
+
+static void set_attention(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), len = MT_MIN(dim(op, 1), n), hq = dim(op, 2), hk = dim(op, 3), d = dim(op, 4);
+    size_t e = mt_dtype_size(op->dtype), docs = mt_div_up(n, len), ld = (hq + 2 * hk) * d;
+    struct mt_attention *f = &t->a.attention.fwd;
+    t->cu_seqlens = mt_calloc(docs + 1, sizeof(int32_t));
+    if (!t->cu_seqlens) {
+        t->rc = mt_fail_nomem(t->err, "a measurement", docs * 4);
+        return;
+    }
+    for (size_t i = 0; i <= docs; i++)
+        t->cu_seqlens[i] = (int32_t)MT_MIN(i * len, n);
+    char *qkv = take(t, n * ld * e);
+    int32_t *cu = take_raw(t, (docs + 1) * 4);
+    upload(t, cu, t->cu_seqlens, (docs + 1) * 4);
+    *f = (struct mt_attention){.n = n, .n_q = hq, .n_kv = hk, .head_dim = d, .n_docs = docs,
+                               .max_len = len, .dtype = op->dtype, .scale = 0.125f, .cu_seqlens = cu,
+                               .cu_seqlens_host = t->cu_seqlens, .ld_q = ld, .ld_k = ld, .ld_v = ld,
+                               .ld_o = hq * d};
+    f->q = qkv;
+    f->k = qkv + hq * d * e;
+    f->v = qkv + (hq + hk) * d * e;
+    f->o = take(t, n * hq * d * e);
+    f->lse = take(t, n * hq * 4);
+    f->workspace = take(t, mt_op_attention_workspace(t->dev, n, len, hq, hk, d, op->dtype));
+    if (op->kind == MT_METER_ATTENTION)
+        return;
+    struct mt_attention_bwd *b = &t->a.attention;
+    b->d_o = take(t, n * hq * d * e);
+    char *dqkv = take(t, n * ld * e);
+    b->dq = dqkv;
+    b->dk = dqkv + hq * d * e;
+    b->dv = dqkv + (hq + hk) * d * e;
+    b->ld_dq = b->ld_dk = b->ld_dv = ld;
+}
+
+static void set_rope(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), heads = dim(op, 1), d = dim(op, 2), e = mt_dtype_size(op->dtype);
+    bool norm = op->flags & MT_METER_NORM, bwd = op->kind == MT_METER_QK_ROPE_BWD;
+    size_t ld = heads * d, n_kv = 1;
+    int32_t *pos = take_ints(t, n, 1, n, 0);
+    float *table = take(t, n * d / 2 * 4);
+    void *x = take(t, n * (ld + d) * e), *y = take(t, n * (ld + d) * e);
+    void *w = norm ? take(t, d * e) : NULL;
+    float *rstd = take(t, n * (heads + 1) * 4);
+    size_t n_q = MT_MAX(heads - n_kv, (size_t)1);
+    if (!bwd) {
+        t->a.qk_rope = (struct mt_qk_rope){
+            .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d & ~(size_t)1, .dtype = op->dtype,
+            .eps = 1e-6f, .qkv = x, .ld_qkv = ld + d, .qk = norm ? y : x, .ld_qk = ld + d,
+            .positions = pos, .cos_t = table, .sin_t = table, .max_pos = n, .q_norm = w, .k_norm = w,
+            .rstd = rstd};
+        return;
+    }
+    void *ws = take(t, mt_op_qk_rope_bwd_workspace(t->dev, n, n_q, n_kv, d));
+    t->a.qk_rope_bwd = (struct mt_qk_rope_bwd){
+        .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d & ~(size_t)1, .dtype = op->dtype,
+        .dqk = y, .ld_dqk = ld + d, .dqkv = y, .ld_dqkv = ld + d, .qkv = x, .ld_qkv = ld + d,
+        .positions = pos, .cos_t = table, .sin_t = table, .max_pos = n, .q_norm = w, .k_norm = w,
+        .rstd = rstd, .workspace = ws};
+    if (norm) {
+        t->a.qk_rope_bwd.dq_norm = take(t, d * 4);
+        t->a.qk_rope_bwd.dk_norm = take(t, d * 4);
+    }
+}
+
+static void set_norm(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype);
+    void *x = take(t, n * c * e), *y = take(t, n * c * e), *w = take(t, c * e);
+    float *rstd = take(t, n * 4);
+    if (op->kind == MT_METER_RMSNORM) {
+        t->a.rmsnorm = (struct mt_rmsnorm){.n = n, .c = c, .dtype = op->dtype, .eps = 1e-6f, .x = x,
+                                           .w = w, .y = y, .rstd = rstd};
+        return;
+    }
+    void *dy = take(t, n * c * e);
+    t->a.rmsnorm_bwd = (struct mt_rmsnorm_bwd){
+        .n = n, .c = c, .dtype = op->dtype, .dy = dy, .x = x, .w = w, .rstd = rstd, .dres = y, .dx = y,
+        .dw = take(t, c * 4), .workspace = take(t, mt_op_rmsnorm_bwd_workspace(t->dev, n, c))};
+}
+
+static void set_glu(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), f = dim(op, 1), e = mt_dtype_size(op->dtype);
+    void *gu = take(t, 2 * n * f * e), *out = take(t, n * f * e);
+    if (op->kind == MT_METER_GLU)
+        t->a.glu = (struct mt_glu){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .out = out};
+    else
+        t->a.glu_bwd = (struct mt_glu_bwd){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .dout = out,
+                                           .dgate_up = take(t, 2 * n * f * e)};
+}
+
+static void set_embedding(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype), runs = dim(op, 2);
+    if (op->kind == MT_METER_EMBEDDING) {
+        t->a.embedding = (struct mt_embedding){
+            .n = n, .vocab = n, .c = c, .dtype = op->dtype, .scale = 1,
+            .ids = take_ints(t, n, 2654435761u, n, 0), .table = take(t, n * c * e), .out = take(t, n * c * e)};
+        return;
+    }
+    int32_t *starts = take_raw(t, (runs + 1) * 4), *host = mt_calloc(runs + 1, 4);
+    for (size_t i = 0; host && i <= runs; i++)
+        host[i] = (int32_t)(i * n / runs);
+    if (host)
+        upload(t, starts, host, (runs + 1) * 4);
+    free(host);
+    t->a.embedding_bwd = (struct mt_embedding_bwd){
+        .n = n, .vocab = runs, .c = c, .n_runs = runs, .dtype = op->dtype, .scale = 1,
+        .run_ids = take_ints(t, runs, 1, runs, 0), .starts = starts,
+        .order = take_ints(t, n, 2654435761u, n, 0), .dout = take(t, n * c * e),
+        .dtable = take(t, runs * c * 4)};
+}
+
+static void set_rows(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype);
+    t->a.rows = (struct mt_rows){.n = n, .n_dst = n, .c = c, .dtype = op->dtype,
+                                 .rows = take_ints(t, n, 1, n, 0), .src = take(t, n * c * e),
+                                 .dst = take(t, n * c * e)};
+}
+
+static void set_loss(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), v = dim(op, 1);
+    t->a.cross_entropy = (struct mt_cross_entropy){
+        .n = n, .vocab = v, .ld = v, .dtype = op->dtype, .logits = take(t, n * v * 4),
+        .targets = take_ints(t, n, 2654435761u, v, 0), .loss = take(t, n * 4), .correct = take(t, n * 4),
+        .ld_dlogits = v, .scale = 1e-3f};
+    if (!(op->flags & MT_METER_LOSS_ONLY)) /* not in place: the logits stay what they are */
+        t->a.cross_entropy.dlogits = take(t, n * v * mt_dtype_size(op->dtype));
+}
+
+static void set_flat(struct trial *t, const struct mt_metered *op)
+{
+    size_t n = dim(op, 0), e = mt_dtype_size(op->dtype);
+    switch (op->kind) {
+    case MT_METER_ADD:
+        t->a.add = (struct mt_add){n, op->dtype, take(t, n * e), take(t, n * e), take(t, n * e)};
+        break;
+    case MT_METER_GRAD_CAST:
+        t->a.grad_cast = (struct mt_grad_cast){.n = n, .src = take(t, n * 4), .dst_dtype = op->dtype,
+                                               .dst = take(t, n * e),
+                                               .partials = take(t, mt_div_up(n, MT_SUMSQ_BLOCK) * 4)};
+        break;
+    case MT_METER_CAST:
+        t->a.cast = (struct mt_cast){n, op->dtype, op->dtype == MT_F32 ? MT_BF16 : MT_F32,
+                                     take(t, n * e), take(t, n * (6 - e))};
+        break;
+    case MT_METER_JOIN:
+        t->a.flat.n = mt_align_up(n, MT_JOIN_BLOCK);
+        t->a.flat.p = take(t, t->a.flat.n * 4);
+        break;
+    default: /* zero */
+        t->a.flat.n = n;
+        t->a.flat.p = take(t, n);
+    }
+}
+
+static void set_up(struct trial *t, const struct mt_metered *op)
+{
+    switch (op->kind) {
+    case MT_METER_GEMM_NT:
+    case MT_METER_GEMM_NN:
+    case MT_METER_GEMM_TN:
+        set_gemm(t, op);
+        break;
+    case MT_METER_ATTENTION:
+    case MT_METER_ATTENTION_BWD:
+        set_attention(t, op);
+        break;
+    case MT_METER_EMBEDDING:
+    case MT_METER_EMBEDDING_BWD:
+        set_embedding(t, op);
+        break;
+    case MT_METER_RMSNORM:
+    case MT_METER_RMSNORM_BWD:
+        set_norm(t, op);
+        break;
+    case MT_METER_BIAS_BWD:
+        t->a.bias_bwd = (struct mt_bias_bwd){
+            .n = dim(op, 0), .c = dim(op, 1), .ld = dim(op, 1), .dtype = op->dtype,
+            .dy = take(t, dim(op, 0) * dim(op, 1) * mt_dtype_size(op->dtype)),
+            .db = take(t, dim(op, 1) * 4),
+            .workspace = take(t, mt_op_bias_bwd_workspace(t->dev, dim(op, 0), dim(op, 1)))};
+        break;
+    case MT_METER_QK_ROPE:
+    case MT_METER_QK_ROPE_BWD:
+        set_rope(t, op);
+        break;
+    case MT_METER_GLU:
+    case MT_METER_GLU_BWD:
+        set_glu(t, op);
+        break;
+    case MT_METER_CROSS_ENTROPY:
+        set_loss(t, op);
+        break;
+    case MT_METER_GATHER_ROWS:
+    case MT_METER_SCATTER_ROWS:
+        set_rows(t, op);
+        break;
+    default:
+        set_flat(t, op);
+    }
+}
+
+static int submit(struct trial *t, const struct mt_metered *op)
+{
+    mt_device *d = t->dev;
+    struct mt_err *err = t->err;
+    switch (op->kind) {
+    case MT_METER_GEMM_NT:
+    case MT_METER_GEMM_NN:
+    case MT_METER_GEMM_TN:
+        return mt_op_gemm(d, &t->a.gemm, err);
+    case MT_METER_ATTENTION:
+        return mt_op_attention(d, &t->a.attention.fwd, err);
+    case MT_METER_ATTENTION_BWD:
+        return mt_op_attention_bwd(d, &t->a.attention, err);
+    case MT_METER_EMBEDDING:
+        return mt_op_embedding(d, &t->a.embedding, err);
+    case MT_METER_EMBEDDING_BWD:
+        return mt_op_embedding_bwd(d, &t->a.embedding_bwd, err);
+    case MT_METER_RMSNORM:
+        return mt_op_rmsnorm(d, &t->a.rmsnorm, err);
+    case MT_METER_RMSNORM_BWD:
+        return mt_op_rmsnorm_bwd(d, &t->a.rmsnorm_bwd, err);
+    case MT_METER_BIAS_BWD:
+        return mt_op_bias_bwd(d, &t->a.bias_bwd, err);
+    case MT_METER_QK_ROPE:
+        return mt_op_qk_rope(d, &t->a.qk_rope, err);
+    case MT_METER_QK_ROPE_BWD:
+        return mt_op_qk_rope_bwd(d, &t->a.qk_rope_bwd, err);
+    case MT_METER_GLU:
+        return mt_op_glu(d, &t->a.glu, err);
+    case MT_METER_GLU_BWD:
+        return mt_op_glu_bwd(d, &t->a.glu_bwd, err);
+    case MT_METER_CROSS_ENTROPY:
+        return mt_op_cross_entropy(d, &t->a.cross_entropy, err);
+    case MT_METER_GATHER_ROWS:
+        return mt_op_gather_rows(d, &t->a.rows, err);
+    case MT_METER_SCATTER_ROWS:
+        return mt_op_scatter_rows(d, &t->a.rows, err);
+    case MT_METER_ADD:
+        return mt_op_add(d, &t->a.add, err);
+    case MT_METER_GRAD_CAST:
+        return mt_op_grad_cast(d, &t->a.grad_cast, err);
+    case MT_METER_CAST:
+        return mt_op_cast(d, &t->a.cast, err);
+    case MT_METER_JOIN:
+        return mt_op_join(d, t->a.flat.p, t->a.flat.n, err);
+    default:
+        return mt_op_zero(d, t->a.flat.p, t->a.flat.n, err);
+    }
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Nanoseconds of `reps` submissions, on the stream. */
+static int time_round(struct trial *t, const struct mt_metered *op, mt_event *ev[2], int reps, int64_t *ns)
+{
+    int rc = mt_event_record(t->dev, ev[0], MT_STREAM_COMPUTE, t->err);
+    for (int i = 0; i < reps && !rc; i++)
+        rc = submit(t, op);
+    if (!rc)
+        rc = mt_event_record(t->dev, ev[1], MT_STREAM_COMPUTE, t->err);
+    if (!rc)
+        rc = mt_event_sync(t->dev, ev[1], t->err);
+    *ns = mt_event_time_ns(ev[1]) - mt_event_time_ns(ev[0]);
+    return rc;
+}
+
+static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *ev[2], double *seconds)
+{
+    double round[ROUNDS];
+    int64_t ns = 0;
+    int reps = 1, rc = time_round(t, op, ev, 1, &ns); /* warm */
+    if (!rc)
+        rc = time_round(t, op, ev, 1, &ns);
+    reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
+    for (int r = 0; r < ROUNDS && !rc; r++) {
+        rc = time_round(t, op, ev, reps, &ns);
+        round[r] = (double)ns * 1e-9 / reps;
+    }
+    if (rc)
+        return rc;
+    qsort(round, ROUNDS, sizeof(*round), compare_doubles);
+    *seconds = MT_MAX(round[1], 1e-9);
+    return 0;
+}
+
+int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, struct mt_err *err)
+{
+    struct trial t = {.dev = dev, .err = err};
+    mt_event *ev[2] = {NULL, NULL};
+    set_up(&t, op);
+    for (int i = 0; i < 2 && !t.rc; i++)
+        t.rc = mt_event_create(dev, &ev[i], err);
+    if (!t.rc)
+        t.rc = time_rounds(&t, op, ev, seconds);
+    mt_device_sync(dev, NULL);
+    for (int i = 0; i < 2; i++)
+        mt_event_destroy(&ev[i]);
+    for (int i = 0; i < t.n_buffers; i++)
+        mt_device_free(dev, t.buffer[i]);
+    free(t.cu_seqlens);
+    return t.rc;
+}
+
+size_t mt_measure_operation_bytes(const struct mt_metered *op)
+{
+    /* the largest are attention's workspaces; traffic bounds everything else */
+    double ws = op->kind == MT_METER_ATTENTION || op->kind == MT_METER_ATTENTION_BWD
+                    ? 64.0 * (double)(op->dim[1] + 64) * (double)(8 * op->dim[4] + 1024) +
+                          (double)(op->dim[0] * op->dim[2] * (op->dim[4] + 2)) * 8
+                    : 0;
+    return (size_t)(2.5 * op->bytes + ws) + ((size_t)16 << 20);
+}

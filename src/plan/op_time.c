@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Seconds of single operations: samples, what lies between them, and data-sheet rates. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "plan/machine.h"
+
+bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b)
+{
+    return a->kind == b->kind && a->dtype == b->dtype && a->flags == b->flags &&
+           !memcmp(a->dim, b->dim, sizeof(a->dim));
+}
+
+/* Matrix products and attention are rated by arithmetic, the rest by bytes. */
+static double work_of(const struct mt_metered *op)
+{
+    return op->flops > 0 ? op->flops : op->bytes;
+}
+
+bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds)
+{
+    for (size_t i = 0; i < m->n_samples; i++)
+        if (mt_same_operation(&m->samples[i].op, op)) {
+            m->samples[i].seconds = seconds;
+            return true;
+        }
+    if (!mt_grow(&m->samples, &m->cap_samples, m->n_samples + 1, sizeof(*m->samples)))
+        return false;
+    m->samples[m->n_samples++] = (struct mt_op_sample){*op, seconds};
+    return true;
+}
+
+/* kind.dtype.flags.DIMxDIM...:flops:bytes */
+void mt_operation_format(char *buf, size_t len, const struct mt_metered *op)
+{
+    int at = snprintf(buf, len, "%s.%s.%u.", mt_meter_kind_name(op->kind), mt_dtype_name(op->dtype),
+                      op->flags);
+    for (int i = 0; i < op->n_dims && at >= 0 && (size_t)at < len; i++)
+        at += snprintf(buf + at, len - (size_t)at, "%s%llu", i ? "x" : "",
+                       (unsigned long long)op->dim[i]);
+    if (at >= 0 && (size_t)at < len)
+        snprintf(buf + at, len - (size_t)at, ":%.9g:%.9g", op->flops, op->bytes);
+}
+
+bool mt_operation_parse(struct mt_metered *op, const char *text)
+{
+    char kind[32], dtype[8], dims[128];
+    unsigned flags;
+    double flops, bytes;
+    if (sscanf(text, "%31[a-z_].%7[a-z0-9].%u.%127[0-9x]:%lf:%lf", kind, dtype, &flags, dims, &flops,
+               &bytes) != 6)
+        return false;
+    *op = (struct mt_metered){.kind = MT_N_METER_KINDS, .flags = flags, .flops = flops, .bytes = bytes};
+    for (int k = 0; k < MT_N_METER_KINDS; k++)
+        if (!strcmp(mt_meter_kind_name((enum mt_meter_kind)k), kind))
+            op->kind = (enum mt_meter_kind)k;
+    op->dtype = strcmp(dtype, "f32") ? MT_BF16 : MT_F32;
+    for (char *p = dims; op->n_dims < MT_METER_DIMS;) {
+        char *end;
+        op->dim[op->n_dims++] = strtoull(p, &end, 10);
+        if (end == p || op->dim[op->n_dims - 1] == 0)
+            return false;
+        if (!*end)
+            break;
+        p = end + 1;
+    }
+    return op->kind != MT_N_METER_KINDS && (flops > 0 || bytes > 0);
+}
+
+/* Squared distance in the logarithms of the shape. */
+static double distance2(const struct mt_metered *a, const struct mt_metered *b)
+{
+    double d = a->flags != b->flags ? 0.04 : 0;
+    for (int i = 0; i < a->n_dims; i++) {
+        double x = log((double)a->dim[i] / (double)b->dim[i]);
+        d += x * x;
+    }
+    return d;
+}
+
+/* From samples of the kind; false where there is none. */
+static bool from_samples(const struct mt_machine *m, const struct mt_metered *op, double *seconds)
+{
+    double sum = 0, weights = 0;
+    for (size_t i = 0; i < m->n_samples; i++) {
+        const struct mt_op_sample *s = &m->samples[i];
+        if (s->op.kind != op->kind || s->op.dtype != op->dtype)
+            continue;
+        double d2 = distance2(op, &s->op);
+        if (d2 < 1e-12) {
+            *seconds = s->seconds * work_of(op) / work_of(&s->op);
+            return true;
+        }
+        double w = 1 / (d2 * d2);
+        sum += w * log(work_of(&s->op) / s->seconds);
+        weights += w;
+    }
+    if (!(weights > 0))
+        return false;
+    *seconds = work_of(op) / exp(sum / weights);
+    return true;
+}
+
+static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
+{
+    /* a tensor-core tile is whole or not at all */
+    double tile = m->cpu ? 16 : 128, m_dim = (double)op->dim[0], n_dim = (double)op->dim[1];
+    double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
+    double rate = m->rate[op->dtype == MT_BF16 ? MT_RATE_GEMM_BF16 : MT_RATE_GEMM_F32].value * 1e12;
+    return fmax(op->flops * waste / rate, op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
+}
+
+static double attention_seconds(const struct mt_machine *m, const struct mt_metered *op)
+{
+    double rate = m->rate[op->kind == MT_METER_ATTENTION ? MT_RATE_ATTENTION : MT_RATE_ATTENTION_BWD].value;
+    if (op->dtype == MT_F32)
+        rate *= m->rate[MT_RATE_GEMM_F32].value / m->rate[MT_RATE_GEMM_BF16].value;
+    return fmax(op->flops / (rate * 1e12), op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
+}
+
+double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered *op)
+{
+    double s;
+    if (!(work_of(op) > 0))
+        return 0;
+    if (from_samples(m, op, &s))
+        return s;
+    switch (op->kind) {
+    case MT_METER_GEMM_NT:
+    case MT_METER_GEMM_NN:
+    case MT_METER_GEMM_TN:
+        s = product_seconds(m, op);
+        break;
+    case MT_METER_ATTENTION:
+    case MT_METER_ATTENTION_BWD:
+        s = attention_seconds(m, op);
+        break;
+    default:
+        s = op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9);
+    }
+    return s + m->rate[MT_RATE_OP_US].value * 1e-6;
+}
+
+double mt_machine_adam_ns(const struct mt_machine *m, int threads)
+{
+    int i = 0;
+    while (i + 1 < m->n_adam && m->adam[i + 1].threads <= threads)
+        i++;
+    double ns = m->adam[i].ns, have = m->adam[i].threads;
+    if (threads < have) /* fewer than were measured */
+        return ns * have / threads;
+    if (i + 1 < m->n_adam && threads > have) {
+        double t = (threads - have) / (m->adam[i + 1].threads - have);
+        return ns + t * (m->adam[i + 1].ns - ns);
+    }
+    return ns;
+}

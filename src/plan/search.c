@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/search.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/build.h"
+#include "model/model.h"
+#include "plan/evaluate.h"
+
+enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 192, MAX_INSTRS_FOR_SLOTS = 60000 };
+#define NEAR_ENOUGH 1.002 /* what is this close to its bound is not looked at further */
+
+struct search {
+    const struct mt_plan_request *r;
+    struct mt_plan_choice best;
+    bool found;
+    struct mt_plan_tried *tried;
+    size_t n_tried, cap_tried;
+    struct mt_err err; /* of the first candidate that does not fit */
+    bool has_err;
+};
+
+static bool remember(struct search *s, const struct mt_plan_request *r, const struct mt_plan_choice *c)
+{
+    if (!mt_grow(&s->tried, &s->cap_tried, s->n_tried + 1, sizeof(*s->tried)))
+        return false;
+    s->tried[s->n_tried++] = (struct mt_plan_tried){r->micro_batch, r->logits_chunk,
+                                                    c ? c->slots : r->slots, r->keep_layers,
+                                                    r->activations, c ? c->sim.seconds : 0};
+    return true;
+}
+
+static bool has_drives(const struct mt_plan_request *r)
+{
+    return r->machine->rate[MT_RATE_DRIVES].value > 0 && r->machine->rate[MT_RATE_READ].value > 0;
+}
+
+/* Boundaries on disk are worth a look where the host is short: of room for them, or for states. */
+static int evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
+                    struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    struct mt_plan_choice other;
+    t.spill_on_disk = false;
+    int rc = mt_plan_with_costs(out, &t, costs, NULL, err);
+    /* not for records: they would wear drives out within weeks */
+    if ((rc && rc != -ENOSPC) || !has_drives(r) || (!rc && out->n_tier[0] == r->layout->n_units) ||
+        r->states == MT_STATES_HOST || r->activations != MT_ACT_RECOMPUTE)
+        return rc;
+    t.spill_on_disk = true;
+    if (mt_plan_with_costs(&other, &t, costs, NULL, rc ? err : NULL))
+        return rc;
+    if (!rc && out->sim.seconds <= other.sim.seconds) {
+        mt_plan_choice_finish(&other);
+        return 0;
+    }
+    if (!rc)
+        mt_plan_choice_finish(out);
+    *out = other;
+    return 0;
+}
+
+/* Tries one; keeps the better. *sim is its simulation, or all 0 where it does not fit. */
+static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
+                   struct mt_sim_result *sim, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_err why = {0};
+    *sim = (struct mt_sim_result){0};
+    int rc = evaluate(&c, r, costs, &why);
+    if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c)) {
+        if (!rc)
+            mt_plan_choice_finish(&c);
+        return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
+    }
+    if (rc == -ENOSPC) {
+        bool least = r->activations != MT_ACT_KEEP && r->activations != MT_ACT_OFFLOAD && r->keep_layers <= 0;
+        if (least || !s->has_err) /* the newest of the frugal ones: the smallest micro-batch */
+            s->err = why;
+        s->has_err = true;
+        return 0;
+    }
+    if (rc) {
+        if (err)
+            *err = why;
+        return rc;
+    }
+    *sim = c.sim;
+    /* a tie goes to the one that takes less of the device */
+    bool better = !s->found || c.sim.seconds < s->best.sim.seconds * (1 - 1e-6) ||
+                  (c.sim.seconds < s->best.sim.seconds * (1 + 1e-6) &&
+                   c.engine.device_bytes < s->best.engine.device_bytes);
+    if (better) {
+        mt_plan_choice_finish(&s->best);
+        s->best = c;
+        s->found = true;
+    } else {
+        mt_plan_choice_finish(&c);
+    }
+    return 0;
+}
+
+/* More layers kept while they fit: the most by bisection. 0 where not one does. */
+static int most_kept(const struct mt_plan_request *r)
+{
+    struct mt_plan_request t = *r;
+    int lo = 0, hi = (int)r->layout->n_units - 2;
+    mt_device *dev = NULL;
+    struct mt_meter_params mp = {.kind = r->machine->cpu ? "cpu" : "cuda", .n_threads = r->threads,
+                                 .budget_bytes = (size_t)r->device_budget};
+    if (mt_device_create_meter(&dev, &mp, NULL))
+        return 0;
+    t.activations = MT_ACT_RECOMPUTE;
+    while (lo < hi) {
+        struct mt_engine_plan plan;
+        int mid = (lo + hi + 1) / 2;
+        t.keep_layers = mid;
+        struct mt_engine_params p = mt_plan_engine_params(&t, dev);
+        if (mt_engine_divide(&plan, &p, NULL)) {
+            hi = mid - 1;
+        } else {
+            mt_engine_plan_finish(&plan);
+            lo = mid;
+        }
+    }
+    mt_device_destroy(&dev);
+    return lo;
+}
+
+/* Candidates that share their compute work, and so a lower bound of their time. */
+struct group {
+    struct mt_plan_request r;
+    mt_cost_table *costs; /* borrowed */
+    double least;         /* seconds of compute, with nothing ever waited for */
+};
+
+struct groups {
+    struct group g[MAX_GROUPS];
+    size_t n;
+    mt_cost_table *costs[2 * MAX_MICRO_BATCHES];
+    size_t n_costs;
+};
+
+/* Compute seconds of the step as drafted: before buffers are given out. */
+static int bound_group(struct group *g, struct mt_err *err)
+{
+    mt_device *dev = NULL;
+    struct mt_engine_plan plan;
+    struct mt_draft d;
+    struct mt_meter_params mp = {.kind = g->r.machine->cpu ? "cpu" : "cuda", .n_threads = g->r.threads,
+                                 .budget_bytes = SIZE_MAX / 2};
+    int rc = mt_device_create_meter(&dev, &mp, err);
+    if (rc)
+        return rc;
+    struct mt_engine_params p = mt_plan_engine_params(&g->r, dev);
+    rc = mt_engine_divide(&plan, &p, err);
+    if (!rc) {
+        rc = mt_draft_write(&d, &plan.program, err);
+        g->least = 0;
+        for (size_t i = 0; !rc && i < d.prog.n_instrs; i++) {
+            struct mt_cost c = {0};
+            if (d.prog.instrs[i].queue == MT_Q_COMPUTE)
+                rc = mt_cost_of(g->costs, &d.prog, &d.prog.instrs[i], &c, err);
+            g->least += c.seconds;
+        }
+        mt_program_finish(&d.prog);
+        mt_engine_plan_finish(&plan);
+    }
+    mt_device_destroy(&dev);
+    return rc;
+}
+
+static int add_group(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
+                     struct mt_err *err)
+{
+    if (all->n == MAX_GROUPS)
+        return 0;
+    struct group *g = &all->g[all->n++];
+    *g = (struct group){.r = *r, .costs = costs};
+    return bound_group(g, err);
+}
+
+static int add_activations(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
+                           struct mt_err *err)
+{
+    static const enum mt_cfg_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD};
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(ways) && !rc; i++) {
+        struct mt_plan_request t = *r;
+        if (r->activations != MT_ACT_AUTO && r->activations != ways[i])
+            continue;
+        t.activations = ways[i];
+        t.keep_layers = MT_MAX(r->keep_layers, 0);
+        rc = add_group(all, &t, costs, err);
+        if (rc || ways[i] != MT_ACT_RECOMPUTE || r->keep_layers != MT_CFG_AUTO)
+            continue;
+        int most = most_kept(&t);
+        for (int k = most; k > 0 && !rc; k = k == most ? most / 2 : 0) {
+            t.keep_layers = k;
+            rc = add_group(all, &t, costs, err);
+        }
+    }
+    return rc;
+}
+
+/* Logits chunks worth a look: the model's own, and larger ones where the product is long enough. */
+static size_t chunk_choices(const struct mt_plan_request *r, size_t chunk[2])
+{
+    chunk[0] = r->logits_chunk ? r->logits_chunk : mt_model_auto_logits_chunk(r->layout);
+    chunk[1] = chunk[0] * 8;
+    return r->logits_chunk || chunk[1] > 8192 ? 1 : 2;
+}
+
+static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, struct mt_err *err)
+{
+    size_t chunk[2];
+    int rc = 0;
+    size_t n = chunk_choices(r, chunk);
+    for (size_t i = 0; i < n && !rc; i++) {
+        struct mt_plan_request t = *r;
+        mt_cost_table **costs = &all->costs[all->n_costs++];
+        t.logits_chunk = chunk[i];
+        rc = mt_plan_costs(costs, &t, err);
+        if (!rc)
+            rc = add_activations(all, &t, *costs, err);
+    }
+    return rc;
+}
+
+/* The group with each number of slots, as long as that may help. */
+static int try_group(struct search *s, const struct group *g, struct mt_err *err)
+{
+    static const int more[] = {2, 4, 3, 6, 8};
+    struct mt_plan_request t = g->r;
+    struct mt_sim_result sim;
+    size_t layers = t.layout->n_units - 2;
+    size_t instrs = layers * mt_div_up(t.rows_per_step, MT_MAX(t.micro_batch, (size_t)1)) * 3;
+    int rc = try_one(s, &t, g->costs, &sim, err);
+    bool fits = sim.seconds > 0;
+    if (rc || !fits || t.slots != MT_CFG_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
+        return rc;
+    for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
+        struct mt_sim_result other;
+        double near = s->found ? s->best.sim.makespan : 0;
+        if (s->found && g->least * NEAR_ENOUGH >= near)
+            return 0;
+        t.slots = more[i];
+        if ((size_t)more[i] <= layers)
+            rc = try_one(s, &t, g->costs, &other, err);
+    }
+    return rc;
+}
+
+static int compare_groups(const void *a, const void *b)
+{
+    const struct group *x = a, *y = b;
+    return (x->least > y->least) - (x->least < y->least);
+}
+
+/* Scratch grows with the micro-batch: the largest that fits at all, by doubling. */
+static bool fits_at_all(const struct mt_plan_request *r)
+{
+    struct mt_plan_request t = *r;
+    struct mt_engine_plan plan;
+    mt_device *dev = NULL;
+    struct mt_meter_params mp = {.kind = r->machine->cpu ? "cpu" : "cuda", .n_threads = r->threads,
+                                 .budget_bytes = (size_t)r->device_budget};
+    if (mt_device_create_meter(&dev, &mp, NULL))
+        return false;
+    if (t.activations == MT_ACT_AUTO)
+        t.activations = MT_ACT_RECOMPUTE;
+    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
+    bool fits = !mt_engine_divide(&plan, &p, NULL);
+    if (fits)
+        mt_engine_plan_finish(&plan);
+    mt_device_destroy(&dev);
+    return fits;
+}
+
+/* Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as they fit. */
+static size_t list_micro_batches(const struct mt_plan_request *r, size_t list[MAX_MICRO_BATCHES])
+{
+    struct mt_plan_request t = *r;
+    size_t n = 0;
+    if (r->micro_batch) {
+        list[0] = r->micro_batch;
+        return 1;
+    }
+    for (size_t mb = 1; mb < r->rows_per_step * 2 && n < MAX_MICRO_BATCHES; mb *= 2) {
+        t.micro_batch = MT_MIN(mb, r->rows_per_step);
+        if (n && !fits_at_all(&t))
+            break;
+        list[n++] = t.micro_batch;
+    }
+    return n;
+}
+
+static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
+                          struct mt_err *err)
+{
+    mt_cost_table *costs = NULL;
+    struct mt_plan_choice c;
+    int rc = mt_plan_costs(&costs, r, err);
+    if (!rc)
+        rc = mt_plan_with_costs(&c, r, costs, NULL, err);
+    if (!rc) {
+        size_t k;
+        const struct mt_metered *more = mt_cost_operations(costs, &k);
+        mt_plan_choice_finish(&c);
+        if (mt_grow(ops, cap, *n + k, sizeof(**ops)))
+            memcpy(*ops + *n, more, k * sizeof(**ops));
+        else
+            rc = mt_fail_nomem(err, "operations", k * sizeof(**ops));
+        *n += rc ? 0 : k;
+    }
+    mt_cost_table_destroy(&costs);
+    return rc == -ENOSPC ? 0 : rc;
+}
+
+int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
+                       struct mt_err *err)
+{
+    size_t list[MAX_MICRO_BATCHES], chunk[2], n_mb = list_micro_batches(r, list), cap = 0;
+    size_t n_chunks = chunk_choices(r, chunk);
+    int rc = 0;
+    *ops = NULL;
+    *n = 0;
+    for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
+        struct mt_plan_request t = *r;
+        t.micro_batch = list[i / n_chunks];
+        t.logits_chunk = chunk[i % n_chunks];
+        rc = add_operations(ops, n, &cap, &t, err);
+    }
+    if (rc) {
+        free(*ops);
+        *ops = NULL;
+    }
+    return rc;
+}
+
+/* Most promising first; a group whose bound is no better than what is found is left out. */
+static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
+{
+    int rc = 0;
+    qsort(all->g, all->n, sizeof(*all->g), compare_groups);
+    for (size_t i = 0; i < all->n && !rc; i++)
+        if (!s->found || all->g[i].least * NEAR_ENOUGH < s->best.sim.makespan)
+            rc = try_group(s, &all->g[i], err);
+    return rc;
+}
+
+/* What is found is what its values give when they are written down, to the byte and the second. */
+static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    struct mt_plan_choice fixed;
+    t.micro_batch = c->micro_batch;
+    t.logits_chunk = c->logits_chunk;
+    t.slots = c->slots;
+    t.keep_layers = c->keep_layers;
+    t.activations = c->activations;
+    t.spill_on_disk = c->spill_on_disk;
+    int rc = mt_plan_evaluate(&fixed, &t, NULL, err);
+    if (rc)
+        return rc;
+    fixed.tried = c->tried;
+    fixed.n_tried = c->n_tried;
+    c->tried = NULL;
+    mt_plan_choice_finish(c);
+    *c = fixed;
+    return 0;
+}
+
+int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct search s = {.r = r};
+    struct groups *all = mt_calloc(1, sizeof(*all));
+    size_t choices[MAX_MICRO_BATCHES], n = list_micro_batches(r, choices);
+    int rc = all ? 0 : mt_fail_nomem(err, "a search", sizeof(*all));
+    for (size_t i = n; i-- > 0 && !rc;) {
+        struct mt_plan_request t = *r;
+        t.micro_batch = choices[i];
+        rc = add_micro_batch(all, &t, err);
+    }
+    if (!rc)
+        rc = try_groups(&s, all, err);
+    for (size_t i = 0; all && i < all->n_costs; i++)
+        mt_cost_table_destroy(&all->costs[i]);
+    free(all);
+    if (!rc && !s.found) {
+        if (err)
+            *err = s.err;
+        rc = -ENOSPC;
+    }
+    s.best.tried = s.tried;
+    s.best.n_tried = s.n_tried;
+    if (!rc)
+        rc = fix_choice(&s.best, r, err);
+    if (rc) {
+        mt_plan_choice_finish(&s.best);
+        return rc;
+    }
+    *out = s.best;
+    return 0;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_SEARCH_H
+#define MT_PLAN_SEARCH_H
+
+#include "plan/sim.h"
+
+/** What is to be trained, on what, and what the user has fixed. 0 or MT_CFG_AUTO: to be chosen. */
+struct mt_plan_request {
+    const struct mt_machine *machine; /* borrowed, as layout */
+    const struct mt_layout *layout;
+    enum mt_dtype dtype, grad_dtype;
+    size_t seq_len, rows_per_step, docs_per_row;
+    size_t micro_batch, logits_chunk; /* 0: to be chosen */
+    int slots, keep_layers;           /* or MT_CFG_AUTO */
+    enum mt_cfg_activations activations;
+    enum mt_cfg_states states;
+    bool microbatch, poison; /* as struct mt_engine_params */
+    bool spill_on_disk;      /* mt_plan_evaluate(): boundaries and records go on to disk; searched over */
+    uint64_t device_budget, host_budget;
+    uint64_t disk_budget; /* 0: what the machine's drives hold */
+    int threads;
+    double link_gbps;
+};
+
+/** A candidate of a search: its knobs and its simulated step; seconds 0: it does not fit. */
+struct mt_plan_tried {
+    size_t micro_batch, logits_chunk;
+    int slots, keep_layers;
+    enum mt_cfg_activations activations;
+    double seconds;
+};
+
+struct mt_plan_choice {
+    size_t micro_batch, n_micro, logits_chunk;
+    int slots, keep_layers;
+    enum mt_cfg_activations activations;
+    struct mt_engine_plan engine;
+    enum mt_unit_tier *tier; /* [n_units], owned */
+    size_t n_tier[3];        /* units in each tier */
+    bool spill_on_disk;
+    uint64_t host_bytes;     /* planes, spill, staging, the program; on the cpu device its arena too */
+    uint64_t planes_bytes, staging_bytes, process_bytes, disk_bytes;
+    struct mt_sim_result sim;
+    struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
+    size_t n_tried;
+};
+void mt_plan_choice_finish(struct mt_plan_choice *c);
+
+/**
+ * One placement, all of it fixed by the request (what is `auto` takes the engine's rules): its memory and
+ * its simulated step. -ENOSPC (MT_ERR_NO_FIT) says what is short by how much. `graph`, where not NULL,
+ * gets the simulated tasks.
+ */
+int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
+                     struct mt_sim_graph *graph, struct mt_err *err);
+
+/** Whether it fits, by the same arithmetic, without simulating. */
+int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
+
+/**
+ * The placement with the least simulated time a step within the budgets. Candidates of a micro-batch, a
+ * way with activations and a logits chunk share their compute time, which is a lower bound: groups that
+ * cannot win are left out. Deterministic.
+ */
+int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err);
+
+/** The distinct device operations of the request's steps, of every micro-batch it leaves open; *ops is the
+ * caller's to free. */
+int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
+                       struct mt_err *err);
+
+/** A change that would make it fit. */
+struct mt_plan_change {
+    char what[160];  /* "memory.activations = recompute", "32.0 GiB more host memory" */
+    double seconds;  /* of a step then */
+    bool hardware;   /* costs money */
+};
+/** Up to `max` changes, each enough alone, cheapest first: settings by time a token, then hardware. */
+size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
+
+/**
+ * The request that a configuration makes on a machine: `auto` budgets become the machine's memory, less
+ * what the system needs. local: `machine` is the one that this runs on, so that its limits of now count.
+ */
+int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *cfg,
+                         const struct mt_layout *layout, const struct mt_machine *machine, bool local,
+                         struct mt_err *err);
+
+/** Memory of the program itself: code, threads, data under way. */
+uint64_t mt_plan_process_bytes(int threads, uint64_t tokens_per_step);
+
+#endif

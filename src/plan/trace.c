@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/trace.h"
+
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+
+enum { MEASURED = 1, PREDICTED = 2 };
+
+static const char *const queue_names[MT_SIM_N_QUEUES] = {
+    "compute",    "H2D",         "D2H",        "host optimizer", "state reads", "state writes",
+    "weight reads", "gradient writes", "spill reads", "spill writes"};
+
+/* The program's queues are the first of the simulator's. */
+static const enum mt_sim_queue sim_queue[MT_N_QUEUES] = {
+    [MT_Q_COMPUTE] = MT_SIM_Q_COMPUTE,
+    [MT_Q_H2D] = MT_SIM_Q_H2D,
+    [MT_Q_D2H] = MT_SIM_Q_D2H,
+    [MT_Q_HOST] = MT_SIM_Q_HOST,
+};
+
+static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
+{
+    mt_str_printf(s, "{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                  what, pid, tid, name);
+}
+
+struct span {
+    int pid, queue, op, mb, unit;
+    double begin_us, length_us, bytes;
+};
+
+static void add_span(struct mt_str *s, const struct span *p, const struct mt_layout *l)
+{
+    mt_str_printf(s,
+                  "{\"ph\":\"X\",\"name\":\"%s %s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,"
+                  "\"dur\":%.3f,\"args\":{\"unit\":%d,\"micro_batch\":%d,\"bytes\":%.0f}},\n",
+                  mt_opcode_name((enum mt_opcode)p->op), l->units[p->unit].name,
+                  mt_opcode_name((enum mt_opcode)p->op), p->pid, p->queue, p->begin_us, p->length_us,
+                  p->unit, p->mb, p->bytes);
+}
+
+static void add_names(struct mt_str *s, int pid, const char *process)
+{
+    add_name(s, "process_name", pid, 0, process);
+    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+        add_name(s, "thread_name", pid, q, queue_names[q]);
+}
+
+static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, size_t n,
+                         const struct mt_layout *l)
+{
+    int64_t first = INT64_MAX;
+    for (size_t i = 0; i < n; i++)
+        if (spans[i].begin_ns)
+            first = MT_MIN(first, spans[i].begin_ns);
+    add_names(s, MEASURED, "measured");
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_trace_span *t = &spans[i];
+        struct span p = {MEASURED, (int)sim_queue[t->queue], t->op, t->mb, t->unit,
+                         (double)(t->begin_ns - first) * 1e-3, (double)(t->end_ns - t->begin_ns) * 1e-3,
+                         (double)t->bytes};
+        if (t->begin_ns)
+            add_span(s, &p, l);
+    }
+}
+
+static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const struct mt_layout *l)
+{
+    add_names(s, PREDICTED, "predicted");
+    for (size_t i = 0; i < g->n; i++) {
+        const struct mt_sim_task *t = &g->tasks[i];
+        struct span p = {PREDICTED, t->queue, t->op, t->mb, t->unit, t->start * 1e6,
+                         (t->end - t->start) * 1e6, t->queue == MT_SIM_Q_COMPUTE ? 0 : t->bytes};
+        add_span(s, &p, l);
+    }
+}
+
+int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n,
+                   const struct mt_sim_graph *graph, const struct mt_layout *layout, struct mt_err *err)
+{
+    struct mt_str s = {0};
+    mt_str_printf(&s, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    add_measured(&s, spans, n, layout);
+    if (graph && graph->n)
+        add_predicted(&s, graph, layout);
+    if (s.len > 2 && s.p[s.len - 2] == ',') /* JSON wants no comma after the last */
+        s.len -= 2;
+    mt_str_printf(&s, "\n]}\n");
+    int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
+    mt_str_finish(&s);
+    return rc;
+}

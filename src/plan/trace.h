@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_TRACE_H
+#define MT_PLAN_TRACE_H
+
+#include "plan/sim.h"
+
+/**
+ * Writes a step as a Chrome trace (JSON of complete events, for Perfetto and chrome://tracing): one process
+ * for what happened and one for what was predicted, a thread a queue. `graph` may be NULL: no prediction.
+ * Times start at the first instruction's begin.
+ */
+int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n,
+                   const struct mt_sim_graph *graph, const struct mt_layout *layout, struct mt_err *err);
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_REPORT_CHART_H
+#define MT_REPORT_CHART_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/strbuf.h"
+
+/**
+ * Charts as SVG, written by hand: no script, no library, colours by CSS class so that one picture is good in
+ * a dark and a light page (mt_chart_style). All functions append one <svg> element; text is escaped; a NaN
+ * or infinite value is left out.
+ */
+
+/** Style sheet of the classes used; `standalone` adds colours for an SVG file without a page around. */
+void mt_chart_style(struct mt_str *out);
+/** An SVG as a file of its own: the element with name space and style inside. */
+void mt_chart_standalone(struct mt_str *out, const char *svg);
+
+struct mt_series {
+    const char *name;
+    const double *x, *y;
+    size_t n;
+    int colour;    /* 0..7 */
+    bool points, faint, dashed;
+};
+struct mt_chart {
+    const char *title, *x_label, *y_label;
+    bool log_y, zero; /* zero: the axis begins there */
+    const struct mt_series *series;
+    size_t n_series;
+};
+void mt_chart_lines(struct mt_str *out, const struct mt_chart *c);
+
+/** Layers over each other: y of series k stands on the sum of those before. Lines (dashed) do not stack. */
+void mt_chart_stack(struct mt_str *out, const struct mt_chart *c);
+
+/** Points, and the line on which both are equal; both axes logarithmic. labels[i] is shown on hovering. */
+void mt_chart_scatter(struct mt_str *out, const char *title, const char *x_label, const char *y_label,
+                      const double *x, const double *y, const char *const *labels, size_t n);
+
+struct mt_cell {
+    double value;     /* NaN: none */
+    const char *text; /* instead of a value: "does not fit"; then hatched */
+};
+struct mt_heat_map {
+    const char *title, *x_label, *y_label, *unit;
+    const char *const *columns, *const *rows;
+    size_t n_columns, n_rows;
+    const struct mt_cell *cells; /* [n_rows * n_columns] */
+};
+void mt_chart_heat_map(struct mt_str *out, const struct mt_heat_map *m);
+
+struct mt_bar_part {
+    const char *name;
+    double bytes;
+};
+struct mt_bar {
+    const char *name;
+    const struct mt_bar_part *parts;
+    size_t n_parts;
+    double limit; /* a mark, 0: none */
+};
+/** Memory: one bar a tier, cut by use; each on a scale of its own. */
+void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar *bars, size_t n);
+
+struct mt_span {
+    int group, lane; /* group 0 is drawn above group 1 */
+    int colour;
+    double begin, end; /* seconds */
+    const char *name;
+};
+/** A step's time line: groups of lanes one above the other on one scale. */
+void mt_chart_timeline(struct mt_str *out, const char *title, const char *const *groups, size_t n_groups,
+                       const char *const *lanes, size_t n_lanes, const struct mt_span *spans, size_t n,
+                       const char *const *legend, const int *legend_colour, size_t n_legend);
+
+void mt_xml_escape(struct mt_str *out, const char *text);
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_REPORT_REPORT_H
+#define MT_REPORT_REPORT_H
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/strbuf.h"
+
+/** A picture or table of a report. */
+struct mt_panel {
+    char section[160]; /* heading it stands under */
+    char name[64];     /* file name of its SVG, without ".svg"; "" for a table */
+    char *content;     /* an <svg> element, or HTML */
+};
+struct mt_report {
+    struct mt_panel *panels;
+    size_t n, cap;
+};
+
+/**
+ * Reads folders of runs (metrics.jsonl, run.json, trace.json) and of sweeps (sweep.json) and draws what is
+ * there; a run that crashed has its metrics up to then, a torn last line is left out. Several runs share
+ * the panels of loss, rate and norm. MT_ERR_INPUT names a folder that is neither.
+ */
+int mt_report_make(struct mt_report *out, const char *const *dirs, size_t n, struct mt_err *err);
+void mt_report_finish(struct mt_report *r);
+/** One self-contained page: no script, nothing fetched. */
+void mt_report_html(struct mt_str *out, const struct mt_report *r, const char *title);
+
+#endif

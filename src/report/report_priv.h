@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_REPORT_REPORT_PRIV_H
+#define MT_REPORT_REPORT_PRIV_H
+
+#include "report/report.h"
+
+/** The columns of metrics.jsonl; a record that lacks one has NaN there. */
+enum {
+    MT_COL_STEP,
+    MT_COL_TOKENS,
+    MT_COL_LOSS,
+    MT_COL_LR,
+    MT_COL_GRAD_NORM,
+    MT_COL_TOK_S,
+    MT_COL_T_STEP,
+    MT_COL_T_FWD,
+    MT_COL_T_BWD,
+    MT_COL_T_OPT,
+    MT_COL_T_WAIT,
+    MT_COL_T_DATA,
+    MT_COL_H2D,
+    MT_COL_D2H,
+    MT_N_COLS,
+};
+struct mt_run_data {
+    char name[128];
+    double *col[MT_N_COLS]; /* [n] of training steps */
+    size_t n;
+    double *eval_step, *eval_loss; /* [n_eval] */
+    size_t n_eval;
+    cJSON *info, *trace;    /* run.json, trace.json; or NULL */
+};
+int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
+void mt_run_data_finish(struct mt_run_data *r);
+
+/** Takes the text, which may have failed. */
+int mt_report_add(struct mt_report *r, const char *section, const char *name, struct mt_str *content,
+                  struct mt_err *err);
+/** Panels of several runs at once, then of each alone. */
+int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err);
+int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err);
+
+#endif

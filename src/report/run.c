@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pictures of training runs. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "report/chart.h"
+#include "report/report_priv.h"
+
+enum { MAX_RUNS = 8, MAX_PARTS = 24, N_LANES = 4 };
+
+static const char *const keys[MT_N_COLS] = {
+    "step",  "tokens", "loss",       "lr",     "grad_norm", "tok_s",     "t_step",   "t_fwd",
+    "t_bwd", "t_opt",  "t_wait_h2d", "t_data", "h2d_bytes", "d2h_bytes"};
+
+static cJSON *read_json(const char *dir, const char *file)
+{
+    char path[4200];
+    cJSON *o = NULL;
+    snprintf(path, sizeof(path), "%.4000s/%s", dir, file);
+    return mt_path_exists(path) && !mt_json_read_file(&o, path, MT_ERR_INPUT, NULL) ? o : NULL;
+}
+
+static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
+{
+    size_t lines = 1;
+    char *save = NULL;
+    for (const char *c = text; *c; c++)
+        lines += *c == '\n';
+    for (int k = 0; k < MT_N_COLS; k++)
+        if (!(r->col[k] = mt_calloc(lines, sizeof(double))))
+            return mt_fail_nomem(err, "a report", lines * sizeof(double));
+    r->eval_step = mt_calloc(lines, sizeof(double));
+    r->eval_loss = mt_calloc(lines, sizeof(double));
+    if (!r->eval_step || !r->eval_loss)
+        return mt_fail_nomem(err, "a report", lines * sizeof(double));
+    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        cJSON *o = cJSON_Parse(line); /* a torn last line is no record */
+        const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
+        if (cJSON_IsNumber(step) && eval) {
+            r->eval_step[r->n_eval] = step->valuedouble;
+            r->eval_loss[r->n_eval++] = cJSON_IsNumber(eval) ? eval->valuedouble : NAN;
+        } else if (cJSON_IsNumber(step)) {
+            for (int k = 0; k < MT_N_COLS; k++) {
+                const cJSON *v = mt_json_get(o, keys[k]);
+                r->col[k][r->n] = cJSON_IsNumber(v) ? v->valuedouble : NAN;
+            }
+            r->n++;
+        }
+        cJSON_Delete(o);
+    }
+    return 0;
+}
+
+int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err)
+{
+    char path[4200], *text = NULL;
+    size_t len = strlen(dir);
+    *r = (struct mt_run_data){{0}};
+    while (len > 1 && dir[len - 1] == '/')
+        len--;
+    size_t at = len;
+    while (at > 0 && dir[at - 1] != '/')
+        at--;
+    snprintf(r->name, sizeof(r->name), "%.*s", (int)(len - at), dir + at);
+    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
+    int rc = mt_read_file(path, &text, &len, err);
+    if (!rc)
+        rc = read_metrics(r, text, err);
+    free(text);
+    if (rc) {
+        mt_run_data_finish(r);
+        return rc;
+    }
+    r->info = read_json(dir, "run.json");
+    r->trace = read_json(dir, "trace.json");
+    return 0;
+}
+
+void mt_run_data_finish(struct mt_run_data *r)
+{
+    for (int k = 0; k < MT_N_COLS; k++)
+        free(r->col[k]);
+    free(r->eval_step);
+    free(r->eval_loss);
+    cJSON_Delete(r->info);
+    cJSON_Delete(r->trace);
+    *r = (struct mt_run_data){{0}};
+}
+
+/* Exponential mean that starts at the first value and skips what is not finite. */
+static double *smooth(const double *v, size_t n)
+{
+    double *out = mt_calloc(n + 1, sizeof(double)), mean = NAN;
+    for (size_t i = 0; out && i < n; i++) {
+        double weight = fmin(0.98, (double)i / ((double)i + 10));
+        if (isfinite(v[i]))
+            mean = isfinite(mean) ? weight * mean + (1 - weight) * v[i] : v[i];
+        out[i] = isfinite(v[i]) ? mean : NAN;
+    }
+    return out;
+}
+
+static int add_lines(struct mt_report *r, const char *section, const char *name, const struct mt_chart *c,
+                     struct mt_err *err)
+{
+    struct mt_str s = {0};
+    mt_chart_lines(&s, c);
+    return mt_report_add(r, section, name, &s, err);
+}
+
+/* Loss over steps, or over tokens: every step faint, its mean, and the evaluations. */
+static int add_loss(struct mt_report *r, const char *section, const struct mt_run_data *runs, size_t n,
+                    int x, struct mt_err *err)
+{
+    struct mt_series s[3 * MAX_RUNS] = {{0}};
+    double *mean[MAX_RUNS] = {NULL};
+    size_t k = 0;
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_run_data *d = &runs[i];
+        int colour = (int)i * 2;
+        mean[i] = smooth(d->col[MT_COL_LOSS], d->n);
+        if (!mean[i])
+            continue;
+        s[k++] = (struct mt_series){.x = d->col[x], .y = d->col[MT_COL_LOSS], .n = d->n, .colour = colour,
+                                    .faint = true};
+        s[k++] = (struct mt_series){.name = n > 1 ? d->name : "loss", .x = d->col[x], .y = mean[i],
+                                    .n = d->n, .colour = colour};
+        if (x == MT_COL_STEP)
+            s[k++] = (struct mt_series){.name = n > 1 ? NULL : "evaluation", .x = d->eval_step,
+                                        .y = d->eval_loss, .n = d->n_eval, .colour = colour + 1,
+                                        .points = true};
+    }
+    bool tokens = x == MT_COL_TOKENS;
+    struct mt_chart c = {.title = tokens ? "Loss over tokens" : "Loss", .x_label = tokens ? "tokens" : "step",
+                         .y_label = "nats a token", .series = s, .n_series = k};
+    int rc = add_lines(r, section, tokens ? "loss-tokens" : "loss", &c, err);
+    for (size_t i = 0; i < n; i++)
+        free(mean[i]);
+    return rc;
+}
+
+static int add_column(struct mt_report *r, const char *section, const char *name, const char *title,
+                      const char *unit, int col, bool log, const struct mt_run_data *runs, size_t n,
+                      struct mt_err *err)
+{
+    struct mt_series s[MAX_RUNS] = {{0}};
+    for (size_t i = 0; i < n; i++)
+        s[i] = (struct mt_series){.name = n > 1 ? runs[i].name : NULL, .x = runs[i].col[MT_COL_STEP],
+                                  .y = runs[i].col[col], .n = runs[i].n, .colour = (int)i * 2};
+    struct mt_chart c = {.title = title, .x_label = "step", .y_label = unit, .log_y = log, .zero = !log,
+                         .series = s, .n_series = n};
+    return add_lines(r, section, name, &c, err);
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
+}
+
+/* Where a step's time goes. Waits for the link lie within forward and backward and are taken out of them. */
+static int add_step_stack(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    enum { DATA, WAIT, FWD, BWD, ADAM, SAID, N };
+    double *v[N] = {NULL}, *x = mt_calloc(d->n + 1, sizeof(double));
+    double said = number(mt_json_get(d->info, "predicted"), "t_step");
+    size_t m = 0;
+    int rc = x ? 0 : mt_fail_nomem(err, "a report", d->n);
+    for (int k = 0; k < N && !rc; k++)
+        if (!(v[k] = mt_calloc(d->n + 1, sizeof(double))))
+            rc = mt_fail_nomem(err, "a report", d->n);
+    for (size_t i = 0; i < d->n && !rc; i++) {
+        double fwd = d->col[MT_COL_T_FWD][i], bwd = d->col[MT_COL_T_BWD][i], wait = d->col[MT_COL_T_WAIT][i];
+        if (!isfinite(fwd) || !isfinite(bwd) || !(fwd + bwd > 0))
+            continue;
+        wait = isfinite(wait) ? fmin(wait, fwd + bwd) : 0;
+        x[m] = d->col[MT_COL_STEP][i];
+        v[DATA][m] = d->col[MT_COL_T_DATA][i];
+        v[WAIT][m] = wait;
+        v[FWD][m] = fwd * (1 - wait / (fwd + bwd));
+        v[BWD][m] = bwd * (1 - wait / (fwd + bwd));
+        v[ADAM][m] = d->col[MT_COL_T_OPT][i];
+        v[SAID][m++] = said;
+    }
+    static const char *const names[N] = {"data", "wait for H2D", "forward", "backward",
+                                         "update", "predicted"};
+    static const int colours[N] = {6, 1, 0, 2, 4, 3};
+    struct mt_series s[N];
+    size_t n = isfinite(said) ? N : N - 1;
+    for (size_t k = 0; k < n; k++)
+        s[k] = (struct mt_series){.name = names[k], .x = x, .y = v[k], .n = m, .colour = colours[k],
+                                  .dashed = k >= ADAM};
+    struct mt_chart c = {.title = "Time of a step", .x_label = "step", .y_label = "seconds", .series = s,
+                         .n_series = n};
+    struct mt_str text = {0};
+    if (!rc) {
+        mt_chart_stack(&text, &c);
+        rc = mt_report_add(r, d->name, "step-time", &text, err);
+    }
+    for (int k = 0; k < N; k++)
+        free(v[k]);
+    free(x);
+    return rc;
+}
+
+static int add_link_use(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    double *v[2] = {mt_calloc(d->n + 1, sizeof(double)), mt_calloc(d->n + 1, sizeof(double))};
+    int rc = v[0] && v[1] ? 0 : mt_fail_nomem(err, "a report", d->n);
+    for (size_t i = 0; i < d->n && !rc; i++)
+        for (int k = 0; k < 2; k++)
+            v[k][i] = d->col[k ? MT_COL_D2H : MT_COL_H2D][i] / d->col[MT_COL_T_STEP][i] * 1e-9;
+    struct mt_series s[2] = {{.name = "host to device", .x = d->col[MT_COL_STEP], .y = v[0], .n = d->n, .colour = 0},
+                             {.name = "device to host", .x = d->col[MT_COL_STEP], .y = v[1], .n = d->n, .colour = 1}};
+    struct mt_chart c = {.title = "Link, mean over a step", .x_label = "step", .y_label = "GB/s",
+                         .zero = true, .series = s, .n_series = 2};
+    if (!rc)
+        rc = add_lines(r, d->name, "link", &c, err);
+    free(v[0]);
+    free(v[1]);
+    return rc;
+}
+
+static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    static const char *const tiers[] = {"device", "host", "disk"};
+    struct mt_bar_part parts[3][MAX_PARTS];
+    struct mt_bar bars[3];
+    size_t n = 0;
+    for (size_t t = 0; t < MT_ARRAY_LEN(tiers); t++) {
+        const cJSON *row;
+        size_t k = 0;
+        cJSON_ArrayForEach(row, mt_json_get(d->info, "memory"))
+        {
+            const cJSON *tier = mt_json_get(row, "tier"), *use = mt_json_get(row, "use");
+            if (cJSON_IsString(tier) && cJSON_IsString(use) && !strcmp(tier->valuestring, tiers[t]) &&
+                k < MAX_PARTS)
+                parts[t][k++] = (struct mt_bar_part){use->valuestring, number(row, "bytes")};
+        }
+        if (k)
+            bars[n++] = (struct mt_bar){.name = tiers[t], .parts = parts[t], .n_parts = k};
+        if (k && !t && isfinite(number(d->info, "device_budget")))
+            bars[n - 1].limit = number(d->info, "device_budget");
+    }
+    if (!n)
+        return 0;
+    struct mt_str s = {0};
+    mt_chart_memory(&s, "Memory by use (dashed mark: the device's budget)", bars, n);
+    return mt_report_add(r, d->name, "memory", &s, err);
+}
+
+/* Colour of an instruction by its kind; the legend has the same order. */
+static const char *const kinds[] = {"forward", "backward", "update", "weights in, other loads", "stores", "other"};
+static const int kind_colours[] = {0, 2, 4, 1, 5, 6};
+
+static int kind_of(const char *op)
+{
+    static const struct {
+        const char *op;
+        int kind;
+    } table[] = {{"forward", 0}, {"embed", 0}, {"head", 0},  {"backward", 1},  {"embed_bwd", 1},
+                 {"grad_cast", 1}, {"adam", 2}, {"load", 3}, {"store", 4},     {"store_grad", 4}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(table); i++)
+        if (!strcmp(op, table[i].op))
+            return table[i].kind;
+    return 5;
+}
+
+static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    static const char *const groups[] = {"measured", "predicted"};
+    static const char *const lanes[N_LANES] = {"compute", "H2D", "D2H", "host optimizer"};
+    const cJSON *events = mt_json_get(d->trace, "traceEvents"), *e;
+    size_t n = 0, total = (size_t)cJSON_GetArraySize(events), groups_seen = 1;
+    struct mt_span *spans = mt_calloc(total + 1, sizeof(*spans));
+    if (!spans)
+        return mt_fail_nomem(err, "a report", total * sizeof(*spans));
+    cJSON_ArrayForEach(e, events)
+    {
+        const cJSON *ph = mt_json_get(e, "ph"), *name = mt_json_get(e, "name"), *cat = mt_json_get(e, "cat");
+        if (!cJSON_IsString(ph) || strcmp(ph->valuestring, "X") || !cJSON_IsString(name) || !cJSON_IsString(cat))
+            continue;
+        double at = number(e, "ts") * 1e-6;
+        struct mt_span s = {(int)number(e, "pid") - 1, (int)number(e, "tid"), kind_colours[kind_of(cat->valuestring)],
+                            at, at + number(e, "dur") * 1e-6, name->valuestring};
+        if (s.group < 0 || s.group > 1 || !isfinite(at))
+            continue;
+        groups_seen = MT_MAX(groups_seen, (size_t)s.group + 1);
+        spans[n++] = s;
+    }
+    struct mt_str s = {0};
+    mt_chart_timeline(&s, "Time line of one step", groups, groups_seen, lanes, N_LANES, spans, n, kinds,
+                      kind_colours, MT_ARRAY_LEN(kinds));
+    free(spans);
+    return mt_report_add(r, d->name, "timeline", &s, err);
+}
+
+static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    int rc = add_step_stack(r, d, err);
+    if (!rc && d->trace)
+        rc = add_timeline(r, d, err);
+    if (!rc)
+        rc = add_memory(r, d, err);
+    return rc ? rc : add_link_use(r, d, err);
+}
+
+int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err)
+{
+    const char *section = n > 1 ? "All runs" : runs[0].name;
+    n = MT_MIN(n, (size_t)MAX_RUNS);
+    int rc = add_loss(r, section, runs, n, MT_COL_STEP, err);
+    if (!rc)
+        rc = add_loss(r, section, runs, n, MT_COL_TOKENS, err);
+    if (!rc)
+        rc = add_column(r, section, "learning-rate", "Learning rate", "rate", MT_COL_LR, false, runs, n, err);
+    if (!rc)
+        rc = add_column(r, section, "gradient-norm", "Gradient norm before clipping", "norm", MT_COL_GRAD_NORM,
+                        true, runs, n, err);
+    if (!rc)
+        rc = add_column(r, section, "speed", "Speed", "tokens a second", MT_COL_TOK_S, false, runs, n, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = add_alone(r, &runs[i], err);
+    return rc;
+}

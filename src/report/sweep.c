@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pictures of benchmark sweeps. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "report/chart.h"
+#include "report/report_priv.h"
+
+enum { MAX_VALUES = 24, MAX_MAPS = 12, LABEL = 160 };
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
+}
+
+static const char *string(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsString(v) ? v->valuestring : "";
+}
+
+struct values {
+    const char *v[MAX_VALUES];
+    size_t n;
+};
+
+static size_t index_of(struct values *l, const char *value)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (!strcmp(l->v[i], value))
+            return i;
+    if (l->n == MAX_VALUES)
+        return MAX_VALUES;
+    l->v[l->n] = value;
+    return l->n++;
+}
+
+/* What a row is apart from its first two axes: each such gives a map. */
+static void rest_of(char *buf, size_t len, const cJSON *row)
+{
+    const cJSON *a;
+    int at = snprintf(buf, len, "%s", string(row, "job")), k = 0;
+    cJSON_ArrayForEach(a, mt_json_get(row, "axes")) if (k++ >= 2 && at >= 0 && (size_t)at < len)
+        at += snprintf(buf + at, len - (size_t)at, "%s%s = %s", at ? ", " : "", a->string, a->valuestring);
+}
+
+static const cJSON *axis(const cJSON *row, int k)
+{
+    return cJSON_GetArrayItem(mt_json_get(row, "axes"), k);
+}
+
+static int add_map(struct mt_report *r, const char *section, const char *rest, size_t at, const cJSON *rows,
+                   struct mt_err *err)
+{
+    struct values x = {.n = 0}, y = {.n = 0};
+    struct mt_cell *cells = mt_calloc(MAX_VALUES * MAX_VALUES, sizeof(*cells));
+    const char *x_name = "", *y_name = "";
+    const cJSON *row;
+    char mine[LABEL], title[2 * LABEL], name[64];
+    if (!cells)
+        return mt_fail_nomem(err, "a report", MAX_VALUES * MAX_VALUES * sizeof(*cells));
+    for (int pass = 0; pass < 2; pass++) {
+        cJSON_ArrayForEach(row, rows)
+        {
+            const cJSON *a = axis(row, 0), *b = axis(row, 1);
+            rest_of(mine, sizeof(mine), row);
+            if (strcmp(mine, rest) || !a)
+                continue;
+            size_t j = index_of(&x, a->valuestring), i = index_of(&y, b ? b->valuestring : "");
+            x_name = a->string;
+            y_name = b ? b->string : "";
+            if (!pass || i >= MAX_VALUES || j >= MAX_VALUES)
+                continue;
+            bool fits = strcmp(string(row, "status"), "does not fit") != 0;
+            cells[i * x.n + j] = (struct mt_cell){number(row, "tok_s"), fits ? string(row, "status") : "no fit"};
+        }
+        for (size_t i = 0; !pass && i < MAX_VALUES * MAX_VALUES; i++)
+            cells[i].value = NAN;
+    }
+    struct mt_str s = {0};
+    snprintf(title, sizeof(title), "Speed%s%s", rest[0] ? ": " : "", rest);
+    snprintf(name, sizeof(name), "heat-map-%zu", at);
+    struct mt_heat_map m = {.title = title, .x_label = x_name, .y_label = y_name, .unit = "tokens a second",
+                            .columns = x.v, .rows = y.v, .n_columns = x.n, .n_rows = y.n, .cells = cells};
+    mt_chart_heat_map(&s, &m);
+    free(cells);
+    return mt_report_add(r, section, name, &s, err);
+}
+
+static int add_maps(struct mt_report *r, const char *section, const cJSON *rows, struct mt_err *err)
+{
+    char (*seen)[LABEL] = mt_calloc(MAX_MAPS, LABEL), mine[LABEL];
+    const cJSON *row;
+    size_t n = 0;
+    int rc = seen ? 0 : mt_fail_nomem(err, "a report", MAX_MAPS * LABEL);
+    cJSON_ArrayForEach(row, rows)
+    {
+        bool known = false;
+        rest_of(mine, sizeof(mine), row);
+        for (size_t i = 0; i < n && !rc; i++)
+            known |= !strcmp(seen[i], mine);
+        if (rc || known || n == MAX_MAPS || !axis(row, 0))
+            continue;
+        memcpy(seen[n++], mine, LABEL);
+        rc = add_map(r, section, mine, n, rows, err);
+    }
+    free(seen);
+    return rc;
+}
+
+static int add_scatter(struct mt_report *r, const char *section, const cJSON *table, struct mt_err *err)
+{
+    const cJSON *rows = mt_json_get(table, "rows"), *row, *a;
+    size_t n = 0, total = (size_t)cJSON_GetArraySize(rows);
+    double *x = mt_calloc(total + 1, sizeof(double)), *y = mt_calloc(total + 1, sizeof(double));
+    char (*label)[LABEL] = mt_calloc(total + 1, LABEL), title[160];
+    const char **labels = mt_calloc(total + 1, sizeof(*labels));
+    int rc = x && y && label && labels ? 0 : mt_fail_nomem(err, "a report", total * LABEL);
+    cJSON_ArrayForEach(row, rows)
+    {
+        double p = number(row, "predicted_s"), m = number(row, "measured_s");
+        if (rc || !isfinite(p) || !isfinite(m))
+            continue;
+        int at = snprintf(label[n], LABEL, "%s", string(row, "job"));
+        cJSON_ArrayForEach(a, mt_json_get(row, "axes")) if (at >= 0 && at < LABEL)
+            at += snprintf(label[n] + at, LABEL - (size_t)at, " %s=%s", a->string, a->valuestring);
+        x[n] = p;
+        y[n] = m;
+        labels[n] = label[n];
+        n++;
+    }
+    struct mt_str s = {0};
+    snprintf(title, sizeof(title), "Predicted and measured: median error %.1f%%, worst %.1f%%",
+             100 * number(table, "median_error"), 100 * number(table, "worst_error"));
+    if (!rc && n) {
+        mt_chart_scatter(&s, title, "predicted seconds a step", "measured seconds a step", x, y, labels, n);
+        rc = mt_report_add(r, section, "predicted-measured", &s, err);
+    }
+    free(x);
+    free(y);
+    free(label);
+    free(labels);
+    return rc;
+}
+
+static void add_cell(struct mt_str *s, const cJSON *v)
+{
+    char buf[32];
+    mt_str_printf(s, "<td>");
+    if (cJSON_IsNumber(v)) {
+        snprintf(buf, sizeof(buf), "%.4g", v->valuedouble);
+        mt_xml_escape(s, buf);
+    } else if (cJSON_IsString(v)) {
+        mt_xml_escape(s, v->valuestring);
+    }
+    mt_str_printf(s, "</td>");
+}
+
+static int add_table(struct mt_report *r, const char *section, const cJSON *rows, struct mt_err *err)
+{
+    static const char *const shown[] = {"status", "predicted_s", "measured_s", "deviation_pct", "runs",
+                                        "measured_over_predicted", "tok_s", "model_tflops", "wait_h2d_pct",
+                                        "device_mib", "peak_rss_mib", "planned_host_mib"};
+    struct mt_str s = {0};
+    const cJSON *row, *a, *first = cJSON_GetArrayItem(rows, 0);
+    mt_str_printf(&s, "<div class=\"table\"><table><thead><tr><th>job</th>");
+    cJSON_ArrayForEach(a, mt_json_get(first, "axes"))
+    {
+        mt_str_printf(&s, "<th>");
+        mt_xml_escape(&s, a->string);
+        mt_str_printf(&s, "</th>");
+    }
+    for (size_t i = 0; i < MT_ARRAY_LEN(shown); i++)
+        mt_str_printf(&s, "<th>%s</th>", shown[i]);
+    mt_str_printf(&s, "</tr></thead><tbody>\n");
+    cJSON_ArrayForEach(row, rows)
+    {
+        mt_str_printf(&s, "<tr>");
+        add_cell(&s, mt_json_get(row, "job"));
+        cJSON_ArrayForEach(a, mt_json_get(row, "axes")) add_cell(&s, a);
+        for (size_t i = 0; i < MT_ARRAY_LEN(shown); i++)
+            add_cell(&s, mt_json_get(row, shown[i]));
+        mt_str_printf(&s, "</tr>\n");
+    }
+    mt_str_printf(&s, "</tbody></table></div>\n");
+    return mt_report_add(r, section, "", &s, err);
+}
+
+int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err)
+{
+    const cJSON *rows = mt_json_get(table, "rows");
+    int rc = add_maps(r, name, rows, err);
+    if (!rc)
+        rc = add_scatter(r, name, table, err);
+    return rc ? rc : add_table(r, name, rows, err);
+}

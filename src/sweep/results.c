@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "sweep/sweep.h"
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+struct mt_stats mt_stats_of(const double *v, size_t n)
+{
+    struct mt_stats s = {.n = n};
+    double *sorted = mt_calloc(n, sizeof(double)), sum = 0, squares = 0;
+    if (!sorted)
+        return (struct mt_stats){NAN, NAN, NAN, NAN, NAN, 0};
+    memcpy(sorted, v, n * sizeof(double));
+    qsort(sorted, n, sizeof(double), compare_doubles);
+    s.min = sorted[0];
+    s.max = sorted[n - 1];
+    s.median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+    for (size_t i = 0; i < n; i++)
+        sum += v[i];
+    s.mean = sum / (double)n;
+    for (size_t i = 0; i < n; i++)
+        squares += (v[i] - s.mean) * (v[i] - s.mean);
+    s.deviation = n > 1 ? sqrt(squares / (double)(n - 1)) : 0;
+    free(sorted);
+    return s;
+}
+
+/* The numbers of a run, once for writing and reading. */
+#define RUN_FIELDS(X)                                                                              \
+    X(seconds) X(tok_s) X(t_fwd) X(t_bwd) X(t_wait) X(t_adam) X(h2d_bytes) X(d2h_bytes)            \
+    X(device_bytes) X(peak_bytes) X(planned_bytes)
+
+static void run_path(char *buf, size_t len, const char *dir, const char *hash, int k)
+{
+    snprintf(buf, len, "%.3000s/%s.%d.json", dir, hash, k);
+}
+
+int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char *hash, int k,
+                      struct mt_err *err)
+{
+    char path[3100];
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "status", r->status);
+#define ADD_FIELD(f) cJSON_AddNumberToObject(o, #f, r->f);
+    RUN_FIELDS(ADD_FIELD)
+#undef ADD_FIELD
+    char *text = cJSON_Print(o);
+    run_path(path, sizeof(path), dir, hash, k);
+    int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
+    free(text);
+    cJSON_Delete(o);
+    return rc;
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+static const char *string(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsString(v) ? v->valuestring : "";
+}
+
+int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
+                      struct mt_err *err)
+{
+    char path[3100];
+    cJSON *o;
+    run_path(path, sizeof(path), dir, hash, k);
+    if (!mt_path_exists(path))
+        return -ENOENT;
+    int rc = mt_json_read_file(&o, path, MT_ERR_RUNTIME, err);
+    if (rc)
+        return rc;
+    *r = (struct mt_sweep_run){{0}};
+    snprintf(r->status, sizeof(r->status), "%s", string(o, "status"));
+#define GET_FIELD(f) r->f = number(o, #f);
+    RUN_FIELDS(GET_FIELD)
+#undef GET_FIELD
+    cJSON_Delete(o);
+    return 0;
+}
+
+void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
+                       const struct mt_sweep_run *runs, size_t n, const struct mt_sweep_prediction *p)
+{
+    double *seconds = mt_calloc(n + 1, sizeof(double));
+    size_t good = 0;
+    *row = (struct mt_sweep_row){.job = job, .predicted = *p};
+    snprintf(row->status, sizeof(row->status), "%s", n ? "ok" : p->fits ? "predicted" : "does not fit");
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(runs[i].status, "ok"))
+            memcpy(row->status, runs[i].status, sizeof(row->status));
+        else if (seconds)
+            seconds[good++] = runs[i].seconds;
+    }
+    if (good) {
+        row->seconds = mt_stats_of(seconds, good);
+        double nearest = INFINITY;
+        for (size_t i = 0; i < n; i++) {
+            double d = fabs(runs[i].seconds - row->seconds.median);
+            if (!strcmp(runs[i].status, "ok") && d < nearest) {
+                nearest = d;
+                row->run = runs[i];
+            }
+        }
+    }
+    free(seconds);
+}
+
+/* --- tables -------------------------------------------------------------------------------------- */
+
+struct column {
+    const char *name, *format;
+    double value;
+};
+enum { MAX_COLUMNS = 24 };
+
+static double ratio(double a, double b)
+{
+    return b > 0 ? a / b : NAN;
+}
+
+static int columns(struct column *c, const struct mt_sweep_row *r)
+{
+    const struct mt_sweep_prediction *p = &r->predicted;
+    const struct mt_stats *s = &r->seconds;
+    bool measured = s->n > 0;
+    double t = measured ? s->median : p->seconds;
+    const struct column all[] = {
+        {"predicted_s", "%.5g", p->seconds > 0 ? p->seconds : NAN},
+        {"measured_s", "%.5g", measured ? s->median : NAN},
+        {"min_s", "%.5g", measured ? s->min : NAN},
+        {"max_s", "%.5g", measured ? s->max : NAN},
+        {"deviation_pct", "%.1f", measured ? 100 * ratio(s->deviation, s->median) : NAN},
+        {"runs", "%.0f", (double)s->n},
+        {"measured_over_predicted", "%.3f", measured ? ratio(s->median, p->seconds) : NAN},
+        {"tok_s", "%.5g", measured && r->run.tok_s > 0 ? r->run.tok_s : ratio(p->tokens, t)},
+        {"model_tflops", "%.4g", ratio(p->model_flops * 1e-12, t)},
+        {"utilisation_pct", "%.1f", p->peak_flops > 0 ? 100 * ratio(p->model_flops / p->peak_flops, t) : NAN},
+        {"wait_h2d_pct", "%.1f", measured ? 100 * ratio(r->run.t_wait, s->median) : NAN},
+        {"h2d_gbs", "%.3g", measured ? ratio(r->run.h2d_bytes * 1e-9, s->median) : NAN},
+        {"d2h_gbs", "%.3g", measured ? ratio(r->run.d2h_bytes * 1e-9, s->median) : NAN},
+        {"device_mib", "%.1f", (r->run.device_bytes > 0 ? r->run.device_bytes : p->device_bytes) / 1048576},
+        {"peak_rss_mib", "%.1f", measured ? r->run.peak_bytes / 1048576 : NAN},
+        {"planned_host_mib", "%.1f",
+         (r->run.planned_bytes > 0 ? r->run.planned_bytes : p->host_bytes) / 1048576},
+    };
+    memcpy(c, all, sizeof(all));
+    return (int)MT_ARRAY_LEN(all);
+}
+
+void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
+{
+    struct column c[MAX_COLUMNS];
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_sweep_job *j = rows[i].job;
+        int n_c = columns(c, &rows[i]);
+        if (!i) {
+            mt_str_printf(out, "hash,job");
+            for (size_t a = 0; a < j->axes.n; a++)
+                mt_str_printf(out, ",%s", j->axes.p[a].key);
+            mt_str_printf(out, ",status");
+            for (int k = 0; k < n_c; k++)
+                mt_str_printf(out, ",%s", c[k].name);
+            mt_str_printf(out, ",forward_bound_by,backward_bound_by\n");
+        }
+        mt_str_printf(out, "%s,\"%s\"", j->hash, j->name);
+        for (size_t a = 0; a < j->axes.n; a++)
+            mt_str_printf(out, ",\"%s\"", j->axes.p[a].value);
+        mt_str_printf(out, ",\"%s\"", rows[i].status);
+        for (int k = 0; k < n_c; k++) {
+            mt_str_printf(out, ",");
+            if (isfinite(c[k].value))
+                mt_str_printf(out, "%.9g", c[k].value);
+        }
+        mt_str_printf(out, ",%s,%s\n", rows[i].predicted.bound[0], rows[i].predicted.bound[1]);
+    }
+}
+
+static void markdown_cell(struct mt_str *out, const struct column *c)
+{
+    char buf[32];
+    snprintf(buf, sizeof(buf), strchr(c->format, 'f') ? strchr(c->format, '0') ? "%.0f" : "%.1f" : "%.4g",
+             c->value);
+    mt_str_printf(out, " %s |", isfinite(c->value) ? buf : "");
+}
+
+void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
+{
+    struct column c[MAX_COLUMNS];
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_sweep_job *j = rows[i].job;
+        int n_c = columns(c, &rows[i]);
+        if (!i) {
+            mt_str_printf(out, "| job |");
+            for (size_t a = 0; a < j->axes.n; a++)
+                mt_str_printf(out, " %s |", j->axes.p[a].key);
+            mt_str_printf(out, " status |");
+            for (int k = 0; k < n_c; k++)
+                mt_str_printf(out, " %s |", c[k].name);
+            mt_str_printf(out, "\n|--|");
+            for (size_t a = 0; a < j->axes.n; a++)
+                mt_str_printf(out, "--|");
+            mt_str_printf(out, "--|");
+            for (int k = 0; k < n_c; k++)
+                mt_str_printf(out, "--:|");
+            mt_str_printf(out, "\n");
+        }
+        mt_str_printf(out, "| %s |", j->name[0] ? j->name : j->hash);
+        for (size_t a = 0; a < j->axes.n; a++)
+            mt_str_printf(out, " %s |", j->axes.p[a].value);
+        mt_str_printf(out, " %s |", rows[i].status);
+        for (int k = 0; k < n_c; k++) {
+            if (!strcmp(c[k].name, "measured_over_predicted") && isfinite(c[k].value))
+                mt_str_printf(out, " %.3f |", c[k].value);
+            else
+                markdown_cell(out, &c[k]);
+        }
+        mt_str_printf(out, "\n");
+    }
+    struct mt_stats e = mt_sweep_error(rows, n);
+    if (e.n)
+        mt_str_printf(out, "\nPredicted against measured over %zu rows: median error %.1f%%, worst %.1f%%.\n",
+                      e.n, 100 * e.median, 100 * e.max);
+}
+
+cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
+{
+    struct column c[MAX_COLUMNS];
+    cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "rows");
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_sweep_job *j = rows[i].job;
+        cJSON *r = cJSON_CreateObject(), *axes;
+        int n_c = columns(c, &rows[i]);
+        cJSON_AddStringToObject(r, "hash", j->hash);
+        cJSON_AddStringToObject(r, "job", j->name);
+        axes = cJSON_AddObjectToObject(r, "axes");
+        for (size_t a = 0; a < j->axes.n; a++)
+            cJSON_AddStringToObject(axes, j->axes.p[a].key, j->axes.p[a].value);
+        cJSON_AddStringToObject(r, "status", rows[i].status);
+        for (int k = 0; k < n_c; k++)
+            if (isfinite(c[k].value))
+                cJSON_AddNumberToObject(r, c[k].name, c[k].value);
+        if (rows[i].predicted.bound[0][0]) {
+            cJSON_AddStringToObject(r, "forward_bound_by", rows[i].predicted.bound[0]);
+            cJSON_AddStringToObject(r, "backward_bound_by", rows[i].predicted.bound[1]);
+        }
+        cJSON_AddItemToArray(list, r);
+    }
+    struct mt_stats e = mt_sweep_error(rows, n);
+    if (e.n) {
+        cJSON_AddNumberToObject(o, "median_error", e.median);
+        cJSON_AddNumberToObject(o, "worst_error", e.max);
+    }
+    return o;
+}
+
+struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n)
+{
+    struct mt_stats s = {0};
+    double *e = mt_calloc(n + 1, sizeof(double));
+    size_t k = 0;
+    for (size_t i = 0; e && i < n; i++)
+        if (rows[i].seconds.n && rows[i].predicted.seconds > 0)
+            e[k++] = fabs(rows[i].seconds.median / rows[i].predicted.seconds - 1);
+    if (k)
+        s = mt_stats_of(e, k);
+    free(e);
+    return s;
+}
+
+/* --- comparison ----------------------------------------------------------------------------------- */
+
+static bool same_point(const cJSON *a, const cJSON *b)
+{
+    return !strcmp(string(a, "job"), string(b, "job")) &&
+           cJSON_Compare(mt_json_get(a, "axes"), mt_json_get(b, "axes"), true);
+}
+
+/* Two medians differ where the gap is beyond both spreads: two standard errors, and half a percent. */
+static const char *verdict(const cJSON *a, const cJSON *b, double *change)
+{
+    double x = number(a, "measured_s"), y = number(b, "measured_s");
+    if (!(x > 0) || !(y > 0))
+        return "";
+    double dx = x * number(a, "deviation_pct") / 100 / sqrt(fmax(number(a, "runs"), 1));
+    double dy = y * number(b, "deviation_pct") / 100 / sqrt(fmax(number(b, "runs"), 1));
+    double noise = fmax(2 * sqrt(dx * dx + dy * dy), 0.005 * x);
+    *change = 100 * (y / x - 1);
+    return fabs(y - x) <= noise ? "same" : y > x ? "slower" : "faster";
+}
+
+void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
+{
+    const cJSON *row, *other, *axis;
+    size_t counts[3] = {0};
+    mt_str_printf(out, "| job | point | before s | after s | change %% | verdict |\n|--|--|--:|--:|--:|--|\n");
+    cJSON_ArrayForEach(row, mt_json_get(a, "rows"))
+    {
+        const cJSON *match = NULL;
+        double change = 0;
+        cJSON_ArrayForEach(other, mt_json_get(b, "rows")) if (same_point(row, other)) match = other;
+        mt_str_printf(out, "| %s |", string(row, "job"));
+        cJSON_ArrayForEach(axis, mt_json_get(row, "axes"))
+            mt_str_printf(out, " %s=%s", axis->string, axis->valuestring);
+        if (!match) {
+            mt_str_printf(out, " | %.5g | | | gone |\n", number(row, "measured_s"));
+            continue;
+        }
+        const char *v = verdict(row, match, &change);
+        counts[0] += !strcmp(v, "faster");
+        counts[1] += !strcmp(v, "slower");
+        counts[2] += !strcmp(v, "same");
+        if (strcmp(string(row, "status"), string(match, "status")))
+            mt_str_printf(out, " | | | | %s -> %s |\n", string(row, "status"), string(match, "status"));
+        else
+            mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", number(row, "measured_s"),
+                          number(match, "measured_s"), change, v);
+    }
+    cJSON_ArrayForEach(other, mt_json_get(b, "rows"))
+    {
+        bool known = false;
+        cJSON_ArrayForEach(row, mt_json_get(a, "rows")) known |= same_point(row, other);
+        if (!known)
+            mt_str_printf(out, "| %s | | | %.5g | | new |\n", string(other, "job"),
+                          number(other, "measured_s"));
+    }
+    mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise.\n", counts[0], counts[1],
+                  counts[2]);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_SWEEP_SWEEP_H
+#define MT_SWEEP_SWEEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/json.h"
+#include "base/strbuf.h"
+
+/**
+ * Benchmark sweeps. A sweep file names a base configuration ([global] include = base.ini, or its sections
+ * written right here), axes over any keys ([sweep], "train.micro_batch = 1, 2, 4"; mode = grid crosses
+ * them, zip pairs them), and variants of all of that ([job NAME], dotted keys).
+ */
+struct mt_sweep_pair {
+    char *key, *value; /* "train.micro_batch", "4" */
+};
+struct mt_sweep_list {
+    struct mt_sweep_pair *p;
+    size_t n, cap;
+};
+
+struct mt_sweep_job {
+    char name[64];             /* of [job NAME], "" where there are none */
+    struct mt_sweep_list axes; /* this job's point */
+    char *ini;                 /* its whole configuration */
+    char hash[17];             /* of the configuration and of how it is measured */
+};
+
+struct mt_sweep {
+    bool zip;
+    int warmup_steps, steps, repeat, max_repeat;
+    double spread;             /* deviation over median above which a job is run again */
+    double cooldown;           /* seconds before each run */
+    bool abort_on_oom;
+    struct mt_sweep_job *jobs;
+    size_t n_jobs;
+};
+
+/** Reads a sweep file and spreads it out. Errors (MT_ERR_USAGE) name file, line and key. */
+int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err);
+void mt_sweep_finish(struct mt_sweep *s);
+
+/** Of n > 0 values; deviation is that of a sample (0 for one value). */
+struct mt_stats {
+    double median, min, max, mean, deviation;
+    size_t n;
+};
+struct mt_stats mt_stats_of(const double *v, size_t n);
+
+/** One run of a job; kept as DIR/HASH.K.json, so that a sweep goes on where it was. */
+struct mt_sweep_run {
+    char status[64];      /* "ok", "does not fit", "exit 3", "signal 9" */
+    double seconds;       /* median of the measured steps */
+    double tok_s, t_fwd, t_bwd, t_wait, t_adam, h2d_bytes, d2h_bytes;
+    double device_bytes;  /* the arena as planned */
+    double peak_bytes;    /* largest resident set of the process */
+    double planned_bytes; /* host memory as planned before it began, arena included */
+};
+/** What was said about a job beforehand; seconds 0: nothing was. */
+struct mt_sweep_prediction {
+    double seconds, device_bytes, host_bytes, model_flops, peak_flops, tokens;
+    char bound[2][24]; /* forward, backward */
+    bool fits;
+};
+int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char *hash, int k,
+                      struct mt_err *err);
+/** -ENOENT where there is none. */
+int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
+                      struct mt_err *err);
+
+/** A row of the table: a job and all its runs. */
+struct mt_sweep_row {
+    const struct mt_sweep_job *job;
+    char status[64];
+    struct mt_stats seconds;
+    struct mt_sweep_run run; /* the one of the median */
+    struct mt_sweep_prediction predicted;
+};
+void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
+                       const struct mt_sweep_run *runs, size_t n, const struct mt_sweep_prediction *p);
+
+/** The table, in the order of the jobs. */
+void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
+void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
+cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n);
+/** Median and worst of |measured / predicted - 1| over rows that have both; n 0: none. */
+struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n);
+
+/** Two tables (as written by mt_sweep_json): appends a Markdown table of what changed beyond the noise. */
+void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b);
+
+#endif

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "plan/machine.h"
+#include "plan/search.h"
+#include "shapes.h"
+
+static const char good[] = "[machine]\nversion = 1\nname = a machine\nkind = cuda\n"
+                           "[compute]\ngemm_bf16_tflops = 100 rated\ngemm_f32_tflops = 20 measured\n"
+                           "memory_gbs = 900 rated\nmemory_gib = 24 rated\n"
+                           "[link]\nh2d_gbs = 25 measured ; GB/s\nd2h_gbs = 24 measured\n"
+                           "[host]\ncores = 8 rated\nmemory_gib = 64 rated\ndram_gbs = 60 rated\n"
+                           "[adam]\n4 = 0.8 measured\n1 = 2.4 measured\n"
+                           "[ops]\ngemm_nt.bf16.0.256x512x128:33554432:720896 = 2.5e-4\n";
+
+static int read_text(struct mt_machine *m, const char *text, struct mt_err *err)
+{
+    char path[] = "/tmp/mt-machine-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(mt_write_all(fd, text, strlen(text)), 0);
+    close(fd);
+    int rc = mt_machine_read(m, path, err);
+    unlink(path);
+    return rc;
+}
+
+static void a_profile_reads_back_as_it_was_written(void **state)
+{
+    (void)state;
+    struct mt_machine a, b;
+    struct mt_err err = {0};
+    struct mt_str text = {0}, again = {0};
+    assert_int_equal(read_text(&a, good, &err), 0);
+    assert_int_equal(a.rate[MT_RATE_H2D].source, MT_RATE_MEASURED);
+    assert_int_equal(a.rate[MT_RATE_GEMM_BF16].source, MT_RATE_RATED);
+    assert_int_equal(a.n_adam, 2);
+    assert_int_equal(a.adam[0].threads, 1); /* sorted */
+    mt_machine_print(&a, &text);
+    assert_int_equal(read_text(&b, text.p, &err), 0);
+    mt_machine_print(&b, &again);
+    assert_string_equal(text.p, again.p);
+    assert_int_equal(b.n_samples, 1);
+    assert_true(mt_same_operation(&a.samples[0].op, &b.samples[0].op));
+    mt_str_finish(&text);
+    mt_str_finish(&again);
+    mt_machine_finish(&a);
+    mt_machine_finish(&b);
+}
+
+static void every_bad_line_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *word;
+    } bad[] = {{"[host]\ncores = 8\n", "rated or measured"},
+               {"[host]\ncores = many rated\n", "rated or measured"},
+               {"[host]\ncores = -1 rated\n", "rated or measured"},
+               {"[link]\nspeed = 3 rated\n", "link.speed"},
+               {"[machine]\nkind = tpu\n", "cpu or cuda"},
+               {"[adam]\nzero = 1 rated\n", "[adam]"},
+               {"[ops]\ngemm_xx.bf16.0.1x1x1:2:6 = 1\n", "not an operation"},
+               {"[ops]\ngemm_nt.bf16.0.1x1x1:2:6 = 0\n", "not an operation"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct mt_machine m;
+        struct mt_err err = {0};
+        assert_true(read_text(&m, bad[i].line, &err) < 0);
+        if (!strstr(err.msg, bad[i].word) || !strstr(err.msg, ":2:"))
+            fail_msg("%s gives \"%s\"", bad[i].line, err.msg);
+    }
+}
+
+static void another_version_and_a_missing_rate_are_refused(void **state)
+{
+    (void)state;
+    struct mt_machine m;
+    struct mt_err err = {0};
+    char text[sizeof(good)];
+    memcpy(text, good, sizeof(good));
+    memcpy(strstr(text, "version = 1"), "version = 9", 11);
+    assert_int_equal(read_text(&m, text, &err), -ESTALE);
+    memcpy(text, good, sizeof(good));
+    memcpy(strstr(text, "dram_gbs = 60"), "dram_gbs = 00", 13);
+    assert_int_equal(read_text(&m, text, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "dram_gbs"));
+}
+
+static void a_profile_of_other_hardware_is_not_used(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/mt-cache-XXXXXX", path[4096];
+    struct mt_machine m, got;
+    struct mt_err err = {0};
+    assert_non_null(mkdtemp(dir));
+    setenv("XDG_CACHE_HOME", dir, 1);
+    assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "probe all"));
+    assert_int_equal(read_text(&m, good, &err), 0);
+    mt_machine_cache_path(path, sizeof(path), "cpu", 2);
+    snprintf(m.fingerprint, sizeof(m.fingerprint), "another machine");
+    assert_int_equal(mt_machine_write(&m, path, &err), 0);
+    assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), -ESTALE);
+    mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), "device", 2);
+    assert_int_equal(mt_machine_write(&m, path, &err), 0);
+    assert_int_equal(mt_machine_load_cached(&got, "cpu", "device", 2, &err), 0);
+    assert_string_equal(got.name, "a machine");
+    mt_machine_finish(&got);
+    assert_int_equal(mt_machine_load_cached(&got, "cpu", "another device", 2, &err), -ESTALE);
+    mt_machine_finish(&m);
+    mt_remove_tree(dir, NULL);
+}
+
+static struct mt_metered gemm(uint64_t m, uint64_t n, uint64_t k)
+{
+    return (struct mt_metered){.kind = MT_METER_GEMM_NT, .dtype = MT_BF16, .n_dims = 3, .dim = {m, n, k},
+                               .flops = 2.0 * (double)(m * n * k),
+                               .bytes = 2.0 * (double)(m * k + k * n + m * n)};
+}
+
+static void a_sample_is_exact_and_between_samples_rates_lie_between(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_metered a = gemm(256, 256, 256), b = gemm(4096, 4096, 4096), mid = gemm(1024, 1024, 1024);
+    assert_true(mt_machine_add_sample(&m, &a, a.flops / 10e12));
+    assert_true(mt_machine_add_sample(&m, &b, b.flops / 90e12));
+    assert_true(fabs(mt_machine_op_seconds(&m, &a) / (a.flops / 10e12) - 1) < 1e-9);
+    double rate = mid.flops / mt_machine_op_seconds(&m, &mid) * 1e-12;
+    assert_true(rate > 10 && rate < 90);
+    assert_true(fabs(rate / 30 - 1) < 0.01); /* halfway in logarithms */
+    assert_true(mt_machine_add_sample(&m, &a, a.flops / 20e12)); /* replaces */
+    assert_int_equal(m.n_samples, 2);
+    struct mt_metered f32 = a; /* no sample of its kind: the machine's rate */
+    f32.dtype = MT_F32;
+    assert_true(fabs(mt_machine_op_seconds(&m, &f32) / (f32.flops / 50e12) - 1) < 0.01);
+    mt_machine_finish(&m);
+}
+
+static void the_optimizer_slows_down_with_fewer_threads(void **state)
+{
+    (void)state;
+    struct mt_machine m;
+    struct mt_err err = {0};
+    assert_int_equal(read_text(&m, good, &err), 0);
+    assert_true(fabs(mt_machine_adam_ns(&m, 1) - 2.4) < 1e-9);
+    assert_true(fabs(mt_machine_adam_ns(&m, 4) - 0.8) < 1e-9);
+    assert_true(fabs(mt_machine_adam_ns(&m, 16) - 0.8) < 1e-9); /* more were not measured: no faster */
+    double two = mt_machine_adam_ns(&m, 2);
+    assert_true(two > 0.8 && two < 2.4);
+    mt_machine_finish(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_profile_reads_back_as_it_was_written),
+        cmocka_unit_test(every_bad_line_is_named),
+        cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
+        cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
+        cmocka_unit_test(a_sample_is_exact_and_between_samples_rates_lie_between),
+        cmocka_unit_test(the_optimizer_slows_down_with_fewer_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

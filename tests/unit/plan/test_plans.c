@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plans of very large models against numbers worked out by hand. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/search.h"
+#include "shapes.h"
+
+static void expect_near(const char *what, double got, double want, double tolerance)
+{
+    if (!(fabs(got / want - 1) <= tolerance))
+        fail_msg("%s: %.6g, by hand %.6g", what, got, want);
+}
+
+/* Seconds of compute at 100 TFLOP/s: two operations a weight and token forward, twice as many backward, and
+ * where a layer is recomputed as many as forward again but for the last product, whose result backward does
+ * not want; attention 4 and 10 a seen pair, head and channel. */
+static double hand_compute(const struct shape *s, double tokens, double len, bool recompute)
+{
+    double d = (double)s->hidden / s->heads, kv = s->kv * d, h = s->hidden;
+    double layer = h * h * 2 + 2 * h * kv + 3 * h * s->ffn;
+    double again = recompute ? layer - h * s->ffn : 0;
+    double products = tokens * 2 * ((layer * 3 + again) * s->layers + h * s->vocab * 3);
+    double pairs = tokens * (len + 1) / 2 * s->layers;
+    double attention = pairs * s->heads * d * (4 * (recompute ? 2 : 1) + 10);
+    return (products + attention) / 100e12;
+}
+
+static double layer_elems(const struct shape *s)
+{
+    double d = (double)s->hidden / s->heads, h = s->hidden;
+    return h * h * 2 + 2 * h * s->kv * d + 3 * h * s->ffn + 2 * h;
+}
+
+static double all_elems(const struct shape *s)
+{
+    return layer_elems(s) * s->layers + 2.0 * s->hidden * s->vocab;
+}
+
+/* 70B on 24 GB, 256 GB of memory, 4 drives, 262,144 tokens a step. */
+static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 256, 4);
+    struct mt_layout *l = make_layout(&llama70b);
+    struct mt_plan_request r = make_request(l, &m, 4096, 64);
+    struct mt_plan_choice c;
+    struct mt_err err = {0};
+    r.activations = MT_ACT_RECOMPUTE;
+    r.keep_layers = 0;
+    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    expect_near("parameters", (double)l->n_params, 70.55e9, 0.001);
+    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama70b, 262144, 4096, true), 0.02);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    /* nothing but the turn of the step shows: within 3% of compute alone */
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.03);
+    /* the state is 12 B a parameter and gradients 2: 988 GB do not fit 230 */
+    assert_true(c.n_tier[MT_UNIT_ON_HOST] < l->n_units);
+    /* weights come twice, less what stays over the turn; boundaries that left come back */
+    double boundary = 2.0 * 262144 * llama70b.hidden;
+    double weights = 2 * 2 * all_elems(&llama70b);
+    assert_true(c.sim.bytes[MT_SIM_H2D] <= weights + 2 * 82 * boundary); /* and their gradients */
+    assert_true(c.sim.bytes[MT_SIM_H2D] >= weights - 2.0 * 24 * 1073741824.0);
+    /* gradients leave once, in bf16; boundaries at most once each */
+    assert_true(c.sim.bytes[MT_SIM_D2H] >= 2 * all_elems(&llama70b));
+    assert_true(c.sim.bytes[MT_SIM_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
+    assert_true(c.engine.device_bytes <= r.device_budget && c.host_bytes <= r.host_budget);
+    mt_plan_choice_finish(&c);
+    mt_layout_destroy(&l);
+}
+
+/* The same with 8,192 tokens and two drives: reading 12 and writing 10 bytes a parameter takes longer. */
+static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 256, 2);
+    struct mt_layout *l = make_layout(&llama70b);
+    struct mt_plan_request r = make_request(l, &m, 4096, 2);
+    struct mt_plan_choice c;
+    struct mt_err err = {0};
+    r.states = MT_STATES_DISK;
+    r.activations = MT_ACT_RECOMPUTE;
+    r.keep_layers = 0;
+    r.micro_batch = 1;
+    assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), 0); /* boundaries stay in memory */
+    double read = 0, write = 0, n_disk = 0;
+    for (size_t u = 0; u < l->n_units; u++) {
+        double n = (double)l->units[u].n_elems, a, b;
+        mt_sim_disk_bytes(c.tier[u], n, MT_BF16, MT_BF16, &a, &b);
+        n_disk += c.tier[u] != MT_UNIT_ON_HOST ? n : 0;
+        if (c.tier[u] == MT_UNIT_STATES_ON_DISK) {
+            expect_near("states read", a, 10 * n, 1e-9);
+            expect_near("states written", b, 10 * n, 1e-9);
+        }
+        if (c.tier[u] == MT_UNIT_ON_DISK) { /* all planes and the gradient; weights twice */
+            expect_near("all read", a, 12 * n + 2 * n + 2 * 2 * n, 1e-9);
+            expect_near("all written", b, 12 * n + 2 * n, 1e-9);
+        }
+        read += a;
+        write += b;
+    }
+    expect_near("units on disk", n_disk, all_elems(&llama70b), 0.01);
+    /* the simulated loads may be fewer: what is in a slot over the turn is not read again */
+    assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= read * 1.001);
+    expect_near("disk writes", c.sim.bytes[MT_SIM_DISK_WRITE], write, 0.001);
+    double least = c.sim.bytes[MT_SIM_DISK_WRITE] / (2 * 5e9);
+    assert_true(least > hand_compute(&llama70b, 8192, 4096, true));
+    assert_true(c.sim.seconds >= least);
+    /* the update hides under forward or forward under it; backward waits for nothing */
+    double forward = hand_compute(&llama70b, 8192, 4096, false) / 3;
+    expect_near("forward", c.sim.phase[MT_SIM_FORWARD], least, 0.05);
+    expect_near("backward", c.sim.phase[MT_SIM_BACKWARD],
+                hand_compute(&llama70b, 8192, 4096, true) - forward, 0.05);
+    assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    mt_plan_choice_finish(&c);
+    mt_layout_destroy(&l);
+}
+
+static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 256, 4);
+    struct mt_layout *l = make_layout(&mistral123b);
+    struct mt_plan_request r = make_request(l, &m, 4096, 64);
+    struct mt_plan_choice c;
+    struct mt_err err = {0};
+    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    expect_near("parameters", (double)l->n_params, 122.6e9, 0.001);
+    assert_int_equal(c.activations, MT_ACT_RECOMPUTE);
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&mistral123b, 262144, 4096, true), 0.02);
+    assert_true(c.n_tier[MT_UNIT_ON_DISK] + c.n_tier[MT_UNIT_STATES_ON_DISK] > 60);
+    expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
+    mt_plan_choice_finish(&c);
+    mt_layout_destroy(&l);
+}
+
+/* Slots hold a whole layer, gradients are FP32: 405B wants 2 slots of 6.4 GB, 12.8 GB of gradients and 6.4 of
+ * casts, and the same of its vocabulary: 24 GB are short, by how much is said, and 49 GiB are enough. */
+static void a_405b_layer_does_not_fit_24_gib_and_the_plan_says_what_does(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 256, 4);
+    struct mt_layout *l = make_layout(&llama405b);
+    struct mt_plan_request r = make_request(l, &m, 4096, 16);
+    struct mt_plan_choice c;
+    struct mt_plan_change change[3];
+    struct mt_err err = {0};
+    double slot = 2 * layer_elems(&llama405b), vocab = 2.0 * llama405b.hidden * llama405b.vocab;
+    double least = 2 * slot + 2 * slot + slot + vocab + 2 * vocab + vocab;
+    expect_near("parameters", (double)l->n_params, 405.8e9, 0.001);
+    assert_int_equal(mt_plan_search(&c, &r, &err), -ENOSPC);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_non_null(strstr(err.msg, "device budget"));
+    size_t n = mt_plan_changes(change, 3, &r);
+    assert_true(n >= 1);
+    bool memory = false;
+    double gib = 0;
+    for (size_t i = 0; i < n; i++)
+        if (sscanf(change[i].what, "device memory of %lf GiB", &gib) == 1)
+            memory = true;
+    assert_true(memory);
+    assert_true(gib * 1073741824.0 >= least && gib * 1073741824.0 <= least * 1.2);
+    m.rate[MT_RATE_DEVICE_GIB].value = gib;
+    r = make_request(l, &m, 4096, 16);
+    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama405b, 65536, 4096, true), 0.02);
+    /* 65,536 tokens: 18 and 14 B a parameter on four drives cost 260 and 284 s, compute 2,300 */
+    assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
+    expect_near("state on disk", (double)c.disk_bytes, 14 * all_elems(&llama405b), 0.05);
+    mt_plan_choice_finish(&c);
+    mt_layout_destroy(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),
+        cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
+        cmocka_unit_test(a_123b_plan_on_four_drives_is_bound_by_compute),
+        cmocka_unit_test(a_405b_layer_does_not_fit_24_gib_and_the_plan_says_what_does),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/search.h"
+#include "shapes.h"
+
+/* The least simulated step over a grid of placements, each evaluated by itself. */
+static double exhaustive(const struct mt_plan_request *base, size_t *n)
+{
+    static const enum mt_cfg_activations acts[] = {MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_RECOMPUTE};
+    static const size_t micro[] = {1, 2, 4, 8};
+    double best = INFINITY;
+    for (size_t a = 0; a < 3; a++)
+        for (size_t mb = 0; mb < 4; mb++)
+            for (int slots = 2; slots <= 8; slots++)
+                for (int keep = 0; keep <= (acts[a] == MT_ACT_RECOMPUTE ? 6 : 0); keep += 3) {
+                    struct mt_plan_request r = *base;
+                    struct mt_plan_choice c;
+                    r.activations = acts[a];
+                    r.micro_batch = micro[mb];
+                    r.slots = slots;
+                    r.keep_layers = keep;
+                    ++*n;
+                    if (mt_plan_evaluate(&c, &r, NULL, NULL))
+                        continue;
+                    best = fmin(best, c.sim.seconds);
+                    mt_plan_choice_finish(&c);
+                }
+    return best;
+}
+
+static void the_choice_is_near_the_best_of_an_exhaustive_grid(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small);
+    static const double links[] = {0.05, 0.4, 4}, budgets[] = {0.05, 0.12, 0.5}; /* GB/s, GiB */
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = 0; k < 3; k++) {
+            struct mt_machine m = make_machine(budgets[k], 8, 0);
+            struct mt_plan_choice c;
+            struct mt_err err = {0};
+            size_t n = 0;
+            m.rate[MT_RATE_GEMM_BF16].value = 0.5; /* a slow device: links matter as on a fast one */
+            m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
+            m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = links[i];
+            m.rate[MT_RATE_H2D_BOTH].value = m.rate[MT_RATE_D2H_BOTH].value = links[i];
+            struct mt_plan_request r = make_request(l, &m, 128, 8);
+            r.logits_chunk = 64;
+            double best = exhaustive(&r, &n);
+            assert_true(n >= 60);
+            int rc = mt_plan_search(&c, &r, &err);
+            if (!isfinite(best)) {
+                assert_int_equal(rc, -ENOSPC);
+                continue;
+            }
+            assert_int_equal(rc, 0);
+            if (!(c.sim.seconds <= best * 1.02))
+                fail_msg("link %g GB/s, %g GiB: chosen %g s, best of %zu is %g", links[i], budgets[k],
+                         c.sim.seconds, n, best);
+            assert_true(c.n_tried < n); /* and it looked at fewer */
+            mt_plan_choice_finish(&c);
+        }
+    mt_layout_destroy(&l);
+}
+
+static void the_printed_values_give_the_same_step_again(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small);
+    struct mt_machine m = make_machine(0.12, 8, 0);
+    struct mt_plan_request r = make_request(l, &m, 128, 8);
+    struct mt_plan_choice c, again;
+    struct mt_err err = {0};
+    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    r.micro_batch = c.micro_batch;
+    r.logits_chunk = c.logits_chunk;
+    r.slots = c.slots;
+    r.keep_layers = c.keep_layers;
+    r.activations = c.activations;
+    assert_int_equal(mt_plan_search(&again, &r, &err), 0);
+    assert_int_equal(again.n_tried, 1);
+    assert_true(again.sim.seconds == c.sim.seconds);
+    assert_int_equal(again.engine.device_bytes, c.engine.device_bytes);
+    assert_int_equal(again.host_bytes, c.host_bytes);
+    mt_plan_choice_finish(&c);
+    mt_plan_choice_finish(&again);
+    mt_layout_destroy(&l);
+}
+
+static void more_memory_is_never_slower(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small);
+    double before = INFINITY;
+    for (double gib = 0.04; gib < 2; gib *= 2) {
+        struct mt_machine m = make_machine(gib, 8, 0);
+        m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 0.5;
+        m.rate[MT_RATE_GEMM_BF16].value = 1;
+        struct mt_plan_request r = make_request(l, &m, 128, 8);
+        struct mt_plan_choice c;
+        if (mt_plan_search(&c, &r, NULL))
+            continue;
+        assert_true(c.sim.seconds <= before * 1.01); /* not every placement is tried */
+        before = c.sim.seconds;
+        mt_plan_choice_finish(&c);
+    }
+    assert_true(isfinite(before));
+    mt_layout_destroy(&l);
+}
+
+static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small);
+    struct mt_machine m = make_machine(0.06, 8, 0);
+    struct mt_plan_request r = make_request(l, &m, 512, 8);
+    struct mt_plan_choice c;
+    struct mt_plan_change change[3];
+    struct mt_err err = {0};
+    r.micro_batch = 8;
+    r.activations = MT_ACT_KEEP;
+    assert_int_equal(mt_plan_search(&c, &r, &err), -ENOSPC);
+    assert_non_null(strstr(err.msg, "is short"));
+    size_t n = mt_plan_changes(change, 3, &r);
+    assert_true(n > 0);
+    for (size_t i = 0; i < n; i++) {
+        assert_true(change[i].seconds > 0);
+        assert_true(!i || change[i].hardware >= change[i - 1].hardware); /* settings first */
+    }
+    size_t mb;
+    double gib;
+    for (size_t i = 0; i < n; i++) {
+        struct mt_plan_request t = r;
+        if (sscanf(change[i].what, "train.micro_batch = %zu", &mb) == 1)
+            t.micro_batch = mb;
+        else if (!strcmp(change[i].what, "memory.activations = recompute"))
+            t.activations = MT_ACT_RECOMPUTE;
+        else if (sscanf(change[i].what, "device memory of %lf MiB", &gib) == 1)
+            t.device_budget = (uint64_t)(gib * 1.001 * 1048576);
+        else if (sscanf(change[i].what, "device memory of %lf GiB", &gib) == 1)
+            t.device_budget = (uint64_t)(gib * 1.001 * 1073741824);
+        else
+            continue;
+        assert_int_equal(mt_plan_search(&c, &t, &err), 0);
+        mt_plan_choice_finish(&c);
+    }
+    mt_layout_destroy(&l);
+}
+
+static void states_leave_the_host_in_reverse_order_of_need(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small);
+    struct mt_machine m = make_machine(1, 8, 2);
+    struct mt_err err = {0};
+    uint64_t all = 0;
+    for (size_t u = 0; u < l->n_units; u++)
+        all += l->units[u].n_elems * 14;
+    size_t before = 0;
+    for (uint64_t part = 1; part <= 8; part++) {
+        struct mt_plan_request r = make_request(l, &m, 128, 8);
+        struct mt_plan_choice c;
+        r.micro_batch = 2;
+        r.activations = MT_ACT_RECOMPUTE;
+        r.host_budget = mt_plan_process_bytes(16, 8 * 128) + all / 2 + all * part / 8;
+        if (mt_plan_search(&c, &r, &err))
+            continue;
+        assert_true(c.host_bytes <= r.host_budget);
+        assert_true(c.n_tier[MT_UNIT_ON_HOST] >= before); /* more memory, more units at home */
+        before = c.n_tier[MT_UNIT_ON_HOST];
+        for (size_t u = 1; u < l->n_units; u++) /* the first units of forward are the first to stay */
+            assert_true(c.tier[u] >= c.tier[u - 1]);
+        mt_plan_choice_finish(&c);
+    }
+    assert_true(before > 0);
+    mt_layout_destroy(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
+        cmocka_unit_test(the_printed_values_give_the_same_step_again),
+        cmocka_unit_test(more_memory_is_never_slower),
+        cmocka_unit_test(what_is_short_is_said_and_each_change_makes_it_fit),
+        cmocka_unit_test(states_leave_the_host_in_reverse_order_of_need),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

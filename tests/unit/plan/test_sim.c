@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "plan/search.h"
+#include "shapes.h"
+
+enum { MAX = 16 };
+
+struct graph {
+    struct mt_sim_graph g;
+    struct mt_sim_task task[MAX];
+};
+
+static int32_t task(struct graph *g, enum mt_sim_queue q, double seconds, double bytes)
+{
+    struct mt_sim_task *t = &g->task[g->g.n];
+    *t = (struct mt_sim_task){.queue = (uint8_t)q, .seconds = seconds, .bytes = bytes, .cause = -1};
+    for (int k = 0; k < MT_SIM_N_QUEUES; k++)
+        t->wait[k] = -1;
+    g->g.tasks = g->task;
+    return (int32_t)g->g.n++;
+}
+
+static void after(struct graph *g, int32_t t, int32_t other)
+{
+    g->task[t].wait[g->task[other].queue] = other;
+}
+
+static struct mt_sim_result run(struct graph *g, const struct mt_machine *m, double link_gbps)
+{
+    struct mt_sim_result r;
+    struct mt_err err = {0};
+    struct mt_sim_params p = {.machine = m, .link_gbps = link_gbps};
+    g->g.turn = g->g.n - 1;
+    if (mt_sim_run(&r, &g->g, &p, &err))
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+#define NEAR(a, b) assert_true(fabs((a) - (b)) <= 1e-9 * (1 + fabs(b)))
+
+static void queues_run_in_order_and_wait_for_each_other(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    int32_t load = task(&g, MT_SIM_Q_H2D, 2, 0), load2 = task(&g, MT_SIM_Q_H2D, 1, 0);
+    int32_t first = task(&g, MT_SIM_Q_COMPUTE, 5, 0), second = task(&g, MT_SIM_Q_COMPUTE, 1, 0);
+    int32_t store = task(&g, MT_SIM_Q_D2H, 3, 0);
+    after(&g, first, load);
+    after(&g, second, load2);
+    after(&g, store, second);
+    struct mt_sim_result r = run(&g, &m, 0);
+    NEAR(g.task[load2].start, 2.0);
+    NEAR(g.task[first].start, 2.0);
+    NEAR(g.task[second].start, 7.0); /* its load ended at 3, the compute queue was busy */
+    NEAR(r.makespan, 11.0);
+    NEAR(r.idle[MT_SIM_H2D], 2.0);  /* before the first */
+    NEAR(r.idle[MT_SIM_D2H], 3.0);  /* after the last */
+    NEAR(r.critical[MT_SIM_COMPUTE], 6.0);
+    NEAR(r.critical[MT_SIM_H2D], 2.0);
+    NEAR(r.critical[MT_SIM_D2H], 3.0);
+}
+
+static void both_directions_of_a_link_slow_each_other(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    m.rate[MT_RATE_H2D_BOTH].value = 12.5; /* of 25 */
+    int32_t in = task(&g, MT_SIM_Q_H2D, 4, 0), out = task(&g, MT_SIM_Q_D2H, 1, 0);
+    run(&g, &m, 0);
+    NEAR(g.task[out].end, 1.0);
+    NEAR(g.task[in].end, 4.5); /* half speed for one second */
+}
+
+static void reads_share_the_drives(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 2);
+    struct graph g = {0};
+    m.rate[MT_RATE_READ_BOTH].value = 3.5; /* of 7 */
+    int32_t a = task(&g, MT_SIM_Q_STATE_READ, 2, 0), b = task(&g, MT_SIM_Q_WEIGHT_READ, 2, 0);
+    run(&g, &m, 0);
+    NEAR(g.task[a].end, 4.0);
+    NEAR(g.task[b].end, 4.0);
+    struct graph h = {0};
+    a = task(&h, MT_SIM_Q_STATE_READ, 2, 0);
+    b = task(&h, MT_SIM_Q_STATE_WRITE, 10, 0);
+    run(&h, &m, 0);
+    NEAR(h.task[a].end, 4.0); /* half speed beside a write */
+}
+
+static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    m.cpu = true;
+    m.rate[MT_RATE_SHARE_ADAM] = (struct mt_rate){0.5, MT_RATE_MEASURED};
+    m.rate[MT_RATE_ADAM_SHARE] = (struct mt_rate){0.25, MT_RATE_MEASURED};
+    int32_t c = task(&g, MT_SIM_Q_COMPUTE, 2, 0), a = task(&g, MT_SIM_Q_HOST, 2, 0);
+    run(&g, &m, 0);
+    NEAR(g.task[c].end, 4.0);
+    NEAR(g.task[a].end, 5.0); /* a quarter of four seconds, then alone */
+    /* a copy throttled to a tenth of what a thread copies costs compute a tenth of what a full one does */
+    struct graph h = {0};
+    m.rate[MT_RATE_COPY].value = 10;
+    m.rate[MT_RATE_SHARE_COPY] = (struct mt_rate){0.5, MT_RATE_MEASURED};
+    c = task(&h, MT_SIM_Q_COMPUTE, 0.95, 0);
+    task(&h, MT_SIM_Q_H2D, 100, 0);
+    run(&h, &m, 1);
+    NEAR(h.task[c].end, 1.0);
+}
+
+static void updates_get_what_copies_leave_of_the_host_memory(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    m.rate[MT_RATE_DRAM].value = 100;
+    int32_t adam = task(&g, MT_SIM_Q_HOST, 2, 160e9); /* wants 80 GB/s */
+    task(&g, MT_SIM_Q_H2D, 100, 6000e9);              /* takes 60 */
+    run(&g, &m, 0);
+    NEAR(g.task[adam].end, 4.0);
+}
+
+static void a_circle_is_an_error_that_names_the_task(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    struct mt_sim_result r;
+    struct mt_err err = {0};
+    struct mt_sim_params p = {.machine = &m};
+    int32_t a = task(&g, MT_SIM_Q_COMPUTE, 1, 0), b = task(&g, MT_SIM_Q_H2D, 1, 0);
+    after(&g, a, b);
+    after(&g, b, a);
+    assert_int_equal(mt_sim_run(&r, &g.g, &p, &err), -EDEADLK);
+    assert_non_null(strstr(err.msg, "never starts"));
+}
+
+/* The simulated step of a real program never beats its bounds: compute alone, either link direction. */
+static void a_step_takes_at_least_what_each_resource_takes(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(1, 64, 0);
+    struct mt_layout *l = make_layout(&small);
+    for (int act = MT_ACT_KEEP; act <= MT_ACT_RECOMPUTE; act++)
+        for (int slots = 2; slots <= 8; slots += 3) {
+            struct mt_plan_request r = make_request(l, &m, 128, 6);
+            struct mt_plan_choice c;
+            struct mt_sim_graph g;
+            struct mt_err err = {0};
+            if (act == MT_ACT_DISK)
+                continue;
+            r.activations = (enum mt_cfg_activations)act;
+            r.slots = slots;
+            r.micro_batch = 4; /* 6 rows: the second micro-batch is smaller */
+            assert_int_equal(mt_plan_evaluate(&c, &r, &g, &err), 0);
+            assert_int_equal(c.n_micro, 2);
+            double most = 0;
+            for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+                most = fmax(most, c.sim.busy[k]);
+            assert_true(c.sim.makespan >= most * (1 - 1e-9));
+            double sum = 0;
+            for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
+                sum += c.sim.critical[k];
+            NEAR(sum, c.sim.makespan); /* the critical path has no holes */
+            assert_true(fabs(c.sim.bytes[MT_SIM_H2D] - (double)c.engine.h2d_bytes) < 1);
+            for (size_t i = 0; i < g.n; i++)
+                for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+                    assert_true(g.tasks[i].wait[q] < 0 ||
+                                g.tasks[g.tasks[i].wait[q]].end <= g.tasks[i].start + 1e-12);
+            mt_sim_graph_finish(&g);
+            mt_plan_choice_finish(&c);
+        }
+    mt_layout_destroy(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(queues_run_in_order_and_wait_for_each_other),
+        cmocka_unit_test(both_directions_of_a_link_slow_each_other),
+        cmocka_unit_test(reads_share_the_drives),
+        cmocka_unit_test(on_the_cpu_device_updates_take_cores_from_compute),
+        cmocka_unit_test(updates_get_what_copies_leave_of_the_host_memory),
+        cmocka_unit_test(a_circle_is_an_error_that_names_the_task),
+        cmocka_unit_test(a_step_takes_at_least_what_each_resource_takes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "sweep/sweep.h"
+
+static int read_text(struct mt_sweep *s, const char *text, struct mt_err *err)
+{
+    char path[] = "/tmp/mt-sweep-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(mt_write_all(fd, text, strlen(text)), 0);
+    close(fd);
+    int rc = mt_sweep_read(s, path, err);
+    unlink(path);
+    return rc;
+}
+
+static const char *axis(const struct mt_sweep_job *j, size_t k)
+{
+    return j->axes.p[k].value;
+}
+
+static void a_grid_crosses_its_axes(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    assert_int_equal(read_text(&s,
+                               "[global]\nmodel.path = m\n[train]\nbatch_size = 8\n"
+                               "[sweep]\ntrain.micro_batch = 1, 2,4\nmemory.slots = 2, 3\nsteps = 4\n"
+                               "warmup_steps = 1\nrepeat = 2\nspread = 5%\ncooldown = 100ms\n",
+                               &err),
+                     0);
+    assert_int_equal(s.n_jobs, 6);
+    assert_string_equal(axis(&s.jobs[0], 0), "1");
+    assert_string_equal(axis(&s.jobs[0], 1), "2");
+    assert_string_equal(axis(&s.jobs[1], 1), "3"); /* the last axis runs fastest */
+    assert_string_equal(axis(&s.jobs[5], 0), "4");
+    assert_non_null(strstr(s.jobs[5].ini, "micro_batch = 4\n"));
+    assert_non_null(strstr(s.jobs[5].ini, "batch_size = 8\n"));
+    assert_non_null(strstr(s.jobs[5].ini, "steps = 5\n")); /* warm-up and measured */
+    assert_true(fabs(s.cooldown - 0.1) < 1e-12 && fabs(s.spread - 0.05) < 1e-12);
+    for (size_t i = 0; i < 6; i++)
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(s.jobs[i].hash, s.jobs[k].hash);
+    mt_sweep_finish(&s);
+}
+
+static void a_zip_pairs_them_and_wants_equal_lengths(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    assert_int_equal(read_text(&s, "[sweep]\nmode = zip\ntrain.micro_batch = 1, 2\nmemory.slots = 2, 3\n", &err),
+                     0);
+    assert_int_equal(s.n_jobs, 2);
+    assert_string_equal(axis(&s.jobs[1], 0), "2");
+    assert_string_equal(axis(&s.jobs[1], 1), "3");
+    mt_sweep_finish(&s);
+    assert_int_equal(read_text(&s, "[sweep]\nmode = zip\ntrain.micro_batch = 1\nmemory.slots = 2, 3\n", &err),
+                     -EINVAL);
+    assert_non_null(strstr(err.msg, "zip"));
+}
+
+static void jobs_are_variants_of_the_whole_grid(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    assert_int_equal(read_text(&s,
+                               "[sweep]\nmemory.slots = 2, 3\n[job plain]\n[job f32]\nmodel.dtype = f32\n", &err),
+                     0);
+    assert_int_equal(s.n_jobs, 4);
+    assert_string_equal(s.jobs[0].name, "plain"); /* a job without keys is a job */
+    assert_null(strstr(s.jobs[0].ini, "f32"));
+    assert_string_equal(s.jobs[2].name, "f32");
+    assert_non_null(strstr(s.jobs[2].ini, "dtype = f32"));
+    mt_sweep_finish(&s);
+}
+
+static void every_bad_line_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *word;
+    } bad[] = {{"[sweep]\nmode = dance\n", "grid or zip"},
+               {"[sweep]\nrepeats = 3\n", "repeats"},
+               {"[sweep]\nrepeat = 0\n", "repeat"},
+               {"[sweep]\ntrain.micro_bach = 1\n", "micro_batch"},
+               {"[sweep]\non_oom = cry\n", "record or abort"},
+               {"[sweep]\ncooldown = soon\n", "duration"},
+               {"[job a]\nsteps = 3\n", "SECTION.KEY"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
+        struct mt_sweep s;
+        struct mt_err err = {0};
+        assert_int_equal(read_text(&s, bad[i].text, &err), -EINVAL);
+        assert_int_equal(err.kind, MT_ERR_USAGE);
+        if (!strstr(err.msg, bad[i].word) || !strstr(err.msg, ":2:"))
+            fail_msg("%s gives \"%s\"", bad[i].text, err.msg);
+    }
+}
+
+static void statistics_are_those_of_the_textbook(void **state)
+{
+    (void)state;
+    const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, one[] = {7};
+    struct mt_stats s = mt_stats_of(odd, 3);
+    assert_true(s.median == 2 && s.min == 1 && s.max == 3 && fabs(s.deviation - 1) < 1e-12);
+    s = mt_stats_of(even, 4);
+    assert_true(s.median == 2.5 && fabs(s.deviation - sqrt(5.0 / 3)) < 1e-12);
+    s = mt_stats_of(one, 1);
+    assert_true(s.median == 7 && s.deviation == 0);
+}
+
+static void a_run_is_kept_and_found_again(void **state)
+{
+    (void)state;
+    char dir[] = "/tmp/mt-runs-XXXXXX";
+    struct mt_sweep_run a = {.status = "ok", .seconds = 0.123456789012345, .tok_s = 1e5, .peak_bytes = 3e9}, b;
+    struct mt_err err = {0};
+    assert_non_null(mkdtemp(dir));
+    assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 0, &err), -ENOENT);
+    assert_int_equal(mt_sweep_run_save(&a, dir, "abc", 0, &err), 0);
+    assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 0, &err), 0);
+    assert_true(a.seconds == b.seconds && a.tok_s == b.tok_s && a.peak_bytes == b.peak_bytes);
+    assert_string_equal(b.status, "ok");
+    assert_int_equal(mt_sweep_run_load(&b, dir, "abc", 1, &err), -ENOENT);
+    mt_remove_tree(dir, NULL);
+}
+
+static struct mt_sweep_row row(const struct mt_sweep_job *j, double seconds, double spread, double predicted)
+{
+    struct mt_sweep_run runs[3] = {{.status = "ok", .seconds = seconds * (1 - spread)},
+                                   {.status = "ok", .seconds = seconds},
+                                   {.status = "ok", .seconds = seconds * (1 + spread)}};
+    struct mt_sweep_prediction p = {.fits = true, .seconds = predicted, .tokens = 100};
+    struct mt_sweep_row r;
+    mt_sweep_row_fill(&r, j, runs, 3, &p);
+    return r;
+}
+
+static void comparison_tells_change_from_noise(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    struct mt_str out = {0};
+    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2, 3, 4, 5\n", &err), 0);
+    struct mt_sweep_row before[3] = {row(&s.jobs[0], 1, 0.01, 1), row(&s.jobs[1], 1, 0.01, 1),
+                                     row(&s.jobs[2], 1, 0.1, 1)};
+    struct mt_sweep_row now[3] = {row(&s.jobs[0], 1.1, 0.01, 1), row(&s.jobs[1], 0.8, 0.01, 1),
+                                  row(&s.jobs[2], 1.1, 0.1, 1)};
+    cJSON *a = mt_sweep_json(before, 3), *b = mt_sweep_json(now, 3);
+    mt_sweep_compare(&out, a, b);
+    assert_non_null(strstr(out.p, "| +10.0 | slower |"));
+    assert_non_null(strstr(out.p, "| -20.0 | faster |"));
+    assert_non_null(strstr(out.p, "| +10.0 | same |"));
+    assert_non_null(strstr(out.p, "1 faster, 1 slower, 1 the same"));
+    mt_str_finish(&out);
+    cJSON_Delete(b);
+    now[2] = row(&s.jobs[3], 1, 0.1, 1);
+    b = mt_sweep_json(now, 3);
+    mt_sweep_compare(&out, a, b);
+    assert_non_null(strstr(out.p, "gone"));
+    assert_non_null(strstr(out.p, "new"));
+    mt_str_finish(&out);
+    cJSON_Delete(a);
+    cJSON_Delete(b);
+    mt_sweep_finish(&s);
+}
+
+static void tables_hold_failures_and_errors_of_prediction(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    struct mt_str csv = {0}, md = {0};
+    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2, 3\n", &err), 0);
+    struct mt_sweep_row rows[2] = {row(&s.jobs[0], 1.1, 0.01, 1)};
+    struct mt_sweep_run dead = {.status = "signal 9"};
+    struct mt_sweep_prediction p = {.fits = true, .seconds = 2, .tokens = 100};
+    mt_sweep_row_fill(&rows[1], &s.jobs[1], &dead, 1, &p);
+    struct mt_stats e = mt_sweep_error(rows, 2);
+    assert_int_equal(e.n, 1);
+    assert_true(fabs(e.median - 0.1) < 1e-9);
+    mt_sweep_csv(&csv, rows, 2);
+    mt_sweep_markdown(&md, rows, 2);
+    assert_non_null(strstr(csv.p, "\"signal 9\""));
+    assert_non_null(strstr(md.p, "| signal 9 |"));
+    assert_non_null(strstr(md.p, "median error 10.0%"));
+    assert_null(strstr(csv.p, "nan"));
+    mt_str_finish(&csv);
+    mt_str_finish(&md);
+    mt_sweep_finish(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_grid_crosses_its_axes),
+        cmocka_unit_test(a_zip_pairs_them_and_wants_equal_lengths),
+        cmocka_unit_test(jobs_are_variants_of_the_whole_grid),
+        cmocka_unit_test(every_bad_line_is_named),
+        cmocka_unit_test(statistics_are_those_of_the_textbook),
+        cmocka_unit_test(a_run_is_kept_and_found_again),
+        cmocka_unit_test(comparison_tells_change_from_noise),
+        cmocka_unit_test(tables_hold_failures_and_errors_of_prediction),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
