@@ -101,7 +101,7 @@ static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t,
     else if (k == KNOB_CHUNK)
         snprintf(buf, len, "%zu", t->logits_chunk);
     else if (t->keep_layers)
-        snprintf(buf, len, "%s, %d layers kept", act_names[t->activations], t->keep_layers);
+        snprintf(buf, len, "%s, %d kept", act_names[t->activations], t->keep_layers);
     else
         snprintf(buf, len, "%s", act_names[t->activations]);
 }
@@ -126,9 +126,9 @@ static void explain(char *buf, size_t len, const struct plan_view *v, enum knob 
         describe_value(value, sizeof(value), best, k);
         double more = 100 * (best->seconds / c->sim.seconds - 1);
         if (more < 0.05)
-            snprintf(buf, len, "%s would be as fast", value);
+            snprintf(buf, len, "%s: as fast", value);
         else
-            snprintf(buf, len, "%s would take %.1f%% longer", value, more);
+            snprintf(buf, len, "%s: %.1f%% longer", value, more);
     } else {
         snprintf(buf, len, unfit ? "nothing else fits" : "nothing else would be faster");
     }

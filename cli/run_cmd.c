@@ -58,6 +58,24 @@ static bool is_empty(const char *dir)
     return empty;
 }
 
+/* A run that starts over: what an earlier one saved must not pass for its own, now or on resume. */
+static int remove_checkpoints(const char *dir, struct mt_err *err)
+{
+    DIR *d = opendir(dir);
+    int rc = 0;
+    for (struct dirent *e; d && !rc && (e = readdir(d));) {
+        char path[4400];
+        if (strncmp(e->d_name, "checkpoint-", 11))
+            continue;
+        snprintf(path, sizeof(path), "%.4000s/%.300s", dir, e->d_name);
+        mt_warn("--force: removing %s", path);
+        rc = mt_remove_tree(path, err);
+    }
+    if (d)
+        closedir(d);
+    return rc;
+}
+
 struct run {
     struct cli *cli;
     const struct cli_args *args;
@@ -281,6 +299,8 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = check_resume(&r, &err);
     if (!rc && !r.resume)
         r.state.data_hash = mt_dataset_hash(r.session.data);
+    if (!rc && !dry && !r.resume && cli_arg(args, "force"))
+        rc = remove_checkpoints(r.cfg->checkpoint.dir, &err);
     if (!rc && !dry) {
         catch_signals();
         if (r.resume && !cli->quiet)

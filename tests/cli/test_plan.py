@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plan, probe, bench and report through the binary."""
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+from tiny import BINARY, base, config, megatrain, metrics, write_data, write_ini, write_model
+
+SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
+    "0.6b": (1024, 3072, 28, 16, 8, 151936, 0.75), "8b": (4096, 14336, 32, 32, 8, 128256, 8.03),
+    "70b": (8192, 28672, 80, 64, 8, 128256, 70.55), "671b": (18432, 65536, 150, 144, 8, 129280, 674),
+}
+
+
+def shape_json(tmp, name):
+    h, f, n, heads, kv, vocab, _ = SHAPES[name]
+    path = os.path.join(tmp, name + ".json")
+    with open(path, "w") as out:
+        json.dump(config("llama", hidden_size=h, intermediate_size=f, num_hidden_layers=n, num_attention_heads=heads,
+                         num_key_value_heads=kv, vocab_size=vocab, head_dim=128, max_position_embeddings=131072), out)
+    return path
+
+
+def plan(*args, expect=0):
+    p = megatrain("plan", *args, "--json", expect=expect)
+    return json.loads(p.stdout)
+
+
+def answers_from_a_config_json_alone(tmp):
+    for name, shape in SHAPES.items():
+        r = plan("--machine", "h200", "--host-mem", "16384GiB", "--tokens-per-step", "32Ki", "--model", shape_json(tmp, name))
+        assert r["fits"], name
+        # norms and padding aside
+        assert abs(r["parameters"] / 1e9 / shape[6] - 1) < 0.13, (name, r["parameters"])
+        assert r["step_seconds"] > 0 and 0 < r["utilisation"] < 1, r
+        assert sum(m["bytes"] for m in r["memory"] if m["tier"] == "device") == r["device_bytes"] <= r["device_budget"]
+        assert abs(sum(p["seconds"] for p in r["phases"]) - r["step_seconds"]) < 0.01 * r["step_seconds"] + 0.01
+
+
+def every_stored_machine_is_read_and_faster_ones_are_faster(tmp):
+    model = shape_json(tmp, "8b")
+    t = {m: plan("--machine", m, "--host-mem", "512GiB", "--model", model)["tokens_per_second"]
+         for m in ("rtx3090", "a6000", "rtx4090", "rtx5090", "h100", "h200")}
+    assert t["rtx3090"] < t["a6000"] < t["rtx4090"] < t["rtx5090"] < t["h100"] < t["h200"], t
+
+
+def what_ifs_change_the_answer(tmp):
+    model = shape_json(tmp, "8b")
+    args = ("--machine", "rtx4090", "--host-mem", "256GiB", "--tokens-per-step", "4Ki", "--model", model)
+    slow, fast = plan(*args, "--pcie", "5GB/s"), plan(*args, "--pcie", "50GB/s")
+    assert slow["step_seconds"] > 1.3 * fast["step_seconds"]
+    assert any("link" in p["bound_by"] or "optimizer" in p["bound_by"] for p in slow["phases"]), slow["phases"]
+    disk = plan("--machine", "rtx4090", "--host-mem", "64GiB", "--nvme", "7GB/s", "--drives", "2", "--model", model)
+    assert disk["disk_bytes"] > 0 and disk["units"]["states on disk"] + disk["units"]["all on disk"] > 0
+    for wrong in (("--pcie", "fast"), ("--gpu-mem", "-3GiB"), ("--drives", "2"), ("--machine", "pentium")):
+        machine = () if wrong[0] == "--machine" else ("--machine", "rtx4090")
+        p = megatrain("plan", *machine, "--model", model, *wrong, expect=2)
+        assert wrong[0].strip("-") in p.stderr or wrong[1] in p.stderr, p.stderr
+
+
+def what_does_not_fit_says_what_would(tmp):
+    model = shape_json(tmp, "70b")
+    r = plan("--machine", "rtx3090", "--gpu-mem", "10GiB", "--model", model, expect=4)
+    assert not r["fits"] and "short" in r["short"], r
+    text = megatrain("plan", "--machine", "rtx4090", "--model", model, expect=4).stderr
+    assert "short by" in text and "would fit" in text and "hardware" in text, text
+    assert "drive" in text or "host memory of" in text, text
+
+
+def the_table_fits_a_terminal(tmp):
+    out = megatrain("plan", "--machine", "rtx4090", "--host-mem", "256GiB", "--model", shape_json(tmp, "8b")).stdout
+    assert max(map(len, out.splitlines())) <= 80, max(out.splitlines(), key=len)
+    for word in ("train.micro_batch", "memory.activations", "bound by", "tokens/s", "Memory", "days"):
+        assert word in out, word
+
+
+def a_plan_is_reproduced_by_its_own_settings(tmp):
+    model = shape_json(tmp, "8b")
+    args = ("--machine", "rtx4090", "--host-mem", "256GiB", "--model", model)
+    a = plan(*args)
+    sets = [x for k, v in a["settings"].items() for x in ("--set", f"{k}={v}")]
+    b = plan(*args, *sets)
+    assert b["candidates"] == 1
+    for key in ("step_seconds", "device_bytes", "host_bytes", "memory", "phases"):
+        assert a[key] == b[key], key
+
+
+def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data):
+    cache = os.path.join(tmp, "own-cache")
+    env = {"XDG_CACHE_HOME": cache}
+    ini = write_ini(os.path.join(tmp, "auto.ini"),
+                    base(model, data, os.path.join(tmp, "auto"), train__micro_batch="auto", train__steps=3))
+    p = megatrain("plan", ini, env=env, expect=1)
+    assert "probe all" in p.stderr, p.stderr
+    assert "predicted" not in megatrain("run", ini, env=env).stderr
+    megatrain("-q", "probe", "all", "--threads", "2", env=env)
+    assert json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)["fits"]
+    trace = os.path.join(tmp, "trace.json")
+    p = megatrain("run", ini, "--force", "--trace", trace, env=env)
+    assert "predicted" in p.stderr
+    assert "removing" in p.stderr and "checkpoint-3" in p.stderr  # of the run before
+    said = json.load(open(os.path.join(tmp, "auto", "run.json")))["predicted"]
+    assert said["t_step"] > 0
+    effective = open(os.path.join(tmp, "auto", "config.effective.ini")).read()
+    assert "micro_batch = auto" not in effective and "slots = auto" not in effective, effective
+    # resumed elsewhere, without a profile: the numerics stay those of the checkpoint
+    micro = [l for l in effective.splitlines() if l.startswith("micro_batch")][0].split(";")[0]
+    megatrain("-q", "run", ini, "--resume", "--set", "train.steps=4", env={"XDG_CACHE_HOME": cache + "2"})
+    again = open(os.path.join(tmp, "auto", "config.effective.ini")).read()
+    assert micro in again, (micro, again)
+    check_trace(trace)
+    return env
+
+
+def check_trace(path):
+    events = json.load(open(path))["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "process_name"}
+    assert names == {(1, "measured"), (2, "predicted")}, names
+    by = {pid: sorted((e["cat"], e["args"]["unit"], e["args"]["micro_batch"]) for e in spans if e["pid"] == pid)
+          for pid in (1, 2)}
+    assert by[1] == by[2], "measured and predicted are of the same instructions"
+    assert {"forward", "backward", "adam", "load", "store_grad"} <= {e["cat"] for e in spans}
+    for pid in (1, 2):  # a queue does one thing at a time
+        for tid in range(4):
+            lane = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == (pid, tid))
+            for (a, d), (b, _) in zip(lane, lane[1:]):
+                assert a + d <= b + 1, (pid, tid, a, d, b)
+    assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
+
+
+SWEEP = """[global]
+include = {ini}
+[sweep]
+train.micro_batch = 1, 2
+memory.slots = 2, 3
+warmup_steps = 1
+steps = 2
+repeat = 2
+[job roomy]
+[job tight]
+memory.device_budget = 200KiB
+"""
+
+
+def table(folder):
+    with open(os.path.join(folder, "sweep.csv")) as f:
+        return [(r["hash"], r["job"], r["train.micro_batch"], r["memory.slots"], r["status"], r["runs"]) for r in csv.DictReader(f)]
+
+
+def a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env):
+    sweep = os.path.join(tmp, "sweep.ini")
+    open(sweep, "w").write(SWEEP.format(ini=ini))
+    want, out = os.path.join(tmp, "want"), os.path.join(tmp, "killed")
+    t0 = time.time()
+    p = megatrain("bench", sweep, "--out", want, env=env)
+    took = time.time() - t0
+    rows = table(want)
+    assert len(rows) == 8 and [r[4] for r in rows] == ["ok"] * 4 + ["does not fit"] * 4, rows
+    assert "| roomy |" in p.stdout and "does not fit" in p.stdout
+    rng, kills = random.Random(5), 0
+    for _ in range(4):
+        child = subprocess.Popen([BINARY, "-q", "bench", sweep, "--out", out, "--resume"], env={**os.environ, **env},
+                                 stdout=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(rng.random() * took * 0.5)
+        kills += child.poll() is None
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+    assert kills > 0
+    done = {n: os.stat(os.path.join(out, n)).st_mtime_ns for n in os.listdir(out) if n.endswith(".json") and n != "sweep.json"}
+    megatrain("-q", "bench", sweep, "--out", out, "--resume", env=env)
+    assert table(out) == rows
+    for n, t in done.items():  # what was there is not run again
+        assert os.stat(os.path.join(out, n)).st_mtime_ns == t, n
+    before = open(os.path.join(want, "sweep.csv")).read()
+    megatrain("-q", "bench", sweep, "--out", want, "--resume", env=env)
+    assert open(os.path.join(want, "sweep.csv")).read() == before
+    assert "8 " not in megatrain("bench", "--compare", want, want).stdout.splitlines()[-1]
+    assert "results" in megatrain("bench", sweep, "--out", want, env=env, expect=2).stderr
+    return want
+
+
+def predictions_need_no_run(tmp, ini, env):
+    sweep = os.path.join(tmp, "predict.ini")
+    open(sweep, "w").write(SWEEP.format(ini=ini))
+    a, b = os.path.join(tmp, "p1"), os.path.join(tmp, "p2")
+    for out in (a, b):
+        megatrain("-q", "bench", sweep, "--out", out, "--predict-only", "--machine", "rtx4090", env=env)
+    text = open(os.path.join(a, "sweep.json")).read()
+    assert text == open(os.path.join(b, "sweep.json")).read()
+    rows = json.loads(text)["rows"]
+    assert len(rows) == 8 and all("predicted_s" in r for r in rows if r["status"] == "predicted"), rows
+    assert not os.listdir(os.path.join(a, "runs"))
+    only = megatrain("bench", sweep, "--out", os.path.join(tmp, "p3"), "--predict-only", "--machine", "rtx4090",
+                     "--only", "memory.slots=3", env=env).stdout
+    assert only.count("| roomy |") == 2, only
+
+
+def a_crash_is_a_row(tmp, model, data, env):
+    ini = write_ini(os.path.join(tmp, "crash.ini"), base(model, data, os.path.join(tmp, "crash"), train__steps=3))
+    sweep = os.path.join(tmp, "crash-sweep.ini")
+    open(sweep, "w").write(f"[global]\ninclude = {ini}\n[sweep]\nsteps = 2\ndata.train = {data}, {tmp}/missing.jsonl\n")
+    out = os.path.join(tmp, "crash-out")
+    megatrain("bench", sweep, "--out", out, env=env)
+    with open(os.path.join(out, "sweep.csv")) as f:
+        assert [r["status"] for r in csv.DictReader(f)] == ["ok", "exit 3"]
+
+
+class Panels(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.panels, self.tags, self.fetched = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.tags.append(tag)
+        if "data-panel" in a:
+            self.panels.append(a["data-panel"])
+        self.fetched += [v for k, v in attrs if k in ("src", "href", "xlink:href")]
+
+
+def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
+    broken = os.path.join(tmp, "broken")
+    os.makedirs(broken)
+    lines = open(os.path.join(run, "metrics.jsonl")).read()
+    open(os.path.join(broken, "metrics.jsonl"), "w").write(lines[:-30])  # as a crash leaves it
+    html, svg = os.path.join(tmp, "r.html"), os.path.join(tmp, "svg")
+    megatrain("-q", "report", run, broken, bench, "--html", html, "--svg", svg)
+    text, p = open(html).read(), Panels()
+    p.feed(text)
+    want = {"loss", "loss-tokens", "learning-rate", "gradient-norm", "speed", "step-time", "timeline", "memory", "link",
+            "heat-map-1", "heat-map-2", "predicted-measured"}
+    assert want <= set(p.panels), want - set(p.panels)
+    assert p.panels.count("step-time") == 2
+    assert not p.fetched and "script" not in p.tags and "link" not in p.tags, "self-contained"
+    assert "prefers-color-scheme:dark" in text
+    assert "nan" not in text.lower().replace("predominan", "") and "inf," not in text
+    files = os.listdir(svg)
+    assert len(files) == len(p.panels)
+    for name in files:
+        root = ET.parse(os.path.join(svg, name)).getroot()  # well-formed
+        assert root.tag == "{http://www.w3.org/2000/svg}svg", root.tag
+        _, _, w, h = map(float, root.get("viewBox").split())
+        body = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert len(body) >= 3, name  # title and axes are labelled
+        for r in root.iter("{http://www.w3.org/2000/svg}rect"):
+            x, y = float(r.get("x", 0)), float(r.get("y", 0))
+            assert -1 <= x <= w + 1 and -1 <= y <= h + 1, (name, x, y)
+    hatch = open(os.path.join(svg, "heat-map-2.svg")).read()
+    assert "no fit" in hatch and "url(#mt-hatch)" in hatch
+    assert "neither" in megatrain("report", os.path.join(tmp, "svg"), expect=3).stderr
+
+
+def text_in_a_report_is_escaped(tmp, run):
+    odd = os.path.join(tmp, "a<b>&\"c")
+    os.makedirs(odd)
+    open(os.path.join(odd, "metrics.jsonl"), "w").write(open(os.path.join(run, "metrics.jsonl")).read())
+    html = os.path.join(tmp, "odd.html")
+    megatrain("-q", "report", odd, "--html", html)
+    assert "<b>" not in open(html).read() and "a&lt;b&gt;&amp;" in open(html).read()
+
+
+def main():
+    with tempfile.TemporaryDirectory() as tmp:
+        answers_from_a_config_json_alone(tmp)
+        every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
+        what_ifs_change_the_answer(tmp)
+        what_does_not_fit_says_what_would(tmp)
+        the_table_fits_a_terminal(tmp)
+        a_plan_is_reproduced_by_its_own_settings(tmp)
+        model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
+        env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
+        run = os.path.join(tmp, "shown")
+        ini = write_ini(os.path.join(tmp, "shown.ini"), base(model, data, run, train__steps=6, eval__every=3))
+        megatrain("-q", "run", ini, "--trace", os.path.join(tmp, "t.json"), env=env)
+        os.rename(os.path.join(tmp, "t.json"), os.path.join(run, "trace.json"))
+        assert len([m for m in metrics(run) if "loss" in m]) == 6
+        bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
+        predictions_need_no_run(tmp, ini, env)
+        a_crash_is_a_row(tmp, model, data, env)
+        a_report_is_one_page_of_sound_pictures(tmp, run, bench)
+        text_in_a_report_is_escaped(tmp, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
