@@ -269,7 +269,7 @@ static int write_tables(const struct bench *b, struct mt_err *err)
     mt_sweep_csv(&csv, b->rows, b->n_rows);
     mt_sweep_markdown(&md, b->rows, b->n_rows);
     cJSON *o = mt_sweep_json(b->rows, b->n_rows);
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     mt_str_printf(&json, "%s\n", text ? text : "");
     free(text);
     cJSON_Delete(o);

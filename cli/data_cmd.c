@@ -188,7 +188,7 @@ static void print_stats_json(const struct mt_session *s, const struct tally *t)
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
         cJSON_AddItemToArray(bins, cJSON_CreateNumber((double)t->bins[i]));
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     printf("%s\n", text ? text : "");
     free(text);
     cJSON_Delete(o);

@@ -255,7 +255,7 @@ void plan_print(const struct plan_view *v)
 
 static void print_and_delete(cJSON *o)
 {
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     if (text)
         printf("%s\n", text);
     free(text);

@@ -72,7 +72,7 @@ int cli_probe_disk(struct cli *cli, const struct cli_args *args)
         cJSON_AddBoolToObject(o, "disk registered buffers", r.info.buffers_registered);
         cJSON_AddNumberToObject(o, "disk alignment", (double)r.info.align);
         cJSON_AddNumberToObject(o, "disk depth", r.info.depth);
-        char *text = cJSON_Print(o);
+        char *text = mt_json_print(o, true);
         printf("%s\n", text ? text : "");
         free(text);
         cJSON_Delete(o);

@@ -180,7 +180,7 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
 {
     int out[2] = {-1, -1}, in = -1, errors = -1, rc;
     char *script = find_script(), *python = script ? find_python(script) : NULL;
-    char *text = cJSON_PrintUnformatted(job);
+    char *text = mt_json_print(job, false);
     pid_t pid = -1;
     if (!script || !mt_path_exists(script)) {
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,

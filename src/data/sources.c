@@ -55,7 +55,7 @@ static int add_entry(struct mt_source_list *l, const char *info, const cJSON *e,
                        info, e->string);
     char *dir = strndup(info, strlen(info) - strlen(INFO));
     char *path = dir ? mt_path_join(dir, name->valuestring) : NULL;
-    char *text = cJSON_PrintUnformatted(e), *all = NULL;
+    char *text = mt_json_print(e, false), *all = NULL;
     int rc = 0;
     if (!path || !text || asprintf(&all, "%s/*", path) < 0)
         rc = mt_fail_nomem(err, info, strlen(info));

@@ -54,7 +54,7 @@ int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char 
 #define ADD_FIELD(f) cJSON_AddNumberToObject(o, #f, r->f);
     RUN_FIELDS(ADD_FIELD)
 #undef ADD_FIELD
-    char *text = cJSON_Print(o);
+    char *text = mt_json_print(o, true);
     run_path(path, sizeof(path), dir, hash, k);
     int rc = text ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 1);
     free(text);
