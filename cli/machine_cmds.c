@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* doctor and probe: commands that look at the machine. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +36,24 @@ static void add_bytes(cJSON *o, const char *name, uint64_t bytes)
                             bytes == UINT64_MAX ? "no limit" : mt_format_bytes(buf, sizeof(buf), bytes));
 }
 
+/* What a GPU is and holds, and with which attention it would run; or why there is none. */
+static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
+{
+    struct mt_err err;
+    mt_device *dev = NULL;
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 64 << 20};
+    if (!gpu->present) {
+        cJSON_AddStringToObject(o, "device cuda", gpu->text);
+        return;
+    }
+    bool ok = !mt_device_create(&dev, &p, &err);
+    cJSON_AddStringToObject(o, "device cuda", ok ? mt_device_limits(dev)->name : err.msg);
+    cJSON_AddStringToObject(o, "GPU", gpu->text);
+    add_bytes(o, "GPU memory", gpu->total_bytes);
+    add_bytes(o, "GPU memory free", gpu->free_bytes);
+    mt_device_destroy(&dev);
+}
+
 int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 {
     struct mt_hw_memory mem;
@@ -54,11 +71,11 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
         return cli_fail(&err);
     }
     cJSON *o = cJSON_CreateObject();
-    void *cuda = dlopen("libcuda.so.1", RTLD_LAZY);
+    struct mt_device_info gpu;
+    mt_device_probe(&gpu, "cuda", 0);
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
-    cJSON_AddStringToObject(o, "device cuda",
-                            cuda ? "a driver is there; this build has no CUDA device yet" : "no driver");
+    add_gpu(o, &gpu);
     cJSON_AddNumberToObject(o, "cores allowed", n);
     cJSON_AddStringToObject(o, "adam", mt_adam_isa_name(mt_adam_best_isa()));
     add_bytes(o, "memory", mem.total);
@@ -66,8 +83,6 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     add_bytes(o, "memory left by cgroup", mem.cgroup_free);
     add_bytes(o, "memory that may be locked", mem.memlock);
     cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
-    if (cuda)
-        dlclose(cuda);
     print_object(o, cli_arg(args, "json") != NULL);
     mt_device_destroy(&dev);
     free(cpus);

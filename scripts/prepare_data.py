@@ -8,6 +8,7 @@ The job is one JSON object on standard input: "mode" (prepare, encode, decode) a
 reads of it. Standard output is one JSON object a line: "progress", "note", "source", "pieces", "ids", and last "done"
 or "error" (with "kind": input, usage or runtime; and the message). Exit status 0 or 1.
 """
+import importlib.util
 import json
 import os
 import sys
@@ -28,13 +29,9 @@ def fail(message, kind):
 def main():
     job = json.load(sys.stdin)
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    try:
-        import jinja2  # noqa: F401
-        import numpy  # noqa: F401
-        import pyarrow  # noqa: F401
-        import tokenizers  # noqa: F401
-    except ImportError as e:
-        fail(f"Python module {e.name} is missing in {sys.executable}", "environment")
+    for name in ("jinja2", "numpy", "pyarrow", "tokenizers"):
+        if importlib.util.find_spec(name) is None:
+            fail(f"Python module {name} is missing in {sys.executable}", "environment")
     from megatrain_data import errors, prepare
     try:
         prepare.run(job, say)

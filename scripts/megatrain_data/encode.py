@@ -37,7 +37,7 @@ class ByteTokenizer:
         self.prefix, self.suffix = [BYTE_BOS], []
         self.bos, self.eos, self.ends = BYTE_BOS, BYTE_EOS, {BYTE_EOS}
         self.special, self.end_texts, self.config, self.max_id = {}, list(END_NAMES), {}, BYTE_VOCAB - 1
-        self.bytes = True
+        self.bytes, self.stops = True, set()
 
     def encode(self, texts):
         return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.uint32) for t in texts]
@@ -83,9 +83,11 @@ class ModelTokenizer:
         self.bos, self.eos = id_of("bos_token"), id_of("eos_token")
         self.ends = {i for i, a in added.items() if a.special}
         self.ends |= {self.eos} - {None}
-        generation = read_json(os.path.join(model_dir, "generation_config.json"), needed=False)
-        for value in (generation.get("eos_token_id"),):
-            self.ends |= set(value if isinstance(value, list) else [] if value is None else [value])
+        self.stops = set()  # what generation stops at
+        for name in ("generation_config.json", "config.json"):
+            value = read_json(os.path.join(model_dir, name), needed=False).get("eos_token_id")
+            self.stops |= set(value if isinstance(value, list) else [] if value is None else [value])
+        self.ends |= self.stops
         self.end_texts = sorted({a.content for a in added.values() if a.special} | {self.special.get("eos_token", "")} - {""})
         self._learn_ends_of_text()
 
@@ -163,6 +165,8 @@ class Encoder:
                             f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
         self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
         self._templates = None
+        self.is_end = np.zeros(self.tok.max_id + 2, dtype=bool)  # by id; the last stands for all beyond
+        self.is_end[[i for i in self.tok.ends if i <= self.tok.max_id]] = True
 
     def templates(self):
         if self._templates is None:

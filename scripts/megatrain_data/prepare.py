@@ -13,6 +13,7 @@ from .formats import Bad, Chat
 from .work import Workers
 
 PROGRESS_SECONDS = 5
+CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
 class Chunker:
@@ -41,23 +42,22 @@ class Chunker:
         return self._pack(rows, encoded, places)
 
     def _pack(self, rows, encoded, places):
-        ids, masks, lengths, at, untrained, endless, trained = [], [], [], [], [], 0, 0
-        ends = np.array(sorted(self.encoder.tok.ends), dtype=np.uint32)
-        for (place, _), (i, m) in zip(rows, encoded):
-            m = np.ones(len(i), dtype=bool) if m is None else m
-            if not m[1:].any():  # the first token has no predecessor
-                untrained.append(place)
-                continue
-            ids.append(i)
-            masks.append(m)
-            lengths.append(len(i))
-            at.append(place)
-            trained += int(np.count_nonzero(m[1:]))
-            endless += not np.isin(i[m], ends).any()
-        empty = np.zeros(0, np.uint32)
-        return (np.concatenate(ids) if ids else empty, np.packbits(np.concatenate(masks)) if masks else None,
-                np.array(lengths, dtype=np.int64), np.array(at, dtype=np.int64), places,
-                {"untrained": untrained, "endless": endless, "trained": trained})
+        """The samples of a chunk end to end, without those of which nothing is trained."""
+        ids = [i for i, _ in encoded]
+        masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
+        trained = [int(np.count_nonzero(m[1:])) for m in masks]  # the first token has no predecessor
+        untrained = [place for (place, _), t in zip(rows, trained) if not t]
+        if untrained:
+            ids, masks = [i for i, t in zip(ids, trained) if t], [m for m, t in zip(masks, trained) if t]
+        at = np.array([place for (place, _), t in zip(rows, trained) if t], dtype=np.int64)
+        lengths = np.array([len(i) for i in ids], dtype=np.int64)
+        all_ids = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+        all_masks = np.concatenate(masks) if ids else np.zeros(0, bool)
+        is_end = self.encoder.is_end
+        ends = all_masks & is_end[np.minimum(all_ids, len(is_end) - 1)]
+        with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
+        return all_ids, np.packbits(all_masks), lengths, at, places, {
+            "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained)}
 
 
 def detect(path):
@@ -185,10 +185,25 @@ class Preparation:
         if w.n_endless and not flat and name != "input_ids":
             self.say({"event": "note", "message": f"{path}: {w.n_endless} of {w.n_samples} samples train no token that "
                       "ends a turn: the model may not learn to stop"})
+        if name in CHAT_FORMATS and not self.encoder.tok.bytes:
+            self.check_end()
         dated = [t for t in (self.encoder._templates or {}).values() if t.dated]
-        if dated and name in ("messages", "sharegpt", "alpaca"):
+        if dated and name in CHAT_FORMATS:
             self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
                       "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
+
+    def check_end(self):
+        """Says where what ends a turn is not what the model stops at."""
+        tok = self.encoder.tok
+        for t in (self.encoder._templates or {}).values():
+            try:
+                end = t.markers()[1].strip()
+            except DataError:
+                continue
+            at = tok.t.token_to_id(end) if end else None
+            if at is not None and tok.stops and at not in tok.stops:
+                self.say({"event": "note", "message": f"{t.name} ends turns with {end} (token {at}), which is not in eos_token_id of "
+                          "generation_config.json or config.json: put it there, or what you train will not stop when it is served"})
 
     def check_ids(self, path, ids, lengths, at, base):
         worst = int(ids.argmax())

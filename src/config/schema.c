@@ -151,8 +151,8 @@ const struct mt_key mt_keys[] = {
     {"log", "progress", MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,
      "Progress lines on standard error."},
 
-    {"device", "kind", MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, "cuda",
-     "Compute device."},
+    {"device", "kind", MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, NULL,
+     "Compute device; auto is a GPU where there is one that this build can use."},
     {"device", "index", MT_KEY_COUNT, AT(device.index), "0", NULL, 0, 1024, NULL, "Which GPU."},
     {"device", "link_gbps", MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
      "cpu device: throttle copies to so many GB/s each way, to rehearse a PCIe link; 0 = off."},

@@ -89,5 +89,7 @@ struct mt_event {
 /* The factory's parts: each fills *out or says why it cannot. */
 int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err);
 int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err);
+/* mt_device_probe() for GPUs. */
+void mt_cuda_probe(struct mt_device_info *out, int index);
 
 #endif

@@ -1,10 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* In place of cuda/ where there was no nvcc at build time. */
+#include <stdio.h>
+
 #include "device/backend.h"
+
+#define HOW                                                                                        \
+    "this build has no CUDA device: install the CUDA toolkit (nvcc, cuBLAS), and build again with "  \
+    "-Dcuda=enabled"
 
 int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
     (void)out;
     (void)p;
-    return mt_fail(err, MT_ERR_DEVICE, -ENODEV,
-                   "this build has no CUDA device yet: set device.kind = cpu");
+    return mt_fail(err, MT_ERR_DEVICE, -ENODEV, HOW "; or set device.kind = cpu");
+}
+
+void mt_cuda_probe(struct mt_device_info *out, int index)
+{
+    (void)index;
+    *out = (struct mt_device_info){.present = false, .text = HOW};
 }

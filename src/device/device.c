@@ -5,6 +5,14 @@
 
 #include "device/backend.h"
 
+void mt_device_probe(struct mt_device_info *out, const char *kind, int index)
+{
+    if (!strcmp(kind, "cuda"))
+        mt_cuda_probe(out, index);
+    else
+        *out = (struct mt_device_info){.present = !strcmp(kind, "cpu"), .text = "cpu"};
+}
+
 int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
     if (p->n_threads < 1 || p->link_gbps < 0)

@@ -29,7 +29,7 @@ enum mt_stream { MT_STREAM_COMPUTE, MT_STREAM_H2D, MT_STREAM_D2H, MT_N_STREAMS }
 struct mt_device_params {
     const char *kind;      /* "cpu" or "cuda" */
     int index;
-    size_t budget_bytes;   /* of the arena */
+    size_t budget_bytes;   /* of the arena; cuda: libraries' workspace comes out of it */
     int n_threads;         /* cpu: compute threads, at least 1 */
     const int *cpus;       /* cpu: one CPU number a compute thread to bind to, or NULL */
     double link_gbps;      /* cpu: throttle of each copy direction in GB/s, 0 = none */
@@ -38,11 +38,20 @@ struct mt_device_params {
 struct mt_device_limits {
     char name[128];        /* "cpu (oneDNN 2.6.3, avx512_core)" */
     const char *kind;
-    size_t budget_bytes;
+    size_t budget_bytes;   /* what allocations may take in all */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
     size_t alignment;      /* of arena allocations, in bytes */
 };
+
+/** What is here, before a device is opened. */
+struct mt_device_info {
+    bool present;
+    char text[256];                  /* its name, or why there is none */
+    size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
+};
+/** For kind "cpu" or "cuda". Thread-safety: any thread. */
+void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
 
 int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
 /** Waits for the streams, then frees all; accepts NULL; sets *dev to NULL. */
@@ -106,7 +115,8 @@ struct mt_copy {
     size_t src_pitch;
     size_t width, rows;
 };
-/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs). */
+/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs), or within
+ * the device (no overlap). */
 int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
                    struct mt_err *err);
 

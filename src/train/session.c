@@ -177,11 +177,25 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
+/* Of a GPU's free memory, for what CUDA itself takes later on. */
+static const uint64_t GPU_RESERVE = (uint64_t)512 << 20;
+
+/* The kind to open, and of what memory the budget is a share: the GPU's own, or the host's. */
+static const char *choose_device(const struct mt_config *c, uint64_t host, uint64_t *memory)
+{
+    struct mt_device_info gpu = {0};
+    if (c->device.kind != MT_DEVICE_CPU)
+        mt_device_probe(&gpu, "cuda", (int)c->device.index);
+    *memory = gpu.present ? gpu.free_bytes : host;
+    return gpu.present || c->device.kind == MT_DEVICE_CUDA ? "cuda" : "cpu";
+}
+
 static int open_device(struct mt_session *s, struct mt_err *err)
 {
     struct mt_hw_memory hw;
     const struct mt_config *c = s->cfg;
     const struct mt_cfg_size *b = &c->memory.device_budget;
+    uint64_t memory = 0;
     int n = 0, rc = mt_hw_memory(&hw, "", err);
     if (!rc)
         rc = mt_hw_cores(&s->cpus, &n, err);
@@ -192,13 +206,13 @@ static int open_device(struct mt_session *s, struct mt_err *err)
         free(s->cpus);
         s->cpus = NULL;
     }
-    uint64_t host = host_budget(c, &hw);
-    uint64_t budget = b->is_auto    ? host / 4
-                      : b->is_ratio ? (uint64_t)((double)host * b->ratio)
+    const char *kind = choose_device(c, host_budget(c, &hw), &memory);
+    uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
+                      : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
     return mt_device_create(&s->dev,
                             &(struct mt_device_params){
-                                .kind = "cpu",
+                                .kind = kind,
                                 .index = (int)c->device.index,
                                 .budget_bytes = (size_t)budget,
                                 .n_threads = s->n_threads,
@@ -471,8 +485,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
         add_row(m, "host", "process", process_bytes(s));
         for (int i = 0; i < m->n_rows; i++)
             m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
-        /* the cpu device's arena is host memory too */
-        uint64_t all = m->host_bytes + m->device_bytes;
+        bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
+        uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
         add_limit(m, "host", "memory.host_budget", all, host_budget(s->cfg, &hw));
         add_limit(m, "host", "MemAvailable", all, hw.available);
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 BINARY = os.environ["MEGATRAIN"]
+DEVICE = os.environ.get("MEGATRAIN_TEST_DEVICE", "cpu")
 
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),
@@ -68,7 +69,7 @@ def base(model, data, out, **over):
         "memory": {"device_budget": "64MiB"},
         "eval": {"every": 0, "at_start": "off"},
         "checkpoint": {"dir": out, "every": 0, "keep": 20},
-        "device": {"cpu_threads": 2},
+        "device": {"kind": DEVICE, "cpu_threads": 2},
     }
     for key, value in over.items():
         section, name = key.split("__")

@@ -35,11 +35,14 @@ struct dbuf {
 struct dbuf *buf_new(struct harness *h, enum mt_dtype t, size_t n);
 /** n random values of about the given spread, representable in t; uploaded, and as doubles in *host. */
 struct dbuf *buf_random(struct harness *h, enum mt_dtype t, size_t n, double spread, double **host);
+struct dbuf *buf_values(struct harness *h, enum mt_dtype t, size_t n, const double *v);
 struct dbuf *buf_ints(struct harness *h, const int32_t *v, size_t n);
 /** All NaN: what an operation must overwrite. */
 struct dbuf *buf_nan(struct harness *h, enum mt_dtype t, size_t n);
 /** Values as doubles (freed with the harness); enters the hash. */
 double *buf_get(struct harness *h, const struct dbuf *b);
+/** The same of 4-byte integers. */
+double *buf_get_ints(struct harness *h, const struct dbuf *b);
 /** Zeroed scratch, freed with the harness. */
 double *scratch(struct harness *h, size_t n);
 void *workspace(struct harness *h, size_t bytes);

@@ -42,6 +42,9 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 1, 8, MT_GLU_SILU);
     glu_case(h, 13, 1096, MT_GLU_SILU);
     glu_case(h, 5, 72, MT_GLU_GELU_TANH);
+    glu_case(h, 3, 7, MT_GLU_SILU);
+    glu_case(h, 9, 1001, MT_GLU_GELU_TANH);
+    glu_case(h, 2, 9000, MT_GLU_SILU);
 }
 
 static void gated_units_survive_large_inputs(struct harness *h)
@@ -93,8 +96,54 @@ static void loss_case(struct harness *h, size_t n, size_t vocab, bool in_place)
     expect_close(h, "dlogits", g, want, n * vocab, tolerance(h, 4e-6, 3e-3));
 }
 
+/* Rows of one value, but for a few: {at, value} pairs. */
+static void the_first_of_the_largest_is_the_guess(struct harness *h)
+{
+    enum { N = 7, V = 20011 };
+    static const int32_t targets[N] = {0, 1, 9000, 9000, 20010, -1, 17};
+    static const double want_correct[N] = {1, 0, 1, 0, 1, 0, 0};
+    double *x = scratch(h, (size_t)N * V), *want_loss = scratch(h, N);
+    for (int i = 0; i < N * V; i++)
+        x[i] = -INFINITY;
+    for (int i = 0; i < 2; i++) /* all the same: the first */
+        for (int k = 0; k < V; k++)
+            x[i * V + k] = 0.5;
+    x[2 * V + 9000] = x[2 * V + 9001] = x[2 * V + 19999] = 3; /* the others are -infinity */
+    x[3 * V + 8999] = x[3 * V + 9000] = 3;
+    x[4 * V + 20010] = 2;
+    x[4 * V + 5] = 1;
+    x[5 * V] = 1;
+    x[6 * V + 18] = 4;
+    x[6 * V + 17] = 3.9990234375;
+    want_loss[0] = want_loss[1] = log(V);
+    want_loss[2] = log(3);
+    want_loss[3] = log(2);
+    want_loss[4] = log(1 + exp(-1));
+    want_loss[6] = log(1 + exp(4 - 3.9990234375));
+    struct dbuf *logits = buf_values(h, MT_F32, (size_t)N * V, x), *loss = buf_nan(h, MT_F32, N);
+    struct dbuf *correct = buf_nan(h, MT_F32, N), *d = buf_nan(h, h->dtype, (size_t)N * V);
+    struct mt_cross_entropy a = {.n = N, .vocab = V, .ld = V, .dtype = h->dtype, .logits = logits->p,
+                                 .targets = buf_ints(h, targets, N)->p, .loss = loss->p,
+                                 .correct = correct->p, .dlogits = d->p, .ld_dlogits = V, .scale = 1};
+    RUN(h, mt_op_cross_entropy, &a);
+    expect_close(h, "loss", buf_get(h, loss), want_loss, N, 1e-6);
+    expect_close(h, "correct", buf_get_ints(h, correct), want_correct, N, 0);
+    double *want = scratch(h, (size_t)N * V);
+    for (int i = 0; i < N; i++)
+        for (int k = 0; targets[i] >= 0 && k < V; k++)
+            want[i * V + k] = exp(x[i * V + k] - x[i * V + targets[i]] - want_loss[i]) - (k == targets[i]);
+    expect_close(h, "dlogits", buf_get(h, d), want, (size_t)N * V, tolerance(h, 1e-6, 3e-3));
+    a.dlogits = NULL;
+    a.correct = NULL;
+    RUN(h, mt_op_cross_entropy, &a); /* the loss alone */
+    expect_close(h, "loss alone", buf_get(h, loss), want_loss, N, 1e-6);
+}
+
 static void cross_entropy_matches(struct harness *h)
 {
+    loss_case(h, 3, 7, false);
+    loss_case(h, 5, 20011, true);
+    loss_case(h, 2, 20012, false);
     loss_case(h, 1, 8, false);
     loss_case(h, 23, 1001, false);
     loss_case(h, 9, 5003, true);
@@ -105,5 +154,6 @@ const struct device_test loss_tests[] = {
     {"gated_units_match", gated_units_match},
     {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
     {"cross_entropy_matches", cross_entropy_matches},
+    {"the_first_of_the_largest_is_the_guess", the_first_of_the_largest_is_the_guess},
     {NULL, NULL},
 };

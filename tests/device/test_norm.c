@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* RMSNorm, QK-norm with rotary embedding, bias gradient. */
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "harness.h"
@@ -33,12 +34,17 @@ static void rmsnorm_case(struct harness *h, size_t n, size_t c, bool residual, b
     expect_close(h, "rstd", buf_get(h, rstd), want_rstd, n, 1e-6);
     double *first = buf_get(h, y);
     expect_close(h, "y", first, want, n * c, tolerance(h, 1e-6, 4e-3));
-    if (residual)
-        return;
     a.use_rstd = true; /* the second time from what was stored: the same bits */
     RUN(h, mt_op_rmsnorm, &a);
     double *again = buf_get(h, y);
     expect_close(h, "y again", again, first, n * c, 0);
+    if (!residual)
+        return;
+    a.use_rstd = false; /* the sum over one of its terms */
+    a.sum = dr->p;
+    RUN(h, mt_op_rmsnorm, &a);
+    expect_close(h, "sum in place", buf_get(h, dr), s, n * c, 0);
+    expect_close(h, "y of the sum in place", buf_get(h, y), first, n * c, 0);
 }
 
 static void rmsnorm_matches_the_definition(struct harness *h)
@@ -48,22 +54,39 @@ static void rmsnorm_matches_the_definition(struct harness *h)
     rmsnorm_case(h, 5, 4104, false, false);
     rmsnorm_case(h, 19, 264, true, false);
     rmsnorm_case(h, 6, 40, false, true);
+    rmsnorm_case(h, 7, 33, false, false);
+    rmsnorm_case(h, 7, 33, true, true);
+    rmsnorm_case(h, 2, 9000, true, false);
+    rmsnorm_case(h, 2, 16400, true, false);
+    rmsnorm_case(h, 1, 33000, false, false);
 }
 
-static void rmsnorm_backward_case(struct harness *h, size_t n, size_t c, bool dres, bool in_place)
+struct norm_shape {
+    size_t n, c;
+    bool dres, in_place, plus_one;
+};
+
+static void rmsnorm_backward_case(struct harness *h, const struct norm_shape *shape)
 {
+    size_t n = shape->n, c = shape->c;
+    bool dres = shape->dres, in_place = shape->in_place, plus_one = shape->plus_one;
     double *x, *w, *dy, *r = NULL, *dw0, eps = 1e-6, *rs = scratch(h, n);
     struct dbuf *bx = buf_random(h, h->dtype, n * c, 2, &x), *bw = buf_random(h, h->dtype, c, 1, &w);
     struct dbuf *by = buf_random(h, h->dtype, n * c, 1, &dy), *bdw = buf_random(h, MT_F32, c, 1, &dw0);
     struct dbuf *br = dres ? buf_random(h, h->dtype, n * c, 1, &r) : NULL;
     struct dbuf *rstd = buf_nan(h, MT_F32, n), *y = buf_nan(h, h->dtype, n * c);
     struct dbuf *dx = in_place ? (dres ? br : by) : buf_nan(h, h->dtype, n * c);
+    struct dbuf *dx2 = buf_nan(h, h->dtype, n * c);
     RUN(h, mt_op_rmsnorm, &(struct mt_rmsnorm){.n = n, .c = c, .dtype = h->dtype, .eps = (float)eps,
                                                .x = bx->p, .w = bw->p, .y = y->p, .rstd = rstd->p});
-    RUN(h, mt_op_rmsnorm_bwd,
-        &(struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = h->dtype, .dy = by->p, .x = bx->p, .w = bw->p,
-                                 .rstd = rstd->p, .dres = br ? br->p : NULL, .dx = dx->p, .dw = bdw->p,
-                                 .workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, n, c))});
+    struct mt_rmsnorm_bwd a = {.n = n, .c = c, .dtype = h->dtype, .plus_one = plus_one, .dy = by->p,
+                               .x = bx->p, .w = bw->p, .rstd = rstd->p, .dres = br ? br->p : NULL,
+                               .dx = dx2->p};
+    RUN(h, mt_op_rmsnorm_bwd, &a); /* without dw */
+    a.dx = dx->p;
+    a.dw = bdw->p;
+    a.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, n, c));
+    RUN(h, mt_op_rmsnorm_bwd, &a);
     double *want = scratch(h, n * c), *want_dw = scratch(h, c);
     for (size_t i = 0; i < n; i++) {
         double sq = 0, dot = 0;
@@ -71,31 +94,36 @@ static void rmsnorm_backward_case(struct harness *h, size_t n, size_t c, bool dr
             sq += x[i * c + k] * x[i * c + k];
         rs[i] = 1 / sqrt(sq / (double)c + eps);
         for (size_t k = 0; k < c; k++)
-            dot += dy[i * c + k] * w[k] * x[i * c + k] * rs[i];
+            dot += dy[i * c + k] * (w[k] + plus_one) * x[i * c + k] * rs[i];
         for (size_t k = 0; k < c; k++) {
             double xhat = x[i * c + k] * rs[i];
-            want[i * c + k] =
-                rs[i] * (dy[i * c + k] * w[k] - xhat * dot / (double)c) + (r ? r[i * c + k] : 0);
+            want[i * c + k] = rs[i] * (dy[i * c + k] * (w[k] + plus_one) - xhat * dot / (double)c) +
+                              (r ? r[i * c + k] : 0);
             want_dw[k] += dy[i * c + k] * xhat;
         }
     }
     for (size_t k = 0; k < c; k++)
         want_dw[k] += dw0[k];
-    expect_close(h, "dx", buf_get(h, dx), want, n * c, tolerance(h, 2e-6, 4e-3));
+    double *got = buf_get(h, dx);
+    expect_close(h, "dx", got, want, n * c, tolerance(h, 2e-6, 4e-3));
+    expect_close(h, "dx without dw", buf_get(h, dx2), got, n * c, 0);
     expect_close(h, "dw", buf_get(h, bdw), want_dw, c, tolerance(h, 2e-6, 4e-3));
 }
 
 static void rmsnorm_backward_matches_the_derivative(struct harness *h)
 {
-    rmsnorm_backward_case(h, 1, 8, false, false);
-    rmsnorm_backward_case(h, 67, 72, false, true);
-    rmsnorm_backward_case(h, 40, 2056, true, false);
-    rmsnorm_backward_case(h, 33, 136, true, true);
+    static const struct norm_shape shapes[] = {
+        {1, 8, false, false, false},   {67, 72, false, true, false}, {40, 2056, true, false, false},
+        {33, 136, true, true, false},  {21, 40, true, true, true},   {13, 33, false, true, false},
+        {9, 35, true, true, true},     {6, 9000, true, false, false}, {3, 16400, false, true, false},
+        {5003, 8, true, false, false},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        rmsnorm_backward_case(h, &shapes[i]);
 }
 
-static void bias_gradient_is_the_column_sum(struct harness *h)
+static void bias_case(struct harness *h, size_t n, size_t c, size_t ld)
 {
-    size_t n = 131, c = 72, ld = 80;
     double *dy, *db0, *want = scratch(h, c);
     struct dbuf *by = buf_random(h, h->dtype, n * ld, 1, &dy), *db = buf_random(h, MT_F32, c, 1, &db0);
     RUN(h, mt_op_bias_bwd,
@@ -107,6 +135,14 @@ static void bias_gradient_is_the_column_sum(struct harness *h)
             want[k] += dy[i * ld + k];
     }
     expect_close(h, "db", buf_get(h, db), want, c, 1e-6);
+}
+
+static void bias_gradient_is_the_column_sum(struct harness *h)
+{
+    bias_case(h, 131, 72, 80);
+    bias_case(h, 1, 8, 8);
+    bias_case(h, 70, 33, 35);
+    bias_case(h, 1500, 520, 520);
 }
 
 struct rope {
@@ -121,6 +157,39 @@ static void turn(double *x, const double *cos_t, const double *sin_t, size_t rot
         x[i] = a * cos_t[i] - b * s;
         x[i + rot / 2] = b * cos_t[i] + a * s;
     }
+}
+
+struct rope_buffers {
+    struct dbuf *qkv, *qk, *dqk, *dqkv, *positions, *cos_t, *sin_t, *q_norm, *k_norm, *rstd;
+};
+
+/* Backward over its own gradient, and without a norm forward over its own input: the same bits. */
+static void rope_in_place(struct harness *h, const struct rope *s, const struct rope_buffers *b)
+{
+    size_t qk = (s->n_q + s->n_kv) * s->d, ld = qk + s->n_kv * s->d;
+    double *want = scratch(h, s->n * qk), *want_dx = buf_get(h, b->dqkv), *out = buf_get(h, b->qk);
+    struct mt_qk_rope_bwd a = {
+        .n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot, .dtype = h->dtype,
+        .dqk = b->dqk->p, .ld_dqk = qk, .dqkv = b->dqk->p, .ld_dqkv = qk, .qkv = b->qkv->p, .ld_qkv = ld,
+        .positions = b->positions->p, .cos_t = b->cos_t->p, .sin_t = b->sin_t->p, .max_pos = s->n + 3,
+        .q_norm = s->norm ? b->q_norm->p : NULL, .k_norm = s->norm ? b->k_norm->p : NULL,
+        .rstd = b->rstd->p,
+        .workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, s->n, s->n_q, s->n_kv, s->d))};
+    RUN(h, mt_op_qk_rope_bwd, &a);
+    for (size_t i = 0; i < s->n; i++)
+        memcpy(want + i * qk, want_dx + i * ld, qk * sizeof(double));
+    expect_close(h, "dqkv in place", buf_get(h, b->dqk), want, s->n * qk, 0);
+    if (s->norm)
+        return;
+    RUN(h, mt_op_qk_rope,
+        &(struct mt_qk_rope){.n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
+                             .dtype = h->dtype, .qkv = b->qkv->p, .ld_qkv = ld, .qk = b->qkv->p,
+                             .ld_qk = ld, .positions = b->positions->p, .cos_t = b->cos_t->p,
+                             .sin_t = b->sin_t->p, .max_pos = s->n + 3});
+    double *got = buf_get(h, b->qkv);
+    for (size_t i = 0; i < s->n; i++)
+        memcpy(want + i * qk, got + i * ld, qk * sizeof(double));
+    expect_close(h, "qk in place", want, out, s->n * qk, 0);
 }
 
 static void rope_case(struct harness *h, const struct rope *s)
@@ -191,6 +260,7 @@ static void rope_case(struct harness *h, const struct rope *s)
         expect_close(h, "dq_norm", buf_get(h, bdq), wdq, s->d, tolerance(h, 2e-6, 6e-3));
         expect_close(h, "dk_norm", buf_get(h, bdk), wdk, s->d, tolerance(h, 2e-6, 6e-3));
     }
+    rope_in_place(h, s, &(struct rope_buffers){qkv, qk, g, dqkv, bp, bc, bs, bq, bk, rstd});
 }
 
 static void rope_turns_pairs(struct harness *h)
@@ -200,6 +270,14 @@ static void rope_turns_pairs(struct harness *h)
     rope_case(h, &(struct rope){33, 4, 2, 64, 32, false});
     rope_case(h, &(struct rope){70, 4, 2, 16, 16, true});
     rope_case(h, &(struct rope){9, 2, 2, 128, 64, true});
+    rope_case(h, &(struct rope){21, 3, 1, 80, 80, true});
+    rope_case(h, &(struct rope){13, 3, 1, 20, 12, true});
+    rope_case(h, &(struct rope){13, 5, 5, 20, 6, false});
+    rope_case(h, &(struct rope){6, 2, 1, 32, 0, true});
+    rope_case(h, &(struct rope){6, 4, 1, 256, 256, true});
+    rope_case(h, &(struct rope){3, 1, 1, 512, 512, true});
+    rope_case(h, &(struct rope){5, 2, 1, 512, 128, true});
+    rope_case(h, &(struct rope){4200, 1, 1, 16, 16, true});
 }
 
 const struct device_test norm_tests[] = {

@@ -4,15 +4,11 @@
 
 #include <stddef.h>
 
-#include "base/err.h"
+#include "device/arena.h"
 
-enum { MT_CPU_ALIGNMENT = 256 };
+enum { MT_CPU_ALIGNMENT = MT_ARENA_ALIGNMENT };
 
-/**
- * A bounded arena: one mapping, first fit, freed neighbours merge. The budget counts the aligned sizes.
- * Under AddressSanitizer allocations stand apart and all else is poisoned; the mapping is larger for that.
- * Thread-safety: one thread.
- */
+/** An arena (device/arena.h) in one mapping of its own. Thread-safety: one thread. */
 struct mt_cpu_arena;
 
 int mt_cpu_arena_create(struct mt_cpu_arena **out, size_t budget, struct mt_err *err);

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which attention runs. */
+#include "attention.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+
+int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err)
+{
+    const char *want = getenv("MEGATRAIN_ATTENTION");
+    char why[256] = "";
+    if (want && strcmp(want, "tiled") && strcmp(want, "fused"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "MEGATRAIN_ATTENTION=%.40s: it may be tiled or fused", want);
+    if ((want && !strcmp(want, "tiled")) || !mt_cuda_fused_create(d, why, sizeof(why)))
+        return 0;
+    if (want)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "MEGATRAIN_ATTENTION=fused: %s", why);
+    mt_info("attention is done by tiles, slower than fused: %s", why);
+    return 0;
+}
+
+void mt_cuda_attention_destroy(struct mt_cuda_device *d)
+{
+    mt_cuda_fused_destroy(d);
+}
+
+void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len)
+{
+    if (d->fused)
+        mt_cuda_fused_describe(d, buf, len);
+    else
+        snprintf(buf, len, "tiled");
+}
+
+size_t mt_cuda_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                   size_t head_dim, enum mt_dtype dtype)
+{
+    size_t tiled = mt_cuda_tiled_workspace(max_len, n_q, n_kv, head_dim, dtype);
+    size_t fused = mt_cuda_fused_workspace(mt_cuda(dev), n, max_len, n_q, n_kv, head_dim, dtype);
+    return MT_MAX(tiled, fused);
+}
+
+int mt_cuda_op_attention(mt_device *dev, const struct mt_attention *a, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    bool done = false;
+    int rc = mt_cuda_enter(d, err);
+    if (!rc)
+        rc = mt_cuda_fused_attention(d, a, &done, err);
+    return rc || done ? rc : mt_cuda_tiled_attention(d, a, err);
+}
+
+int mt_cuda_op_attention_bwd(mt_device *dev, const struct mt_attention_bwd *b, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    bool done = false;
+    int rc = mt_cuda_enter(d, err);
+    if (!rc)
+        rc = mt_cuda_fused_attention_bwd(d, b, &done, err);
+    return rc || done ? rc : mt_cuda_tiled_attention_bwd(d, b, err);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_ATTENTION_H
+#define MT_CUDA_ATTENTION_H
+
+#include "cuda_priv.h"
+
+/**
+ * Two ways to the same result: cuDNN's fused attention where it was built in and supports the shape, and
+ * tiles of matrix products with a softmax between, for everything. In the environment,
+ * MEGATRAIN_ATTENTION=tiled takes the second always, and =fused fails where there is no engine for the first.
+ */
+int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
+void mt_cuda_attention_destroy(struct mt_cuda_device *d);
+/** "cuDNN 9.19.0" or "tiled". */
+void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len);
+size_t mt_cuda_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                   size_t head_dim, enum mt_dtype dtype);
+
+/* --- attention_tiled.c ------------------------------------------------------------------------- */
+
+int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
+                            struct mt_err *err);
+int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                struct mt_err *err);
+size_t mt_cuda_tiled_workspace(size_t max_len, size_t n_q, size_t n_kv, size_t head_dim,
+                               enum mt_dtype dtype);
+
+/* --- fused.c ----------------------------------------------------------------------------------- */
+
+/** -1 with the reason in `why` where there is no engine; d->fused then stays NULL. */
+int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len);
+void mt_cuda_fused_destroy(struct mt_cuda_device *d);
+void mt_cuda_fused_describe(const struct mt_cuda_device *d, char *buf, size_t len);
+/** *done is false where the shape is not for the engine. Without an engine nothing is done, 0 is returned. */
+int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention *a, bool *done,
+                            struct mt_err *err);
+int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                bool *done, struct mt_err *err);
+/** 0 without an engine. Grows with n and max_len. */
+size_t mt_cuda_fused_workspace(const struct mt_cuda_device *d, size_t n, size_t max_len, size_t n_q,
+                               size_t n_kv, size_t head_dim, enum mt_dtype dtype);
+
+#endif

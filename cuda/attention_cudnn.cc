@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// cuDNN's fused attention as an engine (fused.h): a graph of one node a shape, its plan cached for good. This
+// is the program's only C++ for the host, and a module of its own: nothing thrown here leaves it.
+#include <cudnn_frontend.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fused.h"
+
+namespace fe = cudnn_frontend;
+using tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+namespace {
+
+enum uid : int64_t { Q = 1, K, V, O, STATS, D_O, DQ, DK, DV, LENS, OFFSETS };
+
+// Shapes have no padding (fused.h) and compare as bytes.
+struct less {
+    bool operator()(const mt_fused_shape &a, const mt_fused_shape &b) const
+    {
+        return std::memcmp(&a, &b, sizeof(a)) < 0;
+    }
+};
+
+struct plan {
+    mt_fused_shape shape;
+    std::shared_ptr<fe::graph::Graph> graph;
+    int64_t workspace = 0;
+    std::string refusal; // not empty: the shape is not supported
+};
+
+struct context {
+    cudnnHandle_t handle = nullptr;
+    std::map<mt_fused_shape, std::unique_ptr<plan>, less> plans;
+};
+
+int fail(char *why, size_t len, const std::string &text)
+{
+    // cuDNN's texts have several lines
+    std::snprintf(why, len, "%s", text.substr(0, text.find('\n')).c_str());
+    return -1;
+}
+
+// Builds the graph's tensors and its node.
+class builder {
+public:
+    explicit builder(const mt_fused_shape &s) : s(s), graph(std::make_shared<fe::graph::Graph>())
+    {
+        graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        uint32_t bits = static_cast<uint32_t>(s.scale_bits);
+        std::memcpy(&scale, &bits, sizeof(scale));
+        if (s.ragged)
+            lens = column("lens", LENS, s.batch, fe::DataType_t::INT32);
+    }
+
+    std::shared_ptr<fe::graph::Graph> build()
+    {
+        tensor q = input("q", Q, s.n_q, s.ld_q, MT_FUSED_Q);
+        tensor k = input("k", K, s.n_kv, s.ld_k, MT_FUSED_K);
+        tensor v = input("v", V, s.n_kv, s.ld_v, MT_FUSED_V);
+        if (s.backward)
+            add_backward(q, k, v);
+        else
+            add_forward(q, k, v);
+        return graph;
+    }
+
+private:
+    const mt_fused_shape &s;
+    std::shared_ptr<fe::graph::Graph> graph;
+    float scale;
+    tensor lens;
+    std::unordered_map<int, tensor> tables;
+
+    tensor column(const char *name, int64_t id, int64_t n, fe::DataType_t type)
+    {
+        return graph->tensor(fe::graph::Tensor_attributes().set_name(name).set_uid(id).set_dim({n, 1, 1, 1})
+                                 .set_stride({1, 1, 1, 1}).set_data_type(type));
+    }
+
+    tensor table(int which)
+    {
+        tensor &t = tables[which];
+        if (!t)
+            t = column("offsets", OFFSETS + which, s.batch + 1, fe::DataType_t::INT64);
+        return t;
+    }
+
+    template <typename T> void lay_out(T &t, int64_t heads, int64_t ld, int which)
+    {
+        t.set_dim({s.batch, heads, s.len, s.head_dim}).set_stride({s.len * ld, s.head_dim, ld, 1});
+        if (s.ragged)
+            t.set_ragged_offset(table(which));
+    }
+
+    template <typename T> void lay_out_stats(T &t)
+    {
+        t.set_dim({s.batch, s.n_q, s.len, 1}).set_data_type(fe::DataType_t::FLOAT);
+        if (s.ragged)
+            t.set_stride({s.n_q * s.len, 1, s.n_q, 1}).set_ragged_offset(table(MT_FUSED_STATS));
+        else
+            t.set_stride({s.n_q * s.len, s.len, 1, 1});
+    }
+
+    tensor input(const char *name, int64_t id, int64_t heads, int64_t ld, int which)
+    {
+        fe::graph::Tensor_attributes t;
+        t.set_name(name).set_uid(id);
+        lay_out(t, heads, ld, which);
+        return graph->tensor(t);
+    }
+
+    void output(const tensor &t, int64_t id, int64_t heads, int64_t ld, int which)
+    {
+        t->set_output(true).set_uid(id);
+        lay_out(*t, heads, ld, which);
+    }
+
+    // Causal: keys up to the diagonal; a window's left bound counts the token itself.
+    template <typename T> void mask(T &node)
+    {
+        node.set_attn_scale(scale)
+            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
+            .set_diagonal_band_right_bound(0);
+        if (s.window)
+            node.set_diagonal_band_left_bound(static_cast<int>(s.window));
+        if (s.ragged)
+            node.set_padding_mask(true).set_seq_len_q(lens).set_seq_len_kv(lens);
+    }
+
+    void add_forward(const tensor &q, const tensor &k, const tensor &v)
+    {
+        auto node = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+        mask(node);
+        auto [o, stats] = graph->sdpa(q, k, v, node);
+        output(o, O, s.n_q, s.ld_o, MT_FUSED_O);
+        stats->set_output(true).set_uid(STATS);
+        lay_out_stats(*stats);
+    }
+
+    void add_backward(const tensor &q, const tensor &k, const tensor &v)
+    {
+        tensor o = input("o", O, s.n_q, s.ld_o, MT_FUSED_O);
+        tensor d_o = input("d_o", D_O, s.n_q, s.ld_o, MT_FUSED_O);
+        fe::graph::Tensor_attributes attributes;
+        attributes.set_name("stats").set_uid(STATS);
+        lay_out_stats(attributes);
+        tensor stats = graph->tensor(attributes);
+        auto node = fe::graph::SDPA_backward_attributes()
+                        .set_name("attention_bwd")
+                        .set_deterministic_algorithm(true);
+        mask(node);
+        if (s.ragged)
+            node.set_max_total_seq_len_q(s.total).set_max_total_seq_len_kv(s.total);
+        auto [dq, dk, dv] = graph->sdpa_backward(q, k, v, o, d_o, stats, node);
+        output(dq, DQ, s.n_q, s.ld_dq, MT_FUSED_DQ);
+        output(dk, DK, s.n_kv, s.ld_dk, MT_FUSED_DK);
+        output(dv, DV, s.n_kv, s.ld_dv, MT_FUSED_DV);
+    }
+};
+
+// validate, lower, ask the heuristics; the same first plan each time.
+fe::error_t prepare(fe::graph::Graph &g, cudnnHandle_t handle)
+{
+    auto rc = g.validate();
+    if (rc.is_good())
+        rc = handle ? g.build_operation_graph(handle) : g.build_operation_graph();
+    if (rc.is_good())
+        rc = g.create_execution_plans({fe::HeurMode_t::A});
+    return rc.is_good() ? g.check_support() : rc;
+}
+
+std::unique_ptr<plan> make_plan(context &c, const mt_fused_shape &s)
+{
+    auto p = std::make_unique<plan>();
+    p->shape = s;
+    p->graph = builder(p->shape).build();
+    auto rc = prepare(*p->graph, c.handle);
+    if (rc.is_good())
+        rc = p->graph->build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
+    if (rc.is_good())
+        rc = p->graph->get_workspace_size(p->workspace);
+    if (rc.is_bad()) {
+        p->refusal = rc.get_message();
+        p->refusal += p->refusal.empty() ? "not supported by cuDNN" : "";
+        p->graph.reset();
+    }
+    return p;
+}
+
+void engine_describe(char *buf, size_t len)
+{
+    size_t v = cudnnGetVersion();
+    std::snprintf(buf, len, "cuDNN %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}
+
+int engine_open(void **out, cudaStream_t stream, char *why, size_t len)
+try {
+    auto c = std::make_unique<context>();
+    cudnnStatus_t rc = cudnnCreate(&c->handle);
+    if (rc == CUDNN_STATUS_SUCCESS)
+        rc = cudnnSetStream(c->handle, stream);
+    if (rc != CUDNN_STATUS_SUCCESS) {
+        if (c->handle)
+            cudnnDestroy(c->handle);
+        return fail(why, len, std::string("cuDNN cannot start: ") + cudnnGetErrorString(rc));
+    }
+    *out = c.release();
+    return 0;
+} catch (const std::exception &e) {
+    return fail(why, len, e.what());
+}
+
+void engine_close(void *ctx)
+{
+    auto *c = static_cast<context *>(ctx);
+    c->plans.clear();
+    cudnnDestroy(c->handle);
+    delete c;
+}
+
+int engine_plan(void *ctx, const mt_fused_shape *s, void **out, size_t *workspace, char *why, size_t len)
+try {
+    auto *c = static_cast<context *>(ctx);
+    auto &p = c->plans[*s];
+    if (!p)
+        p = make_plan(*c, *s);
+    if (!p->graph)
+        return fail(why, len, p->refusal);
+    *out = p.get();
+    *workspace = static_cast<size_t>(p->workspace);
+    return 0;
+} catch (const std::exception &e) {
+    return fail(why, len, e.what());
+}
+
+int engine_run(void *ctx, void *the_plan, const mt_fused_call *c, char *why, size_t len)
+try {
+    auto *p = static_cast<plan *>(the_plan);
+    const mt_fused_shape &s = p->shape;
+    auto in = [](const void *x) { return const_cast<void *>(x); };
+    std::unordered_map<int64_t, void *> at = {{Q, in(c->q)}, {K, in(c->k)}, {V, in(c->v)},
+                                              {O, c->o},     {STATS, c->stats}};
+    if (s.backward) {
+        at[D_O] = in(c->d_o);
+        at[DQ] = c->dq;
+        at[DK] = c->dk;
+        at[DV] = c->dv;
+    }
+    if (s.ragged) {
+        at[LENS] = in(c->lens);
+        for (int k = 0; k < (s.backward ? MT_FUSED_N_TABLES : MT_FUSED_DQ); k++)
+            at[OFFSETS + k] = in(c->offsets[k]);
+    }
+    auto rc = p->graph->execute(static_cast<context *>(ctx)->handle, at, c->workspace);
+    return rc.is_good() ? 0 : fail(why, len, "cuDNN: " + rc.get_message());
+} catch (const std::exception &e) {
+    return fail(why, len, e.what());
+}
+
+int engine_supports(const mt_fused_shape *s, int sm, const char *properties, char *why, size_t len)
+try {
+    auto graph = builder(*s).build();
+    auto device = std::make_shared<fe::DeviceProperties>();
+    auto rc = device->deserialize(std::vector<uint8_t>(properties, properties + std::strlen(properties)));
+    if (rc.is_good()) {
+        graph->set_sm_version(sm).set_device_properties(device);
+        rc = prepare(*graph, nullptr);
+    }
+    return rc.is_good() ? 0 : fail(why, len, rc.get_message());
+} catch (const std::exception &e) {
+    return fail(why, len, e.what());
+}
+
+const mt_fused_engine engine = {engine_describe, engine_open, engine_close,
+                                engine_plan,     engine_run,  engine_supports};
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const mt_fused_engine *mt_cudnn_engine(void)
+{
+    return &engine;
+}

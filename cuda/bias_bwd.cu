@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * db += column sums of dy. A block adds up 32 packs of columns over its rows, 8 rows at a time, then over
+ * its warps in order; the blocks' sums are folded (fold.cu). Reads s bytes an element of s bytes.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+static constexpr size_t WARPS = 8, MIN_ROWS = 32, MAX_BLOCKS = 1024, COLUMNS = 256;
+
+/* Rows of a block, and so the order of the sums: a function of the shape alone. */
+static size_t rows_per_block(size_t n, size_t c)
+{
+    size_t rows = ceil_div(n, ceil_div(MAX_BLOCKS, ceil_div(c, COLUMNS)));
+    return rows < MIN_ROWS ? MIN_ROWS : rows;
+}
+
+size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c)
+{
+    return ceil_div(n, rows_per_block(n, c)) * c * sizeof(float);
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(WARP *WARPS)
+    sum_columns(struct mt_bias_bwd a, size_t rows, unsigned tiles)
+{
+    __shared__ float shared[WARPS][N][WARP];
+    size_t block = blockIdx.x / tiles, column = (blockIdx.x % tiles * WARP + threadIdx.x) * static_cast<size_t>(N);
+    size_t end = (block + 1) * rows < a.n ? (block + 1) * rows : a.n;
+    const T *dy = static_cast<const T *>(a.dy) + column;
+    float sum[N] = {};
+    if (column < a.c) {
+        MT_UNROLL(4)
+        for (size_t row = block * rows + threadIdx.y; row < end; row += WARPS) {
+            float x[N];
+            load_n<T, N>(dy + row * a.ld, x);
+            for (int k = 0; k < N; k++)
+                sum[k] += x[k];
+        }
+    }
+    for (int k = 0; k < N; k++)
+        shared[threadIdx.y][k][threadIdx.x] = sum[k];
+    __syncthreads();
+    if (threadIdx.y || column >= a.c)
+        return;
+    for (size_t w = 1; w < WARPS; w++)
+        for (int k = 0; k < N; k++)
+            sum[k] += shared[w][k][threadIdx.x];
+    store_floats<N>(static_cast<float *>(a.workspace) + block * a.c + column, sum);
+}
+
+template <typename T, int N>
+static cudaError_t launch(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
+{
+    size_t tiles = ceil_div(a->c, static_cast<size_t>(N) * WARP), blocks = ceil_div(a->n, rows);
+    return MT_LAUNCH((sum_columns<T, N>), grid_of(blocks * tiles), dim3(WARP, WARPS), 0, stream, *a, rows,
+                     static_cast<unsigned>(tiles));
+}
+
+template <typename T>
+static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
+{
+    return a->c % PACK<T> || a->ld % PACK<T> ? launch<T, 1>(a, rows, stream)
+                                             : launch<T, PACK<T>>(a, rows, stream);
+}
+
+cudaError_t mt_cuda_bias_bwd(const struct mt_bias_bwd *a, cudaStream_t stream)
+{
+    size_t rows = rows_per_block(a->n, a->c);
+    cudaError_t rc = a->dtype == MT_BF16 ? run<bf16>(a, rows, stream) : run<float>(a, rows, stream);
+    if (rc != cudaSuccess)
+        return rc;
+    return mt_cuda_fold(a->db, static_cast<const float *>(a->workspace), ceil_div(a->n, rows), a->c, a->c,
+                        stream);
+}

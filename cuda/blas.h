@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_BLAS_H
+#define MT_CUDA_BLAS_H
+
+#include "cuda_priv.h"
+
+/**
+ * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, `batch` of them
+ * at fixed strides. f32 sums, never TF32, one rounding to d_dtype. Shapes, dtypes and leading dimensions as
+ * in struct mt_gemm. The algorithm is a function of the shape, so the bits are too: the workspace has a
+ * fixed size, pointers count by whether they are 16-byte aligned, and partial sums of a cut K are kept in
+ * f32 and added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the
+ * same kind of GPU).
+ */
+struct mt_cuda_product {
+    size_t m, n, k;
+    enum mt_dtype dtype, d_dtype;
+    bool trans_a, trans_b;
+    float alpha, beta;
+    const void *a, *b, *bias, *c; /* bias: of dtype; c: NULL where beta is 0 */
+    void *d;
+    size_t lda, ldb, ldc, ldd;
+    size_t batch, stride_a, stride_b, stride_d; /* in elements; C has D's stride; batch 0 is 1 */
+};
+
+/** blas_lazy.c or blas_linked.c: cuBLASLt is there for all later calls. -ENODEV where it is not found. */
+int mt_cuda_blas_load(struct mt_err *err);
+int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err);
+void mt_cuda_blas_destroy(struct mt_cuda_device *d);
+/** Thread-safety: the thread that feeds the COMPUTE stream. `op` names the operation in messages. */
+int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
+                     struct mt_err *err);
+/** "cuBLASLt 13.1.0". */
+void mt_cuda_blas_describe(char *buf, size_t len);
+
+#endif

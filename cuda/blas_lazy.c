@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuBLASLt is half a gigabyte that takes a third of a second to link; it is loaded when a CUDA device is
+ * opened, not when the program starts. Its functions are defined here and pass on to the library's.
+ */
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#include "blas.h"
+
+/* name, parameters, arguments of all that gemm.c calls. */
+#define STATUS_FUNCTIONS(X)                                                                          \
+    X(cublasLtCreate, (cublasLtHandle_t * h), (h))                                                   \
+    X(cublasLtDestroy, (cublasLtHandle_t h), (h))                                                    \
+    X(cublasLtMatmul,                                                                                \
+      (cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,                 \
+       cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb, const void *beta,        \
+       const void *c, cublasLtMatrixLayout_t lc, void *out, cublasLtMatrixLayout_t ld,               \
+       const cublasLtMatmulAlgo_t *algo, void *ws, size_t bytes, cudaStream_t stream),               \
+      (h, d, alpha, a, la, b, lb, beta, c, lc, out, ld, algo, ws, bytes, stream))                    \
+    X(cublasLtMatmulAlgoGetHeuristic,                                                                \
+      (cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,                         \
+       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,               \
+       cublasLtMatmulPreference_t p, int want, cublasLtMatmulHeuristicResult_t *r, int *got),        \
+      (h, d, a, b, c, out, p, want, r, got))                                                         \
+    X(cublasLtMatrixLayoutDestroy, (const cublasLtMatrixLayout_t l), (l))                            \
+    X(cublasLtMatrixLayoutSetAttribute,                                                              \
+      (cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a, const void *v, size_t n),        \
+      (l, a, v, n))                                                                                  \
+    X(cublasLtMatmulDescDestroy, (const cublasLtMatmulDesc_t d), (d))                                \
+    X(cublasLtMatmulDescSetAttribute,                                                                \
+      (cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t n),           \
+      (d, a, v, n))                                                                                  \
+    X(cublasLtMatmulPreferenceDestroy, (const cublasLtMatmulPreference_t p), (p))                    \
+    X(cublasLtMatmulPreferenceSetAttribute,                                                          \
+      (cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *v,          \
+       size_t n),                                                                                    \
+      (p, a, v, n))                                                                                  \
+    X(cublasLtMatrixLayoutCreate,                                                                    \
+      (cublasLtMatrixLayout_t * l, cudaDataType t, uint64_t rows, uint64_t cols, int64_t ld),        \
+      (l, t, rows, cols, ld))                                                                        \
+    X(cublasLtMatmulDescCreate,                                                                      \
+      (cublasLtMatmulDesc_t * d, cublasComputeType_t c, cudaDataType_t t), (d, c, t))                \
+    X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * p), (p))
+
+/* Filled once and then read; the library stays, as CUDA itself does. */
+static struct {
+#define POINTER(name, params, args) __typeof__(&name) name;
+    STATUS_FUNCTIONS(POINTER)
+#undef POINTER
+    __typeof__(&cublasLtGetVersion) get_version;
+    __typeof__(&cublasLtGetStatusString) get_status_string;
+} lt;
+static char why_not[300];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+#define SONAME_OF(major) "libcublasLt.so." #major
+#define SONAME(major) SONAME_OF(major)
+
+static void *find(void *lib, const char *name)
+{
+    void *f = dlsym(lib, name);
+    if (!f && !why_not[0])
+        snprintf(why_not, sizeof(why_not), "cuBLASLt has no %s: another version than at build time",
+                 name);
+    return f;
+}
+
+static void load(void)
+{
+    void *lib = dlopen(SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    if (!lib)
+        lib = dlopen(MT_CUDA_LIBDIR "/" SONAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    if (!lib) {
+        snprintf(why_not, sizeof(why_not), "%s; install cuBLAS %d, or put it on LD_LIBRARY_PATH",
+                 dlerror(), CUBLAS_VER_MAJOR);
+        return;
+    }
+#define FIND(name, params, args) lt.name = (__typeof__(&name))find(lib, #name);
+    STATUS_FUNCTIONS(FIND)
+#undef FIND
+    lt.get_version = (__typeof__(&cublasLtGetVersion))find(lib, "cublasLtGetVersion");
+    lt.get_status_string = (__typeof__(&cublasLtGetStatusString))find(lib, "cublasLtGetStatusString");
+}
+
+int mt_cuda_blas_load(struct mt_err *err)
+{
+    pthread_once(&once, load);
+    return why_not[0] ? mt_fail(err, MT_ERR_DEVICE, -ENODEV, "cuBLASLt cannot be loaded: %s", why_not)
+                      : 0;
+}
+
+#define DEFINE(name, params, args)                                                                   \
+    cublasStatus_t name params                                                                       \
+    {                                                                                                \
+        return lt.name args;                                                                         \
+    }
+STATUS_FUNCTIONS(DEFINE)
+#undef DEFINE
+
+size_t cublasLtGetVersion(void)
+{
+    return lt.get_version();
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return lt.get_status_string(status);
+}

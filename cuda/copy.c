@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies are cut where host memory changes from locked to not locked, or from one locked piece to the
+ * next; each part then goes straight to a copy engine or through the staging ring.
+ */
+#include "cuda_priv.h"
+
+/* Below this the driver takes pageable memory into its command buffer and does not wait. */
+enum { SMALL = 32 << 10 };
+
+struct job {
+    struct mt_cuda_device *d;
+    enum mt_stream s;
+    bool to_device;
+};
+
+static const void *host_side(const struct job *j, const struct mt_copy *c)
+{
+    return j->to_device ? c->src : c->dst;
+}
+
+static size_t host_pitch(const struct job *j, const struct mt_copy *c)
+{
+    return j->to_device ? c->src_pitch : c->dst_pitch;
+}
+
+static cudaError_t direct(const struct job *j, const struct mt_copy *c)
+{
+    enum cudaMemcpyKind kind = j->to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+    cudaStream_t stream = j->d->streams[j->s];
+    if (c->rows == 1)
+        return cudaMemcpyAsync(c->dst, c->src, c->width, kind, stream);
+    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows, kind,
+                             stream);
+}
+
+static cudaError_t staged(const struct job *j, const struct mt_copy *c)
+{
+    struct mt_cuda_ring **ring = &j->d->rings[j->s];
+    if (c->width * c->rows <= SMALL)
+        return direct(j, c);
+    if (!*ring && mt_cuda_ring_create(ring, NULL)) {
+        (void)cudaGetLastError(); /* not even two buffers can be locked: CUDA copies, and waits */
+        return direct(j, c);
+    }
+    return mt_cuda_ring_copy(*ring, j->d->streams[j->s], c, j->to_device);
+}
+
+static cudaError_t part(const struct job *j, const struct mt_copy *c, bool locked)
+{
+    return locked ? direct(j, c) : staged(j, c);
+}
+
+/* The rows that lie in one piece of host memory in one go; a row across a border in runs of bytes. */
+static cudaError_t cut(const struct job *j, struct mt_copy c)
+{
+    cudaError_t rc = cudaSuccess;
+    while (c.rows && rc == cudaSuccess) {
+        size_t run, pitch = host_pitch(j, &c), rows = 1;
+        bool locked = mt_cuda_pinned(j->d, host_side(j, &c), &run);
+        struct mt_copy sub = c;
+        if (run < c.width) {
+            for (size_t at = 0; at < c.width && rc == cudaSuccess; at += sub.width) {
+                sub = (struct mt_copy){.dst = (char *)c.dst + at, .src = (const char *)c.src + at,
+                                       .width = c.width - at, .rows = 1};
+                locked = mt_cuda_pinned(j->d, host_side(j, &sub), &run);
+                sub.width = MT_MIN(sub.width, run);
+                rc = part(j, &sub, locked);
+            }
+        } else {
+            if (c.rows > 1)
+                rows = MT_MIN(c.rows, (run - c.width) / pitch + 1);
+            sub.rows = rows;
+            rc = part(j, &sub, locked);
+        }
+        c.dst = (char *)c.dst + rows * c.dst_pitch;
+        c.src = (const char *)c.src + rows * c.src_pitch;
+        c.rows -= rows;
+    }
+    return rc;
+}
+
+static cudaError_t within(struct mt_cuda_device *d, const struct mt_copy *c)
+{
+    cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
+    if (c->rows == 1)
+        return cudaMemcpyAsync(c->dst, c->src, c->width, cudaMemcpyDeviceToDevice, stream);
+    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
+                             cudaMemcpyDeviceToDevice, stream);
+}
+
+int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    int rc = mt_cuda_enter(d, err);
+    if (rc)
+        return rc;
+    bool to = mt_cuda_is_device_memory(d, c->dst), from = mt_cuda_is_device_memory(d, c->src);
+    if (to && from && s == MT_STREAM_COMPUTE)
+        return mt_cuda_check(d, within(d, c), err, "copy of %zu rows of %zu bytes in the device", c->rows,
+                             c->width);
+    if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from))
+        return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
+                       "copy: neither from host to device nor back, or on the wrong stream");
+    struct job j = {d, s, to};
+    return mt_cuda_check(d, cut(&j, *c), err, "copy of %zu rows of %zu bytes %s the device", c->rows,
+                         c->width, to ? "to" : "from");
+}

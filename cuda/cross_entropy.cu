@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loss = lse - logit[target]; dlogits = (softmax - onehot) scale. A block does a row: once for the maximum
+ * and the sum of exponentials together (Milakov and Gimelshein 2018, alg. 3), once for the gradient. The
+ * first reading goes downwards, so that the second, upwards, finds its beginning in the cache. Bytes moved
+ * an element: 4 + 4 and the width of dlogits; an ignored row is only cleared.
+ *
+ * In place in bf16, element i of the gradient lies over logit i / 2. A piece is read by the whole block,
+ * then, behind a barrier, written: what it covers lies in this piece or in earlier ones.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+enum { THREADS = 512, WARPS = THREADS / WARP, UNROLL = 4, STEP = 4 * THREADS, PIECE = STEP * UNROLL };
+
+/* Sum of e^(x - max) over some logits, with their maximum; {-inf, 0} for none. */
+struct soft_sum {
+    float max, sum;
+};
+
+/* Changes the shift; from -inf there is nothing to scale, and to -inf it cannot be. */
+static __device__ __forceinline__ float sum_under(soft_sum s, float max)
+{
+    return s.max == max ? s.sum : s.sum * exp_of(s.max - max);
+}
+
+static __device__ __forceinline__ soft_sum join(soft_sum a, soft_sum b)
+{
+    float max = a.max > b.max ? a.max : b.max;
+    return {max, sum_under(a, max) + sum_under(b, max)};
+}
+
+static __device__ __forceinline__ soft_sum warp_join(soft_sum s)
+{
+    for (int d = WARP / 2; d; d /= 2) {
+        soft_sum other = {__shfl_xor_sync(0xffffffffu, s.max, d), __shfl_xor_sync(0xffffffffu, s.sum, d)};
+        s = join(s, other);
+    }
+    return s;
+}
+
+/* This thread's logits of a piece, from p on, of which `left` are in the row; behind them, -inf. */
+template <bool VECTOR>
+static __device__ __forceinline__ void load_piece(const float *p, int left, float (&x)[UNROLL][4])
+{
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        if (VECTOR && u * STEP + 4 <= left)
+            load_four(p + u * STEP, x[u]);
+        else
+            for (int k = 0; k < 4; k++)
+                x[u][k] = u * STEP + k < left ? p[u * STEP + k] : -INFINITY;
+    }
+}
+
+/* Adds a piece; *beaten where a logit comes before the target's, `target` from here, in the order of the
+ * largest. */
+static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], int target,
+                                                 float target_logit, soft_sum *s, bool *beaten)
+{
+    float max = s->max;
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++)
+        for (int k = 0; k < 4; k++) {
+            max = x[u][k] > max ? x[u][k] : max;
+            *beaten |= x[u][k] > target_logit || (x[u][k] == target_logit && u * STEP + k < target);
+        }
+    float sum = sum_under(*s, max), shift = max == -INFINITY ? 0.0f : max;
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++)
+        for (int k = 0; k < 4; k++)
+            sum += exp_of(x[u][k] - shift);
+    *s = {max, sum};
+}
+
+/* Of the whole row, in every thread. */
+template <bool VECTOR>
+static __device__ soft_sum sum_row(const float *row, int vocab, int target, float target_logit, bool *beaten)
+{
+    __shared__ soft_sum shared[WARPS];
+    __shared__ int beaten_in[WARPS];
+    soft_sum s = {-INFINITY, 0};
+    *beaten = false;
+    for (int piece = (vocab - 1) / PIECE; piece >= 0; piece--) {
+        float x[UNROLL][4];
+        int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
+        load_piece<VECTOR>(row + at, vocab - at, x);
+        add_piece(x, target - at, target_logit, &s, beaten);
+    }
+    unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    s = warp_join(s);
+    int any = __any_sync(0xffffffffu, *beaten);
+    if (lane == 0) {
+        shared[warp] = s;
+        beaten_in[warp] = any;
+    }
+    __syncthreads();
+    s = warp_join(lane < WARPS ? shared[lane] : soft_sum{-INFINITY, 0});
+    *beaten = __any_sync(0xffffffffu, lane < WARPS && beaten_in[lane]) != 0;
+    return s;
+}
+
+template <typename T>
+static __device__ __forceinline__ void store_piece(T *p, int left, bool vector, const float (&y)[UNROLL][4])
+{
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        if (vector && u * STEP + 4 <= left)
+            store_four(p + u * STEP, y[u]);
+        else
+            for (int k = 0; k < 4; k++)
+                if (u * STEP + k < left)
+                    store(p + u * STEP + k, y[u][k]);
+    }
+}
+
+template <typename T, bool VECTOR>
+static __device__ void gradient_row(const float *row, T *out, int vocab, bool vector_out, int target,
+                                    float lse, float scale)
+{
+    for (int piece = 0; piece <= (vocab - 1) / PIECE; piece++) {
+        float x[UNROLL][4];
+        int at = piece * PIECE + static_cast<int>(threadIdx.x) * 4;
+        load_piece<VECTOR>(row + at, vocab - at, x);
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++)
+            for (int k = 0; k < 4; k++) {
+                float y = exp_of(x[u][k] - lse) * scale;
+                x[u][k] = u * STEP + k == target - at ? y - scale : y;
+            }
+        __syncthreads();
+        store_piece(out + at, vocab - at, vector_out, x);
+    }
+}
+
+template <typename T> static __device__ void clear_row(T *out, int vocab, bool vector_out)
+{
+    const float zeros[UNROLL][4] = {};
+    for (int at = static_cast<int>(threadIdx.x) * 4; at < vocab; at += PIECE)
+        store_piece(out + at, vocab - at, vector_out, zeros);
+}
+
+template <typename T, bool VECTOR>
+static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cross_entropy a, bool vector_out)
+{
+    size_t row = blockIdx.x;
+    int vocab = static_cast<int>(a.vocab), target = a.targets[row];
+    T *out = a.dlogits ? static_cast<T *>(a.dlogits) + row * a.ld_dlogits : nullptr;
+    if (target < 0) {
+        if (threadIdx.x == 0) {
+            a.loss[row] = 0;
+            if (a.correct)
+                a.correct[row] = 0;
+        }
+        if (out)
+            clear_row(out, vocab, vector_out);
+        return;
+    }
+    const float *logits = a.logits + row * a.ld;
+    float target_logit = logits[target];
+    bool beaten;
+    soft_sum s = sum_row<VECTOR>(logits, vocab, target, target_logit, &beaten);
+    float lse = s.max + logf(s.sum);
+    if (threadIdx.x == 0) {
+        a.loss[row] = lse - target_logit;
+        if (a.correct)
+            a.correct[row] = !beaten;
+    }
+    if (out)
+        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse, a.scale);
+}
+
+template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)
+{
+    if (a->vocab > INT_MAX - PIECE) /* targets are 32-bit, and so are places in a row */
+        return cudaErrorInvalidValue;
+    bool vector_out = aligned_to(a->dlogits, 4 * sizeof(T)) && a->ld_dlogits % 4 == 0;
+    if (rows_aligned<float>(a->logits, a->ld))
+        return MT_LAUNCH((cross_entropy<T, true>), grid_of(a->n), THREADS, 0, stream, *a, vector_out);
+    return MT_LAUNCH((cross_entropy<T, false>), grid_of(a->n), THREADS, 0, stream, *a, vector_out);
+}
+
+cudaError_t mt_cuda_cross_entropy(const struct mt_cross_entropy *a, cudaStream_t stream)
+{
+    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+}

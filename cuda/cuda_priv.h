@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_PRIV_H
+#define MT_CUDA_PRIV_H
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/mem.h"
+#include "device/arena.h"
+#include "device/backend.h"
+
+/**
+ * The CUDA device's insides: one cudaMalloc of the budget with an arena in it, a CUDA stream each for
+ * COMPUTE, H2D and D2H, and a sticky first error. Every thread that submits selects the GPU first.
+ */
+struct mt_cuda_device {
+    struct mt_device base;
+    int index;
+    int sm; /* compute capability, 90 for 9.0 */
+    bool apart; /* each allocation is a cudaMalloc of its own: for compute-sanitizer */
+    char *memory; /* mt_arena_span(budget) bytes; NULL where apart */
+    size_t span;
+    struct mt_arena *arena;
+    struct mt_cuda_apart *apart_blocks;
+    cudaStream_t streams[MT_N_STREAMS];
+    struct mt_cuda_clock *clock;
+    struct mt_cuda_pins *pins;
+    struct mt_cuda_ring *rings[MT_N_STREAMS]; /* made when first needed */
+    struct mt_cuda_blas *blas;
+    struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
+    pthread_mutex_t lock;
+    atomic_bool failed;
+    struct mt_err error; /* the first, under lock */
+};
+
+static inline struct mt_cuda_device *mt_cuda(mt_device *dev)
+{
+    return (struct mt_cuda_device *)dev;
+}
+
+/** Selects the GPU for this thread; returns the device's sticky error where it has one. */
+int mt_cuda_enter(struct mt_cuda_device *d, struct mt_err *err);
+/** 0 for cudaSuccess; else makes the error sticky, with the text of fmt and CUDA's name of it. */
+int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/** Makes an error sticky; returns its code. */
+int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error);
+/** "cudaErrorNoDevice: no CUDA-capable device is detected" into buf; returns buf. */
+const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc);
+
+/* --- memory.c: device memory, host memory that is page-locked ---------------------------------- */
+
+int mt_cuda_memory_create(struct mt_cuda_device *d, size_t budget, struct mt_err *err);
+void mt_cuda_memory_destroy(struct mt_cuda_device *d);
+int mt_cuda_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err);
+void mt_cuda_free(mt_device *dev, void *ptr);
+size_t mt_cuda_bytes_used(const mt_device *dev);
+size_t mt_cuda_bytes_peak(const mt_device *dev);
+bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr);
+
+/* --- pins.c ------------------------------------------------------------------------------------ */
+
+int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err);
+/** Unlocks what is still locked. */
+void mt_cuda_pins_destroy(struct mt_cuda_pins **p);
+int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
+void mt_cuda_unregister_host(mt_device *dev, void *ptr);
+/** Is host address `ptr` page-locked, and for how many bytes does this answer hold? Any thread. */
+bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run);
+
+/* --- copy.c, staging.c ------------------------------------------------------------------------- */
+
+int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
+
+/**
+ * Two page-locked buffers beside a stream, through which copies of pageable memory go without holding
+ * up the submitting thread: host functions on a stream of their own fill or empty one buffer while the
+ * other travels. One submitting thread at a time, that of the stream.
+ */
+int mt_cuda_ring_create(struct mt_cuda_ring **out, struct mt_err *err);
+/** The stream and the ring's own have come to rest. Accepts NULL. */
+void mt_cuda_ring_destroy(struct mt_cuda_ring **r);
+/** to_device tells which side of `c` is pageable host memory. */
+cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
+                              bool to_device);
+
+/* --- events.c ---------------------------------------------------------------------------------- */
+
+int mt_cuda_clock_create(struct mt_cuda_device *d, struct mt_err *err);
+void mt_cuda_clock_destroy(struct mt_cuda_clock **c);
+int mt_cuda_event_create(mt_device *dev, mt_event **out, struct mt_err *err);
+void mt_cuda_event_destroy(mt_event *ev);
+int mt_cuda_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err);
+int mt_cuda_event_wait(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err);
+int mt_cuda_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err);
+int64_t mt_cuda_event_time_ns(mt_event *ev);
+int mt_cuda_sync(mt_device *dev, struct mt_err *err);
+int mt_cuda_status(mt_device *dev, struct mt_err *err);
+
+/* --- ops.c ------------------------------------------------------------------------------------- */
+
+#define MT_CUDA_OP(name, type)                                                                     \
+    int mt_cuda_op_##name(mt_device *dev, const type *a, struct mt_err *err);
+MT_DEVICE_OPS(MT_CUDA_OP)
+#undef MT_CUDA_OP
+
+/* --- names.c or names_none.c (NVTX) ------------------------------------------------------------ */
+
+/** Names the streams for profilers. */
+void mt_cuda_name_streams(struct mt_cuda_device *d);
+
+#endif

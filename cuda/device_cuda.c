@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA device's table, its birth and end, and its sticky error. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+#include "blas.h"
+#include "cuda_priv.h"
+#include "kernels.h"
+
+const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
+{
+    snprintf(buf, len, "%s: %s", cudaGetErrorName(rc), cudaGetErrorString(rc));
+    return buf;
+}
+
+int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error)
+{
+    pthread_mutex_lock(&d->lock);
+    if (!atomic_load(&d->failed)) {
+        d->error = *error;
+        atomic_store(&d->failed, true);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return error->code;
+}
+
+static int sticky_error(struct mt_cuda_device *d, struct mt_err *err)
+{
+    pthread_mutex_lock(&d->lock);
+    int code = d->error.code;
+    if (err)
+        *err = d->error;
+    pthread_mutex_unlock(&d->lock);
+    return code;
+}
+
+int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, const char *fmt, ...)
+{
+    if (rc == cudaSuccess)
+        return 0;
+    struct mt_err e;
+    char what[400], text[200];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(what, sizeof(what), fmt, ap);
+    va_end(ap);
+    mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: %s: %s", d->index, what,
+            mt_cuda_error_text(text, sizeof(text), rc));
+    mt_cuda_stick(d, &e);
+    if (err)
+        *err = e;
+    return e.code;
+}
+
+int mt_cuda_enter(struct mt_cuda_device *d, struct mt_err *err)
+{
+    if (atomic_load_explicit(&d->failed, memory_order_acquire))
+        return sticky_error(d, err);
+    return mt_cuda_check(d, cudaSetDevice(d->index), err, "cannot be selected");
+}
+
+static void cuda_destroy(mt_device *dev)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    cudaSetDevice(d->index);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        if (d->streams[s])
+            cudaStreamSynchronize(d->streams[s]);
+    mt_cuda_attention_destroy(d);
+    mt_cuda_blas_destroy(d);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        mt_cuda_ring_destroy(&d->rings[s]);
+    mt_cuda_clock_destroy(&d->clock);
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        if (d->streams[s])
+            cudaStreamDestroy(d->streams[s]);
+    mt_cuda_pins_destroy(&d->pins);
+    mt_cuda_memory_destroy(d);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}
+
+static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    if (mt_cuda_enter(d, NULL) == 0)
+        mt_cuda_check(d, cudaMemsetAsync(ptr, 0xff, bytes, d->streams[MT_STREAM_COMPUTE]), NULL,
+                      "poison of %zu bytes", bytes);
+}
+
+static size_t cuda_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    (void)dev;
+    return mt_cuda_rmsnorm_bwd_workspace(n, c);
+}
+
+static size_t cuda_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
+{
+    (void)dev;
+    return mt_cuda_bias_bwd_workspace(n, c);
+}
+
+static size_t cuda_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv,
+                                         size_t head_dim)
+{
+    (void)dev;
+    return mt_cuda_qk_rope_bwd_workspace(n, n_q, n_kv, head_dim);
+}
+
+static const struct mt_device_backend cuda_backend = {
+    .destroy = cuda_destroy,
+    .alloc = mt_cuda_alloc,
+    .free = mt_cuda_free,
+    .bytes_used = mt_cuda_bytes_used,
+    .bytes_peak = mt_cuda_bytes_peak,
+    .poison = cuda_poison,
+    .register_host = mt_cuda_register_host,
+    .unregister_host = mt_cuda_unregister_host,
+    .event_create = mt_cuda_event_create,
+    .event_destroy = mt_cuda_event_destroy,
+    .event_record = mt_cuda_event_record,
+    .event_wait = mt_cuda_event_wait,
+    .event_sync = mt_cuda_event_sync,
+    .event_time_ns = mt_cuda_event_time_ns,
+    .copy = mt_cuda_copy,
+    .sync = mt_cuda_sync,
+    .status = mt_cuda_status,
+    .rmsnorm_bwd_workspace = cuda_rmsnorm_bwd_workspace,
+    .bias_bwd_workspace = cuda_bias_bwd_workspace,
+    .qk_rope_bwd_workspace = cuda_qk_rope_bwd_workspace,
+    .attention_workspace = mt_cuda_attention_workspace,
+#define CUDA_ENTRY(name, type) .name = mt_cuda_op_##name,
+    MT_DEVICE_OPS(CUDA_ENTRY)
+#undef CUDA_ENTRY
+};
+
+/* The oldest GPU that the kernels are built for. */
+enum { MIN_SM = 80 };
+
+static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
+{
+    int n = 0;
+    char text[200];
+    cudaError_t rc = cudaGetDeviceCount(&n);
+    if (rc != cudaSuccess) {
+        int driver = 0;
+        (void)cudaGetLastError();
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+            return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver");
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s",
+                       mt_cuda_error_text(text, sizeof(text), rc));
+    }
+    if (index < 0 || index >= n)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found", index, n,
+                       n == 1 ? "was" : "were");
+    rc = cudaGetDeviceProperties(prop, index);
+    if (rc != cudaSuccess)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "GPU %d: %s", index,
+                       mt_cuda_error_text(text, sizeof(text), rc));
+    if (prop->major * 10 + prop->minor < MIN_SM)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV,
+                       "GPU %d (%s) is of compute capability %d.%d; %d.%d or later is needed", index,
+                       prop->name, prop->major, prop->minor, MIN_SM / 10, MIN_SM % 10);
+    return 0;
+}
+
+void mt_cuda_probe(struct mt_device_info *out, int index)
+{
+    struct cudaDeviceProp prop;
+    struct mt_err err;
+    char text[160];
+    *out = (struct mt_device_info){.present = false};
+    if (find_gpu(index, &prop, &err)) {
+        snprintf(out->text, sizeof(out->text), "%.250s", err.msg);
+        return;
+    }
+    cudaError_t rc = cudaSetDevice(index);
+    if (rc == cudaSuccess)
+        rc = cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
+    out->present = rc == cudaSuccess;
+    if (out->present)
+        snprintf(out->text, sizeof(out->text), "%.100s, compute capability %d.%d, %d multiprocessors",
+                 prop.name, prop.major, prop.minor, prop.multiProcessorCount);
+    else
+        snprintf(out->text, sizeof(out->text), "%.50s: %s", prop.name,
+                 mt_cuda_error_text(text, sizeof(text), rc));
+}
+
+static int create_streams(struct mt_cuda_device *d, struct mt_err *err)
+{
+    int rc = 0;
+    for (int s = 0; s < MT_N_STREAMS && !rc; s++)
+        rc = mt_cuda_check(d, cudaStreamCreateWithFlags(&d->streams[s], cudaStreamNonBlocking), err,
+                           "cannot create a stream");
+    if (!rc)
+        mt_cuda_name_streams(d);
+    return rc;
+}
+
+static void set_limits(struct mt_cuda_device *d, const struct cudaDeviceProp *prop,
+                       const struct mt_device_params *p)
+{
+    struct mt_device_limits *l = &d->base.limits;
+    char blas[40], attention[40];
+    mt_cuda_blas_describe(blas, sizeof(blas));
+    mt_cuda_attention_describe(d, attention, sizeof(attention));
+    *l = (struct mt_device_limits){.kind = "cuda",
+                                   .budget_bytes = p->budget_bytes - mt_arena_used(d->arena),
+                                   .n_threads = p->n_threads,
+                                   .native_bf16 = true,
+                                   .alignment = MT_ARENA_ALIGNMENT};
+    snprintf(l->name, sizeof(l->name), "cuda %d (%.40s, sm_%d, %.20s, attention: %.20s)", d->index,
+             prop->name, d->sm, blas, attention);
+}
+
+int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
+{
+    struct cudaDeviceProp prop;
+    int rc = find_gpu(p->index, &prop, err);
+    if (rc)
+        return rc;
+    struct mt_cuda_device *d = mt_calloc(1, sizeof(*d));
+    if (!d)
+        return mt_fail_nomem(err, "the cuda device", sizeof(*d));
+    d->base.backend = &cuda_backend;
+    d->index = p->index;
+    d->sm = prop.major * 10 + prop.minor;
+    d->apart = getenv("MEGATRAIN_CUDA_APART") != NULL;
+    pthread_mutex_init(&d->lock, NULL);
+    rc = mt_cuda_enter(d, err);
+    if (!rc)
+        rc = mt_cuda_pins_create(&d->pins, err);
+    if (!rc)
+        rc = mt_cuda_memory_create(d, p->budget_bytes, err);
+    if (!rc)
+        rc = create_streams(d, err);
+    if (!rc)
+        rc = mt_cuda_clock_create(d, err);
+    if (!rc)
+        rc = mt_cuda_blas_create(d, err);
+    if (!rc)
+        rc = mt_cuda_attention_create(d, err);
+    if (rc) {
+        cuda_destroy(&d->base);
+        return rc;
+    }
+    set_limits(d, &prop, p);
+    *out = &d->base;
+    return 0;
+}

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Documents of a batch to calls of a fused attention engine (fused.h):
+ *   all documents of one length   fixed-length calls on the packed rows as they are
+ *   forward, mixed lengths        one ragged call; its shape is rounded up, so that plans are few
+ *   backward, mixed lengths       one ragged call where the GPU has it and its workspace fits; else documents
+ *                                 of about one length together, copied to padded rows. Padded queries have no
+ *                                 gradient and padded keys are seen by padded queries alone: zeros suffice.
+ * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
+ * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
+ * engine refuses, is done by tiles. All choices follow from the shape.
+ */
+#include "fused.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention.h"
+#include "base/log.h"
+#include "pack.h"
+
+enum { MAX_HEAD_DIM = 256, PAD_TOKENS = 4096 };
+static const size_t most_for_all = (size_t)512 << 20; /* of scores' gradients; for one group of heads: */
+static const size_t most_for_one = (size_t)1 << 30;
+
+struct mt_cuda_fused {
+    const struct mt_fused_engine *engine;
+    void *ctx;
+    bool told;
+    size_t n_fused, n_tiled; /* calls */
+};
+
+/* Lengths in steps of at most a quarter: 16, 32, 48, 64, 80, 96, 112, 128, 160, ... */
+static size_t padded_len(size_t len)
+{
+    size_t step = 16;
+    while (step * 8 < len)
+        step *= 2;
+    return mt_align_up(len, step);
+}
+
+static size_t next_power(size_t n)
+{
+    size_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
+/* What cuDNN wants for backward, by its front end's own arithmetic: at most. */
+static size_t quadratic_bytes(size_t batch, size_t len, size_t n_q)
+{
+    return batch * n_q * mt_align_up(len, 64) * mt_align_up(len, 128) * 2;
+}
+
+static size_t linear_bytes(size_t tokens, size_t n_q, size_t head_dim)
+{
+    return tokens * n_q * (8 + head_dim * 3 * sizeof(float)) + ((size_t)1 << 20);
+}
+
+/* The workspace's parts. */
+struct room {
+    size_t pad_tokens;
+    float *stats;
+    int32_t *lens;
+    int64_t *tables;
+    char *padded; /* q, o, d_o, dq of pad_tokens rows; then k, v, dk, dv */
+    char *lib;
+    size_t lib_bytes, bytes;
+};
+
+static size_t take(size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at += mt_align_up(bytes, MT_ARENA_ALIGNMENT);
+    return here;
+}
+
+static struct room room_of(char *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                           size_t head_dim)
+{
+    size_t len = padded_len(max_len), at = 0, batch = next_power(n);
+    /* each term grows with n and max_len: a smaller call fits where a larger one was planned */
+    size_t one = MT_MIN(quadratic_bytes(1, len, n_q / n_kv), most_for_one);
+    size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
+    struct room r = {.pad_tokens = MT_MAX(len, MT_MIN((size_t)PAD_TOKENS, 2 * n))};
+    size_t tokens = MT_MAX(n, r.pad_tokens);
+    r.stats = (float *)(void *)(base + take(&at, tokens * n_q * sizeof(float)));
+    r.lens = (int32_t *)(void *)(base + take(&at, batch * sizeof(int32_t)));
+    r.tables = (int64_t *)(void *)(base + take(&at, MT_FUSED_N_TABLES * (batch + 1) * sizeof(int64_t)));
+    r.padded = base + take(&at, r.pad_tokens * 4 * (n_q + n_kv) * head_dim * 2);
+    r.lib_bytes = linear_bytes(tokens, n_q, head_dim) + MT_MAX(one, all);
+    r.lib = base + take(&at, r.lib_bytes);
+    r.bytes = at;
+    return r;
+}
+
+size_t mt_cuda_fused_workspace(const struct mt_cuda_device *d, size_t n, size_t max_len, size_t n_q,
+                               size_t n_kv, size_t head_dim, enum mt_dtype dtype)
+{
+    if (!d->fused || dtype != MT_BF16 || !n || !max_len)
+        return 0;
+    return room_of(NULL, n, max_len, n_q, n_kv, head_dim).bytes;
+}
+
+int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
+{
+    const struct mt_fused_engine *engine = mt_cuda_fused_engine(why, why_len);
+    struct mt_cuda_fused *f = engine ? mt_calloc(1, sizeof(*f)) : NULL;
+    if (!f)
+        return -1;
+    f->engine = engine;
+    if (engine->open(&f->ctx, d->streams[MT_STREAM_COMPUTE], why, why_len)) {
+        free(f);
+        return -1;
+    }
+    d->fused = f;
+    return 0;
+}
+
+void mt_cuda_fused_destroy(struct mt_cuda_device *d)
+{
+    struct mt_cuda_fused *f = d->fused;
+    if (!f)
+        return;
+    mt_debug("attention: %zu calls fused, %zu by tiles", f->n_fused, f->n_tiled);
+    f->engine->close(f->ctx);
+    free(f);
+    d->fused = NULL;
+}
+
+void mt_cuda_fused_describe(const struct mt_cuda_device *d, char *buf, size_t len)
+{
+    d->fused->engine->describe(buf, len);
+}
+
+static bool rows_fit(const void *p, size_t ld)
+{
+    return (uintptr_t)p % 16 == 0 && ld % 8 == 0;
+}
+
+static bool suits(const struct mt_attention *a)
+{
+    return a->dtype == MT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= MAX_HEAD_DIM &&
+           rows_fit(a->q, a->ld_q) && rows_fit(a->k, a->ld_k) && rows_fit(a->v, a->ld_v) &&
+           rows_fit(a->o, a->ld_o) && (uintptr_t)a->workspace % 16 == 0;
+}
+
+static size_t doc_len(const struct mt_attention *a, size_t doc)
+{
+    return (size_t)(a->cu_seqlens_host[doc + 1] - a->cu_seqlens_host[doc]);
+}
+
+static size_t longest(const struct mt_attention *a)
+{
+    size_t len = 0;
+    for (size_t i = 0; i < a->n_docs; i++)
+        len = MT_MAX(len, doc_len(a, i));
+    return len;
+}
+
+static bool even(const struct mt_attention *a)
+{
+    for (size_t i = 1; i < a->n_docs; i++)
+        if (doc_len(a, i) != doc_len(a, 0))
+            return false;
+    return true;
+}
+
+static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch, size_t len)
+{
+    uint32_t scale;
+    memcpy(&scale, &a->scale, sizeof(scale));
+    return (struct mt_fused_shape){
+        .batch = (int64_t)batch, .n_q = (int64_t)a->n_q, .n_kv = (int64_t)a->n_kv,
+        .len = (int64_t)len, .head_dim = (int64_t)a->head_dim,
+        .window = a->window < len ? (int64_t)a->window : 0, .scale_bits = scale,
+        .ld_q = (int64_t)a->ld_q, .ld_k = (int64_t)a->ld_k, .ld_v = (int64_t)a->ld_v,
+        .ld_o = (int64_t)a->ld_o};
+}
+
+enum outcome { DONE, REFUSED, FAILED };
+
+/* Finds the plan and runs it. REFUSED: not supported, or more workspace than there is. */
+static enum outcome run(struct mt_cuda_device *d, const struct room *r,
+                        const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
+{
+    struct mt_cuda_fused *f = d->fused;
+    char why[256] = "";
+    void *plan;
+    size_t bytes;
+    if (f->engine->plan(f->ctx, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
+        if (!f->told)
+            mt_info("attention%s of %lld documents of %lld, %lld and %lld heads of %lld, is done by tiles: %s",
+                    s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
+                    (long long)s->n_q, (long long)s->n_kv, (long long)s->head_dim,
+                    why[0] ? why : "its workspace would be too large");
+        f->told = true;
+        return REFUSED;
+    }
+    c->workspace = r->lib;
+    if (!f->engine->run(f->ctx, plan, c, why, sizeof(why)))
+        return DONE;
+    struct mt_err e;
+    mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: attention%s of %lld documents of %lld: %s", d->index,
+            s->backward ? "_bwd" : "", (long long)s->batch, (long long)s->len, why);
+    mt_cuda_stick(d, &e);
+    if (err)
+        *err = e;
+    return FAILED;
+}
+
+static enum outcome launched(struct mt_cuda_device *d, cudaError_t rc, const char *what,
+                             struct mt_err *err)
+{
+    return mt_cuda_check(d, rc, err, "attention: %s", what) ? FAILED : DONE;
+}
+
+static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
+                               const struct room *r, struct mt_pack_stats p, struct mt_err *err)
+{
+    p.lse = a->lse;
+    p.stride = a->n;
+    p.stats = r->stats;
+    return launched(d, mt_cuda_pack_stats(&p, d->streams[MT_STREAM_COMPUTE]), "log-sum-exps", err);
+}
+
+/* Makes the shape ragged and fills its tables. */
+static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attention *a,
+                                const struct room *r, struct mt_fused_shape *s,
+                                struct mt_fused_call *c, struct mt_err *err)
+{
+    s->ragged = 1;
+    s->total = (int64_t)a->n;
+    struct mt_pack_tables t = {
+        .cu_seqlens = a->cu_seqlens, .n_docs = a->n_docs, .batch = (size_t)s->batch, .lens = r->lens,
+        .tables = r->tables,
+        .multiplier = {s->ld_q, s->ld_k, s->ld_v, s->ld_o, s->n_q, s->ld_dq, s->ld_dk, s->ld_dv}};
+    c->lens = r->lens;
+    for (int k = 0; k < MT_FUSED_N_TABLES; k++)
+        c->offsets[k] = r->tables + (size_t)k * (t.batch + 1);
+    return launched(d, mt_cuda_pack_tables(&t, d->streams[MT_STREAM_COMPUTE]), "offsets", err);
+}
+
+static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a,
+                            struct mt_err *err)
+{
+    struct room r = room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
+    bool same = even(a);
+    size_t len = same ? doc_len(a, 0) : padded_len(longest(a));
+    struct mt_fused_shape s = shape_of(a, same ? a->n_docs : next_power(a->n_docs), len);
+    struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
+    enum outcome rc = same ? DONE : make_ragged(d, a, &r, &s, &c, err);
+    if (rc == DONE)
+        rc = run(d, &r, &s, &c, err);
+    if (rc == DONE)
+        rc = move_stats(d, a, &r,
+                        (struct mt_pack_stats){.kind = same ? MT_STATS_EVEN : MT_STATS_RAGGED,
+                                               .n = a->n, .len = len, .n_heads = a->n_q,
+                                               .to_lse = true},
+                        err);
+    return rc;
+}
+
+/* As many of `batch` documents and key heads at once as the workspace holds; false: not even one. */
+static bool fit(const struct mt_attention *a, const struct room *r, size_t len, size_t *batch,
+                size_t *kv)
+{
+    size_t group = a->n_q / a->n_kv;
+    *kv = a->n_kv;
+    while (quadratic_bytes(*batch, len, *kv * group) +
+               linear_bytes(*batch * len, *kv * group, a->head_dim) > r->lib_bytes) {
+        if (*batch > 1) {
+            *batch /= 2;
+        } else if (*kv > 1) {
+            do
+                --*kv;
+            while (a->n_kv % *kv);
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Rows of all heads; in backward's shape each call takes `kv` key heads from `kv0`. */
+struct rows {
+    const char *q, *k, *v, *o, *d_o;
+    char *dq, *dk, *dv;
+};
+
+static struct mt_fused_call heads_from(const struct mt_attention *a, const struct rows *x, size_t kv0,
+                                       float *stats)
+{
+    size_t at_q = kv0 * (a->n_q / a->n_kv) * a->head_dim * 2, at_kv = kv0 * a->head_dim * 2;
+    return (struct mt_fused_call){.q = x->q + at_q, .k = x->k + at_kv, .v = x->v + at_kv,
+                                  .o = (void *)(uintptr_t)(x->o + at_q), .d_o = x->d_o + at_q,
+                                  .stats = stats, .dq = x->dq + at_q, .dk = x->dk + at_kv,
+                                  .dv = x->dv + at_kv};
+}
+
+/* Documents that lie at rows x, some heads at a time; `stats` says where their log-sum-exps come from. */
+static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
+                                   const struct room *r, struct mt_fused_shape s,
+                                   const struct rows *x, size_t kv, struct mt_pack_stats stats,
+                                   struct mt_err *err)
+{
+    size_t group = a->n_q / a->n_kv;
+    enum outcome rc = DONE;
+    s.backward = 1;
+    s.n_kv = (int64_t)kv;
+    s.n_q = (int64_t)(kv * group);
+    stats.n_heads = kv * group;
+    for (size_t kv0 = 0; kv0 < a->n_kv && rc == DONE; kv0 += kv) {
+        struct mt_fused_call c = heads_from(a, x, kv0, r->stats);
+        stats.head0 = kv0 * group;
+        rc = move_stats(d, a, r, stats, err);
+        if (rc == DONE)
+            rc = run(d, r, &s, &c, err);
+    }
+    return rc;
+}
+
+static char *row_at(const void *base, size_t row, size_t ld)
+{
+    return (char *)(uintptr_t)base + row * ld * 2;
+}
+
+static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                  const struct room *r, struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    size_t len = doc_len(a, 0), batch = a->n_docs, kv;
+    enum outcome rc = DONE;
+    if (!fit(a, r, len, &batch, &kv))
+        return REFUSED;
+    for (size_t doc = 0; doc < a->n_docs && rc == DONE; doc += batch) {
+        size_t n = MT_MIN(batch, a->n_docs - doc), row = doc * len;
+        struct mt_fused_shape s = shape_of(a, n, len);
+        s.ld_dq = (int64_t)b->ld_dq;
+        s.ld_dk = (int64_t)b->ld_dk;
+        s.ld_dv = (int64_t)b->ld_dv;
+        struct rows x = {.q = row_at(a->q, row, a->ld_q), .k = row_at(a->k, row, a->ld_k),
+                         .v = row_at(a->v, row, a->ld_v), .o = row_at(a->o, row, a->ld_o),
+                         .d_o = row_at(b->d_o, row, a->ld_o), .dq = row_at(b->dq, row, b->ld_dq),
+                         .dk = row_at(b->dk, row, b->ld_dk), .dv = row_at(b->dv, row, b->ld_dv)};
+        rc = backward_heads(d, a, r, s, &x, kv,
+                            (struct mt_pack_stats){.kind = MT_STATS_EVEN, .n = n * len, .len = len,
+                                                   .first_row = row},
+                            err);
+    }
+    return rc;
+}
+
+static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                    const struct room *r, struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    size_t len = padded_len(longest(a)), batch = next_power(a->n_docs);
+    if (d->sm < 90 || d->sm >= 120 ||
+        quadratic_bytes(batch, len, a->n_q) + linear_bytes(a->n, a->n_q, a->head_dim) > r->lib_bytes)
+        return REFUSED;
+    struct mt_fused_shape s = shape_of(a, batch, len);
+    struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .d_o = b->d_o,
+                              .stats = r->stats, .dq = b->dq, .dk = b->dk, .dv = b->dv};
+    s.backward = 1;
+    s.ld_dq = (int64_t)b->ld_dq;
+    s.ld_dk = (int64_t)b->ld_dk;
+    s.ld_dv = (int64_t)b->ld_dv;
+    enum outcome rc = make_ragged(d, a, r, &s, &c, err);
+    if (rc == DONE)
+        rc = move_stats(d, a, r,
+                        (struct mt_pack_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->n_q},
+                        err);
+    return rc == DONE ? run(d, r, &s, &c, err) : rc;
+}
+
+static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_pack_docs *docs, size_t len,
+                             size_t width, size_t ld, const void *packed, void *padded, bool unpack)
+{
+    struct mt_pack_rows p = {.docs = *docs, .len = len, .width = width, .ld = ld,
+                             .packed = (void *)(uintptr_t)packed, .padded = padded, .unpack = unpack};
+    return mt_cuda_pack_rows(&p, d->streams[MT_STREAM_COMPUTE]);
+}
+
+/* A few documents of about one length, over copies with padding. */
+static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                    const struct room *r, const struct mt_pack_docs *docs, size_t len,
+                                    size_t kv, struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim, n = (size_t)docs->n;
+    size_t big = r->pad_tokens * wq * 2, small = r->pad_tokens * wk * 2;
+    char *p = r->padded, *kvs = p + 4 * big;
+    struct rows x = {.q = p, .o = p + big, .d_o = p + 2 * big, .dq = p + 3 * big, .k = kvs,
+                     .v = kvs + small, .dk = kvs + 2 * small, .dv = kvs + 3 * small};
+    struct mt_fused_shape s = shape_of(a, n, len);
+    s.ld_q = s.ld_o = s.ld_dq = (int64_t)wq;
+    s.ld_k = s.ld_v = s.ld_dk = s.ld_dv = (int64_t)wk;
+    cudaError_t e = move_rows(d, docs, len, wq, a->ld_q, a->q, p, false);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wk, a->ld_k, a->k, kvs, false);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wk, a->ld_v, a->v, kvs + small, false);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wq, a->ld_o, a->o, p + big, false);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wq, a->ld_o, b->d_o, p + 2 * big, false);
+    enum outcome rc = launched(d, e, "padded copies", err);
+    if (rc == DONE)
+        rc = backward_heads(d, a, r, s, &x, kv,
+                            (struct mt_pack_stats){.kind = MT_STATS_PADDED, .docs = *docs, .len = len},
+                            err);
+    if (rc != DONE)
+        return rc;
+    e = move_rows(d, docs, len, wq, b->ld_dq, b->dq, x.dq, true);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wk, b->ld_dk, b->dk, x.dk, true);
+    if (e == cudaSuccess)
+        e = move_rows(d, docs, len, wk, b->ld_dv, b->dv, x.dv, true);
+    return launched(d, e, "copies back", err);
+}
+
+/* The documents of padded length `len`, a power of two of them at a time. */
+static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                   const struct room *r, size_t len, struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_PACK_DOCS), kv;
+    enum outcome rc = DONE;
+    for (size_t i = 0; i < a->n_docs; i++)
+        left += padded_len(doc_len(a, i)) == len;
+    for (size_t doc = 0; left && rc == DONE;) {
+        size_t batch = next_power(MT_MIN(left, most) + 1) / 2;
+        if (!fit(a, r, len, &batch, &kv))
+            return REFUSED;
+        struct mt_pack_docs docs = {0};
+        for (; (size_t)docs.n < batch; doc++)
+            if (padded_len(doc_len(a, doc)) == len) {
+                docs.first[docs.n] = a->cu_seqlens_host[doc];
+                docs.rows[docs.n++] = (int32_t)doc_len(a, doc);
+            }
+        left -= batch;
+        rc = backward_copies(d, b, r, &docs, len, kv, err);
+    }
+    return rc;
+}
+
+static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                    const struct room *r, struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    enum outcome rc = DONE;
+    for (size_t len = padded_len(longest(a)), next; len && rc == DONE; len = next) {
+        rc = backward_class(d, b, r, len, err);
+        next = 0; /* the next shorter one that there is */
+        for (size_t i = 0; i < a->n_docs; i++) {
+            size_t l = padded_len(doc_len(a, i));
+            if (l < len)
+                next = MT_MAX(next, l);
+        }
+    }
+    return rc;
+}
+
+static enum outcome backward(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                             struct mt_err *err)
+{
+    const struct mt_attention *a = &b->fwd;
+    struct room r = room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
+    if (even(a))
+        return backward_even(d, b, &r, err);
+    enum outcome rc = backward_ragged(d, b, &r, err);
+    return rc == REFUSED ? backward_padded(d, b, &r, err) : rc;
+}
+
+static int count(struct mt_cuda_fused *f, enum outcome rc, bool *done)
+{
+    *done = rc == DONE;
+    f->n_fused += rc == DONE;
+    f->n_tiled += rc == REFUSED;
+    return rc == FAILED ? -EIO : 0;
+}
+
+int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention *a, bool *done,
+                            struct mt_err *err)
+{
+    *done = false;
+    if (!d->fused)
+        return 0;
+    return count(d->fused, suits(a) ? forward(d, a, err) : REFUSED, done);
+}
+
+int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
+                                bool *done, struct mt_err *err)
+{
+    *done = false;
+    if (!d->fused)
+        return 0;
+    bool ok = suits(&b->fwd) && rows_fit(b->d_o, b->fwd.ld_o) && rows_fit(b->dq, b->ld_dq) &&
+              rows_fit(b->dk, b->ld_dk) && rows_fit(b->dv, b->ld_dv);
+    return count(d->fused, ok ? backward(d, b, err) : REFUSED, done);
+}

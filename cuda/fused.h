@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_FUSED_H
+#define MT_CUDA_FUSED_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * An engine of fused causal attention in bf16: cuDNN's (attention_cudnn.cc, a module of its own, so that the
+ * program runs without cuDNN), or that of the tests. It knows batches of sequences; documents, padding and
+ * the choice between ways is fused.c's business.
+ *
+ * A tensor x is [batch, heads, len, head_dim] with head_dim-element heads side by side in rows ld_x apart;
+ * a sequence's rows follow each other. Fixed: sequence i begins at row i * len. Ragged: it begins at element
+ * off_x[i] and has lens[i] <= len rows. stats: log-sum-exp, f32, fixed [batch, n_q, len]; ragged [total, n_q],
+ * sequence i from off_stats[i]. The window is 0 or counts the token itself. Backward is deterministic.
+ */
+struct mt_fused_shape {
+    /* all of one type and no padding: shapes are compared as bytes */
+    int64_t backward, ragged;
+    int64_t batch, n_q, n_kv, len, head_dim, window;
+    int64_t total; /* ragged: rows in all; fixed: 0 */
+    int64_t scale_bits; /* of the f32 scale */
+    int64_t ld_q, ld_k, ld_v, ld_o, ld_dq, ld_dk, ld_dv; /* gradients: 0 forward */
+};
+
+/* The tensors, in the order of ragged offset tables. */
+enum { MT_FUSED_Q, MT_FUSED_K, MT_FUSED_V, MT_FUSED_O, MT_FUSED_STATS, MT_FUSED_DQ, MT_FUSED_DK,
+       MT_FUSED_DV, MT_FUSED_N_TABLES };
+
+struct mt_fused_call {
+    const void *q, *k, *v, *d_o; /* d_o has o's layout */
+    void *o, *dq, *dk, *dv;
+    float *stats;
+    const int32_t *lens;                           /* ragged: [batch] */
+    const int64_t *offsets[MT_FUSED_N_TABLES];     /* ragged: [batch + 1] each */
+    void *workspace;
+};
+
+/** Returns of plan and run: 0, or -1 with the reason in `why` (at least 256 bytes). */
+struct mt_fused_engine {
+    /** "cuDNN 9.19.0". */
+    void (*describe)(char *buf, size_t len);
+    int (*open)(void **ctx, cudaStream_t stream, char *why, size_t why_len);
+    void (*close)(void *ctx);
+    /** Finds or makes the plan of a shape; it lives as long as ctx. A refusal is remembered too. */
+    int (*plan)(void *ctx, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
+                char *why, size_t why_len);
+    int (*run)(void *ctx, void *plan, const struct mt_fused_call *c, char *why, size_t why_len);
+    /**
+     * Would a GPU of that compute capability (90) run the shape? `properties`: its description as JSON for
+     * cuDNN. Needs no GPU.
+     */
+    int (*supports)(const struct mt_fused_shape *s, int sm, const char *properties, char *why,
+                    size_t why_len);
+};
+
+/** The engine of this build, or NULL with the reason in `why`. */
+const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

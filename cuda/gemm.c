@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuBLASLt is column-major: a row-major matrix is its transpose there, so D = op(A) op(B) is asked for as
+ * D' = op(B)' op(A)', with B first and m and n exchanged. The bias then runs along D's columns' rows, which
+ * is what the bias epilogue adds.
+ */
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blas.h"
+#include "gemm_bias.h"
+
+/* Of cuBLASLt, for all products; Hopper's algorithms want this much. Part of the numerics. */
+static const size_t workspace_bytes = (size_t)32 << 20;
+/* A bf16 bias on an f32 product is widened here: cuBLASLt wants it in D's type. */
+static const size_t bias_elems = (size_t)1 << 18;
+enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
+
+/* What the choice of an algorithm depends on. Compared as bytes: no padding may be left unset. */
+struct key {
+    uint64_t m, n, k, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_d;
+    uint8_t dtype, d_dtype, trans_a, trans_b, bias, beta;
+    uint8_t align_a, align_b, align_c, align_d, align_bias, unused[5];
+};
+
+struct plan {
+    struct key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c, d; /* in cuBLASLt's order: a is our B */
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct mt_cuda_blas {
+    cublasLtHandle_t lt;
+    void *workspace;
+    float *bias;
+    struct plan **table; /* open addressing; n_slots is a power of two */
+    size_t n_slots, n_plans;
+};
+
+static void destroy_plan(struct plan *p)
+{
+    if (!p)
+        return;
+    if (p->a)
+        cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b)
+        cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c)
+        cublasLtMatrixLayoutDestroy(p->c);
+    if (p->d)
+        cublasLtMatrixLayoutDestroy(p->d);
+    if (p->desc)
+        cublasLtMatmulDescDestroy(p->desc);
+    free(p);
+}
+
+static void forget_plans(struct mt_cuda_blas *b)
+{
+    for (size_t i = 0; i < b->n_slots; i++)
+        destroy_plan(b->table[i]);
+    free(b->table);
+    b->table = NULL;
+    b->n_slots = b->n_plans = 0;
+}
+
+static cudaDataType_t lt_type(enum mt_dtype t)
+{
+    return t == MT_F32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+static cublasStatus_t make_layout(cublasLtMatrixLayout_t *out, enum mt_dtype t, uint64_t rows,
+                                  uint64_t cols, uint64_t ld, uint64_t batch, uint64_t stride)
+{
+    int32_t n = (int32_t)batch;
+    int64_t offset = (int64_t)stride;
+    cublasStatus_t rc = cublasLtMatrixLayoutCreate(out, lt_type(t), rows, cols, (int64_t)ld);
+    if (rc || batch == 1)
+        return rc;
+    rc = cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &n, sizeof(n));
+    return rc ? rc
+              : cublasLtMatrixLayoutSetAttribute(*out, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                                 &offset, sizeof(offset));
+}
+
+static cublasStatus_t set_desc(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
+                               const void *value, size_t bytes)
+{
+    return cublasLtMatmulDescSetAttribute(d, what, value, bytes);
+}
+
+static cublasStatus_t describe(struct plan *p, const void *bias)
+{
+    const struct key *k = &p->key;
+    enum mt_dtype dt = (enum mt_dtype)k->dtype, od = (enum mt_dtype)k->d_dtype;
+    cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    cublasStatus_t rc = cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!rc)
+        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof(op_a));
+    if (!rc)
+        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof(op_b));
+    if (!rc && k->bias)
+        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
+    if (!rc && k->bias)
+        rc = set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (!rc)
+        rc = make_layout(&p->a, dt, k->trans_b ? k->k : k->n, k->trans_b ? k->n : k->k, k->ldb,
+                         k->batch, k->stride_b);
+    if (!rc)
+        rc = make_layout(&p->b, dt, k->trans_a ? k->m : k->k, k->trans_a ? k->k : k->m, k->lda,
+                         k->batch, k->stride_a);
+    if (!rc)
+        rc = make_layout(&p->c, od, k->n, k->m, k->ldc, k->batch, k->stride_d);
+    return rc ? rc : make_layout(&p->d, od, k->n, k->m, k->ldd, k->batch, k->stride_d);
+}
+
+static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *k)
+{
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t what;
+        uint32_t bytes;
+    } align[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->align_b},
+                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_a},
+                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_c},
+                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->align_d}};
+    /* no reduction of a cut K in the output's type: it would round partial sums to bf16 */
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasStatus_t rc = cublasLtMatmulPreferenceSetAttribute(
+        pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes));
+    if (!rc)
+        rc = cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                  &schemes, sizeof(schemes));
+    for (size_t i = 0; i < MT_ARRAY_LEN(align) && !rc; i++)
+        rc = cublasLtMatmulPreferenceSetAttribute(pref, align[i].what, &align[i].bytes,
+                                                  sizeof(align[i].bytes));
+    return rc;
+}
+
+/* The heuristic's first answer that runs: it depends on the shape and the GPU, not on time or load. */
+static cublasStatus_t choose(struct mt_cuda_blas *b, struct plan *p)
+{
+    cublasLtMatmulHeuristicResult_t found[N_CANDIDATES];
+    cublasLtMatmulPreference_t pref = NULL;
+    int n = 0;
+    cublasStatus_t rc = cublasLtMatmulPreferenceCreate(&pref);
+    if (!rc)
+        rc = prefer(pref, &p->key);
+    if (!rc)
+        rc = cublasLtMatmulAlgoGetHeuristic(b->lt, p->desc, p->a, p->b, p->c, p->d, pref,
+                                            N_CANDIDATES, found, &n);
+    if (pref)
+        cublasLtMatmulPreferenceDestroy(pref);
+    if (rc)
+        return rc;
+    for (int i = 0; i < n; i++)
+        if (found[i].state == CUBLAS_STATUS_SUCCESS && found[i].workspaceSize <= workspace_bytes) {
+            p->algo = found[i].algo;
+            return CUBLAS_STATUS_SUCCESS;
+        }
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+static uint64_t hash(const struct key *k)
+{
+    uint64_t h = 0xcbf29ce484222325u, w;
+    for (size_t i = 0; i < sizeof(*k); i += sizeof(w)) {
+        memcpy(&w, (const char *)k + i, sizeof(w));
+        h = (h ^ w) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+static struct plan **find_slot(struct mt_cuda_blas *b, const struct key *k)
+{
+    size_t i = hash(k) & (b->n_slots - 1);
+    while (b->table[i] && memcmp(&b->table[i]->key, k, sizeof(*k)))
+        i = (i + 1) & (b->n_slots - 1);
+    return &b->table[i];
+}
+
+static bool make_room(struct mt_cuda_blas *b)
+{
+    if (b->n_plans >= MAX_PLANS) /* ever new document lengths: start again, with the same choices */
+        forget_plans(b);
+    if (b->n_plans * 2 < b->n_slots)
+        return true;
+    struct mt_cuda_blas old = *b;
+    size_t n = MT_MAX(old.n_slots * 2, (size_t)256);
+    struct plan **table = mt_calloc(n, sizeof(struct plan *));
+    if (!table)
+        return false;
+    b->table = table;
+    b->n_slots = n;
+    for (size_t i = 0; i < old.n_slots; i++)
+        if (old.table[i])
+            *find_slot(b, &old.table[i]->key) = old.table[i];
+    free(old.table);
+    return true;
+}
+
+static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, const void *bias,
+                               struct plan **out)
+{
+    if (!make_room(b))
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    struct plan **slot = find_slot(b, k);
+    if (*slot) {
+        *out = *slot;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    struct plan *p = mt_calloc(1, sizeof(*p));
+    if (!p)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    p->key = *k;
+    cublasStatus_t rc = describe(p, bias);
+    if (!rc)
+        rc = choose(b, p);
+    if (rc) {
+        destroy_plan(p);
+        return rc;
+    }
+    b->n_plans++;
+    *out = *slot = p;
+    return rc;
+}
+
+/* 16 where the pointer has it, more counts for nothing: so a buffer's place does not change the bits. */
+static uint8_t alignment(const void *p)
+{
+    uintptr_t low = (uintptr_t)p & (~(uintptr_t)p + 1);
+    return (uint8_t)(!p || low > 16 ? 16 : low);
+}
+
+static struct key key_of(const struct mt_cuda_product *p, const void *bias)
+{
+    const void *c = p->beta != 0 ? p->c : p->d;
+    return (struct key){
+        .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldb = p->ldb,
+        .ldc = p->beta != 0 ? p->ldc : p->ldd, .ldd = p->ldd, .batch = MT_MAX(p->batch, (size_t)1),
+        .stride_a = p->stride_a, .stride_b = p->stride_b, .stride_d = p->stride_d,
+        .dtype = (uint8_t)p->dtype, .d_dtype = (uint8_t)p->d_dtype, .trans_a = p->trans_a,
+        .trans_b = p->trans_b, .bias = bias != NULL, .beta = p->beta != 0,
+        .align_a = alignment(p->a), .align_b = alignment(p->b), .align_c = alignment(c),
+        .align_d = alignment(p->d), .align_bias = alignment(bias)};
+}
+
+static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p,
+                             const void *bias)
+{
+    struct mt_cuda_blas *b = d->blas;
+    struct key key = key_of(p, bias);
+    struct plan *plan = NULL;
+    cublasStatus_t rc = get_plan(b, &key, bias, &plan);
+    if (!rc && bias)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    if (rc)
+        return rc;
+    return cublasLtMatmul(b->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
+                          p->beta != 0 ? p->c : p->d, plan->c, p->d, plan->d, &plan->algo,
+                          b->workspace, workspace_bytes, d->streams[MT_STREAM_COMPUTE]);
+}
+
+int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
+                     struct mt_err *err)
+{
+    const void *bias = p->bias;
+    if (bias && p->dtype != p->d_dtype) {
+        if (p->n > bias_elems)
+            return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
+                           "%s: a bf16 bias of %zu on an f32 product; up to %zu are supported", op,
+                           p->n, bias_elems);
+        int rc = mt_cuda_check(d, mt_cuda_widen_bias(d->blas->bias, bias, p->n,
+                                                     d->streams[MT_STREAM_COMPUTE]),
+                               err, "%s: bias of %zu", op, p->n);
+        if (rc)
+            return rc;
+        bias = d->blas->bias;
+    }
+    cublasStatus_t status = launch(d, p, bias);
+    if (!status)
+        return 0;
+    struct mt_err e;
+    mt_fail(&e, MT_ERR_DEVICE, -EIO,
+            "%s: cuBLASLt: %s for D[%zu, %zu] = A%s B%s over %zu, %s to %s, ld %zu %zu %zu, batch %zu%s",
+            op, cublasLtGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
+            p->trans_b ? "'" : "", p->k, mt_dtype_name(p->dtype), mt_dtype_name(p->d_dtype), p->lda,
+            p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), bias ? ", bias" : "");
+    mt_cuda_stick(d, &e);
+    if (err)
+        *err = e;
+    return e.code;
+}
+
+int mt_cuda_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    int rc = mt_cuda_enter(d, err);
+    if (rc)
+        return rc;
+    struct mt_cuda_product p = {
+        .m = a->m, .n = a->n, .k = a->k, .dtype = a->dtype, .d_dtype = a->d_dtype,
+        .trans_a = a->trans_a, .trans_b = a->trans_b, .alpha = 1, .beta = a->c ? 1.0f : 0.0f,
+        .a = a->a, .b = a->b, .bias = a->bias, .c = a->c, .d = a->d, .lda = a->lda, .ldb = a->ldb,
+        .ldc = a->ldc, .ldd = a->ldd};
+    return mt_cuda_multiply(d, &p, "gemm", err);
+}
+
+int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
+{
+    struct mt_cuda_blas *b = d->blas = mt_calloc(1, sizeof(*b));
+    void *bias = NULL;
+    if (!b)
+        return mt_fail_nomem(err, "cuBLASLt's plans", sizeof(*b));
+    int rc = mt_cuda_blas_load(err);
+    if (rc) {
+        free(b);
+        d->blas = NULL;
+        return rc;
+    }
+    rc = mt_cuda_alloc(&d->base, workspace_bytes, "cuBLASLt workspace", &b->workspace, err);
+    if (!rc)
+        rc = mt_cuda_alloc(&d->base, bias_elems * sizeof(float), "cuBLASLt workspace", &bias, err);
+    b->bias = bias;
+    if (rc)
+        return rc;
+    cublasStatus_t status = cublasLtCreate(&b->lt);
+    return status ? mt_fail(err, MT_ERR_DEVICE, -EIO, "cuBLASLt cannot start on GPU %d: %s",
+                            d->index, cublasLtGetStatusString(status))
+                  : 0;
+}
+
+void mt_cuda_blas_destroy(struct mt_cuda_device *d)
+{
+    if (!d->blas)
+        return;
+    forget_plans(d->blas);
+    if (d->blas->lt)
+        cublasLtDestroy(d->blas->lt);
+    free(d->blas);
+    d->blas = NULL;
+}
+
+void mt_cuda_blas_describe(char *buf, size_t len)
+{
+    size_t v = cublasLtGetVersion();
+    snprintf(buf, len, "cuBLASLt %zu.%zu.%zu", v / 10000, v / 100 % 100, v % 100);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Casts a gradient and sums its squares as cast. A block does MT_SUMSQ_BLOCK elements; a thread's fours
+ * are the same whether 16-byte accesses may be used or not, so that the sums do not depend on where the
+ * gradient lies. Bytes moved an element: 4 and the width of dst_dtype.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+enum { THREADS = 512, UNROLL = 4, TURNS = MT_SUMSQ_BLOCK / (4 * THREADS * UNROLL) };
+
+/* VECTOR: src and dst lie at multiples of four of their elements. */
+template <typename T, bool VECTOR>
+static __global__ void __launch_bounds__(THREADS)
+    cast_and_sum(const float *src, T *dst, float *partials, size_t n)
+{
+    __shared__ float scratch[WARP];
+    size_t at = static_cast<size_t>(blockIdx.x) * MT_SUMSQ_BLOCK + threadIdx.x * 4;
+    float sum = 0;
+    for (int turn = 0; turn < TURNS; turn++, at += 4 * THREADS * UNROLL) {
+        float x[UNROLL][4];
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++) {
+            size_t i = at + u * 4 * THREADS;
+            if (VECTOR && i + 4 <= n)
+                load_four(src + i, x[u]);
+            else
+                for (int k = 0; k < 4; k++)
+                    x[u][k] = i + k < n ? src[i + k] : 0.0f;
+        }
+        MT_UNROLL(UNROLL)
+        for (int u = 0; u < UNROLL; u++) {
+            size_t i = at + u * 4 * THREADS;
+            for (int k = 0; k < 4; k++) {
+                x[u][k] = rounded<T>(x[u][k]);
+                sum = fmaf(x[u][k], x[u][k], sum);
+            }
+            if (VECTOR && i + 4 <= n)
+                store_four(dst + i, x[u]);
+            else
+                for (int k = 0; k < 4; k++)
+                    if (i + k < n)
+                        store(dst + i + k, x[u][k]);
+        }
+    }
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+template <typename T> static cudaError_t run(const struct mt_grad_cast *a, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n, MT_SUMSQ_BLOCK));
+    T *dst = static_cast<T *>(a->dst);
+    if (aligned_to(a->src, 16) && aligned_to(dst, 4 * sizeof(T)))
+        return MT_LAUNCH((cast_and_sum<T, true>), grid, THREADS, 0, stream, a->src, dst, a->partials, a->n);
+    return MT_LAUNCH((cast_and_sum<T, false>), grid, THREADS, 0, stream, a->src, dst, a->partials, a->n);
+}
+
+cudaError_t mt_cuda_grad_cast(const struct mt_grad_cast *a, cudaStream_t stream)
+{
+    return a->dst_dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_PACK_H
+#define MT_CUDA_PACK_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fused.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Documents between packed rows and the sequences that fused attention wants. */
+
+enum { MT_PACK_DOCS = 32 };
+/** Up to MT_PACK_DOCS documents: document i has rows [first[i], first[i] + rows[i]). */
+struct mt_pack_docs {
+    int32_t n;
+    int32_t first[MT_PACK_DOCS], rows[MT_PACK_DOCS];
+};
+
+/**
+ * lens[i] and tables[t][i] = cu_seqlens[i] * multiplier[t] for i < batch + 1: the n_docs documents, then
+ * empty ones at the end. Tables follow one another, batch + 1 entries each.
+ */
+struct mt_pack_tables {
+    const int32_t *cu_seqlens;
+    size_t n_docs, batch;
+    int64_t multiplier[MT_FUSED_N_TABLES];
+    int32_t *lens;
+    int64_t *tables;
+};
+cudaError_t mt_cuda_pack_tables(const struct mt_pack_tables *t, cudaStream_t stream);
+
+/**
+ * bf16 rows of `width` elements, width and the lds multiples of 8, pointers 16-byte aligned: document i's
+ * rows to rows i * len of `padded` (tight) and zeros behind them; or, with unpack, back.
+ */
+struct mt_pack_rows {
+    struct mt_pack_docs docs;
+    size_t len, width, ld;
+    void *packed, *padded;
+    bool unpack;
+};
+cudaError_t mt_cuda_pack_rows(const struct mt_pack_rows *p, cudaStream_t stream);
+
+/**
+ * Log-sum-exps between lse[head * stride + row] and stats of heads [head0, head0 + n_heads):
+ * even: n rows of documents of `len` each, stats [n / len, n_heads, len]; ragged: stats [n, n_heads];
+ * else documents `docs`, stats [docs.n, n_heads, len], 0 behind a document's rows.
+ */
+enum mt_stats_kind { MT_STATS_EVEN, MT_STATS_RAGGED, MT_STATS_PADDED };
+struct mt_pack_stats {
+    enum mt_stats_kind kind;
+    struct mt_pack_docs docs;
+    size_t n, first_row, len, head0, n_heads, stride;
+    float *lse, *stats;
+    bool to_lse;
+};
+cudaError_t mt_cuda_pack_stats(const struct mt_pack_stats *p, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

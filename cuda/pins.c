@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Host memory that copies use is locked in pieces, at its exact size. What the system refuses to lock
+ * (a limit, a container, WSL) is remembered, and copies of it take the staging ring.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "cuda_priv.h"
+
+/* Locking takes the kernel a while a GiB; a refusal then costs one piece, not all. */
+static const size_t piece_bytes = (size_t)1 << 30;
+enum { PAGE = 4096 };
+
+struct pin {
+    char *p;
+    size_t n;
+    char *owner; /* start of the range that was registered */
+};
+
+struct mt_cuda_pins {
+    pthread_rwlock_t lock; /* copies look from several threads */
+    struct pin *pins;      /* locked pieces, by address */
+    size_t n, cap;
+};
+
+int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err)
+{
+    struct mt_cuda_pins *t = mt_calloc(1, sizeof(*t));
+    if (!t)
+        return mt_fail_nomem(err, "the table of locked memory", sizeof(*t));
+    pthread_rwlock_init(&t->lock, NULL);
+    *out = t;
+    return 0;
+}
+
+void mt_cuda_pins_destroy(struct mt_cuda_pins **pins)
+{
+    struct mt_cuda_pins *t = *pins;
+    if (!t)
+        return;
+    for (size_t i = 0; i < t->n; i++)
+        cudaHostUnregister(t->pins[i].p);
+    pthread_rwlock_destroy(&t->lock);
+    free(t->pins);
+    free(t);
+    *pins = NULL;
+}
+
+/* First piece that ends behind p. */
+static size_t find(const struct mt_cuda_pins *t, const char *p)
+{
+    size_t lo = 0, hi = t->n;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (t->pins[mid].p + t->pins[mid].n <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static bool insert(struct mt_cuda_pins *t, const struct pin *pin)
+{
+    pthread_rwlock_wrlock(&t->lock);
+    bool ok = mt_grow(&t->pins, &t->cap, t->n + 1, sizeof(*t->pins));
+    if (ok) {
+        size_t at = find(t, pin->p);
+        memmove(t->pins + at + 1, t->pins + at, (t->n - at) * sizeof(*t->pins));
+        t->pins[at] = *pin;
+        t->n++;
+    }
+    pthread_rwlock_unlock(&t->lock);
+    return ok;
+}
+
+static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
+{
+    char did[32], all[32], text[160];
+    mt_warn("only %s of %s of host memory could be locked (%s): copies of the rest go through a "
+            "staging buffer and are slower; raise the limit of locked memory (ulimit -l, or "
+            "--ulimit memlock=-1 of a container)",
+            mt_format_bytes(did, sizeof(did), locked), mt_format_bytes(all, sizeof(all), bytes),
+            mt_cuda_error_text(text, sizeof(text), rc));
+}
+
+int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    char *p = ptr, *end = p + bytes;
+    size_t locked = 0;
+    cudaError_t refusal = cudaSuccess;
+    int rc = mt_cuda_enter(d, err);
+    while (!rc && p < end) {
+        /* cut at pages: two locks may not share one */
+        char *cut = (char *)(((uintptr_t)p + piece_bytes) / PAGE * PAGE);
+        struct pin pin = {p, (size_t)(MT_MIN(cut, end) - p), ptr};
+        cudaError_t e = cudaHostRegister(pin.p, pin.n, cudaHostRegisterPortable);
+        if (e == cudaSuccess && !insert(d->pins, &pin)) {
+            cudaHostUnregister(pin.p);
+            rc = mt_fail_nomem(err, "the table of locked memory", sizeof(pin));
+        } else if (e == cudaSuccess) {
+            locked += pin.n;
+        } else {
+            (void)cudaGetLastError();
+            refusal = e;
+        }
+        p += pin.n;
+    }
+    if (!rc && refusal != cudaSuccess)
+        say_refused(locked, bytes, refusal);
+    if (rc)
+        mt_cuda_unregister_host(dev, ptr);
+    return rc;
+}
+
+void mt_cuda_unregister_host(mt_device *dev, void *ptr)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    struct mt_cuda_pins *t = d->pins;
+    size_t kept = 0;
+    cudaSetDevice(d->index);
+    pthread_rwlock_wrlock(&t->lock);
+    for (size_t i = 0; i < t->n; i++) {
+        if (t->pins[i].owner == ptr)
+            cudaHostUnregister(t->pins[i].p);
+        else
+            t->pins[kept++] = t->pins[i];
+    }
+    t->n = kept;
+    pthread_rwlock_unlock(&t->lock);
+}
+
+bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run)
+{
+    struct mt_cuda_pins *t = d->pins;
+    const char *p = ptr;
+    bool locked = false;
+    *run = SIZE_MAX;
+    pthread_rwlock_rdlock(&t->lock);
+    size_t i = find(t, p);
+    if (i < t->n) {
+        locked = t->pins[i].p <= p;
+        *run = (size_t)((locked ? t->pins[i].p + t->pins[i].n : t->pins[i].p) - p);
+    }
+    pthread_rwlock_unlock(&t->lock);
+    return locked;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_REDUCE_CUH
+#define MT_CUDA_REDUCE_CUH
+
+#include "launch.cuh"
+
+/**
+ * Sums and maxima over a warp or a block, in an order fixed by the block's size: butterflies of
+ * shuffles, in which every lane gets the same bits. All lanes of a warp must call.
+ */
+
+/** Over aligned groups of `width` lanes; a power of two up to 32. */
+static __device__ __forceinline__ float group_sum(float v, int width)
+{
+    for (int d = width / 2; d; d /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, d);
+    return v;
+}
+
+static __device__ __forceinline__ float warp_sum(float v)
+{
+    return group_sum(v, WARP);
+}
+
+/**
+ * Over blockDim.x threads (whole warps); the same result in all of them. `scratch` is shared, WARP
+ * floats, and must not be used again before the next barrier. One warp along x: no barrier, and warps
+ * may call on their own.
+ */
+static __device__ __forceinline__ float block_sum(float v, float *scratch)
+{
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    v = warp_sum(v);
+    if (warps == 1)
+        return v;
+    if (lane == 0)
+        scratch[threadIdx.x / WARP] = v;
+    __syncthreads();
+    return warp_sum(lane < warps ? scratch[lane] : 0.0f);
+}
+
+/**
+ * dst[k] += sum over p of partials[p * ld + k], k < c: the second stage of sums over rows. partials
+ * 4-byte aligned.
+ */
+cudaError_t mt_cuda_fold(float *dst, const float *partials, size_t n_partials, size_t ld, size_t c,
+                         cudaStream_t stream);
+
+#endif

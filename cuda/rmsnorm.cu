@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * y = xhat w, xhat = x rstd (Zhang and Sennrich 2019). Backward, with g = dy w:
+ *
+ *   dx = rstd (g - xhat mean(g xhat)),   dw = sum over rows of dy xhat
+ *
+ * Forward: a block (or, for short rows, a warp) holds a row in registers between its sum of squares and
+ * its output. Bytes moved an element of s bytes: 2 s, with residual 4 s.
+ * Backward: a block takes a few rows one after the other and holds its columns of w and of their part of
+ * dw in registers; the parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 a partial.
+ * Rows that do not divide into packs, or are too long for the registers, are read twice, element by element.
+ */
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+static constexpr size_t MAX_BACKWARD_THREADS = 512, MIN_ROWS = 4, MAX_PARTIALS = 1024;
+
+/* --- forward ---------------------------------------------------------------------------------- */
+
+template <typename T>
+static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float x, float rstd, float w)
+{
+    float xhat = x * rstd;
+    return a.plus_one ? xhat * (w + 1.0f) : rounded<T>(xhat) * w;
+}
+
+static __device__ __forceinline__ float rstd_of(float squares, size_t c, float eps)
+{
+    return 1.0f / sqrtf(squares / static_cast<float>(c) + eps);
+}
+
+/* Loads this thread's V packs of the row; with a residual, adds it and stores the sum. */
+template <typename T, int V, bool RESIDUAL>
+static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, size_t packs,
+                                                uint4 (&x)[V])
+{
+    constexpr int N = PACK<T>;
+    const T *src = static_cast<const T *>(a.x) + row * a.c;
+    MT_UNROLL(V)
+    for (int v = 0; v < V; v++) {
+        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        x[v] = i < packs ? load16(src + i * N) : make_uint4(0, 0, 0, 0);
+    }
+    if constexpr (RESIDUAL) {
+        const T *residual = static_cast<const T *>(a.residual) + row * a.c;
+        T *sum = static_cast<T *>(a.sum) + row * a.c;
+        uint4 r[V];
+        MT_UNROLL(V)
+        for (int v = 0; v < V; v++) {
+            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            r[v] = i < packs ? load16(residual + i * N) : make_uint4(0, 0, 0, 0);
+        }
+        MT_UNROLL(V)
+        for (int v = 0; v < V; v++) {
+            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            float p[N], q[N];
+            unpack<T>(x[v], p);
+            unpack<T>(r[v], q);
+            for (int k = 0; k < N; k++)
+                p[k] += q[k];
+            x[v] = pack<T>(p);
+            if (i < packs)
+                store16(sum + i * N, x[v]);
+        }
+    }
+}
+
+template <typename T, int V>
+static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
+{
+    float sum = 0;
+    MT_UNROLL(V)
+    for (int v = 0; v < V; v++) {
+        float p[PACK<T>];
+        unpack<T>(x[v], p);
+        for (int k = 0; k < PACK<T>; k++)
+            sum = fmaf(p[k], p[k], sum);
+    }
+    return sum;
+}
+
+/* Several rows a block only where a row is a warp: then no barrier is in the way of leaving early. */
+template <typename T, int V, bool RESIDUAL>
+static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, size_t packs)
+{
+    constexpr int N = PACK<T>;
+    __shared__ float scratch[WARP];
+    size_t row = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= a.n)
+        return;
+    uint4 x[V];
+    load_row<T, V, RESIDUAL>(a, row, packs, x);
+    float rstd;
+    if (a.use_rstd) {
+        rstd = a.rstd[row];
+    } else {
+        rstd = rstd_of(block_sum(square_sum<T, V>(x), scratch), a.c, a.eps);
+        if (threadIdx.x == 0)
+            a.rstd[row] = rstd;
+    }
+    const T *w = static_cast<const T *>(a.w);
+    T *y = static_cast<T *>(a.y) + row * a.c;
+    MT_UNROLL(V)
+    for (int v = 0; v < V; v++) {
+        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        if (i < packs) {
+            float p[N], q[N];
+            unpack<T>(x[v], p);
+            unpack<T>(load16(w + i * N), q);
+            for (int k = 0; k < N; k++)
+                p[k] = weigh<T>(a, p[k], rstd, q[k]);
+            store16(y + i * N, pack<T>(p));
+        }
+    }
+}
+
+/* Any length: a thread reads again what it read, and with a residual what it wrote. */
+template <typename T>
+static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsnorm a)
+{
+    __shared__ float scratch[WARP];
+    size_t first = blockIdx.x * a.c;
+    const T *x = static_cast<const T *>(a.x) + first, *w = static_cast<const T *>(a.w);
+    T *y = static_cast<T *>(a.y) + first;
+    float squares = 0;
+    if (a.residual) {
+        const T *residual = static_cast<const T *>(a.residual) + first;
+        T *sum = static_cast<T *>(a.sum) + first;
+        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+            store(sum + i, load(x + i) + load(residual + i));
+        x = sum;
+    }
+    if (!a.use_rstd) {
+        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+            squares = fmaf(load(x + i), load(x + i), squares);
+        float rstd = rstd_of(block_sum(squares, scratch), a.c, a.eps);
+        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+            store(y + i, weigh<T>(a, load(x + i), rstd, load(w + i)));
+        if (threadIdx.x == 0)
+            a.rstd[blockIdx.x] = rstd;
+        return;
+    }
+    for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+        store(y + i, weigh<T>(a, load(x + i), a.rstd[blockIdx.x], load(w + i)));
+}
+
+template <typename T, int V, bool RESIDUAL>
+static cudaError_t launch_forward(const struct mt_rmsnorm *a, cudaStream_t stream)
+{
+    size_t packs = a->c / PACK<T>;
+    unsigned x = threads_for(ceil_div(packs, V), 1024), y = x == WARP ? 4 : 1;
+    return MT_LAUNCH((rmsnorm_forward<T, V, RESIDUAL>), grid_of(ceil_div(a->n, y)), dim3(x, y), 0, stream,
+                     *a, packs);
+}
+
+template <typename T> static cudaError_t run_forward(const struct mt_rmsnorm *a, cudaStream_t stream)
+{
+    size_t packs = a->c / PACK<T>;
+    if (a->c % PACK<T> || packs > 4 * 1024)
+        return MT_LAUNCH(rmsnorm_forward_any<T>, grid_of(a->n), 256, 0, stream, *a);
+    if (packs <= 2 * 512)
+        return a->residual ? launch_forward<T, 2, true>(a, stream) : launch_forward<T, 2, false>(a, stream);
+    return a->residual ? launch_forward<T, 4, true>(a, stream) : launch_forward<T, 4, false>(a, stream);
+}
+
+cudaError_t mt_cuda_rmsnorm(const struct mt_rmsnorm *a, cudaStream_t stream)
+{
+    return a->dtype == MT_BF16 ? run_forward<bf16>(a, stream) : run_forward<float>(a, stream);
+}
+
+/* --- backward --------------------------------------------------------------------------------- */
+
+/* Rows of a block, and so the order of dw's sums: a function of n alone. */
+static size_t rows_per_block(size_t n)
+{
+    size_t rows = ceil_div(n, MAX_PARTIALS);
+    return rows < MIN_ROWS ? MIN_ROWS : rows;
+}
+
+size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c)
+{
+    return ceil_div(n, rows_per_block(n)) * c * sizeof(float);
+}
+
+template <typename T, int V>
+static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
+    rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, size_t packs)
+{
+    constexpr int N = PACK<T>;
+    __shared__ float scratch[2][WARP]; /* in turn, so that one barrier a row is enough */
+    size_t row = blockIdx.x * rows, end = row + rows < a.n ? row + rows : a.n;
+    const T *weights = static_cast<const T *>(a.w);
+    float dw[V][N] = {}, plus = a.plus_one ? 1.0f : 0.0f;
+    uint4 w[V];
+    MT_UNROLL(V)
+    for (int v = 0; v < V; v++) {
+        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        w[v] = i < packs ? load16(weights + i * N) : make_uint4(0, 0, 0, 0);
+    }
+    for (int turn = 0; row < end; row++, turn ^= 1) {
+        const T *px = static_cast<const T *>(a.x) + row * a.c;
+        const T *pdy = static_cast<const T *>(a.dy) + row * a.c;
+        const T *pres = static_cast<const T *>(a.dres) + (a.dres ? row * a.c : 0);
+        T *pdx = static_cast<T *>(a.dx) + row * a.c;
+        uint4 x[V], dy[V], res[V];
+        MT_UNROLL(V)
+        for (int v = 0; v < V; v++) {
+            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            x[v] = i < packs ? load16(px + i * N) : make_uint4(0, 0, 0, 0);
+            dy[v] = i < packs ? load16(pdy + i * N) : make_uint4(0, 0, 0, 0);
+            res[v] = a.dres && i < packs ? load16(pres + i * N) : make_uint4(0, 0, 0, 0);
+        }
+        float rstd = a.rstd[row], dot = 0;
+        MT_UNROLL(V)
+        for (int v = 0; v < V; v++) {
+            float fx[N], fdy[N], fw[N];
+            unpack<T>(x[v], fx);
+            unpack<T>(dy[v], fdy);
+            unpack<T>(w[v], fw);
+            for (int k = 0; k < N; k++)
+                dot = fmaf(fdy[k] * (fw[k] + plus), fx[k], dot);
+        }
+        float mean = block_sum(dot, scratch[turn]) * rstd / static_cast<float>(a.c);
+        MT_UNROLL(V)
+        for (int v = 0; v < V; v++) {
+            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            float fx[N], fdy[N], fw[N], fres[N];
+            hold_packed(x[v]);
+            hold_packed(dy[v]);
+            hold_packed(w[v]);
+            unpack<T>(x[v], fx);
+            unpack<T>(dy[v], fdy);
+            unpack<T>(w[v], fw);
+            unpack<T>(res[v], fres);
+            for (int k = 0; k < N; k++) {
+                float xhat = fx[k] * rstd, g = fdy[k] * (fw[k] + plus);
+                fres[k] += rstd * (g - xhat * mean);
+                /* what w was multiplied with */
+                dw[v][k] = fmaf(fdy[k], a.plus_one ? xhat : rounded<T>(xhat), dw[v][k]);
+            }
+            if (i < packs)
+                store16(pdx + i * N, pack<T>(fres));
+        }
+    }
+    if (!a.dw)
+        return;
+    float *partial = static_cast<float *>(a.workspace) + blockIdx.x * a.c;
+    MT_UNROLL(V)
+    for (int v = 0; v < V; v++) {
+        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        if (i < packs)
+            store_floats<N>(partial + i * N, dw[v]);
+    }
+}
+
+/* Any length: a thread keeps its columns of the part of dw in the workspace. */
+template <typename T>
+static __global__ void __launch_bounds__(256) rmsnorm_backward_any(struct mt_rmsnorm_bwd a, size_t rows)
+{
+    __shared__ float scratch[2][WARP];
+    size_t first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
+    const T *w = static_cast<const T *>(a.w);
+    float plus = a.plus_one ? 1.0f : 0.0f;
+    float *dw = static_cast<float *>(a.workspace) + (a.dw ? blockIdx.x * a.c : 0);
+    int turn = 0;
+    for (size_t row = first; row < end; row++, turn ^= 1) {
+        const T *x = static_cast<const T *>(a.x) + row * a.c, *dy = static_cast<const T *>(a.dy) + row * a.c;
+        const T *res = static_cast<const T *>(a.dres) + (a.dres ? row * a.c : 0);
+        T *dx = static_cast<T *>(a.dx) + row * a.c;
+        float rstd = a.rstd[row], dot = 0;
+        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+            dot = fmaf(load(dy + i) * (load(w + i) + plus), load(x + i), dot);
+        float mean = block_sum(dot, scratch[turn]) * rstd / static_cast<float>(a.c);
+        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x) {
+            float xhat = load(x + i) * rstd, d = load(dy + i), g = d * (load(w + i) + plus);
+            float part = d * (a.plus_one ? xhat : rounded<T>(xhat));
+            store(dx + i, (a.dres ? load(res + i) : 0.0f) + rstd * (g - xhat * mean));
+            if (a.dw)
+                dw[i] = row == first ? part : dw[i] + part;
+        }
+    }
+}
+
+template <typename T, int V>
+static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, cudaStream_t stream)
+{
+    size_t packs = a->c / PACK<T>;
+    unsigned threads = threads_for(ceil_div(packs, V), MAX_BACKWARD_THREADS);
+    return MT_LAUNCH((rmsnorm_backward<T, V>), grid_of(ceil_div(a->n, rows)), threads, 0, stream, *a, rows,
+                     packs);
+}
+
+template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
+{
+    size_t packs = a->c / PACK<T>, rows = rows_per_block(a->n);
+    if (a->c % PACK<T> || packs > 4 * MAX_BACKWARD_THREADS)
+        return MT_LAUNCH(rmsnorm_backward_any<T>, grid_of(ceil_div(a->n, rows)), 256, 0, stream, *a, rows);
+    return packs <= 2 * MAX_BACKWARD_THREADS ? launch_backward<T, 2>(a, rows, stream)
+                                             : launch_backward<T, 4>(a, rows, stream);
+}
+
+cudaError_t mt_cuda_rmsnorm_bwd(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
+{
+    cudaError_t rc = a->dtype == MT_BF16 ? run_backward<bf16>(a, stream) : run_backward<float>(a, stream);
+    if (rc != cudaSuccess || !a->dw)
+        return rc;
+    return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
+                        ceil_div(a->n, rows_per_block(a->n)), a->c, a->c, stream);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_priv.h"
+
+enum { N_BUFFERS = 2, BUFFER_BYTES = 8 << 20 };
+
+/* A host function's arguments. CUDA drops host functions after a fatal error: the ring then frees them. */
+struct move {
+    struct mt_cuda_ring *ring;
+    struct move *next, **link;
+    struct mt_copy c;
+};
+
+struct mt_cuda_ring {
+    cudaStream_t host; /* runs the host functions, in order */
+    char *buf[N_BUFFERS];
+    cudaEvent_t full[N_BUFFERS], empty[N_BUFFERS], turn;
+    size_t next;
+    pthread_mutex_t lock;
+    struct move *moves; /* in flight, under lock */
+};
+
+int mt_cuda_ring_create(struct mt_cuda_ring **out, struct mt_err *err)
+{
+    struct mt_cuda_ring *r = mt_calloc(1, sizeof(*r));
+    if (!r)
+        return mt_fail_nomem(err, "a staging ring", sizeof(*r));
+    pthread_mutex_init(&r->lock, NULL);
+    cudaError_t rc = cudaStreamCreateWithFlags(&r->host, cudaStreamNonBlocking);
+    if (rc == cudaSuccess)
+        rc = cudaEventCreateWithFlags(&r->turn, cudaEventDisableTiming);
+    for (int i = 0; i < N_BUFFERS && rc == cudaSuccess; i++) {
+        rc = cudaMallocHost((void **)&r->buf[i], BUFFER_BYTES);
+        if (rc == cudaSuccess)
+            rc = cudaEventCreateWithFlags(&r->full[i], cudaEventDisableTiming);
+        if (rc == cudaSuccess)
+            rc = cudaEventCreateWithFlags(&r->empty[i], cudaEventDisableTiming);
+    }
+    if (rc != cudaSuccess) {
+        char text[160];
+        mt_cuda_ring_destroy(&r);
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot lock %d staging buffers of %d bytes: %s",
+                       N_BUFFERS, BUFFER_BYTES, mt_cuda_error_text(text, sizeof(text), rc));
+    }
+    *out = r;
+    return 0;
+}
+
+void mt_cuda_ring_destroy(struct mt_cuda_ring **ring)
+{
+    struct mt_cuda_ring *r = *ring;
+    if (!r)
+        return;
+    if (r->host)
+        cudaStreamSynchronize(r->host);
+    while (r->moves) {
+        struct move *m = r->moves;
+        r->moves = m->next;
+        free(m);
+    }
+    for (int i = 0; i < N_BUFFERS; i++) {
+        if (r->full[i])
+            cudaEventDestroy(r->full[i]);
+        if (r->empty[i])
+            cudaEventDestroy(r->empty[i]);
+        if (r->buf[i])
+            cudaFreeHost(r->buf[i]);
+    }
+    if (r->turn)
+        cudaEventDestroy(r->turn);
+    if (r->host)
+        cudaStreamDestroy(r->host);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+    *ring = NULL;
+}
+
+static void CUDART_CB run_move(void *arg)
+{
+    struct move *m = arg;
+    for (size_t i = 0; i < m->c.rows; i++)
+        memcpy((char *)m->c.dst + i * m->c.dst_pitch, (const char *)m->c.src + i * m->c.src_pitch,
+               m->c.width);
+    pthread_mutex_lock(&m->ring->lock);
+    *m->link = m->next;
+    if (m->next)
+        m->next->link = m->link;
+    pthread_mutex_unlock(&m->ring->lock);
+    free(m);
+}
+
+static cudaError_t submit_move(struct mt_cuda_ring *r, const struct mt_copy *c)
+{
+    struct move *m = mt_calloc(1, sizeof(*m));
+    if (!m)
+        return cudaErrorMemoryAllocation;
+    *m = (struct move){.ring = r, .link = &r->moves, .c = *c};
+    pthread_mutex_lock(&r->lock);
+    m->next = r->moves;
+    if (m->next)
+        m->next->link = &m->next;
+    r->moves = m;
+    pthread_mutex_unlock(&r->lock);
+    return cudaLaunchHostFunc(r->host, run_move, m);
+}
+
+static cudaError_t travel(cudaStream_t stream, const struct mt_copy *c, bool to_device)
+{
+    return cudaMemcpy2DAsync(c->dst, c->dst_pitch, c->src, c->src_pitch, c->width, c->rows,
+                             to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream);
+}
+
+/* Fills a buffer on the ring's stream, then sends it off on the caller's. */
+static cudaError_t push(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, struct mt_copy c)
+{
+    struct mt_copy fill = {r->buf[k], c.width, c.src, c.src_pitch, c.width, c.rows};
+    c.src = r->buf[k];
+    c.src_pitch = c.width;
+    cudaError_t rc = cudaStreamWaitEvent(r->host, r->empty[k], 0);
+    if (rc == cudaSuccess)
+        rc = submit_move(r, &fill);
+    if (rc == cudaSuccess)
+        rc = cudaEventRecord(r->full[k], r->host);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(stream, r->full[k], 0);
+    if (rc == cudaSuccess)
+        rc = travel(stream, &c, true);
+    return rc == cudaSuccess ? cudaEventRecord(r->empty[k], stream) : rc;
+}
+
+/* Fetches into a buffer on the caller's stream, then empties it on the ring's. */
+static cudaError_t pull(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, struct mt_copy c)
+{
+    struct mt_copy drain = {c.dst, c.dst_pitch, r->buf[k], c.width, c.width, c.rows};
+    c.dst = r->buf[k];
+    c.dst_pitch = c.width;
+    cudaError_t rc = cudaStreamWaitEvent(stream, r->empty[k], 0);
+    if (rc == cudaSuccess)
+        rc = travel(stream, &c, false);
+    if (rc == cudaSuccess)
+        rc = cudaEventRecord(r->full[k], stream);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(r->host, r->full[k], 0);
+    if (rc == cudaSuccess)
+        rc = submit_move(r, &drain);
+    return rc == cudaSuccess ? cudaEventRecord(r->empty[k], r->host) : rc;
+}
+
+static cudaError_t one_buffer(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
+                              bool to_device)
+{
+    size_t k = r->next++ % N_BUFFERS;
+    return to_device ? push(r, stream, k, *c) : pull(r, stream, k, *c);
+}
+
+cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
+                              bool to_device)
+{
+    size_t width = MT_MIN(c->width, (size_t)BUFFER_BYTES);
+    size_t rows = MT_MIN(c->rows, BUFFER_BYTES / width);
+    /* what the stream has done before (a wait for an event, say) comes before the host memory's use */
+    cudaError_t rc = cudaEventRecord(r->turn, stream);
+    if (rc == cudaSuccess)
+        rc = cudaStreamWaitEvent(r->host, r->turn, 0);
+    for (size_t i = 0; i < c->rows && rc == cudaSuccess; i += rows)
+        for (size_t at = 0; at < c->width && rc == cudaSuccess; at += width) {
+            struct mt_copy sub = *c;
+            sub.dst = (char *)c->dst + i * c->dst_pitch + at;
+            sub.src = (const char *)c->src + i * c->src_pitch + at;
+            sub.width = MT_MIN(width, c->width - at);
+            sub.rows = MT_MIN(rows, c->rows - i);
+            rc = one_buffer(r, stream, &sub, to_device);
+        }
+    /* and the stream goes on when the host memory has been used */
+    if (rc == cudaSuccess)
+        rc = cudaEventRecord(r->turn, r->host);
+    return rc == cudaSuccess ? cudaStreamWaitEvent(stream, r->turn, 0) : rc;
+}

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each configs/sft_*.ini passes `check` on a small stand-in of its model: same architecture, pre-tokeniser, template."""
+import glob
+import json
+import os
+import random
+import sys
+import tempfile
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+try:
+    import tokenizers  # noqa: F401
+except ImportError:
+    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
+    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
+        sys.exit("this test needs the data helper's environment: scripts/setup --data")
+    os.environ["MT_DATA_TEST"] = "1"
+    os.execv(inside, [inside, *sys.argv])
+
+from families import conversation, write_tokenizer
+from tiny import config, megatrain, write_model
+
+#: configuration: (family of the model, style of its tokenizer, token that ends a turn)
+MODELS = {"sft_qwen3": ("qwen3", "qwen3", "<|im_end|>"), "sft_qwen2.5": ("qwen2", "qwen2", "<|im_end|>"),
+          "sft_llama3": ("llama", "llama3", "<|eot_id|>"), "sft_mistral": ("mistral", "mistral", "</s>")}
+
+paths = sorted(glob.glob(os.path.join(ROOT, "configs", "sft_*.ini")))
+assert {os.path.basename(p)[:-4] for p in paths} == set(MODELS), paths
+with tempfile.TemporaryDirectory() as tmp:
+    for path in paths:
+        name = os.path.basename(path)[:-4]
+        family, style, end = MODELS[name]
+        model = write_model(os.path.join(tmp, name), config(family, vocab_size=704, num_hidden_layers=2, max_position_embeddings=8192))
+        assert write_tokenizer(model, style) <= 704
+        r = random.Random(name)
+        data = os.path.join(tmp, name + ".jsonl")
+        with open(data, "w") as f:
+            for _ in range(200):
+                sample = conversation(r, style)
+                if len(json.dumps(sample)) < 8000:
+                    f.write(json.dumps(sample) + "\n")
+        sets = {"model.path": model, "model.init": "random", "data.train": data, "data.cache_dir": os.path.join(tmp, "cache"),
+                "checkpoint.dir": os.path.join(tmp, "out-" + name), "memory.device_budget": "400MiB"}
+        options = [x for k, v in sets.items() for x in ("--set", f"{k}={v}")]
+        said = megatrain("check", path, *options)
+        assert said.stdout.endswith("ok\n") and "messages" in said.stderr, said.stderr
+        shown = megatrain("-q", "data", "show", path, *options, "--samples", 30).stdout
+        assert shown.count(end + "⟧") >= 30 and "warning" not in shown, shown[:2000]
+        print(f"ok {name}", flush=True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The assistant's part is found in templates of many builds: which text is trained, by the library of the data helper."""
+import os
+import sys
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+try:
+    import jinja2
+except ImportError:
+    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
+    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
+        sys.exit("this test needs the data helper's environment: scripts/setup --data")
+    os.environ["MT_DATA_TEST"] = "1"
+    os.execv(inside, [inside, *sys.argv])
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
+from megatrain_data import template as T
+from megatrain_data.errors import DataError
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+ENDS = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<|end▁of▁sentence|>", "<|call|>"]
+CHAT = [{"role": "system", "content": "S"}, {"role": "user", "content": "U1"}, {"role": "assistant", "content": "A1"},
+        {"role": "user", "content": "U2"}, {"role": "assistant", "content": "A2"}]
+
+TEMPLATES = {
+    # the system's words go into the first question; nothing is prompted; blanks around the answer
+    "llama 2": ("{% if messages[0].role == 'system' %}{% set loop_messages = messages[1:] %}{% set system = '<<SYS>>' + messages[0].content + '<</SYS>>' %}"
+                "{% else %}{% set loop_messages = messages %}{% set system = '' %}{% endif %}{% for message in loop_messages %}"
+                "{% if message.role == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}"
+                "{% else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}{% endfor %}", [" A1 </s>", " A2 </s>"]),
+    # the header is printed with the question
+    "header behind the question": ("{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content + '<A>' }}{% elif m.role == 'assistant' %}"
+                                   "{{ m.content + '<|end▁of▁sentence|>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
+                                   ["A1<|end▁of▁sentence|>", "A2<|end▁of▁sentence|>"]),
+    # the prompt opens the thinking, which history does not have
+    "thinking in the prompt": ("{% for m in messages %}{{ '<' + m.role + '>' + m.content + ('</s>' if m.role == 'assistant' else '') }}{% endfor %}"
+                               "{% if add_generation_prompt %}{{ '<assistant><think>\\n' }}{% endif %}", ["A1</s>", "A2</s>"]),
+    # the end of the answer is printed with what follows
+    "end with the next turn": ("{% for m in messages %}{% if m.role == 'user' %}{{ ('</s>' if not loop.first and messages[loop.index0-1].role == 'assistant' else '')"
+                               " + '<U>' + m.content }}{% elif m.role == 'assistant' %}{{ '<A>' + m.content }}{% endif %}{% endfor %}{{ '</s>' }}"
+                               "{% if add_generation_prompt %}{{ '<A>' }}{% endif %}", ["A1</s>", "A2</s>"]),
+    "a macro for a message": ("{% macro turn(m) %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endmacro %}{% for m in messages %}{{ turn(m) }}{% endfor %}"
+                              "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    "a macro for all messages": ("{% macro all(ms) %}{% for m in ms %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% endmacro %}{{ all(messages) }}"
+                                 "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    "captured in a variable": ("{% set x %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% endset %}{{ x | trim }}\n"
+                               "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    "two loops": ("{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}\n{% for m in messages if m.role != 'system' %}"
+                  "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+                  ["A1<|im_end|>", "A2<|im_end|>"]),
+    "enumerated": ("{% for i, m in [[0, messages[0]], [1, messages[1]], [2, messages[2]], [3, messages[3]]] + ([[4, messages[4]]] if messages|length > 4 else []) %}"
+                   "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+                   None),  # cannot render two turns alone: said so
+    "parts of a content": ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in [m.content] %}{{ c }}{% endfor %}<|im_end|>\n{% endfor %}"
+                           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}", ["A1<|im_end|>", "A2<|im_end|>"]),
+    "marked": ("{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }};{% endgeneration %}{% else %}{{ m.content }}"
+               "{% endif %}\n{% endfor %}", ["A1;", "A2;"]),
+}
+
+
+def trained(template, messages=CHAT, flags=None, train_on="assistant"):
+    r = template.render(messages)
+    return [r.text[a:b] for a, b in template.spans(r, messages, flags or [None] * len(messages), train_on)]
+
+
+def plain(source):
+    env = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    return env.from_string(source).render(messages=CHAT, tools=None, add_generation_prompt=False, **SPECIAL)
+
+
+for name, (source, want) in TEMPLATES.items():
+    t = T.ChatTemplate(source, SPECIAL, ENDS, name)
+    if want is None:
+        try:
+            trained(t)
+        except DataError as e:
+            assert "{% generation %}" in str(e), e
+        else:
+            raise AssertionError(name)
+        continue
+    got = trained(t)
+    assert got == want, (name, got, t.markers())
+    assert trained(t, train_on="last") == want[1:], name
+    assert trained(t, flags=[None, None, False, None, None]) == want[1:], name
+    if name != "marked":
+        assert t.render(CHAT).text == plain(source), name
+    if not t.generation:
+        assert "".join(trained(t, train_on="all")) == t.render(CHAT).text
+    print("ok", name)
+
+for source in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].__class__ }}", "{% set ns = namespace(_x=1) %}", "{{ messages.append(1) }}", "{{ dict.__class__ }}{{ dict.fromkeys.__globals__ }}"):
+    try:  # refused, or nothing comes of it
+        assert T.ChatTemplate(source, {}, [], "it").render(CHAT).text == "", source
+    except jinja2.exceptions.SecurityError:
+        pass
+print("ok the sandbox holds")

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrix products, answered by the cpu device's one-thread product: sums in FP32 and in an order that depends on
+ * the shape alone, then D = alpha * sum + beta * C + bias with one rounding. Column-major is what it is called
+ * with; a column-major matrix is the transpose of a row-major one, so D' = op(B)' op(A)' is computed.
+ */
+#include <cublasLt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+#include "emu.h"
+#include "sanitizers.h"
+
+enum { ALGO_MARK = 0x454d55, ALGO_WORKSPACE = 64 << 10 };
+
+struct cublasLtContext {
+    int unused;
+};
+
+struct cublasLtMatmulDescOpaque_t {
+    cublasOperation_t trans_a, trans_b;
+    uint32_t epilogue;
+    const void *bias;
+    int bias_type; /* -1: D's */
+};
+
+struct cublasLtMatrixLayoutOpaque_t {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld, stride;
+    int32_t batch;
+};
+
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint64_t workspace_bytes;
+};
+
+size_t cublasLtGetVersion(void)
+{
+    return 130000;
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t s)
+{
+    switch (s) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR: return "CUBLAS_STATUS_LICENSE_ERROR";
+    }
+    return "an unknown status";
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t s)
+{
+    return cublasLtGetStatusName(s);
+}
+
+const char *cublasGetStatusName(cublasStatus_t s)
+{
+    return cublasLtGetStatusName(s);
+}
+
+const char *cublasGetStatusString(cublasStatus_t s)
+{
+    return cublasLtGetStatusName(s);
+}
+
+/* --- handles and descriptors ---------------------------------------------------------------- */
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
+{
+    if (mt_emu_settings()->no_device)
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    *handle = calloc(1, sizeof(**handle));
+    return *handle ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
+{
+    free(handle);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale_type)
+{
+    if ((compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC) ||
+        scale_type != CUDA_R_32F)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    *desc = calloc(1, sizeof(**desc));
+    if (!*desc)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    **desc = (struct cublasLtMatmulDescOpaque_t){.epilogue = CUBLASLT_EPILOGUE_DEFAULT, .bias_type = -1};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc)
+{
+    free(desc);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Copies an attribute of exactly this size. */
+static cublasStatus_t set(void *to, size_t size, const void *buf, size_t bytes)
+{
+    if (!buf || bytes != size)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, buf, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t attr, const void *buf,
+                                              size_t bytes)
+{
+    switch (attr) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(&d->trans_a, sizeof(d->trans_a), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(&d->trans_b, sizeof(d->trans_b), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&d->epilogue, sizeof(d->epilogue), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&d->bias, sizeof(d->bias), buf, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return set(&d->bias_type, sizeof(int32_t), buf, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    *layout = calloc(1, sizeof(**layout));
+    if (!*layout)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    **layout = (struct cublasLtMatrixLayoutOpaque_t){type, rows, cols, ld, 0, 1};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
+{
+    free(layout);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                cublasLtMatrixLayoutAttribute_t attr,
+                                                const void *buf, size_t bytes)
+{
+    int32_t order = CUBLASLT_ORDER_COL;
+    cublasStatus_t rc;
+    switch (attr) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return set(&l->type, sizeof(l->type), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return set(&l->rows, sizeof(l->rows), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return set(&l->cols, sizeof(l->cols), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return set(&l->ld, sizeof(l->ld), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return set(&l->batch, sizeof(l->batch), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return set(&l->stride, sizeof(l->stride), buf, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        rc = set(&order, sizeof(order), buf, bytes);
+        return rc ? rc : order == CUBLASLT_ORDER_COL ? rc : CUBLAS_STATUS_NOT_SUPPORTED;
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref)
+{
+    *pref = calloc(1, sizeof(**pref));
+    return *pref ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref)
+{
+    free(pref);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *buf, size_t bytes)
+{
+    uint32_t word;
+    switch (attr) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return set(&pref->workspace_bytes, sizeof(pref->workspace_bytes), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(&word, sizeof(word), buf, bytes);
+    default: return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+}
+
+/* --- one product ---------------------------------------------------------------------------- */
+
+struct product {
+    struct cublasLtMatmulDescOpaque_t desc;
+    struct cublasLtMatrixLayoutOpaque_t a, b, c, d;
+    float alpha, beta;
+    const void *pa, *pb, *pc;
+    void *pd, *workspace;
+    size_t scribble;
+};
+
+/* What the real library's table of types has, as far as we use it. */
+static bool types_supported(const struct product *p)
+{
+    bool in = p->a.type == p->b.type && (p->a.type == CUDA_R_32F || p->a.type == CUDA_R_16BF);
+    bool out = p->c.type == p->d.type &&
+               (p->d.type == CUDA_R_32F || (p->d.type == CUDA_R_16BF && p->a.type == CUDA_R_16BF));
+    bool epilogue = p->desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+                    p->desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    bool bias = p->desc.epilogue != CUBLASLT_EPILOGUE_BIAS || p->desc.bias_type < 0 ||
+                p->desc.bias_type == (int)p->d.type;
+    return in && out && epilogue && bias;
+}
+
+static bool layout_possible(const struct cublasLtMatrixLayoutOpaque_t *l)
+{
+    return l->rows && l->cols && l->ld >= (int64_t)l->rows && l->batch >= 1 && l->batch <= 65535;
+}
+
+static cublasStatus_t check_shapes(const struct product *p)
+{
+    bool ta = p->desc.trans_a != CUBLAS_OP_N, tb = p->desc.trans_b != CUBLAS_OP_N;
+    uint64_t m = p->d.rows, n = p->d.cols, k = ta ? p->a.rows : p->a.cols;
+    if (!types_supported(p))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    bool ok = layout_possible(&p->a) && layout_possible(&p->b) && layout_possible(&p->c) &&
+              layout_possible(&p->d) && (ta ? p->a.cols : p->a.rows) == m &&
+              (tb ? p->b.rows : p->b.cols) == n && (tb ? p->b.cols : p->b.rows) == k &&
+              p->c.rows == m && p->c.cols == n && p->a.batch == p->d.batch &&
+              p->b.batch == p->d.batch && p->c.batch == p->d.batch;
+    return ok ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+static size_t size_of(cudaDataType_t t)
+{
+    return t == CUDA_R_32F ? 4 : 2;
+}
+
+static void *batch_of(const void *p, const struct cublasLtMatrixLayoutOpaque_t *l, int32_t b)
+{
+    return (char *)(uintptr_t)p + b * l->stride * (int64_t)size_of(l->type);
+}
+
+/* One matrix in device memory, wholly and outside poisoned gaps: the read of a poisoned byte is reported. */
+static bool check_matrix(const char *what, const void *p, const struct cublasLtMatrixLayoutOpaque_t *l)
+{
+    size_t e = size_of(l->type), run = l->rows * e;
+    for (int32_t b = 0; b < l->batch; b++) {
+        const char *first = batch_of(p, l, b);
+        if ((uintptr_t)first % e || !mt_emu_check_device(what, first, (l->cols - 1) * (size_t)l->ld * e + run))
+            return false;
+        for (uint64_t c = 0; c < l->cols; c++) {
+            const volatile char *bad = mt_asan_poisoned(first + c * (size_t)l->ld * e, run);
+            if (bad)
+                (void)*bad;
+        }
+    }
+    return true;
+}
+
+static float to_float(cudaDataType_t t, const void *base, size_t i)
+{
+    return t == CUDA_R_32F ? ((const float *)base)[i] : mt_bf16_to_f32(((const uint16_t *)base)[i]);
+}
+
+/* The columns of a matrix as float: where they are, or converted into *tmp. */
+static const float *as_float(const struct cublasLtMatrixLayoutOpaque_t *l, const void *p, float *tmp,
+                             size_t *ld)
+{
+    *ld = l->type == CUDA_R_32F ? (size_t)l->ld : l->rows;
+    if (l->type == CUDA_R_32F)
+        return p;
+    for (uint64_t c = 0; c < l->cols; c++)
+        mt_cpu_bf16_to_f32(tmp + c * l->rows, (const uint16_t *)p + c * (size_t)l->ld, l->rows);
+    return tmp;
+}
+
+static void finish(const struct product *p, const float *sum, const void *c, void *d)
+{
+    uint64_t m = p->d.rows;
+    for (uint64_t j = 0; j < p->d.cols; j++)
+        for (uint64_t i = 0; i < m; i++) {
+            float v = p->alpha * sum[j * m + i];
+            if (p->beta != 0)
+                v += p->beta * to_float(p->c.type, c, j * (size_t)p->c.ld + i);
+            if (p->desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
+                v += to_float(p->d.type, p->desc.bias, i);
+            size_t at = j * (size_t)p->d.ld + i;
+            if (p->d.type == CUDA_R_32F)
+                ((float *)d)[at] = v;
+            else
+                ((uint16_t *)d)[at] = mt_f32_to_bf16(v);
+        }
+}
+
+static void run_product(void *args)
+{
+    const struct product *p = args;
+    uint64_t m = p->d.rows, n = p->d.cols;
+    bool ta = p->desc.trans_a != CUBLAS_OP_N, tb = p->desc.trans_b != CUBLAS_OP_N;
+    float *sum = malloc(m * n * sizeof(float)), *fa = malloc(p->a.rows * p->a.cols * sizeof(float));
+    float *fb = malloc(p->b.rows * p->b.cols * sizeof(float));
+    if (!sum || !fa || !fb)
+        mt_emu_die("no memory for a matrix product");
+    mt_cpu_gemm_thread_init();
+    for (int32_t b = 0; b < p->d.batch; b++) {
+        struct mt_cpu_tile t = {.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb,
+                                .trans_b = ta, .alpha = 1, .d = sum, .ldd = m};
+        t.a = as_float(&p->b, batch_of(p->pb, &p->b, b), fb, &t.lda);
+        t.b = as_float(&p->a, batch_of(p->pa, &p->a, b), fa, &t.ldb);
+        mt_cpu_gemm_tile(&t);
+        finish(p, sum, batch_of(p->pc, &p->c, b), batch_of(p->pd, &p->d, b));
+    }
+    free(sum);
+    free(fa);
+    free(fb);
+    if (p->scribble) /* nobody else may keep anything there */
+        memset(p->workspace, 0xFF, p->scribble);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
+    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+    cublasLtMatmulPreference_t pref, int requested, cublasLtMatmulHeuristicResult_t results[],
+    int *returned)
+{
+    struct product p = {.desc = *desc, .a = *a, .b = *b, .c = *c, .d = *d};
+    cublasStatus_t rc = handle && requested > 0 ? check_shapes(&p) : CUBLAS_STATUS_INVALID_VALUE;
+    *returned = !rc;
+    if (rc)
+        return rc;
+    results[0] = (cublasLtMatmulHeuristicResult_t){.state = CUBLAS_STATUS_SUCCESS, .wavesCount = 1};
+    results[0].workspaceSize = pref && pref->workspace_bytes >= ALGO_WORKSPACE ? ALGO_WORKSPACE : 0;
+    results[0].algo.data[0] = ALGO_MARK;
+    results[0].algo.data[1] = results[0].workspaceSize;
+    return rc;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attr,
+                                                    void *buf, size_t bytes, size_t *written)
+{
+    uint32_t value = attr == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? 1 : 0;
+    if (algo->data[0] != ALGO_MARK || bytes < sizeof(value))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(buf, &value, sizeof(value));
+    if (written)
+        *written = sizeof(value);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    struct product p = {.desc = *desc, .a = *a_layout, .b = *b_layout, .c = *c_layout, .d = *d_layout,
+                        .pa = a, .pb = b, .pc = c, .pd = d, .workspace = workspace};
+    cublasStatus_t rc = handle && alpha && beta ? check_shapes(&p) : CUBLAS_STATUS_INVALID_VALUE;
+    if (rc)
+        return rc;
+    memcpy(&p.alpha, alpha, sizeof(float));
+    memcpy(&p.beta, beta, sizeof(float));
+    p.scribble = algo ? (size_t)algo->data[1] : 0;
+    bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
+              (!p.scribble || mt_emu_check_device("cublasLtMatmul, workspace", workspace, p.scribble)) &&
+              check_matrix("cublasLtMatmul, A", a, &p.a) && check_matrix("cublasLtMatmul, B", b, &p.b) &&
+              check_matrix("cublasLtMatmul, D", d, &p.d) &&
+              (p.beta == 0 || check_matrix("cublasLtMatmul, C", c, &p.c)) &&
+              (p.beta == 0 || c != d || (p.c.ld == p.d.ld && p.c.stride == p.d.stride));
+    if (ok && desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        struct cublasLtMatrixLayoutOpaque_t l = {p.d.type, p.d.rows, 1, (int64_t)p.d.rows, 0, 1};
+        ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l);
+    }
+    if (!ok)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    return mt_emu_submit(stream, run_product, NULL, &p, sizeof(p)) ? CUBLAS_STATUS_EXECUTION_FAILED
+                                                                 : CUBLAS_STATUS_SUCCESS;
+}

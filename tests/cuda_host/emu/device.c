@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The one device there is, and launches. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu.h"
+
+enum { VERSION = CUDART_VERSION, DEFAULT_SHARED = 48 << 10, MAX_SHARED = 227 << 10 };
+
+static cudaError_t result(cudaError_t e)
+{
+    return mt_emu_result(mt_emu_settings()->no_device ? cudaErrorNoDevice : e);
+}
+
+cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = mt_emu_settings()->no_device ? 0 : VERSION;
+    return mt_emu_result(cudaSuccess);
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = VERSION;
+    return mt_emu_result(cudaSuccess);
+}
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = mt_emu_settings()->no_device ? 0 : 1;
+    return result(cudaSuccess);
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return result(cudaSuccess);
+}
+
+cudaError_t cudaSetDevice(int device)
+{
+    return result(device ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
+cudaError_t cudaSetDeviceFlags(unsigned flags)
+{
+    (void)flags;
+    return result(cudaSuccess);
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
+{
+    cudaError_t e = result(device ? cudaErrorInvalidDevice : cudaSuccess);
+    if (e)
+        return e;
+    *prop = (struct cudaDeviceProp){
+        .name = "host emulation",
+        .totalGlobalMem = mt_emu_settings()->memory_bytes,
+        .sharedMemPerBlock = DEFAULT_SHARED,
+        .sharedMemPerBlockOptin = MAX_SHARED,
+        .warpSize = MT_EMU_WARP,
+        .maxThreadsPerBlock = MT_EMU_MAX_THREADS,
+        .maxGridSize = {2147483647, 65535, 65535},
+        .major = mt_emu_settings()->capability / 10,
+        .minor = mt_emu_settings()->capability % 10,
+        .multiProcessorCount = 2,
+        .asyncEngineCount = 2,
+        .memoryBusWidth = 64,
+        .l2CacheSize = 1 << 20,
+    };
+    return e;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
+{
+    struct cudaDeviceProp p;
+    cudaError_t e = cudaGetDeviceProperties(&p, device);
+    if (e)
+        return e;
+    switch (attr) {
+    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = DEFAULT_SHARED; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = MAX_SHARED; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = MAX_SHARED + 1024; break;
+    case cudaDevAttrWarpSize: *value = MT_EMU_WARP; break;
+    case cudaDevAttrClockRate:
+    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = 2048; break;
+    case cudaDevAttrAsyncEngineCount: *value = p.asyncEngineCount; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+    case cudaDevAttrHostRegisterSupported: *value = 1; break;
+    default: return mt_emu_result(cudaErrorInvalidValue);
+    }
+    return e;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *id, int len, int device)
+{
+    if (device || !id || len < 13)
+        return result(device ? cudaErrorInvalidDevice : cudaErrorInvalidValue);
+    snprintf(id, (size_t)len, "0000:00:00.0");
+    return result(cudaSuccess);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return result(cudaSuccess);
+}
+
+/* --- launches ------------------------------------------------------------------------------- */
+
+/* Kernels that may have more than 48 KiB of dynamic shared memory. */
+struct allowance {
+    const void *kernel;
+    size_t bytes;
+};
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct allowance allowances[256];
+static size_t n_allowances;
+
+static struct allowance *find_allowance(const void *kernel)
+{
+    for (size_t i = 0; i < n_allowances; i++)
+        if (allowances[i].kernel == kernel)
+            return &allowances[i];
+    return NULL;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *func, enum cudaFuncAttribute attr, int value)
+{
+    cudaError_t e = cudaSuccess;
+    if (attr == cudaFuncAttributePreferredSharedMemoryCarveout)
+        return mt_emu_result(e);
+    if (attr != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MAX_SHARED)
+        return mt_emu_result(cudaErrorInvalidValue);
+    pthread_mutex_lock(&lock);
+    struct allowance *a = find_allowance(func);
+    if (!a && n_allowances < sizeof(allowances) / sizeof(allowances[0])) {
+        a = &allowances[n_allowances++];
+        a->kernel = func;
+    }
+    if (a)
+        a->bytes = (size_t)value;
+    else
+        e = cudaErrorUnknown;
+    pthread_mutex_unlock(&lock);
+    return mt_emu_result(e);
+}
+
+static bool shared_fits(const void *kernel, size_t bytes)
+{
+    if (bytes <= DEFAULT_SHARED)
+        return true;
+    pthread_mutex_lock(&lock);
+    const struct allowance *a = find_allowance(kernel);
+    bool ok = a && bytes <= a->bytes;
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
+struct launch {
+    struct mt_emu_launch launch;
+    uint64_t seed;
+};
+
+static void run_launch(void *args)
+{
+    const struct launch *l = args;
+    mt_emu_run_grid(&l->launch, l->seed);
+}
+
+static void done_launch(void *args)
+{
+    const struct launch *l = args;
+    l->launch.free_args(l->launch.args);
+}
+
+cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
+{
+    static _Atomic uint64_t n_launches;
+    struct mt_emu_dim g = l->grid, b = l->block;
+    uint64_t threads = (uint64_t)b.x * b.y * b.z;
+    cudaError_t e = cudaSuccess;
+    if (!g.x || !g.y || !g.z || !threads || threads > MT_EMU_MAX_THREADS || b.z > 64 ||
+        g.x > 2147483647 || g.y > 65535 || g.z > 65535) {
+        mt_emu_complain("kernel %s: a grid of (%u, %u, %u) blocks of (%u, %u, %u) threads is not possible",
+                        l->name, g.x, g.y, g.z, b.x, b.y, b.z);
+        e = cudaErrorInvalidConfiguration;
+    } else if (!shared_fits(l->kernel, l->shared_bytes)) {
+        mt_emu_complain("kernel %s: %zu bytes of shared memory are more than it was allowed", l->name,
+                        l->shared_bytes);
+        e = cudaErrorInvalidValue;
+    }
+    struct launch args = {*l, 0};
+    uint64_t seed = mt_emu_settings()->seed;
+    uint64_t number = atomic_fetch_add_explicit(&n_launches, 1, memory_order_relaxed) + 1;
+    if (seed) {
+        seed += number * 0xd1b54a32d192ed03u;
+        args.seed = mt_emu_random(&seed) | 1;
+    }
+    e = e ? mt_emu_result(e) : mt_emu_submit(l->stream, run_launch, done_launch, &args, sizeof(args));
+    if (e)
+        l->free_args(l->args);
+    return e;
+}

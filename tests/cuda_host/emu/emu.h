@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_EMU_H
+#define MT_EMU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_emu_block.h"
+#include "cuda_runtime_api.h"
+
+/**
+ * The insides of the host emulation (README.md). Lowest first: report (settings, error state), memory
+ * (the device region, pinned host memory), fiber, block (one block of a kernel), grid (all blocks of
+ * one), stream (queues, events), copy, device (what cudaGet... answer), cublaslt.
+ */
+
+/* --- settings and errors (report.c) --------------------------------------------------------- */
+
+struct mt_emu_settings {
+    uint64_t seed;        /* MT_EMU_SEED, default 1; 0: threads and blocks run in order */
+    unsigned jitter_us;   /* MT_EMU_JITTER_US: longest random delay before a command of a stream */
+    unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
+    size_t memory_bytes;  /* MT_EMU_MEMORY: device memory, default 2 GiB */
+    size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
+    bool no_device;       /* MT_EMU_NO_DEVICE: as on a machine without a GPU */
+    int capability;       /* MT_EMU_CAPABILITY: compute capability times 10, default 90 */
+};
+const struct mt_emu_settings *mt_emu_settings(void);
+
+/** Says on stderr what the program under test did wrong. */
+void mt_emu_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/** The same for what a GPU would hang or go wild on; does not return. */
+void mt_emu_die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
+
+/** Remembers e as this thread's last error; returns the process's sticky error when there is one. */
+cudaError_t mt_emu_result(cudaError_t e);
+/** From now on every call fails with e. */
+cudaError_t mt_emu_make_sticky(cudaError_t e);
+/** Calls from a cudaLaunchHostFunc function are not permitted: brackets one. */
+void mt_emu_enter_host_function(void);
+void mt_emu_leave_host_function(void);
+
+/** A stream of random numbers, splitmix64. */
+static inline uint64_t mt_emu_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* --- memory (memory.c, pinned.c) ------------------------------------------------------------ */
+
+/** Lets the calling OS thread touch device memory, or no longer (where the CPU has protection keys). */
+void mt_emu_device_access(bool on);
+bool mt_emu_is_device(const void *p);
+/** Whether [p, p + bytes) lies in one live allocation; if not, complains in the name of `what`. */
+bool mt_emu_check_device(const char *what, const void *p, size_t bytes);
+/** A few words about an address: "device memory", "pinned host memory", "host memory". */
+const char *mt_emu_describe(const void *p);
+
+enum mt_emu_pin { MT_EMU_PAGEABLE, MT_EMU_PINNED, MT_EMU_PARTLY_PINNED };
+enum mt_emu_pin mt_emu_pin_state(const void *p, size_t bytes);
+
+/* --- fibers (fiber.c) ----------------------------------------------------------------------- */
+
+/** One flow of control with a stack of its own; belongs to one OS thread. */
+struct mt_emu_fiber {
+    void *sp;
+    char *stack; /* lowest usable byte */
+    size_t stack_bytes;
+    void (*main)(void *);
+    void *arg, *asan_stack, *tsan, *context;
+};
+/** The first switch to it calls main(arg), which must not return. */
+void mt_emu_fiber_init(struct mt_emu_fiber *f, void (*main)(void *), void *arg);
+/** Not of the fiber that runs. */
+void mt_emu_fiber_finish(struct mt_emu_fiber *f);
+/** The calling OS thread's own flow, as something to switch back to. */
+void mt_emu_fiber_adopt(struct mt_emu_fiber *f);
+/** `from` is the flow that runs; returns when somebody switches back to it. */
+void mt_emu_fiber_switch(struct mt_emu_fiber *from, struct mt_emu_fiber *to);
+
+/* --- kernels (block.c, grid.c) -------------------------------------------------------------- */
+
+enum { MT_EMU_WARP = 32, MT_EMU_MAX_THREADS = 1024 };
+
+/** Runs block `index` of a launch on the calling OS thread. */
+void mt_emu_run_block(const struct mt_emu_launch *l, uint64_t index, uint64_t seed);
+/** Runs all blocks of a launch, with the help of other OS threads; returns when they have ended. */
+void mt_emu_run_grid(const struct mt_emu_launch *l, uint64_t seed);
+
+/* --- streams (stream.c) --------------------------------------------------------------------- */
+
+/** What a command does, on the stream's own thread; `args` were copied. */
+typedef void (*mt_emu_command)(void *args);
+/** Enqueues; `done` (or NULL) releases what args own. Waits while the stream holds 1024 commands. */
+cudaError_t mt_emu_submit(cudaStream_t s, mt_emu_command run, mt_emu_command done, const void *args,
+                          size_t bytes);
+/** Waits until all that was submitted to the stream so far has ended. */
+void mt_emu_drain(cudaStream_t s);
+void mt_emu_drain_all(void);
+
+#endif

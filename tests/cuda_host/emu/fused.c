@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine of fused attention (cuda/fused.h) for the emulation, with what cuDNN supports and refuses, so
+ * that cuda/fused.c's choices, tables and copies are tested without it. Written from the interface's words.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/mem.h"
+#include "emu.h"
+#include "fused.h"
+
+enum { MAX_PLANS = 256 };
+
+struct plan {
+    struct mt_fused_shape s;
+    size_t workspace;
+};
+
+struct context {
+    cudaStream_t stream;
+    int n;
+    struct plan plans[MAX_PLANS];
+};
+
+/* A call on its way to the stream's thread. */
+struct job {
+    struct mt_fused_shape s;
+    struct mt_fused_call c;
+    size_t workspace;
+};
+
+/* Sequence b of a tensor: its first element. */
+static int64_t start(const struct job *j, int table, int64_t b, int64_t ld)
+{
+    return j->s.ragged ? j->c.offsets[table][b] : b * j->s.len * ld;
+}
+
+static float get(const void *p, int64_t i)
+{
+    return mt_bf16_to_f32(((const uint16_t *)p)[i]);
+}
+
+static void put(void *p, int64_t i, float v)
+{
+    ((uint16_t *)p)[i] = mt_f32_to_bf16(v);
+}
+
+static float dot(const void *a, int64_t at_a, const void *b, int64_t at_b, int64_t n)
+{
+    float sum = 0;
+    for (int64_t c = 0; c < n; c++)
+        sum += get(a, at_a + c) * get(b, at_b + c);
+    return sum;
+}
+
+/* One head of one sequence. */
+struct head {
+    int64_t rows, q, k, v, o, dq, group_heads; /* elements of row 0 */
+    float *stats;
+    int64_t stats_step;
+    float scale;
+};
+
+static struct head head_of(const struct job *j, int64_t b, int64_t h)
+{
+    const struct mt_fused_shape *s = &j->s;
+    int64_t kv = h / (s->n_q / s->n_kv) * s->head_dim, own = h * s->head_dim;
+    uint32_t bits = (uint32_t)s->scale_bits;
+    struct head x = {.rows = s->ragged ? j->c.lens[b] : s->len,
+                     .q = start(j, MT_FUSED_Q, b, s->ld_q) + own,
+                     .k = start(j, MT_FUSED_K, b, s->ld_k) + kv,
+                     .v = start(j, MT_FUSED_V, b, s->ld_v) + kv,
+                     .o = start(j, MT_FUSED_O, b, s->ld_o) + own,
+                     .stats_step = s->ragged ? s->n_q : 1, .scale = mt_f32_from_bits(bits)};
+    if (s->backward)
+        x.dq = start(j, MT_FUSED_DQ, b, s->ld_dq) + own;
+    x.stats = j->c.stats + (s->ragged ? j->c.offsets[MT_FUSED_STATS][b] + h
+                                      : (b * s->n_q + h) * s->len);
+    if (x.rows < 0 || x.rows > s->len)
+        mt_emu_die("fused attention: a sequence of %lld rows in a shape of %lld", (long long)x.rows,
+                   (long long)s->len);
+    return x;
+}
+
+static int64_t first_seen(const struct mt_fused_shape *s, int64_t i)
+{
+    return s->window && i + 1 > s->window ? i + 1 - s->window : 0;
+}
+
+static void forward_row(const struct job *j, const struct head *x, int64_t i, float *p)
+{
+    const struct mt_fused_shape *s = &j->s;
+    float max = -INFINITY, sum = 0;
+    for (int64_t k = first_seen(s, i); k <= i; k++) {
+        p[k] = x->scale * dot(j->c.q, x->q + i * s->ld_q, j->c.k, x->k + k * s->ld_k, s->head_dim);
+        max = fmaxf(max, p[k]);
+    }
+    for (int64_t k = first_seen(s, i); k <= i; k++)
+        sum += p[k] = expf(p[k] - max);
+    for (int64_t c = 0; c < s->head_dim; c++) {
+        float o = 0;
+        for (int64_t k = first_seen(s, i); k <= i; k++)
+            o += p[k] * get(j->c.v, x->v + k * s->ld_v + c);
+        put(j->c.o, x->o + i * s->ld_o + c, o / sum);
+    }
+    x->stats[i * x->stats_step] = max + logf(sum);
+}
+
+/* dk, dv: [rows, head_dim] sums of the group. */
+static void backward_row(const struct job *j, const struct head *x, int64_t i, float *dk, float *dv)
+{
+    const struct mt_fused_shape *s = &j->s;
+    int64_t d = s->head_dim, q = x->q + i * s->ld_q, o = x->o + i * s->ld_o;
+    float delta = dot(j->c.d_o, o, j->c.o, o, d), *dq = calloc((size_t)d, sizeof(float));
+    for (int64_t k = first_seen(s, i); dq && k <= i; k++) {
+        int64_t key = x->k + k * s->ld_k, value = x->v + k * s->ld_v;
+        float score = x->scale * dot(j->c.q, q, j->c.k, key, d);
+        float p = expf(score - x->stats[i * x->stats_step]);
+        float ds = p * (dot(j->c.d_o, o, j->c.v, value, d) - delta) * x->scale;
+        for (int64_t c = 0; c < d; c++) {
+            dq[c] += ds * get(j->c.k, key + c);
+            dk[k * d + c] += ds * get(j->c.q, q + c);
+            dv[k * d + c] += p * get(j->c.d_o, o + c);
+        }
+    }
+    for (int64_t c = 0; dq && c < d; c++)
+        put(j->c.dq, x->dq + i * s->ld_dq + c, dq[c]);
+    free(dq);
+}
+
+static void backward_group(const struct job *j, int64_t b, int64_t kv)
+{
+    const struct mt_fused_shape *s = &j->s;
+    int64_t group = s->n_q / s->n_kv, d = s->head_dim;
+    float *dk = calloc((size_t)(2 * s->len * d), sizeof(float)), *dv = dk + s->len * d;
+    struct head x = {0};
+    if (!dk)
+        mt_emu_die("no memory for attention");
+    for (int64_t h = kv * group; h < (kv + 1) * group; h++) {
+        x = head_of(j, b, h);
+        for (int64_t i = 0; i < x.rows; i++)
+            backward_row(j, &x, i, dk, dv);
+    }
+    for (int64_t i = 0; i < x.rows; i++)
+        for (int64_t c = 0; c < d; c++) {
+            put(j->c.dk, start(j, MT_FUSED_DK, b, s->ld_dk) + kv * d + i * s->ld_dk + c, dk[i * d + c]);
+            put(j->c.dv, start(j, MT_FUSED_DV, b, s->ld_dv) + kv * d + i * s->ld_dv + c, dv[i * d + c]);
+        }
+    free(dk);
+}
+
+static void run_job(void *args)
+{
+    const struct job *j = args;
+    float *p = malloc((size_t)j->s.len * sizeof(float));
+    memset(j->c.workspace, 0xff, j->workspace); /* nobody else may keep anything there */
+    for (int64_t b = 0; p && b < j->s.batch; b++) {
+        for (int64_t h = 0; !j->s.backward && h < j->s.n_q; h++) {
+            struct head x = head_of(j, b, h);
+            for (int64_t i = 0; i < x.rows; i++)
+                forward_row(j, &x, i, p);
+        }
+        for (int64_t kv = 0; j->s.backward && kv < j->s.n_kv; kv++)
+            backward_group(j, b, kv);
+    }
+    free(p);
+}
+
+static const char *refusal(const struct mt_fused_shape *s)
+{
+    int sm = mt_emu_settings()->capability;
+    if (s->head_dim % 8 || s->head_dim > (s->backward && sm != 90 ? 128 : 256))
+        return "head size";
+    if (s->backward && s->len == 1)
+        return "s_q = s_kv = 1 is not supported.";
+    if (s->backward && s->ragged && (sm < 90 || sm >= 120))
+        return "Deterministic algorithm is not supported for bprop thd on SM8X and SM12X GPUs";
+    return NULL;
+}
+
+static void engine_describe(char *buf, size_t len)
+{
+    snprintf(buf, len, "emulated cuDNN");
+}
+
+static int engine_open(void **ctx, cudaStream_t stream, char *why, size_t why_len)
+{
+    struct context *c = mt_calloc(1, sizeof(*c));
+    if (!c) {
+        snprintf(why, why_len, "no memory");
+        return -1;
+    }
+    c->stream = stream;
+    *ctx = c;
+    return 0;
+}
+
+static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, size_t *bytes, char *why,
+                       size_t why_len)
+{
+    struct context *c = ctx;
+    const char *no = refusal(s);
+    int i = 0;
+    if (no) {
+        snprintf(why, why_len, "%s", no);
+        return -1;
+    }
+    while (i < c->n && memcmp(&c->plans[i].s, s, sizeof(*s)))
+        i++;
+    if (i == MAX_PLANS)
+        mt_emu_die("fused attention: more than %d plans", MAX_PLANS);
+    if (i == c->n) {
+        size_t len = (size_t)s->len;
+        c->plans[c->n++] = (struct plan){*s, 256};
+        if (s->backward)
+            c->plans[i].workspace = (size_t)(s->batch * s->n_q) * 2 * mt_align_up(len, 64) *
+                                    mt_align_up(len, 128);
+    }
+    *out = &c->plans[i];
+    *bytes = c->plans[i].workspace;
+    return 0;
+}
+
+static int engine_run(void *ctx, void *plan, const struct mt_fused_call *call, char *why, size_t why_len)
+{
+    const struct plan *p = plan;
+    struct job j = {p->s, *call, p->workspace};
+    if (!mt_emu_check_device("fused attention's workspace", call->workspace, p->workspace)) {
+        snprintf(why, why_len, "the workspace is not on the device");
+        return -1;
+    }
+    return mt_emu_submit(((struct context *)ctx)->stream, run_job, NULL, &j, sizeof(j)) ? -1 : 0;
+}
+
+static int engine_supports(const struct mt_fused_shape *s, int sm, const char *properties, char *why,
+                           size_t why_len)
+{
+    (void)s;
+    (void)sm;
+    (void)properties;
+    snprintf(why, why_len, "cuDNN's alone can tell");
+    return -1;
+}
+
+const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
+{
+    static const struct mt_fused_engine engine = {engine_describe, engine_open, free,
+                                                  engine_plan,     engine_run,  engine_supports};
+    (void)why;
+    (void)why_len;
+    return &engine;
+}

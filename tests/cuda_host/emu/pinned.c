@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Host memory that copies may reach without a detour: registered, or allocated so. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emu.h"
+
+struct range {
+    char *base;
+    size_t bytes;
+    bool owned; /* by cudaMallocHost */
+};
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct range *ranges; /* by address, apart */
+static size_t n_ranges, capacity, registered_bytes;
+
+/* The first range that ends behind p. */
+static size_t first_behind(const char *p)
+{
+    size_t lo = 0, hi = n_ranges;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (ranges[mid].base + ranges[mid].bytes <= p)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+enum mt_emu_pin mt_emu_pin_state(const void *ptr, size_t bytes)
+{
+    const char *p = ptr, *end = p + bytes;
+    size_t covered = 0;
+    pthread_rwlock_rdlock(&lock);
+    for (size_t i = first_behind(p); i < n_ranges && ranges[i].base < end; i++) {
+        const char *from = ranges[i].base > p ? ranges[i].base : p;
+        const char *to = ranges[i].base + ranges[i].bytes < end ? ranges[i].base + ranges[i].bytes : end;
+        covered += (size_t)(to - from);
+    }
+    pthread_rwlock_unlock(&lock);
+    return !covered ? MT_EMU_PAGEABLE : covered == bytes ? MT_EMU_PINNED : MT_EMU_PARTLY_PINNED;
+}
+
+static cudaError_t add(char *p, size_t bytes, bool owned)
+{
+    size_t i = first_behind(p);
+    if (i < n_ranges && ranges[i].base < p + bytes)
+        return cudaErrorHostMemoryAlreadyRegistered;
+    if (!owned && (registered_bytes + bytes > mt_emu_settings()->pin_bytes))
+        return cudaErrorMemoryAllocation;
+    if (n_ranges == capacity) {
+        size_t n = capacity ? 2 * capacity : 64;
+        struct range *r = realloc(ranges, n * sizeof(*r));
+        if (!r)
+            return cudaErrorMemoryAllocation;
+        ranges = r;
+        capacity = n;
+    }
+    memmove(ranges + i + 1, ranges + i, (n_ranges - i) * sizeof(*ranges));
+    ranges[i] = (struct range){p, bytes, owned};
+    n_ranges++;
+    registered_bytes += owned ? 0 : bytes;
+    return cudaSuccess;
+}
+
+/* Takes the range that begins at p out of the table. */
+static bool take_out(const char *p, bool owned)
+{
+    size_t i = first_behind(p);
+    if (i == n_ranges || ranges[i].base != p || ranges[i].owned != owned)
+        return false;
+    registered_bytes -= owned ? 0 : ranges[i].bytes;
+    memmove(ranges + i, ranges + i + 1, (n_ranges - i - 1) * sizeof(*ranges));
+    n_ranges--;
+    return true;
+}
+
+cudaError_t cudaHostRegister(void *ptr, size_t bytes, unsigned flags)
+{
+    if (!ptr || !bytes || flags & ~(unsigned)(cudaHostRegisterPortable | cudaHostRegisterReadOnly) ||
+        mt_emu_is_device(ptr))
+        return mt_emu_result(cudaErrorInvalidValue);
+    pthread_rwlock_wrlock(&lock);
+    cudaError_t e = add(ptr, bytes, false);
+    pthread_rwlock_unlock(&lock);
+    return mt_emu_result(e);
+}
+
+cudaError_t cudaHostUnregister(void *ptr)
+{
+    mt_emu_drain_all();
+    pthread_rwlock_wrlock(&lock);
+    bool found = take_out(ptr, false);
+    pthread_rwlock_unlock(&lock);
+    return mt_emu_result(found ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
+{
+    if (!ptr || flags & ~(unsigned)cudaHostAllocPortable)
+        return mt_emu_result(cudaErrorInvalidValue);
+    *ptr = NULL;
+    if (!bytes)
+        return mt_emu_result(cudaSuccess);
+    void *p = NULL;
+    cudaError_t e = posix_memalign(&p, 4096, bytes) ? cudaErrorMemoryAllocation : cudaSuccess;
+    if (!e) {
+        pthread_rwlock_wrlock(&lock);
+        e = add(p, bytes, true);
+        pthread_rwlock_unlock(&lock);
+    }
+    if (e) {
+        free(p);
+        return mt_emu_result(e);
+    }
+    *ptr = p;
+    return mt_emu_result(cudaSuccess);
+}
+
+cudaError_t cudaMallocHost(void **ptr, size_t bytes)
+{
+    return cudaHostAlloc(ptr, bytes, cudaHostAllocDefault);
+}
+
+cudaError_t cudaFreeHost(void *ptr)
+{
+    if (!ptr)
+        return mt_emu_result(cudaSuccess);
+    mt_emu_drain_all();
+    pthread_rwlock_wrlock(&lock);
+    bool found = take_out(ptr, true);
+    pthread_rwlock_unlock(&lock);
+    if (found)
+        free(ptr);
+    return mt_emu_result(found ? cudaSuccess : cudaErrorInvalidValue);
+}

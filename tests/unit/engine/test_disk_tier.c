@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A tiny model trained with its planes in host memory and on disk: the same bits, also after a step that
+ * was abandoned; and whatever I/O fails, the step says so and nothing hangs.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "engine/engine.h"
+#include "model/weights.h"
+
+enum { TOKENS = 24, MICRO = 2, STEPS = 3 };
+
+static const char model_config[] =
+    "{\"architectures\": [\"Qwen3ForCausalLM\"], \"hidden_size\": 32, \"intermediate_size\": 40,\n"
+    " \"num_hidden_layers\": 4, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"head_dim\": 16,\n"
+    " \"vocab_size\": 96, \"tie_word_embeddings\": %s, \"torch_dtype\": \"float32\"}\n";
+
+static char root[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    alarm(500); /* a hang is a failure */
+    snprintf(root, sizeof(root), "/tmp/mt-tier-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(root, NULL);
+}
+
+/* How a trainer is placed. */
+struct placing {
+    enum mt_dtype dtype;
+    bool tied;
+    enum mt_cfg_states states;
+    enum mt_cfg_activations act;
+    uint64_t host_bytes;
+    size_t device_bytes; /* 0: the least that works */
+    enum mt_io_kind io;
+    const char *fault;
+};
+
+struct trainer {
+    struct mt_layout *layout;
+    mt_device *dev;
+    struct mt_engine_params ep;
+    struct mt_engine_plan plan;
+    mt_disk *disk;
+    mt_plane_set *planes;
+    mt_engine *engine;
+    struct mt_batch micro[MICRO];
+    struct mt_step_data data;
+};
+
+static void make_layout(struct trainer *t, bool tied)
+{
+    static struct mt_hf_config cfg;
+    char dir[96], path[128], text[512];
+    snprintf(dir, sizeof(dir), "%s/model-%d", root, tied);
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    snprintf(text, sizeof(text), model_config, tied ? "true" : "false");
+    assert_int_equal(mt_mkdir_p(dir, NULL), 0);
+    assert_int_equal(mt_write_file(path, text, strlen(text), NULL), 0);
+    assert_int_equal(mt_hf_config_read(&cfg, dir, NULL), 0);
+    assert_int_equal(mt_layout_create(&t->layout, &cfg, NULL, true, NULL), 0);
+}
+
+static int make_plan(struct trainer *t, size_t device_bytes, struct mt_err *err)
+{
+    struct mt_device_params p = {.kind = "cpu", .n_threads = 2, .budget_bytes = device_bytes};
+    assert_int_equal(mt_device_create(&t->dev, &p, NULL), 0);
+    t->ep.dev = t->dev;
+    int rc = mt_engine_plan(&t->plan, &t->ep, err);
+    if (rc)
+        mt_device_destroy(&t->dev);
+    return rc;
+}
+
+static void make_planes(struct trainer *t, const struct placing *p)
+{
+    size_t elems[16];
+    bool trainable[16];
+    struct mt_io_fault f;
+    struct mt_err err = {0};
+    const char *dirs[] = {root};
+    for (size_t u = 0; u < t->layout->n_units; u++) {
+        elems[u] = t->layout->units[u].n_elems;
+        trainable[u] = true;
+    }
+    struct mt_plane_set_params pp = {.n_units = t->layout->n_units, .n_elems = elems,
+                                     .trainable = trainable, .state_dtype = MT_F32,
+                                     .grad_dtype = p->dtype, .on_disk = t->plan.on_disk,
+                                     .window_bytes = 8192};
+    if (t->plan.uses_disk) {
+        struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .io = p->io, .request_bytes = 8192,
+                                    .bytes = mt_plane_set_disk_bytes(&pp) + t->plan.disk_spill_bytes};
+        if (p->fault) {
+            assert_int_equal(mt_io_fault_parse(&f, p->fault, NULL), 0);
+            dp.fault = &f;
+        }
+        if (mt_disk_open(&t->disk, &dp, &err))
+            fail_msg("%s", err.msg);
+    }
+    pp.disk = t->ep.disk = t->disk;
+    t->ep.disk_spill_at = mt_plane_set_disk_bytes(&pp);
+    assert_int_equal(mt_plane_set_create(&t->planes, &pp, NULL), 0);
+    t->ep.planes = t->planes;
+}
+
+static void make_data(struct trainer *t)
+{
+    for (size_t m = 0; m < MICRO; m++) {
+        uint32_t ids[TOKENS];
+        for (size_t i = 0; i < TOKENS; i++)
+            ids[i] = (uint32_t)(mt_philox_uniform(4, m, i) * 96);
+        assert_int_equal(mt_batch_init(&t->micro[m], TOKENS, 2, NULL), 0);
+        assert_int_equal(mt_batch_add(&t->micro[m], ids, NULL, 10, 0, NULL), 0);
+        assert_int_equal(mt_batch_add(&t->micro[m], ids + 10, NULL, TOKENS - 10, 1, NULL), 0);
+        assert_int_equal(mt_batch_seal(&t->micro[m], NULL), 0);
+        t->data.n_tokens += t->micro[m].n_tokens;
+        t->data.n_loss += t->micro[m].n_loss;
+    }
+    t->data.micro = t->micro;
+    t->data.cap = t->data.n = MICRO;
+}
+
+/* Weights may fail to be brought to a faulty disk: returns that. */
+static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
+{
+    *t = (struct trainer){0};
+    make_layout(t, p->tied);
+    t->ep = (struct mt_engine_params){
+        .layout = t->layout, .dtype = p->dtype, .grad_dtype = p->dtype,
+        .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .logits_chunk = 64,
+        .train = true, .slots = 2, .activations = p->act, .poison = true, .beta1 = 0.9, .beta2 = 0.99,
+        .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 0.5, .adam_threads = 2, .states = p->states,
+        .may_use_disk = p->states != MT_STATES_HOST || p->act == MT_ACT_DISK,
+        .host_bytes = p->host_bytes, .piece_elems = MT_PIECE_ALIGN};
+    size_t device = p->device_bytes ? p->device_bytes : 128 << 10;
+    while (make_plan(t, device, err))
+        if (p->device_bytes || (device += 16 << 10) > 4 << 20)
+            fail_msg("%s", err->msg);
+    make_planes(t, p);
+    make_data(t);
+    int rc = mt_weights_init_random(t->layout, t->planes, 1, 1, err);
+    return rc ? rc : mt_engine_create(&t->engine, &t->ep, err);
+}
+
+static void end(struct trainer *t)
+{
+    mt_engine_destroy(&t->engine);
+    mt_plane_set_destroy(&t->planes);
+    mt_disk_close(&t->disk);
+    mt_engine_plan_finish(&t->plan);
+    mt_device_destroy(&t->dev);
+    mt_layout_destroy(&t->layout);
+    for (size_t m = 0; m < MICRO; m++)
+        mt_batch_finish(&t->micro[m]);
+}
+
+/* All of hi, lo, m and v, read wherever they are. */
+static char *snapshot(struct trainer *t, size_t *bytes)
+{
+    size_t at = 0, cap = 0;
+    char *all = NULL;
+    struct mt_err err;
+    for (size_t u = 0; u < t->layout->n_units; u++)
+        for (int k = 0; k < MT_PLANE_GRAD; k++) {
+            size_t n = t->layout->units[u].n_elems, size = k <= MT_PLANE_LO ? 2 : 4;
+            assert_true(mt_grow(&all, &cap, at + n * size, 1));
+            if (mt_planes_read(t->planes, u, (enum mt_plane_kind)k, 0, n, all + at, &err))
+                fail_msg("%s", err.msg);
+            at += n * size;
+        }
+    *bytes = at;
+    return all;
+}
+
+struct outcome {
+    double loss[STEPS], norm[STEPS];
+    char *planes;
+    size_t bytes;
+};
+
+static void train(struct outcome *o, const struct placing *p, struct mt_disk_traffic *last)
+{
+    struct trainer t;
+    struct mt_err err = {0};
+    struct mt_step_result r;
+    if (begin(&t, p, &err))
+        fail_msg("%s", err.msg);
+    for (int i = 0; i < STEPS; i++) {
+        if (mt_engine_step(t.engine, &t.data, 1e-2, &r, &err))
+            fail_msg("step %d: %s", i, err.msg);
+        o->loss[i] = r.loss;
+        o->norm[i] = r.grad_norm;
+    }
+    if (last)
+        *last = r.traffic;
+    if (mt_engine_flush(t.engine, &err))
+        fail_msg("flush: %s", err.msg);
+    o->planes = snapshot(&t, &o->bytes);
+    end(&t);
+}
+
+static void check_same(const struct outcome *a, const struct outcome *b)
+{
+    for (int i = 0; i < STEPS; i++)
+        assert_true(a->loss[i] == b->loss[i] && a->norm[i] == b->norm[i]);
+    assert_int_equal(a->bytes, b->bytes);
+    assert_memory_equal(a->planes, b->planes, a->bytes);
+}
+
+static const struct placing in_host = {.states = MT_STATES_HOST, .act = MT_ACT_KEEP,
+                                       .host_bytes = UINT64_MAX, .device_bytes = 8 << 20};
+
+static void every_placement_gives_the_same_bits(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 4; v++) {
+        struct placing base = in_host;
+        struct outcome want, got;
+        base.dtype = v & 1 ? MT_BF16 : MT_F32;
+        base.tied = v >> 1;
+        train(&want, &base, NULL);
+        for (int w = 0; w < 6; w++) {
+            struct placing p = base;
+            struct mt_disk_traffic traffic;
+            p.states = w == 3 ? MT_STATES_AUTO : w == 4 ? MT_STATES_HOST : MT_STATES_DISK;
+            p.host_bytes = w == 3 ? 700 << 10 : w ? 0 : UINT64_MAX;
+            p.act = w == 2 ? MT_ACT_RECOMPUTE : w >= 4 ? MT_ACT_DISK : MT_ACT_KEEP;
+            p.device_bytes = w < 4 ? 8 << 20 : 0;
+            p.io = w == 1 ? MT_IO_THREADS : MT_IO_AUTO;
+            train(&got, &p, &traffic);
+            check_same(&want, &got);
+            assert_true((traffic.written[MT_DISK_STATES] > 0) == (w != 4));
+            assert_true((traffic.written[MT_DISK_ACTIVATIONS] > 0) == (w >= 4));
+            free(got.planes);
+        }
+        free(want.planes);
+    }
+}
+
+static void *interrupt_soon(void *arg)
+{
+    struct trainer *t = arg;
+    usleep((useconds_t)(mt_philox_uniform(9, (uint64_t)(uintptr_t)t->engine, 0) * 4000));
+    mt_engine_interrupt(t->engine);
+    return NULL;
+}
+
+/* After an abandoned step the planes are those of the last applied update, on the disk too. */
+static void an_abandoned_step_completes_the_pending_update(void **state)
+{
+    (void)state;
+    struct placing on_disk = in_host;
+    struct trainer a, b;
+    struct mt_err err = {0};
+    struct mt_step_result r;
+    int abandoned = 0;
+    on_disk.dtype = MT_BF16;
+    on_disk.states = MT_STATES_DISK;
+    on_disk.host_bytes = 0;
+    struct placing host = in_host;
+    host.dtype = MT_BF16;
+    for (int i = 0; i < 12; i++) {
+        assert_int_equal(begin(&a, &host, &err), 0);
+        assert_int_equal(begin(&b, &on_disk, &err), 0);
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(mt_engine_step(a.engine, &a.data, 1e-2, &r, &err), 0);
+            assert_int_equal(mt_engine_step(b.engine, &b.data, 1e-2, &r, &err), 0);
+        }
+        pthread_t thread;
+        if (i % 3)
+            assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, &b), 0);
+        else
+            mt_engine_interrupt(b.engine); /* before its first instruction */
+        int rc = mt_engine_step(b.engine, &b.data, 1e-2, &r, &err);
+        if (i % 3)
+            pthread_join(thread, NULL);
+        mt_engine_clear_interrupt(b.engine);
+        assert_true(rc == 0 || rc == -ECANCELED);
+        abandoned += rc != 0;
+        if (!rc)
+            assert_int_equal(mt_engine_step(a.engine, &a.data, 1e-2, &r, &err), 0);
+        assert_int_equal(mt_engine_flush(a.engine, &err), 0);
+        assert_int_equal(mt_engine_flush(b.engine, &err), 0);
+        assert_int_equal(mt_engine_updates(a.engine), mt_engine_updates(b.engine));
+        size_t n, m;
+        char *x = snapshot(&a, &n), *y = snapshot(&b, &m);
+        assert_int_equal(n, m);
+        assert_memory_equal(x, y, n);
+        free(x);
+        free(y);
+        /* and it goes on from there */
+        assert_int_equal(mt_engine_step(b.engine, &b.data, 1e-2, &r, &err), 0);
+        end(&a);
+        end(&b);
+    }
+    assert_true(abandoned >= 4);
+}
+
+/* Breaks the nth transfer of a run of two steps and a flush; the error, or 0 where it has fewer. */
+static int run_broken(const char *fault, bool interrupted)
+{
+    struct placing p = {.dtype = MT_BF16, .states = MT_STATES_DISK, .act = MT_ACT_DISK,
+                        .fault = fault};
+    struct trainer t;
+    struct mt_err err = {0};
+    struct mt_step_result r;
+    int rc = begin(&t, &p, &err);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, &err);
+    if (interrupted && !rc) {
+        mt_engine_interrupt(t.engine);
+        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, &err);
+        rc = rc == -ECANCELED ? 0 : rc;
+    } else if (!rc) {
+        rc = mt_engine_flush(t.engine, &err);
+    }
+    if (rc) {
+        assert_non_null(strstr(err.msg, "megatrain-scratch"));
+        assert_int_equal(rc, err.code);
+    }
+    end(&t);
+    return rc;
+}
+
+static void any_transfer_that_fails_ends_the_step_with_its_error(void **state)
+{
+    (void)state;
+    int step = getenv("MEGATRAIN_TEST_FULL") ? 1 : 29;
+    for (int write = 0; write < 2; write++)
+        for (int kind = 0; kind < 2; kind++) {
+            int failed = 0;
+            for (int n = 1 + write * 3 + kind;; n += step) {
+                char fault[64];
+                snprintf(fault, sizeof(fault), "%s:%s:%d", write ? "write" : "read",
+                         kind ? "enospc" : "eio", n);
+                int rc = run_broken(fault, (n / step) & 1);
+                if (!rc)
+                    break;
+                assert_int_equal(rc, kind ? -ENOSPC : -EIO);
+                failed++;
+            }
+            assert_true(failed > 5);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_placement_gives_the_same_bits),
+        cmocka_unit_test(an_abandoned_step_completes_the_pending_update),
+        cmocka_unit_test(any_transfer_that_fails_ends_the_step_with_its_error),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
