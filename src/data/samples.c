@@ -243,6 +243,8 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     r->format = MT_FORMAT_TEXT;
     r->header.flags = MT_SHARD_PLAIN_TEXT;
     while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
+        if (got == 1 && !r->out->n_tokens)
+            break; /* all of the file: nothing predicts it */
         for (size_t i = 0; i < got; i++)
             ids[i] = buf[i];
         rc = mt_shard_writer_append(r->out, ids, NULL, got, err);

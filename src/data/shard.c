@@ -43,9 +43,12 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     s->places = s->offsets + h->n_samples + 1;
     if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)))
         return not_whole(err, path, "a name in it does not end");
-    for (uint64_t i = 0; i < h->n_samples; i++)
+    for (uint64_t i = 0; i < h->n_samples; i++) {
         if (s->offsets[i] > s->offsets[i + 1])
             return not_whole(err, path, "sample offsets go backwards");
+        if (s->offsets[i + 1] - s->offsets[i] > h->max_len)
+            return not_whole(err, path, "a sample is longer than its header says");
+    }
     if (s->offsets[0] != 0 || s->offsets[h->n_samples] != h->n_tokens)
         return not_whole(err, path, "samples do not cover the tokens");
     return 0;

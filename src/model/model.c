@@ -327,6 +327,13 @@ int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float l
                            "%zu in %zu of %zu",
                            i, micro[i].n_tokens, micro[i].n_docs, micro[i].max_doc_len,
                            m->p.max_tokens, m->p.max_docs, m->p.max_len);
+        /* runs are in order of their ids: the last is the largest */
+        uint32_t largest = micro[i].n_runs ? (uint32_t)micro[i].run_ids[micro[i].n_runs - 1] : 0;
+        if (largest >= (uint64_t)m->layout->cfg.vocab)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                           "micro-batch %zu holds token %u, the model's vocab_size is %lld: the cache of "
+                           "tokens is damaged; remove data.cache_dir",
+                           i, largest, (long long)m->layout->cfg.vocab);
         fill_block(m, i, &micro[i]);
     }
     size_t bytes = n * m->input_bytes;

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of the streaming, through the binary: figures beside their targets (meson test --benchmark -v).
+
+Medians over the steps after the first two; run it on a machine that does nothing else.
+"""
+import os
+import statistics
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
+
+LAYERS, MICRO = 12, 8
+
+
+def run(tmp, name, model, data, **over):
+    out = os.path.join(tmp, name)
+    settings = dict(model__dtype="f32", data__eval="", data__seq_len=128, data__packing="on", train__steps=8,
+                    train__batch_size=MICRO, train__micro_batch=1, memory__device_budget="512MiB",
+                    memory__activations="recompute", checkpoint__save="weights")
+    ini = write_ini(out + ".ini", base(model, data, out, **{**settings, **over}))
+    megatrain("-q", "run", ini)
+    rows = [m for m in metrics(out) if "loss" in m][2:]
+    return {k: statistics.median(m[k] for m in rows) for k in ("t_step", "t_fwd", "t_bwd", "t_opt", "t_wait_h2d", "h2d_bytes",
+                                                               "d2h_bytes", "tok_s")}
+
+
+def figure(what, value, target):
+    print(f"{what:58s} {value:8.3f}   target {target}")
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    cfg = config("qwen3", num_hidden_layers=LAYERS, hidden_size=256, intermediate_size=768, num_attention_heads=8,
+                 num_key_value_heads=4, head_dim=32)
+    model = write_model(os.path.join(tmp, "model"), cfg)
+    data = write_data(os.path.join(tmp, "data.jsonl"), n=400, longest=128)
+    print(f"load average {os.getloadavg()[0]:.2f}")
+    all_in = run(tmp, "resident", model, data, memory__slots=LAYERS)
+    two = run(tmp, "two", model, data, memory__slots=2)
+    print(f"resident: {all_in['t_step'] * 1e3:.0f} ms a step, {all_in['tok_s']:.0f} tok/s; forward {all_in['t_fwd'] * 1e3:.0f} ms, "
+          f"backward {all_in['t_bwd'] * 1e3:.0f} ms, optimizer {all_in['t_opt'] * 1e3:.0f} ms (under the forward)")
+    figure("two slots over all resident, no throttle", two["t_step"] / all_in["t_step"], "<= 1.05")
+
+    three = run(tmp, "three", model, data, memory__slots=3)
+    h = cfg["hidden_size"]
+    layer = h * 16 * 32 + 8 * 32 * h + 3 * h * cfg["intermediate_size"]  # matrices of a layer; the rest is small
+    one_pass = LAYERS * layer * 4
+    gbps = one_pass / (0.8 * three["t_fwd"]) * 1e-9
+    slow = run(tmp, "throttled", model, data, memory__slots=3, device__link_gbps=f"{gbps:.4f}")
+    print(f"link of {gbps:.3f} GB/s: a pass of the weights ({one_pass / 2**20:.1f} MiB) takes 80% of the forward's compute")
+    figure("throttled link over no throttle, three slots", slow["t_step"] / three["t_step"], "<= 1.10")
+    figure("  of the step, waiting for the link", slow["t_wait_h2d"] / slow["t_step"], "")
+
+    # engine/test_program shows that the layers' weights alone are an eighth; here is all that crosses the link, with
+    # the FP32 gradients that the comparison schedule brings back for each micro-batch
+    micro = run(tmp, "microbatch", model, data, memory__slots=2, memory__schedule="microbatch", train__steps=4)
+    figure("bytes in of the layered schedule, in passes of the layers", two["h2d_bytes"] / one_pass, f"{(2 * LAYERS - 2) / LAYERS:.3f} and the vocabulary's")
+    figure(f"bytes in, layered over microbatch, {MICRO} micro-batches", two["h2d_bytes"] / micro["h2d_bytes"], f"<= 1/{MICRO} = {1 / MICRO:.3f}")

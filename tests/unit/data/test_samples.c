@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the fuzzers of the readers found, kept. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "data/samples.h"
+
+static char dir[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(dir, sizeof(dir), "/tmp/mt-samples-XXXXXX");
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(dir, NULL);
+}
+
+/* Reads a file of this content and writes its shard; returns the samples there are. */
+static uint64_t samples_of(const char *name, const char *text, size_t len)
+{
+    char path[128], out[128];
+    struct mt_shard_writer w;
+    struct mt_shard s;
+    struct mt_err err = {0};
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    snprintf(out, sizeof(out), "%s/out.tokens", dir);
+    assert_int_equal(mt_write_file(path, text, len, NULL), 0);
+    assert_int_equal(mt_shard_writer_open(&w, out, NULL), 0);
+    struct mt_sample_reader r = {.bytes = true, .vocab = 300, .out = &w};
+    if (mt_samples_read_file(&r, path, &err) || mt_shard_writer_commit(&w, &r.header, &err))
+        fail_msg("%s", err.msg);
+    mt_samples_finish(&r);
+    mt_shard_writer_finish(&w);
+    if (mt_shard_open(&s, out, 0, &err))
+        fail_msg("%s", err.msg);
+    uint64_t n = s.header->n_samples;
+    mt_shard_close(&s);
+    return n;
+}
+
+static void a_text_of_one_byte_has_no_sample(void **state)
+{
+    (void)state;
+    assert_int_equal(samples_of("a.txt", "", 0), 0);
+    assert_int_equal(samples_of("a.txt", "x", 1), 0);
+    assert_int_equal(samples_of("a.txt", "xy", 2), 1);
+    assert_int_equal(samples_of("a.jsonl", "", 0), 0);
+    assert_int_equal(samples_of("a.jsonl", "\n\n \r\n", 5), 0);
+    assert_int_equal(samples_of("a.json", "[]", 2), 0);
+    assert_int_equal(samples_of("a.jsonl", "{\"text\": \"\"}\n{\"text\": \"a\"}", 26), 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_text_of_one_byte_has_no_sample, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

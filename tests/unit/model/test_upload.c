@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "model/model.h"
+
+enum { TOKENS = 8, VOCAB = 40 };
+
+static const char config[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 16, \"intermediate_size\": 24, "
+    "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"vocab_size\": 40}";
+
+static void batches_that_do_not_fit_the_model_are_refused(void **state)
+{
+    (void)state;
+    static struct mt_hf_config cfg;
+    struct mt_layout *layout = NULL;
+    mt_device *dev = NULL;
+    mt_model *model = NULL;
+    struct mt_batch b;
+    struct mt_err err = {0};
+    struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
+    assert_int_equal(mt_hf_config_parse(&cfg, config, strlen(config), "config.json", NULL), 0);
+    assert_int_equal(mt_layout_create(&layout, &cfg, NULL, true, NULL), 0);
+    assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
+    struct mt_model_params p = {.layout = layout, .dtype = MT_F32, .max_tokens = TOKENS, .max_docs = 2,
+                                .max_len = TOKENS, .max_micro = 1, .logits_chunk = 64};
+    assert_int_equal(mt_model_create(&model, dev, &p, NULL), 0);
+    static const struct {
+        uint32_t id;
+        size_t n;
+        int rc;
+    } cases[] = {{0, 8, 0}, {VOCAB - 1, 8, 0}, {VOCAB, 8, -ERANGE}, {1u << 31, 8, -ERANGE},
+                 {UINT32_MAX, 8, -ERANGE}, {0, 9, -EINVAL}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint32_t ids[9] = {1, 2, 3, cases[i].id, 5, 6, 7, 8, 9};
+        assert_int_equal(mt_batch_init(&b, 16, 2, NULL), 0);
+        assert_int_equal(mt_batch_add(&b, ids, NULL, cases[i].n, 0, NULL), 0);
+        assert_int_equal(mt_batch_seal(&b, NULL), 0);
+        assert_int_equal(mt_model_upload(model, &b, 1, 1, &err), cases[i].rc);
+        assert_int_equal(mt_device_sync(dev, NULL), 0);
+        mt_batch_finish(&b);
+    }
+    mt_model_destroy(&model);
+    mt_device_destroy(&dev);
+    mt_layout_destroy(&layout);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_that_do_not_fit_the_model_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
