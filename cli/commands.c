@@ -23,6 +23,7 @@ static const struct cli_option run_options[] = {
     {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
     {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
     {"max-steps", 0, "N", "Stop after N steps of this run."},
+    {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
 static const struct cli_option check_options[] = {SET, END};

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,42 +16,73 @@ from tiny import (BINARY, base, config, losses, megatrain, metrics, planes, read
 FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
 
 
-def start(*args):
-    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 
 
-def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
-    def ini(name):
-        out = os.path.join(tmp, name)
-        return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2))
-    want_out, want = ini("kill-want")
+def start(*args, env=None):
+    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, **(env or {})})
+
+
+def on_disk(tmp):
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive, exist_ok=True)
+    return {"memory__states": "disk", "memory__nvme_paths": drive, "memory__device_budget": "8MiB"}
+
+
+def killed(tmp, model, data, name, env, over, kills_wanted):
+    def ini(tag, **more):
+        out = os.path.join(tmp, f"{name}-{tag}")
+        return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2, **more))
+    want_out, want = ini("want")
     t0 = time.time()
     megatrain("-q", "run", want)
     took = time.time() - t0
-    out, path = ini("kill")
+    out, path = ini("kill", **over)
     rng = random.Random(3)
     kills = 0
-    for _ in range(300 if FULL else 12):
-        p = start("-q", "run", path, "--resume")
+    for _ in range(10 * kills_wanted):
+        p = start("-q", "run", path, "--resume", env=env)
         time.sleep(rng.random() * took * 0.6)
         p.kill()
         p.communicate()
         kills += p.returncode == -signal.SIGKILL
-        if os.path.isdir(os.path.join(out, "checkpoint-12")) and not FULL:
-            break
-    megatrain("-q", "run", path, "--resume")
-    assert losses(out) == losses(want_out), "losses differ after kills"
-    assert planes(out + "/checkpoint-12") == planes(want_out + "/checkpoint-12"), "planes differ after kills"
+        for n in os.listdir(out) if os.path.isdir(out) else []:
+            if n.startswith("checkpoint-") and not n.endswith(".tmp") and FULL:
+                megatrain("verify", os.path.join(out, n))
+        if os.path.isdir(os.path.join(out, "checkpoint-12")):
+            if kills >= kills_wanted or not FULL:
+                break
+            check_killed(out, want_out)
+            shutil.rmtree(out)
+    megatrain("-q", "run", path, "--resume", env=env)
+    check_killed(out, want_out)
     assert kills > 0
     left = [n for n in os.listdir(out) if n.startswith("checkpoint-") and not n.endswith(".tmp")]
     assert len(left) <= 3, left
+    return kills
+
+
+def check_killed(out, want_out):
+    assert losses(out) == losses(want_out), "losses differ after kills"
+    assert planes(out + "/checkpoint-12") == planes(want_out + "/checkpoint-12"), "planes differ after kills"
+
+
+def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
+    kills = killed(tmp, model, data, "host", {}, {}, 150 if FULL else 8)
+    kills += killed(tmp, model, data, "disk", PIECES, on_disk(tmp), 150 if FULL else 8)
+    left = os.listdir(os.path.join(tmp, "drive"))
+    assert not left, f"scratch of killed runs is left: {left}"
+    assert not FULL or kills >= 300, kills
 
 
 def signals_save_the_last_applied_update(tmp, model, data):
-    for signo, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        out = os.path.join(tmp, f"signal-{code}")
-        ini = write_ini(out + ".ini", base(model, data, out, train__steps=500))
-        p = start("run", ini)
+    for signo, code, env, over in ((signal.SIGINT, 130, {}, {}), (signal.SIGTERM, 143, {}, {}),
+                                   (signal.SIGTERM, 143, PIECES, on_disk(tmp))):
+        tag = f"{code}-{len(over)}"
+        out = os.path.join(tmp, f"signal-{tag}")
+        ini = write_ini(out + ".ini", base(model, data, out, train__steps=500, **over))
+        p = start("run", ini, env=env)
         while "step 3/" not in p.stderr.readline():
             pass
         p.send_signal(signo)
@@ -62,7 +94,7 @@ def signals_save_the_last_applied_update(tmp, model, data):
         assert step >= 3
         megatrain("-q", "run", ini, "--resume", "--max-steps", 2)
         assert [s for s, _, _ in losses(out)] == list(range(1, step + 3))
-        whole = os.path.join(tmp, f"whole-{code}")
+        whole = os.path.join(tmp, f"whole-{tag}")
         ini2 = write_ini(whole + ".ini", base(model, data, whole, train__steps=500))
         megatrain("-q", "run", ini2, "--max-steps", step + 2)
         assert losses(out) == losses(whole)
