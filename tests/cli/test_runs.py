@@ -30,7 +30,7 @@ def on_disk(tmp):
     return {"memory__states": "disk", "memory__nvme_paths": drive, "memory__device_budget": "8MiB"}
 
 
-def killed(tmp, model, data, name, env, over, kills_wanted):
+def killed(name, env, over, kills_wanted, tmp, model, data):
     def ini(tag, **more):
         out = os.path.join(tmp, f"{name}-{tag}")
         return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2, **more))
@@ -69,8 +69,8 @@ def check_killed(out, want_out):
 
 
 def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
-    kills = killed(tmp, model, data, "host", {}, {}, 150 if FULL else 8)
-    kills += killed(tmp, model, data, "disk", PIECES, on_disk(tmp), 150 if FULL else 8)
+    kills = killed("host", {}, {}, 150 if FULL else 8, tmp, model, data)
+    kills += killed("disk", PIECES, on_disk(tmp), 150 if FULL else 8, tmp, model, data)
     left = os.listdir(os.path.join(tmp, "drive"))
     assert not left, f"scratch of killed runs is left: {left}"
     assert not FULL or kills >= 300, kills
@@ -134,27 +134,32 @@ def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
 
 
 def frozen_tensors_do_not_move(tmp, model, data):
-    out = os.path.join(tmp, "frozen")
-    ini = write_ini(out + ".ini", base(model, data, out, model__freeze="model.embed_tokens.*, model.layers.0.*, *.mlp.up_proj.weight",
-                                       train__steps=4, checkpoint__every=1, train__warmup=0))
-    megatrain("-q", "run", ini)
-    first = read_safetensors(f"{out}/checkpoint-1/model.safetensors")
-    last = read_safetensors(f"{out}/checkpoint-4/model.safetensors")
-    for name in first:
-        frozen = "embed_tokens" in name or "layers.0." in name or "up_proj" in name
-        assert (first[name] == last[name]) == frozen, name
+    got = []
+    for name, env, over in (("host", {}, {}), ("disk", PIECES, on_disk(tmp))):
+        out = os.path.join(tmp, "frozen-" + name)
+        ini = write_ini(out + ".ini", base(model, data, out, model__freeze="model.embed_tokens.*, model.layers.0.*, *.mlp.up_proj.weight",
+                                           train__steps=4, checkpoint__every=1, train__warmup=0, **over))
+        megatrain("-q", "run", ini, env=env)
+        first = read_safetensors(f"{out}/checkpoint-1/model.safetensors")
+        last = read_safetensors(f"{out}/checkpoint-4/model.safetensors")
+        for name in first:
+            frozen = "embed_tokens" in name or "layers.0." in name or "up_proj" in name
+            assert (first[name] == last[name]) == frozen, name
+        got.append(planes(f"{out}/checkpoint-4"))
+    assert got[0] == got[1]
 
 
 def a_step_that_overflows_is_skipped_to_the_bit(tmp, model, data):
     """Weights so large that the loss is not finite: the step is skipped, the run stops after max_skips."""
     huge = write_model(os.path.join(tmp, "huge"), config("llama", num_hidden_layers=2, initializer_range=1e18))
-    out = os.path.join(tmp, "skip")
-    ini = write_ini(out + ".ini", base(huge, data, out, train__max_skips=3, checkpoint__every=1))
-    p = megatrain("run", ini, expect=6)
-    assert "3 steps in a row" in p.stderr and "skipped" in p.stderr, p.stderr
-    a, b = planes(f"{out}/checkpoint-1"), planes(f"{out}/checkpoint-2")
-    assert a == b
-    assert json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))["updates"] == "0"
+    for name, over in (("host", {}), ("disk", on_disk(tmp))):
+        out = os.path.join(tmp, "skip-" + name)
+        ini = write_ini(out + ".ini", base(huge, data, out, train__max_skips=3, checkpoint__every=1, **over))
+        p = megatrain("run", ini, expect=6)
+        assert "3 steps in a row" in p.stderr and "skipped" in p.stderr, p.stderr
+        a, b = planes(f"{out}/checkpoint-1"), planes(f"{out}/checkpoint-2")
+        assert a == b
+        assert json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))["updates"] == "0"
 
 
 def schedules_and_metrics_agree(tmp, model, data):
