@@ -71,6 +71,9 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err);
 
+/** Bytes of "64KiB", "600TB": *out is left alone where the option was not given. */
+int cli_parse_size(const struct cli_args *args, const char *name, uint64_t *out, struct mt_err *err);
+
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);
 

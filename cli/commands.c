@@ -25,6 +25,7 @@ static const struct cli_option run_options[] = {
     {"max-steps", 0, "N", "Stop after N steps of this run."},
     {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
     {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
+    {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
 static const struct cli_option plan_options[] = {

@@ -136,3 +136,21 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
 {
     return cli_load_file(out, args->operands[args->n_operands - 1], args, err);
 }
+
+/* By the parser of the configuration. */
+int cli_parse_size(const struct cli_args *args, const char *name, uint64_t *out, struct mt_err *err)
+{
+    struct mt_config *cfg = NULL;
+    const char *text = cli_arg(args, name);
+    if (!text)
+        return 0;
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
+    if (!rc)
+        rc = mt_config_override(cfg, "memory.host_budget", text, name, err);
+    if (!rc && (cfg->memory.host_budget.is_auto || cfg->memory.host_budget.is_ratio))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s %s: bytes with a unit, such as 1MiB", name, text);
+    if (!rc)
+        *out = cfg->memory.host_budget.bytes;
+    mt_config_destroy(&cfg);
+    return rc;
+}

@@ -8,25 +8,6 @@
 #include "cli.h"
 #include "store/disk.h"
 
-/* "64KiB" and the like, by the parser of the configuration. */
-static int parse_size(const struct cli_args *args, const char *name, uint64_t *out,
-                      struct mt_err *err)
-{
-    struct mt_config *cfg = NULL;
-    const char *text = cli_arg(args, name);
-    if (!text)
-        return 0;
-    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
-    if (!rc)
-        rc = mt_config_override(cfg, "memory.host_budget", text, name, err);
-    if (!rc && (cfg->memory.host_budget.is_auto || cfg->memory.host_budget.is_ratio))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s %s: bytes with a unit, such as 1MiB", name, text);
-    if (!rc)
-        *out = cfg->memory.host_budget.bytes;
-    mt_config_destroy(&cfg);
-    return rc;
-}
-
 static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt_err *err)
 {
     const char *io = cli_arg(args, "io"), *depth = cli_arg(args, "depth");
@@ -39,9 +20,9 @@ static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt
     if (io && strcmp(io, "io_uring") && strcmp(io, "threads"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--io %s: io_uring or threads", io);
     p->io = !io ? MT_IO_AUTO : !strcmp(io, "threads") ? MT_IO_THREADS : MT_IO_URING;
-    int rc = parse_size(args, "size", &p->bytes, err);
+    int rc = cli_parse_size(args, "size", &p->bytes, err);
     if (!rc)
-        rc = parse_size(args, "request", &request, err);
+        rc = cli_parse_size(args, "request", &request, err);
     p->request_bytes = (size_t)request;
     if (!rc && (request % MT_DISK_ALIGN || request > 1 << 30 || p->depth > 4096))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--request: a multiple of %d up to 1GiB; --depth: up to "

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "train/wear.h"
 
 void cli_print_memory(const struct mt_memory *m)
 {
@@ -64,6 +65,63 @@ void cli_print_session(const struct mt_session *s)
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
                 s->choice.sim.phase[MT_SIM_BACKWARD],
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_BACKWARD]));
+}
+
+static void print_uses(const char *verb, const uint64_t bytes[MT_N_DISK_USES])
+{
+    char a[32];
+    const char *sep = verb;
+    for (int i = 0; i < MT_N_DISK_USES; i++)
+        if (bytes[i]) {
+            fprintf(stderr, "%s%s %s", sep, mt_disk_use_name((enum mt_disk_use)i),
+                    mt_format_bytes(a, sizeof(a), bytes[i]));
+            sep = ", ";
+        }
+}
+
+void cli_print_wear(const struct mt_session *s, uint64_t tbw)
+{
+    struct mt_wear w;
+    char a[32], b[32];
+    size_t on_disk = 0;
+    if (!s->plan.uses_disk)
+        return;
+    for (size_t u = 0; u < s->layout->n_units; u++)
+        on_disk += s->plan.on_disk[u] != 0;
+    mt_session_wear(s, tbw, &w);
+    fprintf(stderr, "Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
+            mt_format_bytes(a, sizeof(a), w.read_bytes));
+    print_uses(" (", s->plan.traffic.read);
+    fprintf(stderr, "%s, writes %s", w.read_bytes ? ")" : "",
+            mt_format_bytes(a, sizeof(a), w.written_bytes));
+    print_uses(" (", s->plan.traffic.written);
+    fprintf(stderr, "%s\nWear     the run writes %s to a drive", w.written_bytes ? ")" : "",
+            mt_format_bytes(a, sizeof(a), w.run_bytes));
+    if (w.rated_bytes)
+        fprintf(stderr, ", %.2g%% of the %s that %s", 100 * w.share,
+                mt_format_bytes(b, sizeof(b), w.rated_bytes),
+                w.measured ? "its SMART data point to" : "--tbw says");
+    fprintf(stderr, "%s; less with a larger memory.host_budget or fewer, larger steps\n",
+            w.rated_bytes ? "" : " (rated endurance not known: --tbw)");
+}
+
+void cli_print_disk(const struct mt_session *s)
+{
+    struct mt_disk_info d;
+    char a[32];
+    if (!s->disk)
+        return;
+    mt_disk_info(s->disk, &d);
+    for (size_t i = 0; i < d.n_dirs; i++) {
+        uint64_t bytes;
+        double share;
+        const char *path = mt_disk_file(s->disk, i, &bytes, &share);
+        fprintf(stderr, "Scratch  %s, %s, %.0f%% of requests\n", path,
+                mt_format_bytes(a, sizeof(a), bytes), 100 * share);
+    }
+    fprintf(stderr, "         %s, %s, %s buffers, alignment %zu, %u requests each way\n", d.io,
+            d.direct ? "direct" : "through the page cache", d.buffers_registered ? "registered" : "plain",
+            d.align, d.depth);
 }
 
 static void format_time(char *buf, size_t len, double s)

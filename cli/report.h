@@ -8,6 +8,10 @@
 /** Tables and lines for people, on standard error. */
 void cli_print_memory(const struct mt_memory *m);
 void cli_print_session(const struct mt_session *s);
+/** What a step moves between host memory and disk, and what the run costs the drives. */
+void cli_print_wear(const struct mt_session *s, uint64_t tbw);
+/** How the scratch files are reached. The session has been started. */
+void cli_print_disk(const struct mt_session *s);
 /** What prints a run as it goes. */
 struct cli_progress {
     const struct cli *cli;

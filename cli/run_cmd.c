@@ -228,12 +228,16 @@ static int fill_weights(struct run *r, struct mt_err *err)
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
-    int rc = mt_session_prepare(&r->session, r->cfg, true, err);
+    uint64_t tbw = 0;
+    int rc = cli_parse_size(r->args, "tbw", &tbw, err);
+    if (!rc)
+        rc = mt_session_prepare(&r->session, r->cfg, true, err);
     if (rc)
         return rc;
     rc = mt_session_memory(&r->session, &memory, err);
     if (!rc && !r->cli->quiet) {
         cli_print_session(&r->session);
+        cli_print_wear(&r->session, tbw);
         cli_print_memory(&memory);
     }
     return rc ? rc : mt_memory_check(&memory, err);
@@ -258,6 +262,8 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     atomic_store(&control.step, r->state.step);
     cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
     int rc = mt_session_start(&r->session, err);
+    if (!rc && !r->cli->quiet)
+        cli_print_disk(&r->session);
     if (!rc)
         rc = fill_weights(r, err);
     if (!rc)

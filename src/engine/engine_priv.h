@@ -79,6 +79,8 @@ struct mt_engine {
     int disk_in_flight[2];
     bool stop;   /* the run is given up, but for the pending update; under lock */
     bool broken; /* that too; under lock */
+    pthread_mutex_t drain_lock;
+    bool drained; /* the device is idle and stays so; under drain_lock */
     int error_code;
     struct mt_err error; /* the first, or what came after an interruption */
     atomic_bool interrupted;

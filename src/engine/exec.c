@@ -139,6 +139,23 @@ static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
             return;
 }
 
+/*
+ * The run is given up and something that an update waits for will not come; what came before it may still
+ * be under way on the device, reading the buffer that the update is about to fill. Until the device is idle.
+ */
+static void drain_device(mt_engine *e)
+{
+    pthread_mutex_lock(&e->lock);
+    while (!e->closed[MT_Q_COMPUTE] || !e->closed[MT_Q_H2D] || !e->closed[MT_Q_D2H])
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&e->drain_lock); /* nobody feeds the streams now: one of us may */
+    if (!e->drained)
+        mt_device_sync(e->dev, NULL); /* its error is told at the end of the run */
+    e->drained = true;
+    pthread_mutex_unlock(&e->drain_lock);
+}
+
 /* --- updates and disk ------------------------------------------------------------------------ */
 
 /* The thread itself waits. false: the run, and for updates the update, is given up. */
@@ -150,6 +167,8 @@ static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_i
         enum waited w = await(e, q, in->wait[q], in->update);
         if (w == GIVEN_UP || (w == NEVER_COMES && !in->update))
             return false;
+        if (w == NEVER_COMES && is_device_queue(q))
+            drain_device(e);
         if (w == THERE && is_device_queue(q)) {
             struct mt_err err = {0};
             int rc = mt_event_sync(e->dev, r->done[in->wait[q]], &err);
@@ -318,6 +337,7 @@ int mt_exec_start(mt_engine *e, struct mt_err *err)
                                                    "mt-optimizer", "mt-disk-read", "mt-disk-write"};
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
+    pthread_mutex_init(&e->drain_lock, NULL);
     for (int q = MT_Q_COMPUTE + 1; q < MT_N_QUEUES; q++) {
         struct mt_worker *w = &e->worker[q];
         if (!e->p.disk && q >= MT_Q_DISK_READ)
@@ -344,6 +364,7 @@ void mt_exec_stop(mt_engine *e)
         if (e->worker[q].started)
             pthread_join(e->worker[q].thread, NULL);
     pthread_cond_destroy(&e->changed);
+    pthread_mutex_destroy(&e->drain_lock);
     pthread_mutex_destroy(&e->lock);
 }
 
@@ -351,7 +372,7 @@ static void begin(mt_engine *e, struct mt_runnable *r)
 {
     pthread_mutex_lock(&e->lock);
     e->run = r;
-    e->stop = e->broken = false;
+    e->stop = e->broken = e->drained = false;
     e->error_code = 0;
     e->updated = false;
     e->n_busy = 0;

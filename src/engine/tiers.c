@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/build.h"
 #include "engine/engine_priv.h"
 
 enum {
@@ -218,7 +217,9 @@ void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params 
     if (states && p->states == MT_STATES_AUTO)
         keep_units(&t);
     describe_all(&t);
-    plan->uses_disk = mt_program_uses_disk(&plan->program);
+    plan->uses_disk = plan->program.spill_disk;
+    for (size_t u = 0; u < plan->program.n_units; u++)
+        plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&plan->program, bytes);
     for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++) {

@@ -18,42 +18,73 @@ from tiny import (BINARY, base, config, losses, megatrain, metrics, planes, read
 FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
 
 
-def start(*args):
-    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 
 
-def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
-    def ini(name):
-        out = os.path.join(tmp, name)
-        return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2))
-    want_out, want = ini("kill-want")
+def start(*args, env=None):
+    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, **(env or {})})
+
+
+def on_disk(tmp):
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive, exist_ok=True)
+    return {"memory__states": "disk", "memory__nvme_paths": drive, "memory__device_budget": "8MiB"}
+
+
+def killed(name, env, over, kills_wanted, tmp, model, data):
+    def ini(tag, **more):
+        out = os.path.join(tmp, f"{name}-{tag}")
+        return out, write_ini(out + ".ini", base(model, data, out, train__steps=12, checkpoint__every=1, checkpoint__keep=2, **more))
+    want_out, want = ini("want")
     t0 = time.time()
     megatrain("-q", "run", want)
     took = time.time() - t0
-    out, path = ini("kill")
+    out, path = ini("kill", **over)
     rng = random.Random(3)
     kills = 0
-    for _ in range(300 if FULL else 12):
-        p = start("-q", "run", path, "--resume")
+    for _ in range(10 * kills_wanted):
+        p = start("-q", "run", path, "--resume", env=env)
         time.sleep(rng.random() * took * 0.6)
         p.kill()
         p.communicate()
         kills += p.returncode == -signal.SIGKILL
-        if os.path.isdir(os.path.join(out, "checkpoint-12")) and not FULL:
-            break
-    megatrain("-q", "run", path, "--resume")
-    assert losses(out) == losses(want_out), "losses differ after kills"
-    assert planes(out + "/checkpoint-12") == planes(want_out + "/checkpoint-12"), "planes differ after kills"
+        for n in os.listdir(out) if os.path.isdir(out) else []:
+            if n.startswith("checkpoint-") and not n.endswith(".tmp") and FULL:
+                megatrain("verify", os.path.join(out, n))
+        if os.path.isdir(os.path.join(out, "checkpoint-12")):
+            if kills >= kills_wanted or not FULL:
+                break
+            check_killed(out, want_out)
+            shutil.rmtree(out)
+    megatrain("-q", "run", path, "--resume", env=env)
+    check_killed(out, want_out)
     assert kills > 0
     left = [n for n in os.listdir(out) if n.startswith("checkpoint-") and not n.endswith(".tmp")]
     assert len(left) <= 3, left
+    return kills
+
+
+def check_killed(out, want_out):
+    assert losses(out) == losses(want_out), "losses differ after kills"
+    assert planes(out + "/checkpoint-12") == planes(want_out + "/checkpoint-12"), "planes differ after kills"
+
+
+def killed_at_random_moments_resumes_to_the_same_bits(tmp, model, data):
+    kills = killed("host", {}, {}, 150 if FULL else 8, tmp, model, data)
+    kills += killed("disk", PIECES, on_disk(tmp), 150 if FULL else 8, tmp, model, data)
+    left = os.listdir(os.path.join(tmp, "drive"))
+    assert not left, f"scratch of killed runs is left: {left}"
+    assert not FULL or kills >= 300, kills
 
 
 def signals_save_the_last_applied_update(tmp, model, data):
-    for signo, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
-        out = os.path.join(tmp, f"signal-{code}")
-        ini = write_ini(out + ".ini", base(model, data, out, train__steps=500))
-        p = start("run", ini)
+    for signo, code, env, over in ((signal.SIGINT, 130, {}, {}), (signal.SIGTERM, 143, {}, {}),
+                                   (signal.SIGTERM, 143, PIECES, on_disk(tmp))):
+        tag = f"{code}-{len(over)}"
+        out = os.path.join(tmp, f"signal-{tag}")
+        ini = write_ini(out + ".ini", base(model, data, out, train__steps=500, **over))
+        p = start("run", ini, env=env)
         while "step 3/" not in p.stderr.readline():
             pass
         p.send_signal(signo)
@@ -65,7 +96,7 @@ def signals_save_the_last_applied_update(tmp, model, data):
         assert step >= 3
         megatrain("-q", "run", ini, "--resume", "--max-steps", 2)
         assert [s for s, _, _ in losses(out)] == list(range(1, step + 3))
-        whole = os.path.join(tmp, f"whole-{code}")
+        whole = os.path.join(tmp, f"whole-{tag}")
         ini2 = write_ini(whole + ".ini", base(model, data, whole, train__steps=500))
         megatrain("-q", "run", ini2, "--max-steps", step + 2)
         assert losses(out) == losses(whole)
@@ -200,27 +231,32 @@ def a_second_run_on_the_same_folder_is_refused(tmp, model, data):
 
 
 def frozen_tensors_do_not_move(tmp, model, data):
-    out = os.path.join(tmp, "frozen")
-    ini = write_ini(out + ".ini", base(model, data, out, model__freeze="model.embed_tokens.*, model.layers.0.*, *.mlp.up_proj.weight",
-                                       train__steps=4, checkpoint__every=1, train__warmup=0))
-    megatrain("-q", "run", ini)
-    first = read_safetensors(f"{out}/checkpoint-1/model.safetensors")
-    last = read_safetensors(f"{out}/checkpoint-4/model.safetensors")
-    for name in first:
-        frozen = "embed_tokens" in name or "layers.0." in name or "up_proj" in name
-        assert (first[name] == last[name]) == frozen, name
+    got = []
+    for name, env, over in (("host", {}, {}), ("disk", PIECES, on_disk(tmp))):
+        out = os.path.join(tmp, "frozen-" + name)
+        ini = write_ini(out + ".ini", base(model, data, out, model__freeze="model.embed_tokens.*, model.layers.0.*, *.mlp.up_proj.weight",
+                                           train__steps=4, checkpoint__every=1, train__warmup=0, **over))
+        megatrain("-q", "run", ini, env=env)
+        first = read_safetensors(f"{out}/checkpoint-1/model.safetensors")
+        last = read_safetensors(f"{out}/checkpoint-4/model.safetensors")
+        for name in first:
+            frozen = "embed_tokens" in name or "layers.0." in name or "up_proj" in name
+            assert (first[name] == last[name]) == frozen, name
+        got.append(planes(f"{out}/checkpoint-4"))
+    assert got[0] == got[1]
 
 
 def a_step_that_overflows_is_skipped_to_the_bit(tmp, model, data):
     """Weights so large that the loss is not finite: the step is skipped, the run stops after max_skips."""
     huge = write_model(os.path.join(tmp, "huge"), config("llama", num_hidden_layers=2, initializer_range=1e18))
-    out = os.path.join(tmp, "skip")
-    ini = write_ini(out + ".ini", base(huge, data, out, train__max_skips=3, checkpoint__every=1))
-    p = megatrain("run", ini, expect=6)
-    assert "3 steps in a row" in p.stderr and "skipped" in p.stderr, p.stderr
-    a, b = planes(f"{out}/checkpoint-1"), planes(f"{out}/checkpoint-2")
-    assert a == b
-    assert json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))["updates"] == "0"
+    for name, over in (("host", {}), ("disk", on_disk(tmp))):
+        out = os.path.join(tmp, "skip-" + name)
+        ini = write_ini(out + ".ini", base(huge, data, out, train__max_skips=3, checkpoint__every=1, **over))
+        p = megatrain("run", ini, expect=6)
+        assert "3 steps in a row" in p.stderr and "skipped" in p.stderr, p.stderr
+        a, b = planes(f"{out}/checkpoint-1"), planes(f"{out}/checkpoint-2")
+        assert a == b
+        assert json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))["updates"] == "0"
 
 
 def schedules_and_metrics_agree(tmp, model, data):

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_WEAR_H
+#define MT_TRAIN_WEAR_H
+
+#include "train/session.h"
+
+/** What a run costs the drives of memory.nvme_paths. */
+struct mt_wear {
+    uint64_t read_bytes, written_bytes; /* of a step, all drives */
+    uint64_t run_bytes;                 /* written by the whole run to the drive that gets most */
+    uint64_t rated_bytes;               /* endurance of that drive; 0: not known */
+    bool measured;                      /* by SMART; else as the user says */
+    double share;                       /* run_bytes over rated_bytes */
+};
+/** `tbw`: rated endurance of a drive as the user says, 0: ask SMART. */
+void mt_session_wear(const struct mt_session *s, uint64_t tbw, struct mt_wear *out);
+
+#endif

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Runs from disk with broken drives and full file systems: each ends with its exit code and says which file, or
+goes on; the newest checkpoint stays good, and resuming gives the bits of a run that nothing happened to.
+"""
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
+
+FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
+STEPS = 6
+
+
+class Place:
+    """A model, a folder for scratch and what an unbroken run gives."""
+
+    def __init__(self, tmp):
+        self.tmp = tmp
+        self.drive = os.path.join(tmp, "drive")
+        os.makedirs(self.drive)
+        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=3))
+        self.data = write_data(os.path.join(tmp, "data.jsonl"))
+        out, ini = self.ini("want", memory__states="host")
+        megatrain("-q", "run", ini)
+        self.want = losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+
+    def ini(self, name, **over):
+        out = os.path.join(self.tmp, name)
+        sections = {"memory__states": "disk", "memory__nvme_paths": self.drive, "train__steps": STEPS,
+                    "checkpoint__every": 2, **over}
+        return out, write_ini(out + ".ini", base(self.model, self.data, out, **sections))
+
+    def check(self, name, out, ini):
+        """Resumes without faults and compares."""
+        for n in os.listdir(out):
+            if n.startswith("checkpoint-") and not n.endswith(".tmp"):
+                megatrain("verify", os.path.join(out, n))
+        megatrain("-q", "run", ini, "--resume", env=PIECES)
+        assert losses(out) == self.want[0], f"{name}: losses differ"
+        assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == self.want[1], f"{name}: planes differ"
+        assert not os.listdir(self.drive), f"{name}: scratch is left"
+
+
+def broken_transfers_end_the_run_and_leave_the_checkpoint(p):
+    codes = {"eio": 1, "enospc": 4, "zero": 1}
+    seen = set()
+    for direction in ("read", "write"):
+        for kind in codes:
+            for n in range(3, 900, 40 if FULL else 211):
+                name = f"{direction}-{kind}-{n}"
+                out, ini = p.ini(name)
+                r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": f"{direction}:{kind}:{n}"}, expect=None)
+                seen.add(r.returncode)
+                if r.returncode == 0:
+                    continue
+                assert r.returncode == codes[kind], (name, r.returncode, r.stderr)
+                assert "megatrain-scratch-" in r.stderr and "offset" in r.stderr, (name, r.stderr)
+                assert f"cannot {direction}" in r.stderr, (name, r.stderr)
+                p.check(name, out, ini)
+                shutil.rmtree(out)
+    assert {1, 4} <= seen, seen
+
+
+def a_drive_that_stays_broken_ends_the_run(p):
+    out, ini = p.ini("stays")
+    r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": "any:eio:200:0"}, expect=1)
+    assert "Input/output error" in r.stderr
+    p.check("stays", out, ini)
+
+
+def space_that_is_short_is_refused_before_anything_is_done(p):
+    """A limit on file sizes stands in for a small drive; a small file system where one may be mounted."""
+    out, ini = p.ini("short")
+    cap = lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
+    r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=cap)
+    assert r.returncode == 4, (r.returncode, r.stderr)
+    assert "of scratch are wanted" in r.stderr and p.drive in r.stderr, r.stderr
+    assert not os.listdir(p.drive)
+    with Small(p.tmp, "768k") as small:
+        if not small:
+            return
+        out, ini = p.ini("small", memory__nvme_paths=small)
+        r = megatrain("-q", "run", ini, expect=4)
+        assert "short" in r.stderr and "memory.nvme_paths" in r.stderr, r.stderr
+        assert not os.path.exists(os.path.join(out, "checkpoint-2"))
+
+
+def a_folder_that_is_gone_or_read_only_is_named(p):
+    out, ini = p.ini("gone", memory__nvme_paths=os.path.join(p.tmp, "nowhere"))
+    r = megatrain("-q", "run", ini, expect=2)
+    assert "nowhere" in r.stderr and "memory.nvme_paths" in r.stderr, r.stderr
+    with Small(p.tmp, "4m", "ro") as small:
+        if small:
+            out, ini = p.ini("readonly", memory__nvme_paths=small)
+            r = megatrain("-q", "run", ini, expect=2)
+            assert "Read-only" in r.stderr and small in r.stderr, r.stderr
+
+
+def a_file_system_without_room_for_a_checkpoint_keeps_the_last(p):
+    """Checkpoints go to a file system that holds one and not two: the run goes on and says so."""
+    with Small(p.tmp, "3600k") as small:
+        if not small:
+            return
+        out = os.path.join(small, "run")
+        ini = write_ini(os.path.join(p.tmp, "fills.ini"),
+                        base(p.model, p.data, out, train__steps=STEPS, checkpoint__every=2, checkpoint__keep=1,
+                             memory__states="disk", memory__nvme_paths=p.drive))
+        r = megatrain("-v", "run", ini, env=PIECES, expect=None)
+        assert r.returncode == 4, (r.returncode, r.stderr)
+        assert "not saved" in r.stderr, r.stderr
+        assert len([m for m in metrics(out) if "loss" in m]) == STEPS
+        megatrain("verify", os.path.join(out, "checkpoint-2"))
+        left = [n for n in os.listdir(out) if n.endswith(".tmp")]
+        assert not left, left
+
+
+def tmpfs_works_as_a_drive(p):
+    with Small(p.tmp, "64m") as small:
+        if small:
+            out, ini = p.ini("tmpfs", memory__nvme_paths=small)
+            megatrain("-q", "run", ini, env=PIECES)
+            assert losses(out) == p.want[0]
+
+
+class Small:
+    """A small tmpfs, or None where mounting is not allowed."""
+
+    def __init__(self, tmp, size, options=""):
+        self.path, self.options = tempfile.mkdtemp(dir=tmp), f"size={size}" + ("," + options if options else "")
+        self.mounted = False
+
+    def __enter__(self):
+        self.mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", self.options, "megatrain-test", self.path],
+                                      capture_output=True).returncode == 0
+        if not self.mounted:
+            print("mounting is not allowed here: the rest of this test is left out", flush=True)
+        return self.path if self.mounted else None
+
+    def __exit__(self, *exc):
+        if self.mounted:
+            subprocess.run(["umount", self.path], check=True)
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("p",)]
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp_dir:
+        place = Place(tmp_dir)
+        for test in TESTS:
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            test(place)
+            print(f"ok {test.__name__}", flush=True)

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Planes in memory and on the disk hold the same, however they are written and read. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "store/planes.h"
+
+enum { UNITS = 3, WINDOW = 8192 };
+
+static const size_t elems[UNITS] = {5000, 2048, 11111};
+static const bool trainable[UNITS] = {true, false, true};
+static char root[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof(root), "/tmp/mt-planes-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return mt_remove_tree(root, NULL);
+}
+
+struct fixture {
+    struct mt_plane_set_params p;
+    mt_disk *disk;
+    mt_plane_set *set;
+};
+
+static void open_set(struct fixture *f, const uint8_t *on_disk, const struct mt_io_fault *fault)
+{
+    const char *dirs[] = {root};
+    *f = (struct fixture){.p = {.n_units = UNITS, .n_elems = elems, .trainable = trainable,
+                                .state_dtype = MT_F32, .grad_dtype = MT_BF16, .on_disk = on_disk,
+                                .window_bytes = WINDOW}};
+    struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .bytes = mt_plane_set_disk_bytes(&f->p),
+                                .fault = fault};
+    assert_int_equal(mt_disk_open(&f->disk, &dp, NULL), 0);
+    f->p.disk = f->disk;
+    assert_int_equal(mt_plane_set_create(&f->set, &f->p, NULL), 0);
+}
+
+static void close_set(struct fixture *f)
+{
+    mt_plane_set_destroy(&f->set);
+    mt_disk_close(&f->disk);
+}
+
+static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
+{
+    (void)state;
+    struct fixture f;
+    const uint8_t masks[UNITS] = {0x1e, 0x1f, 0};
+    uint64_t at;
+    size_t host = 0;
+    open_set(&f, masks, NULL);
+    for (int k = 0; k < MT_N_PLANES; k++)
+        host += mt_plane_set_plane_bytes(&f.p, (enum mt_plane_kind)k);
+    assert_int_equal(host, mt_plane_set_bytes(&f.p));
+    /* unit 0: lo, m, v, gradient; unit 1, frozen: hi, lo */
+    assert_int_equal(mt_plane_set_disk_bytes(&f.p), 12288 + 2 * 20480 + 12288 + 2 * 4096);
+    assert_int_equal(mt_plane_set_window_bytes(&f.p), 4096 + 3 * WINDOW);
+    assert_non_null(mt_plane(f.set, 0, MT_PLANE_HI));
+    assert_null(mt_plane(f.set, 0, MT_PLANE_LO));
+    assert_true(mt_plane_on_disk(f.set, 0, MT_PLANE_LO, &at) && at % MT_DISK_ALIGN == 0);
+    assert_false(mt_plane_on_disk(f.set, 0, MT_PLANE_HI, &at));
+    assert_false(mt_plane_on_disk(f.set, 1, MT_PLANE_M, &at));
+    float x;
+    struct mt_err err;
+    assert_int_equal(mt_planes_read(f.set, 1, MT_PLANE_M, 0, 1, &x, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "no plane"));
+    close_set(&f);
+}
+
+static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
+{
+    (void)state;
+    struct fixture a, b;
+    const uint8_t all[UNITS] = {0x1f, 0x1f, 0x1f};
+    open_set(&a, NULL, NULL);
+    open_set(&b, all, NULL);
+    char buf[3000 * 4], got[3000 * 4];
+    for (uint64_t i = 0; i < 3000; i++) {
+        size_t u = (size_t)(mt_philox_uniform(1, 0, i) * UNITS);
+        enum mt_plane_kind k = (enum mt_plane_kind)(mt_philox_uniform(1, 1, i) * (trainable[u] ? 4 : 2));
+        size_t size = k <= MT_PLANE_LO ? 2 : 4, first = (size_t)(mt_philox_uniform(1, 2, i) * (double)elems[u]);
+        size_t n = MT_MIN((size_t)(mt_philox_uniform(1, 3, i) * 3000), elems[u] - first);
+        for (size_t j = 0; j < n * size; j++)
+            buf[j] = (char)(i * 7 + j);
+        if (i % 3) {
+            assert_int_equal(mt_planes_write(a.set, u, k, first, n, buf, NULL), 0);
+            assert_int_equal(mt_planes_write(b.set, u, k, first, n, buf, NULL), 0);
+        } else {
+            assert_int_equal(mt_planes_read(a.set, u, k, first, n, buf, NULL), 0);
+            assert_int_equal(mt_planes_read(b.set, u, k, first, n, got, NULL), 0);
+            assert_memory_equal(buf, got, n * size);
+        }
+        if (i % 500 == 0)
+            assert_int_equal(mt_planes_settle(b.set, NULL), 0);
+    }
+    close_set(&a);
+    close_set(&b);
+}
+
+static void settling_brings_all_to_the_disk_itself(void **state)
+{
+    (void)state;
+    struct fixture f;
+    const uint8_t masks[UNITS] = {0, 0, 0x1f};
+    float masters[3000];
+    uint16_t hi[4096];
+    uint64_t at;
+    void *p = NULL;
+    open_set(&f, masks, NULL);
+    for (size_t i = 0; i < 3000; i++)
+        masters[i] = (float)mt_philox_uniform(5, 5, i);
+    assert_int_equal(mt_planes_write_masters(f.set, 2, 0, 3000, masters, NULL), 0);
+    assert_int_equal(mt_planes_settle(f.set, NULL), 0);
+    assert_true(mt_plane_on_disk(f.set, 2, MT_PLANE_HI, &at));
+    assert_int_equal(posix_memalign(&p, MT_DISK_ALIGN, 8192), 0);
+    struct mt_disk_request r = {.n_spans = 1, .span = {{at, p, 8192}}};
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    memcpy(hi, p, 8192);
+    for (size_t i = 0; i < 3000; i++) {
+        uint16_t want, lo;
+        mt_master_split(masters[i], &want, &lo);
+        assert_int_equal(hi[i], want);
+    }
+    /* and what the disk holds then is seen again, not a window from before */
+    memset(p, 0, 8192);
+    r.write = true;
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    assert_int_equal(mt_planes_read(f.set, 2, MT_PLANE_HI, 0, 100, hi, NULL), 0);
+    assert_int_equal(hi[7], 0);
+    free(p);
+    close_set(&f);
+}
+
+static void a_write_that_fails_is_told_when_it_happens(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_err err;
+    const uint8_t masks[UNITS] = {0x1f, 0, 0};
+    struct mt_io_fault fault = {MT_IO_FAULT_EIO, false, true, 1, 0};
+    uint16_t x[4] = {1, 2, 3, 4};
+    open_set(&f, masks, &fault);
+    assert_int_equal(mt_planes_write(f.set, 0, MT_PLANE_HI, 0, 4, x, &err), 0); /* in the window */
+    assert_int_equal(mt_planes_settle(f.set, &err), -EIO);
+    assert_non_null(strstr(err.msg, root));
+    assert_int_equal(mt_planes_settle(f.set, &err), 0); /* told once */
+    close_set(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_add_up_and_frozen_units_have_no_moments),
+        cmocka_unit_test(planes_on_disk_hold_what_planes_in_memory_hold),
+        cmocka_unit_test(settling_brings_all_to_the_disk_itself),
+        cmocka_unit_test(a_write_that_fails_is_told_when_it_happens),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
