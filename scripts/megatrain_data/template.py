@@ -100,6 +100,17 @@ class TemplateNamespace(jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError(f"a chat template may not store {name!r} in a namespace")
 
 
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, quicker at what templates do most: reading keys of dictionaries by a dot."""
+
+    OF_DICT = frozenset(dir(dict))
+
+    def getattr(self, obj, attribute):
+        if type(obj) is dict and attribute not in self.OF_DICT:  # no attribute: what Jinja finds in the end is the key
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
 def raise_exception(message):
     raise jinja2.exceptions.TemplateError(message)
 
@@ -145,8 +156,7 @@ class ChatTemplate:
         self.name, self.special, self.ends = name, special_tokens, [e for e in ends if e]
         self.generation = bool(GENERATION.search(source))
         self.tracker = Tracker()
-        env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                            extensions=[Generation, jinja2.ext.loopcontrols])
+        env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
         env.filters["tojson"] = to_json
         now = lambda: datetime.strptime(date, "%Y-%m-%d") if date else datetime.now()
         env.globals.update(raise_exception=raise_exception, strftime_now=lambda f: now().strftime(f), dict=TemplateDict(),

@@ -114,7 +114,6 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     struct mt_dataset_stats *s = &p->pub.stats;
     int rc = 0;
     s->format = h->format;
-    s->n_bytes = h->n_bytes;
     s->n_untrained = h->n_untrained;
     s->n_endless = h->n_endless;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
@@ -148,7 +147,6 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_split += s->n_split;
     sum->n_untrained += s->n_untrained;
     sum->n_endless += s->n_endless;
-    sum->n_bytes += s->n_bytes;
     sum->longest = MT_MAX(sum->longest, s->longest);
     sum->from_cache &= s->from_cache;
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";

@@ -39,7 +39,6 @@ struct mt_dataset_stats {
     uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
     uint64_t n_untrained; /* samples left out: no loss token */
     uint64_t n_endless;   /* samples that train no token that ends a turn */
-    uint64_t n_bytes;     /* of the files */
     uint64_t longest;     /* sample, before it is cut */
     bool from_cache;
     const char *format; /* the one detected; "mixed" where files differ */

@@ -281,6 +281,7 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
         rc = read_array(r, path, err);
     else
         rc = read_plain(r, f, path, err);
+    r->header.n_bytes = (uint64_t)MT_MAX(ftello(f), (off_t)0);
     fclose(f);
     snprintf(r->header.format, sizeof(r->header.format), "%s",
              r->header.flags & MT_SHARD_PLAIN_TEXT ? "plain text" : mt_format_name(r->format));
