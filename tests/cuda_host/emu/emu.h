@@ -8,6 +8,7 @@
 
 #include "cuda_emu_block.h"
 #include "cuda_runtime_api.h"
+#include "sanitizers.h"
 
 /**
  * The insides of the host emulation (README.md). Lowest first: report (settings, error state), memory
@@ -42,7 +43,7 @@ void mt_emu_enter_host_function(void);
 void mt_emu_leave_host_function(void);
 
 /** A stream of random numbers, splitmix64. */
-static inline uint64_t mt_emu_random(uint64_t *state)
+MT_EMU_UNCHECKED static inline uint64_t mt_emu_random(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
