@@ -95,7 +95,7 @@ static void the_printed_values_give_the_same_step_again(void **state)
     mt_layout_destroy(&l);
 }
 
-static void more_memory_is_never_slower(void **state)
+static void more_memory_is_never_much_slower(void **state)
 {
     (void)state;
     struct mt_layout *l = make_layout(&small);
@@ -189,7 +189,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
         cmocka_unit_test(the_printed_values_give_the_same_step_again),
-        cmocka_unit_test(more_memory_is_never_slower),
+        cmocka_unit_test(more_memory_is_never_much_slower),
         cmocka_unit_test(what_is_short_is_said_and_each_change_makes_it_fit),
         cmocka_unit_test(states_leave_the_host_in_reverse_order_of_need),
     };
