@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -284,23 +285,51 @@ static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)
            (p->keep_best && step == p->best_step);
 }
 
+/* What a killed save or prune left. */
+static int remove_leftovers(const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
+{
+    DIR *d = opendir(dir);
+    char path[4400];
+    int rc = 0;
+    for (struct dirent *e; d && !rc && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        if (strncmp(e->d_name, "checkpoint-", 11) || n < 4 || strcmp(e->d_name + n - 4, ".tmp"))
+            continue;
+        snprintf(path, sizeof(path), "%.4000s/%s", dir, e->d_name);
+        rc = vfs->remove_tree(vfs->ctx, path);
+        if (rc)
+            mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc));
+    }
+    if (d)
+        closedir(d);
+    return rc;
+}
+
+/* Under another name first: a kill half-way leaves no folder that looks like a checkpoint and is none. */
+static int remove_checkpoint(const struct mt_vfs *vfs, const char *dir, uint64_t step, struct mt_err *err)
+{
+    char path[4096], tmp[4120];
+    snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)step);
+    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    int rc = vfs->rename(vfs->ctx, path, tmp);
+    if (!rc)
+        rc = vfs->remove_tree(vfs->ctx, tmp);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc)) : 0;
+}
+
 int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
                         struct mt_err *err)
 {
     uint64_t *steps;
     size_t n;
-    char path[4096];
-    int rc = mt_checkpoint_list(dir, &steps, &n, err);
     if (!vfs)
         vfs = &mt_vfs_posix;
-    for (size_t i = 0; i < n && !rc; i++) {
-        if (keeps(p, steps[i], i))
-            continue;
-        snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)steps[i]);
-        rc = vfs->remove_tree(vfs->ctx, path);
-        if (rc)
-            mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc));
-    }
+    int rc = mt_checkpoint_list(dir, &steps, &n, err);
+    if (!rc)
+        rc = remove_leftovers(vfs, dir, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (!keeps(p, steps[i], i))
+            rc = remove_checkpoint(vfs, dir, steps[i], err);
     free(steps);
     return rc;
 }

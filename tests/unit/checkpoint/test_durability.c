@@ -289,6 +289,36 @@ static void a_full_disk_leaves_the_older_checkpoint(void **state)
     }
 }
 
+static int fail_remove(void *ctx, const char *path)
+{
+    (void)ctx;
+    (void)path;
+    return -EIO;
+}
+
+static void a_prune_cut_short_leaves_no_torn_checkpoint(void **state)
+{
+    (void)state;
+    struct made_model m;
+    struct mt_vfs vfs = mt_vfs_posix;
+    struct mt_prune_policy keep_one = {.keep = 1};
+    char path[200];
+    vfs.remove_tree = fail_remove;
+    assert_int_equal(made_model_init(&m), 0);
+    assert_int_equal(save(&m, NULL, 2), 0);
+    assert_int_equal(save(&m, NULL, 4), 0);
+    assert_int_equal(mt_checkpoint_prune(&vfs, m.dir, &keep_one, NULL), -EIO);
+    snprintf(path, sizeof(path), "%s/checkpoint-2", m.dir);
+    assert_false(mt_path_exists(path));
+    snprintf(path, sizeof(path), "%s/checkpoint-2.tmp", m.dir);
+    assert_true(mt_path_exists(path));
+    assert_int_equal(mt_checkpoint_prune(NULL, m.dir, &keep_one, NULL), 0); /* the next one clears up */
+    assert_false(mt_path_exists(path));
+    snprintf(path, sizeof(path), "%s/checkpoint-4", m.dir);
+    assert_int_equal(mt_checkpoint_verify(path, NULL), 0);
+    made_model_finish(&m);
+}
+
 static void what_is_loaded_is_what_was_saved(void **state)
 {
     (void)state;
@@ -323,6 +353,7 @@ int main(void)
         cmocka_unit_test(write_sync_rename_sync_prune_in_this_order),
         cmocka_unit_test(a_power_cut_at_any_point_leaves_a_good_checkpoint),
         cmocka_unit_test(a_full_disk_leaves_the_older_checkpoint),
+        cmocka_unit_test(a_prune_cut_short_leaves_no_torn_checkpoint),
         cmocka_unit_test(what_is_loaded_is_what_was_saved),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
