@@ -51,8 +51,13 @@ int fail(char *why, size_t len, const std::string &text)
 // Builds the graph's tensors and its node.
 class builder {
 public:
-    explicit builder(const mt_fused_shape &s) : s(s), graph(std::make_shared<fe::graph::Graph>())
+    // A GPU described by `sm` and `device`, or (0, none) the one there is; nodes ask as they are added.
+    explicit builder(const mt_fused_shape &s, int sm = 0,
+                     const std::shared_ptr<fe::DeviceProperties> &device = nullptr)
+        : s(s), graph(std::make_shared<fe::graph::Graph>())
     {
+        if (device)
+            graph->set_sm_version(sm).set_device_properties(device);
         graph->set_io_data_type(fe::DataType_t::BFLOAT16)
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -269,13 +274,10 @@ try {
 
 int engine_supports(const mt_fused_shape *s, int sm, const char *properties, char *why, size_t len)
 try {
-    auto graph = builder(*s).build();
     auto device = std::make_shared<fe::DeviceProperties>();
     auto rc = device->deserialize(std::vector<uint8_t>(properties, properties + std::strlen(properties)));
-    if (rc.is_good()) {
-        graph->set_sm_version(sm).set_device_properties(device);
-        rc = prepare(*graph, nullptr);
-    }
+    if (rc.is_good())
+        rc = prepare(*builder(*s, sm, device).build(), nullptr);
     return rc.is_good() ? 0 : fail(why, len, rc.get_message());
 } catch (const std::exception &e) {
     return fail(why, len, e.what());

@@ -17,7 +17,7 @@ struct mt_cuda_product {
     enum mt_dtype dtype, d_dtype;
     bool trans_a, trans_b;
     float alpha, beta;
-    const void *a, *b, *bias, *c; /* bias: of dtype; c: NULL where beta is 0 */
+    const void *a, *b, *bias, *c; /* bias: of dtype, batch 1 only; c: NULL where beta is 0 */
     void *d;
     size_t lda, ldb, ldc, ldd;
     size_t batch, stride_a, stride_b, stride_d; /* in elements; C has D's stride; batch 0 is 1 */

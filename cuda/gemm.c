@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cuBLASLt is column-major: a row-major matrix is its transpose there, so D = op(A) op(B) is asked for as
- * D' = op(B)' op(A)', with B first and m and n exchanged. The bias then runs along D's columns' rows, which
- * is what the bias epilogue adds.
+ * D' = op(B)' op(A)', with B first and m and n exchanged. Our bias of n then runs along the rows of D', as the
+ * bias epilogue wants it.
  */
 #include <cublasLt.h>
 #include <stdio.h>
@@ -14,8 +14,6 @@
 
 /* Of cuBLASLt, for all products; Hopper's algorithms want this much. Part of the numerics. */
 static const size_t workspace_bytes = (size_t)32 << 20;
-/* A bf16 bias on an f32 product is widened here: cuBLASLt wants it in D's type. */
-static const size_t bias_elems = (size_t)1 << 18;
 enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
 
 /* What the choice of an algorithm depends on. Compared as bytes: no padding may be left unset. */
@@ -30,12 +28,12 @@ struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c, d; /* in cuBLASLt's order: a is our B */
     cublasLtMatmulAlgo_t algo;
+    bool refused; /* no algorithm: remembered, not asked again */
 };
 
 struct mt_cuda_blas {
     cublasLtHandle_t lt;
     void *workspace;
-    float *bias;
     struct plan **table; /* open addressing; n_slots is a power of two */
     size_t n_slots, n_plans;
 };
@@ -220,13 +218,14 @@ static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, cons
     cublasStatus_t rc = describe(p, bias);
     if (!rc)
         rc = choose(b, p);
-    if (rc) {
+    p->refused = rc == CUBLAS_STATUS_NOT_SUPPORTED;
+    if (rc && !p->refused) {
         destroy_plan(p);
         return rc;
     }
     b->n_plans++;
     *out = *slot = p;
-    return rc;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 /* 16 where the pointer has it, more counts for nothing: so a buffer's place does not change the bits. */
@@ -236,7 +235,7 @@ static uint8_t alignment(const void *p)
     return (uint8_t)(!p || low > 16 ? 16 : low);
 }
 
-static struct key key_of(const struct mt_cuda_product *p, const void *bias)
+static struct key key_of(const struct mt_cuda_product *p)
 {
     const void *c = p->beta != 0 ? p->c : p->d;
     return (struct key){
@@ -244,20 +243,21 @@ static struct key key_of(const struct mt_cuda_product *p, const void *bias)
         .ldc = p->beta != 0 ? p->ldc : p->ldd, .ldd = p->ldd, .batch = MT_MAX(p->batch, (size_t)1),
         .stride_a = p->stride_a, .stride_b = p->stride_b, .stride_d = p->stride_d,
         .dtype = (uint8_t)p->dtype, .d_dtype = (uint8_t)p->d_dtype, .trans_a = p->trans_a,
-        .trans_b = p->trans_b, .bias = bias != NULL, .beta = p->beta != 0,
+        .trans_b = p->trans_b, .bias = p->bias != NULL, .beta = p->beta != 0,
         .align_a = alignment(p->a), .align_b = alignment(p->b), .align_c = alignment(c),
-        .align_d = alignment(p->d), .align_bias = alignment(bias)};
+        .align_d = alignment(p->d), .align_bias = alignment(p->bias)};
 }
 
-static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p,
-                             const void *bias)
+static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p)
 {
     struct mt_cuda_blas *b = d->blas;
-    struct key key = key_of(p, bias);
+    struct key key = key_of(p);
     struct plan *plan = NULL;
-    cublasStatus_t rc = get_plan(b, &key, bias, &plan);
-    if (!rc && bias)
-        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias));
+    cublasStatus_t rc = get_plan(b, &key, p->bias, &plan);
+    if (!rc && plan->refused)
+        rc = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!rc && p->bias)
+        rc = set_desc(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof(p->bias));
     if (rc)
         return rc;
     return cublasLtMatmul(b->lt, plan->desc, &p->alpha, p->b, plan->a, p->a, plan->b, &p->beta,
@@ -265,31 +265,40 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
                           b->workspace, workspace_bytes, d->streams[MT_STREAM_COMPUTE]);
 }
 
+/* Puts the bias into D and adds the product to it: still one rounding, but for a bf16 C beside the bias. */
+static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_cuda_product *p)
+{
+    struct mt_cuda_product rest = *p;
+    struct mt_cuda_bias_rows fill = {.m = p->m, .n = p->n, .ldc = p->ldc, .ldd = p->ldd,
+                                     .dtype = p->dtype, .d_dtype = p->d_dtype, .bias = p->bias,
+                                     .c = p->beta != 0 ? p->c : NULL, .d = p->d};
+    if (mt_cuda_fill_bias(&fill, d->streams[MT_STREAM_COMPUTE]) != cudaSuccess)
+        return CUBLAS_STATUS_EXECUTION_FAILED;
+    rest.bias = NULL;
+    rest.beta = 1;
+    rest.c = p->d;
+    rest.ldc = p->ldd;
+    return launch(d, &rest);
+}
+
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err)
 {
-    const void *bias = p->bias;
-    if (bias && p->dtype != p->d_dtype) {
-        if (p->n > bias_elems)
-            return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
-                           "%s: a bf16 bias of %zu on an f32 product; up to %zu are supported", op,
-                           p->n, bias_elems);
-        int rc = mt_cuda_check(d, mt_cuda_widen_bias(d->blas->bias, bias, p->n,
-                                                     d->streams[MT_STREAM_COMPUTE]),
-                               err, "%s: bias of %zu", op, p->n);
-        if (rc)
-            return rc;
-        bias = d->blas->bias;
-    }
-    cublasStatus_t status = launch(d, p, bias);
+    /* cuBLASLt takes a bias of D's type only */
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!p->bias || p->dtype == p->d_dtype)
+        status = launch(d, p);
+    if (p->bias && status == CUBLAS_STATUS_NOT_SUPPORTED)
+        status = launch_on_bias(d, p);
     if (!status)
         return 0;
     struct mt_err e;
     mt_fail(&e, MT_ERR_DEVICE, -EIO,
-            "%s: cuBLASLt: %s for D[%zu, %zu] = A%s B%s over %zu, %s to %s, ld %zu %zu %zu, batch %zu%s",
-            op, cublasLtGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
+            "GPU %d: %s: cuBLASLt: %s for D[%zu, %zu] = A%s B%s over %zu, %s to %s, ld %zu %zu %zu, "
+            "batch %zu%s",
+            d->index, op, cublasLtGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
             p->trans_b ? "'" : "", p->k, mt_dtype_name(p->dtype), mt_dtype_name(p->d_dtype), p->lda,
-            p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), bias ? ", bias" : "");
+            p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), p->bias ? ", bias" : "");
     mt_cuda_stick(d, &e);
     if (err)
         *err = e;
@@ -313,7 +322,6 @@ int mt_cuda_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err)
 int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
 {
     struct mt_cuda_blas *b = d->blas = mt_calloc(1, sizeof(*b));
-    void *bias = NULL;
     if (!b)
         return mt_fail_nomem(err, "cuBLASLt's plans", sizeof(*b));
     int rc = mt_cuda_blas_load(err);
@@ -323,9 +331,6 @@ int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err)
         return rc;
     }
     rc = mt_cuda_alloc(&d->base, workspace_bytes, "cuBLASLt workspace", &b->workspace, err);
-    if (!rc)
-        rc = mt_cuda_alloc(&d->base, bias_elems * sizeof(float), "cuBLASLt workspace", &bias, err);
-    b->bias = bias;
     if (rc)
         return rc;
     cublasStatus_t status = cublasLtCreate(&b->lt);

@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread has one element: 2 bytes in, 4 out. */
+/* A block has up to 256 columns of some rows: the element sizes of C and D are moved, the bias comes from cache. */
 #include "gemm_bias.h"
 #include "launch.cuh"
 #include "scalar.cuh"
 
-static __global__ void __launch_bounds__(256) widen(float *dst, const bf16 *__restrict__ src, size_t n)
+template <typename B, typename D>
+static __global__ void __launch_bounds__(256) fill_bias(mt_cuda_bias_rows a)
 {
-    size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n)
-        dst[i] = load(src + i);
+    size_t j = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (j >= a.n)
+        return;
+    float bias = load(static_cast<const B *>(a.bias) + j);
+    for (size_t i = blockIdx.y; i < a.m; i += gridDim.y)
+        store(static_cast<D *>(a.d) + i * a.ldd + j,
+              a.c ? bias + load(static_cast<const D *>(a.c) + i * a.ldc + j) : bias);
 }
 
-cudaError_t mt_cuda_widen_bias(float *dst, const void *src, size_t n, cudaStream_t stream)
+cudaError_t mt_cuda_fill_bias(const mt_cuda_bias_rows *a, cudaStream_t stream)
 {
-    return MT_LAUNCH(widen, grid_of(ceil_div(n, 256)), 256, 0, stream, dst,
-                     static_cast<const bf16 *>(src), n);
+    dim3 grid(static_cast<unsigned>(ceil_div(a->n, 256)), static_cast<unsigned>(a->m < 1024 ? a->m : 1024), 1);
+    if (a->d_dtype == MT_BF16)
+        return MT_LAUNCH((fill_bias<bf16, bf16>), grid, 256, 0, stream, *a);
+    if (a->dtype == MT_BF16)
+        return MT_LAUNCH((fill_bias<bf16, float>), grid, 256, 0, stream, *a);
+    return MT_LAUNCH((fill_bias<float, float>), grid, 256, 0, stream, *a);
 }

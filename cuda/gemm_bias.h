@@ -5,12 +5,23 @@
 #include <cuda_runtime_api.h>
 #include <stddef.h>
 
+#include "device/ops.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/** dst[i] = src[i], i < n: bf16 to f32, for products that cuBLASLt gives in f32 only with an f32 bias. */
-cudaError_t mt_cuda_widen_bias(float *dst, const void *src, size_t n, cudaStream_t stream);
+/**
+ * D[i, :] = bias (+ C[i, :]) for i < m, so that a product may then be added to D: for the combinations that
+ * cuBLASLt's bias epilogue refuses. C of d_dtype, may be D; pointers element-aligned.
+ */
+struct mt_cuda_bias_rows {
+    size_t m, n, ldc, ldd;
+    enum mt_dtype dtype, d_dtype; /* of the bias; of C and D */
+    const void *bias, *c;         /* c: or NULL */
+    void *d;
+};
+cudaError_t mt_cuda_fill_bias(const struct mt_cuda_bias_rows *a, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -45,6 +45,8 @@ static void products_of_odd_shapes(struct harness *h)
         {7, 5, 3, false, true, true, false, false},
         {33, 17, 65, false, true, true, true, false},
         {64, 64, 64, false, false, false, false, false},
+        {48, 40, 72, false, true, true, false, false},
+        {40, 24, 64, false, true, true, true, false},
         {100, 130, 70, false, false, false, true, false},
         {65, 31, 1100, true, false, false, true, true},
         {400, 390, 33, true, false, false, true, true},
