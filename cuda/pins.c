@@ -9,9 +9,8 @@
 #include "base/log.h"
 #include "cuda_priv.h"
 
-/* Locking takes the kernel a while a GiB; a refusal then costs one piece, not all. */
-static const size_t piece_bytes = (size_t)1 << 30;
-enum { PAGE = 4096 };
+/* A refusal costs one piece, not all; then smaller ones are tried, down to the least. */
+enum { PAGE = 4096, MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24 };
 
 struct pin {
     char *p;
@@ -86,34 +85,53 @@ static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
             mt_cuda_error_text(text, sizeof(text), rc));
 }
 
+/* While there is something to be locked yet: all else depends on these few MiB. */
+static void make_rings(struct mt_cuda_device *d)
+{
+    for (int s = 0; s < MT_N_STREAMS; s++)
+        if (!d->rings[s] && mt_cuda_ring_create(&d->rings[s], NULL))
+            (void)cudaGetLastError();
+}
+
+static int lock_piece(struct mt_cuda_device *d, const struct pin *pin, cudaError_t *refusal,
+                      struct mt_err *err)
+{
+    cudaError_t e = cudaHostRegister(pin->p, pin->n, cudaHostRegisterPortable);
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        *refusal = e;
+        return 1;
+    }
+    if (insert(d->pins, pin))
+        return 0;
+    cudaHostUnregister(pin->p);
+    return mt_fail_nomem(err, "the table of locked memory", sizeof(*pin));
+}
+
 int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
     char *p = ptr, *end = p + bytes;
-    size_t locked = 0;
+    size_t most = MOST_BYTES;
     cudaError_t refusal = cudaSuccess;
     int rc = mt_cuda_enter(d, err);
-    while (!rc && p < end) {
+    while (rc >= 0 && p < end && most >= LEAST_BYTES) {
         /* cut at pages: two locks may not share one */
-        char *cut = (char *)(((uintptr_t)p + piece_bytes) / PAGE * PAGE);
+        char *cut = (char *)(((uintptr_t)p + most) / PAGE * PAGE);
         struct pin pin = {p, (size_t)(MT_MIN(cut, end) - p), ptr};
-        cudaError_t e = cudaHostRegister(pin.p, pin.n, cudaHostRegisterPortable);
-        if (e == cudaSuccess && !insert(d->pins, &pin)) {
-            cudaHostUnregister(pin.p);
-            rc = mt_fail_nomem(err, "the table of locked memory", sizeof(pin));
-        } else if (e == cudaSuccess) {
-            locked += pin.n;
-        } else {
-            (void)cudaGetLastError();
-            refusal = e;
+        rc = lock_piece(d, &pin, &refusal, err);
+        if (rc == 0)
+            p += pin.n;
+        if (rc > 0) {
+            make_rings(d);
+            most = MT_MIN(most, mt_align_up(pin.n, 2 * PAGE)) / 2;
         }
-        p += pin.n;
     }
-    if (!rc && refusal != cudaSuccess)
-        say_refused(locked, bytes, refusal);
-    if (rc)
+    if (rc < 0)
         mt_cuda_unregister_host(dev, ptr);
-    return rc;
+    else if (p < end)
+        say_refused((size_t)(p - (char *)ptr), bytes, refusal);
+    return rc < 0 ? rc : 0;
 }
 
 void mt_cuda_unregister_host(mt_device *dev, void *ptr)

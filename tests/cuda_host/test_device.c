@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The host side of the CUDA device on the emulation: memory, copies by all ways, events, errors. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "device/ops.h"
+#include "store/planes.h"
+
+enum { MIB = 1 << 20 };
+
+static mt_device *open_device(size_t budget)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = budget};
+    if (mt_device_create(&dev, &p, &err))
+        fail_msg("%s", err.msg);
+    return dev;
+}
+
+static void *take(mt_device *dev, size_t bytes, const char *tag)
+{
+    void *p = NULL;
+    struct mt_err err = {0};
+    if (mt_device_alloc(dev, bytes, tag, &p, &err))
+        fail_msg("%s", err.msg);
+    return p;
+}
+
+static void must_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c)
+{
+    struct mt_err err = {0};
+    if (mt_device_copy(dev, s, c, &err))
+        fail_msg("%s", err.msg);
+}
+
+static void must_sync(mt_device *dev)
+{
+    struct mt_err err = {0};
+    if (mt_device_sync(dev, &err))
+        fail_msg("%s", err.msg);
+}
+
+static void a_budget_beyond_the_gpu_is_refused_with_numbers(void **state)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = (size_t)1 << 50};
+    (void)state;
+    assert_int_equal(mt_device_create(&dev, &p, &err), -ENOMEM);
+    assert_int_equal(err.kind, MT_ERR_NO_FIT);
+    assert_non_null(strstr(err.msg, "1.00 PiB"));
+    assert_non_null(strstr(err.msg, "are free"));
+    assert_null(dev);
+}
+
+static void allocations_stop_at_the_budget_and_say_what_holds_it(void **state)
+{
+    mt_device *dev = open_device(40 * MIB);
+    struct mt_err err = {0};
+    void *p = NULL;
+    (void)state;
+    size_t budget = mt_device_limits(dev)->budget_bytes, own = mt_device_bytes_used(dev);
+    assert_int_equal(budget + own, 40 * MIB); /* the library's workspace comes out of the budget */
+    void *a = take(dev, 3 * MIB, "slots"), *b = take(dev, budget - 3 * MIB, "scratch");
+    assert_int_equal(mt_device_alloc(dev, 1, "one more", &p, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "slots 3.00 MiB"));
+    assert_non_null(strstr(err.msg, "cuBLASLt workspace"));
+    mt_device_free(dev, a);
+    mt_device_free(dev, b);
+    assert_int_equal(mt_device_bytes_used(dev), own);
+    mt_device_destroy(&dev);
+}
+
+/* There and back over each pair of streams, with pitches, and bands that must stay. */
+static void round_trip(mt_device *dev, char *host, size_t room, char *device, size_t width, size_t rows,
+                       size_t pitch, size_t device_pitch, enum mt_stream in, enum mt_stream out)
+{
+    char *back = host + room / 2;
+    size_t span = (rows - 1) * pitch + width;
+    for (size_t i = 0; i < span; i++)
+        host[i] = (char)(i * 31 + i / 251);
+    memset(back, 0x5a, span + 64);
+    must_copy(dev, in, &(struct mt_copy){device, device_pitch, host, pitch, width, rows});
+    must_sync(dev);
+    must_copy(dev, out, &(struct mt_copy){back, pitch, device, device_pitch, width, rows});
+    must_sync(dev);
+    for (size_t i = 0; i < span; i++)
+        if (back[i] != (i % pitch < width ? host[i] : 0x5a))
+            fail_msg("byte %zu of %zu rows of %zu at %zu is wrong", i, rows, width, pitch);
+    for (size_t i = span; i < span + 64; i++)
+        assert_int_equal(back[i], 0x5a);
+}
+
+/* MT_EMU_NO_PIN and MT_EMU_PIN_LIMIT choose what of the host memory is locked: meson.build runs all three. */
+static void copies_arrive_whatever_is_locked(void **state)
+{
+    static const struct {
+        size_t width, rows, pitch, device_pitch;
+    } shapes[] = {{1, 1, 1, 1},           {4096, 1, 4096, 4096},     {20 * MIB + 3, 1, 20 * MIB + 3, 20 * MIB + 3},
+                  {16384, 700, 16384, 32768}, {1000, 3000, 1024, 1001}, {9 * MIB, 2, 9 * MIB + 17, 9 * MIB}};
+    enum { ROOM = 96 * MIB };
+    mt_device *dev = open_device(128 * MIB);
+    struct mt_err err = {0};
+    void *host = NULL;
+    char *device = take(dev, 64 * MIB, "copies");
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++) {
+        round_trip(dev, host, ROOM, device, shapes[i].width, shapes[i].rows, shapes[i].pitch,
+                   shapes[i].device_pitch, MT_STREAM_H2D, MT_STREAM_D2H);
+        round_trip(dev, host, ROOM, device, shapes[i].width, shapes[i].rows, shapes[i].pitch,
+                   shapes[i].device_pitch, MT_STREAM_COMPUTE, MT_STREAM_COMPUTE);
+    }
+    mt_device_unregister_host(dev, host);
+    mt_host_free(host, ROOM);
+    mt_device_destroy(&dev);
+}
+
+/* Half of a range is registered: a copy over the border is cut there. */
+static void a_copy_may_cross_from_locked_to_other_memory(void **state)
+{
+    enum { ROOM = 8 * MIB };
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    void *host = NULL;
+    char *device = take(dev, 8 * MIB, "copies");
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(dev, (char *)host + MIB, 2 * MIB, &err), 0);
+    round_trip(dev, host, ROOM, device, 3 * MIB + 5, 1, 3 * MIB + 5, 3 * MIB + 5, MT_STREAM_H2D,
+               MT_STREAM_D2H);
+    round_trip(dev, host, ROOM, device, 1 << 18, 13, (1 << 18) + 12345, 1 << 18, MT_STREAM_H2D,
+               MT_STREAM_D2H);
+    mt_device_unregister_host(dev, (char *)host + MIB);
+    mt_host_free(host, ROOM);
+    mt_device_destroy(&dev);
+}
+
+static void copies_of_pageable_memory_keep_their_place_in_the_stream(void **state)
+{
+    enum { N = 4 * MIB };
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    char *device = take(dev, N, "copies"), *a = malloc(N), *b = malloc(N), *out = malloc(N);
+    (void)state;
+    assert_true(a && b && out);
+    memset(a, 1, N);
+    memset(b, 2, N);
+    for (int i = 0; i < 4; i++) { /* no waiting between them */
+        must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){device, N, a, N, N, 1});
+        must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){device, N, b, N, N, 1});
+        assert_int_equal(mt_op_zero(dev, device, 16, &err), 0);
+        must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){out, N, device, N, N, 1});
+    }
+    must_sync(dev);
+    assert_int_equal(out[0], 0);
+    assert_int_equal(out[16], 2);
+    assert_int_equal(out[N - 1], 2);
+    free(a);
+    free(b);
+    free(out);
+    mt_device_destroy(&dev);
+}
+
+static void events_order_streams_and_tell_the_time(void **state)
+{
+    enum { N = 1 * MIB };
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    char *device = take(dev, N, "x"), *host = malloc(N);
+    mt_event *before = NULL, *after = NULL;
+    (void)state;
+    assert_true(host);
+    assert_int_equal(mt_event_create(dev, &before, &err), 0);
+    assert_int_equal(mt_event_create(dev, &after, &err), 0);
+    assert_int_equal(mt_event_time_ns(before), 0);
+    assert_int_equal(mt_event_record(dev, before, MT_STREAM_COMPUTE, &err), 0);
+    mt_device_poison(dev, device, N);
+    assert_int_equal(mt_event_record(dev, after, MT_STREAM_COMPUTE, &err), 0);
+    assert_int_equal(mt_event_wait(dev, after, MT_STREAM_D2H, &err), 0);
+    must_copy(dev, MT_STREAM_D2H, &(struct mt_copy){host, N, device, N, N, 1});
+    assert_int_equal(mt_event_record(dev, after, MT_STREAM_D2H, &err), 0);
+    assert_int_equal(mt_event_sync(dev, after, &err), 0);
+    assert_int_equal((unsigned char)host[N - 1], 0xff);
+    assert_true(mt_event_time_ns(before) > 0);
+    assert_true(mt_event_time_ns(after) >= mt_event_time_ns(before));
+    mt_event_destroy(&before);
+    mt_event_destroy(&after);
+    free(host);
+    mt_device_destroy(&dev);
+}
+
+static void copies_between_host_and_host_are_refused(void **state)
+{
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    char a[8] = "", b[8] = "", *device = take(dev, 64, "x");
+    (void)state;
+    struct mt_copy c = {a, 8, b, 8, 8, 1};
+    assert_int_equal(mt_device_copy(dev, MT_STREAM_COMPUTE, &c, &err), -EINVAL);
+    c.dst = device;
+    assert_int_equal(mt_device_copy(dev, MT_STREAM_D2H, &c, &err), -EINVAL); /* the wrong stream */
+    assert_int_equal(mt_device_copy(dev, MT_STREAM_H2D, &c, &err), 0);
+    must_sync(dev);
+    mt_device_destroy(&dev);
+}
+
+static void the_first_error_stays(void **state)
+{
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0}, later = {0};
+    mt_event *ev = NULL;
+    char *device = take(dev, 4096, "x"), host[4096];
+    (void)state;
+    assert_int_equal(mt_event_create(dev, &ev, &err), 0);
+    /* an operation on host memory */
+    int rc = mt_op_cast(dev, &(struct mt_cast){64, MT_F32, MT_BF16, host, device}, &err);
+    if (!rc)
+        rc = mt_device_sync(dev, &err);
+    assert_int_equal(rc, -EIO);
+    assert_int_equal(err.kind, MT_ERR_DEVICE);
+    assert_int_equal(mt_device_status(dev, &later), rc);
+    assert_string_equal(later.msg, err.msg);
+    assert_int_equal(mt_op_zero(dev, device, 64, &later), rc);
+    assert_int_equal(mt_event_record(dev, ev, MT_STREAM_COMPUTE, &later), rc);
+    assert_int_equal(mt_event_sync(dev, ev, &later), rc);
+    mt_event_destroy(&ev);
+    mt_device_destroy(&dev);
+}
+
+static void the_name_tells_which_attention_runs(void **state)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
+    (void)state;
+    dev = open_device(40 * MIB);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: emulated cuDNN"));
+    mt_device_destroy(&dev);
+    setenv("MEGATRAIN_ATTENTION", "tiled", 1);
+    dev = open_device(40 * MIB);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: tiled"));
+    mt_device_destroy(&dev);
+    setenv("MEGATRAIN_ATTENTION", "other", 1);
+    assert_int_equal(mt_device_create(&dev, &p, &err), -EINVAL);
+    unsetenv("MEGATRAIN_ATTENTION");
+}
+
+static void allocations_may_stand_apart(void **state)
+{
+    (void)state;
+    setenv("MEGATRAIN_CUDA_APART", "1", 1);
+    mt_device *dev = open_device(40 * MIB);
+    unsetenv("MEGATRAIN_CUDA_APART");
+    char host[256] = "apart", back[256] = "";
+    char *a = take(dev, 256, "a"), *b = take(dev, 256, "b");
+    assert_true(b != a + 256);
+    must_copy(dev, MT_STREAM_H2D, &(struct mt_copy){b, 256, host, 256, 256, 1});
+    must_sync(dev);
+    mt_device_free(dev, a);
+    must_copy(dev, MT_STREAM_D2H, &(struct mt_copy){back, 256, b, 256, 256, 1});
+    must_sync(dev);
+    assert_string_equal(back, "apart");
+    mt_device_free(dev, b);
+    struct mt_err err = {0};
+    void *p = NULL;
+    assert_int_equal(mt_device_alloc(dev, 41 * MIB, "much", &p, &err), -ENOMEM);
+    mt_device_destroy(&dev);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_budget_beyond_the_gpu_is_refused_with_numbers),
+        cmocka_unit_test(allocations_stop_at_the_budget_and_say_what_holds_it),
+        cmocka_unit_test(copies_arrive_whatever_is_locked),
+        cmocka_unit_test(a_copy_may_cross_from_locked_to_other_memory),
+        cmocka_unit_test(copies_of_pageable_memory_keep_their_place_in_the_stream),
+        cmocka_unit_test(events_order_streams_and_tell_the_time),
+        cmocka_unit_test(copies_between_host_and_host_are_refused),
+        cmocka_unit_test(the_name_tells_which_attention_runs),
+        cmocka_unit_test(allocations_may_stand_apart),
+        cmocka_unit_test(the_first_error_stays), /* last: the emulated context is gone then, as a real one */
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
