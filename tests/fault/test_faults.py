@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
@@ -145,8 +146,11 @@ class Small:
         return self.path if self.mounted else None
 
     def __exit__(self, *exc):
-        if self.mounted:
-            subprocess.run(["umount", self.path], check=True)
+        for left in reversed(range(100 if self.mounted else 0)):
+            # The kernel closes the files of a ring some time after the process ended.
+            if subprocess.run(["umount", self.path], check=not left).returncode == 0:
+                break
+            time.sleep(0.1)
 
 
 TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
