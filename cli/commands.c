@@ -90,6 +90,7 @@ static const struct cli_option probe_options[] = {
     {"seconds", 0, "S", "disk: length of each measurement at least (3)."},
     {"io", 0, "HOW", "disk: io_uring or threads (the first where it is allowed)."},
     {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
+    {"brief", 0, NULL, "all: rates alone; plan --measure times the operations that it needs."},
     {"threads", 0, "N", "all: measure for this many threads (as many as there are cores)."},
     JSON,
     END};

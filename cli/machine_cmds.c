@@ -141,6 +141,7 @@ static int probe_all(struct cli *cli, const struct cli_args *args)
     int use = threads ? atoi(threads) : n;
     struct mt_measure_params p = {.device_kind = "cpu", .n_threads = MT_MAX(use, 1),
                                   .cpus = use <= n ? cpus : NULL, .disk_dir = cli_arg(args, "dir"),
+                                  .brief = cli_arg(args, "brief") != NULL,
                                   .progress = show_progress, .ctx = cli};
     if (!rc)
         rc = mt_measure_machine(&m, &p, &err);

@@ -442,7 +442,8 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
                  {"disk", mt_measure_disk},                {"operations", measure_grid}};
     for (size_t i = 0; i < MT_ARRAY_LEN(parts) && !rc; i++) {
         bool skip = (parts[i].run == measure_shares && !m.cpu) ||
-                    (parts[i].run == mt_measure_disk && !p->disk_dir);
+                    (parts[i].run == mt_measure_disk && !p->disk_dir) ||
+                    (parts[i].run == measure_grid && p->brief);
         if (!skip) {
             tell(p, parts[i].what);
             rc = parts[i].run(&m, p, err);

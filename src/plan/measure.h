@@ -15,6 +15,7 @@ struct mt_measure_params {
     int n_threads;
     const int *cpus;         /* [n_threads] or NULL */
     const char *disk_dir;    /* folder on the drive to measure, or NULL */
+    bool brief;              /* rates alone, no grid of operations */
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };

@@ -101,7 +101,7 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     p = megatrain("plan", ini, env=env, expect=1)
     assert "probe all" in p.stderr, p.stderr
     assert "predicted" not in megatrain("run", ini, env=env).stderr
-    megatrain("-q", "probe", "all", "--threads", "2", env=env)
+    megatrain("-q", "probe", "all", "--brief", "--threads", "2", env=env)
     assert json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)["fits"]
     trace = os.path.join(tmp, "trace.json")
     p = megatrain("run", ini, "--force", "--trace", trace, env=env)
