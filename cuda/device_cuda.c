@@ -149,13 +149,14 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
         int driver = 0;
         (void)cudaGetLastError();
         if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
-            return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver");
-        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s",
+            return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver; "
+                           "install it, or set device.kind = cpu");
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; mend it, or set device.kind = cpu",
                        mt_cuda_error_text(text, sizeof(text), rc));
     }
     if (index < 0 || index >= n)
-        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found", index, n,
-                       n == 1 ? "was" : "were");
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found; mend device.index, or set "
+                       "device.kind = cpu", index, n, n == 1 ? "was" : "were");
     rc = cudaGetDeviceProperties(prop, index);
     if (rc != cudaSuccess)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "GPU %d: %s", index,

@@ -61,7 +61,7 @@ def config_cases(tmp, model, data):
     check("not built yet", run(ini(memory__states="device")), 2, "not supported yet")
     check("disk without folders", run(ini(memory__states="disk")), 2, "memory.states", "memory.nvme_paths")
     check("spill without folders", run(ini(memory__activations="disk")), 2, "memory.activations", "memory.nvme_paths")
-    check("no such GPU", run(ini(device__kind="cuda", device__index=900)), 5, "CUDA")
+    check("no such GPU", run(ini(device__kind="cuda", device__index=900)), 5, "device.kind = cpu")
     check("steps and epochs", run(ini(train__epochs=1)), 2, "exactly one of", "train.steps")
     check("no batch size", run(ini(train__batch_size="")), 2, "exactly one of", "tokens_per_step")
     check("ragged tokens per step", run(ini(train__batch_size="", train__tokens_per_step=100)), 2, "64 and 128")
