@@ -64,7 +64,7 @@ static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], in
     for (int u = 0; u < UNROLL; u++)
         for (int k = 0; k < 4; k++) {
             max = x[u][k] > max ? x[u][k] : max;
-            *beaten |= x[u][k] > target_logit || (x[u][k] == target_logit && u * STEP + k < target);
+            *beaten |= (x[u][k] > target_logit) | ((x[u][k] == target_logit) & (u * STEP + k < target));
         }
     float sum = sum_under(*s, max), shift = max == -INFINITY ? 0.0f : max;
     MT_UNROLL(UNROLL)

@@ -24,10 +24,10 @@ struct cut {
 };
 
 template <typename T>
-static __device__ __forceinline__ size_t first_of(const cut &c, int lane, size_t rot)
+static __device__ __forceinline__ unsigned first_of(const cut &c, int lane, size_t rot)
 {
-    size_t n = PACK<T>;
-    return lane < c.pairs ? lane * n : rot + static_cast<size_t>(lane - c.pairs) * n;
+    int first = lane * PACK<T>;
+    return lane < c.pairs ? first : first + static_cast<unsigned>(rot) - c.pairs * PACK<T>;
 }
 
 /* What a lane owns of a head. */
@@ -44,12 +44,18 @@ static __device__ __forceinline__ packed_part load_packed(const T *head, const c
                                                           bool active)
 {
     packed_part p = {};
-    size_t first = first_of<T>(c, lane, rot);
+    unsigned first = first_of<T>(c, lane, rot);
     if (active)
         p.lo = load16(head + first);
     if (active && lane < c.pairs)
-        p.hi = load16(head + first + rot / 2);
+        p.hi = load16(head + first + static_cast<unsigned>(rot) / 2);
     return p;
+}
+
+static __device__ __forceinline__ void hold(packed_part &p)
+{
+    hold_packed(p.lo);
+    hold_packed(p.hi);
 }
 
 template <typename T> static __device__ __forceinline__ part<T> unpacked(const packed_part &p)
@@ -71,10 +77,40 @@ template <typename T>
 static __device__ __forceinline__ void store_part(T *head, const cut &c, int lane, size_t rot,
                                                   const part<T> &p)
 {
-    size_t first = first_of<T>(c, lane, rot);
+    unsigned first = first_of<T>(c, lane, rot);
     store_n<T, PACK<T>>(head + first, p.lo);
     if (lane < c.pairs)
-        store_n<T, PACK<T>>(head + first + rot / 2, p.hi);
+        store_n<T, PACK<T>>(head + first + static_cast<unsigned>(rot) / 2, p.hi);
+}
+
+/* The norm's output and its product with w, each rounded. */
+template <typename T>
+static __device__ __forceinline__ void scale_and_round(float (&x)[PACK<T>], float rstd,
+                                                       const float (&w)[PACK<T>])
+{
+    for (int k = 0; k < PACK<T>; k += 2) {
+        x[k] *= rstd;
+        x[k + 1] *= rstd;
+        round_two<T>(x + k);
+        x[k] *= w[k];
+        x[k + 1] *= w[k + 1];
+        round_two<T>(x + k);
+    }
+}
+
+/* g becomes g w; the weight's gradient gets g times what w was multiplied with. */
+template <typename T>
+static __device__ __forceinline__ void weight_gradient(float (&g)[PACK<T>], const float (&xhat)[PACK<T>],
+                                                       const float (&w)[PACK<T>], float (&dw)[PACK<T>])
+{
+    for (int k = 0; k < PACK<T>; k += 2) {
+        float was[2] = {xhat[k], xhat[k + 1]};
+        round_two<T>(was);
+        dw[k] = fmaf(g[k], was[0], dw[k]);
+        dw[k + 1] = fmaf(g[k + 1], was[1], dw[k + 1]);
+        g[k] *= w[k];
+        g[k + 1] *= w[k + 1];
+    }
 }
 
 /* cos_row, sin_row: the position's row of the tables. */
@@ -82,14 +118,15 @@ template <typename T>
 static __device__ __forceinline__ void rotate(part<T> &p, const float *cos_row, const float *sin_row,
                                               int lane, float sign)
 {
-    constexpr int N = PACK<T>;
-    float cosine[N], sine[N];
-    load_floats<N>(cos_row + lane * N, cosine);
-    load_floats<N>(sin_row + lane * N, sine);
-    for (int k = 0; k < N; k++) {
-        float a = p.lo[k], b = p.hi[k], s = sign * sine[k];
-        p.lo[k] = a * cosine[k] - b * s;
-        p.hi[k] = b * cosine[k] + a * s;
+    for (int i = 0; i < PACK<T>; i += 4) {
+        float cosine[4], sine[4];
+        load_four(cos_row + lane * PACK<T> + i, cosine);
+        load_four(sin_row + lane * PACK<T> + i, sine);
+        for (int k = 0; k < 4; k++) {
+            float x = p.lo[i + k], y = p.hi[i + k], s = sign * sine[k];
+            p.lo[i + k] = x * cosine[k] - y * s;
+            p.hi[i + k] = y * cosine[k] + x * s;
+        }
     }
 }
 
@@ -124,10 +161,8 @@ static __global__ void __launch_bounds__(THREADS) rope_forward(struct mt_qk_rope
         float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.head_dim) + a.eps);
         part<T> w = load_part(static_cast<const T *>(head < a.n_q ? a.q_norm : a.k_norm), c, lane, a.rot,
                               active);
-        for (int k = 0; k < PACK<T>; k++) {
-            p.lo[k] = rounded<T>(rounded<T>(p.lo[k] * rstd) * w.lo[k]);
-            p.hi[k] = rounded<T>(rounded<T>(p.hi[k] * rstd) * w.hi[k]);
-        }
+        scale_and_round<T>(p.lo, rstd, w.lo);
+        scale_and_round<T>(p.hi, rstd, w.hi);
         if (active && lane == 0)
             a.rstd[item] = rstd;
     }
@@ -221,29 +256,27 @@ size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t n_q, size_t n_kv, size_t h
 /* The gradient of one head's input, and this lane's part of the weight's gradient. */
 template <typename T>
 static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd &a, const cut &c, int lane,
-                                                     size_t row, size_t head, packed_part &weights,
+                                                     unsigned row, unsigned head, packed_part &weights,
                                                      bool active, part<T> &dw)
 {
+    packed_part input = load_packed(static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * a.head_dim, c,
+                                    lane, a.rot, active);
     part<T> g = load_part(static_cast<const T *>(a.dqk) + row * a.ld_dqk + head * a.head_dim, c, lane,
-                          a.rot, active);
-    part<T> x = load_part(static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * a.head_dim, c, lane,
                           a.rot, active);
     float rstd = active ? a.rstd[row * (a.n_q + a.n_kv) + head] : 0.0f;
     if (active && lane < c.pairs) {
         size_t at = static_cast<size_t>(a.positions[row]) * (a.rot / 2);
         rotate(g, a.cos_t + at, a.sin_t + at, lane, -1.0f);
     }
-    hold_packed(weights.lo);
-    hold_packed(weights.hi);
-    part<T> w = unpacked<T>(weights);
+    hold(input);
+    hold(weights);
+    part<T> x = unpacked<T>(input), w = unpacked<T>(weights);
     for (int k = 0; k < PACK<T>; k++) {
         x.lo[k] *= rstd;
         x.hi[k] *= rstd;
-        dw.lo[k] = fmaf(g.lo[k], rounded<T>(x.lo[k]), dw.lo[k]); /* what w was multiplied with */
-        dw.hi[k] = fmaf(g.hi[k], rounded<T>(x.hi[k]), dw.hi[k]);
-        g.lo[k] *= w.lo[k];
-        g.hi[k] *= w.hi[k];
     }
+    weight_gradient<T>(g.lo, x.lo, w.lo, dw.lo);
+    weight_gradient<T>(g.hi, x.hi, w.hi, dw.hi);
     float mean = group_sum(dot(g, x), c.lanes) / static_cast<float>(a.head_dim);
     for (int k = 0; k < PACK<T>; k++) {
         g.lo[k] = rstd * (g.lo[k] - x.lo[k] * mean);
@@ -282,18 +315,20 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS, 3)
     rope_norm_backward(struct mt_qk_rope_bwd a, cut c, unsigned rows)
 {
-    size_t first = static_cast<size_t>(blockIdx.x) * rows;
-    unsigned here = a.n - first < rows ? static_cast<unsigned>(a.n - first) : rows;
-    unsigned groups = THREADS >> c.shift, group = (threadIdx.x >> c.shift);
+    unsigned first = blockIdx.x * rows, n = static_cast<unsigned>(a.n); /* positions are 32-bit */
+    unsigned here = n - first < rows ? n - first : rows;
+    unsigned groups = THREADS >> c.shift, group = threadIdx.x >> c.shift;
     int lane = static_cast<int>(threadIdx.x) & (c.lanes - 1);
+    unsigned n_q = static_cast<unsigned>(a.n_q), n_kv = static_cast<unsigned>(a.n_kv);
+    MT_UNROLL(1)
     for (int kind = 0; kind < 2; kind++) {
-        unsigned heads = static_cast<unsigned>(kind ? a.n_kv : a.n_q), items = here * heads;
+        unsigned heads = kind ? n_kv : n_q, items = here * heads;
         const T *weight = static_cast<const T *>(kind ? a.k_norm : a.q_norm);
         packed_part w = load_packed(weight, c, lane, a.rot, lane < c.packs);
         part<T> dw = {};
         for (unsigned base = 0; base < items; base += groups) { /* whole warps: there are shuffles inside */
             unsigned item = base + group, row = item / heads;
-            norm_backward(a, c, lane, first + row, item - row * heads + (kind ? a.n_q : 0), w,
+            norm_backward(a, c, lane, first + row, item - row * heads + (kind ? n_q : 0), w,
                           item < items && lane < c.packs, dw);
         }
         sum_groups(c, lane, a.head_dim, a.rot, dw,
@@ -387,6 +422,8 @@ cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t str
 {
     if (!a->q_norm)
         return turn_back(a, stream);
+    if (a->n > INT_MAX)
+        return cudaErrorInvalidValue;
     size_t rows = rows_per_block(a->n), blocks = ceil_div(a->n, rows), d = a->head_dim;
     const float *partials = static_cast<const float *>(a->workspace);
     cudaError_t rc = a->dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)

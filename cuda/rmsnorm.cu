@@ -25,6 +25,22 @@ static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float 
     return a.plus_one ? xhat * (w + 1.0f) : rounded<T>(xhat) * w;
 }
 
+/* The same of a pack, over x. */
+template <typename T>
+static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, float (&x)[PACK<T>], float rstd,
+                                                  const float (&w)[PACK<T>])
+{
+    float plus = a.plus_one ? 1.0f : 0.0f;
+    for (int k = 0; k < PACK<T>; k += 2) {
+        x[k] *= rstd;
+        x[k + 1] *= rstd;
+        if (!a.plus_one)
+            round_two<T>(x + k);
+        x[k] *= w[k] + plus;
+        x[k + 1] *= w[k + 1] + plus;
+    }
+}
+
 static __device__ __forceinline__ float rstd_of(float squares, size_t c, float eps)
 {
     return 1.0f / sqrtf(squares / static_cast<float>(c) + eps);
@@ -32,14 +48,14 @@ static __device__ __forceinline__ float rstd_of(float squares, size_t c, float e
 
 /* Loads this thread's V packs of the row; with a residual, adds it and stores the sum. */
 template <typename T, int V, bool RESIDUAL>
-static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, size_t packs,
+static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, unsigned packs,
                                                 uint4 (&x)[V])
 {
     constexpr int N = PACK<T>;
     const T *src = static_cast<const T *>(a.x) + row * a.c;
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
-        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        unsigned i = v * blockDim.x + threadIdx.x;
         x[v] = i < packs ? load16(src + i * N) : make_uint4(0, 0, 0, 0);
     }
     if constexpr (RESIDUAL) {
@@ -48,12 +64,12 @@ static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size
         uint4 r[V];
         MT_UNROLL(V)
         for (int v = 0; v < V; v++) {
-            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            unsigned i = v * blockDim.x + threadIdx.x;
             r[v] = i < packs ? load16(residual + i * N) : make_uint4(0, 0, 0, 0);
         }
         MT_UNROLL(V)
         for (int v = 0; v < V; v++) {
-            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            unsigned i = v * blockDim.x + threadIdx.x;
             float p[N], q[N];
             unpack<T>(x[v], p);
             unpack<T>(r[v], q);
@@ -82,7 +98,7 @@ static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
 
 /* Several rows a block only where a row is a warp: then no barrier is in the way of leaving early. */
 template <typename T, int V, bool RESIDUAL>
-static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, size_t packs)
+static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, unsigned packs)
 {
     constexpr int N = PACK<T>;
     __shared__ float scratch[WARP];
@@ -103,13 +119,12 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     T *y = static_cast<T *>(a.y) + row * a.c;
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
-        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        unsigned i = v * blockDim.x + threadIdx.x;
         if (i < packs) {
             float p[N], q[N];
             unpack<T>(x[v], p);
             unpack<T>(load16(w + i * N), q);
-            for (int k = 0; k < N; k++)
-                p[k] = weigh<T>(a, p[k], rstd, q[k]);
+            weigh_pack<T>(a, p, rstd, q);
             store16(y + i * N, pack<T>(p));
         }
     }
@@ -151,7 +166,7 @@ static cudaError_t launch_forward(const struct mt_rmsnorm *a, cudaStream_t strea
     size_t packs = a->c / PACK<T>;
     unsigned x = threads_for(ceil_div(packs, V), 1024), y = x == WARP ? 4 : 1;
     return MT_LAUNCH((rmsnorm_forward<T, V, RESIDUAL>), grid_of(ceil_div(a->n, y)), dim3(x, y), 0, stream,
-                     *a, packs);
+                     *a, static_cast<unsigned>(packs));
 }
 
 template <typename T> static cudaError_t run_forward(const struct mt_rmsnorm *a, cudaStream_t stream)
@@ -185,7 +200,7 @@ size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c)
 
 template <typename T, int V>
 static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
-    rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, size_t packs)
+    rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, unsigned packs)
 {
     constexpr int N = PACK<T>;
     __shared__ float scratch[2][WARP]; /* in turn, so that one barrier a row is enough */
@@ -195,7 +210,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     uint4 w[V];
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
-        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        unsigned i = v * blockDim.x + threadIdx.x;
         w[v] = i < packs ? load16(weights + i * N) : make_uint4(0, 0, 0, 0);
     }
     for (int turn = 0; row < end; row++, turn ^= 1) {
@@ -206,7 +221,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
         uint4 x[V], dy[V], res[V];
         MT_UNROLL(V)
         for (int v = 0; v < V; v++) {
-            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            unsigned i = v * blockDim.x + threadIdx.x;
             x[v] = i < packs ? load16(px + i * N) : make_uint4(0, 0, 0, 0);
             dy[v] = i < packs ? load16(pdy + i * N) : make_uint4(0, 0, 0, 0);
             res[v] = a.dres && i < packs ? load16(pres + i * N) : make_uint4(0, 0, 0, 0);
@@ -224,7 +239,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
         float mean = block_sum(dot, scratch[turn]) * rstd / static_cast<float>(a.c);
         MT_UNROLL(V)
         for (int v = 0; v < V; v++) {
-            size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+            unsigned i = v * blockDim.x + threadIdx.x;
             float fx[N], fdy[N], fw[N], fres[N];
             hold_packed(x[v]);
             hold_packed(dy[v]);
@@ -233,11 +248,15 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
             unpack<T>(dy[v], fdy);
             unpack<T>(w[v], fw);
             unpack<T>(res[v], fres);
-            for (int k = 0; k < N; k++) {
-                float xhat = fx[k] * rstd, g = fdy[k] * (fw[k] + plus);
-                fres[k] += rstd * (g - xhat * mean);
-                /* what w was multiplied with */
-                dw[v][k] = fmaf(fdy[k], a.plus_one ? xhat : rounded<T>(xhat), dw[v][k]);
+            for (int k = 0; k < N; k += 2) {
+                fx[k] *= rstd;
+                fx[k + 1] *= rstd;
+                fres[k] += rstd * (fdy[k] * (fw[k] + plus) - fx[k] * mean);
+                fres[k + 1] += rstd * (fdy[k + 1] * (fw[k + 1] + plus) - fx[k + 1] * mean);
+                if (!a.plus_one)
+                    round_two<T>(fx + k); /* what w was multiplied with */
+                dw[v][k] = fmaf(fdy[k], fx[k], dw[v][k]);
+                dw[v][k + 1] = fmaf(fdy[k + 1], fx[k + 1], dw[v][k + 1]);
             }
             if (i < packs)
                 store16(pdx + i * N, pack<T>(fres));
@@ -248,7 +267,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     float *partial = static_cast<float *>(a.workspace) + blockIdx.x * a.c;
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
-        size_t i = static_cast<size_t>(v) * blockDim.x + threadIdx.x;
+        unsigned i = v * blockDim.x + threadIdx.x;
         if (i < packs)
             store_floats<N>(partial + i * N, dw[v]);
     }
@@ -288,7 +307,7 @@ static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, 
     size_t packs = a->c / PACK<T>;
     unsigned threads = threads_for(ceil_div(packs, V), MAX_BACKWARD_THREADS);
     return MT_LAUNCH((rmsnorm_backward<T, V>), grid_of(ceil_div(a->n, rows)), threads, 0, stream, *a, rows,
-                     packs);
+                     static_cast<unsigned>(packs));
 }
 
 template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)

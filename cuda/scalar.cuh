@@ -82,7 +82,7 @@ static __device__ __forceinline__ void store(bf16 *p, float v)
     p->x = static_cast<uint16_t>(bf16_pair(v, 0));
 }
 
-/* --- accesses of 8 and 16 bytes: the address must be a multiple of that ------------------------- */
+/* --- accesses of 8 and 16 bytes of global memory: the address must be a multiple of that ---------- */
 
 template <typename W> static __device__ __forceinline__ W load_word(const void *p)
 {
@@ -107,6 +107,26 @@ template <typename W> static __device__ __forceinline__ void store_word(void *p,
     memcpy(p, &w, sizeof(W));
 #endif
 }
+
+#ifdef __CUDA_ARCH__
+/* In assembly: the compiler takes an assignment apart into stores of 4 bytes more often than not. */
+template <> __device__ __forceinline__ void store_word<uint4>(void *p, uint4 w)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                 : "memory");
+}
+
+template <> __device__ __forceinline__ void store_word<float4>(void *p, float4 w)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(w.x), "f"(w.y), "f"(w.z), "f"(w.w)
+                 : "memory");
+}
+
+template <> __device__ __forceinline__ void store_word<uint2>(void *p, uint2 w)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w.x), "r"(w.y) : "memory");
+}
+#endif
 
 static __device__ __forceinline__ uint4 load16(const void *p)
 {
@@ -166,6 +186,13 @@ template <typename T> static __device__ __forceinline__ void unpack(uint4 w, flo
 template <typename T> static __device__ __forceinline__ uint4 pack(const float (&x)[PACK<T>])
 {
     return packing<T>::pack(x);
+}
+
+/** Values as they are after a store and a load: two for the price of one. */
+template <typename T> static __device__ __forceinline__ void round_two(float *x)
+{
+    if constexpr (sizeof(T) == 2)
+        unpack_pair(bf16_pair(x[0], x[1]), x);
 }
 
 /** From here on the values are unpacked anew: what is held over a barrier is half as many registers. */

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-seeded, sanitizers = sys.argv[1], sys.argv[2].split(",")
+seeded, sanitizers = sys.argv[1:]
 failures = []
 
 

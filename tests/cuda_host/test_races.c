@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every operation once on the emulated device, in shapes just large enough for several blocks, warps and tails:
+ * small enough for ThreadSanitizer, to which a thread of a block is a thread, so that a missing barrier or event
+ * is a data race. Values are for the conformance suite to check; here outputs need only be written, all of them:
+ * fresh device memory is NaN.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "device/ops.h"
+
+enum { MAX_BUFFERS = 64 };
+
+struct output {
+    const char *name;
+    void *p;
+    size_t n;
+    enum mt_dtype dtype;
+};
+
+static mt_device *dev;
+static struct mt_err err;
+static void *buffers[MAX_BUFFERS];
+static size_t n_buffers, n_outputs;
+static struct output outputs[MAX_BUFFERS];
+static int failures;
+
+static void must(const char *what, int rc)
+{
+    if (rc) {
+        printf("FAIL %s: %s\n", what, err.msg);
+        exit(1);
+    }
+}
+
+static void *take(size_t bytes)
+{
+    void *p = NULL;
+    if (n_buffers == MAX_BUFFERS)
+        abort();
+    must("alloc", mt_device_alloc(dev, bytes, "test", &p, &err));
+    return buffers[n_buffers++] = p;
+}
+
+static void *upload(const void *host, size_t bytes)
+{
+    void *p = take(bytes);
+    mt_event *ev = NULL;
+    must("event", mt_event_create(dev, &ev, &err));
+    must("copy", mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){p, bytes, host, bytes, bytes, 1}, &err));
+    must("record", mt_event_record(dev, ev, MT_STREAM_H2D, &err));
+    must("wait", mt_event_wait(dev, ev, MT_STREAM_COMPUTE, &err));
+    must("sync", mt_event_sync(dev, ev, &err)); /* the caller's memory is its own again */
+    mt_event_destroy(&ev);
+    return p;
+}
+
+static void *numbers(enum mt_dtype t, size_t n)
+{
+    static uint32_t seed = 1;
+    size_t size = mt_dtype_size(t);
+    char *host = malloc(n * size);
+    for (size_t i = 0; host && i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        float f = (float)(int32_t)seed * 0x1p-31f;
+        uint16_t h = mt_f32_to_bf16(f);
+        memcpy(host + i * size, t == MT_F32 ? (const void *)&f : (const void *)&h, size);
+    }
+    void *p = upload(host, n * size);
+    free(host);
+    return p;
+}
+
+/* Fresh memory that the operation is to fill. */
+static void *output(const char *name, enum mt_dtype t, size_t n)
+{
+    void *p = take(n * mt_dtype_size(t));
+    mt_device_poison(dev, p, n * mt_dtype_size(t));
+    outputs[n_outputs++] = (struct output){name, p, n, t};
+    return p;
+}
+
+static void check_output(const struct output *o, mt_event *computed)
+{
+    size_t bytes = o->n * mt_dtype_size(o->dtype);
+    char *host = malloc(bytes);
+    must("wait", mt_event_wait(dev, computed, MT_STREAM_D2H, &err));
+    must("copy", mt_device_copy(dev, MT_STREAM_D2H, &(struct mt_copy){host, bytes, o->p, bytes, bytes, 1}, &err));
+    must("sync", mt_device_sync(dev, &err));
+    for (size_t i = 0; i < o->n; i++) {
+        float f = o->dtype == MT_F32 ? ((const float *)(void *)host)[i]
+                                     : mt_bf16_to_f32(((const uint16_t *)(void *)host)[i]);
+        if (!isfinite(f)) {
+            printf("FAIL %s: element %zu of %zu is %g\n", o->name, i, o->n, (double)f);
+            failures++;
+            break;
+        }
+    }
+    free(host);
+}
+
+static void check_all(void)
+{
+    mt_event *ev = NULL;
+    must("event", mt_event_create(dev, &ev, &err));
+    must("record", mt_event_record(dev, ev, MT_STREAM_COMPUTE, &err));
+    for (size_t i = 0; i < n_outputs; i++)
+        check_output(&outputs[i], ev);
+    mt_event_destroy(&ev);
+    for (size_t i = 0; i < n_buffers; i++)
+        mt_device_free(dev, buffers[i]);
+    n_buffers = n_outputs = 0;
+}
+
+#define RUN(op, ...) must(#op, op(dev, &(__VA_ARGS__), &err))
+
+static void norms(enum mt_dtype t, size_t n, size_t c)
+{
+    void *x = numbers(t, n * c), *r = numbers(t, n * c), *w = numbers(t, c);
+    void *sum = output("sum", t, n * c), *y = output("y", t, n * c);
+    float *rstd = output("rstd", MT_F32, n);
+    RUN(mt_op_rmsnorm, (struct mt_rmsnorm){.n = n, .c = c, .dtype = t, .eps = 1e-6f, .x = x, .residual = r,
+                                           .sum = sum, .w = w, .y = y, .rstd = rstd});
+    RUN(mt_op_rmsnorm_bwd,
+        (struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = t, .dy = x, .x = sum, .w = w, .rstd = rstd, .dres = r,
+                                .dx = output("dx", t, n * c), .dw = numbers(MT_F32, c),
+                                .workspace = take(mt_op_rmsnorm_bwd_workspace(dev, n, c))});
+    RUN(mt_op_bias_bwd, (struct mt_bias_bwd){.n = n, .c = c, .ld = c, .dtype = t, .dy = x,
+                                             .db = numbers(MT_F32, c),
+                                             .workspace = take(mt_op_bias_bwd_workspace(dev, n, c))});
+    check_all();
+}
+
+static void rope(enum mt_dtype t, size_t n, size_t d, bool norm)
+{
+    size_t n_q = 3, n_kv = 1, heads = n_q + n_kv, ld = (heads + n_kv) * d;
+    int32_t pos[64] = {0};
+    for (size_t i = 0; i < n; i++)
+        pos[i] = (int32_t)i;
+    void *qkv = numbers(t, n * ld), *qw = norm ? numbers(t, d) : NULL, *kw = norm ? numbers(t, d) : NULL;
+    float *cs = numbers(MT_F32, n * d / 2), *sn = numbers(MT_F32, n * d / 2);
+    int32_t *p = upload(pos, n * sizeof(int32_t));
+    float *rstd = norm ? output("rstd", MT_F32, n * heads) : NULL;
+    RUN(mt_op_qk_rope, (struct mt_qk_rope){.n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d, .dtype = t,
+                                           .eps = 1e-6f, .qkv = qkv, .ld_qkv = ld,
+                                           .qk = output("qk", t, n * heads * d), .ld_qk = heads * d,
+                                           .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n,
+                                           .q_norm = qw, .k_norm = kw, .rstd = rstd});
+    RUN(mt_op_qk_rope_bwd,
+        (struct mt_qk_rope_bwd){
+            .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d, .dtype = t,
+            .dqk = numbers(t, n * heads * d), .ld_dqk = heads * d, .dqkv = numbers(t, n * ld), .ld_dqkv = ld,
+            .qkv = qkv, .ld_qkv = ld, .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw,
+            .k_norm = kw, .rstd = rstd, .dq_norm = norm ? numbers(MT_F32, d) : NULL,
+            .dk_norm = norm ? numbers(MT_F32, d) : NULL,
+            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, n, n_q, n_kv, d))});
+    check_all();
+}
+
+static void attention(enum mt_dtype t, size_t window)
+{
+    static const int32_t cu[] = {0, 5, 38};
+    size_t n = 38, n_q = 4, n_kv = 2, d = 24, qw = n_q * d, kw = n_kv * d, ld = qw + 2 * kw;
+    size_t e = mt_dtype_size(t);
+    char *qkv = numbers(t, n * ld), *dqkv = output("dqkv", t, n * ld);
+    struct mt_attention a = {
+        .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .window = window, .n_docs = 2, .max_len = 33, .dtype = t,
+        .scale = 0.2f, .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu, .q = qkv, .k = qkv + qw * e,
+        .v = qkv + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = output("o", t, n * qw), .ld_o = qw,
+        .lse = output("lse", MT_F32, n_q * n),
+        .workspace = take(mt_op_attention_workspace(dev, n, 33, n_q, n_kv, d, t))};
+    RUN(mt_op_attention, a);
+    RUN(mt_op_attention_bwd,
+        (struct mt_attention_bwd){.fwd = a, .d_o = numbers(t, n * qw), .dq = dqkv, .dk = dqkv + qw * e,
+                                  .dv = dqkv + (qw + kw) * e, .ld_dq = ld, .ld_dk = ld, .ld_dv = ld});
+    check_all();
+}
+
+static void products(enum mt_dtype t)
+{
+    size_t m = 13, n = 40, k = 24;
+    void *a = numbers(t, m * k), *b = numbers(t, n * k), *d = output("d", t, m * n);
+    RUN(mt_op_gemm, (struct mt_gemm){.m = m, .n = n, .k = k, .dtype = t, .d_dtype = t, .trans_b = true, .a = a,
+                                     .b = b, .lda = k, .ldb = k, .ldd = n, .bias = numbers(t, n), .d = d});
+    float *dw = numbers(MT_F32, n * k);
+    RUN(mt_op_gemm, (struct mt_gemm){.m = n, .n = k, .k = m, .dtype = t, .d_dtype = MT_F32, .trans_a = true,
+                                     .a = d, .b = a, .lda = n, .ldb = k, .ldc = k, .ldd = k, .c = dw, .d = dw});
+    check_all();
+}
+
+static void units_and_loss(enum mt_dtype t)
+{
+    size_t n = 5, f = 136, vocab = 1003, ld = 1008, width = 4 / mt_dtype_size(t);
+    static const int32_t targets[] = {3, -1, 1002, 0, 500};
+    void *gu = numbers(t, n * 2 * f), *logits = numbers(MT_F32, n * ld);
+    RUN(mt_op_glu, (struct mt_glu){.n = n, .f = f, .dtype = t, .gate_up = gu, .out = output("glu", t, n * f)});
+    RUN(mt_op_glu_bwd, (struct mt_glu_bwd){.n = n, .f = f, .dtype = t, .kind = MT_GLU_GELU_TANH, .gate_up = gu,
+                                           .dout = numbers(t, n * f), .dgate_up = gu});
+    RUN(mt_op_cross_entropy,
+        (struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = t, .logits = logits,
+                                  .targets = upload(targets, sizeof(targets)),
+                                  .loss = output("loss", MT_F32, n), .correct = take(n * sizeof(int32_t)),
+                                  .dlogits = logits, .ld_dlogits = ld * width, .scale = 0.5f});
+    check_all();
+}
+
+static void rows(enum mt_dtype t)
+{
+    enum { N = 7, V = 9, C = 264 };
+    static const int32_t ids[N] = {3, 1, 3, 8, 0, 3, 1}, run_ids[] = {0, 1, 3, 8}, starts[] = {0, 1, 3, 6, 7};
+    static const int32_t order[N] = {4, 1, 6, 0, 2, 5, 3}, some[] = {0, 2, 5};
+    void *table = numbers(t, V * C), *x = output("embedding", t, N * C);
+    RUN(mt_op_embedding, (struct mt_embedding){N, V, C, t, 1.5f, upload(ids, sizeof(ids)), table, x});
+    RUN(mt_op_embedding_bwd,
+        (struct mt_embedding_bwd){.n = N, .vocab = V, .c = C, .n_runs = 4, .dtype = t, .scale = 1.5f,
+                                  .run_ids = upload(run_ids, sizeof(run_ids)),
+                                  .starts = upload(starts, sizeof(starts)), .order = upload(order, sizeof(order)),
+                                  .dout = x, .dtable = numbers(MT_F32, V * C)});
+    int32_t *list = upload(some, sizeof(some));
+    void *part = output("gathered", t, 3 * C);
+    RUN(mt_op_gather_rows, (struct mt_rows){3, 0, C, t, list, x, part});
+    RUN(mt_op_scatter_rows, (struct mt_rows){3, N, C, t, list, part, output("scattered", t, N * C)});
+    RUN(mt_op_add, (struct mt_add){N * C, t, x, x, output("added", t, N * C)});
+    check_all();
+}
+
+static void casts(enum mt_dtype t)
+{
+    size_t n = MT_SUMSQ_BLOCK + 1001;
+    float *src = numbers(MT_F32, n);
+    void *joined = numbers(MT_BF16, 2 * (size_t)MT_JOIN_BLOCK);
+    RUN(mt_op_grad_cast, (struct mt_grad_cast){n, src, t, output("cast gradient", t, n),
+                                               output("squares", MT_F32, 2)});
+    RUN(mt_op_cast, (struct mt_cast){n, MT_F32, t, src, output("cast", t, n)});
+    must("join", mt_op_join(dev, joined, MT_JOIN_BLOCK, &err));
+    must("zero", mt_op_zero(dev, output("zero", t, n), n * mt_dtype_size(t), &err));
+    check_all();
+}
+
+int main(int argc, char **argv)
+{
+    struct mt_device_params p = {.kind = argc > 1 ? argv[1] : "cuda", .budget_bytes = (size_t)64 << 20,
+                                 .n_threads = 1};
+    must("device", mt_device_create(&dev, &p, &err));
+    for (int d = 0; d < 2; d++) {
+        enum mt_dtype t = d ? MT_BF16 : MT_F32;
+        norms(t, 5, 72);
+        norms(t, 9, 1100);
+        norms(t, 3, 8200);
+        rope(t, 5, 24, false);
+        rope(t, 6, 128, true);
+        rope(t, 3, 72, true);
+        attention(t, 0);
+        attention(t, 7);
+        products(t);
+        units_and_loss(t);
+        rows(t);
+        casts(t);
+    }
+    mt_device_destroy(&dev);
+    printf("%d failures\n", failures);
+    return failures != 0;
+}
