@@ -609,7 +609,7 @@ static void products_match_a_loop(void **)
         for (int type = 0; type < 3; type++)
             for (int batch : {1, 3})
                 for (int bias = 0; bias < 2; bias++) {
-                    product p = {17, 9, 23, batch, (t & 1) != 0, (t & 2) != 0, type > 0, type == 2, bias != 0,
+                    product p = {18, 9, 23, batch, (t & 1) != 0, (t & 2) != 0, type > 0, type == 2, bias != 0,
                                  bias ? 1.0f : 0.5f, batch == 1 ? 1.0f : 0.0f};
                     check_product(lt, p);
                 }
@@ -624,7 +624,8 @@ static void unknown_kinds_of_products_are_not_supported(void **)
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t f = make_layout(false, 4, 4, 4, 1, 0), h = make_layout(true, 4, 4, 4, 1, 0);
     cublasLtMatmulHeuristicResult_t found;
-    cublasLtEpilogue_t gelu = CUBLASLT_EPILOGUE_GELU;
+    cublasLtMatrixLayout_t odd = make_layout(false, 3, 4, 4, 1, 0);
+    cublasLtEpilogue_t gelu = CUBLASLT_EPILOGUE_GELU, bias = CUBLASLT_EPILOGUE_BIAS;
     int n = 0;
     assert_int_equal(cublasLtCreate(&lt), 0);
     assert_int_equal(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_16F, CUDA_R_16F),
@@ -638,12 +639,16 @@ static void unknown_kinds_of_products_are_not_supported(void **)
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(lt, desc, f, f, h, h, nullptr, 1, &found, &n),
                      CUBLAS_STATUS_NOT_SUPPORTED);
     assert_int_equal(n, 0);
+    assert_int_equal(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof(bias)), 0);
+    assert_int_equal(cublasLtMatmulAlgoGetHeuristic(lt, desc, odd, f, odd, odd, nullptr, 1, &found, &n),
+                     CUBLAS_STATUS_NOT_SUPPORTED); /* a bias of an odd length */
     assert_int_equal(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &gelu, sizeof(gelu)), 0);
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(lt, desc, f, f, f, f, nullptr, 1, &found, &n),
                      CUBLAS_STATUS_NOT_SUPPORTED);
     cublasLtMatmulDescDestroy(desc);
     cublasLtMatrixLayoutDestroy(f);
     cublasLtMatrixLayoutDestroy(h);
+    cublasLtMatrixLayoutDestroy(odd);
     cublasLtDestroy(lt);
 }
 

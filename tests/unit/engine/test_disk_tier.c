@@ -61,6 +61,7 @@ struct trainer {
     mt_device *dev;
     struct mt_engine_params ep;
     struct mt_engine_plan plan;
+    size_t device_bytes;
     mt_disk *disk;
     mt_plane_set *planes;
     mt_engine *engine;
@@ -156,6 +157,7 @@ static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
     while (make_plan(t, device, err))
         if (p->device_bytes || (device += 16 << 10) > 4 << 20)
             fail_msg("%s", err->msg);
+    t->device_bytes = device;
     make_planes(t, p);
     make_data(t);
     int rc = mt_weights_init_random(t->layout, t->planes, 1, 1, err);
@@ -319,12 +321,14 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
 /* Breaks the nth transfer of a run of two steps and a flush; the error, or 0 where it has fewer. */
 static int run_broken(const char *fault, bool interrupted)
 {
+    static size_t least; /* looked for once */
     struct placing p = {.dtype = MT_BF16, .states = MT_STATES_DISK, .act = MT_ACT_DISK,
-                        .fault = fault};
+                        .device_bytes = least, .fault = fault};
     struct trainer t;
     struct mt_err err = {0};
     struct mt_step_result r;
     int rc = begin(&t, &p, &err);
+    least = t.device_bytes;
     for (int i = 0; i < 2 && !rc; i++)
         rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, &err);
     if (interrupted && !rc) {
