@@ -324,16 +324,16 @@ def write_images(tmp):
 
 def samples_show_in_colour_in_brackets_and_as_a_page(tmp):
     model = model_of(tmp, "qwen2")
-    data = lines(os.path.join(tmp, "show.jsonl"), [{"messages": [{"role": "user", "content": "a <b> \x1b[31m"}, {"role": "assistant", "content": "&"}]}] * 4)
+    data = lines(os.path.join(tmp, "show.jsonl"), [{"messages": [{"role": "user", "content": "a <b> \x1b[31m \x9b \u202e– \u2069"}, {"role": "assistant", "content": "&"}]}] * 4)
     ini = ini_of(tmp, model, data)
     plain = megatrain("-q", "data", "show", ini).stdout
-    assert "⟦&<|im_end|>⟧" in plain and "\x1b" not in plain and "\\x1b[31m" in plain and "show.jsonl:2" in plain
+    assert "⟦&<|im_end|>⟧" in plain and "a <b> \\x1b[31m \\x9b \\u202e– \\u2069" in plain and "show.jsonl:2" in plain
     colour = megatrain("-q", "--color=always", "data", "show", ini, "--samples", "1", "--first", "2").stdout
     assert "\x1b[30;42m&<|im_end|>\x1b[0m" in colour and "show.jsonl:3" in colour and "show.jsonl:4" not in colour
     page = os.path.join(tmp, "page.html")
     megatrain("-q", "data", "show", ini, "--html", page)
     html = open(page).read()
-    assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62;" in html and html.count("<pre>") == html.count("</pre>") == 3
+    assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62; \\x1b[31m \\x9b \\u202e– \\u2069" in html and html.count("<pre>") == html.count("</pre>") == 3
     stats = megatrain("-q", "data", "stats", ini).stdout
     assert "3 samples (75.00%) have the tokens of another" in stats and "#" in stats and "Packing" in stats
 
