@@ -322,4 +322,3 @@ void mt_session_finish(struct mt_session *s)
     free(s->model_dir);
     *s = (struct mt_session){0};
 }
-
