@@ -151,25 +151,21 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
 }
 
 /* Builds the step as if all were in host memory; from that, what has to live on the disk. */
-static int divide_host(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                       struct mt_err *err)
+static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog,
+                       const struct mt_engine_params *p, struct mt_err *err)
 {
-    struct mt_program prog;
     int wanted[2] = {0, 0};
-    int rc = build_program(plan, &prog, err);
+    int rc = build_program(plan, prog, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < prog.n_objects; i++)
-        if (prog.objects[i].spill >= 0 && prog.objects[i].kind != MT_OBJ_GRAD)
-            wanted[prog.objects[i].kind == MT_OBJ_RECORD]++;
-    mt_program_finish(&prog);
+    for (size_t i = 0; i < prog->n_objects; i++)
+        if (prog->objects[i].spill >= 0 && prog->objects[i].kind != MT_OBJ_GRAD)
+            wanted[prog->objects[i].kind == MT_OBJ_RECORD]++;
     mt_tiers_choose(plan, p, wanted);
     if (!plan->uses_disk)
         return 0;
-    rc = build_program(plan, &prog, err);
-    if (!rc)
-        mt_program_finish(&prog);
-    return rc;
+    mt_program_finish(prog);
+    return build_program(plan, prog, err);
 }
 
 static struct mt_model_params model_params(const struct mt_engine_params *p)
@@ -221,19 +217,31 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     return 0;
 }
 
-int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step,
+                        const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan;
+    struct mt_program prog = {0};
     int rc = mt_engine_divide(&plan, p, err);
     if (rc)
         return rc;
-    rc = divide_host(&plan, p, err);
+    rc = divide_host(&plan, &prog, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
     }
     *out = plan;
+    *step = prog;
     return 0;
+}
+
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    struct mt_program prog;
+    int rc = mt_engine_plan_step(out, &prog, p, err);
+    if (!rc)
+        mt_program_finish(&prog);
+    return rc;
 }
 
 void mt_engine_plan_finish(struct mt_engine_plan *plan)

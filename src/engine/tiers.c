@@ -193,11 +193,13 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[2])
+/* With or without what leaves the device on the disk; does it fit? */
+static bool choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[2],
+                   bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
-    bool spill = plan->activations == MT_ACT_DISK && p->may_use_disk && wanted[0] + wanted[1] > 0;
+    memset(plan->on_disk, 0, plan->program.n_units);
+    describe_all(&t);
     if (t.host != UINT64_MAX) {
         bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
         t.host = subtract(t.host, shared ? plan->device_bytes : 0);
@@ -217,6 +219,18 @@ void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params 
     if (states && p->states == MT_STATES_AUTO)
         keep_units(&t);
     describe_all(&t);
+    return fits(&t);
+}
+
+void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     const int wanted[2])
+{
+    bool may_spill = p->may_use_disk && wanted[0] + wanted[1] > 0;
+    bool spill = may_spill && plan->activations == MT_ACT_DISK;
+    /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps */
+    if (!choose(plan, p, wanted, spill) && may_spill && plan->activations == MT_ACT_RECOMPUTE &&
+        p->states != MT_STATES_HOST)
+        choose(plan, p, wanted, true);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)
         plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */

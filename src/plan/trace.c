@@ -9,17 +9,8 @@
 
 enum { MEASURED = 1, PREDICTED = 2 };
 
-static const char *const queue_names[MT_SIM_N_QUEUES] = {
-    "compute",    "H2D",         "D2H",        "host optimizer", "state reads", "state writes",
-    "weight reads", "gradient writes", "spill reads", "spill writes"};
-
-/* The program's queues are the first of the simulator's. */
-static const enum mt_sim_queue sim_queue[MT_N_QUEUES] = {
-    [MT_Q_COMPUTE] = MT_SIM_Q_COMPUTE,
-    [MT_Q_H2D] = MT_SIM_Q_H2D,
-    [MT_Q_D2H] = MT_SIM_Q_D2H,
-    [MT_Q_HOST] = MT_SIM_Q_HOST,
-};
+static const char *const queue_names[MT_N_QUEUES] = {"compute",        "H2D",        "D2H",
+                                                     "host optimizer", "disk reads", "disk writes"};
 
 static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
 {
@@ -45,7 +36,7 @@ static void add_span(struct mt_str *s, const struct span *p, const struct mt_lay
 static void add_names(struct mt_str *s, int pid, const char *process)
 {
     add_name(s, "process_name", pid, 0, process);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         add_name(s, "thread_name", pid, q, queue_names[q]);
 }
 
@@ -59,7 +50,7 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
     add_names(s, MEASURED, "measured");
     for (size_t i = 0; i < n; i++) {
         const struct mt_trace_span *t = &spans[i];
-        struct span p = {MEASURED, (int)sim_queue[t->queue], t->op, t->mb, t->unit,
+        struct span p = {MEASURED, t->queue, t->op, t->mb, t->unit,
                          (double)(t->begin_ns - first) * 1e-3, (double)(t->end_ns - t->begin_ns) * 1e-3,
                          (double)t->bytes};
         if (t->begin_ns)
@@ -73,7 +64,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->unit, t->start * 1e6,
-                         (t->end - t->start) * 1e6, t->queue == MT_SIM_Q_COMPUTE ? 0 : t->bytes};
+                         (t->end - t->start) * 1e6, t->queue == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }
 }
