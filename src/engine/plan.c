@@ -151,7 +151,7 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
 }
 
 /* Builds the step as if all were in host memory; from that, what has to live on the disk. */
-static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog,
+static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
 {
     int wanted[2] = {0, 0};
@@ -161,7 +161,15 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog,
     for (size_t i = 0; i < prog->n_objects; i++)
         if (prog->objects[i].spill >= 0 && prog->objects[i].kind != MT_OBJ_GRAD)
             wanted[prog->objects[i].kind == MT_OBJ_RECORD]++;
-    mt_tiers_choose(plan, p, wanted);
+    uint64_t takes = mt_tiers_choose(plan, p, wanted);
+    if (host_bytes) {
+        *host_bytes = takes;
+        if (takes > p->host_bytes) {
+            mt_program_finish(prog);
+            return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "host memory is short by %llu bytes",
+                           (unsigned long long)(takes - p->host_bytes));
+        }
+    }
     if (!plan->uses_disk)
         return 0;
     mt_program_finish(prog);
@@ -217,15 +225,15 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     return 0;
 }
 
-int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step,
-                        const struct mt_engine_params *p, struct mt_err *err)
+static int plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
+                     const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan;
     struct mt_program prog = {0};
     int rc = mt_engine_divide(&plan, p, err);
     if (rc)
         return rc;
-    rc = divide_host(&plan, &prog, p, err);
+    rc = divide_host(&plan, &prog, host_bytes, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
@@ -235,10 +243,17 @@ int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step,
     return 0;
 }
 
+int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err)
+{
+    *host_bytes = 0;
+    return plan_step(out, step, host_bytes, p, err);
+}
+
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_program prog;
-    int rc = mt_engine_plan_step(out, &prog, p, err);
+    int rc = plan_step(out, &prog, NULL, p, err); /* what does not fit is for the caller to refuse */
     if (!rc)
         mt_program_finish(&prog);
     return rc;

@@ -151,9 +151,12 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     if (c->n_micro > INT16_MAX)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%zu micro-batches a step are more than %d", c->n_micro,
                      INT16_MAX);
+    uint64_t host = 0;
     if (!rc)
-        rc = mt_engine_plan_step(&c->engine, prog, &p, err);
+        rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     mt_device_destroy(&dev);
+    if (rc && host > p.host_bytes)
+        return fail_host(r, host + r->host_budget - p.host_bytes, err);
     if (rc)
         return rc;
     c->activations = c->engine.activations;
