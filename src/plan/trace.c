@@ -11,27 +11,8 @@
 /* A disk has many requests under way at once: rows of a queue that they lie in beside each other. */
 enum { MEASURED = 1, PREDICTED = 2, MAX_ROWS = 8 };
 
-static const char *const queue_names[MT_SIM_N_QUEUES] = {
-    "compute",    "H2D",         "D2H",        "host optimizer", "state reads", "state writes",
-    "weight reads", "gradient writes", "spill reads", "spill writes"};
-
-/* The program's queues are the first of the simulator's, but for the disk's: those go by what is moved. */
-static int sim_queue(const struct mt_trace_span *t)
-{
-    static const int queue[MT_Q_DISK_READ] = {
-        [MT_Q_COMPUTE] = MT_SIM_Q_COMPUTE,
-        [MT_Q_H2D] = MT_SIM_Q_H2D,
-        [MT_Q_D2H] = MT_SIM_Q_D2H,
-        [MT_Q_HOST] = MT_SIM_Q_HOST,
-    };
-    static const int disk[MT_N_DISK_USES][2] = { /* read, written */
-        [MT_DISK_STATES] = {MT_SIM_Q_STATE_READ, MT_SIM_Q_STATE_WRITE},
-        [MT_DISK_WEIGHTS] = {MT_SIM_Q_WEIGHT_READ, MT_SIM_Q_STATE_WRITE},
-        [MT_DISK_GRADIENTS] = {MT_SIM_Q_STATE_READ, MT_SIM_Q_GRAD_WRITE},
-        [MT_DISK_ACTIVATIONS] = {MT_SIM_Q_SPILL_READ, MT_SIM_Q_SPILL_WRITE},
-    };
-    return t->queue < MT_Q_DISK_READ ? queue[t->queue] : disk[t->disk_use][t->queue == MT_Q_DISK_WRITE];
-}
+static const char *const queue_names[MT_N_QUEUES] = {"compute",        "H2D",        "D2H",
+                                                     "host optimizer", "disk reads", "disk writes"};
 
 static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
 {
@@ -57,23 +38,23 @@ static void add_span(struct mt_str *s, const struct span *p, const struct mt_lay
 static void add_names(struct mt_str *s, int pid, const char *process)
 {
     add_name(s, "process_name", pid, 0, process);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         add_name(s, "thread_name", pid, q, queue_names[q]);
 }
 
 /* When each row of each queue is free again. */
 struct rows {
-    int64_t free_at[MAX_ROWS][MT_SIM_N_QUEUES];
+    int64_t free_at[MAX_ROWS][MT_N_QUEUES];
 };
 
 /* The first row of the queue in which the span lies beside no other; named when it is first used. */
 static int find_row(struct rows *rows, struct mt_str *s, const struct mt_trace_span *t)
 {
-    int q = sim_queue(t), k = 0, id;
+    int q = t->queue, k = 0, id;
     char name[64];
     while (t->queue >= MT_Q_DISK_READ && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
         k++;
-    id = k * MT_SIM_N_QUEUES + q;
+    id = k * MT_N_QUEUES + q;
     if (k && !rows->free_at[k][q]) {
         snprintf(name, sizeof(name), "%s %d", queue_names[q], k + 1);
         add_name(s, "thread_name", MEASURED, id, name);
@@ -108,7 +89,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->unit, t->start * 1e6,
-                         (t->end - t->start) * 1e6, t->queue == MT_SIM_Q_COMPUTE ? 0 : t->bytes};
+                         (t->end - t->start) * 1e6, t->queue == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }
 }
