@@ -18,6 +18,7 @@ struct mt_cuda_device {
     struct mt_device base;
     int index;
     int sm; /* compute capability, 90 for 9.0 */
+    int n_threads; /* of the host, for work on its memory */
     bool apart; /* each allocation is a cudaMalloc of its own: for compute-sanitizer */
     char *memory; /* mt_arena_span(budget) bytes; NULL where apart */
     size_t span;

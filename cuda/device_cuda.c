@@ -229,6 +229,7 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     d->base.backend = &cuda_backend;
     d->index = p->index;
     d->sm = prop.major * 10 + prop.minor;
+    d->n_threads = p->n_threads;
     d->apart = getenv("MEGATRAIN_CUDA_APART") != NULL;
     pthread_mutex_init(&d->lock, NULL);
     rc = mt_cuda_enter(d, err);
