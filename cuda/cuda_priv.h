@@ -110,5 +110,6 @@ MT_DEVICE_OPS(MT_CUDA_OP)
 
 /** Names the streams for profilers. */
 void mt_cuda_name_streams(struct mt_cuda_device *d);
+void mt_cuda_range(mt_device *dev, const char *name);
 
 #endif

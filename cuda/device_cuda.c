@@ -128,6 +128,7 @@ static const struct mt_device_backend cuda_backend = {
     .copy = mt_cuda_copy,
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
+    .range = mt_cuda_range,
     .rmsnorm_bwd_workspace = cuda_rmsnorm_bwd_workspace,
     .bias_bwd_workspace = cuda_bias_bwd_workspace,
     .qk_rope_bwd_workspace = cuda_qk_rope_bwd_workspace,
