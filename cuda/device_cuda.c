@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "blas.h"
 #include "cuda_priv.h"
-#include "kernels.h"
+#include "device/cuda_workspace.h"
 
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
 {
@@ -107,7 +107,9 @@ static size_t cuda_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, s
                                          size_t head_dim)
 {
     (void)dev;
-    return mt_cuda_qk_rope_bwd_workspace(n, n_q, n_kv, head_dim);
+    (void)n_q;
+    (void)n_kv;
+    return mt_cuda_qk_rope_bwd_workspace(n, head_dim);
 }
 
 static const struct mt_device_backend cuda_backend = {

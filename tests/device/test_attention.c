@@ -109,6 +109,9 @@ static void attention_of_odd_shapes(struct harness *h)
         {4, 1, 128, 64, 1, {150}},
         {2, 1, 16, 1, 2, {40, 40}},
         {4, 4, 16, 1000, 4, {3, 64, 128, 7}},
+        /* several tiles of queries on the cuda device */
+        {2, 1, 16, 0, 2, {600, 30}},
+        {2, 2, 8, 100, 1, {700}},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         attention_case(h, &shapes[i]);
