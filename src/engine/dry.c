@@ -30,16 +30,7 @@ int mt_engine_create_dry(mt_engine **out, const struct mt_engine_params *p, stru
     e->layout = p->layout;
     pthread_mutex_init(&e->lock, NULL);
     pthread_cond_init(&e->changed, NULL);
-    struct mt_model_params mp = {
-        .layout = p->layout,
-        .dtype = p->dtype,
-        .max_tokens = p->max_tokens,
-        .max_docs = p->max_docs,
-        .max_len = p->max_len,
-        .max_micro = p->max_micro,
-        .logits_chunk = p->logits_chunk,
-        .backward = p->train,
-    };
+    struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&e->model, e->dev, &mp, err);
     if (!rc)
         rc = make_buffers(e, err);

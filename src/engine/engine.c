@@ -88,16 +88,7 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
 static int create_parts(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
-    struct mt_model_params mp = {
-        .layout = p->layout,
-        .dtype = p->dtype,
-        .max_tokens = p->max_tokens,
-        .max_docs = p->max_docs,
-        .max_len = p->max_len,
-        .max_micro = p->max_micro,
-        .logits_chunk = p->logits_chunk,
-        .backward = p->train,
-    };
+    struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_pool_params adam = {"adam", p->train ? p->adam_threads : 1, p->adam_cpus, NULL};
     int rc = mt_model_create(&e->model, e->dev, &mp, err);
     if (!rc)

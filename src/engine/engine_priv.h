@@ -97,12 +97,23 @@ struct mt_engine {
 int mt_exec_start(mt_engine *e, struct mt_err *err);
 void mt_exec_stop(mt_engine *e);
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
+/** The device stream that a queue's instructions go to; false for queues of the host. */
+bool mt_exec_stream_of(int queue, enum mt_stream *s);
+
+/* runnable.c */
+/** The program of the mode, made when it is first asked for. */
 int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
                     size_t n_micro, struct mt_err *err);
 void mt_runnable_destroy_all(mt_engine *e);
-
-/* exec.c: the device stream that a queue's instructions go to; false for queues of the host. */
-bool mt_exec_stream_of(int queue, enum mt_stream *s);
+/** An update alone does not: it is not interrupted, and a device that has failed does not keep it back. */
+static inline bool mt_runnable_uses_device(const struct mt_runnable *r)
+{
+    return r->mode != MT_MODE_UPDATE;
+}
+static inline bool mt_is_device_queue(int q)
+{
+    return q <= MT_Q_D2H;
+}
 
 /* exec_ops.c: submits one instruction of a device queue. */
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
@@ -132,6 +143,9 @@ int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *er
 int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
 int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
 void mt_exec_trace_destroy(struct mt_runnable *r);
+
+/* plan.c */
+struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 
 /* optimizer.c */
 /** The update of an ADAM instruction. */

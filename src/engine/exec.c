@@ -27,11 +27,6 @@ bool mt_exec_stream_of(int queue, enum mt_stream *s)
     return true;
 }
 
-static bool is_device_queue(int q)
-{
-    return q <= MT_Q_D2H;
-}
-
 /* Under lock. An interruption is no error: what goes wrong after it is told instead. */
 static void note_error(mt_engine *e, int code, const struct mt_err *err, bool update)
 {
@@ -99,7 +94,7 @@ static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, in
             continue;
         if (await(e, q, in->wait[q], false) != THERE)
             return false;
-        if (is_device_queue(q))
+        if (mt_is_device_queue(q))
             *rc = mt_event_wait(e->dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
@@ -167,9 +162,9 @@ static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_i
         enum waited w = await(e, q, in->wait[q], in->update);
         if (w == GIVEN_UP || (w == NEVER_COMES && !in->update))
             return false;
-        if (w == NEVER_COMES && is_device_queue(q))
+        if (w == NEVER_COMES && mt_is_device_queue(q))
             drain_device(e);
-        if (w == THERE && is_device_queue(q)) {
+        if (w == THERE && mt_is_device_queue(q)) {
             struct mt_err err = {0};
             int rc = mt_event_sync(e->dev, r->done[in->wait[q]], &err);
             if (rc && !in->update) {
@@ -301,7 +296,7 @@ static void run_queue(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
     if (q == MT_Q_HOST)
         run_updates(e, r);
-    else if (is_device_queue(q))
+    else if (mt_is_device_queue(q))
         run_copies(e, r, q);
     else
         run_disk(e, r, q);
@@ -400,12 +395,6 @@ static void await_workers(mt_engine *e)
     pthread_mutex_unlock(&e->lock);
 }
 
-/* An update alone does not: it is not interrupted, and a device that has failed does not keep it back. */
-static bool uses_device(const struct mt_runnable *r)
-{
-    return r->mode != MT_MODE_UPDATE;
-}
-
 static void run_compute(mt_engine *e, struct mt_runnable *r)
 {
     struct mt_err err = {0};
@@ -438,11 +427,11 @@ int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     if (rc)
         return rc;
     begin(e, r);
-    if (uses_device(r))
+    if (mt_runnable_uses_device(r))
         run_compute(e, r);
     close_queue(e, MT_Q_COMPUTE);
     await_workers(e);
-    if (uses_device(r))
+    if (mt_runnable_uses_device(r))
         rc = mt_device_sync(e->dev, &sync_err);
     if (e->error_code) {
         if (err)
@@ -452,120 +441,4 @@ int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     if (rc && err)
         *err = sync_err;
     return rc;
-}
-
-static void destroy_runnable(struct mt_runnable *r)
-{
-    for (size_t i = 0; r->done && i < r->prog.n_instrs; i++) {
-        mt_event_destroy(&r->done[i]);
-        mt_event_destroy(&r->before[i]);
-        mt_event_destroy(&r->after[i]);
-    }
-    mt_event_destroy(&r->start);
-    mt_event_destroy(&r->turn);
-    mt_event_destroy(&r->end);
-    free(r->done);
-    free(r->ended);
-    free(r->disk_list[0]);
-    mt_exec_trace_destroy(r);
-    mt_program_finish(&r->prog);
-    free(r);
-}
-
-void mt_runnable_destroy_all(mt_engine *e)
-{
-    while (e->programs) {
-        struct mt_runnable *r = e->programs;
-        e->programs = r->next;
-        destroy_runnable(r);
-    }
-}
-
-static int list_disk_ops(struct mt_runnable *r, struct mt_err *err)
-{
-    size_t n = 0, reads = 0;
-    for (size_t i = 0; i < r->prog.n_instrs; i++) {
-        n += r->prog.instrs[i].queue >= MT_Q_DISK_READ;
-        reads += r->prog.instrs[i].queue == MT_Q_DISK_READ;
-    }
-    r->ended = mt_calloc(n ? r->prog.n_instrs : 1, sizeof(*r->ended));
-    r->disk_list[0] = mt_calloc(n, sizeof(int32_t));
-    if (!r->ended || !r->disk_list[0])
-        return mt_fail_nomem(err, "a step program", r->prog.n_instrs);
-    r->disk_list[1] = r->disk_list[0] + reads;
-    for (size_t i = 0; i < r->prog.n_instrs; i++) {
-        int list = r->prog.instrs[i].queue == MT_Q_DISK_WRITE;
-        if (r->prog.instrs[i].queue >= MT_Q_DISK_READ)
-            r->disk_list[list][r->n_disk[list]++] = (int32_t)i;
-    }
-    return 0;
-}
-
-static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
-{
-    size_t n = r->prog.n_instrs;
-    r->done = mt_calloc(3 * n, sizeof(*r->done));
-    if (!r->done)
-        return mt_fail_nomem(err, "events", 3 * n * sizeof(*r->done));
-    r->before = r->done + n;
-    r->after = r->before + n;
-    if (!uses_device(r))
-        return 0;
-    int rc = mt_event_create(e->dev, &r->start, err);
-    if (!rc)
-        rc = mt_event_create(e->dev, &r->turn, err);
-    if (!rc)
-        rc = mt_event_create(e->dev, &r->end, err);
-    for (size_t i = 0; !rc && i < n; i++) {
-        const struct mt_instr *in = &r->prog.instrs[i];
-        if (in->signals && is_device_queue(in->queue))
-            rc = mt_event_create(e->dev, &r->done[i], err);
-        if (!rc && in->queue == MT_Q_COMPUTE && in->wait[MT_Q_H2D] >= 0) {
-            rc = mt_event_create(e->dev, &r->before[i], err);
-            if (!rc)
-                rc = mt_event_create(e->dev, &r->after[i], err);
-        }
-        if (in->op == MT_OP_HEAD || in->op == MT_OP_LOGITS)
-            r->turn_at = i;
-    }
-    return rc;
-}
-
-int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
-                    size_t n_micro, struct mt_err *err)
-{
-    for (struct mt_runnable *r = e->programs; r; r = r->next)
-        if (r->mode == mode && r->prog.n_micro == n_micro) {
-            *out = r;
-            return 0;
-        }
-    struct mt_runnable *r = mt_calloc(1, sizeof(*r));
-    if (!r)
-        return mt_fail_nomem(err, "a step program", sizeof(*r));
-    struct mt_program_params params = e->plan.program;
-    params.mode = mode;
-    params.n_micro = n_micro;
-    r->mode = mode;
-    int rc = mt_program_build(&r->prog, &params, err);
-    if (!rc)
-        rc = mt_program_check(&r->prog, err);
-    if (!rc && (r->prog.spill_bytes > e->plan.spill_bytes ||
-                r->prog.disk_spill_bytes > e->plan.disk_spill_bytes))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,
-                     "a step of %zu micro-batches spills %zu bytes, %zu to disk; planned were %zu and "
-                     "%llu",
-                     n_micro, r->prog.spill_bytes, r->prog.disk_spill_bytes, e->plan.spill_bytes,
-                     (unsigned long long)e->plan.disk_spill_bytes);
-    if (!rc)
-        rc = list_disk_ops(r, err);
-    if (!rc)
-        rc = create_events(e, r, err);
-    if (rc) {
-        destroy_runnable(r);
-        return rc;
-    }
-    r->next = e->programs;
-    e->programs = r;
-    *out = r;
-    return 0;
 }

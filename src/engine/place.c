@@ -13,49 +13,20 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/build.h"
+#include "engine/placed.h"
 
-enum { NEVER = INT_MAX, NONE = -1 };
+enum { NEVER = INT_MAX, NONE = MT_NO_ENTRY };
 
-/* Place of a copy in its queue: by release, then need, then age. */
-struct key {
-    int release, need, id;
-};
-
-static const struct key no_key = {NONE, NONE, NONE};
-
-static int compare_keys(const struct key *a, const struct key *b)
+static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
 {
-    if (a->release != b->release)
-        return a->release < b->release ? -1 : 1;
-    if (a->need != b->need)
-        return a->need < b->need ? -1 : 1;
-    return (a->id > b->id) - (a->id < b->id);
-}
-
-static void raise_key(struct key *k, struct key other)
-{
-    if (compare_keys(k, &other) < 0)
+    if (mt_compare_keys(k, &other) < 0)
         *k = other;
 }
-
-/* An instruction on its way into the program: what it waits for, in terms that sorting keeps. */
-struct entry {
-    struct mt_instr in;
-    struct key key;          /* copies: own place */
-    struct key load, store;  /* newest load and store to wait for */
-    int compute, adam;       /* compute entry (end of its group), unit whose update must be done */
-};
-
-struct entries {
-    struct entry *e;
-    size_t n, cap;
-};
 
 struct buffer {
     int object;       /* content, or NONE */
     int last_compute; /* compute entry that touched it last */
-    struct key store; /* newest store that reads it */
+    struct mt_copy_key store; /* newest store that reads it */
     bool pinned;
 };
 
@@ -64,8 +35,8 @@ struct object_state {
     int next_use;   /* draft position */
     int last_write; /* compute entry */
     bool dirty;     /* its home does not have the newest content */
-    struct key store; /* that brought it home */
-    struct key load;  /* that brought it in, while no compute entry has waited for it */
+    struct mt_copy_key store; /* that brought it home */
+    struct mt_copy_key load;  /* that brought it in, while no compute entry has waited for it */
     bool loaded;      /* at least once */
 };
 
@@ -77,11 +48,11 @@ struct placer {
     int first_load_release; /* of the newest first load of weights */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
-    struct entries compute, loads, stores, poisons, host;
+    struct mt_placed_queues q;
     bool failed;
 };
 
-static struct entry *push(struct placer *p, struct entries *list, const struct mt_instr *in)
+static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, const struct mt_instr *in)
 {
     if (!mt_grow(&list->e, &list->cap, list->n + 2, sizeof(*list->e))) {
         p->failed = true;
@@ -89,9 +60,9 @@ static struct entry *push(struct placer *p, struct entries *list, const struct m
         if (!list->e)
             return NULL;
     }
-    struct entry *e = &list->e[list->n++];
-    *e = (struct entry){.in = *in, .key = no_key, .load = no_key, .store = no_key, .compute = NONE,
-                        .adam = NONE};
+    struct mt_placed *e = &list->e[list->n++];
+    *e = (struct mt_placed){.in = *in, .key = MT_NO_KEY, .load = MT_NO_KEY, .store = MT_NO_KEY,
+                            .compute = NONE, .adam = NONE};
     return e;
 }
 
@@ -135,7 +106,7 @@ static void emit_poison(struct placer *p, int pool, int buffer)
         return;
     struct mt_instr in = make_instr(MT_OP_POISON, MT_Q_COMPUTE, p->draft->objects[b->object].unit, 0);
     add_operand(&in, b->object, buffer, MT_WRITE);
-    struct entry *e = push(p, &p->poisons, &in);
+    struct mt_placed *e = push(p, &p->q.poisons, &in);
     if (e) {
         e->compute = b->last_compute;
         e->store = b->store;
@@ -163,11 +134,11 @@ static void emit_store(struct placer *p, int object)
         o->spill = (int64_t)p->draft->spill_bytes;
         p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
     }
-    struct entry *e = push(p, &p->stores, &in);
+    struct mt_placed *e = push(p, &p->q.stores, &in);
     if (!e)
         return;
     e->compute = s->last_write;
-    e->key = (struct key){s->last_write, s->last_write, (int)p->stores.n};
+    e->key = (struct mt_copy_key){s->last_write, s->last_write, (int)p->q.stores.n};
     s->store = e->key;
     s->dirty = false;
     raise_key(&p->buffers[o->pool][s->buffer].store, e->key);
@@ -219,13 +190,13 @@ static void emit_load(struct placer *p, int object)
     bool weights = o->kind == MT_OBJ_WEIGHTS;
     add_operand(&in, object, s->buffer, MT_WRITE);
     in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
-    struct entry *e = push(p, &p->loads, &in);
+    struct mt_placed *e = push(p, &p->q.loads, &in);
     if (!e)
         return;
     e->compute = MT_MAX(b->last_compute, s->store.release);
     e->store = b->store;
     raise_key(&e->store, s->store);
-    e->key = (struct key){e->compute, (int)p->compute.n, (int)p->loads.n};
+    e->key = (struct mt_copy_key){e->compute, (int)p->q.compute.n, (int)p->q.loads.n};
     /* Weights wait for their update, and all copies behind them in the queue with them: so they do not
      * queue up earlier than two units ahead, however free their buffer is (the head's, from the start). */
     if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
@@ -242,12 +213,12 @@ static void emit_load(struct placer *p, int object)
     if (weights && p->params->join) {
         struct mt_instr join = make_instr(MT_OP_JOIN, MT_Q_COMPUTE, o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
-        struct entry *j = push(p, &p->compute, &join);
+        struct mt_placed *j = push(p, &p->q.compute, &join);
         if (!j)
             return;
         j->load = s->load;
-        s->load = no_key;
-        b->last_compute = (int)p->compute.n - 1;
+        s->load = MT_NO_KEY;
+        b->last_compute = (int)p->q.compute.n - 1;
     }
 }
 
@@ -289,10 +260,10 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
     int rc = make_resident(p, &in, err);
     if (rc)
         return rc;
-    struct entry *e = push(p, &p->compute, &in);
+    struct mt_placed *e = push(p, &p->q.compute, &in);
     if (!e)
         return 0;
-    int at = (int)p->compute.n - 1;
+    int at = (int)p->q.compute.n - 1;
     if (p->first_compute[in.unit] == NONE)
         p->first_compute[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
@@ -301,7 +272,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         struct buffer *b = &p->buffers[p->draft->objects[o].pool][s->buffer];
         e->in.operand[k].buffer = (int16_t)s->buffer;
         raise_key(&e->load, s->load);
-        s->load = no_key;
+        s->load = MT_NO_KEY;
         if (in.operand[k].access & MT_WRITE) {
             raise_key(&e->store, b->store); /* whoever reads the old content to the host */
             s->dirty = true;
@@ -317,11 +288,11 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
 static void place_store(struct placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
-    struct entry *e = push(p, &p->stores, &in);
+    struct mt_placed *e = push(p, &p->q.stores, &in);
     if (!e)
         return;
-    e->compute = (int)p->compute.n - 1;
-    e->key = (struct key){e->compute, e->compute, (int)p->stores.n};
+    e->compute = (int)p->q.compute.n - 1;
+    e->key = (struct mt_copy_key){e->compute, e->compute, (int)p->q.stores.n};
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
         struct buffer *b = &p->buffers[p->draft->objects[o].pool][p->objects[o].buffer];
@@ -329,125 +300,6 @@ static void place_store(struct placer *p, size_t i)
         raise_key(&b->store, e->key);
     }
     release_operands(p, &in, i);
-}
-
-static int compare_entries(const void *a, const void *b)
-{
-    return compare_keys(&((const struct entry *)a)->key, &((const struct entry *)b)->key);
-}
-
-static int compare_poisons(const void *a, const void *b)
-{
-    const struct entry *x = a, *y = b;
-    return (x->compute > y->compute) - (x->compute < y->compute);
-}
-
-static void sort(struct entries *list, int (*compare)(const void *, const void *))
-{
-    if (list->n)
-        qsort(list->e, list->n, sizeof(struct entry), compare);
-}
-
-/* Position of the newest entry that is not after `k`, in a sorted list already emitted at `pos`. */
-static int32_t position_of(const struct entries *list, const int32_t *pos, struct key k)
-{
-    size_t lo = 0, hi = list->n;
-    while (lo < hi) {
-        size_t mid = (lo + hi) / 2;
-        if (compare_keys(&list->e[mid].key, &k) <= 0)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    return lo ? pos[lo - 1] : MT_NO_WAIT;
-}
-
-struct merge {
-    struct placer *p;
-    struct mt_program *out;
-    int32_t *load_pos, *store_pos, *group_end, *adam_pos;
-    size_t load, store, poison; /* next to emit */
-};
-
-static void emit(struct merge *m, const struct entry *e)
-{
-    struct mt_instr in = e->in;
-    if (e->load.id != NONE)
-        in.wait[MT_Q_H2D] = position_of(&m->p->loads, m->load_pos, e->load);
-    if (e->store.id != NONE && in.queue != MT_Q_D2H)
-        in.wait[MT_Q_D2H] = position_of(&m->p->stores, m->store_pos, e->store);
-    if (e->compute != NONE && in.queue != MT_Q_COMPUTE)
-        in.wait[MT_Q_COMPUTE] = m->group_end[e->compute];
-    if (e->adam != NONE)
-        in.wait[MT_Q_HOST] = m->adam_pos[e->adam];
-    m->out->instrs[m->out->n_instrs++] = in;
-}
-
-/* Copies that can start once compute entry c (its poisons included) has ended. */
-static void emit_copies(struct merge *m, int c)
-{
-    struct placer *p = m->p;
-    for (; m->store < p->stores.n && p->stores.e[m->store].key.release == c; m->store++) {
-        m->store_pos[m->store] = (int32_t)m->out->n_instrs;
-        emit(m, &p->stores.e[m->store]);
-    }
-    for (; m->load < p->loads.n && p->loads.e[m->load].key.release == c; m->load++) {
-        m->load_pos[m->load] = (int32_t)m->out->n_instrs;
-        emit(m, &p->loads.e[m->load]);
-    }
-}
-
-static void merge_all(struct merge *m)
-{
-    struct placer *p = m->p;
-    sort(&p->loads, compare_entries);
-    sort(&p->stores, compare_entries);
-    sort(&p->poisons, compare_poisons);
-    for (size_t i = 0; i < p->host.n; i++) {
-        m->adam_pos[p->host.e[i].in.unit] = (int32_t)m->out->n_instrs;
-        emit(m, &p->host.e[i]);
-    }
-    emit_copies(m, NONE);
-    for (size_t c = 0; c < p->compute.n; c++) {
-        emit(m, &p->compute.e[c]);
-        m->group_end[c] = (int32_t)m->out->n_instrs - 1;
-        /* a poison waits for the stores of the content it destroys, so these go first */
-        struct mt_program *out = m->out;
-        bool poisoned = m->poison < p->poisons.n && p->poisons.e[m->poison].compute == (int)c;
-        for (; poisoned && m->store < p->stores.n && p->stores.e[m->store].key.release == (int)c;
-             m->store++) {
-            m->store_pos[m->store] = (int32_t)out->n_instrs;
-            emit(m, &p->stores.e[m->store]);
-        }
-        for (; m->poison < p->poisons.n && p->poisons.e[m->poison].compute == (int)c; m->poison++) {
-            emit(m, &p->poisons.e[m->poison]);
-            m->group_end[c] = (int32_t)out->n_instrs - 1;
-        }
-        emit_copies(m, (int)c);
-    }
-}
-
-static int merge(struct placer *p, struct mt_program *out, struct mt_err *err)
-{
-    size_t total = p->compute.n + p->loads.n + p->stores.n + p->poisons.n + p->host.n;
-    *out = *p->draft;
-    p->draft->objects = NULL; /* now out's */
-    out->instrs = mt_calloc(total, sizeof(*out->instrs));
-    out->cap_instrs = total;
-    out->n_instrs = 0;
-    size_t n_pos = p->loads.n + p->stores.n + p->compute.n + out->n_units;
-    int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
-    if (!out->instrs || !pos) {
-        free(pos);
-        mt_program_finish(out);
-        return mt_fail_nomem(err, "a step program", total * sizeof(*out->instrs));
-    }
-    struct merge m = {.p = p, .out = out, .load_pos = pos, .store_pos = pos + p->loads.n};
-    m.group_end = m.store_pos + p->stores.n;
-    m.adam_pos = m.group_end + p->compute.n;
-    merge_all(&m);
-    free(pos);
-    return 0;
 }
 
 static bool alloc_placer(struct placer *p)
@@ -461,14 +313,14 @@ static bool alloc_placer(struct placer *p)
         p->buffers[i] = mt_calloc((size_t)n, sizeof(struct buffer));
         for (int k = 0; p->buffers[i] && k < n; k++)
             p->buffers[i][k] =
-                (struct buffer){.object = NONE, .last_compute = NONE, .store = no_key};
+                (struct buffer){.object = NONE, .last_compute = NONE, .store = MT_NO_KEY};
         if (!p->buffers[i])
             return false;
     }
     p->objects = mt_calloc(d->n_objects, sizeof(*p->objects));
     for (size_t o = 0; p->objects && o < d->n_objects; o++)
         p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
-                                              .store = no_key, .load = no_key};
+                                              .store = MT_NO_KEY, .load = MT_NO_KEY};
     p->first_compute = mt_calloc(d->n_units, sizeof(int));
     for (size_t u = 0; p->first_compute && u < d->n_units; u++)
         p->first_compute[u] = NONE;
@@ -477,7 +329,7 @@ static bool alloc_placer(struct placer *p)
 
 static void free_placer(struct placer *p)
 {
-    struct entries *list[] = {&p->compute, &p->loads, &p->stores, &p->poisons, &p->host};
+    struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host};
     for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
         free(list[i]->e);
     for (int i = 0; i < MT_N_POOLS; i++)
@@ -493,14 +345,14 @@ static int place_all(struct placer *p, struct mt_err *err)
     for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
         const struct mt_instr *in = &p->draft->instrs[i];
         if (in->queue == MT_Q_HOST)
-            push(p, &p->host, in);
+            push(p, &p->q.host, in);
         else if (in->queue == MT_Q_COMPUTE)
             rc = place_compute(p, i, err);
         else
             place_store(p, i);
     }
     if (!rc && p->failed)
-        rc = mt_fail_nomem(err, "a step program", p->draft->n_instrs * sizeof(struct entry));
+        rc = mt_fail_nomem(err, "a step program", p->draft->n_instrs * sizeof(struct mt_placed));
     return rc;
 }
 
@@ -510,7 +362,7 @@ int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *er
     int rc = alloc_placer(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
     if (!rc)
-        rc = merge(&p, out, err);
+        rc = mt_placed_merge(out, &d->prog, &p.q, err);
     free_placer(&p);
     return rc;
 }

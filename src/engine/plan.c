@@ -172,7 +172,7 @@ static int divide_host(struct mt_engine_plan *plan, const struct mt_engine_param
     return rc;
 }
 
-static struct mt_model_params model_params(const struct mt_engine_params *p)
+struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
 {
     return (struct mt_model_params){
         .layout = p->layout,
@@ -189,7 +189,7 @@ static struct mt_model_params model_params(const struct mt_engine_params *p)
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan = {0};
-    struct mt_model_params mp = model_params(p);
+    struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_model_bytes mb;
     size_t align = mt_device_limits(p->dev)->alignment;
     int rc = mt_model_bytes(&mb, p->dev, &mp, err);

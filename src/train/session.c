@@ -1,163 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/session.h"
+#include "train/session_priv.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "hw/hw.h"
 
-enum { AUTO_MICRO_TOKENS = 8192 };
-
-static int open_model(struct mt_session *s, struct mt_err *err)
-{
-    int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
-    if (!rc)
-        rc = mt_hf_config_read(&s->hf, s->model_dir, err);
-    if (!rc)
-        rc = mt_layout_create(&s->layout, &s->hf, &s->cfg->model.freeze,
-                              s->cfg->optimizer.decay_embeddings, err);
-    if (rc)
-        return rc;
-    s->dtype = s->cfg->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16;
-    s->grad_dtype = s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? s->dtype
-                    : s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
-                                                                       : MT_BF16;
-    if (s->cfg->data.seq_len > s->hf.max_pos)
-        mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
-                (long long)s->cfg->data.seq_len, (long long)s->hf.max_pos);
-    return 0;
-}
-
-static int cache_dir(const struct mt_config *cfg, char *buf, size_t len)
-{
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (strcmp(cfg->data.cache_dir, "auto"))
-        return snprintf(buf, len, "%s", cfg->data.cache_dir);
-    if (xdg && *xdg)
-        return snprintf(buf, len, "%s/megatrain", xdg);
-    return snprintf(buf, len, "%s/.cache/megatrain", home ? home : ".");
-}
-
-static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_list *files,
-                    struct mt_err *err)
-{
-    char cache[4096];
-    int n = 1, *cpus = NULL, rc = mt_hw_cores(&cpus, &n, err);
-    free(cpus);
-    if (rc)
-        return rc;
-    if (s->cfg->device.cpu_threads != MT_CFG_AUTO)
-        n = (int)s->cfg->device.cpu_threads;
-    cache_dir(s->cfg, cache, sizeof(cache));
-    return mt_dataset_open(out,
-                           &(struct mt_dataset_params){
-                               .files = files,
-                               .format = s->cfg->data.format,
-                               .tokenizer = s->cfg->data.tokenizer,
-                               .overlong = s->cfg->data.overlong,
-                               .seq_len = (size_t)s->cfg->data.seq_len,
-                               .vocab = (size_t)s->hf.vocab,
-                               .cache_dir = cache,
-                               .model_dir = s->model_dir,
-                               .template_ = s->cfg->data.template_,
-                               .train_on = s->cfg->data.train_on,
-                               .n_processes = n,
-                           },
-                           err);
-}
-
-static int open_data(struct mt_session *s, struct mt_err *err)
-{
-    const char *eval = s->cfg->data.eval;
-    bool eval_file = eval[0] && mt_path_exists(eval);
-    char *item = s->cfg->data.eval;
-    struct mt_cfg_list list = {&item, 1};
-    int rc = open_set(s, &s->data, &s->cfg->data.train, err);
-    if (!rc && eval_file)
-        rc = open_set(s, &s->eval_data, &list, err);
-    if (!rc)
-        rc = mt_dataset_split(s->data, eval_file ? "" : eval, &s->split, &s->held_out, err);
-    return rc;
-}
-
-static void choose_batch(struct mt_session *s)
-{
-    struct mt_config *c = s->cfg;
-    int64_t len = c->data.seq_len;
-    s->rows_per_step = (size_t)(c->train.batch_size ? c->train.batch_size
-                                                    : c->train.tokens_per_step / len);
-    /* numerics: of the configuration alone; or the plan's, once, and kept on resume */
-    int64_t micro = c->train.micro_batch != MT_CFG_AUTO ? c->train.micro_batch
-                    : s->has_choice                     ? (int64_t)s->choice.micro_batch
-                                                        : MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1);
-    s->micro_batch = MT_MIN((size_t)micro, s->rows_per_step);
-    s->n_micro = mt_div_up(s->rows_per_step, s->micro_batch);
-}
-
-static struct mt_sampler_params sampler_params(const struct mt_session *s)
-{
-    return (struct mt_sampler_params){
-        .data = s->data,
-        .split = &s->split,
-        .seq_len = (size_t)s->cfg->data.seq_len,
-        .rows_per_step = s->rows_per_step,
-        .micro_batch = s->micro_batch,
-        .packing = s->cfg->data.packing,
-        .shuffle = s->cfg->data.shuffle,
-        .seed = (uint64_t)s->cfg->train.seed,
-        .weighted = true,
-    };
-}
-
-static int make_samplers(struct mt_session *s, struct mt_err *err)
-{
-    struct mt_sampler_params p = sampler_params(s);
-    int rc = mt_sampler_create(&s->sampler, &p, err);
-    uint64_t most = (uint64_t)s->cfg->eval.max_samples;
-    p.shuffle = p.weighted = false;
-    if (s->eval_data) {
-        struct mt_split unused = {0};
-        mt_split_finish(&s->held_out);
-        p.data = s->eval_data;
-        if (!rc)
-            rc = mt_dataset_split(s->eval_data, "", &s->held_out, &unused, err);
-        mt_split_finish(&unused);
-    }
-    s->held_out.n = MT_MIN(s->held_out.n, most);
-    p.split = &s->held_out;
-    if (!rc && s->held_out.n)
-        rc = mt_sampler_create(&s->eval_sampler, &p, err);
-    else if (!rc && s->cfg->data.eval[0])
-        mt_warn("data.eval = %s holds out no sample: nothing is evaluated", s->cfg->data.eval);
-    return rc;
-}
-
-static int count_steps(struct mt_session *s, struct mt_err *err)
-{
-    const struct mt_config *c = s->cfg;
-    uint64_t per_epoch = mt_sampler_steps_per_epoch(s->sampler);
-    if (c->train.steps)
-        s->total_steps = (uint64_t)c->train.steps;
-    else if (c->train.epochs > 0)
-        s->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
-    else
-        s->total_steps = mt_div_up((size_t)c->train.tokens,
-                                   s->rows_per_step * (size_t)c->data.seq_len);
-    if (!s->total_steps)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
-                       c->train.epochs);
-    s->warmup_steps = c->train.warmup.is_ratio
-                          ? (uint64_t)llround(c->train.warmup.ratio * (double)s->total_steps)
-                          : (uint64_t)c->train.warmup.count;
-    return 0;
-}
-
-static uint64_t host_budget(const struct mt_config *c, const struct mt_hw_memory *hw)
+uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_memory *hw)
 {
     uint64_t have = MT_MIN(MT_MIN(hw->available, hw->cgroup_free), hw->address_space);
     const struct mt_cfg_size *b = &c->memory.host_budget;
@@ -166,7 +17,7 @@ static uint64_t host_budget(const struct mt_config *c, const struct mt_hw_memory
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
-static uint64_t process_bytes(const struct mt_session *s)
+uint64_t mt_session_process_bytes(const struct mt_session *s)
 {
     return mt_plan_process_bytes(s->n_threads, (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len *
                                                    (uint64_t)s->n_micro);
@@ -206,7 +57,7 @@ static int open_device(struct mt_session *s, struct mt_err *err)
         free(s->cpus);
         s->cpus = NULL;
     }
-    const char *kind = choose_device(c, host_budget(c, &hw), &memory);
+    const char *kind = choose_device(c, mt_session_host_budget(c, &hw), &memory);
     uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
                       : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
@@ -242,7 +93,7 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
         return rc;
     s->request.states = MT_STATES_HOST;
     s->request.device_budget = lim->budget_bytes;
-    s->request.host_budget = host_budget(s->cfg, &hw);
+    s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
     s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
     s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
     rc = mt_plan_search(&s->choice, &s->request, &why);
@@ -308,7 +159,7 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .adam_cpus = s->cpus,
         .states = c->memory.states,
         .may_use_disk = c->memory.nvme_paths.n > 0,
-        .host_bytes = subtract(host_budget(c, &hw), process_bytes(s)),
+        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s)),
     };
     /* small, so that tests have several pieces of small models */
     const char *piece = getenv("MEGATRAIN_DISK_PIECE");
@@ -347,25 +198,11 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
-static int open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
-{
-    *s = (struct mt_session){.cfg = cfg};
-    int rc = open_model(s, err);
-    return rc ? rc : open_data(s, err);
-}
-
-static int lay_out_steps(struct mt_session *s, struct mt_err *err)
-{
-    choose_batch(s);
-    int rc = make_samplers(s, err);
-    return rc ? rc : count_steps(s, err);
-}
-
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    int rc = open_inputs(s, cfg, err);
+    int rc = mt_session_open_inputs(s, cfg, err);
     if (!rc)
-        rc = lay_out_steps(s, err);
+        rc = mt_session_lay_out_steps(s, err);
     if (rc)
         mt_session_finish(s);
     return rc;
@@ -373,14 +210,14 @@ int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct 
 
 int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
 {
-    int rc = open_inputs(s, cfg, err);
+    int rc = mt_session_open_inputs(s, cfg, err);
     s->train = train;
     if (!rc)
         rc = open_device(s, err);
     if (!rc && train)
         rc = search_plan(s, err);
     if (!rc)
-        rc = lay_out_steps(s, err);
+        rc = mt_session_lay_out_steps(s, err);
     if (!rc)
         rc = make_plan(s, err);
     if (!rc)
@@ -395,7 +232,7 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
 {
     *s = (struct mt_session){.cfg = cfg, .rows_per_step = 1, .micro_batch = 1, .n_micro = 1};
     cfg->data.seq_len = (int64_t)max_len;
-    int rc = open_model(s, err);
+    int rc = mt_session_open_model(s, err);
     if (!rc)
         rc = open_device(s, err);
     if (!rc)
@@ -405,8 +242,7 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
     return rc;
 }
 
-/* The planes' parameters; n_elems and trainable are the caller's to free. */
-static int plane_params(const struct mt_session *s, struct mt_plane_set_params *p, size_t **elems,
+int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, size_t **elems,
                         bool **trainable, struct mt_err *err)
 {
     size_t n = s->layout->n_units;
@@ -454,7 +290,7 @@ int mt_session_start(struct mt_session *s, struct mt_err *err)
     struct mt_plane_set_params p;
     size_t *elems = NULL;
     bool *trainable = NULL;
-    int rc = plane_params(s, &p, &elems, &trainable, err);
+    int rc = mt_session_plane_params(s, &p, &elems, &trainable, err);
     if (!rc)
         rc = open_disk(s, &p, err);
     p.disk = s->disk;
@@ -487,115 +323,3 @@ void mt_session_finish(struct mt_session *s)
     *s = (struct mt_session){0};
 }
 
-static void add_row(struct mt_memory *m, const char *tier, const char *tag, uint64_t bytes)
-{
-    if (bytes && m->n_rows < MT_MEMORY_MAX_ROWS)
-        m->rows[m->n_rows++] = (struct mt_memory_row){tier, tag, bytes};
-}
-
-static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
-                      uint64_t available)
-{
-    if (available != UINT64_MAX && m->n_limits < MT_MEMORY_MAX_LIMITS)
-        m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
-}
-
-static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
-{
-    const struct mt_engine_plan *p = &s->plan;
-    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
-        add_row(m, "device", mt_pool_id_name(i), p->pool_bytes[i]);
-    add_row(m, "device", "scratch", p->scratch);
-    add_row(m, "device", "logits", p->logits);
-    add_row(m, "device", "inputs", p->inputs);
-    add_row(m, "device", "rotary tables", p->tables);
-    m->device_bytes = p->device_bytes;
-}
-
-static const char *const plane_tags[] = {"weights (hi)", "weights (lo)", "first moments",
-                                         "second moments", "gradients"};
-
-/* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
-static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_set_params *pp,
-                             struct mt_memory *m)
-{
-    uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
-    for (int k = 0; k < MT_N_PLANES; k++) {
-        add_row(m, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
-        sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
-    }
-    add_row(m, "nvme", "boundaries and activations", s->plan.disk_spill_bytes);
-    m->disk_bytes += sum;
-    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++) {
-        uint64_t have;
-        if (!mt_hw_disk_free(s->cfg->memory.nvme_paths.items[i], &have, NULL))
-            least = MT_MIN(least, have);
-    }
-    if (s->cfg->memory.nvme_paths.n == 1)
-        add_limit(m, "nvme", "memory.nvme_paths", sum, least);
-}
-
-int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
-{
-    struct mt_plane_set_params pp;
-    struct mt_hw_memory hw;
-    size_t *elems = NULL;
-    bool *trainable = NULL;
-    uint64_t disk = 0;
-    *m = (struct mt_memory){0};
-    int rc = plane_params(s, &pp, &elems, &trainable, err);
-    if (!rc)
-        rc = mt_hw_memory(&hw, "", err);
-    if (!rc) {
-        add_device_rows(s, m);
-        for (int k = 0; k < MT_N_PLANES; k++)
-            add_row(m, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
-        for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-            add_row(m, "host", mt_pool_id_name(i), s->plan.pool_bytes[i]);
-        add_row(m, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
-        add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
-        add_row(m, "host", "staging", s->plan.staging_bytes);
-        add_row(m, "host", "process", process_bytes(s));
-        for (int i = 0; i < m->n_rows; i++)
-            m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
-        bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
-        uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
-        add_limit(m, "host", "memory.host_budget", all, host_budget(s->cfg, &hw));
-        add_limit(m, "host", "MemAvailable", all, hw.available);
-        add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
-        add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);
-    }
-    if (!rc && s->plan.uses_disk)
-        add_scratch_rows(s, &pp, m);
-    if (!rc && s->train && !mt_hw_disk_free(s->cfg->checkpoint.dir, &disk, NULL)) {
-        uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
-        m->disk_bytes += checkpoint;
-        add_row(m, "disk", "a checkpoint", checkpoint);
-        add_limit(m, "disk", "free space", checkpoint, disk);
-    }
-    free(elems);
-    free(trainable);
-    return rc;
-}
-
-int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
-{
-    char want[32], have[32], gap[32];
-    for (int i = 0; i < m->n_limits; i++) {
-        const struct mt_memory_limit *l = &m->limits[i];
-        if (l->wanted <= l->available)
-            continue;
-        bool nvme = !strcmp(l->tier, "nvme"), disk = nvme || !strcmp(l->tier, "disk");
-        return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
-                       "it will not fit: %s of %s wanted, %s allows %s: %s short; %s",
-                       mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
-                       l->source, mt_format_bytes(have, sizeof(have), l->available),
-                       mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
-                       nvme   ? "make room there, name more folders, or raise memory.host_budget"
-                       : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
-                            : "lower memory.device_budget or train.tokens_per_step, set "
-                                "memory.states = disk and memory.nvme_paths, use a smaller model, or "
-                                "raise the limit");
-    }
-    return 0;
-}

@@ -73,7 +73,7 @@ def run(tmp, name, model, data, env=None, resume_at=None, first=None, **over):
         first_env, first_over = first
         fixed = {k: v for k, v in over.items() if not k.startswith("memory__")}
         path = write_ini(out + ".first.ini", base(model, data, out, **{**fixed, **first_over}))
-        megatrain("-q", "run", path, "--max-steps", STEPS // 2 - 1, env=first_env)
+        megatrain("-q", "run", path, "--max-steps", max(STEPS // 2 - 1, 1), env=first_env)
         megatrain("-q", "run", ini, "--resume", env=env)
     elif resume_at:
         other = {**over, "memory__slots": 5, "memory__activations": "keep", "checkpoint__every": resume_at}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a session reads: the model's configuration, the data; and what of it makes a step. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+#include "train/session_priv.h"
+
+enum { AUTO_MICRO_TOKENS = 8192 };
+
+int mt_session_open_model(struct mt_session *s, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
+    if (!rc)
+        rc = mt_hf_config_read(&s->hf, s->model_dir, err);
+    if (!rc)
+        rc = mt_layout_create(&s->layout, &s->hf, &s->cfg->model.freeze,
+                              s->cfg->optimizer.decay_embeddings, err);
+    if (rc)
+        return rc;
+    s->dtype = s->cfg->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16;
+    s->grad_dtype = s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? s->dtype
+                    : s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
+                                                                       : MT_BF16;
+    if (s->cfg->data.seq_len > s->hf.max_pos)
+        mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
+                (long long)s->cfg->data.seq_len, (long long)s->hf.max_pos);
+    return 0;
+}
+
+static int cache_dir(const struct mt_config *cfg, char *buf, size_t len)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (strcmp(cfg->data.cache_dir, "auto"))
+        return snprintf(buf, len, "%s", cfg->data.cache_dir);
+    if (xdg && *xdg)
+        return snprintf(buf, len, "%s/megatrain", xdg);
+    return snprintf(buf, len, "%s/.cache/megatrain", home ? home : ".");
+}
+
+static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_list *files,
+                    struct mt_err *err)
+{
+    char cache[4096];
+    int n = 1, *cpus = NULL, rc = mt_hw_cores(&cpus, &n, err);
+    free(cpus);
+    if (rc)
+        return rc;
+    if (s->cfg->device.cpu_threads != MT_CFG_AUTO)
+        n = (int)s->cfg->device.cpu_threads;
+    cache_dir(s->cfg, cache, sizeof(cache));
+    return mt_dataset_open(out,
+                           &(struct mt_dataset_params){
+                               .files = files,
+                               .format = s->cfg->data.format,
+                               .tokenizer = s->cfg->data.tokenizer,
+                               .overlong = s->cfg->data.overlong,
+                               .seq_len = (size_t)s->cfg->data.seq_len,
+                               .vocab = (size_t)s->hf.vocab,
+                               .cache_dir = cache,
+                               .model_dir = s->model_dir,
+                               .template_ = s->cfg->data.template_,
+                               .train_on = s->cfg->data.train_on,
+                               .n_processes = n,
+                           },
+                           err);
+}
+
+static int open_data(struct mt_session *s, struct mt_err *err)
+{
+    const char *eval = s->cfg->data.eval;
+    bool eval_file = eval[0] && mt_path_exists(eval);
+    char *item = s->cfg->data.eval;
+    struct mt_cfg_list list = {&item, 1};
+    int rc = open_set(s, &s->data, &s->cfg->data.train, err);
+    if (!rc && eval_file)
+        rc = open_set(s, &s->eval_data, &list, err);
+    if (!rc)
+        rc = mt_dataset_split(s->data, eval_file ? "" : eval, &s->split, &s->held_out, err);
+    return rc;
+}
+
+static void choose_batch(struct mt_session *s)
+{
+    struct mt_config *c = s->cfg;
+    int64_t len = c->data.seq_len;
+    s->rows_per_step = (size_t)(c->train.batch_size ? c->train.batch_size
+                                                    : c->train.tokens_per_step / len);
+    /* numerics: of the configuration alone; or the plan's, once, and kept on resume */
+    int64_t micro = c->train.micro_batch != MT_CFG_AUTO ? c->train.micro_batch
+                    : s->has_choice                     ? (int64_t)s->choice.micro_batch
+                                                        : MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1);
+    s->micro_batch = MT_MIN((size_t)micro, s->rows_per_step);
+    s->n_micro = mt_div_up(s->rows_per_step, s->micro_batch);
+}
+
+static struct mt_sampler_params sampler_params(const struct mt_session *s)
+{
+    return (struct mt_sampler_params){
+        .data = s->data,
+        .split = &s->split,
+        .seq_len = (size_t)s->cfg->data.seq_len,
+        .rows_per_step = s->rows_per_step,
+        .micro_batch = s->micro_batch,
+        .packing = s->cfg->data.packing,
+        .shuffle = s->cfg->data.shuffle,
+        .seed = (uint64_t)s->cfg->train.seed,
+        .weighted = true,
+    };
+}
+
+static int make_samplers(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_sampler_params p = sampler_params(s);
+    int rc = mt_sampler_create(&s->sampler, &p, err);
+    uint64_t most = (uint64_t)s->cfg->eval.max_samples;
+    p.shuffle = p.weighted = false;
+    if (s->eval_data) {
+        struct mt_split unused = {0};
+        mt_split_finish(&s->held_out);
+        p.data = s->eval_data;
+        if (!rc)
+            rc = mt_dataset_split(s->eval_data, "", &s->held_out, &unused, err);
+        mt_split_finish(&unused);
+    }
+    s->held_out.n = MT_MIN(s->held_out.n, most);
+    p.split = &s->held_out;
+    if (!rc && s->held_out.n)
+        rc = mt_sampler_create(&s->eval_sampler, &p, err);
+    else if (!rc && s->cfg->data.eval[0])
+        mt_warn("data.eval = %s holds out no sample: nothing is evaluated", s->cfg->data.eval);
+    return rc;
+}
+
+static int count_steps(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_config *c = s->cfg;
+    uint64_t per_epoch = mt_sampler_steps_per_epoch(s->sampler);
+    if (c->train.steps)
+        s->total_steps = (uint64_t)c->train.steps;
+    else if (c->train.epochs > 0)
+        s->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
+    else
+        s->total_steps = mt_div_up((size_t)c->train.tokens,
+                                   s->rows_per_step * (size_t)c->data.seq_len);
+    if (!s->total_steps)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
+                       c->train.epochs);
+    s->warmup_steps = c->train.warmup.is_ratio
+                          ? (uint64_t)llround(c->train.warmup.ratio * (double)s->total_steps)
+                          : (uint64_t)c->train.warmup.count;
+    return 0;
+}
+
+int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
+{
+    *s = (struct mt_session){.cfg = cfg};
+    int rc = mt_session_open_model(s, err);
+    return rc ? rc : open_data(s, err);
+}
+
+int mt_session_lay_out_steps(struct mt_session *s, struct mt_err *err)
+{
+    choose_batch(s);
+    int rc = make_samplers(s, err);
+    return rc ? rc : count_steps(s, err);
+}

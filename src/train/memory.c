@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The memory table: what a session will take, against what there is. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "train/session_priv.h"
+
+static void add_row(struct mt_memory *m, const char *tier, const char *tag, uint64_t bytes)
+{
+    if (bytes && m->n_rows < MT_MEMORY_MAX_ROWS)
+        m->rows[m->n_rows++] = (struct mt_memory_row){tier, tag, bytes};
+}
+
+static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
+                      uint64_t available)
+{
+    if (available != UINT64_MAX && m->n_limits < MT_MEMORY_MAX_LIMITS)
+        m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
+}
+
+static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
+{
+    const struct mt_engine_plan *p = &s->plan;
+    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
+        add_row(m, "device", mt_pool_id_name(i), p->pool_bytes[i]);
+    add_row(m, "device", "scratch", p->scratch);
+    add_row(m, "device", "logits", p->logits);
+    add_row(m, "device", "inputs", p->inputs);
+    add_row(m, "device", "rotary tables", p->tables);
+    m->device_bytes = p->device_bytes;
+}
+
+static const char *const plane_tags[] = {"weights (hi)", "weights (lo)", "first moments",
+                                         "second moments", "gradients"};
+
+/* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
+static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_set_params *pp,
+                             struct mt_memory *m)
+{
+    uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        add_row(m, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
+        sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
+    }
+    add_row(m, "nvme", "boundaries and activations", s->plan.disk_spill_bytes);
+    m->disk_bytes += sum;
+    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++) {
+        uint64_t have;
+        if (!mt_hw_disk_free(s->cfg->memory.nvme_paths.items[i], &have, NULL))
+            least = MT_MIN(least, have);
+    }
+    if (s->cfg->memory.nvme_paths.n == 1)
+        add_limit(m, "nvme", "memory.nvme_paths", sum, least);
+}
+
+int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
+{
+    struct mt_plane_set_params pp;
+    struct mt_hw_memory hw;
+    size_t *elems = NULL;
+    bool *trainable = NULL;
+    uint64_t disk = 0;
+    *m = (struct mt_memory){0};
+    int rc = mt_session_plane_params(s, &pp, &elems, &trainable, err);
+    if (!rc)
+        rc = mt_hw_memory(&hw, "", err);
+    if (!rc) {
+        add_device_rows(s, m);
+        for (int k = 0; k < MT_N_PLANES; k++)
+            add_row(m, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
+        for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+            add_row(m, "host", mt_pool_id_name(i), s->plan.pool_bytes[i]);
+        add_row(m, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
+        add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
+        add_row(m, "host", "staging", s->plan.staging_bytes);
+        add_row(m, "host", "process", mt_session_process_bytes(s));
+        for (int i = 0; i < m->n_rows; i++)
+            m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
+        bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
+        uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
+        add_limit(m, "host", "memory.host_budget", all, mt_session_host_budget(s->cfg, &hw));
+        add_limit(m, "host", "MemAvailable", all, hw.available);
+        add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
+        add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);
+    }
+    if (!rc && s->plan.uses_disk)
+        add_scratch_rows(s, &pp, m);
+    if (!rc && s->train && !mt_hw_disk_free(s->cfg->checkpoint.dir, &disk, NULL)) {
+        uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
+        m->disk_bytes += checkpoint;
+        add_row(m, "disk", "a checkpoint", checkpoint);
+        add_limit(m, "disk", "free space", checkpoint, disk);
+    }
+    free(elems);
+    free(trainable);
+    return rc;
+}
+
+int mt_memory_check(const struct mt_memory *m, struct mt_err *err)
+{
+    char want[32], have[32], gap[32];
+    for (int i = 0; i < m->n_limits; i++) {
+        const struct mt_memory_limit *l = &m->limits[i];
+        if (l->wanted <= l->available)
+            continue;
+        bool nvme = !strcmp(l->tier, "nvme"), disk = nvme || !strcmp(l->tier, "disk");
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
+                       "it will not fit: %s of %s wanted, %s allows %s: %s short; %s",
+                       mt_format_bytes(want, sizeof(want), l->wanted), disk ? "disk" : "host memory",
+                       l->source, mt_format_bytes(have, sizeof(have), l->available),
+                       mt_format_bytes(gap, sizeof(gap), l->wanted - l->available),
+                       nvme   ? "make room there, name more folders, or raise memory.host_budget"
+                       : disk ? "make room in checkpoint.dir or set checkpoint.save = weights"
+                            : "lower memory.device_budget or train.tokens_per_step, set "
+                                "memory.states = disk and memory.nvme_paths, use a smaller model, or "
+                                "raise the limit");
+    }
+    return 0;
+}

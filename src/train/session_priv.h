@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_SESSION_PRIV_H
+#define MT_TRAIN_SESSION_PRIV_H
+
+#include "hw/hw.h"
+#include "train/session.h"
+
+/* inputs.c */
+int mt_session_open_model(struct mt_session *s, struct mt_err *err);
+/** Clears the session; opens model and data. */
+int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err);
+/** Micro-batches, samplers, the number of steps. */
+int mt_session_lay_out_steps(struct mt_session *s, struct mt_err *err);
+
+/* session.c */
+/** Bytes of host memory that planes, staging and the process may take. */
+uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_memory *hw);
+/** Bytes that the process takes beside planes and staging. */
+uint64_t mt_session_process_bytes(const struct mt_session *s);
+/** The planes' parameters; *elems and *trainable are the caller's to free, on failure too. */
+int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, size_t **elems,
+                            bool **trainable, struct mt_err *err);
+
+#endif
