@@ -117,7 +117,7 @@ static void attention_of_odd_shapes(struct harness *h)
         attention_case(h, &shapes[i]);
 }
 
-static void documents_do_not_see_each_other(struct harness *h)
+static void attention_keeps_documents_apart(struct harness *h)
 {
     /* the same document alone and behind another gives the same bits */
     enum { LEN = 70, D = 16 };
@@ -149,6 +149,6 @@ static void documents_do_not_see_each_other(struct harness *h)
 
 const struct device_test attention_tests[] = {
     {"attention_of_odd_shapes", attention_of_odd_shapes},
-    {"documents_do_not_see_each_other", documents_do_not_see_each_other},
+    {"attention_keeps_documents_apart", attention_keeps_documents_apart},
     {NULL, NULL},
 };
