@@ -54,7 +54,7 @@ static uint64_t cached_in(const char *root, const char *dir)
 {
     static const char *const names[] = {"active_file", "inactive_file", "total_active_file",
                                         "total_inactive_file"};
-    char path[4096], line[256], name[64];
+    char path[4200], line[256], name[64];
     uint64_t value, sum[2] = {0, 0}; /* v2's; v1's with the groups below */
     snprintf(path, sizeof(path), "%s/memory.stat", dir);
     FILE *f = open_under(root, path);
