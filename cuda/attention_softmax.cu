@@ -48,11 +48,11 @@ static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
     return r;
 }
 
-/* f(x) for each column of this thread's packs that the row sees. */
+/* f(x) for each column of this thread's packs that the row sees: the packs that it will write, for p may be s. */
 template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
 {
-    for (size_t c = r.from / COLUMNS * COLUMNS + threadIdx.x * COLUMNS; c < r.to;
-         c += static_cast<size_t>(blockDim.x) * COLUMNS) {
+    size_t step = static_cast<size_t>(blockDim.x) * COLUMNS;
+    for (size_t c = r.from / step * step + threadIdx.x * COLUMNS; c < r.to; c += step) {
         float x[COLUMNS];
         load_four(s + c, x);
         for (int k = 0; k < COLUMNS; k++)
