@@ -22,8 +22,6 @@ int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention 
                             struct mt_err *err);
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 struct mt_err *err);
-size_t mt_cuda_tiled_workspace(size_t max_len, size_t n_q, size_t n_kv, size_t head_dim,
-                               enum mt_dtype dtype);
 
 /* --- fused.c ----------------------------------------------------------------------------------- */
 
@@ -36,8 +34,5 @@ int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention 
                             struct mt_err *err);
 int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 bool *done, struct mt_err *err);
-/** 0 without an engine. Grows with n and max_len. */
-size_t mt_cuda_fused_workspace(const struct mt_cuda_device *d, size_t n, size_t max_len, size_t n_q,
-                               size_t n_kv, size_t head_dim, enum mt_dtype dtype);
 
 #endif

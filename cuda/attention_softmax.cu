@@ -31,7 +31,7 @@ static __device__ __forceinline__ float block_max(float v, float *scratch)
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
 }
 
-/* Columns [from, to) are seen by this block's row. */
+/* Columns [from, to) are seen by this block's row; of a tile behind or before those, none. */
 struct row {
     size_t at, from, to, lse;
 };
@@ -39,20 +39,20 @@ struct row {
 static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
 {
     size_t i = blockIdx.x, head = blockIdx.y, q = t.q0 + i;
-    size_t first = t.window && q + 1 > t.window ? q + 1 - t.window : 0;
+    size_t first = t.window && q + 1 > t.window ? q + 1 - t.window : 0, end = t.k0 + t.n_keys;
     row r;
     r.at = (head * t.rows + i) * t.ld;
     r.from = (first > t.k0 ? first : t.k0) - t.k0;
-    r.to = q + 1 - t.k0;
+    r.to = q < t.k0 ? 0 : (q + 1 < end ? q + 1 : end) - t.k0;
     r.lse = head * t.lse_stride + i;
     return r;
 }
 
-/* f(x) for each column of this thread's packs that the row sees. */
+/* f(x) for each column of this thread's packs that the row sees: the packs that it will write, for p may be s. */
 template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
 {
-    for (size_t c = r.from / COLUMNS * COLUMNS + threadIdx.x * COLUMNS; c < r.to;
-         c += static_cast<size_t>(blockDim.x) * COLUMNS) {
+    size_t step = static_cast<size_t>(blockDim.x) * COLUMNS;
+    for (size_t c = r.from / step * step + threadIdx.x * COLUMNS; c < r.to; c += step) {
         float x[COLUMNS];
         load_four(s + c, x);
         for (int k = 0; k < COLUMNS; k++)

@@ -1,88 +1,53 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention a document and a tile of queries at a time, all heads together: strided-batch matrix
- * products with a softmax kernel between them. The same formulas as on the cpu device (cpu/attention.c);
- * in bf16, probabilities and their gradients are rounded to bf16 before they are multiplied, as fused
- * kernels do. With grouped queries a batch is over the key heads, and the query heads of a group follow
- * one another: dK and dV are summed by products that accumulate in f32, in that order.
+ * Causal attention a document and a tile at a time, all heads together: strided-batch matrix products with a
+ * softmax kernel between them. The same formulas as on the cpu device (cpu/attention.c); in bf16,
+ * probabilities and their gradients are rounded to bf16 before they are multiplied, as fused kernels do. With
+ * grouped queries a batch is over the key heads, and the query heads of a group follow one another: dK and dV
+ * are summed by products that accumulate in f32, in that order.
  *
- * The tile depends on the document's length and the heads alone, so a document's bits do not depend on what
- * else is in the batch. Its scores take at most TILE_SCORES floats, or 32 rows: linear in the length.
+ * Forward, a tile is some queries with all keys that they see; backward, where the rows' sums are known, 512
+ * queries with some of their keys, and dQ is summed in f32 over these. The tiles depend on the document's
+ * length and the heads alone, so a document's bits do not depend on what else is in the batch; their memory is
+ * linear in the length (device/cuda_workspace.h).
  */
 #include "attention.h"
 #include "blas.h"
+#include "device/cuda_workspace.h"
 #include "softmax.h"
 
-enum { MAX_ROWS = 512, MIN_ROWS = 32, TILE_SCORES = 1 << 24, COLUMN_ALIGN = 8 };
-
-static size_t tile_rows(size_t len, size_t n_q)
+static struct mt_cuda_tiled_room room_of(const struct mt_attention *a)
 {
-    size_t rows = MAX_ROWS;
-    while (rows > MIN_ROWS && rows * len * n_q > TILE_SCORES)
-        rows /= 2;
-    return rows;
-}
-
-/* The largest tile of any document of up to max_len. */
-static size_t most_scores(size_t max_len, size_t n_q)
-{
-    size_t most = 0;
-    for (size_t rows = MAX_ROWS; rows >= MIN_ROWS; rows /= 2) {
-        size_t len = rows == MIN_ROWS ? max_len : MT_MIN(max_len, TILE_SCORES / (rows * n_q));
-        most = MT_MAX(most, n_q * MT_MIN(rows, len) * mt_align_up(len, COLUMN_ALIGN));
-    }
-    return mt_align_up(most, 64);
-}
-
-/* The workspace's parts. In f32 the probabilities lie over the scores. */
-struct room {
-    float *s, *dp, *dk, *dv; /* dk, dv: [n_kv, length, head_dim] */
-    void *p, *ds;
-};
-
-static size_t kv_elems(size_t len, size_t n_kv, size_t head_dim)
-{
-    return mt_align_up(n_kv * len * head_dim, 64);
-}
-
-size_t mt_cuda_tiled_workspace(size_t max_len, size_t n_q, size_t n_kv, size_t head_dim,
-                               enum mt_dtype dtype)
-{
-    size_t scores = most_scores(max_len, n_q);
-    size_t bytes = 2 * scores * sizeof(float) + 2 * kv_elems(max_len, n_kv, head_dim) * sizeof(float);
-    return dtype == MT_F32 ? bytes : bytes + 2 * scores * mt_dtype_size(dtype);
-}
-
-static struct room room_of(const struct mt_attention *a)
-{
-    size_t scores = most_scores(a->max_len, a->n_q);
-    size_t kv = kv_elems(a->max_len, a->n_kv, a->head_dim);
-    struct room r = {.s = a->workspace};
-    r.dp = r.s + scores;
-    r.dk = r.dp + scores;
-    r.dv = r.dk + kv;
-    r.p = a->dtype == MT_F32 ? (void *)r.s : (void *)(r.dv + kv);
-    r.ds = a->dtype == MT_F32 ? (void *)r.dp : (void *)((uint16_t *)r.p + scores);
-    return r;
+    return mt_cuda_tiled_room_of(a->workspace, a->max_len, a->n_q, a->n_kv, a->head_dim, a->dtype);
 }
 
 struct tile {
     size_t doc, len;      /* the document's first row, its length */
     size_t q0, rows;      /* queries [q0, q0 + rows) of it */
-    size_t k0, n_keys;    /* see keys [k0, k0 + n_keys) */
+    size_t k0, n_keys;    /* and keys [k0, k0 + n_keys) */
     size_t ld;            /* of scores */
+    bool first_keys;      /* of these queries */
 };
 
-static struct tile tile_at(const struct mt_attention *a, size_t doc, size_t q0)
+static struct tile document(const struct mt_attention *a, size_t doc)
 {
-    struct tile t = {.doc = (size_t)a->cu_seqlens_host[doc], .q0 = q0};
+    struct tile t = {.doc = (size_t)a->cu_seqlens_host[doc]};
     t.len = (size_t)a->cu_seqlens_host[doc + 1] - t.doc;
-    t.rows = MT_MIN(tile_rows(t.len, a->n_q), t.len - q0);
-    t.k0 = a->window && q0 + 1 > a->window ? q0 + 1 - a->window : 0;
-    t.k0 = t.k0 / COLUMN_ALIGN * COLUMN_ALIGN;
-    t.n_keys = q0 + t.rows - t.k0;
-    t.ld = mt_align_up(t.n_keys, COLUMN_ALIGN);
     return t;
+}
+
+/* The first key, at a border that matrix products like, that the tile's queries see. */
+static size_t first_seen(const struct mt_attention *a, size_t q0)
+{
+    size_t first = a->window && q0 + 1 > a->window ? q0 + 1 - a->window : 0;
+    return first / MT_CUDA_COLUMN_ALIGN * MT_CUDA_COLUMN_ALIGN;
+}
+
+static void set_keys(struct tile *t, size_t k0, size_t most)
+{
+    t->k0 = k0;
+    t->n_keys = MT_MIN(t->q0 + t->rows - k0, most);
+    t->ld = mt_align_up(t->n_keys, MT_CUDA_COLUMN_ALIGN);
 }
 
 /* Element (row, head) of a packed matrix. */
@@ -92,7 +57,7 @@ static const void *at(const void *base, enum mt_dtype t, size_t row, size_t ld, 
 }
 
 static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struct tile *t,
-                                       const struct room *r)
+                                       const struct mt_cuda_tiled_room *r)
 {
     return (struct mt_cuda_scores){
         .rows = t->rows, .n_heads = a->n_q, .n_keys = t->n_keys, .ld = t->ld, .q0 = t->q0,
@@ -102,10 +67,10 @@ static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struc
 
 /* For each query head of a group, a product over the key heads. */
 typedef struct mt_cuda_product (*product_fn)(const struct mt_attention_bwd *b, const struct tile *t,
-                                             const struct room *r, size_t member);
+                                             const struct mt_cuda_tiled_room *r, size_t member);
 
 static int for_group(struct mt_cuda_device *d, const struct mt_attention_bwd *b, const struct tile *t,
-                     const struct room *r, product_fn make, const char *op, struct mt_err *err)
+                     const struct mt_cuda_tiled_room *r, product_fn make, const char *op, struct mt_err *err)
 {
     size_t group = b->fwd.n_q / b->fwd.n_kv;
     int rc = 0;
@@ -122,7 +87,7 @@ static int for_group(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
 
 /* S = scale Q K' */
 static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const struct tile *t,
-                                     const struct room *r, size_t member)
+                                     const struct mt_cuda_tiled_room *r, size_t member)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
@@ -136,7 +101,7 @@ static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const str
 
 /* O = P V */
 static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const struct tile *t,
-                                      const struct room *r, size_t member)
+                                      const struct mt_cuda_tiled_room *r, size_t member)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
@@ -150,7 +115,7 @@ static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const st
 
 /* dP = dO V' */
 static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd *b,
-                                                   const struct tile *t, const struct room *r,
+                                                   const struct tile *t, const struct mt_cuda_tiled_room *r,
                                                    size_t member)
 {
     const struct mt_attention *a = &b->fwd;
@@ -178,33 +143,32 @@ static struct mt_cuda_product key_gradient(const struct mt_attention *a, const s
 }
 
 static struct mt_cuda_product dv_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, size_t member)
 {
     return key_gradient(&b->fwd, t, member, 1, r->p, b->d_o, b->fwd.ld_o, r->dv);
 }
 
 static struct mt_cuda_product dk_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, size_t member)
 {
     return key_gradient(&b->fwd, t, member, b->fwd.scale, r->ds, b->fwd.q, b->fwd.ld_q, r->dk);
 }
 
-/* dQ = scale dS K */
+/* dQ (+)= scale dS K */
 static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, size_t member)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
-        .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = a->dtype, .alpha = a->scale,
-        .a = at(r->ds, a->dtype, 0, 0, member, plane), .lda = t->ld, .stride_a = group * plane,
-        .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, 0, hd), .ldb = a->ld_k, .stride_b = hd,
-        .d = (void *)(uintptr_t)at(b->dq, a->dtype, t->doc + t->q0, b->ld_dq, member, hd),
-        .ldd = b->ld_dq, .stride_d = group * hd};
+        .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = MT_F32, .alpha = a->scale,
+        .beta = t->first_keys ? 0.0f : 1.0f, .a = at(r->ds, a->dtype, 0, 0, member, plane), .lda = t->ld,
+        .stride_a = group * plane, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, 0, hd), .ldb = a->ld_k,
+        .stride_b = hd, .d = r->dq + member * t->rows * hd, .ldd = hd, .stride_d = group * t->rows * hd};
 }
 
 static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                        const struct tile *t, const struct room *r, struct mt_err *err)
+                        const struct tile *t, const struct mt_cuda_tiled_room *r, struct mt_err *err)
 {
     struct mt_cuda_scores s = scores_of(&b->fwd, t, r);
     int rc = for_group(d, b, t, r, scores, "attention, scores", err);
@@ -218,23 +182,23 @@ static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd 
 int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
                             struct mt_err *err)
 {
-    struct room r = room_of(a);
+    struct mt_cuda_tiled_room r = room_of(a);
     struct mt_attention_bwd b = {.fwd = *a};
     int rc = 0;
     for (size_t doc = 0; doc < a->n_docs && !rc; doc++) {
-        struct tile t = tile_at(a, doc, 0);
-        for (;;) {
+        struct tile t = document(a, doc);
+        size_t rows = mt_cuda_tile_rows(t.len, a->n_q);
+        for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
+            t.rows = MT_MIN(rows, t.len - t.q0);
+            set_keys(&t, first_seen(a, t.q0), t.len);
             rc = forward_tile(d, &b, &t, &r, err);
-            if (rc || t.q0 + t.rows == t.len)
-                break;
-            t = tile_at(a, doc, t.q0 + t.rows);
         }
     }
     return rc;
 }
 
 static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                         const struct tile *t, const struct room *r, struct mt_err *err)
+                         const struct tile *t, const struct mt_cuda_tiled_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     struct mt_cuda_scores s = scores_of(a, t, r);
@@ -258,45 +222,56 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     return rc ? rc : for_group(d, b, t, r, dq_product, "attention_bwd, dQ", err);
 }
 
-static cudaError_t store_kv(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                            const struct tile *t, const struct room *r)
+/* Sums of `rows` rows from `row` of the batch on, to where the caller wants them. */
+static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, void *dst, size_t ld, size_t row,
+                      const float *sums, size_t rows, size_t n_heads, struct mt_err *err)
+{
+    cudaError_t e = mt_cuda_store_heads((char *)dst + row * ld * mt_dtype_size(a->dtype), ld, a->dtype, sums,
+                                        rows, n_heads, a->head_dim, d->streams[MT_STREAM_COMPUTE]);
+    return mt_cuda_check(d, e, err, "attention_bwd: storing %zu rows of %zu heads of %zu", rows, n_heads,
+                         a->head_dim);
+}
+
+/* Some queries with their keys, a tile at a time. */
+static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_bwd *b, struct tile *t,
+                            const struct mt_cuda_tiled_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
-    char *dk = (char *)b->dk + t->doc * b->ld_dk * mt_dtype_size(a->dtype);
-    char *dv = (char *)b->dv + t->doc * b->ld_dv * mt_dtype_size(a->dtype);
-    cudaError_t rc = mt_cuda_store_heads(dk, b->ld_dk, a->dtype, r->dk, t->len, a->n_kv, a->head_dim,
-                                         stream);
-    return rc == cudaSuccess ? mt_cuda_store_heads(dv, b->ld_dv, a->dtype, r->dv, t->len, a->n_kv,
-                                                   a->head_dim, stream)
-                             : rc;
+    size_t first = first_seen(a, t->q0), most = mt_cuda_tile_keys(a->n_q);
+    int rc = 0;
+    for (size_t k0 = first; k0 < t->q0 + t->rows && !rc; k0 += most) {
+        set_keys(t, k0, most);
+        t->first_keys = k0 == first;
+        rc = backward_tile(d, b, t, r, err);
+    }
+    return rc ? rc
+              : store_sums(d, a, b->dq, b->ld_dq, t->doc + t->q0, r->dq, t->rows, a->n_q, err);
 }
 
 static int backward_document(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                             const struct room *r, size_t doc, struct mt_err *err)
+                             const struct mt_cuda_tiled_room *r, size_t doc, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
-    struct tile t = tile_at(a, doc, 0);
+    struct tile t = document(a, doc);
     size_t bytes = a->n_kv * t.len * a->head_dim * sizeof(float);
     cudaError_t e = cudaMemsetAsync(r->dk, 0, bytes, stream);
     if (e == cudaSuccess)
         e = cudaMemsetAsync(r->dv, 0, bytes, stream);
     int rc = mt_cuda_check(d, e, err, "attention_bwd: zero of %zu bytes", bytes);
-    while (!rc) {
-        rc = backward_tile(d, b, &t, r, err);
-        if (rc || t.q0 + t.rows == t.len)
-            break;
-        t = tile_at(a, doc, t.q0 + t.rows);
+    for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
+        t.rows = MT_MIN((size_t)MT_CUDA_TILE_ROWS, t.len - t.q0);
+        rc = backward_queries(d, b, &t, r, err);
     }
-    return rc ? rc
-              : mt_cuda_check(d, store_kv(d, b, &t, r), err, "attention_bwd: dK and dV of %zu", t.len);
+    if (!rc)
+        rc = store_sums(d, a, b->dk, b->ld_dk, t.doc, r->dk, t.len, a->n_kv, err);
+    return rc ? rc : store_sums(d, a, b->dv, b->ld_dv, t.doc, r->dv, t.len, a->n_kv, err);
 }
 
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 struct mt_err *err)
 {
-    struct room r = room_of(&b->fwd);
+    struct mt_cuda_tiled_room r = room_of(&b->fwd);
     int rc = 0;
     for (size_t doc = 0; doc < b->fwd.n_docs && !rc; doc++)
         rc = backward_document(d, b, &r, doc, err);

@@ -3,23 +3,12 @@
  * db += column sums of dy. A block adds up 32 packs of columns over its rows, 8 rows at a time, then over
  * its warps in order; the blocks' sums are folded (fold.cu). Reads s bytes an element of s bytes.
  */
+#include "device/cuda_workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
 
-static constexpr size_t WARPS = 8, MIN_ROWS = 32, MAX_BLOCKS = 1024, COLUMNS = 256;
-
-/* Rows of a block, and so the order of the sums: a function of the shape alone. */
-static size_t rows_per_block(size_t n, size_t c)
-{
-    size_t rows = ceil_div(n, ceil_div(MAX_BLOCKS, ceil_div(c, COLUMNS)));
-    return rows < MIN_ROWS ? MIN_ROWS : rows;
-}
-
-size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c)
-{
-    return ceil_div(n, rows_per_block(n, c)) * c * sizeof(float);
-}
+static constexpr size_t WARPS = 8;
 
 template <typename T, int N>
 static __global__ void __launch_bounds__(WARP *WARPS)
@@ -67,7 +56,7 @@ static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t st
 
 cudaError_t mt_cuda_bias_bwd(const struct mt_bias_bwd *a, cudaStream_t stream)
 {
-    size_t rows = rows_per_block(a->n, a->c);
+    size_t rows = mt_cuda_bias_bwd_rows(a->n, a->c);
     cudaError_t rc = a->dtype == MT_BF16 ? run<bf16>(a, rows, stream) : run<float>(a, rows, stream);
     if (rc != cudaSuccess)
         return rc;

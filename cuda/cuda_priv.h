@@ -18,6 +18,7 @@ struct mt_cuda_device {
     struct mt_device base;
     int index;
     int sm; /* compute capability, 90 for 9.0 */
+    int n_threads; /* of the host, for work on its memory */
     bool apart; /* each allocation is a cudaMalloc of its own: for compute-sanitizer */
     char *memory; /* mt_arena_span(budget) bytes; NULL where apart */
     size_t span;
@@ -109,5 +110,6 @@ MT_DEVICE_OPS(MT_CUDA_OP)
 
 /** Names the streams for profilers. */
 void mt_cuda_name_streams(struct mt_cuda_device *d);
+void mt_cuda_range(mt_device *dev, const char *name);
 
 #endif

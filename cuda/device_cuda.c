@@ -8,7 +8,7 @@
 #include "attention.h"
 #include "blas.h"
 #include "cuda_priv.h"
-#include "kernels.h"
+#include "device/cuda_workspace.h"
 
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
 {
@@ -107,7 +107,9 @@ static size_t cuda_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, s
                                          size_t head_dim)
 {
     (void)dev;
-    return mt_cuda_qk_rope_bwd_workspace(n, n_q, n_kv, head_dim);
+    (void)n_q;
+    (void)n_kv;
+    return mt_cuda_qk_rope_bwd_workspace(n, head_dim);
 }
 
 static const struct mt_device_backend cuda_backend = {
@@ -128,6 +130,7 @@ static const struct mt_device_backend cuda_backend = {
     .copy = mt_cuda_copy,
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
+    .range = mt_cuda_range,
     .rmsnorm_bwd_workspace = cuda_rmsnorm_bwd_workspace,
     .bias_bwd_workspace = cuda_bias_bwd_workspace,
     .qk_rope_bwd_workspace = cuda_qk_rope_bwd_workspace,
@@ -229,6 +232,7 @@ int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, str
     d->base.backend = &cuda_backend;
     d->index = p->index;
     d->sm = prop.major * 10 + prop.minor;
+    d->n_threads = p->n_threads;
     d->apart = getenv("MEGATRAIN_CUDA_APART") != NULL;
     pthread_mutex_init(&d->lock, NULL);
     rc = mt_cuda_enter(d, err);

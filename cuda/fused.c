@@ -18,11 +18,11 @@
 
 #include "attention.h"
 #include "base/log.h"
+#include "device/cuda_workspace.h"
 #include "pack.h"
 
-enum { MAX_HEAD_DIM = 256, PAD_TOKENS = 4096 };
-static const size_t most_for_all = (size_t)512 << 20; /* of scores' gradients; for one group of heads: */
-static const size_t most_for_one = (size_t)1 << 30;
+enum { MAX_HEAD_DIM = 256 };
+_Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspace has room for the tables");
 
 struct mt_cuda_fused {
     const struct mt_fused_engine *engine;
@@ -30,79 +30,6 @@ struct mt_cuda_fused {
     bool told;
     size_t n_fused, n_tiled; /* calls */
 };
-
-/* Lengths in steps of at most a quarter: 16, 32, 48, 64, 80, 96, 112, 128, 160, ... */
-static size_t padded_len(size_t len)
-{
-    size_t step = 16;
-    while (step * 8 < len)
-        step *= 2;
-    return mt_align_up(len, step);
-}
-
-static size_t next_power(size_t n)
-{
-    size_t p = 1;
-    while (p < n)
-        p *= 2;
-    return p;
-}
-
-/* What cuDNN wants for backward, by its front end's own arithmetic: at most. */
-static size_t quadratic_bytes(size_t batch, size_t len, size_t n_q)
-{
-    return batch * n_q * mt_align_up(len, 64) * mt_align_up(len, 128) * 2;
-}
-
-static size_t linear_bytes(size_t tokens, size_t n_q, size_t head_dim)
-{
-    return tokens * n_q * (8 + head_dim * 3 * sizeof(float)) + ((size_t)1 << 20);
-}
-
-/* The workspace's parts. */
-struct room {
-    size_t pad_tokens;
-    float *stats;
-    int32_t *lens;
-    int64_t *tables;
-    char *padded; /* q, o, d_o, dq of pad_tokens rows; then k, v, dk, dv */
-    char *lib;
-    size_t lib_bytes, bytes;
-};
-
-static size_t take(size_t *at, size_t bytes)
-{
-    size_t here = *at;
-    *at += mt_align_up(bytes, MT_ARENA_ALIGNMENT);
-    return here;
-}
-
-static struct room room_of(char *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                           size_t head_dim)
-{
-    size_t len = padded_len(max_len), at = 0, batch = next_power(n);
-    /* each term grows with n and max_len: a smaller call fits where a larger one was planned */
-    size_t one = MT_MIN(quadratic_bytes(1, len, n_q / n_kv), most_for_one);
-    size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
-    struct room r = {.pad_tokens = MT_MAX(len, MT_MIN((size_t)PAD_TOKENS, 2 * n))};
-    size_t tokens = MT_MAX(n, r.pad_tokens);
-    r.stats = (float *)(void *)(base + take(&at, tokens * n_q * sizeof(float)));
-    r.lens = (int32_t *)(void *)(base + take(&at, batch * sizeof(int32_t)));
-    r.tables = (int64_t *)(void *)(base + take(&at, MT_FUSED_N_TABLES * (batch + 1) * sizeof(int64_t)));
-    r.padded = base + take(&at, r.pad_tokens * 4 * (n_q + n_kv) * head_dim * 2);
-    r.lib_bytes = linear_bytes(tokens, n_q, head_dim) + MT_MAX(one, all);
-    r.lib = base + take(&at, r.lib_bytes);
-    r.bytes = at;
-    return r;
-}
-
-size_t mt_cuda_fused_workspace(const struct mt_cuda_device *d, size_t n, size_t max_len, size_t n_q,
-                               size_t n_kv, size_t head_dim, enum mt_dtype dtype)
-{
-    if (!d->fused || dtype != MT_BF16 || !n || !max_len)
-        return 0;
-    return room_of(NULL, n, max_len, n_q, n_kv, head_dim).bytes;
-}
 
 int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
 {
@@ -147,6 +74,11 @@ static bool suits(const struct mt_attention *a)
            rows_fit(a->o, a->ld_o) && (uintptr_t)a->workspace % 16 == 0;
 }
 
+static struct mt_cuda_fused_room room_of(const struct mt_attention *a)
+{
+    return mt_cuda_fused_room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
+}
+
 static size_t doc_len(const struct mt_attention *a, size_t doc)
 {
     return (size_t)(a->cu_seqlens_host[doc + 1] - a->cu_seqlens_host[doc]);
@@ -183,7 +115,7 @@ static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch
 enum outcome { DONE, REFUSED, FAILED };
 
 /* Finds the plan and runs it. REFUSED: not supported, or more workspace than there is. */
-static enum outcome run(struct mt_cuda_device *d, const struct room *r,
+static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_room *r,
                         const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
 {
     struct mt_cuda_fused *f = d->fused;
@@ -218,7 +150,7 @@ static enum outcome launched(struct mt_cuda_device *d, cudaError_t rc, const cha
 }
 
 static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
-                               const struct room *r, struct mt_pack_stats p, struct mt_err *err)
+                               const struct mt_cuda_fused_room *r, struct mt_pack_stats p, struct mt_err *err)
 {
     p.lse = a->lse;
     p.stride = a->n;
@@ -228,7 +160,7 @@ static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attenti
 
 /* Makes the shape ragged and fills its tables. */
 static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attention *a,
-                                const struct room *r, struct mt_fused_shape *s,
+                                const struct mt_cuda_fused_room *r, struct mt_fused_shape *s,
                                 struct mt_fused_call *c, struct mt_err *err)
 {
     s->ragged = 1;
@@ -246,10 +178,10 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
 static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a,
                             struct mt_err *err)
 {
-    struct room r = room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
+    struct mt_cuda_fused_room r = room_of(a);
     bool same = even(a);
-    size_t len = same ? doc_len(a, 0) : padded_len(longest(a));
-    struct mt_fused_shape s = shape_of(a, same ? a->n_docs : next_power(a->n_docs), len);
+    size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
+    struct mt_fused_shape s = shape_of(a, same ? a->n_docs : mt_cuda_next_power(a->n_docs), len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
     enum outcome rc = same ? DONE : make_ragged(d, a, &r, &s, &c, err);
     if (rc == DONE)
@@ -264,13 +196,13 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
 }
 
 /* As many of `batch` documents and key heads at once as the workspace holds; false: not even one. */
-static bool fit(const struct mt_attention *a, const struct room *r, size_t len, size_t *batch,
+static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_room *r, size_t len, size_t *batch,
                 size_t *kv)
 {
     size_t group = a->n_q / a->n_kv;
     *kv = a->n_kv;
-    while (quadratic_bytes(*batch, len, *kv * group) +
-               linear_bytes(*batch * len, *kv * group, a->head_dim) > r->lib_bytes) {
+    while (mt_cuda_fused_quadratic_bytes(*batch, len, *kv * group) +
+               mt_cuda_fused_linear_bytes(*batch * len, *kv * group, a->head_dim) > r->lib_bytes) {
         if (*batch > 1) {
             *batch /= 2;
         } else if (*kv > 1) {
@@ -302,7 +234,7 @@ static struct mt_fused_call heads_from(const struct mt_attention *a, const struc
 
 /* Documents that lie at rows x, some heads at a time; `stats` says where their log-sum-exps come from. */
 static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
-                                   const struct room *r, struct mt_fused_shape s,
+                                   const struct mt_cuda_fused_room *r, struct mt_fused_shape s,
                                    const struct rows *x, size_t kv, struct mt_pack_stats stats,
                                    struct mt_err *err)
 {
@@ -328,7 +260,7 @@ static char *row_at(const void *base, size_t row, size_t ld)
 }
 
 static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                  const struct room *r, struct mt_err *err)
+                                  const struct mt_cuda_fused_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t len = doc_len(a, 0), batch = a->n_docs, kv;
@@ -354,12 +286,13 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
 }
 
 static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct room *r, struct mt_err *err)
+                                    const struct mt_cuda_fused_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t len = padded_len(longest(a)), batch = next_power(a->n_docs);
+    size_t len = mt_cuda_padded_len(longest(a)), batch = mt_cuda_next_power(a->n_docs);
     if (d->sm < 90 || d->sm >= 120 ||
-        quadratic_bytes(batch, len, a->n_q) + linear_bytes(a->n, a->n_q, a->head_dim) > r->lib_bytes)
+        mt_cuda_fused_quadratic_bytes(batch, len, a->n_q) +
+                mt_cuda_fused_linear_bytes(a->n, a->n_q, a->head_dim) > r->lib_bytes)
         return REFUSED;
     struct mt_fused_shape s = shape_of(a, batch, len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .d_o = b->d_o,
@@ -386,8 +319,8 @@ static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_pack_docs
 
 /* A few documents of about one length, over copies with padding. */
 static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct room *r, const struct mt_pack_docs *docs, size_t len,
-                                    size_t kv, struct mt_err *err)
+                                    const struct mt_cuda_fused_room *r,
+                                    const struct mt_pack_docs *docs, size_t len, size_t kv, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim, n = (size_t)docs->n;
@@ -424,20 +357,20 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
 
 /* The documents of padded length `len`, a power of two of them at a time. */
 static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                   const struct room *r, size_t len, struct mt_err *err)
+                                   const struct mt_cuda_fused_room *r, size_t len, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_PACK_DOCS), kv;
-    enum outcome rc = DONE;
+    enum outcome rc = most ? DONE : REFUSED;
     for (size_t i = 0; i < a->n_docs; i++)
-        left += padded_len(doc_len(a, i)) == len;
+        left += mt_cuda_padded_len(doc_len(a, i)) == len;
     for (size_t doc = 0; left && rc == DONE;) {
-        size_t batch = next_power(MT_MIN(left, most) + 1) / 2;
+        size_t batch = mt_cuda_next_power(MT_MIN(left, most) + 1) / 2;
         if (!fit(a, r, len, &batch, &kv))
             return REFUSED;
         struct mt_pack_docs docs = {0};
         for (; (size_t)docs.n < batch; doc++)
-            if (padded_len(doc_len(a, doc)) == len) {
+            if (mt_cuda_padded_len(doc_len(a, doc)) == len) {
                 docs.first[docs.n] = a->cu_seqlens_host[doc];
                 docs.rows[docs.n++] = (int32_t)doc_len(a, doc);
             }
@@ -448,15 +381,15 @@ static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_att
 }
 
 static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct room *r, struct mt_err *err)
+                                    const struct mt_cuda_fused_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     enum outcome rc = DONE;
-    for (size_t len = padded_len(longest(a)), next; len && rc == DONE; len = next) {
+    for (size_t len = mt_cuda_padded_len(longest(a)), next; len && rc == DONE; len = next) {
         rc = backward_class(d, b, r, len, err);
         next = 0; /* the next shorter one that there is */
         for (size_t i = 0; i < a->n_docs; i++) {
-            size_t l = padded_len(doc_len(a, i));
+            size_t l = mt_cuda_padded_len(doc_len(a, i));
             if (l < len)
                 next = MT_MAX(next, l);
         }
@@ -468,7 +401,7 @@ static enum outcome backward(struct mt_cuda_device *d, const struct mt_attention
                              struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    struct room r = room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
+    struct mt_cuda_fused_room r = room_of(a);
     if (even(a))
         return backward_even(d, b, &r, err);
     enum outcome rc = backward_ragged(d, b, &r, err);

@@ -1,18 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuDNN's engine is a module beside the program: where it or cuDNN is missing, attention is tiled. */
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "fused.h"
 
 typedef const struct mt_fused_engine *(*engine_fn)(void);
 
+/* Is this program one of the build's folder? Then its module is the one there, not an older installed one. */
+static bool runs_in_build(void)
+{
+    char exe[4096];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe));
+    size_t root = strlen(MT_CUDNN_MODULE_BUILT) - strlen("cuda/megatrain-cudnn.so");
+    return n > (ssize_t)root && !memcmp(exe, MT_CUDNN_MODULE_BUILT, root);
+}
+
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
 {
-    /* in the build's folder, or where it was installed; never closed, as CUDA's libraries are not */
-    void *lib = dlopen(MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
+    bool build = runs_in_build();
+    /* never closed, as CUDA's libraries are not */
+    void *lib = dlopen(build ? MT_CUDNN_MODULE_BUILT : MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
     if (!lib)
-        lib = dlopen(MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);
+        lib = dlopen(build ? MT_CUDNN_MODULE_INSTALLED : MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);
     engine_fn get = lib ? (engine_fn)dlsym(lib, "mt_cudnn_engine") : NULL;
     if (!get) {
         snprintf(why, why_len, "%s", dlerror());

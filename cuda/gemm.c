@@ -228,24 +228,27 @@ static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, cons
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* 16 where the pointer has it, more counts for nothing: so a buffer's place does not change the bits. */
-static uint8_t alignment(const void *p)
+/* Of all the matrices of a batch. 16 where they have it, more counts for nothing: so a buffer's place does not
+ * change the bits. */
+static uint8_t alignment(const void *p, size_t stride_bytes)
 {
-    uintptr_t low = (uintptr_t)p & (~(uintptr_t)p + 1);
-    return (uint8_t)(!p || low > 16 ? 16 : low);
+    uintptr_t bits = (uintptr_t)p | stride_bytes, low = bits & (~bits + 1);
+    return (uint8_t)(!bits || low > 16 ? 16 : low);
 }
 
 static struct key key_of(const struct mt_cuda_product *p)
 {
     const void *c = p->beta != 0 ? p->c : p->d;
+    size_t in = mt_dtype_size(p->dtype), out = mt_dtype_size(p->d_dtype);
     return (struct key){
         .m = p->m, .n = p->n, .k = p->k, .lda = p->lda, .ldb = p->ldb,
         .ldc = p->beta != 0 ? p->ldc : p->ldd, .ldd = p->ldd, .batch = MT_MAX(p->batch, (size_t)1),
         .stride_a = p->stride_a, .stride_b = p->stride_b, .stride_d = p->stride_d,
         .dtype = (uint8_t)p->dtype, .d_dtype = (uint8_t)p->d_dtype, .trans_a = p->trans_a,
         .trans_b = p->trans_b, .bias = p->bias != NULL, .beta = p->beta != 0,
-        .align_a = alignment(p->a), .align_b = alignment(p->b), .align_c = alignment(c),
-        .align_d = alignment(p->d), .align_bias = alignment(p->bias)};
+        .align_a = alignment(p->a, p->stride_a * in), .align_b = alignment(p->b, p->stride_b * in),
+        .align_c = alignment(c, p->stride_d * out), .align_d = alignment(p->d, p->stride_d * out),
+        .align_bias = alignment(p->bias, 0)};
 }
 
 static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_product *p)

@@ -37,11 +37,6 @@ extern "C" {
 MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)
 #undef MT_CUDA_LAUNCHER
 
-/* Bytes of workspace the backward reductions need, a function of the shape alone. */
-size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c);
-size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c);
-size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t n_q, size_t n_kv, size_t head_dim);
-
 #ifdef __cplusplus
 }
 #endif

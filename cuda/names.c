@@ -9,3 +9,12 @@ void mt_cuda_name_streams(struct mt_cuda_device *d)
     for (int s = 0; s < MT_N_STREAMS; s++)
         nvtxNameCudaStreamA(d->streams[s], names[s]);
 }
+
+void mt_cuda_range(mt_device *dev, const char *name)
+{
+    (void)dev;
+    if (name)
+        nvtxRangePushA(name);
+    else
+        nvtxRangePop();
+}

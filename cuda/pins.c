@@ -5,12 +5,14 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
+#include "base/pool.h"
 #include "cuda_priv.h"
 
 /* A refusal costs one piece, not all; then smaller ones are tried, down to the least. */
-enum { PAGE = 4096, MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24 };
+enum { PAGE = 4096, MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24, POPULATE_BYTES = 1 << 25 };
 
 struct pin {
     char *p;
@@ -93,6 +95,38 @@ static void make_rings(struct mt_cuda_device *d)
             (void)cudaGetLastError();
 }
 
+struct range {
+    char *p;
+    size_t n;
+};
+
+static void populate_part(void *ctx, size_t i, int thread)
+{
+    const struct range *r = ctx;
+    size_t at = i * POPULATE_BYTES;
+    (void)thread;
+#ifdef MADV_POPULATE_WRITE
+    /* a wish: older kernels leave it to the lock */
+    madvise(r->p + at, MT_MIN((size_t)POPULATE_BYTES, r->n - at), MADV_POPULATE_WRITE);
+#else
+    (void)r;
+    (void)at;
+#endif
+}
+
+/* Fresh pages are made by all threads, not one by one under the lock: with gigabytes that takes long. */
+static void populate(const struct mt_cuda_device *d, char *p, size_t bytes)
+{
+    char *first = (char *)((uintptr_t)p / PAGE * PAGE);
+    struct range r = {first, (size_t)(p + bytes - first)};
+    struct mt_pool_params params = {"populate", MT_MAX(d->n_threads, 1), NULL, NULL};
+    mt_pool *pool = NULL;
+    if (bytes < MOST_BYTES || mt_pool_create(&pool, &params, NULL))
+        return;
+    mt_pool_run(pool, populate_part, &r, mt_div_up(r.n, POPULATE_BYTES));
+    mt_pool_destroy(&pool);
+}
+
 static int lock_piece(struct mt_cuda_device *d, const struct pin *pin, cudaError_t *refusal,
                       struct mt_err *err)
 {
@@ -115,6 +149,8 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     size_t most = MOST_BYTES;
     cudaError_t refusal = cudaSuccess;
     int rc = mt_cuda_enter(d, err);
+    if (!rc)
+        populate(d, ptr, bytes);
     while (rc >= 0 && p < end && most >= LEAST_BYTES) {
         /* cut at pages: two locks may not share one */
         char *cut = (char *)(((uintptr_t)p + most) / PAGE * PAGE);

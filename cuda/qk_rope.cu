@@ -10,12 +10,12 @@
  * first all their q heads, then their k heads, and adds up the weights' gradients over its groups in order;
  * 3 s bytes. Head sizes that do not divide into packs: a warp does a head element by element.
  */
+#include "device/cuda_workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
 
 static constexpr unsigned THREADS = 256;
-static constexpr size_t MIN_ROWS = 4, MAX_PARTIALS = 1024;
 
 /* How a head is cut over lanes. */
 struct cut {
@@ -239,20 +239,6 @@ cudaError_t mt_cuda_qk_rope(const struct mt_qk_rope *a, cudaStream_t stream)
 
 /* --- backward through the norm ---------------------------------------------------------------- */
 
-/* Rows of a block, and so the order of the weights' sums: a function of n alone. */
-static size_t rows_per_block(size_t n)
-{
-    size_t rows = ceil_div(n, MAX_PARTIALS);
-    return rows < MIN_ROWS ? MIN_ROWS : rows;
-}
-
-size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t n_q, size_t n_kv, size_t head_dim)
-{
-    (void)n_q;
-    (void)n_kv;
-    return ceil_div(n, rows_per_block(n)) * 2 * head_dim * sizeof(float);
-}
-
 /* The gradient of one head's input, and this lane's part of the weight's gradient. */
 template <typename T>
 static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd &a, const cut &c, int lane,
@@ -424,7 +410,7 @@ cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t str
         return turn_back(a, stream);
     if (a->n > INT_MAX)
         return cudaErrorInvalidValue;
-    size_t rows = rows_per_block(a->n), blocks = ceil_div(a->n, rows), d = a->head_dim;
+    size_t rows = mt_cuda_qk_rope_bwd_rows(a->n), blocks = ceil_div(a->n, rows), d = a->head_dim;
     const float *partials = static_cast<const float *>(a->workspace);
     cudaError_t rc = a->dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
                                          : run_norm_backward<float>(a, rows, stream);

@@ -10,11 +10,12 @@
  * dw in registers; the parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 a partial.
  * Rows that do not divide into packs, or are too long for the registers, are read twice, element by element.
  */
+#include "device/cuda_workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
 
-static constexpr size_t MAX_BACKWARD_THREADS = 512, MIN_ROWS = 4, MAX_PARTIALS = 1024;
+static constexpr size_t MAX_BACKWARD_THREADS = 512;
 
 /* --- forward ---------------------------------------------------------------------------------- */
 
@@ -186,18 +187,6 @@ cudaError_t mt_cuda_rmsnorm(const struct mt_rmsnorm *a, cudaStream_t stream)
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* Rows of a block, and so the order of dw's sums: a function of n alone. */
-static size_t rows_per_block(size_t n)
-{
-    size_t rows = ceil_div(n, MAX_PARTIALS);
-    return rows < MIN_ROWS ? MIN_ROWS : rows;
-}
-
-size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c)
-{
-    return ceil_div(n, rows_per_block(n)) * c * sizeof(float);
-}
-
 template <typename T, int V>
 static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, unsigned packs)
@@ -312,7 +301,7 @@ static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, 
 
 template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
 {
-    size_t packs = a->c / PACK<T>, rows = rows_per_block(a->n);
+    size_t packs = a->c / PACK<T>, rows = mt_cuda_rmsnorm_bwd_rows(a->n);
     if (a->c % PACK<T> || packs > 4 * MAX_BACKWARD_THREADS)
         return MT_LAUNCH(rmsnorm_backward_any<T>, grid_of(ceil_div(a->n, rows)), 256, 0, stream, *a, rows);
     return packs <= 2 * MAX_BACKWARD_THREADS ? launch_backward<T, 2>(a, rows, stream)
@@ -325,5 +314,5 @@ cudaError_t mt_cuda_rmsnorm_bwd(const struct mt_rmsnorm_bwd *a, cudaStream_t str
     if (rc != cudaSuccess || !a->dw)
         return rc;
     return mt_cuda_fold(a->dw, static_cast<const float *>(a->workspace),
-                        ceil_div(a->n, rows_per_block(a->n)), a->c, a->c, stream);
+                        ceil_div(a->n, mt_cuda_rmsnorm_bwd_rows(a->n)), a->c, a->c, stream);
 }

@@ -14,7 +14,8 @@ extern "C" {
  * The scores of one tile of queries, between the matrix products. Query i of the tile stands at position
  * q0 + i of its document and sees keys (q0 + i - window, q0 + i] (window 0: all); column j is key k0 + j.
  * Scores and probabilities are [n_heads, rows, ld], 16-byte aligned, ld a multiple of 8; columns from
- * n_keys up hold anything. Sums in an order fixed by the number of keys.
+ * n_keys up hold anything. Forward, the tile has all keys that its queries see; backward, it may have some.
+ * Sums in an order fixed by the number of keys.
  */
 struct mt_cuda_scores {
     size_t rows, n_heads, n_keys, ld, q0, k0, window;

@@ -63,6 +63,8 @@ struct mt_device_backend {
     int (*copy)(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
     int (*sync)(mt_device *dev, struct mt_err *err);
     int (*status)(mt_device *dev, struct mt_err *err);
+    /* Optional. `name` NULL: the end of the calling thread's innermost range. */
+    void (*range)(mt_device *dev, const char *name);
 
     size_t (*rmsnorm_bwd_workspace)(mt_device *dev, size_t n, size_t c);
     size_t (*bias_bwd_workspace)(mt_device *dev, size_t n, size_t c);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The front door: checks what every backend may then trust. */
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -111,6 +113,24 @@ int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, st
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: %zu rows of %zu bytes at pitches %zu, %zu",
                        c->rows, c->width, c->dst_pitch, c->src_pitch);
     return c->width && c->rows ? dev->backend->copy(dev, s, c, err) : 0;
+}
+
+void mt_device_range_begin(mt_device *dev, const char *fmt, ...)
+{
+    char name[80];
+    va_list ap;
+    if (!dev->backend->range)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(name, sizeof(name), fmt, ap);
+    va_end(ap);
+    dev->backend->range(dev, name);
+}
+
+void mt_device_range_end(mt_device *dev)
+{
+    if (dev->backend->range)
+        dev->backend->range(dev, NULL);
 }
 
 int mt_device_sync(mt_device *dev, struct mt_err *err)

@@ -120,6 +120,13 @@ struct mt_copy {
 int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
                    struct mt_err *err);
 
+/**
+ * Names what the calling thread submits until mt_device_range_end(), for profilers (cuda: NVTX). A device
+ * without them takes no notice.
+ */
+void mt_device_range_begin(mt_device *dev, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void mt_device_range_end(mt_device *dev);
+
 /** Waits for all streams; returns the first error of asynchronous work, or 0. */
 int mt_device_sync(mt_device *dev, struct mt_err *err);
 int mt_device_status(mt_device *dev, struct mt_err *err);

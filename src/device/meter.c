@@ -8,9 +8,10 @@
 #include "base/mem.h"
 #include "device/backend.h"
 #include "device/cpu/cpu.h"
+#include "device/cuda_workspace.h"
 
 /* Addresses are handed out from here upwards and never touched. */
-enum { FIRST_ADDRESS_BITS = 44, CUDA_ALIGNMENT = 256, CUDA_COLUMN_BLOCKS = 256 };
+enum { FIRST_ADDRESS_BITS = 44, CUDA_ALIGNMENT = 256 };
 
 struct meter {
     struct mt_device base;
@@ -345,7 +346,6 @@ static int meter_sync(mt_device *dev, struct mt_err *err)
     return 0;
 }
 
-/* Workspaces of the CUDA device: fixed numbers of blocks leave partial column sums. */
 static bool is_cpu(const mt_device *dev)
 {
     return !strcmp(dev->limits.kind, "cpu");
@@ -354,27 +354,27 @@ static bool is_cpu(const mt_device *dev)
 static size_t rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
 {
     return is_cpu(dev) ? mt_cpu_rmsnorm_bwd_workspace(dev, n, c)
-                       : MT_MIN(n, (size_t)CUDA_COLUMN_BLOCKS) * c * 4;
+                       : mt_cuda_rmsnorm_bwd_workspace(n, c);
 }
 
 static size_t bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
 {
     return is_cpu(dev) ? mt_cpu_bias_bwd_workspace(dev, n, c)
-                       : MT_MIN(n, (size_t)CUDA_COLUMN_BLOCKS) * c * 4;
+                       : mt_cuda_bias_bwd_workspace(n, c);
 }
 
 static size_t qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d)
 {
     return is_cpu(dev) ? mt_cpu_qk_rope_bwd_workspace(dev, n, n_q, n_kv, d)
-                       : MT_MIN(n, (size_t)CUDA_COLUMN_BLOCKS) * 2 * d * 4;
+                       : mt_cuda_qk_rope_bwd_workspace(n, d);
 }
 
-/* CUDA: the fused backward's f32 query gradients and row sums. */
+/* CUDA: as with fused attention, which takes more, so that what is planned fits with either. */
 static size_t attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
                                   size_t d, enum mt_dtype t)
 {
     return is_cpu(dev) ? mt_cpu_attention_workspace(dev, n, max_len, n_q, n_kv, d, t)
-                       : n * n_q * (d + 2) * 4;
+                       : mt_cuda_attention_bytes(true, n, max_len, n_q, n_kv, d, t);
 }
 
 static const struct mt_device_backend meter_backend = {

@@ -51,6 +51,23 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     return mt_device_register_host(e->dev, e->staging, e->staging_bytes, err);
 }
 
+/* Those that are copied to the device or from it; moments never are. */
+static int lock_planes(mt_engine *e, struct mt_err *err)
+{
+    int rc = 0;
+    for (int k = 0; k < MT_N_PLANES && !rc; k++) {
+        size_t bytes;
+        void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
+        bool copied = k == MT_PLANE_HI || k == MT_PLANE_GRAD || (k == MT_PLANE_LO && e->p.dtype == MT_F32);
+        if (!p || !copied)
+            continue;
+        rc = mt_device_register_host(e->dev, p, bytes, err);
+        if (!rc)
+            e->locked_planes[k] = p;
+    }
+    return rc;
+}
+
 static int alloc_host(mt_engine *e, struct mt_err *err)
 {
     void *spill = NULL;
@@ -65,13 +82,7 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     }
     if (!rc)
         rc = alloc_staging(e, err);
-    size_t bytes;
-    void *planes = mt_plane_set_base(e->p.planes, &bytes);
-    if (!rc && bytes)
-        rc = mt_device_register_host(e->dev, planes, bytes, err);
-    if (!rc)
-        e->planes_registered = bytes;
-    return rc;
+    return rc ? rc : lock_planes(e, err);
 }
 
 static int create_parts(mt_engine *e, struct mt_err *err)
@@ -124,8 +135,9 @@ void mt_engine_destroy(mt_engine **engine)
             mt_device_free(e->dev, *b);
         free(e->buffers[i]);
     }
-    if (e->planes_registered)
-        mt_device_unregister_host(e->dev, mt_plane_set_base(e->p.planes, &(size_t){0}));
+    for (int k = 0; k < MT_N_PLANES; k++)
+        if (e->locked_planes[k])
+            mt_device_unregister_host(e->dev, e->locked_planes[k]);
     if (e->spill) {
         mt_device_unregister_host(e->dev, e->spill);
         mt_host_free(e->spill, e->plan.spill_bytes);

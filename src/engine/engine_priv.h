@@ -52,7 +52,7 @@ struct mt_engine {
     char *staging; /* host pools' buffers */
     size_t staging_bytes;
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
-    size_t planes_registered;
+    void *locked_planes[MT_N_PLANES]; /* ranges registered with the device; NULL: none of the kind */
     struct mt_runnable *programs;
 
     mt_pool *adam_pool;

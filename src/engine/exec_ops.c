@@ -136,15 +136,17 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err)
 {
+    const char *op = mt_opcode_name(in->op), *unit = e->layout->units[in->unit].name;
     int rc;
+    mt_device_range_begin(e->dev, "%s %s, %d", op, unit, in->mb);
     if (in->op == MT_OP_STATS)
         rc = mt_model_fetch_stats(e->model, prog->n_micro, prog->backward, err);
     else if (in->queue == MT_Q_COMPUTE)
         rc = submit_compute(e, prog, in, err);
     else
         rc = submit_copy(e, prog, in, err);
+    mt_device_range_end(e->dev);
     if (rc)
-        mt_fail_prefix(err, rc, "%s of %s, micro-batch %d", mt_opcode_name(in->op),
-                       e->layout->units[in->unit].name, in->mb);
+        mt_fail_prefix(err, rc, "%s of %s, micro-batch %d", op, unit, in->mb);
     return rc;
 }

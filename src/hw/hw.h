@@ -15,7 +15,7 @@ int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 /** Memory there is, in bytes; UINT64_MAX where there is no such limit. */
 struct mt_hw_memory {
     uint64_t total, available;        /* MemTotal, MemAvailable */
-    uint64_t cgroup_free;             /* least of limit - usage, up the hierarchy */
+    uint64_t cgroup_free;             /* least of limit - usage without cached files, up the hierarchy */
     uint64_t address_space;           /* RLIMIT_AS less what is mapped */
     uint64_t memlock;                 /* RLIMIT_MEMLOCK */
 };

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,25 @@ static uint64_t number_in(const char *root, const char *dir, const char *name)
     return v >= (UINT64_C(1) << 62) ? UINT64_MAX : v; /* version 1 says "none" so */
 }
 
+/* Bytes of files that a group's usage counts and that the kernel gives up before it kills: usage is full of
+ * them after every build and every download. */
+static uint64_t cached_in(const char *root, const char *dir)
+{
+    static const char *const names[] = {"active_file", "inactive_file", "total_active_file",
+                                        "total_inactive_file"};
+    char path[4200], line[256], name[64];
+    uint64_t value, sum[2] = {0, 0}; /* v2's; v1's with the groups below */
+    snprintf(path, sizeof(path), "%s/memory.stat", dir);
+    FILE *f = open_under(root, path);
+    while (f && fgets(line, sizeof(line), f))
+        for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+            if (sscanf(line, "%63s %" SCNu64, name, &value) == 2 && !strcmp(name, names[i]))
+                sum[i / 2] += value;
+    if (f)
+        fclose(f);
+    return sum[1] ? sum[1] : sum[0];
+}
+
 static uint64_t free_under(uint64_t limit, uint64_t used)
 {
     if (limit == UINT64_MAX || used == UINT64_MAX)
@@ -62,8 +82,9 @@ static uint64_t walk_up(const char *root, const char *mount, char *group, const 
     char dir[4096];
     for (;;) {
         snprintf(dir, sizeof(dir), "%s%s", mount, group);
-        uint64_t here = free_under(number_in(root, dir, limit), number_in(root, dir, usage));
-        least = MT_MIN(least, here);
+        uint64_t used = number_in(root, dir, usage), cached = cached_in(root, dir);
+        used = used == UINT64_MAX ? used : used - MT_MIN(used, cached);
+        least = MT_MIN(least, free_under(number_in(root, dir, limit), used));
         char *slash = strrchr(group, '/');
         if (!slash || !group[0] || !strcmp(group, "/"))
             return least;

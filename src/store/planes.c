@@ -249,10 +249,18 @@ enum mt_dtype mt_plane_dtype(const mt_plane_set *s, enum mt_plane_kind k)
     return k == MT_PLANE_GRAD ? s->grad_dtype : k <= MT_PLANE_LO ? MT_BF16 : s->state_dtype;
 }
 
-void *mt_plane_set_base(const mt_plane_set *s, size_t *bytes)
+void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes)
 {
-    *bytes = s->bytes;
-    return s->base;
+    size_t from = SIZE_MAX, to = 0;
+    for (size_t u = 0; u < s->n_units; u++) {
+        size_t at = s->at[u][k], n = s->n_elems[u] * elem_size(k, s->state_dtype, s->grad_dtype);
+        if (at == SIZE_MAX)
+            continue;
+        from = MT_MIN(from, at);
+        to = MT_MAX(to, at + mt_align_up(n, PAGE));
+    }
+    *bytes = to > from ? to - from : 0;
+    return *bytes ? s->base + from : NULL;
 }
 
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)

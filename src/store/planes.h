@@ -67,8 +67,9 @@ int mt_planes_write_masters(mt_plane_set *s, size_t unit, size_t first, size_t n
 /** Brings what was written to the disk and forgets the windows: before somebody else moves the planes. */
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err);
 
-/** The whole mapping, to be registered with a device. */
-void *mt_plane_set_base(const mt_plane_set *s, size_t *bytes);
+/** All planes of a kind that are in host memory, in one range of pages; NULL where there are none. To be
+ * registered with a device. */
+void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes);
 
 /** Anonymous host memory (activations, boundaries, staging), zero at first, huge pages where
  * granted; freed with mt_host_free(). */

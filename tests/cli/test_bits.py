@@ -54,9 +54,9 @@ else:  # the host's part is the same as on the cpu device
 
 
 def smallest_budget(tmp, sections, key="device_budget", env=None, most=64 << 10):
-    """The least budget in KiB that the planner accepts, to 64 KiB."""
+    """The least budget in KiB that the planner accepts, to 64 KiB; coarser where each try opens a GPU."""
     lo, hi = 64, most
-    while hi - lo > 64:
+    while hi - lo > (64 if DEVICE == "cpu" else 512):
         mid = (lo + hi) // 2
         sections["memory"][key] = f"{mid}KiB"
         ini = write_ini(os.path.join(tmp, "probe.ini"), sections)

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "device/meter.h"
 #include "device/ops.h"
 #include "store/planes.h"
 
@@ -277,6 +278,30 @@ static void allocations_may_stand_apart(void **state)
     mt_device_destroy(&dev);
 }
 
+/* The planner's device, which has no GPU, must not think that a plan takes less than it does. */
+static void the_planner_knows_the_workspaces(void **state)
+{
+    static const size_t tokens[] = {1, 70, 2048, 16384, 65536}, lens[] = {1, 64, 2000, 8192, 65536};
+    mt_device *dev = open_device(64 * MIB), *meter = NULL;
+    struct mt_meter_params p = {.kind = "cuda", .budget_bytes = SIZE_MAX / 2};
+    struct mt_err err = {0};
+    (void)state;
+    assert_int_equal(mt_device_create_meter(&meter, &p, &err), 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(tokens); i++) {
+        size_t n = tokens[i];
+        assert_int_equal(mt_op_rmsnorm_bwd_workspace(dev, n, 896), mt_op_rmsnorm_bwd_workspace(meter, n, 896));
+        assert_int_equal(mt_op_bias_bwd_workspace(dev, n, 4608), mt_op_bias_bwd_workspace(meter, n, 4608));
+        assert_int_equal(mt_op_qk_rope_bwd_workspace(dev, n, 28, 4, 128),
+                         mt_op_qk_rope_bwd_workspace(meter, n, 28, 4, 128));
+        for (size_t k = 0; k < MT_ARRAY_LEN(lens) && lens[k] <= n; k++)
+            for (int t = MT_F32; t <= MT_BF16; t++)
+                assert_int_equal(mt_op_attention_workspace(dev, n, lens[k], 28, 4, 128, (enum mt_dtype)t),
+                                 mt_op_attention_workspace(meter, n, lens[k], 28, 4, 128, (enum mt_dtype)t));
+    }
+    mt_device_destroy(&meter);
+    mt_device_destroy(&dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +314,7 @@ int main(void)
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
         cmocka_unit_test(allocations_may_stand_apart),
+        cmocka_unit_test(the_planner_knows_the_workspaces),
         cmocka_unit_test(the_first_error_stays), /* last: the emulated context is gone then, as a real one */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

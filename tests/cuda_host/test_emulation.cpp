@@ -549,6 +549,7 @@ static void check_product(cublasLtHandle_t lt, const product &p)
     cublasLtMatmulPreference_t pref;
     cublasLtMatmulHeuristicResult_t found[4];
     uint64_t bytes = 1 << 20;
+    uint32_t align = 2; /* the matrices of a batch follow one another */
     int n = 0;
     assert_int_equal(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), 0);
     assert_int_equal(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof(ta)), 0);
@@ -565,6 +566,9 @@ static void check_product(cublasLtHandle_t lt, const product &p)
     assert_int_equal(cublasLtMatmulPreferenceCreate(&pref), 0);
     assert_int_equal(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                           &bytes, sizeof(bytes)), 0);
+    for (auto what : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+        assert_int_equal(cublasLtMatmulPreferenceSetAttribute(pref, what, &align, sizeof(align)), 0);
     assert_int_equal(cublasLtMatmulAlgoGetHeuristic(lt, desc, la, lb, ld, ld, pref, 4, found, &n), 0);
     assert_true(n >= 1);
     assert_int_equal(cublasLtMatmul(lt, desc, &p.alpha, da, la, db, lb, &p.beta, dc, ld, dc, ld, &found[0].algo,

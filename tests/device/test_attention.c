@@ -109,12 +109,15 @@ static void attention_of_odd_shapes(struct harness *h)
         {4, 1, 128, 64, 1, {150}},
         {2, 1, 16, 1, 2, {40, 40}},
         {4, 4, 16, 1000, 4, {3, 64, 128, 7}},
+        /* several tiles of queries on the cuda device */
+        {2, 1, 16, 0, 2, {600, 30}},
+        {2, 2, 8, 100, 1, {700}},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         attention_case(h, &shapes[i]);
 }
 
-static void documents_do_not_see_each_other(struct harness *h)
+static void attention_keeps_documents_apart(struct harness *h)
 {
     /* the same document alone and behind another gives the same bits */
     enum { LEN = 70, D = 16 };
@@ -146,6 +149,6 @@ static void documents_do_not_see_each_other(struct harness *h)
 
 const struct device_test attention_tests[] = {
     {"attention_of_odd_shapes", attention_of_odd_shapes},
-    {"documents_do_not_see_each_other", documents_do_not_see_each_other},
+    {"attention_keeps_documents_apart", attention_keeps_documents_apart},
     {NULL, NULL},
 };

@@ -34,6 +34,7 @@ struct cublasLtMatrixLayoutOpaque_t {
 
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes;
+    uint32_t align[4]; /* promised of A, B, C and D */
 };
 
 size_t cublasLtGetVersion(void)
@@ -170,6 +171,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref)
 {
     *pref = calloc(1, sizeof(**pref));
+    for (int i = 0; *pref && i < 4; i++)
+        (*pref)->align[i] = 256;
     return *pref ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
 
@@ -188,11 +191,11 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
         return set(&pref->workspace_bytes, sizeof(pref->workspace_bytes), buf, bytes);
     case CUBLASLT_MATMUL_PREF_SEARCH_MODE:
-    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(&word, sizeof(word), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set(&word, sizeof(word), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return set(&pref->align[0], sizeof(word), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return set(&pref->align[1], sizeof(word), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return set(&pref->align[2], sizeof(word), buf, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(&pref->align[3], sizeof(word), buf, bytes);
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
 }
@@ -252,12 +255,19 @@ static void *batch_of(const void *p, const struct cublasLtMatrixLayoutOpaque_t *
     return (char *)(uintptr_t)p + b * l->stride * (int64_t)size_of(l->type);
 }
 
-/* One matrix in device memory, wholly and outside poisoned gaps: the read of a poisoned byte is reported. */
-static bool check_matrix(const char *what, const void *p, const struct cublasLtMatrixLayoutOpaque_t *l)
+/* One matrix, or a batch: in device memory, wholly and outside poisoned gaps (the read of a poisoned byte is
+ * reported), each as aligned as the algorithm was promised. */
+static bool check_matrix(const char *what, const void *p, const struct cublasLtMatrixLayoutOpaque_t *l,
+                         uint64_t align)
 {
     size_t e = size_of(l->type), run = l->rows * e;
     for (int32_t b = 0; b < l->batch; b++) {
         const char *first = batch_of(p, l, b);
+        if ((uintptr_t)first % align) {
+            mt_emu_complain("%s: %p is not a multiple of the %d bytes that the algorithm was promised", what,
+                            (const void *)first, (int)align);
+            return false;
+        }
         if ((uintptr_t)first % e || !mt_emu_check_device(what, first, (l->cols - 1) * (size_t)l->ld * e + run))
             return false;
         for (uint64_t c = 0; c < l->cols; c++) {
@@ -344,6 +354,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
     results[0].workspaceSize = pref && pref->workspace_bytes >= ALGO_WORKSPACE ? ALGO_WORKSPACE : 0;
     results[0].algo.data[0] = ALGO_MARK;
     results[0].algo.data[1] = results[0].workspaceSize;
+    for (int i = 0; i < 4; i++)
+        results[0].algo.data[2 + i] = pref ? pref->align[i] : 256;
     return rc;
 }
 
@@ -375,15 +387,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     memcpy(&p.alpha, alpha, sizeof(float));
     memcpy(&p.beta, beta, sizeof(float));
     p.scribble = algo ? (size_t)algo->data[1] : 0;
+    const uint64_t any[4] = {1, 1, 1, 1}, *align = algo ? algo->data + 2 : any;
     bool ok = (!algo || algo->data[0] == ALGO_MARK) && p.scribble <= workspace_bytes &&
               (!p.scribble || mt_emu_check_device("cublasLtMatmul, workspace", workspace, p.scribble)) &&
-              check_matrix("cublasLtMatmul, A", a, &p.a) && check_matrix("cublasLtMatmul, B", b, &p.b) &&
-              check_matrix("cublasLtMatmul, D", d, &p.d) &&
-              (p.beta == 0 || check_matrix("cublasLtMatmul, C", c, &p.c)) &&
+              check_matrix("cublasLtMatmul, A", a, &p.a, align[0]) &&
+              check_matrix("cublasLtMatmul, B", b, &p.b, align[1]) &&
+              check_matrix("cublasLtMatmul, D", d, &p.d, align[3]) &&
+              (p.beta == 0 || check_matrix("cublasLtMatmul, C", c, &p.c, align[2])) &&
               (p.beta == 0 || c != d || (p.c.ld == p.d.ld && p.c.stride == p.d.stride));
     if (ok && desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
         struct cublasLtMatrixLayoutOpaque_t l = {p.d.type, p.d.rows, 1, (int64_t)p.d.rows, 0, 1};
-        ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l);
+        ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l, 1);
     }
     if (!ok)
         return CUBLAS_STATUS_INVALID_VALUE;

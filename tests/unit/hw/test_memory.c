@@ -116,6 +116,25 @@ static void version_1_is_read_too(void **state)
     assert_int_equal(look().cgroup_free, 4000);
 }
 
+static void cached_files_count_as_free(void **state)
+{
+    (void)state;
+    put("/proc/meminfo", MEMINFO);
+    put("/proc/self/cgroup", "0::/\n");
+    put("/sys/fs/cgroup/memory.max", "10000\n");
+    put("/sys/fs/cgroup/memory.current", "9000\n");
+    put("/sys/fs/cgroup/memory.stat", "anon 4000\nfile 5000\nactive_file 2000\ninactive_file 3000\nslab 1\n");
+    assert_int_equal(look().cgroup_free, 6000);
+    put("/sys/fs/cgroup/memory.current", "100\n"); /* the numbers are not of one moment */
+    assert_int_equal(look().cgroup_free, 10000);
+    put("/proc/self/cgroup", "4:memory:/job\n");
+    put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "7000\n");
+    put("/sys/fs/cgroup/memory/job/memory.usage_in_bytes", "6000\n");
+    put("/sys/fs/cgroup/memory/job/memory.stat",
+        "active_file 1\ninactive_file 2\ntotal_active_file 1000\ntotal_inactive_file 2000\n");
+    assert_int_equal(look().cgroup_free, 4000);
+}
+
 static void rubbish_in_a_limit_is_no_limit(void **state)
 {
     (void)state;
@@ -198,6 +217,7 @@ int main(void)
         TEST(the_tightest_group_of_version_2_counts),
         TEST(a_container_sees_its_limit_at_the_root),
         TEST(version_1_is_read_too),
+        TEST(cached_files_count_as_free),
         TEST(rubbish_in_a_limit_is_no_limit),
         TEST(the_address_space_limit_counts_what_is_mapped),
         TEST(this_machine_has_memory_and_cores),

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/cuda_workspace.h"
+
+#include "base/mem.h"
+#include "device/arena.h"
+
+/* --- sums over rows ---------------------------------------------------------------------------- */
+
+enum { MAX_PARTIALS = 1024, MIN_ROWS = 4, MIN_BIAS_ROWS = 32, BIAS_COLUMNS = 256 };
+
+size_t mt_cuda_rmsnorm_bwd_rows(size_t n)
+{
+    return MT_MAX(mt_div_up(n, MAX_PARTIALS), (size_t)MIN_ROWS);
+}
+
+size_t mt_cuda_qk_rope_bwd_rows(size_t n)
+{
+    return mt_cuda_rmsnorm_bwd_rows(n);
+}
+
+size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
+{
+    size_t blocks = mt_div_up(MAX_PARTIALS, mt_div_up(c, BIAS_COLUMNS));
+    return MT_MAX(mt_div_up(n, blocks), (size_t)MIN_BIAS_ROWS);
+}
+
+size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c)
+{
+    return mt_div_up(n, mt_cuda_rmsnorm_bwd_rows(n)) * c * sizeof(float);
+}
+
+size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c)
+{
+    return mt_div_up(n, mt_cuda_bias_bwd_rows(n, c)) * c * sizeof(float);
+}
+
+size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t head_dim)
+{
+    return mt_div_up(n, mt_cuda_qk_rope_bwd_rows(n)) * 2 * head_dim * sizeof(float);
+}
+
+/* --- a workspace's parts ----------------------------------------------------------------------- */
+
+/* The next part, at a border that every kernel and library takes. */
+static void *take(char *base, size_t *at, size_t bytes)
+{
+    size_t here = *at;
+    *at += mt_align_up(bytes, MT_ARENA_ALIGNMENT);
+    return base ? base + here : NULL;
+}
+
+/* --- tiled attention --------------------------------------------------------------------------- */
+
+/* A tile has at most MT_CUDA_TILE_SCORES floats of scores, or MT_CUDA_MIN_TILE_ROWS rows of them. */
+
+size_t mt_cuda_tile_rows(size_t len, size_t n_q)
+{
+    size_t rows = MT_CUDA_TILE_ROWS;
+    while (rows > MT_CUDA_MIN_TILE_ROWS && rows * len * n_q > MT_CUDA_TILE_SCORES)
+        rows /= 2;
+    return rows;
+}
+
+size_t mt_cuda_tile_keys(size_t n_q)
+{
+    size_t keys = MT_CUDA_TILE_SCORES / (MT_CUDA_TILE_ROWS * n_q) / MT_CUDA_COLUMN_ALIGN * MT_CUDA_COLUMN_ALIGN;
+    return MT_MAX(keys, (size_t)MT_CUDA_COLUMN_ALIGN);
+}
+
+static size_t scores_of(size_t n_q, size_t rows, size_t keys)
+{
+    return n_q * rows * mt_align_up(keys, MT_CUDA_COLUMN_ALIGN);
+}
+
+/* The largest tile, forward or backward, of any document of up to max_len. */
+static size_t most_scores(size_t max_len, size_t n_q)
+{
+    size_t most = scores_of(n_q, MT_MIN(max_len, (size_t)MT_CUDA_TILE_ROWS),
+                            MT_MIN(max_len, mt_cuda_tile_keys(n_q)));
+    for (size_t rows = MT_CUDA_TILE_ROWS; rows >= MT_CUDA_MIN_TILE_ROWS; rows /= 2) {
+        size_t len = rows == MT_CUDA_MIN_TILE_ROWS ? max_len : MT_MIN(max_len, MT_CUDA_TILE_SCORES / (rows * n_q));
+        most = MT_MAX(most, scores_of(n_q, MT_MIN(rows, len), len));
+    }
+    return most;
+}
+
+struct mt_cuda_tiled_room mt_cuda_tiled_room_of(void *base, size_t max_len, size_t n_q, size_t n_kv,
+                                                size_t head_dim, enum mt_dtype dtype)
+{
+    size_t scores = most_scores(max_len, n_q), rows = MT_MIN(max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t kv = n_kv * max_len * head_dim;
+    struct mt_cuda_tiled_room r;
+    r.s = take(base, &at, scores * sizeof(float));
+    r.dp = take(base, &at, scores * sizeof(float));
+    r.dq = take(base, &at, n_q * rows * head_dim * sizeof(float));
+    r.dk = take(base, &at, kv * sizeof(float));
+    r.dv = take(base, &at, kv * sizeof(float));
+    r.p = dtype == MT_F32 ? r.s : take(base, &at, scores * mt_dtype_size(dtype));
+    r.ds = dtype == MT_F32 ? r.dp : take(base, &at, scores * mt_dtype_size(dtype));
+    r.bytes = at;
+    return r;
+}
+
+/* --- fused attention --------------------------------------------------------------------------- */
+
+enum { PAD_TOKENS = 4096, LINEAR_TOKENS = 32768 };
+static const size_t most_for_all = (size_t)512 << 20; /* of scores' gradients; for one group of heads: */
+static const size_t most_for_one = (size_t)1 << 30;
+
+size_t mt_cuda_padded_len(size_t len)
+{
+    size_t step = 16;
+    while (step * 8 < len)
+        step *= 2;
+    return mt_align_up(len, step);
+}
+
+size_t mt_cuda_next_power(size_t n)
+{
+    size_t p = 1;
+    while (p < n)
+        p *= 2;
+    return p;
+}
+
+size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q)
+{
+    return batch * n_q * mt_align_up(len, 64) * mt_align_up(len, 128) * 2;
+}
+
+size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim)
+{
+    return tokens * n_q * (8 + head_dim * 3 * sizeof(float)) + ((size_t)1 << 20);
+}
+
+/* The longest document of up to len whose backward is fused: others have no use for room. */
+static size_t longest_fused(size_t len, size_t group)
+{
+    while (len > 128 && mt_cuda_fused_quadratic_bytes(1, len, group) > most_for_one)
+        len = (len - 1) / 128 * 128;
+    return len;
+}
+
+struct mt_cuda_fused_room mt_cuda_fused_room_of(void *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                                size_t head_dim)
+{
+    size_t len = mt_cuda_padded_len(max_len), at = 0, batch = mt_cuda_next_power(n);
+    /* each term grows with n and max_len: a smaller call fits where a larger one was planned */
+    size_t group = n_q / n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
+    size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
+    struct mt_cuda_fused_room r = {
+        .pad_tokens = MT_MAX(longest_fused(len, group), MT_MIN((size_t)PAD_TOKENS, 2 * n))};
+    size_t tokens = MT_MAX(MT_MIN(n, (size_t)LINEAR_TOKENS), r.pad_tokens);
+    r.stats = take(base, &at, MT_MAX(n, r.pad_tokens) * n_q * sizeof(float));
+    r.lens = take(base, &at, batch * sizeof(int32_t));
+    r.tables = take(base, &at, MT_CUDA_FUSED_TABLES * (batch + 1) * sizeof(int64_t));
+    r.padded = take(base, &at, r.pad_tokens * 4 * (n_q + n_kv) * head_dim * 2);
+    r.lib_bytes = mt_cuda_fused_linear_bytes(tokens, n_q, head_dim) + MT_MAX(one, all);
+    r.lib = take(base, &at, r.lib_bytes);
+    r.bytes = at;
+    return r;
+}
+
+size_t mt_cuda_attention_bytes(bool fused, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                               size_t head_dim, enum mt_dtype dtype)
+{
+    size_t bytes = mt_cuda_tiled_room_of(NULL, max_len, n_q, n_kv, head_dim, dtype).bytes;
+    if (!fused || dtype != MT_BF16 || !n || !max_len)
+        return bytes;
+    return MT_MAX(bytes, mt_cuda_fused_room_of(NULL, n, max_len, n_q, n_kv, head_dim).bytes);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_CUDA_WORKSPACE_H
+#define MT_DEVICE_CUDA_WORKSPACE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/**
+ * How the CUDA device cuts its workspaces: functions of the shape alone, so that the planner knows them
+ * where there is no GPU (meter.c), and so that a buffer's size never changes the bits. No CUDA in here.
+ */
+
+/** Rows of a block of the sums over rows: each block leaves one partial row of c floats. */
+size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
+size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
+size_t mt_cuda_qk_rope_bwd_rows(size_t n);
+
+size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c);
+size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c);
+size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t head_dim);
+
+/* --- tiled attention --------------------------------------------------------------------------- */
+
+#ifdef MT_CUDA_SMALL_TILES /* for tests: then small shapes have several tiles each way */
+enum { MT_CUDA_TILE_ROWS = 32, MT_CUDA_MIN_TILE_ROWS = 8, MT_CUDA_TILE_SCORES = 1 << 12 };
+#else
+enum { MT_CUDA_TILE_ROWS = 512, MT_CUDA_MIN_TILE_ROWS = 32, MT_CUDA_TILE_SCORES = 1 << 24 };
+#endif
+enum { MT_CUDA_COLUMN_ALIGN = 8 };
+
+/** Queries of a tile forward, which has all of their keys; backward it is always MT_CUDA_TILE_ROWS. */
+size_t mt_cuda_tile_rows(size_t len, size_t n_q);
+/** Keys of a tile backward: a multiple of MT_CUDA_COLUMN_ALIGN. */
+size_t mt_cuda_tile_keys(size_t n_q);
+
+/** The workspace's parts: scores, then in f32 dQ of a tile, dK and dV of a document; heads outermost. */
+struct mt_cuda_tiled_room {
+    float *s, *dp, *dq, *dk, *dv;
+    void *p, *ds; /* in f32 they lie over s and dp */
+    size_t bytes;
+};
+/** base NULL: only `bytes` means something. */
+struct mt_cuda_tiled_room mt_cuda_tiled_room_of(void *base, size_t max_len, size_t n_q, size_t n_kv,
+                                                size_t head_dim, enum mt_dtype dtype);
+
+/* --- fused attention --------------------------------------------------------------------------- */
+
+enum { MT_CUDA_FUSED_TABLES = 8 }; /* of ragged offsets */
+
+/** Lengths in steps of at most a quarter: 16, 32, 48, 64, 80, 96, 112, 128, 160, ... */
+size_t mt_cuda_padded_len(size_t len);
+size_t mt_cuda_next_power(size_t n);
+/** What cuDNN's deterministic backward wants, by its front end's own arithmetic: at most the sum of both. */
+size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q);
+size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim);
+
+struct mt_cuda_fused_room {
+    size_t pad_tokens;
+    float *stats;
+    int32_t *lens;
+    int64_t *tables;
+    char *padded; /* q, o, d_o, dq of pad_tokens rows; then k, v, dk, dv */
+    char *lib;
+    size_t lib_bytes, bytes;
+};
+/** base NULL: only sizes mean something. `bytes` grows with n and max_len. */
+struct mt_cuda_fused_room mt_cuda_fused_room_of(void *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                                                size_t head_dim);
+
+/** Of both ways; `fused`: the device has an engine for it. */
+size_t mt_cuda_attention_bytes(bool fused, size_t n, size_t max_len, size_t n_q, size_t n_kv,
+                               size_t head_dim, enum mt_dtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/gpu-check from its first line to its report, on the emulated device: with programs on PATH that
+answer as NVIDIA's do, and nothing else on it.
+
+test_gpu_check.py CONFORMANCE KERNELS PEAK, with MEGATRAIN naming the emulated binary; the others are the
+emulated conformance suite and the benchmarks.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+CHECK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "gpu-check")
+conformance, kernels, peak = map(os.path.abspath, sys.argv[1:])
+SMI = '#!/bin/sh\necho "Emulated, with a comma, 580.1, 2048, 9.0"\n'
+SANITIZER = """#!/bin/sh
+while case $1 in --*) true ;; *) false ;; esac; do
+    case $1 in --tool) tool=$2 ;; esac
+    shift 2
+done
+"$@" || exit 9
+[ $tool = memcheck ] && echo "========= ERROR SUMMARY: 0 errors" || echo "========= RACECHECK SUMMARY: 0 hazards"
+"""
+
+
+def write_program(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as f:
+        f.write(text)
+    os.chmod(path, 0o755)
+
+
+def gpu_check(tmp, *args, expect=0):
+    env = {"PATH": os.path.join(tmp, "bin") + ":/usr/bin:/bin", "HOME": tmp, "MT_EMU_MEMORY": "2G"}
+    p = subprocess.run([sys.executable, CHECK, "--out", os.path.join(tmp, "report"), *args], capture_output=True,
+                       text=True, env=env, timeout=280)
+    assert p.returncode == expect, f"exit {p.returncode}\n{p.stdout}{p.stderr}"
+    return p.stdout
+
+
+def report(tmp):
+    with open(os.path.join(tmp, "report", "report.json")) as f:
+        return json.load(f)
+
+
+def markdown(tmp):
+    with open(os.path.join(tmp, "report", "report.md")) as f:
+        return f.read()
+
+
+def statuses(tmp):
+    return {name: part["status"] for name, part in report(tmp)["parts"].items()}
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    build = os.path.join(tmp, "build")
+    gpu_check(tmp, "--build", build, expect=77)  # no nvidia-smi yet
+    write_program(os.path.join(tmp, "bin", "nvidia-smi"), SMI)
+    write_program(os.path.join(tmp, "bin", "compute-sanitizer"), SANITIZER)
+    gpu_check(tmp, "--build", build, "parity", expect=1)  # no build either
+    assert "No such file" in report(tmp)["parts"]["build"]["why"], report(tmp)
+
+    # few cases and small shapes: what the programs print is what counts here
+    write_program(os.path.join(build, "cli", "megatrain"), f'#!/bin/sh\nexec {os.environ["MEGATRAIN"]} "$@"\n')
+    write_program(os.path.join(build, "tests", "device", "conformance"), f"#!/bin/sh\nexec {conformance} $1 join\n")
+    write_program(os.path.join(build, "tests", "bench", "bench_kernels"), f"#!/bin/sh\nexec {kernels} cpu add\n")
+    write_program(os.path.join(build, "tests", "bench", "bench_peak"), f"#!/bin/sh\nexec {peak} cpu\n")
+    parts = ["conformance", "parity", "steps-tiny", "kernels", "sanitize", "steps-7b", "steps-7b-120"]
+    told = gpu_check(tmp, "--build", build, *parts)
+    print(told)
+    got = statuses(tmp)
+    assert sorted(got) == sorted(["build", *parts]) and list(got)[:2] == ["build", "conformance"], got
+    assert all(got[p] == "passed" for p in parts[:5]), told
+    assert all(got[p] == "skipped" for p in parts[5:]), told
+    r = report(tmp)
+    assert r["machine"]["gpu"] == "Emulated, with a comma" and r["machine"]["capability"] == "90", r["machine"]
+    run, = r["parts"]["steps-tiny"]["runs"]
+    assert run["steps"] >= 2 and run["tok_s"] > 0 and run["model_tflops"] >= 0 and run["t_step"] > 0, run
+    assert run["h2d_gbps"] >= 0 and 0 <= run["idle_waiting"] <= 1 and run["share_of_peak"] is not None, run
+    assert "| tiny | 128 | 1024 |" in markdown(tmp) and "% of copy" in markdown(tmp), markdown(tmp)
+
+    # another run adds to the report; without time nothing is run, and that is said
+    told = gpu_check(tmp, "--build", build, "--minutes", "0.001", "probe", expect=1)
+    assert "no time" in told, told
+    assert statuses(tmp)["build"] == "no time" and statuses(tmp)["parity"] == "passed", statuses(tmp)
+    gpu_check(tmp, "--build", build, "nonsense", expect=2)
