@@ -108,7 +108,7 @@ static void more_memory_is_never_much_slower(void **state)
         struct mt_plan_choice c;
         if (mt_plan_search(&c, &r, NULL))
             continue;
-        assert_true(c.sim.seconds <= before * 1.01); /* not every placement is tried */
+        assert_true(c.sim.seconds <= before * 1.03); /* not every placement is tried */
         before = c.sim.seconds;
         mt_plan_choice_finish(&c);
     }
