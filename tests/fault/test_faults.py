@@ -95,6 +95,36 @@ def space_that_is_short_is_refused_before_anything_is_done(p):
         assert not os.path.exists(os.path.join(out, "checkpoint-2"))
 
 
+def memory_that_is_short_is_refused_before_anything_is_done(p):
+    """By the limit on address space; by the control group's, where one may be made."""
+    out, ini = p.ini("rlimit", memory__states="host")
+    cap = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+    if subprocess.run([BINARY, "--version"], capture_output=True, preexec_fn=cap).returncode:
+        print("a sanitizer's build takes more memory than these limits: this test is left out", flush=True)
+        return
+    r = subprocess.run([BINARY, "-q", "run", ini, "--set", "memory.device_budget=400MiB"], capture_output=True, text=True,
+                       preexec_fn=cap)
+    assert r.returncode == 4 and "it will not fit" in r.stderr, (r.returncode, r.stderr)
+    group = f"/sys/fs/cgroup/memory/megatrain-test-{os.getpid()}"
+    join = lambda: open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+    try:
+        os.mkdir(group)
+    except OSError as e:
+        print(f"no control group may be made here ({e}): the rest of this test is left out", flush=True)
+        return
+    try:
+        for limit, code in ((48 << 20, 4), (96 << 20, 0)):
+            with open(group + "/memory.limit_in_bytes", "w") as f:
+                f.write(str(limit))
+            out, ini = p.ini(f"cgroup-{limit}")
+            r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=join,
+                               env={**os.environ, **PIECES})
+            assert r.returncode == code and ("it will not fit" in r.stderr) == (code == 4), (r.returncode, r.stderr)
+        assert losses(out) == p.want[0]
+    finally:
+        os.rmdir(group)
+
+
 def a_folder_that_is_gone_or_read_only_is_named(p):
     out, ini = p.ini("gone", memory__nvme_paths=os.path.join(p.tmp, "nowhere"))
     r = megatrain("-q", "run", ini, expect=2)
