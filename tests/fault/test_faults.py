@@ -3,6 +3,7 @@
 Runs from disk with broken drives and full file systems: each ends with its exit code and says which file, or
 goes on; the newest checkpoint stays good, and resuming gives the bits of a run that nothing happened to.
 """
+import errno
 import os
 import resource
 import shutil
@@ -94,6 +95,36 @@ def space_that_is_short_is_refused_before_anything_is_done(p):
         assert not os.path.exists(os.path.join(out, "checkpoint-2"))
 
 
+def memory_that_is_short_is_refused_before_anything_is_done(p):
+    """By the limit on address space; by the control group's, where one may be made."""
+    out, ini = p.ini("rlimit", memory__states="host")
+    cap = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+    if subprocess.run([BINARY, "--version"], capture_output=True, preexec_fn=cap).returncode:
+        print("a sanitizer's build takes more memory than these limits: this test is left out", flush=True)
+        return
+    r = subprocess.run([BINARY, "-q", "run", ini, "--set", "memory.device_budget=400MiB"], capture_output=True, text=True,
+                       preexec_fn=cap)
+    assert r.returncode == 4 and "it will not fit" in r.stderr, (r.returncode, r.stderr)
+    group = f"/sys/fs/cgroup/memory/megatrain-test-{os.getpid()}"
+    join = lambda: open(group + "/cgroup.procs", "w").write(str(os.getpid()))
+    try:
+        os.mkdir(group)
+    except OSError as e:
+        print(f"no control group may be made here ({e}): the rest of this test is left out", flush=True)
+        return
+    try:
+        for limit, code in ((48 << 20, 4), (96 << 20, 0)):
+            with open(group + "/memory.limit_in_bytes", "w") as f:
+                f.write(str(limit))
+            out, ini = p.ini(f"cgroup-{limit}")
+            r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=join,
+                               env={**os.environ, **PIECES})
+            assert r.returncode == code and ("it will not fit" in r.stderr) == (code == 4), (r.returncode, r.stderr)
+        assert losses(out) == p.want[0]
+    finally:
+        os.rmdir(group)
+
+
 def a_folder_that_is_gone_or_read_only_is_named(p):
     out, ini = p.ini("gone", memory__nvme_paths=os.path.join(p.tmp, "nowhere"))
     r = megatrain("-q", "run", ini, expect=2)
@@ -131,16 +162,44 @@ def tmpfs_works_as_a_drive(p):
             assert losses(out) == p.want[0]
 
 
-class Small:
-    """A small tmpfs, or None where mounting is not allowed."""
+def reserved_space_stays_reserved_where_writes_go_elsewhere(p):
+    """File systems that copy on write: the drive fills to its last byte while the run goes on."""
+    for kind, size, options in (("btrfs", "160M", "compress=zstd"), ("xfs", "320M", "defaults")):
+        with Image(p.tmp, kind, size, options) as drive:
+            if not drive:
+                continue
+            out, ini = p.ini("on-" + kind, memory__nvme_paths=drive)
+            run = subprocess.Popen([BINARY, "run", ini], env={**os.environ, **PIECES}, stderr=subprocess.PIPE, text=True)
+            while "step 1/" not in (line := run.stderr.readline()):
+                assert line, "the run ended before its first step"
+            run.send_signal(signal.SIGSTOP)
+            fill(os.path.join(drive, "filled"))
+            run.send_signal(signal.SIGCONT)
+            said = run.communicate()[1]
+            assert run.returncode == 0, (kind, said)
+            assert losses(out) == p.want[0], kind
 
-    def __init__(self, tmp, size, options=""):
-        self.path, self.options = tempfile.mkdtemp(dir=tmp), f"size={size}" + ("," + options if options else "")
-        self.mounted = False
+
+def fill(path):
+    """Random bytes, so that none can be left out."""
+    with open(path, "wb", buffering=0) as f:
+        for size in (1 << 20, 4096):
+            try:
+                while True:
+                    f.write(os.urandom(size))
+                    os.fsync(f.fileno())
+            except OSError as e:
+                assert e.errno == errno.ENOSPC, e
+
+
+class Mount:
+    """A file system, mounted; None where that is not allowed."""
+
+    def __init__(self, tmp, args):
+        self.path, self.args, self.mounted = tempfile.mkdtemp(dir=tmp), args, False
 
     def __enter__(self):
-        self.mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", self.options, "megatrain-test", self.path],
-                                      capture_output=True).returncode == 0
+        self.mounted = subprocess.run(["mount", *self.args, self.path], capture_output=True).returncode == 0
         if not self.mounted:
             print("mounting is not allowed here: the rest of this test is left out", flush=True)
         return self.path if self.mounted else None
@@ -148,9 +207,33 @@ class Small:
     def __exit__(self, *exc):
         for left in reversed(range(100 if self.mounted else 0)):
             # The kernel closes the files of a ring some time after the process ended.
-            if subprocess.run(["umount", self.path], check=not left).returncode == 0:
+            if subprocess.run(["umount", self.path], capture_output=True, check=not left).returncode == 0:
                 break
             time.sleep(0.1)
+
+
+class Small(Mount):
+    """A small tmpfs."""
+
+    def __init__(self, tmp, size, options=""):
+        options = f"size={size}" + ("," + options if options else "")
+        super().__init__(tmp, ["-t", "tmpfs", "-o", options, "megatrain-test"])
+
+
+class Image(Mount):
+    """A file system of another kind, in a file; None also where its tools are missing."""
+
+    def __init__(self, tmp, kind, size, options):
+        self.image = os.path.join(tmp, "image." + kind)
+        super().__init__(tmp, ["-o", "loop," + options, self.image])
+        subprocess.run(["truncate", "-s", size, self.image], check=True)
+        tool = shutil.which("mkfs." + kind, path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+        if tool:
+            subprocess.run([tool, "-q", "-f", self.image], check=True, capture_output=True)
+
+    def __exit__(self, *exc):
+        super().__exit__(*exc)
+        os.remove(self.image)
 
 
 TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
