@@ -22,16 +22,26 @@ struct link {
     mt_event *ev[4];
 };
 
-static int link_copies(struct link *l, int way, int n, struct mt_err *err)
+/* One copy, and an event behind it. */
+static int link_copy(struct link *l, int way, size_t bytes, struct mt_err *err)
 {
     enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
-    int rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
-    for (int i = 0; i < n && !rc; i++) {
-        struct mt_copy c = {way ? l->host[1] : l->device[0], COPY_BYTES,
-                            way ? l->device[1] : l->host[0], COPY_BYTES, COPY_BYTES, 1};
-        rc = mt_device_copy(l->dev, s, &c, err);
-    }
+    struct mt_copy c = {way ? l->host[1] : l->device[0], bytes, way ? l->device[1] : l->host[0], bytes, bytes, 1};
+    int rc = mt_device_copy(l->dev, s, &c, err);
     return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
+}
+
+static int link_copies(struct link *l, int way, int n, struct mt_err *err)
+{
+    int rc = mt_event_record(l->dev, l->ev[2 * way], way ? MT_STREAM_D2H : MT_STREAM_H2D, err);
+    for (int i = 0; i < n && !rc; i++)
+        rc = link_copy(l, way, COPY_BYTES, err);
+    return rc;
+}
+
+static int64_t span_ns(const struct link *l, int way)
+{
+    return mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]);
 }
 
 /* GB/s of n copies each way; n 0: that way is idle. */
@@ -45,8 +55,26 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
         rc = mt_device_sync(l->dev, err);
     for (int way = 0; way < 2 && !rc; way++)
         if (n[way])
-            gbs[way] = (double)n[way] * COPY_BYTES /
-                       (double)(mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]));
+            gbs[way] = (double)n[way] * COPY_BYTES / (double)span_ns(l, way);
+    return rc;
+}
+
+/* Seconds of a copy that is too small to take any, after a copy of the other queue: as a step's come. */
+static int time_small_copies(struct link *l, double *seconds, struct mt_err *err)
+{
+    enum { HOPS = 256, SMALL_BYTES = 4096 };
+    int rc = mt_event_record(l->dev, l->ev[0], MT_STREAM_H2D, err);
+    for (int i = 0; i < HOPS && !rc; i++) {
+        int way = i % 2;
+        if (i)
+            rc = mt_event_wait(l->dev, l->ev[way ? 1 : 3], way ? MT_STREAM_D2H : MT_STREAM_H2D, err);
+        if (!rc)
+            rc = link_copy(l, way, SMALL_BYTES, err);
+    }
+    if (!rc)
+        rc = mt_device_sync(l->dev, err);
+    if (!rc)
+        *seconds = (double)(mt_event_time_ns(l->ev[3]) - mt_event_time_ns(l->ev[0])) * 1e-9 / HOPS;
     return rc;
 }
 
@@ -82,7 +110,7 @@ static void close_link(struct link *l)
 int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     struct link l = {0};
-    double gbs[2] = {0}, best[4] = {0};
+    double gbs[2] = {0}, best[4] = {0}, small = 0;
     int rc = open_link(&l, p, err);
     for (int r = 0; r < 4 && !rc; r++) { /* the first round warms up */
         rc = time_copies(&l, 8, 0, gbs, err);
@@ -95,9 +123,12 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
         best[2] = MT_MAX(best[2], gbs[0]);
         best[3] = MT_MAX(best[3], gbs[1]);
     }
+    if (!rc)
+        rc = time_small_copies(&l, &small, err);
     close_link(&l);
     if (rc)
         return rc;
+    m->rate[MT_RATE_COPY_US] = (struct mt_rate){small * 1e6, MT_RATE_MEASURED};
     const enum mt_rate_id id[4] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
     for (int i = 0; i < 4; i++)
         m->rate[id[i]] = (struct mt_rate){best[i], MT_RATE_MEASURED};

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
+
 static double scaled(const struct mt_axis *a, double v)
 {
     return a->log ? log10(v) : v;
@@ -63,10 +65,11 @@ size_t mt_axis_ticks(const struct mt_axis *a, double *ticks, size_t max)
 {
     size_t n = 0;
     if (a->log) {
-        static const double in_decade[] = {1, 2, 5};
-        bool wide = a->max - a->min > 2.5;
+        static const double in_decade[] = {1, 2, 5, 3, 7, 1.5};
+        double span = a->max - a->min; /* decades */
+        size_t per_decade = span > 2.5 ? 1 : span > 0.8 ? 3 : MT_ARRAY_LEN(in_decade);
         for (int d = (int)floor(a->min); d <= (int)ceil(a->max); d++)
-            for (size_t k = 0; k < (wide ? 1 : 3) && n < max; k++) {
+            for (size_t k = 0; k < per_decade && n < max; k++) {
                 double v = in_decade[k] * pow(10, d);
                 if (log10(v) >= a->min - 1e-9 && log10(v) <= a->max + 1e-9)
                     ticks[n++] = v;
@@ -82,7 +85,10 @@ size_t mt_axis_ticks(const struct mt_axis *a, double *ticks, size_t max)
 const char *mt_axis_label(char *buf, size_t len, double v)
 {
     double m = fabs(v);
-    if (m >= 1e9)
+    int exponent = m > 0 ? (int)floor(log10(m) + 1e-9) : 0;
+    if (m > 0 && exponent < -2) /* 1.5e-3 */
+        snprintf(buf, len, "%.3ge%d", v * pow(10, -exponent), exponent);
+    else if (m >= 1e9)
         snprintf(buf, len, "%.3gG", v * 1e-9);
     else if (m >= 1e6)
         snprintf(buf, len, "%.3gM", v * 1e-6);

@@ -36,7 +36,7 @@ void mt_chart_style(struct mt_str *out)
     for (int i = 0; i < 8; i++)
         mt_str_printf(out, ".l%d{stroke:var(--c%d);fill:none;stroke-width:1.8;stroke-linejoin:round}"
                            ".f%d{fill:var(--c%d)}\n", i, i, i, i);
-    mt_str_printf(out, ".faint{opacity:.4;stroke-width:1.2}.dashed{stroke-dasharray:6 4}\n");
+    mt_str_printf(out, ".faint{opacity:.4;stroke-width:1.2}.dashed{stroke-dasharray:6 4;stroke-width:2.4}\n");
 }
 
 void mt_chart_standalone(struct mt_str *out, const char *svg)

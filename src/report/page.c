@@ -97,7 +97,7 @@ void mt_report_html(struct mt_str *out, const struct mt_report *r, const char *t
                   "figure{margin:0;border:1px solid var(--grid);border-radius:8px;padding:6px}"
                   "figure.wide{grid-column:1/-1}"
                   ".table{overflow-x:auto;grid-column:1/-1}table{border-collapse:collapse;font-size:12px}"
-                  "th,td{border-bottom:1px solid var(--grid);padding:3px 9px;text-align:right}"
+                  "th,td{border-bottom:1px solid var(--grid);padding:3px 9px;text-align:right;white-space:nowrap}"
                   "th{color:var(--dim);font-weight:600}\n</style></head><body>\n<h1>");
     mt_xml_escape(out, title);
     mt_str_printf(out, "</h1>\n");

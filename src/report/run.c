@@ -227,9 +227,9 @@ static int add_link_use(struct mt_report *r, const struct mt_run_data *d, struct
 
 static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
-    static const char *const tiers[] = {"device", "host", "disk"};
-    struct mt_bar_part parts[3][MAX_PARTS];
-    struct mt_bar bars[3];
+    static const char *const tiers[] = {"device", "host", "nvme", "disk"};
+    struct mt_bar_part parts[MT_ARRAY_LEN(tiers)][MAX_PARTS];
+    struct mt_bar bars[MT_ARRAY_LEN(tiers)];
     size_t n = 0;
     for (size_t t = 0; t < MT_ARRAY_LEN(tiers); t++) {
         const cJSON *row;

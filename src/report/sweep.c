@@ -162,28 +162,35 @@ static void add_cell(struct mt_str *s, const cJSON *v)
 
 static int add_table(struct mt_report *r, const char *section, const cJSON *rows, struct mt_err *err)
 {
-    static const char *const shown[] = {"status", "predicted_s", "measured_s", "deviation_pct", "runs",
-                                        "measured_over_predicted", "tok_s", "model_tflops", "wait_h2d_pct",
-                                        "device_mib", "peak_rss_mib", "planned_host_mib"};
+    static const struct {
+        const char *key, *head;
+    } shown[] = {{"predicted_s", "predicted s"}, {"measured_s", "measured s"},  {"deviation_pct", "spread %"},
+                 {"runs", "runs"},               {"measured_over_predicted", "ratio"}, {"tok_s", "tokens/s"},
+                 {"model_tflops", "TFLOP/s"},    {"wait_h2d_pct", "wait %"},    {"device_mib", "device MiB"},
+                 {"peak_rss_mib", "peak MiB"},   {"planned_host_mib", "planned MiB"}};
     struct mt_str s = {0};
     const cJSON *row, *a, *first = cJSON_GetArrayItem(rows, 0);
     mt_str_printf(&s, "<div class=\"table\"><table><thead><tr><th>job</th>");
     cJSON_ArrayForEach(a, mt_json_get(first, "axes"))
     {
         mt_str_printf(&s, "<th>");
-        mt_xml_escape(&s, a->string);
+        const char *dot = strchr(a->string, '.');
+        mt_xml_escape(&s, dot ? dot + 1 : a->string);
         mt_str_printf(&s, "</th>");
     }
+    mt_str_printf(&s, "<th>status</th>");
     for (size_t i = 0; i < MT_ARRAY_LEN(shown); i++)
-        mt_str_printf(&s, "<th>%s</th>", shown[i]);
+        mt_str_printf(&s, "<th>%s</th>", shown[i].head);
     mt_str_printf(&s, "</tr></thead><tbody>\n");
     cJSON_ArrayForEach(row, rows)
     {
         mt_str_printf(&s, "<tr>");
         add_cell(&s, mt_json_get(row, "job"));
         cJSON_ArrayForEach(a, mt_json_get(row, "axes")) add_cell(&s, a);
+        add_cell(&s, mt_json_get(row, "status"));
+        bool any = mt_json_get(row, "tok_s") != NULL; /* what does not fit has no figures */
         for (size_t i = 0; i < MT_ARRAY_LEN(shown); i++)
-            add_cell(&s, mt_json_get(row, shown[i]));
+            add_cell(&s, any ? mt_json_get(row, shown[i].key) : NULL);
         mt_str_printf(&s, "</tr>\n");
     }
     mt_str_printf(&s, "</tbody></table></div>\n");
