@@ -79,6 +79,22 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
 }
 
+/* The machine as it was just before the job's first run: measured then, and kept with the runs. A machine that others
+ * share is faster in one minute and slower in another. */
+static int measure_for(struct bench *b, const struct mt_sweep_job *j, struct plan_view *v, struct mt_err *err)
+{
+    char path[3200];
+    snprintf(path, sizeof(path), "%.3000s/%s.machine", b->dir, j->hash);
+    bool kept = mt_path_exists(path);
+    if (kept) {
+        mt_machine_finish(&v->machine);
+        return mt_machine_read(&v->machine, path, err);
+    }
+    v->machine.n_samples = 0;
+    int rc = plan_view_measure(v, b->cli, err);
+    return rc ? rc : mt_machine_write(&v->machine, path, err);
+}
+
 /* A machine that is not measured gives no prediction: no error where jobs are run. */
 static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p,
                    struct mt_err *err)
@@ -91,7 +107,7 @@ static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
         return rc;
     rc = plan_view_open(&v, path, b->args, err);
     if (!rc && cli_arg(b->args, "measure"))
-        rc = plan_view_measure(&v, b->cli, err);
+        rc = measure_for(b, j, &v, err);
     if (!rc)
         rc = mt_plan_search(&v.choice, &v.request, err);
     if (!rc)

@@ -50,7 +50,7 @@ static const struct cli_option bench_options[] = {
     {"only", 0, "GLOB", "Only jobs whose name or values match."},
     {"predict-only", 0, NULL, "Predict every job, run none."},
     {"machine", 0, "FILE|NAME", "With --predict-only: for this machine."},
-    {"measure", 0, NULL, "First time each job's operations: predictions without interpolation."},
+    {"measure", 0, NULL, "First time each job's operations anew: predictions without interpolation."},
     {"compare", 0, NULL, "Operands are two result folders: what changed beyond the noise."},
     {"export-csv", 0, "FILE", "Also write the table there."},
     {"export-json", 0, "FILE", "Also write the table there."},

@@ -17,6 +17,7 @@ enum { BARS = 24, BAR_WIDTH = 40 };
 struct tally {
     uint64_t bins[BARS], bin_width;
     uint64_t n_duplicates; /* samples whose tokens came before */
+    uint64_t *by_source;   /* the same of each file; owned */
     uint64_t n_leaked;     /* evaluation samples that are training samples too */
     size_t p50, p90, p99;
 };
@@ -42,49 +43,92 @@ static int print_prepared(const struct mt_session *s)
     return 0;
 }
 
+/* What a sample's tokens hash to; of equal ones the first in the data comes first. */
+struct seen {
+    uint64_t hash, sample;
+};
+
+static int by_hash(const void *a, const void *b)
+{
+    const struct seen *x = a, *y = b;
+    if (x->hash != y->hash)
+        return x->hash < y->hash ? -1 : 1;
+    return (x->sample > y->sample) - (x->sample < y->sample);
+}
+
+static int hash_only(const void *a, const void *b)
+{
+    const struct seen *x = a, *y = b;
+    return (x->hash > y->hash) - (x->hash < y->hash);
+}
+
 static int compare_u64(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
 
-static uint64_t *hashes(const mt_dataset *d, uint64_t *lengths)
+/* Hashes of all samples, sorted; NULL where memory is short. */
+static struct seen *hashes(const mt_dataset *d, uint64_t *lengths)
 {
     uint64_t n = mt_dataset_stats(d)->n_samples;
-    uint64_t *h = mt_calloc(n, sizeof(*h));
+    struct seen *h = mt_calloc(n, sizeof(*h));
     for (uint64_t i = 0; h && i < n; i++) {
         const uint32_t *ids;
         size_t len = mt_dataset_sample(d, i, &ids, NULL);
-        h[i] = XXH3_64bits(ids, len * sizeof(*ids));
+        h[i] = (struct seen){XXH3_64bits(ids, len * sizeof(*ids)), i};
         if (lengths)
             lengths[i] = len;
     }
     if (h)
-        qsort(h, n, sizeof(*h), compare_u64);
+        qsort(h, n, sizeof(*h), by_hash);
     return h;
+}
+
+static size_t source_of(const mt_dataset *d, uint64_t sample)
+{
+    size_t i = mt_dataset_n_sources(d) - 1;
+    while (i && mt_dataset_source(d, i)->first > sample)
+        i--;
+    return i;
+}
+
+static void count_lengths(struct tally *t, uint64_t *lens, uint64_t n, uint64_t max_len)
+{
+    t->bin_width = mt_div_up(max_len + 1, BARS);
+    for (uint64_t i = 0; i < n; i++)
+        t->bins[lens[i] / t->bin_width]++;
+    qsort(lens, n, sizeof(*lens), compare_u64);
+    t->p50 = lens[n / 2];
+    t->p90 = lens[n * 9 / 10];
+    t->p99 = lens[n * 99 / 100];
+}
+
+static void count_duplicates(struct tally *t, const mt_dataset *d, const struct seen *h)
+{
+    for (uint64_t i = 1; i < mt_dataset_stats(d)->n_samples; i++)
+        if (h[i].hash == h[i - 1].hash) {
+            t->n_duplicates++;
+            t->by_source[source_of(d, h[i].sample)]++;
+        }
 }
 
 static int count(const struct mt_session *s, struct tally *t, struct mt_err *err)
 {
     uint64_t n = mt_dataset_stats(s->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
-    uint64_t *h = lens ? hashes(s->data, lens) : NULL, *e = NULL;
     uint64_t n_eval = s->eval_data ? mt_dataset_stats(s->eval_data)->n_samples : 0;
-    int rc = h ? 0 : mt_fail_nomem(err, "statistics", 2 * n * sizeof(*h));
-    if (!rc && n_eval && !(e = hashes(s->eval_data, NULL)))
-        rc = mt_fail_nomem(err, "statistics", n_eval * sizeof(*e));
-    *t = (struct tally){.bin_width = mt_div_up(mt_dataset_stats(s->data)->max_len + 1, BARS)};
-    for (uint64_t i = 0; i < n && !rc; i++) {
-        t->bins[lens[i] / t->bin_width]++;
-        t->n_duplicates += i && h[i] == h[i - 1];
+    struct seen *h = lens ? hashes(s->data, lens) : NULL;
+    struct seen *e = h && n_eval ? hashes(s->eval_data, NULL) : NULL;
+    *t = (struct tally){.by_source = mt_calloc(mt_dataset_n_sources(s->data), sizeof(*t->by_source))};
+    int rc = h && (e || !n_eval) && t->by_source
+                 ? 0
+                 : mt_fail_nomem(err, "statistics", n * (sizeof(*h) + sizeof(*lens)));
+    if (!rc) {
+        count_lengths(t, lens, n, mt_dataset_stats(s->data)->max_len);
+        count_duplicates(t, s->data, h);
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
-        t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), compare_u64) != NULL;
-    if (!rc) {
-        qsort(lens, n, sizeof(*lens), compare_u64);
-        t->p50 = lens[n / 2];
-        t->p90 = lens[n * 9 / 10];
-        t->p99 = lens[n * 99 / 100];
-    }
+        t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
     free(lens);
     free(h);
     free(e);
@@ -110,14 +154,15 @@ static void print_histogram(const struct tally *t, uint64_t max_len)
 static void print_stats(const struct mt_session *s, const struct tally *t, bool refused)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
-    printf("Source                                     samples       tokens  trained   longest  weight\n");
+    printf("Source                             samples       tokens  trained   longest  over-long  duplicates  weight\n");
     for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(s->data, i);
         size_t n = strlen(src->path);
-        printf("%-38s %11llu %12llu  %6.1f%%  %8llu  %6g\n", src->path + (n > 38 ? n - 38 : 0),
+        printf("%-30s %11llu %12llu  %6.1f%%  %8llu  %9llu  %10llu  %6g\n", src->path + (n > 30 ? n - 30 : 0),
                (unsigned long long)src->stats.n_samples, (unsigned long long)src->stats.n_tokens,
                share(src->stats.n_trained, src->stats.n_tokens),
-               (unsigned long long)src->stats.longest, src->weight);
+               (unsigned long long)src->stats.longest, (unsigned long long)src->stats.n_overlong,
+               (unsigned long long)t->by_source[i], src->weight);
     }
     print_histogram(t, d->max_len);
     printf("\nSamples     %llu (%s); half are up to %zu tokens, 90%% up to %zu, 99%% up to %zu; the "
@@ -165,6 +210,8 @@ static void print_stats_json(const struct mt_session *s, const struct tally *t)
         add(e, "tokens", (double)src->stats.n_tokens);
         add(e, "trained", (double)src->stats.n_trained);
         add(e, "longest", (double)src->stats.longest);
+        add(e, "overlong", (double)src->stats.n_overlong);
+        add(e, "duplicates", (double)t->by_source[i]);
         add(e, "weight", src->weight);
         cJSON_AddItemToArray(list, e);
     }
@@ -202,6 +249,7 @@ static int stats(const struct mt_session *s, bool json, bool refused, struct mt_
         print_stats_json(s, &t);
     else if (!rc)
         print_stats(s, &t, refused);
+    free(t.by_source);
     return rc;
 }
 

@@ -22,7 +22,8 @@ struct show {
 };
 
 static const char PAGE[] =
-    "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Training samples</title><style>"
+    "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">"
+    "<meta name=\"viewport\" content=\"width=device-width\"><title>Training samples</title><style>"
     ":root{color-scheme:light dark;--t:#b7e4c7;--b:#fff;--f:#222;--m:#777}"
     "@media(prefers-color-scheme:dark){:root{--t:#1b5e37;--b:#16181d;--f:#ddd;--m:#999}}"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;"
@@ -32,24 +33,36 @@ static const char PAGE[] =
     "mark{background:var(--t);color:inherit;border-radius:2px}</style>"
     "<h1>Training samples</h1><p>The loss is taken on <mark>marked</mark> tokens.</p>\n";
 
-static void escape_html(struct mt_str *out, const char *text, size_t len)
+/* The character that UTF-8 begins at text[0], where it would steer a terminal or turn lines around: a control
+ * character, or one of the marks of writing direction. *n: its bytes. Otherwise 0. */
+static unsigned steering(const char *text, size_t len, size_t *n)
 {
-    for (size_t i = 0; i < len; i++)
-        if (text[i] == '<' || text[i] == '>' || text[i] == '&')
-            mt_str_printf(out, "&#%d;", text[i]);
-        else
-            mt_str_append(out, &text[i], 1);
+    const unsigned char *c = (const unsigned char *)text;
+    unsigned u = c[0];
+    *n = 1;
+    if (u == '\n' || u == '\t')
+        return 0;
+    if (u < 32 || u == 127)
+        return u;
+    if (len > 1 && u == 0xc2 && c[1] < 0xa0)
+        *n = 2, u = c[1];
+    else if (len > 2 && u == 0xe2 && (c[1] == 0x80 || c[1] == 0x81))
+        *n = 3, u = 0x2000u | (c[1] & 1u) << 6 | (c[2] & 0x3fu);
+    else
+        return 0;
+    return *n == 2 || (u >= 0x202a && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069) ? u : 0;
 }
 
-/* Data may hold what would steer a terminal. */
-static void print_safe(const char *text, size_t len)
+static void append(struct mt_str *out, const char *text, size_t len, bool html)
 {
-    for (size_t i = 0; i < len; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if ((c < 32 && c != '\n' && c != '\t') || c == 127)
-            printf("\\x%02x", c);
+    for (size_t i = 0, n; i < len; i += n) {
+        unsigned u = steering(text + i, len - i, &n);
+        if (u)
+            mt_str_printf(out, u < 256 ? "\\x%02x" : "\\u%04x", u);
+        else if (html && strchr("<>&", text[i]))
+            mt_str_printf(out, "&#%d;", text[i]);
         else
-            putchar(c);
+            mt_str_append(out, text + i, n = 1);
     }
 }
 
@@ -64,7 +77,7 @@ static void heading(struct show *w, size_t k)
     if (w->html) {
         mt_str_printf(w->html, "%s<h2>%llu <small>", k ? "</pre>\n" : "",
                       (unsigned long long)(w->first + k));
-        escape_html(w->html, place, strlen(place));
+        append(w->html, place, strlen(place), true);
         mt_str_printf(w->html, ": %zu tokens, %zu trained</small></h2><pre>", t->n, trained);
     } else {
         printf("%s=== sample %llu, %s: %zu tokens, %zu trained\n", k ? "\n\n" : "",
@@ -79,12 +92,15 @@ static void on_piece(void *ctx, size_t sample, const char *text, size_t len, boo
         heading(w, w->shown++);
     if (w->html) {
         mt_str_printf(w->html, trained ? "<mark>" : "");
-        escape_html(w->html, text, len);
+        append(w->html, text, len, true);
         mt_str_printf(w->html, trained ? "</mark>" : "");
         return;
     }
+    struct mt_str safe = {0};
+    append(&safe, text, len, false);
     fputs(!trained ? "" : w->colour ? "\033[30;42m" : "⟦", stdout);
-    print_safe(text, len);
+    fputs(safe.p ? safe.p : "", stdout);
+    mt_str_finish(&safe);
     fputs(!trained ? "" : w->colour ? "\033[0m" : "⟧", stdout);
 }
 

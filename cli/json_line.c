@@ -9,7 +9,7 @@
 
 void cli_json_line(enum mt_log_level level, const char *line)
 {
-    static const char *const names[] = {"error", "warning", "info", "debug"};
+    static const char *const names[] = {"error", "warning", "info", "debug", "progress"};
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "time", (double)time(NULL));
     cJSON_AddStringToObject(o, "level", names[level]);

@@ -10,7 +10,7 @@
 #include "base/strbuf.h"
 #include "cli.h"
 #include "device/device.h"
-#include "json_line.h"
+#include "log_lines.h"
 
 static const struct cli_command *find_command(const char *name)
 {
@@ -49,16 +49,6 @@ static int show_version(int verbose)
     return 0;
 }
 
-static void log_json(enum mt_log_level level, const char *line)
-{
-    cli_json_line(level, line);
-}
-
-static void log_text(enum mt_log_level level, const char *line)
-{
-    fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
-}
-
 static void set_up(const struct cli *cli)
 {
     signal(SIGPIPE, SIG_DFL);
@@ -66,7 +56,7 @@ static void set_up(const struct cli *cli)
     mt_log_set_level(cli->quiet          ? MT_LOG_ERROR
                      : cli->verbose > 1 ? MT_LOG_DEBUG
                                         : MT_LOG_INFO);
-    mt_log_set_sink(cli->json_log ? log_json : log_text);
+    cli_log_lines(cli);
 }
 
 /* `-v --version`, in any order, before a command. */

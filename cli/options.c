@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "log_lines.h"
 
 enum { MAX_OPTIONS = 64, FIRST = 256 };
 
@@ -134,7 +135,10 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
 
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
 {
-    return cli_load_file(out, args->operands[args->n_operands - 1], args, err);
+    int rc = cli_load_file(out, args->operands[args->n_operands - 1], args, err);
+    if (!rc && (*out)->log.progress == MT_PROGRESS_OFF)
+        cli_log_hide_progress();
+    return rc;
 }
 
 /* By the parser of the configuration. */

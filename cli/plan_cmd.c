@@ -207,10 +207,9 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* Times what this configuration will run, so that nothing is interpolated; kept in the profile. */
+/* Times what this configuration will run, so that nothing is interpolated. */
 int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
 {
-    char path[4096];
     struct mt_plan_choice first;
     struct mt_metered *ops = NULL;
     size_t n = 0;
@@ -231,13 +230,19 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
                                    .progress = show_progress, .ctx = cli};
     if (!rc)
         rc = mt_measure_operations(&v->machine, &mp, ops, n, err);
-    mt_machine_cache_path(path, sizeof(path), "cpu", r.threads);
-    if (!rc)
-        rc = mt_machine_write(&v->machine, path, err);
     mt_plan_choice_finish(&first);
     free(ops);
     free(cpus);
     return rc;
+}
+
+/* And keeps it in the profile. */
+static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err *err)
+{
+    char path[4096];
+    int rc = plan_view_measure(v, cli, err);
+    mt_machine_cache_path(path, sizeof(path), "cpu", v->request.threads);
+    return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 
 static int no_fit(struct plan_view *v, const struct cli_args *args, const struct mt_err *err)
@@ -263,7 +268,7 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     struct mt_err err = {0};
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))
-        rc = plan_view_measure(&v, cli, &err);
+        rc = measure_and_keep(&v, cli, &err);
     if (!rc)
         rc = mt_plan_search(&v.choice, &v.request, &err);
     if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)

@@ -34,19 +34,21 @@ static size_t memory_rows(const struct plan_view *v, struct row *rows)
     const struct mt_plan_choice *c = &v->choice;
     const struct mt_engine_plan *p = &c->engine;
     size_t n = 0;
-    for (int i = 0; i < MT_N_POOLS; i++)
+    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
         n = add(rows, n, "device", mt_pool_id_name(i), p->pool_bytes[i]);
     n = add(rows, n, "device", "scratch", p->scratch);
     n = add(rows, n, "device", "logits", p->logits);
     n = add(rows, n, "device", "inputs", p->inputs);
     n = add(rows, n, "device", "rotary tables", p->tables);
     n = add(rows, n, "host", "weights, moments, gradients", c->planes_bytes);
-    n = add(rows, n, "host", "boundaries and activations", c->spill_on_disk ? 0 : p->spill_bytes);
-    n = add(rows, n, "host", "staging", c->staging_bytes);
+    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+        n = add(rows, n, "host", mt_pool_id_name(i), p->pool_bytes[i]);
+    n = add(rows, n, "host", "windows to the disk", c->windows_bytes);
+    n = add(rows, n, "host", "boundaries and activations", p->spill_bytes);
+    n = add(rows, n, "host", "staging", p->staging_bytes);
     n = add(rows, n, "host", "process", c->process_bytes);
-    uint64_t spill = c->spill_on_disk ? p->spill_bytes : 0;
-    n = add(rows, n, "disk", "training state", c->disk_bytes - spill);
-    return add(rows, n, "disk", "boundaries and activations", spill);
+    n = add(rows, n, "disk", "training state", c->disk_bytes - p->disk_spill_bytes);
+    return add(rows, n, "disk", "boundaries and activations", p->disk_spill_bytes);
 }
 
 struct figures {
@@ -168,9 +170,13 @@ static void print_choices(const struct plan_view *v)
     explain(why, sizeof(why), v, KNOB_CHUNK, r->logits_chunk != 0);
     printf("  memory.logits_chunk   %-9zu  %s\n", c->logits_chunk, why);
     printf("  memory.states         %-9s  units:", c->n_tier[0] == v->layout->n_units ? "host" : "disk");
-    for (int t = 0; t < 3; t++)
-        if (c->n_tier[t])
-            printf(" %zu %s%s", c->n_tier[t], tier_names[t], t < 2 && c->n_tier[t + 1] ? "," : "");
+    const char *comma = "";
+    for (int t = 0; t < MT_N_UNIT_TIERS; t++) {
+        if (!c->n_tier[t])
+            continue;
+        printf("%s %zu %s", comma, c->n_tier[t], tier_names[t]);
+        comma = ",";
+    }
     printf("\n");
 }
 
@@ -272,9 +278,9 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(k, "memory.slots", c->slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->logits_chunk);
     cJSON *t = cJSON_AddObjectToObject(o, "units");
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < MT_N_UNIT_TIERS; i++)
         cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);
-    cJSON_AddBoolToObject(o, "boundaries_on_disk", c->spill_on_disk);
+    cJSON_AddBoolToObject(o, "boundaries_on_disk", c->engine.disk_spill_bytes > 0);
 }
 
 static void add_memory(cJSON *o, const struct plan_view *v)

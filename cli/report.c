@@ -124,23 +124,13 @@ void cli_print_disk(const struct mt_session *s)
             d.align, d.depth);
 }
 
-static void format_time(char *buf, size_t len, double s)
-{
-    if (s < 100)
-        snprintf(buf, len, "%.0fs", s);
-    else if (s < 6000)
-        snprintf(buf, len, "%dm%02ds", (int)s / 60, (int)s % 60);
-    else
-        snprintf(buf, len, "%dh%02dm", (int)(s / 3600), (int)(s / 60) % 60);
-}
-
 static void on_step(void *ctx, const struct mt_step_report *r)
 {
     const struct cli_progress *p = ctx;
     char eta[32], used[32], budget[32];
     if (!p->show)
         return;
-    format_time(eta, sizeof(eta), r->eta_seconds);
+    mt_format_seconds(eta, sizeof(eta), r->eta_seconds);
     fprintf(stderr,
             "step %llu/%llu %.1f%% | loss %.4f | lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
             "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n",

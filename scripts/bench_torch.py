@@ -22,7 +22,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from tiny import base, config, megatrain, metrics, write_ini, write_model
 
 THREADS = len(os.sched_getaffinity(0))
-SEQ, ROWS, MICRO, STEPS, SKIP, TURNS = 256, 8, 2, 8, 2, 3
+SEQ, ROWS, MICRO, STEPS, SKIP, TURNS = 256, 8, 8, 8, 2, 3
 SHAPE = dict(num_hidden_layers=8, hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4,
              head_dim=64, vocab_size=8192, max_position_embeddings=512)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples to token ids and masks: the model's tokenizer.json through `tokenizers`, or bytes."""
+import array
 import glob
 import json
 import os
@@ -7,7 +8,7 @@ import os
 import jinja2
 import numpy as np
 
-from . import template
+from . import byte_level, template
 from .errors import DataError
 from .formats import Bad, Chat, Ids, Pair
 
@@ -28,6 +29,10 @@ def read_json(path, needed=True):
 
 def as_text(token):
     return token["content"] if isinstance(token, dict) else token
+
+
+def ids_of(encoding):
+    return np.asarray(array.array("I", encoding.ids), dtype=np.uint32)  # five times as fast as from the list
 
 
 class ByteTokenizer:
@@ -90,6 +95,7 @@ class ModelTokenizer:
         self.ends |= self.stops
         self.end_texts = sorted({a.content for a in added.values() if a.special} | {self.special.get("eos_token", "")} - {""})
         self._learn_ends_of_text()
+        self.lengths = byte_level.token_lengths(self.t, self.max_id)
 
     def _add_missing(self, tokenizers, path):
         """Tokens that only tokenizer_config.json names, where their ids follow on."""
@@ -115,14 +121,23 @@ class ModelTokenizer:
         self.t.post_processor = None
 
     def encode(self, texts):
-        return [np.array(e.ids, dtype=np.uint32) for e in self.t.encode_batch_fast(texts, add_special_tokens=False)]
+        return [ids_of(e) for e in self.t.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_spans(self, texts, spans):
         """Ids, and a mask of the tokens that have a character of a span: one that straddles a border is in."""
+        if self.lengths is None:
+            return self._by_offsets(texts, spans)
+        out = [(ids, byte_level.mask(t, ids, ss, self.lengths)) for t, ids, ss in zip(texts, self.encode(texts), spans)]
+        rest = [k for k, (_, mask) in enumerate(out) if mask is None]
+        for k, got in zip(rest, self._by_offsets([texts[k] for k in rest], [spans[k] for k in rest])):
+            out[k] = got
+        return out
+
+    def _by_offsets(self, texts, spans):
+        """The same by the places that the tokenizer tells of each token."""
         out = []
         for text, e, ss in zip(texts, self.t.encode_batch(texts, add_special_tokens=False), spans):
-            ids = np.array(e.ids, dtype=np.uint32)
-            mask = np.zeros(len(ids), dtype=bool)
+            ids, mask = ids_of(e), np.zeros(len(e), dtype=bool)
             for s, end in ss:
                 first, last = self._first(e, s, end), self._behind(e, end, len(text), len(ids))
                 if first is not None:

@@ -10,9 +10,9 @@ from . import formats, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
 from .formats import Bad, Chat
+from .progress import Progress
 from .work import Workers
 
-PROGRESS_SECONDS = 5
 CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
@@ -117,6 +117,7 @@ class Preparation:
         self.n_processes = max(1, int(job.get("processes") or 1))
 
     def run(self):
+        self.progress = Progress([source["path"] for source in self.job["sources"]])
         for source in self.job["sources"]:
             self.one(source)
 
@@ -138,7 +139,7 @@ class Preparation:
             writer.drop()
 
     def stream(self, source, name, w, workers, limit):
-        path, t0, told, base, first = source["path"], time.monotonic(), time.monotonic(), 0, True
+        path, t0, base, first = source["path"], time.monotonic(), 0, True
         size = max(os.path.getsize(path), 1)
         flat = name == "plain text"
         lines = by_line(path)
@@ -165,10 +166,8 @@ class Preparation:
                     if len(w.untrained_at) < 3:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
                 base += places
-                now = time.monotonic()
-                if now - told >= PROGRESS_SECONDS:
-                    told = now
-                    self.progress(path, w, done / size, now - t0)
+                if self.progress.due():
+                    self.say({"event": "progress", "path": path, **self.progress.told(done, w)})
                 if limit and w.n_samples >= limit:
                     break
         except SampleError as e:
@@ -178,6 +177,7 @@ class Preparation:
         w.n_bytes = size
         if not w.n_samples and not w.n_untrained:
             raise DataError(f"the data files hold no samples: {path}")
+        self.progress.pass_file(w)
         w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else 0)
         seconds = time.monotonic() - t0
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples, "tokens": w.n_tokens,
@@ -212,11 +212,6 @@ class Preparation:
         k = int(np.searchsorted(np.cumsum(lengths), worst, side="right"))
         spot = where(path, int(at[k]) + base) if at is not None else path
         raise DataError(f"{spot}: token {ids[worst]} is beyond the model's vocab_size of {self.job['vocab']}")
-
-    def progress(self, path, w, share, seconds):
-        share = min(max(share, 1e-9), 1.0)
-        self.say({"event": "progress", "path": path, "samples": w.n_samples, "tokens": w.n_tokens, "share": share,
-                  "tokens_per_second": w.n_tokens / seconds, "eta": seconds * (1 - share) / share})
 
 
 def encode(job, say):

@@ -24,7 +24,8 @@ void mt_log_set_sink(mt_log_sink sink)
 
 void mt_log(enum mt_log_level level, const char *fmt, ...)
 {
-    if ((int)level > atomic_load_explicit(&max_level, memory_order_relaxed))
+    int shown_as = level == MT_LOG_PROGRESS ? MT_LOG_INFO : (int)level;
+    if (shown_as > atomic_load_explicit(&max_level, memory_order_relaxed))
         return;
     char line[2048];
     va_list ap;
@@ -34,7 +35,7 @@ void mt_log(enum mt_log_level level, const char *fmt, ...)
     pthread_mutex_lock(&sink_lock);
     if (sink_fn)
         sink_fn(level, line);
-    else
+    else if (level != MT_LOG_PROGRESS)
         fprintf(stderr, "%s\n", line);
     pthread_mutex_unlock(&sink_lock);
 }

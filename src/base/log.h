@@ -2,7 +2,7 @@
 #ifndef MT_BASE_LOG_H
 #define MT_BASE_LOG_H
 
-enum mt_log_level { MT_LOG_ERROR, MT_LOG_WARN, MT_LOG_INFO, MT_LOG_DEBUG };
+enum mt_log_level { MT_LOG_ERROR, MT_LOG_WARN, MT_LOG_INFO, MT_LOG_DEBUG, MT_LOG_PROGRESS };
 
 /** Receives each finished line, without newline. Called with a lock held: must not log. */
 typedef void (*mt_log_sink)(enum mt_log_level level, const char *line);
@@ -18,5 +18,11 @@ void mt_log_set_sink(mt_log_sink sink);
 #define mt_warn(...) mt_log(MT_LOG_WARN, __VA_ARGS__)
 #define mt_info(...) mt_log(MT_LOG_INFO, __VA_ARGS__)
 #define mt_debug(...) mt_log(MT_LOG_DEBUG, __VA_ARGS__)
+/**
+ * How far something is, told often: where it can, the next line takes the place of this one. mt_progress_end()
+ * when it is over. Shown where information is; without a sink, nowhere.
+ */
+#define mt_progress(...) mt_log(MT_LOG_PROGRESS, __VA_ARGS__)
+#define mt_progress_end() mt_log(MT_LOG_PROGRESS, "%s", "")
 
 #endif

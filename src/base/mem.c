@@ -46,3 +46,16 @@ const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
     snprintf(buf, len, u ? "%.2f %s" : "%.0f %s", v, unit[u]);
     return buf;
 }
+
+const char *mt_format_seconds(char *buf, size_t len, double seconds)
+{
+    static const double most = 1e9; /* 30 years; also what is not finite */
+    long long s = (long long)(seconds < most ? MT_MAX(seconds, 0.0) + 0.5 : most);
+    if (s < 100)
+        snprintf(buf, len, "%llds", s);
+    else if (s < 6000)
+        snprintf(buf, len, "%lldm%02llds", s / 60, s % 60);
+    else
+        snprintf(buf, len, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    return buf;
+}

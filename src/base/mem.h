@@ -48,5 +48,7 @@ bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size);
 
 /** "1.50 GiB" into buf; returns buf. */
 const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes);
+/** "42s", "7m29s", "4h46m"; returns buf. */
+const char *mt_format_seconds(char *buf, size_t len, double seconds);
 
 #endif

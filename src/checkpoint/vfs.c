@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/vfs.h"
 
+#include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <errno.h>
 #include <xxhash.h>
 
 #include "base/fs.h"
+#include "base/mem.h"
+
+enum { HOLE = 64 << 10 }; /* smaller ones would make more extents than they save */
 
 static int posix_create(void *ctx, const char *path)
 {
@@ -22,6 +26,14 @@ static int posix_write(void *ctx, int fd, const void *data, size_t len)
 {
     (void)ctx;
     return mt_write_all(fd, data, len);
+}
+
+/* A hole; file systems that have none fill it. */
+static int posix_hole(void *ctx, int fd, size_t len)
+{
+    (void)ctx;
+    off_t at = lseek(fd, (off_t)len, SEEK_CUR);
+    return at < 0 || ftruncate(fd, at) ? -errno : 0;
 }
 
 static int posix_sync(void *ctx, int fd)
@@ -76,6 +88,7 @@ static int posix_link(void *ctx, const char *target, const char *path)
 const struct mt_vfs mt_vfs_posix = {
     .create = posix_create,
     .write = posix_write,
+    .hole = posix_hole,
     .sync = posix_sync,
     .close = posix_close,
     .make_dir = posix_make_dir,
@@ -107,13 +120,40 @@ int mt_out_open(struct mt_out_file *f, const struct mt_vfs *vfs, const char *pat
     return 0;
 }
 
+/* Bytes of `data` that go one way: whole blocks of zeros of the file, or all up to the next of those. */
+static size_t run_length(const struct mt_out_file *f, const char *data, size_t len, bool *zeros)
+{
+    size_t n = 0;
+    *zeros = false;
+    while (n < len) {
+        size_t block = MT_MIN(HOLE - (size_t)((f->bytes + n) % HOLE), len - n);
+        bool zero = block == HOLE && !data[n] && !memcmp(data + n, data + n + 1, HOLE - 1);
+        if (n && zero != *zeros)
+            break;
+        *zeros = zero;
+        n += block;
+    }
+    return n;
+}
+
+static int put(struct mt_out_file *f, const char *data, size_t len)
+{
+    int rc = 0;
+    for (size_t n; len && !rc; data += n, len -= n) {
+        bool zeros;
+        n = run_length(f, data, len, &zeros);
+        rc = zeros ? f->vfs->hole(f->vfs->ctx, f->fd, n) : f->vfs->write(f->vfs->ctx, f->fd, data, n);
+        f->bytes += n;
+    }
+    return rc;
+}
+
 int mt_out_write(struct mt_out_file *f, const void *data, size_t len, struct mt_err *err)
 {
-    int rc = f->vfs->write(f->vfs->ctx, f->fd, data, len);
+    int rc = put(f, data, len);
     if (rc)
         return fail(f, rc, "write", err);
     XXH3_64bits_update(f->hash, data, len);
-    f->bytes += len;
     return 0;
 }
 

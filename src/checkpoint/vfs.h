@@ -14,6 +14,7 @@ struct mt_vfs {
     void *ctx;
     int (*create)(void *ctx, const char *path);
     int (*write)(void *ctx, int fd, const void *data, size_t len);
+    int (*hole)(void *ctx, int fd, size_t len); /* writes zeros, without taking space where it can */
     int (*sync)(void *ctx, int fd);
     int (*close)(void *ctx, int fd);
     int (*make_dir)(void *ctx, const char *path);
@@ -26,7 +27,10 @@ struct mt_vfs {
 /** The real ones. */
 extern const struct mt_vfs mt_vfs_posix;
 
-/** A file being written through a vfs, summed on the way (XXH3). */
+/**
+ * A file being written through a vfs, summed on the way (XXH3). Blocks of zeros, such as the moments of
+ * vocabulary rows that no sample has, become holes: neither written nor taking space.
+ */
 struct mt_out_file {
     const struct mt_vfs *vfs;
     int fd;

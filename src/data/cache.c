@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -14,24 +15,32 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/meter.h"
 #include "data/helper.h"
 #include "data/samples.h"
 
 static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct mt_err *err)
 {
-    char buf[65536];
+    char buf[65536], what[4200];
     FILE *f = fopen(path, "re");
     if (!f && !needed)
         return 0;
     if (!f)
         return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open data file %s: %s", path,
                        strerror(errno));
+    struct mt_meter meter;
+    struct stat st;
     size_t n;
-    while ((n = fread(buf, 1, sizeof(buf), f)) > 0)
+    snprintf(what, sizeof(what), "comparing %s with the cache", path);
+    mt_meter_init(&meter, what, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
+    while ((n = fread(buf, 1, sizeof(buf), f)) > 0) {
         XXH3_64bits_update(state, buf, n);
+        mt_meter_add(&meter, n);
+    }
     int rc = ferror(f) ? mt_fail(err, MT_ERR_INPUT, errno ? -errno : -EIO, "cannot read %s: %s", path,
                                  strerror(errno))
                        : 0;
+    mt_meter_finish(&meter);
     fclose(f);
     return rc;
 }
@@ -176,14 +185,24 @@ static double number_at(const cJSON *o, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : 0;
 }
 
+static void tell_progress(const cJSON *e, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char of[32] = "", eta[32];
+    if (number_at(e, "files") > 1)
+        snprintf(of, sizeof(of), "file %.0f of %.0f, ", number_at(e, "file"), number_at(e, "files"));
+    mt_progress("%.0f%%, %.0f samples, %.2fM tokens, %.0fk tokens/s, eta %s (%s%s)",
+                100 * number_at(e, "share"), number_at(e, "samples"), number_at(e, "tokens") * 1e-6,
+                number_at(e, "tokens_per_second") * 1e-3,
+                mt_format_seconds(eta, sizeof(eta), number_at(e, "eta")), of, slash ? slash + 1 : path);
+}
+
 static void on_event(void *ctx, const cJSON *e)
 {
     const char *event = text_at(e, "event"), *path = text_at(e, "path");
     (void)ctx;
     if (!strcmp(event, "progress"))
-        mt_info("%s: %.0f%%, %.0f samples, %.2fM tokens, %.0fk tokens/s, eta %.0f s", path,
-                100 * number_at(e, "share"), number_at(e, "samples"), number_at(e, "tokens") * 1e-6,
-                number_at(e, "tokens_per_second") * 1e-3, number_at(e, "eta"));
+        tell_progress(e, path);
     else if (!strcmp(event, "source"))
         mt_info("%s: %s, %.0f samples, %.2fM tokens in %.1f s", path, text_at(e, "format"),
                 number_at(e, "samples"), number_at(e, "tokens") * 1e-6, number_at(e, "seconds"));
@@ -266,6 +285,7 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
         mt_info("making tokens of %d data file%s with %d process%s (kept in %s)", n_helped,
                 n_helped > 1 ? "s" : "", p->n_processes, p->n_processes > 1 ? "es" : "", p->cache_dir);
         rc = mt_helper_run(job, on_event, NULL, err);
+        mt_progress_end();
     }
     for (size_t i = 0; i < l->n && !rc; i++)
         if (!shards[i].map)

@@ -28,8 +28,7 @@ int mt_engine_create_dry(mt_engine **out, const struct mt_engine_params *p, stru
     e->p = *p;
     e->dev = p->dev;
     e->layout = p->layout;
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->changed, NULL);
+    mt_exec_init(e);
     struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&e->model, e->dev, &mp, err);
     if (!rc)

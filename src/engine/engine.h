@@ -73,6 +73,13 @@ struct mt_engine_plan {
  * what would help. Finish with mt_engine_plan_finish().
  */
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+/**
+ * The same; *step is the program of a full step that makes an update, the caller's to finish. *host_bytes:
+ * host memory that it takes (where the device's is of the host, that too). More than p->host_bytes:
+ * -ENOSPC, and the step is not built.
+ */
+int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err);
 /** The same without building the step: spill_bytes, h2d_bytes and d2h_bytes stay 0. */
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
 void mt_engine_plan_finish(struct mt_engine_plan *plan);
@@ -129,6 +136,7 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {
     uint8_t queue, op;
+    uint8_t disk_use; /* of a READ or WRITE: enum mt_disk_use */
     int16_t mb;
     int32_t unit;
     size_t bytes;

@@ -67,7 +67,8 @@ struct mt_engine {
         bool started;
     } worker[MT_N_QUEUES];
     pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_cond_t workers; /* `generation`, `quit`, `n_busy` */
+    pthread_cond_t moved[MT_N_QUEUES]; /* what is waited for of a queue; all of them when the run is given up */
     struct mt_runnable *run;
     unsigned generation;
     bool quit;
@@ -94,6 +95,8 @@ struct mt_engine {
 };
 
 /* exec.c */
+/** Locks alone: an engine without threads. mt_exec_stop() undoes either. */
+void mt_exec_init(mt_engine *e);
 int mt_exec_start(mt_engine *e, struct mt_err *err);
 void mt_exec_stop(mt_engine *e);
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
@@ -135,8 +138,8 @@ struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plan
 
 /* tiers.c */
 /** Decides what lives on the disk; sizes the host pools. `wanted`: boundaries and records that leave the
- * device in a step. */
-void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+ * device in a step. Returns the host memory that the plan takes, which may be more than there is. */
+uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[2]);
 /* trace.c: around an instruction; nothing where the run is not traced. */
 int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err);

@@ -37,7 +37,8 @@ static void note_error(mt_engine *e, int code, const struct mt_err *err, bool up
     }
     e->stop = true;
     e->broken |= update;
-    pthread_cond_broadcast(&e->changed);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        pthread_cond_broadcast(&e->moved[q]);
 }
 
 /* Ends the run; with `update`, the pending update too. */
@@ -52,7 +53,7 @@ static void publish(mt_engine *e, enum mt_queue q, size_t i)
 {
     pthread_mutex_lock(&e->lock);
     e->progress[q] = (int32_t)i;
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->moved[q]);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -61,7 +62,7 @@ static void close_queue(mt_engine *e, enum mt_queue q)
 {
     pthread_mutex_lock(&e->lock);
     e->closed[q] = true;
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->moved[q]);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -72,7 +73,7 @@ static enum waited await(mt_engine *e, int q, int32_t i, bool update)
 {
     pthread_mutex_lock(&e->lock);
     while (!e->broken && !(e->stop && !update) && e->progress[q] < i && !e->closed[q])
-        pthread_cond_wait(&e->changed, &e->lock);
+        pthread_cond_wait(&e->moved[q], &e->lock);
     bool over = e->broken || (e->stop && !update);
     enum waited w = over ? GIVEN_UP : e->progress[q] >= i ? THERE : NEVER_COMES;
     pthread_mutex_unlock(&e->lock);
@@ -141,8 +142,9 @@ static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 static void drain_device(mt_engine *e)
 {
     pthread_mutex_lock(&e->lock);
-    while (!e->closed[MT_Q_COMPUTE] || !e->closed[MT_Q_H2D] || !e->closed[MT_Q_D2H])
-        pthread_cond_wait(&e->changed, &e->lock);
+    for (int q = 0; mt_is_device_queue(q); q++)
+        while (!e->closed[q])
+            pthread_cond_wait(&e->moved[q], &e->lock);
     pthread_mutex_unlock(&e->lock);
     pthread_mutex_lock(&e->drain_lock); /* nobody feeds the streams now: one of us may */
     if (!e->drained)
@@ -209,7 +211,7 @@ static void end_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
     r->ended[at] = true;
     while (e->disk_head[list] < r->n_disk[list] && r->ended[r->disk_list[list][e->disk_head[list]]])
         e->progress[q] = r->disk_list[list][e->disk_head[list]++];
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->moved[q]);
 }
 
 /* On the disk's thread. */
@@ -230,7 +232,7 @@ static void disk_op_done(struct mt_disk_request *request)
     if (!request->rc || !in->update) /* what is no update must not keep updates behind it waiting */
         end_disk_op(e, r, op->at);
     e->disk_in_flight[in->queue == MT_Q_DISK_WRITE]--;
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->moved[in->queue]);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -286,7 +288,7 @@ static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
     }
     pthread_mutex_lock(&e->lock);
     while (e->disk_in_flight[list])
-        pthread_cond_wait(&e->changed, &e->lock);
+        pthread_cond_wait(&e->moved[q], &e->lock);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -311,7 +313,7 @@ static void *worker_main(void *arg)
     for (;;) {
         pthread_mutex_lock(&e->lock);
         while (!e->quit && e->generation == seen)
-            pthread_cond_wait(&e->changed, &e->lock);
+            pthread_cond_wait(&e->workers, &e->lock);
         seen = e->generation;
         bool quit = e->quit;
         struct mt_runnable *r = e->run;
@@ -320,19 +322,26 @@ static void *worker_main(void *arg)
             return NULL;
         run_queue(e, r, w->queue);
         pthread_mutex_lock(&e->lock);
-        e->n_busy--;
-        pthread_cond_broadcast(&e->changed);
+        if (--e->n_busy == 0)
+            pthread_cond_broadcast(&e->workers);
         pthread_mutex_unlock(&e->lock);
     }
+}
+
+void mt_exec_init(mt_engine *e)
+{
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->drain_lock, NULL);
+    pthread_cond_init(&e->workers, NULL);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        pthread_cond_init(&e->moved[q], NULL);
 }
 
 int mt_exec_start(mt_engine *e, struct mt_err *err)
 {
     static const char *const names[MT_N_QUEUES] = {"",             "mt-h2d-issue", "mt-d2h-issue",
                                                    "mt-optimizer", "mt-disk-read", "mt-disk-write"};
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_cond_init(&e->changed, NULL);
-    pthread_mutex_init(&e->drain_lock, NULL);
+    mt_exec_init(e);
     for (int q = MT_Q_COMPUTE + 1; q < MT_N_QUEUES; q++) {
         struct mt_worker *w = &e->worker[q];
         if (!e->p.disk && q >= MT_Q_DISK_READ)
@@ -353,12 +362,14 @@ void mt_exec_stop(mt_engine *e)
 {
     pthread_mutex_lock(&e->lock);
     e->quit = true;
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->workers);
     pthread_mutex_unlock(&e->lock);
     for (int q = 0; q < MT_N_QUEUES; q++)
         if (e->worker[q].started)
             pthread_join(e->worker[q].thread, NULL);
-    pthread_cond_destroy(&e->changed);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        pthread_cond_destroy(&e->moved[q]);
+    pthread_cond_destroy(&e->workers);
     pthread_mutex_destroy(&e->drain_lock);
     pthread_mutex_destroy(&e->lock);
 }
@@ -383,7 +394,7 @@ static void begin(mt_engine *e, struct mt_runnable *r)
             r->ended[r->disk_list[list][k]] = false;
     }
     e->generation++;
-    pthread_cond_broadcast(&e->changed);
+    pthread_cond_broadcast(&e->workers);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -391,7 +402,7 @@ static void await_workers(mt_engine *e)
 {
     pthread_mutex_lock(&e->lock);
     while (e->n_busy)
-        pthread_cond_wait(&e->changed, &e->lock);
+        pthread_cond_wait(&e->workers, &e->lock);
     pthread_mutex_unlock(&e->lock);
 }
 

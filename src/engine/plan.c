@@ -151,25 +151,29 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
 }
 
 /* Builds the step as if all were in host memory; from that, what has to live on the disk. */
-static int divide_host(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                       struct mt_err *err)
+static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
+                       const struct mt_engine_params *p, struct mt_err *err)
 {
-    struct mt_program prog;
     int wanted[2] = {0, 0};
-    int rc = build_program(plan, &prog, err);
+    int rc = build_program(plan, prog, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < prog.n_objects; i++)
-        if (prog.objects[i].spill >= 0 && prog.objects[i].kind != MT_OBJ_GRAD)
-            wanted[prog.objects[i].kind == MT_OBJ_RECORD]++;
-    mt_program_finish(&prog);
-    mt_tiers_choose(plan, p, wanted);
+    for (size_t i = 0; i < prog->n_objects; i++)
+        if (prog->objects[i].spill >= 0 && prog->objects[i].kind != MT_OBJ_GRAD)
+            wanted[prog->objects[i].kind == MT_OBJ_RECORD]++;
+    uint64_t takes = mt_tiers_choose(plan, p, wanted);
+    if (host_bytes) {
+        *host_bytes = takes;
+        if (takes > p->host_bytes) {
+            mt_program_finish(prog);
+            return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "host memory is short by %llu bytes",
+                           (unsigned long long)(takes - p->host_bytes));
+        }
+    }
     if (!plan->uses_disk)
         return 0;
-    rc = build_program(plan, &prog, err);
-    if (!rc)
-        mt_program_finish(&prog);
-    return rc;
+    mt_program_finish(prog);
+    return build_program(plan, prog, err);
 }
 
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
@@ -221,19 +225,38 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     return 0;
 }
 
-int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+static int plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
+                     const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_engine_plan plan;
+    struct mt_program prog = {0};
     int rc = mt_engine_divide(&plan, p, err);
     if (rc)
         return rc;
-    rc = divide_host(&plan, p, err);
+    rc = divide_host(&plan, &prog, host_bytes, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
     }
     *out = plan;
+    *step = prog;
     return 0;
+}
+
+int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,
+                        const struct mt_engine_params *p, struct mt_err *err)
+{
+    *host_bytes = 0;
+    return plan_step(out, step, host_bytes, p, err);
+}
+
+int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
+{
+    struct mt_program prog;
+    int rc = plan_step(out, &prog, NULL, p, err); /* what does not fit is for the caller to refuse */
+    if (!rc)
+        mt_program_finish(&prog);
+    return rc;
 }
 
 void mt_engine_plan_finish(struct mt_engine_plan *plan)

@@ -17,8 +17,9 @@ enum {
     V = 1 << MT_PLANE_V,
     GRAD = 1 << MT_PLANE_GRAD,
     RING = 6, /* two pieces each on their way in, with Adam, and on their way out */
-    MAX_PIECE = 4 << 20,
+    LARGE_PIECE = 4 << 20,
     MIN_PIECE = 64 << 10,
+    MANY_PIECES = 64, /* of a unit: enough to flow; more would only make the step's program long */
 };
 
 struct tiers {
@@ -94,9 +95,14 @@ static uint64_t host_pools(const struct tiers *t)
     return sum;
 }
 
+static uint64_t in_use(const struct tiers *t)
+{
+    return planes_in_host(t) + windows(t) + host_pools(t);
+}
+
 static bool fits(const struct tiers *t)
 {
-    return planes_in_host(t) + windows(t) + host_pools(t) <= t->host;
+    return in_use(t) <= t->host;
 }
 
 /* The fewest buffers with which what is on the disk can be reached. */
@@ -122,7 +128,8 @@ static void choose_piece(const struct tiers *t)
     }
     size_t piece = t->p->piece_elems;
     if (!piece) {
-        piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)MAX_PIECE);
+        size_t most = MT_MAX((size_t)LARGE_PIECE, largest / MANY_PIECES);
+        piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)most);
         piece = MT_MAX(piece, (size_t)MIN_PIECE);
     }
     /* a piece's number must fit its field */
@@ -193,16 +200,17 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
-void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[2])
+/* With or without what leaves the device on the disk. Returns the host memory that this takes. */
+static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[2],
+                   bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
-    bool spill = plan->activations == MT_ACT_DISK && p->may_use_disk && wanted[0] + wanted[1] > 0;
-    if (t.host != UINT64_MAX) {
-        bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
-        t.host = subtract(t.host, shared ? plan->device_bytes : 0);
-        t.host = subtract(t.host, plan->staging_bytes + (spill ? 0 : plan->spill_bytes));
-    }
+    bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
+    uint64_t beside = (shared ? plan->device_bytes : 0) + plan->staging_bytes + (spill ? 0 : plan->spill_bytes);
+    memset(plan->on_disk, 0, plan->program.n_units);
+    describe_all(&t);
+    if (t.host != UINT64_MAX)
+        t.host = subtract(t.host, beside);
     bool states = p->may_use_disk && (p->states == MT_STATES_DISK ||
                                       (p->states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
@@ -217,6 +225,19 @@ void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params 
     if (states && p->states == MT_STATES_AUTO)
         keep_units(&t);
     describe_all(&t);
+    return in_use(&t) + beside;
+}
+
+uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                     const int wanted[2])
+{
+    bool may_spill = p->may_use_disk && wanted[0] + wanted[1] > 0;
+    bool spill = may_spill && plan->activations == MT_ACT_DISK;
+    /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps */
+    uint64_t takes = choose(plan, p, wanted, spill);
+    if (takes > p->host_bytes && may_spill && plan->activations == MT_ACT_RECOMPUTE &&
+        p->states != MT_STATES_HOST)
+        takes = choose(plan, p, wanted, true);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)
         plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */
@@ -227,4 +248,5 @@ void mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params 
             plan->program.n_buffers[i] = 0;
         plan->pool_bytes[i] = bytes[i] * (size_t)plan->program.n_buffers[i];
     }
+    return takes;
 }

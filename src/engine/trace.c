@@ -88,8 +88,11 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
         return mt_fail_nomem(err, "a trace", r->trace->n * sizeof(*s));
     for (size_t i = 0; i < r->trace->n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        s[i] = (struct mt_trace_span){in->queue, in->op, in->mb, in->unit, in->bytes,
-                                      time_of(r->trace, i, 0), time_of(r->trace, i, 1)};
+        s[i] = (struct mt_trace_span){.queue = in->queue, .op = in->op, .mb = in->mb, .unit = in->unit,
+                                      .bytes = in->bytes, .begin_ns = time_of(r->trace, i, 0),
+                                      .end_ns = time_of(r->trace, i, 1)};
+        if (in->queue >= MT_Q_DISK_READ)
+            s[i].disk_use = (uint8_t)mt_instr_disk_use(&r->prog, in);
     }
     *spans = s;
     *n = r->trace->n;

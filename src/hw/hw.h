@@ -2,6 +2,7 @@
 #ifndef MT_HW_HW_H
 #define MT_HW_HW_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,5 +23,7 @@ struct mt_hw_memory {
 int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err);
 /** Bytes free for this user on the file system of `path` (or of its nearest parent that exists). */
 int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err);
+/** Whether the two take their space from the same file system. */
+bool mt_hw_same_file_system(const char *a, const char *b);
 
 #endif

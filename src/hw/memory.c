@@ -137,16 +137,15 @@ int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err)
     return 0;
 }
 
-int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err)
+/* Of the file system that holds the path, or would. */
+static int file_system_of(const char *path, struct statvfs *st)
 {
-    struct statvfs st;
     char p[4096];
     snprintf(p, sizeof(p), "%s", path);
-    while (statvfs(p, &st)) {
+    while (statvfs(p, st)) {
         char *slash = strrchr(p, '/');
         if (errno != ENOENT)
-            return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot ask for free space of %s: %s", path,
-                           strerror(errno));
+            return -errno;
         if (!slash)
             snprintf(p, sizeof(p), ".");
         else if (slash == p)
@@ -154,6 +153,21 @@ int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err)
         else
             *slash = 0;
     }
+    return 0;
+}
+
+int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err)
+{
+    struct statvfs st;
+    int rc = file_system_of(path, &st);
+    if (rc)
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot ask for free space of %s: %s", path, strerror(-rc));
     *bytes = (uint64_t)st.f_bavail * st.f_frsize;
     return 0;
+}
+
+bool mt_hw_same_file_system(const char *a, const char *b)
+{
+    struct statvfs x, y;
+    return !file_system_of(a, &x) && !file_system_of(b, &y) && x.f_fsid == y.f_fsid;
 }

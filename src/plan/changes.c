@@ -34,10 +34,7 @@ static bool could_fit(const struct mt_plan_request *r)
     t.keep_layers = MT_MAX(r->keep_layers, 0);
     if (t.activations == MT_ACT_AUTO)
         t.activations = MT_ACT_RECOMPUTE;
-    if (!mt_plan_fits(&t, NULL))
-        return true;
-    t.spill_on_disk = r->machine->rate[MT_RATE_DRIVES].value > 0;
-    return t.spill_on_disk && !mt_plan_fits(&t, NULL);
+    return !mt_plan_fits(&t, NULL);
 }
 
 static void consider(struct list *l, const struct mt_plan_request *r, bool hardware, const char *what)
@@ -133,14 +130,14 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
     consider_budget(l, &t, &t.host_budget, "host memory");
     struct mt_machine m = *r->machine;
     char text[160];
-    if (m.rate[MT_RATE_DRIVES].value > 0)
+    if (r->drives > 0)
         return;
-    const enum mt_rate_id id[] = {MT_RATE_DRIVES, MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH,
-                                  MT_RATE_WRITE_BOTH};
-    const double typical[] = {2, 6.5, 4, 4, 2.5};
+    const enum mt_rate_id id[] = {MT_RATE_READ, MT_RATE_WRITE, MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
+    const double typical[] = {6.5, 4, 4, 2.5};
     for (size_t i = 0; i < MT_ARRAY_LEN(id); i++)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
+    t.drives = 2;
     t.states = MT_STATES_AUTO;
     snprintf(text, sizeof(text), "two NVMe drives for the states (memory.nvme_paths)");
     consider(l, &t, true, text);

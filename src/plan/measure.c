@@ -1,23 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measures the machine's rates: products, memory, copies, the optimizer, and what they do to each other. */
+/* Measures the machine's rates: products, memory, the optimizer, operations. */
 #include "plan/measure.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/adam.h"
 #include "plan/measure_priv.h"
-#include "store/planes.h"
 
-enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20, MAX_OPS = 256 };
+enum { MAX_OPS = 256 };
 
 static void tell(const struct mt_measure_params *p, const char *what)
 {
@@ -30,8 +25,8 @@ static void put(struct mt_machine *m, enum mt_rate_id id, double v)
     m->rate[id] = (struct mt_rate){v, MT_RATE_MEASURED};
 }
 
-static int make_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
-                       struct mt_err *err)
+int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
+                      struct mt_err *err)
 {
     return mt_device_create(dev,
                             &(struct mt_device_params){.kind = p->device_kind, .index = p->device_index,
@@ -47,7 +42,7 @@ int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *
     size_t budget = (size_t)64 << 20;
     for (size_t i = 0; i < n; i++)
         budget = MT_MAX(budget, mt_measure_operation_bytes(&ops[i]));
-    int rc = make_device(&dev, p, budget, err);
+    int rc = mt_measure_device(&dev, p, budget, err);
     for (size_t i = 0; i < n && !rc; i++) {
         char what[200];
         double s = 0;
@@ -175,230 +170,13 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
     double s = 0;
     for (int i = 0; i < 3; i++)
         budget = MT_MAX(budget, mt_measure_operation_bytes(&op[i]));
-    int rc = make_device(&dev, p, budget, err);
+    int rc = mt_measure_device(&dev, p, budget, err);
     for (int i = 0; i < 3 && !rc; i++) {
         rc = mt_measure_operation(&s, dev, &op[i], err);
         if (!rc)
             put(m, id[i], i < 2 ? op[i].flops / s * 1e-12 : op[i].bytes / s * 1e-9);
     }
     mt_device_destroy(&dev);
-    return rc;
-}
-
-/* --- copies -------------------------------------------------------------------------------------- */
-
-struct link {
-    mt_device *dev;
-    void *host[2], *device[2];
-    mt_event *ev[4];
-};
-
-static int link_copies(struct link *l, int way, int n, struct mt_err *err)
-{
-    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
-    int rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
-    for (int i = 0; i < n && !rc; i++) {
-        struct mt_copy c = {way ? l->host[1] : l->device[0], COPY_BYTES,
-                            way ? l->device[1] : l->host[0], COPY_BYTES, COPY_BYTES, 1};
-        rc = mt_device_copy(l->dev, s, &c, err);
-    }
-    return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
-}
-
-/* GB/s of n copies each way; n 0: that way is idle. */
-static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struct mt_err *err)
-{
-    int n[2] = {n_in, n_out}, rc = 0;
-    for (int way = 0; way < 2 && !rc; way++)
-        if (n[way])
-            rc = link_copies(l, way, n[way], err);
-    if (!rc)
-        rc = mt_device_sync(l->dev, err);
-    for (int way = 0; way < 2 && !rc; way++)
-        if (n[way])
-            gbs[way] = (double)n[way] * COPY_BYTES /
-                       (double)(mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]));
-    return rc;
-}
-
-static int open_link(struct link *l, const struct mt_measure_params *p, struct mt_err *err)
-{
-    int rc = make_device(&l->dev, p, (size_t)COPY_BYTES * 3, err);
-    for (int i = 0; i < 2 && !rc; i++) {
-        rc = mt_host_alloc(&l->host[i], COPY_BYTES, "copy probe", err);
-        if (!rc)
-            memset(l->host[i], 0x3f, COPY_BYTES);
-        if (!rc)
-            rc = mt_device_register_host(l->dev, l->host[i], COPY_BYTES, err);
-        if (!rc)
-            rc = mt_device_alloc(l->dev, COPY_BYTES, "copy probe", &l->device[i], err);
-    }
-    for (int i = 0; i < 4 && !rc; i++)
-        rc = mt_event_create(l->dev, &l->ev[i], err);
-    return rc;
-}
-
-static void close_link(struct link *l)
-{
-    for (int i = 0; i < 4; i++)
-        mt_event_destroy(&l->ev[i]);
-    for (int i = 0; i < 2; i++) {
-        if (l->dev && l->host[i])
-            mt_device_unregister_host(l->dev, l->host[i]);
-        mt_host_free(l->host[i], COPY_BYTES);
-    }
-    mt_device_destroy(&l->dev);
-}
-
-static int measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
-{
-    struct link l = {0};
-    double gbs[2] = {0}, best[4] = {0};
-    int rc = open_link(&l, p, err);
-    for (int r = 0; r < 4 && !rc; r++) { /* the first round warms up */
-        rc = time_copies(&l, 8, 0, gbs, err);
-        best[0] = MT_MAX(best[0], gbs[0]);
-        if (!rc)
-            rc = time_copies(&l, 0, 8, gbs, err);
-        best[1] = MT_MAX(best[1], gbs[1]);
-        if (!rc)
-            rc = time_copies(&l, 8, 8, gbs, err);
-        best[2] = MT_MAX(best[2], gbs[0]);
-        best[3] = MT_MAX(best[3], gbs[1]);
-    }
-    close_link(&l);
-    if (rc)
-        return rc;
-    put(m, MT_RATE_H2D, best[0]);
-    put(m, MT_RATE_D2H, best[1]);
-    put(m, MT_RATE_H2D_BOTH, best[2]);
-    put(m, MT_RATE_D2H_BOTH, best[3]);
-    if (m->cpu)
-        put(m, MT_RATE_COPY, MT_MAX(best[0], best[1]));
-    return 0;
-}
-
-/* --- what shares the cores with what -------------------------------------------------------------- */
-
-/* Updates without end on threads of their own; counts them. */
-struct adam_load {
-    const struct mt_measure_params *p;
-    char *mem;
-    mt_pool *pool;
-    pthread_t thread;
-    bool started;
-    atomic_bool quit;
-    atomic_long done;
-};
-
-static void *adam_main(void *arg)
-{
-    struct adam_load *l = arg;
-    struct mt_adam a = {.n = ADAM_N, .hi = (void *)l->mem, .lo = (void *)(l->mem + (size_t)ADAM_N * 2),
-                        .m = l->mem + (size_t)ADAM_N * 4, .v = l->mem + (size_t)ADAM_N * 8,
-                        .grad = l->mem + (size_t)ADAM_N * 12, .state_dtype = MT_F32,
-                        .grad_dtype = MT_BF16, .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
-                        .clip = 1, .t = 1};
-    while (!atomic_load(&l->quit)) {
-        mt_adam_run_pool(&a, MT_ADAM_AUTO, l->pool);
-        atomic_fetch_add(&l->done, 1);
-    }
-    return NULL;
-}
-
-static int start_adam(struct adam_load *l, const struct mt_measure_params *p, struct mt_err *err)
-{
-    struct mt_pool_params pp = {"probe", p->n_threads, p->cpus, NULL};
-    l->p = p;
-    l->mem = mt_alloc_aligned((size_t)ADAM_N * 14);
-    if (!l->mem)
-        return mt_fail_nomem(err, "the Adam probe", (unsigned long long)ADAM_N * 14);
-    memset(l->mem, 0x3c, (size_t)ADAM_N * 14);
-    int rc = mt_pool_create(&l->pool, &pp, err);
-    if (!rc)
-        rc = pthread_create(&l->thread, NULL, adam_main, l)
-                 ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
-                 : 0;
-    l->started = !rc;
-    return rc;
-}
-
-static void stop_adam(struct adam_load *l)
-{
-    atomic_store(&l->quit, true);
-    if (l->started)
-        pthread_join(l->thread, NULL);
-    mt_pool_destroy(&l->pool);
-    free(l->mem);
-}
-
-static double adam_rate(struct adam_load *l, int64_t ns)
-{
-    long from = atomic_load(&l->done);
-    int64_t t0 = mt_now_ns();
-    while (mt_now_ns() - t0 < ns)
-        usleep(2000);
-    return (double)(atomic_load(&l->done) - from) / (double)(mt_now_ns() - t0);
-}
-
-/* Compute at full speed: large products are submitted until told to stop. */
-struct gemm_load {
-    mt_device *dev;
-    struct mt_metered op;
-    pthread_t thread;
-    bool started;
-    atomic_bool quit;
-    struct mt_err err;
-};
-
-static void *gemm_main(void *arg)
-{
-    struct gemm_load *l = arg;
-    double s;
-    while (!atomic_load(&l->quit) && !mt_measure_operation(&s, l->dev, &l->op, &l->err))
-        ;
-    return NULL;
-}
-
-static int measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
-{
-    struct link l = {0};
-    struct adam_load adam = {0};
-    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512)};
-    double alone = 0, beside = 0, gbs[2];
-    const int64_t look_ns = 600000000;
-    int rc = make_device(&gemm.dev, p, mt_measure_operation_bytes(&gemm.op), err);
-    if (!rc)
-        rc = open_link(&l, p, err);
-    if (!rc)
-        rc = mt_measure_operation(&alone, gemm.dev, &gemm.op, err);
-    if (!rc) /* some 64 MiB copies, seconds of them, in the background */
-        rc = link_copies(&l, 0, 60, err);
-    if (!rc)
-        rc = mt_measure_operation(&beside, gemm.dev, &gemm.op, err);
-    if (!rc) {
-        rc = mt_device_sync(l.dev, err);
-        put(m, MT_RATE_SHARE_COPY, MT_MIN(alone / beside, 1.0));
-    }
-    if (!rc)
-        rc = start_adam(&adam, p, err);
-    if (!rc) {
-        double free_rate = adam_rate(&adam, look_ns);
-        rc = mt_measure_operation(&beside, gemm.dev, &gemm.op, err);
-        put(m, MT_RATE_SHARE_ADAM, MT_MIN(alone / beside, 1.0));
-        if (!rc && !pthread_create(&gemm.thread, NULL, gemm_main, &gemm)) {
-            gemm.started = true;
-            put(m, MT_RATE_ADAM_SHARE, MT_MIN(adam_rate(&adam, look_ns) / free_rate, 1.0));
-        }
-    }
-    stop_adam(&adam);
-    if (!rc && gemm.started && !time_copies(&l, 16, 0, gbs, err))
-        put(m, MT_RATE_COPY_SHARE, MT_MIN(gbs[0] / m->rate[MT_RATE_H2D].value, 1.0));
-    atomic_store(&gemm.quit, true);
-    if (gemm.started)
-        pthread_join(gemm.thread, NULL);
-    mt_device_destroy(&gemm.dev);
-    close_link(&l);
     return rc;
 }
 
@@ -428,7 +206,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
 {
     struct mt_machine m = {.cpu = !strcmp(p->device_kind, "cpu")};
     mt_device *dev = NULL;
-    int rc = make_device(&dev, p, (size_t)1 << 20, err);
+    int rc = mt_measure_device(&dev, p, (size_t)1 << 20, err);
     if (rc)
         return rc;
     snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
@@ -438,10 +216,10 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
         const char *what;
         int (*run)(struct mt_machine *, const struct mt_measure_params *, struct mt_err *);
     } parts[] = {{"host memory, optimizer", measure_host}, {"products", measure_compute},
-                 {"copies", measure_link},                 {"sharing of cores", measure_shares},
+                 {"copies", mt_measure_link},                 {"sharing of cores", mt_measure_shares},
                  {"disk", mt_measure_disk},                {"operations", measure_grid}};
     for (size_t i = 0; i < MT_ARRAY_LEN(parts) && !rc; i++) {
-        bool skip = (parts[i].run == measure_shares && !m.cpu) ||
+        bool skip = (parts[i].run == mt_measure_shares && !m.cpu) ||
                     (parts[i].run == mt_measure_disk && !p->disk_dir) ||
                     (parts[i].run == measure_grid && p->brief);
         if (!skip) {

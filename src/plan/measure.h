@@ -6,8 +6,7 @@
 
 /**
  * Measures this machine for its profile. Everything is timed under sustained load, with random data: zeros
- * are cheaper to move and to multiply. A figure is the second least of several rounds, so that a neighbour
- * that takes the machine for a moment does not stand in the profile.
+ * are cheaper to move and to multiply. A figure is the median of several rounds, as a run's is of its steps.
  */
 struct mt_measure_params {
     const char *device_kind; /* "cpu" or "cuda" */

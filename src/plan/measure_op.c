@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "plan/measure.h"
+#include "plan/measure_priv.h"
 
 enum { MAX_BUFFERS = 16, ROUNDS = 5, FILL = 1 << 20 };
 static const int64_t round_ns = 8000000;
@@ -387,6 +387,12 @@ static int compare_doubles(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double mt_measure_median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof(*v), compare_doubles);
+    return v[n / 2];
+}
+
 /* Nanoseconds of `reps` submissions, on the stream. */
 static int time_round(struct trial *t, const struct mt_metered *op, mt_event *ev[2], int reps, int64_t *ns)
 {
@@ -415,8 +421,7 @@ static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *e
     }
     if (rc)
         return rc;
-    qsort(round, ROUNDS, sizeof(*round), compare_doubles);
-    *seconds = MT_MAX(round[1], 1e-9);
+    *seconds = MT_MAX(mt_measure_median(round, ROUNDS), 1e-9);
     return 0;
 }
 

@@ -26,12 +26,28 @@ static int host_memory(uint64_t *bytes, const struct mt_machine *m, bool local, 
     return rc;
 }
 
+/* Drives that may be used: of this machine those that are named, of another all it has. */
+static int count_drives(int *drives, const struct mt_config *c, const struct mt_machine *m, bool local,
+                        struct mt_err *err)
+{
+    const struct mt_rate *rate = m->rate;
+    bool rated = rate[MT_RATE_READ].value > 0 && rate[MT_RATE_WRITE].value > 0;
+    *drives = local ? c->memory.nvme_paths.n : rated ? (int)rate[MT_RATE_DRIVES].value : 0;
+    if (*drives && !rated)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       "the drives of memory.nvme_paths have not been measured: megatrain probe all --dir %s",
+                       c->memory.nvme_paths.items[0]);
+    return 0;
+}
+
 int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *c,
                          const struct mt_layout *layout, const struct mt_machine *m, bool local,
                          struct mt_err *err)
 {
     uint64_t host, device = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * (double)gib);
-    int rc = host_memory(&host, m, local, err);
+    int drives, rc = host_memory(&host, m, local, err);
+    if (!rc)
+        rc = count_drives(&drives, c, m, local, err);
     if (rc)
         return rc;
     int64_t len = c->data.seq_len;
@@ -54,6 +70,7 @@ int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *c,
         .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
         .threads = c->device.cpu_threads == MT_CFG_AUTO ? (int)m->rate[MT_RATE_CORES].value
                                                          : (int)c->device.cpu_threads,
+        .drives = drives,
         .link_gbps = m->cpu ? c->device.link_gbps : 0,
     };
     r.grad_dtype = c->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? r.dtype

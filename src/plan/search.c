@@ -32,36 +32,6 @@ static bool remember(struct search *s, const struct mt_plan_request *r, const st
     return true;
 }
 
-static bool has_drives(const struct mt_plan_request *r)
-{
-    return r->machine->rate[MT_RATE_DRIVES].value > 0 && r->machine->rate[MT_RATE_READ].value > 0;
-}
-
-/* Boundaries on disk are worth a look where the host is short: of room for them, or for states. */
-static int evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
-                    struct mt_err *err)
-{
-    struct mt_plan_request t = *r;
-    struct mt_plan_choice other;
-    t.spill_on_disk = false;
-    int rc = mt_plan_with_costs(out, &t, costs, NULL, err);
-    /* not for records: they would wear drives out within weeks */
-    if ((rc && rc != -ENOSPC) || !has_drives(r) || (!rc && out->n_tier[0] == r->layout->n_units) ||
-        r->states == MT_STATES_HOST || r->activations != MT_ACT_RECOMPUTE)
-        return rc;
-    t.spill_on_disk = true;
-    if (mt_plan_with_costs(&other, &t, costs, NULL, rc ? err : NULL))
-        return rc;
-    if (!rc && out->sim.seconds <= other.sim.seconds) {
-        mt_plan_choice_finish(&other);
-        return 0;
-    }
-    if (!rc)
-        mt_plan_choice_finish(out);
-    *out = other;
-    return 0;
-}
-
 /* Tries one; keeps the better. *sim is its simulation, or all 0 where it does not fit. */
 static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                    struct mt_sim_result *sim, struct mt_err *err)
@@ -69,7 +39,7 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     struct mt_plan_choice c;
     struct mt_err why = {0};
     *sim = (struct mt_sim_result){0};
-    int rc = evaluate(&c, r, costs, &why);
+    int rc = mt_plan_with_costs(&c, r, costs, NULL, &why);
     if ((!rc || rc == -ENOSPC) && !remember(s, r, rc ? NULL : &c)) {
         if (!rc)
             mt_plan_choice_finish(&c);
@@ -185,11 +155,12 @@ static int add_group(struct groups *all, const struct mt_plan_request *r, mt_cos
 static int add_activations(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
                            struct mt_err *err)
 {
-    static const enum mt_cfg_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD};
+    /* records on the disk, where that is asked for: they would wear drives out within weeks */
+    static const enum mt_cfg_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(ways) && !rc; i++) {
         struct mt_plan_request t = *r;
-        if (r->activations != MT_ACT_AUTO && r->activations != ways[i])
+        if (r->activations == MT_ACT_AUTO ? ways[i] == MT_ACT_DISK : r->activations != ways[i])
             continue;
         t.activations = ways[i];
         t.keep_layers = MT_MAX(r->keep_layers, 0);
@@ -361,7 +332,6 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
     t.slots = c->slots;
     t.keep_layers = c->keep_layers;
     t.activations = c->activations;
-    t.spill_on_disk = c->spill_on_disk;
     int rc = mt_plan_evaluate(&fixed, &t, NULL, err);
     if (rc)
         return rc;

@@ -15,10 +15,9 @@ struct mt_plan_request {
     enum mt_cfg_activations activations;
     enum mt_cfg_states states;
     bool microbatch, poison; /* as struct mt_engine_params */
-    bool spill_on_disk;      /* mt_plan_evaluate(): boundaries and records go on to disk; searched over */
     uint64_t device_budget, host_budget;
     uint64_t disk_budget; /* 0: what the machine's drives hold */
-    int threads;
+    int threads, drives;  /* drives 0: nothing may live on the disk */
     double link_gbps;
 };
 
@@ -30,16 +29,23 @@ struct mt_plan_tried {
     double seconds;
 };
 
+/** Where a unit's planes live. */
+enum mt_unit_tier {
+    MT_UNIT_ON_HOST,
+    MT_UNIT_STATES_ON_DISK, /* masters' rest and moments, and gradients where the host is short; weights
+                               stay in host memory */
+    MT_UNIT_ON_DISK,        /* weights too: they are read for every load */
+    MT_N_UNIT_TIERS,
+};
+
 struct mt_plan_choice {
     size_t micro_batch, n_micro, logits_chunk;
     int slots, keep_layers;
     enum mt_cfg_activations activations;
-    struct mt_engine_plan engine;
-    enum mt_unit_tier *tier; /* [n_units], owned */
-    size_t n_tier[3];        /* units in each tier */
-    bool spill_on_disk;
-    uint64_t host_bytes;     /* planes, spill, staging, the program; on the cpu device its arena too */
-    uint64_t planes_bytes, staging_bytes, process_bytes, disk_bytes;
+    struct mt_engine_plan engine;   /* its `program.units` and `on_disk` as trained */
+    size_t n_tier[MT_N_UNIT_TIERS]; /* units in each tier */
+    uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device its arena too */
+    uint64_t planes_bytes, windows_bytes, process_bytes, disk_bytes;
     struct mt_sim_result sim;
     struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
     size_t n_tried;

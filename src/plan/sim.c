@@ -7,14 +7,6 @@
 
 #include "base/mem.h"
 
-static const enum mt_sim_resource resource_of[MT_SIM_N_QUEUES] = {
-    [MT_SIM_Q_COMPUTE] = MT_SIM_COMPUTE,         [MT_SIM_Q_H2D] = MT_SIM_H2D,
-    [MT_SIM_Q_D2H] = MT_SIM_D2H,                 [MT_SIM_Q_HOST] = MT_SIM_HOST,
-    [MT_SIM_Q_STATE_READ] = MT_SIM_DISK_READ,    [MT_SIM_Q_STATE_WRITE] = MT_SIM_DISK_WRITE,
-    [MT_SIM_Q_WEIGHT_READ] = MT_SIM_DISK_READ,   [MT_SIM_Q_GRAD_WRITE] = MT_SIM_DISK_WRITE,
-    [MT_SIM_Q_SPILL_READ] = MT_SIM_DISK_READ,    [MT_SIM_Q_SPILL_WRITE] = MT_SIM_DISK_WRITE,
-};
-
 const char *mt_sim_resource_name(enum mt_sim_resource r)
 {
     static const char *const names[MT_SIM_N_RESOURCES] = {
@@ -25,12 +17,13 @@ const char *mt_sim_resource_name(enum mt_sim_resource r)
 struct state {
     const struct mt_sim_params *p;
     struct mt_sim_graph *g;
-    int32_t *order;                     /* tasks by queue, in order */
-    size_t first[MT_SIM_N_QUEUES + 1];  /* a queue's part of it */
-    size_t next[MT_SIM_N_QUEUES];
-    int32_t active[MT_SIM_N_QUEUES];    /* or -1 */
-    int32_t newest[MT_SIM_N_QUEUES];    /* that has ended, or -1 */
-    double left[MT_SIM_N_QUEUES];
+    int32_t *order;                /* tasks by queue, in order */
+    size_t first[MT_N_QUEUES + 1]; /* a queue's part of it */
+    size_t next[MT_N_QUEUES];
+    int32_t active[MT_N_QUEUES];   /* or -1 */
+    int32_t newest[MT_N_QUEUES];   /* that has ended, or -1 */
+    double left[MT_N_QUEUES];
+    double ended[MT_N_QUEUES];     /* when a task of the queue last did */
     double now;
     int32_t last_ended;
 };
@@ -42,15 +35,15 @@ static double rate(const struct state *s, enum mt_rate_id id)
 
 static bool sort_by_queue(struct state *s)
 {
-    size_t n = s->g->n, at[MT_SIM_N_QUEUES];
+    size_t n = s->g->n, at[MT_N_QUEUES];
     s->order = mt_calloc(MT_MAX(n, (size_t)1), sizeof(*s->order));
     if (!s->order)
         return false;
     for (size_t i = 0; i < n; i++)
         s->first[s->g->tasks[i].queue + 1]++;
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         s->first[q + 1] += s->first[q];
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         at[q] = s->next[q] = s->first[q];
     for (size_t i = 0; i < n; i++)
         s->order[at[s->g->tasks[i].queue]++] = (int32_t)i;
@@ -59,21 +52,28 @@ static bool sort_by_queue(struct state *s)
 
 static bool ready(const struct state *s, const struct mt_sim_task *t)
 {
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         if (t->wait[q] > s->newest[q])
             return false;
     return true;
 }
 
+/* Behind another request the latency of one passes unseen. */
+static double latency(const struct state *s, int q)
+{
+    bool disk = q == MT_Q_DISK_READ || q == MT_Q_DISK_WRITE;
+    return disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
+}
+
 static bool start_tasks(struct state *s)
 {
     bool any = false;
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++) {
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         if (s->active[q] < 0 && s->next[q] < s->first[q + 1]) {
             struct mt_sim_task *t = &s->g->tasks[s->order[s->next[q]]];
             if (ready(s, t)) {
                 s->active[q] = s->order[s->next[q]++];
-                s->left[q] = t->seconds;
+                s->left[q] = t->seconds + latency(s, q);
                 t->start = s->now;
                 t->cause = s->last_ended;
             }
@@ -86,7 +86,7 @@ static bool start_tasks(struct state *s)
 /* The part of a core that a copying thread takes: a throttled one sleeps in between. */
 static double copy_duty(const struct state *s, int q)
 {
-    double link = rate(s, q == MT_SIM_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
+    double link = rate(s, q == MT_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
     if (s->p->link_gbps > 0)
         link = MT_MIN(link, s->p->link_gbps);
     return s->active[q] >= 0 ? MT_MIN(link / rate(s, MT_RATE_COPY), 1.0) : 0;
@@ -98,61 +98,61 @@ static double slowed(double share, double duty)
 }
 
 /* Compute, copies and updates on the same cores. */
-static void share_cores(const struct state *s, double speed[MT_SIM_N_QUEUES])
+static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
 {
-    bool compute = s->active[MT_SIM_Q_COMPUTE] >= 0, adam = s->active[MT_SIM_Q_HOST] >= 0;
-    for (int q = MT_SIM_Q_H2D; q <= MT_SIM_Q_D2H; q++) {
+    bool compute = s->active[MT_Q_COMPUTE] >= 0, adam = s->active[MT_Q_HOST] >= 0;
+    for (int q = MT_Q_H2D; q <= MT_Q_D2H; q++) {
         double duty = copy_duty(s, q);
-        speed[MT_SIM_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
-        speed[MT_SIM_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
+        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
+        speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
         if (duty >= 1 && (compute || adam)) /* a thread that sleeps anyway gets its turn in time */
             speed[q] *= slowed(rate(s, MT_RATE_COPY_SHARE), 1);
     }
     if (compute && adam) {
-        speed[MT_SIM_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_ADAM), 1);
-        speed[MT_SIM_Q_HOST] *= slowed(rate(s, MT_RATE_ADAM_SHARE), 1);
+        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_ADAM), 1);
+        speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_ADAM_SHARE), 1);
     }
 }
 
 /* Updates get what copies and drives leave of the host's memory. */
-static void share_dram(const struct state *s, double speed[MT_SIM_N_QUEUES])
+static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
 {
-    int32_t adam = s->active[MT_SIM_Q_HOST];
+    int32_t adam = s->active[MT_Q_HOST];
     if (adam < 0 || !(s->g->tasks[adam].seconds > 0))
         return;
     double free = rate(s, MT_RATE_DRAM) * 1e9, want;
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++) {
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         const struct mt_sim_task *t = s->active[q] < 0 ? NULL : &s->g->tasks[s->active[q]];
-        if (t && q != MT_SIM_Q_COMPUTE && q != MT_SIM_Q_HOST && t->seconds > 0)
+        if (t && q != MT_Q_COMPUTE && q != MT_Q_HOST && t->seconds > 0)
             free -= t->bytes / t->seconds * speed[q];
     }
     want = s->g->tasks[adam].bytes / s->g->tasks[adam].seconds;
     if (want > free)
-        speed[MT_SIM_Q_HOST] *= MT_MAX(free / want, 0.1);
+        speed[MT_Q_HOST] *= MT_MAX(free / want, 0.1);
 }
 
-static void find_speeds(const struct state *s, double speed[MT_SIM_N_QUEUES])
+/* Two directions of one thing, of which each is slower beside the other. */
+static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
+                       const enum mt_rate_id both[2], double speed[MT_N_QUEUES])
 {
-    int reads = 0, writes = 0;
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++) {
-        reads += s->active[q] >= 0 && resource_of[q] == MT_SIM_DISK_READ;
-        writes += s->active[q] >= 0 && resource_of[q] == MT_SIM_DISK_WRITE;
+    if (s->active[q[0]] < 0 || s->active[q[1]] < 0)
+        return;
+    for (int i = 0; i < 2; i++)
+        speed[q[i]] = rate(s, both[i]) / rate(s, alone[i]);
+}
+
+static void find_speeds(const struct state *s, double speed[MT_N_QUEUES])
+{
+    static const int link[2] = {MT_Q_H2D, MT_Q_D2H}, disk[2] = {MT_Q_DISK_READ, MT_Q_DISK_WRITE};
+    static const enum mt_rate_id link_alone[2] = {MT_RATE_H2D, MT_RATE_D2H},
+                                 link_both[2] = {MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH},
+                                 disk_alone[2] = {MT_RATE_READ, MT_RATE_WRITE},
+                                 disk_both[2] = {MT_RATE_READ_BOTH, MT_RATE_WRITE_BOTH};
+    for (int q = 0; q < MT_N_QUEUES; q++)
         speed[q] = 1;
-    }
-    if (s->active[MT_SIM_Q_H2D] >= 0 && s->active[MT_SIM_Q_D2H] >= 0 && !(s->p->link_gbps > 0)) {
-        speed[MT_SIM_Q_H2D] = rate(s, MT_RATE_H2D_BOTH) / rate(s, MT_RATE_H2D);
-        speed[MT_SIM_Q_D2H] = rate(s, MT_RATE_D2H_BOTH) / rate(s, MT_RATE_D2H);
-    }
-    double r = 1.0 / MT_MAX(reads, 1), w = 1.0 / MT_MAX(writes, 1);
-    if (reads && writes) {
-        r *= rate(s, MT_RATE_READ_BOTH) / rate(s, MT_RATE_READ);
-        w *= rate(s, MT_RATE_WRITE_BOTH) / rate(s, MT_RATE_WRITE);
-    }
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
-        if (resource_of[q] == MT_SIM_DISK_READ)
-            speed[q] = r;
-        else if (resource_of[q] == MT_SIM_DISK_WRITE)
-            speed[q] = w;
+    if (!(s->p->link_gbps > 0))
+        share_both(s, link, link_alone, link_both, speed);
+    share_both(s, disk, disk_alone, disk_both, speed);
     if (s->p->machine->cpu)
         share_cores(s, speed);
     else
@@ -162,13 +162,13 @@ static void find_speeds(const struct state *s, double speed[MT_SIM_N_QUEUES])
 /* Until the next task ends. */
 static void advance(struct state *s, struct mt_sim_result *r)
 {
-    double speed[MT_SIM_N_QUEUES], dt = INFINITY;
+    double speed[MT_N_QUEUES], dt = INFINITY;
     find_speeds(s, speed);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         if (s->active[q] >= 0)
             dt = fmin(dt, s->left[q] / speed[q]);
     s->now += dt;
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++) {
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         if (s->active[q] < 0)
             continue;
         s->left[q] -= dt * speed[q];
@@ -176,8 +176,9 @@ static void advance(struct state *s, struct mt_sim_result *r)
             continue;
         struct mt_sim_task *t = &s->g->tasks[s->active[q]];
         t->end = s->now;
-        r->busy[resource_of[q]] += t->end - t->start;
-        r->bytes[resource_of[q]] += t->bytes;
+        s->ended[q] = s->now;
+        r->busy[q] += t->end - t->start;
+        r->bytes[q] += t->bytes;
         r->flops += t->flops;
         s->newest[q] = s->last_ended = s->active[q];
         s->active[q] = -1;
@@ -188,7 +189,7 @@ static int run_tasks(struct state *s, struct mt_sim_result *r, struct mt_err *er
 {
     while (start_tasks(s))
         advance(s, r);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         if (s->next[q] < s->first[q + 1]) {
             const struct mt_sim_task *t = &s->g->tasks[s->order[s->next[q]]];
             return mt_fail(err, MT_ERR_RUNTIME, -EDEADLK,
@@ -205,11 +206,10 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
     double by_phase[MT_SIM_N_PHASES][MT_SIM_N_RESOURCES] = {{0}};
     for (int32_t i = last; i >= 0; i = g->tasks[i].cause) {
         const struct mt_sim_task *t = &g->tasks[i];
-        enum mt_sim_resource res = resource_of[t->queue];
         double fwd = fmax(0, fmin(t->end, turn) - t->start);
-        by_phase[MT_SIM_FORWARD][res] += fwd;
-        by_phase[MT_SIM_BACKWARD][res] += t->end - t->start - fwd;
-        r->critical[res] += t->end - t->start;
+        by_phase[MT_SIM_FORWARD][t->queue] += fwd;
+        by_phase[MT_SIM_BACKWARD][t->queue] += t->end - t->start - fwd;
+        r->critical[t->queue] += t->end - t->start;
     }
     for (int ph = 0; ph < MT_SIM_N_PHASES; ph++)
         for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
@@ -224,8 +224,8 @@ static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, doub
     while (i >= 0 && to > from) {
         const struct mt_sim_task *t = &g->tasks[i];
         double begin = fmax(t->start, from);
-        if (t->queue != MT_SIM_Q_COMPUTE && begin < to) {
-            r->idle[resource_of[t->queue]] += to - begin;
+        if (t->queue != MT_Q_COMPUTE && begin < to) {
+            r->idle[t->queue] += to - begin;
             to = begin;
         }
         i = t->cause;
@@ -235,7 +235,7 @@ static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, doub
 static void blame_idle(const struct state *s, struct mt_sim_result *r)
 {
     double at = 0;
-    for (size_t k = s->first[MT_SIM_Q_COMPUTE]; k < s->first[MT_SIM_Q_COMPUTE + 1]; k++) {
+    for (size_t k = s->first[MT_Q_COMPUTE]; k < s->first[MT_Q_COMPUTE + 1]; k++) {
         const struct mt_sim_task *t = &s->g->tasks[s->order[k]];
         if (t->start > at)
             blame_gap(s->g, t->cause, at, t->start, r);
@@ -250,8 +250,10 @@ int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct m
 {
     struct state s = {.p = p, .g = g, .last_ended = -1};
     struct mt_sim_result r = {0};
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         s.active[q] = s.newest[q] = -1;
+        s.ended[q] = -1;
+    }
     if (!sort_by_queue(&s))
         return mt_fail_nomem(err, "a simulation", g->n * sizeof(int32_t));
     int rc = run_tasks(&s, &r, err);

@@ -5,36 +5,23 @@
 #include "plan/cost.h"
 
 /**
- * The simulator: a step's instructions become tasks on queues, and the queues share the machine's
- * resources as measured: compute, the link's two directions, host threads, disk reads and writes. Time
- * passes from event to event; what is active slows each other down (a copy against the other direction, on
- * the cpu device compute against copies and updates for the cores).
+ * The simulator: a step's instructions become tasks on the executor's queues, and the queues share the
+ * machine's resources as measured: compute, the link's two directions, host threads, disk reads and writes.
+ * Time passes from event to event; what is active slows each other down (a copy against the other
+ * direction, on the cpu device compute against copies and updates for the cores). The disk queues have many
+ * requests under way at once, which share the drives: in the sum as if each had all of them in its turn,
+ * and a request's latency shows only where nothing was under way.
  */
 enum mt_sim_resource {
-    MT_SIM_COMPUTE,
-    MT_SIM_H2D,
-    MT_SIM_D2H,
-    MT_SIM_HOST,
-    MT_SIM_DISK_READ,
-    MT_SIM_DISK_WRITE,
-    MT_SIM_N_RESOURCES,
+    MT_SIM_COMPUTE = MT_Q_COMPUTE,
+    MT_SIM_H2D = MT_Q_H2D,
+    MT_SIM_D2H = MT_Q_D2H,
+    MT_SIM_HOST = MT_Q_HOST,
+    MT_SIM_DISK_READ = MT_Q_DISK_READ,
+    MT_SIM_DISK_WRITE = MT_Q_DISK_WRITE,
+    MT_SIM_N_RESOURCES = MT_N_QUEUES,
 };
 const char *mt_sim_resource_name(enum mt_sim_resource r);
-
-/** In-order queues; those after the program's own serve units that are on disk. */
-enum mt_sim_queue {
-    MT_SIM_Q_COMPUTE,
-    MT_SIM_Q_H2D,
-    MT_SIM_Q_D2H,
-    MT_SIM_Q_HOST,
-    MT_SIM_Q_STATE_READ,
-    MT_SIM_Q_STATE_WRITE,
-    MT_SIM_Q_WEIGHT_READ,
-    MT_SIM_Q_GRAD_WRITE,
-    MT_SIM_Q_SPILL_READ,
-    MT_SIM_Q_SPILL_WRITE,
-    MT_SIM_N_QUEUES,
-};
 
 enum mt_sim_phase { MT_SIM_FORWARD, MT_SIM_BACKWARD, MT_SIM_N_PHASES };
 
@@ -42,7 +29,7 @@ struct mt_sim_task {
     uint8_t queue, op; /* op: enum mt_opcode */
     int16_t mb;
     int32_t unit;
-    int32_t wait[MT_SIM_N_QUEUES]; /* newest task of that queue that must have ended, or -1 */
+    int32_t wait[MT_N_QUEUES]; /* newest task of that queue that must have ended, or -1 */
     double seconds;                /* alone */
     double bytes, flops;
     double start, end; /* filled by the simulation */
@@ -50,33 +37,21 @@ struct mt_sim_task {
 };
 
 struct mt_sim_graph {
-    struct mt_sim_task *tasks;
-    size_t n, cap;
+    struct mt_sim_task *tasks; /* by instruction */
+    size_t n;
     size_t turn; /* the last task of the forward pass */
 };
 void mt_sim_graph_finish(struct mt_sim_graph *g);
 
-/** Where a unit's planes live. */
-enum mt_unit_tier {
-    MT_UNIT_ON_HOST,
-    MT_UNIT_STATES_ON_DISK, /* lo and moments; weights (hi) and gradients in host memory */
-    MT_UNIT_ON_DISK,        /* all; weights are read for every load, gradients written */
-};
-/* Units, and boundaries or records, on their way between disk and host at once. */
-enum { MT_SIM_UNIT_RING = 3, MT_SIM_SPILL_RING = 8 };
-
 struct mt_sim_params {
     const struct mt_machine *machine;
-    const struct mt_layout *layout;
-    enum mt_dtype dtype, grad_dtype;
-    int adam_threads;
-    double link_gbps;              /* cpu device: throttle of each direction, 0 = none */
-    const enum mt_unit_tier *tier; /* [n_units], NULL: all on the host */
-    bool spill_on_disk;            /* boundaries and records that leave the device */
-    double tokens;                 /* of a step, for the host's part */
+    enum mt_dtype grad_dtype;
+    int adam_threads, drives;
+    double link_gbps; /* cpu device: throttle of each direction, 0 = none */
+    double tokens;    /* of a step, for the host's part */
 };
 
-/** Tasks of a placed program. */
+/** Tasks of a program as the engine runs it. */
 int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, mt_cost_table *costs,
                        const struct mt_sim_params *p, struct mt_err *err);
 
@@ -94,9 +69,5 @@ struct mt_sim_result {
 /** Runs the graph; start and end of every task are filled in. -EDEADLK names a task that never starts. */
 int mt_sim_run(struct mt_sim_result *out, struct mt_sim_graph *g, const struct mt_sim_params *p,
                struct mt_err *err);
-
-/** Bytes that a unit of n elements moves from and to disk in a step; *read, *write. */
-void mt_sim_disk_bytes(enum mt_unit_tier tier, double n_elems, enum mt_dtype dtype,
-                       enum mt_dtype grad_dtype, double *read, double *write);
 
 #endif

@@ -1,25 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/trace.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
 
-enum { MEASURED = 1, PREDICTED = 2 };
+/* A disk has many requests under way at once: rows of a queue that they lie in beside each other. */
+enum { MEASURED = 1, PREDICTED = 2, MAX_ROWS = 8 };
 
-static const char *const queue_names[MT_SIM_N_QUEUES] = {
-    "compute",    "H2D",         "D2H",        "host optimizer", "state reads", "state writes",
-    "weight reads", "gradient writes", "spill reads", "spill writes"};
-
-/* The program's queues are the first of the simulator's. */
-static const enum mt_sim_queue sim_queue[MT_N_QUEUES] = {
-    [MT_Q_COMPUTE] = MT_SIM_Q_COMPUTE,
-    [MT_Q_H2D] = MT_SIM_Q_H2D,
-    [MT_Q_D2H] = MT_SIM_Q_D2H,
-    [MT_Q_HOST] = MT_SIM_Q_HOST,
-};
+static const char *const queue_names[MT_N_QUEUES] = {"compute",        "H2D",        "D2H",
+                                                     "host optimizer", "disk reads", "disk writes"};
 
 static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
 {
@@ -28,7 +21,7 @@ static void add_name(struct mt_str *s, const char *what, int pid, int tid, const
 }
 
 struct span {
-    int pid, queue, op, mb, unit;
+    int pid, row, op, mb, unit;
     double begin_us, length_us, bytes;
 };
 
@@ -38,32 +31,55 @@ static void add_span(struct mt_str *s, const struct span *p, const struct mt_lay
                   "{\"ph\":\"X\",\"name\":\"%s %s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,"
                   "\"dur\":%.3f,\"args\":{\"unit\":%d,\"micro_batch\":%d,\"bytes\":%.0f}},\n",
                   mt_opcode_name((enum mt_opcode)p->op), l->units[p->unit].name,
-                  mt_opcode_name((enum mt_opcode)p->op), p->pid, p->queue, p->begin_us, p->length_us,
+                  mt_opcode_name((enum mt_opcode)p->op), p->pid, p->row, p->begin_us, p->length_us,
                   p->unit, p->mb, p->bytes);
 }
 
 static void add_names(struct mt_str *s, int pid, const char *process)
 {
     add_name(s, "process_name", pid, 0, process);
-    for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+    for (int q = 0; q < MT_N_QUEUES; q++)
         add_name(s, "thread_name", pid, q, queue_names[q]);
+}
+
+/* When each row of each queue is free again. */
+struct rows {
+    int64_t free_at[MAX_ROWS][MT_N_QUEUES];
+};
+
+/* The first row of the queue in which the span lies beside no other; named when it is first used. */
+static int find_row(struct rows *rows, struct mt_str *s, const struct mt_trace_span *t)
+{
+    int q = t->queue, k = 0, id;
+    char name[64];
+    while (t->queue >= MT_Q_DISK_READ && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
+        k++;
+    id = k * MT_N_QUEUES + q;
+    if (k && !rows->free_at[k][q]) {
+        snprintf(name, sizeof(name), "%s %d", queue_names[q], k + 1);
+        add_name(s, "thread_name", MEASURED, id, name);
+    }
+    rows->free_at[k][q] = t->end_ns;
+    return id;
 }
 
 static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, size_t n,
                          const struct mt_layout *l)
 {
     int64_t first = INT64_MAX;
+    struct rows rows = {{{0}}};
     for (size_t i = 0; i < n; i++)
         if (spans[i].begin_ns)
             first = MT_MIN(first, spans[i].begin_ns);
     add_names(s, MEASURED, "measured");
     for (size_t i = 0; i < n; i++) {
         const struct mt_trace_span *t = &spans[i];
-        struct span p = {MEASURED, (int)sim_queue[t->queue], t->op, t->mb, t->unit,
+        if (!t->begin_ns)
+            continue;
+        struct span p = {MEASURED, find_row(&rows, s, t), t->op, t->mb, t->unit,
                          (double)(t->begin_ns - first) * 1e-3, (double)(t->end_ns - t->begin_ns) * 1e-3,
                          (double)t->bytes};
-        if (t->begin_ns)
-            add_span(s, &p, l);
+        add_span(s, &p, l);
     }
 }
 
@@ -73,7 +89,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
         struct span p = {PREDICTED, t->queue, t->op, t->mb, t->unit, t->start * 1e6,
-                         (t->end - t->start) * 1e6, t->queue == MT_SIM_Q_COMPUTE ? 0 : t->bytes};
+                         (t->end - t->start) * 1e6, t->queue == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }
 }

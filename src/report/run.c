@@ -10,7 +10,7 @@
 #include "report/chart.h"
 #include "report/report_priv.h"
 
-enum { MAX_RUNS = 8, MAX_PARTS = 24, N_LANES = 4 };
+enum { MAX_RUNS = 8, MAX_PARTS = 24, N_LANES = 6, N_LANES_WITHOUT_DISK = 4 };
 
 static const char *const keys[MT_N_COLS] = {
     "step",  "tokens", "loss",       "lr",     "grad_norm", "tok_s",     "t_step",   "t_fwd",
@@ -254,8 +254,8 @@ static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct m
 }
 
 /* Colour of an instruction by its kind; the legend has the same order. */
-static const char *const kinds[] = {"forward", "backward", "update", "weights in, other loads", "stores", "other"};
-static const int kind_colours[] = {0, 2, 4, 1, 5, 6};
+static const char *const kinds[] = {"forward", "backward", "update", "loads", "stores", "disk", "other"};
+static const int kind_colours[] = {0, 2, 4, 1, 5, 3, 6};
 
 static int kind_of(const char *op)
 {
@@ -263,19 +263,21 @@ static int kind_of(const char *op)
         const char *op;
         int kind;
     } table[] = {{"forward", 0}, {"embed", 0}, {"head", 0},  {"backward", 1},  {"embed_bwd", 1},
-                 {"grad_cast", 1}, {"adam", 2}, {"load", 3}, {"store", 4},     {"store_grad", 4}};
+                 {"grad_cast", 1}, {"adam", 2}, {"load", 3}, {"store", 4},     {"store_grad", 4},
+                 {"read", 5},    {"write", 5}};
     for (size_t i = 0; i < MT_ARRAY_LEN(table); i++)
         if (!strcmp(op, table[i].op))
             return table[i].kind;
-    return 5;
+    return 6;
 }
 
 static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     static const char *const groups[] = {"measured", "predicted"};
-    static const char *const lanes[N_LANES] = {"compute", "H2D", "D2H", "host optimizer"};
+    static const char *const lanes[N_LANES] = {"compute",        "H2D",        "D2H",
+                                               "host optimizer", "disk reads", "disk writes"};
     const cJSON *events = mt_json_get(d->trace, "traceEvents"), *e;
-    size_t n = 0, total = (size_t)cJSON_GetArraySize(events), groups_seen = 1;
+    size_t n = 0, total = (size_t)cJSON_GetArraySize(events), groups_seen = 1, n_lanes = N_LANES_WITHOUT_DISK;
     struct mt_span *spans = mt_calloc(total + 1, sizeof(*spans));
     if (!spans)
         return mt_fail_nomem(err, "a report", total * sizeof(*spans));
@@ -290,10 +292,12 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
         if (s.group < 0 || s.group > 1 || !isfinite(at))
             continue;
         groups_seen = MT_MAX(groups_seen, (size_t)s.group + 1);
+        if (s.lane >= N_LANES_WITHOUT_DISK)
+            n_lanes = N_LANES;
         spans[n++] = s;
     }
     struct mt_str s = {0};
-    mt_chart_timeline(&s, "Time line of one step", groups, groups_seen, lanes, N_LANES, spans, n, kinds,
+    mt_chart_timeline(&s, "Time line of one step", groups, groups_seen, lanes, n_lanes, spans, n, kinds,
                       kind_colours, MT_ARRAY_LEN(kinds));
     free(spans);
     return mt_report_add(r, d->name, "timeline", &s, err);

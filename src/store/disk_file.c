@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -87,6 +89,19 @@ static bool direct_works(int fd)
     }
     free(p);
     return ok;
+}
+
+/*
+ * On file systems that write elsewhere what is overwritten (btrfs), space would not stay reserved, and the
+ * file would go to pieces: asks that this one be written in place. Others refuse, which is as good.
+ */
+static void write_in_place(int fd)
+{
+    int flags;
+    if (!ioctl(fd, FS_IOC_GETFLAGS, &flags)) {
+        flags |= FS_NOCOW_FL;
+        ioctl(fd, FS_IOC_SETFLAGS, &flags);
+    }
 }
 
 static int open_locked(struct mt_disk_file *f, const char *dir, size_t index, struct mt_err *err)
@@ -178,6 +193,7 @@ int mt_disk_file_open(struct mt_disk_file *f, const char *dir, size_t index, uin
     int rc = open_locked(f, dir, index, err);
     if (!rc) {
         name_drive(f);
+        write_in_place(f->fd);
         if (bytes)
             rc = reserve(f, dir, err);
     }

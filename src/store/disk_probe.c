@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -8,6 +7,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "store/disk.h"
+#include "store/planes.h"
 
 enum { SLOTS = 4 }; /* requests at once, each as much as the depth holds */
 
@@ -130,11 +130,10 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
     p.slot_bytes = info.depth / 2 * (a->request_bytes ? a->request_bytes : 1 << 20);
     p.slot_bytes = mt_align_up(MT_MAX(p.slot_bytes, (size_t)MT_DISK_ALIGN), MT_DISK_ALIGN);
     size_t bytes = 2 * SLOTS * p.slot_bytes;
-    void *raw = mt_alloc_aligned(bytes + MT_DISK_ALIGN);
-    if (!raw) {
-        rc = mt_fail_nomem(err, "the disk probe", bytes);
-    } else {
-        p.memory = (char *)mt_align_up((uintptr_t)raw, MT_DISK_ALIGN);
+    void *memory = NULL; /* as staging is: on huge pages, of which a request needs few segments */
+    rc = mt_host_alloc(&memory, bytes, "the disk probe", err);
+    if (!rc) {
+        p.memory = memory;
         fill_random((uint32_t *)(void *)p.memory, bytes / 4);
         mt_disk_set_buffers(p.disk, &(struct iovec){p.memory, bytes}, 1);
         rc = measure(&p, out, a);
@@ -143,6 +142,6 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
         mt_disk_info(p.disk, &out->info);
     }
     mt_disk_close(&p.disk);
-    free(raw);
+    mt_host_free(memory, bytes);
     return rc;
 }

@@ -54,13 +54,29 @@ static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_s
         add_limit(m, "nvme", "memory.nvme_paths", sum, least);
 }
 
+/* A checkpoint, beside what of the scratch is on the same file system. */
+static void add_checkpoint_row(const struct mt_session *s, uint64_t scratch, struct mt_memory *m)
+{
+    const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
+    uint64_t have, beside = 0;
+    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
+    if (mt_hw_disk_free(s->cfg->checkpoint.dir, &have, NULL))
+        return;
+    for (int i = 0; i < dirs->n; i++)
+        if (mt_hw_same_file_system(dirs->items[i], s->cfg->checkpoint.dir))
+            beside += scratch / (uint64_t)dirs->n;
+    m->disk_bytes += checkpoint;
+    add_row(m, "disk", "a checkpoint", checkpoint);
+    add_limit(m, "disk", beside ? "scratch's drive" : "free space",
+              checkpoint + beside, have);
+}
+
 int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
 {
     struct mt_plane_set_params pp;
     struct mt_hw_memory hw;
     size_t *elems = NULL;
     bool *trainable = NULL;
-    uint64_t disk = 0;
     *m = (struct mt_memory){0};
     int rc = mt_session_plane_params(s, &pp, &elems, &trainable, err);
     if (!rc)
@@ -86,12 +102,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
     }
     if (!rc && s->plan.uses_disk)
         add_scratch_rows(s, &pp, m);
-    if (!rc && s->train && !mt_hw_disk_free(s->cfg->checkpoint.dir, &disk, NULL)) {
-        uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
-        m->disk_bytes += checkpoint;
-        add_row(m, "disk", "a checkpoint", checkpoint);
-        add_limit(m, "disk", "free space", checkpoint, disk);
-    }
+    if (!rc && s->train)
+        add_checkpoint_row(s, m->disk_bytes, m);
     free(elems);
     free(trainable);
     return rc;

@@ -86,12 +86,17 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
         return 0;
     }
     s->has_machine = true;
-    rc = mt_plan_request_make(&s->request, s->cfg, s->layout, &s->machine, true, err);
+    rc = mt_plan_request_make(&s->request, s->cfg, s->layout, &s->machine, true, &why);
+    if (rc == -ENOENT) { /* its drives were not measured */
+        mt_warn("no prediction: %s", why.msg);
+        return 0;
+    }
     if (!rc)
-        rc = mt_hw_memory(&hw, "", err);
-    if (rc)
+        rc = mt_hw_memory(&hw, "", &why);
+    if (rc) {
+        *err = why;
         return rc;
-    s->request.states = MT_STATES_HOST;
+    }
     s->request.device_budget = lim->budget_bytes;
     s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
     s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
@@ -322,4 +327,3 @@ void mt_session_finish(struct mt_session *s)
     free(s->model_dir);
     *s = (struct mt_session){0};
 }
-

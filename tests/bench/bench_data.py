@@ -152,12 +152,13 @@ def main():
     p.add_argument("--megabytes", type=int, default=12)
     p.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--memory", type=int, default=0)
+    p.add_argument("--style", default="qwen3", choices=families.FAMILIES, help="of tokenizer and template")
     args = p.parse_args()
     words = Words()
     with tempfile.TemporaryDirectory() as tmp:
         model = os.path.join(tmp, "model")
         families.corpus = lambda seed=1, n=0: [words.text(300) for _ in range(3000)]
-        families.write_tokenizer(model, "qwen3", size=16000)
+        families.write_tokenizer(model, args.style, size=16000)
         if args.memory:
             memory(tmp, model, words, args.memory)
             return

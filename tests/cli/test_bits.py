@@ -34,6 +34,8 @@ DISK = {
     "mixed": (PIECES, {"memory__states": "auto", "memory__host_budget": "{mixed}"}),
     "activations on disk": ({}, {"memory__activations": "disk", "memory__device_budget": "{device}",
                                  "memory__host_budget": "{spill}"}),
+    "states and boundaries on disk": (PIECES, {"memory__states": "disk", "memory__activations": "recompute",
+                                               "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
     "states and activations on disk":
         (PIECES, {"memory__states": "disk", "memory__activations": "disk",
                   "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
@@ -129,6 +131,7 @@ def check_disk(tmp, tag, model, data, common, same):
     assert written["states and activations on disk"]["activations"] > 0
     if few:
         return
+    assert written["states and boundaries on disk"]["activations"] > 0
     assert 0 < written["mixed"]["states"] < written["all on disk"]["states"]
     # resumed across tiers: from disk to host memory and back
     env, over = DISK["all on disk"]

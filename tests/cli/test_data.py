@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ except ImportError:
     os.environ["MT_DATA_TEST"] = "1"
     os.execv(inside, [inside, *sys.argv])
 
+import warm_helper
 from tiny import BINARY, base, config, megatrain, write_ini, write_model
 
 FIXTURES = os.path.join(ROOT, "tests", "data", "chat")
@@ -180,11 +182,11 @@ def a_text_has_one_bos_and_a_trained_eos(tmp):
 def plain_text_is_cut_into_rows(tmp):
     model = model_of(tmp, "qwen2")
     data = os.path.join(tmp, "plain.txt")
-    open(data, "w").write("find the word\n\nand the number?\n" * 40000)
+    open(data, "w").write("find the word\n\nand the number?\n" * 14000)
     rows = show(tmp, model, data, data__seq_len=512, device__cpu_threads=2)
     assert all(len(r["input_ids"]) == 512 for r in rows[:-1]) and len(rows) > 100
     whole = show(tmp, model, lines(os.path.join(tmp, "plain.jsonl"), [{"text": open(data).read()}]), data__seq_len="8Mi")[0]["input_ids"]
-    assert len(whole) > 300000
+    assert len(whole) > 100000
     rows = show(tmp, model, data, 10**6, data__seq_len="8Mi")
     assert rows[0]["input_ids"] == whole[:-1], "cut in the middle of a piece"  # the text has its end of text
 
@@ -214,6 +216,8 @@ def overlong_samples_are_cut_as_asked_without_new_tokens(tmp):
     assert sum((s["input_ids"] for s in split[1:-1]), []) == full[1]["input_ids"]
     assert sorted(os.listdir(os.path.join(tmp, "cache"))) == cache
     stats = json.loads(megatrain("-q", "data", "stats", ini_of(tmp, model, data, data__seq_len=128), "--json").stdout)
+    only, = stats["sources"]
+    assert only["overlong"] == 1 and only["duplicates"] == 1
     assert stats["overlong"] == 1 and stats["longest"] == len(full[1]["input_ids"])
 
 
@@ -265,10 +269,10 @@ def the_cache_follows_contents_and_settings(tmp):
 
 def a_preparation_that_is_killed_leaves_nothing_half_done(tmp):
     model = model_of(tmp, "qwen3")
-    records = [json.loads(l) for l in open(os.path.join(FIXTURES, "qwen3", "cases.jsonl"))] * 700
+    records = [json.loads(l) for l in open(os.path.join(FIXTURES, "qwen3", "cases.jsonl"))] * 250
     data, cache = lines(os.path.join(tmp, "kill.jsonl"), records), os.path.join(tmp, "cache-kill")
     ini = ini_of(tmp, model, data, data__cache_dir=cache, device__cpu_threads=2)
-    p = subprocess.Popen([BINARY, "-q", "data", "prepare", ini])
+    p = subprocess.Popen([BINARY, "-q", "data", "prepare", ini], env={**os.environ, "MEGATRAIN_PYTHON": ""})
     deadline = time.time() + 60
     while not (os.path.isdir(cache) and any(f.endswith(".tmp") for f in os.listdir(cache))):
         assert time.time() < deadline and p.poll() is None
@@ -320,18 +324,58 @@ def write_images(tmp):
 
 def samples_show_in_colour_in_brackets_and_as_a_page(tmp):
     model = model_of(tmp, "qwen2")
-    data = lines(os.path.join(tmp, "show.jsonl"), [{"messages": [{"role": "user", "content": "a <b> \x1b[31m"}, {"role": "assistant", "content": "&"}]}] * 4)
+    data = lines(os.path.join(tmp, "show.jsonl"), [{"messages": [{"role": "user", "content": "a <b> \x1b[31m \x9b \u202e– \u2069"}, {"role": "assistant", "content": "&"}]}] * 4)
     ini = ini_of(tmp, model, data)
     plain = megatrain("-q", "data", "show", ini).stdout
-    assert "⟦&<|im_end|>⟧" in plain and "\x1b" not in plain and "\\x1b[31m" in plain and "show.jsonl:2" in plain
+    assert "⟦&<|im_end|>⟧" in plain and "a <b> \\x1b[31m \\x9b \\u202e– \\u2069" in plain and "show.jsonl:2" in plain
     colour = megatrain("-q", "--color=always", "data", "show", ini, "--samples", "1", "--first", "2").stdout
     assert "\x1b[30;42m&<|im_end|>\x1b[0m" in colour and "show.jsonl:3" in colour and "show.jsonl:4" not in colour
     page = os.path.join(tmp, "page.html")
     megatrain("-q", "data", "show", ini, "--html", page)
     html = open(page).read()
-    assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62;" in html and html.count("<pre>") == html.count("</pre>") == 3
+    assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62; \\x1b[31m \\x9b \\u202e– \\u2069" in html and html.count("<pre>") == html.count("</pre>") == 3
     stats = megatrain("-q", "data", "stats", ini).stdout
     assert "3 samples (75.00%) have the tokens of another" in stats and "#" in stats and "Packing" in stats
+
+
+def on_a_terminal(*args, env):
+    """What comes out of a terminal of 60 columns, and the exit code."""
+    pid, fd = pty.fork()
+    if not pid:
+        os.execve(BINARY, [BINARY, *args], {**os.environ, "TERM": "xterm", "COLUMNS": "60", **env})
+    said = b""
+    while True:
+        try:
+            piece = os.read(fd, 4096)
+        except OSError:  # how a terminal ends
+            break
+        if not piece:
+            break
+        said += piece
+    os.close(fd)
+    return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def progress_is_one_line_on_a_terminal_and_rare_elsewhere(tmp):
+    model = model_of(tmp, "qwen2")
+    ini = ini_of(tmp, model, lines(os.path.join(tmp, "slow.jsonl"), [{"messages": CHAT}]), name="slow")
+    slow = os.path.join(tmp, "slow.py")
+    open(slow, "w").write("""import json, time
+def say(**event):
+    print(json.dumps(event), flush=True)
+for share in (0.25, 0.75):
+    say(event="progress", path="/a/slow.jsonl", file=1, files=2, samples=1000 * share, tokens=4e6, share=share,
+        tokens_per_second=1e6, eta=100)
+say(event="error", kind="input", message="it went wrong")
+""")
+    env = {"MEGATRAIN_DATA_HELPER": slow}
+    said, code = on_a_terminal("data", "prepare", ini, env=env)
+    assert code == 3 and said.count("eta 1m40s") == 2, said
+    assert "\r25%, 250 samples, 4.00M tokens, 1000k tokens/s, eta 1m40s (\x1b[K\r75%" in said, said
+    assert "\r\x1b[Kmegatrain: it went wrong" in said and "slow.jsonl)" not in said, said
+    for args in (["--no-progress"], ["-q"], ["--set", "log.progress=off"]):
+        assert "eta" not in on_a_terminal(*args, "data", "prepare", ini, env=env)[0], args
+    assert "eta" not in megatrain("data", "prepare", ini, env=env, expect=3).stderr
 
 
 def errors_name_the_place_and_the_mend(tmp):
@@ -414,6 +458,8 @@ def check_and_run_prepare_what_is_missing(tmp):
 TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
          and v.__code__.co_varnames[:1] == ("tmp",) and v.__code__.co_argcount == 1 and v is not write_images]
 
+warm_folder = tempfile.TemporaryDirectory()
+os.environ.update(warm_helper.serve(warm_folder.name))
 for test in TESTS:
     if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
         continue

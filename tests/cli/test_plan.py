@@ -137,6 +137,35 @@ def check_trace(path):
     assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
 
 
+def what_is_planned_is_what_is_run(tmp, model, data, env):
+    """Memory of every tier to the byte, and the bytes over the link and to the disk, in each sort of placement."""
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive)
+    env = {**env, "XDG_CACHE_HOME": os.path.join(tmp, "drive-cache")}
+    ini = write_ini(os.path.join(tmp, "agree.ini"), base(model, data, os.path.join(tmp, "agree"), train__steps=3,
+                                                         memory__nvme_paths=drive, data__packing="off"))
+    p = megatrain("plan", ini, env=env, expect=1)
+    megatrain("-q", "probe", "all", "--brief", "--threads", "2", env=env)
+    p = megatrain("plan", ini, env=env, expect=1)
+    assert "have not been measured" in p.stderr and "--dir" in p.stderr, p.stderr
+    assert "drives" in megatrain("run", ini, env=env).stderr
+    megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
+    for over in ({}, {"memory.states": "disk"}, {"memory.states": "disk", "memory.activations": "disk"},
+                 {"memory.states": "disk", "memory.activations": "recompute"}):
+        sets = [x for k, v in over.items() for x in ("--set", f"{k}={v}")]
+        said = json.loads(megatrain("-q", "plan", ini, "--json", *sets, env=env).stdout)
+        megatrain("-q", "run", ini, "--force", *sets, env=env)
+        did = json.load(open(os.path.join(tmp, "agree", "run.json")))
+        step = metrics(os.path.join(tmp, "agree"))[-2]
+        assert said["device_bytes"] == did["device_bytes"], over
+        assert said["host_bytes"] == did["host_bytes"] + did["device_bytes"], over
+        planned = {r["resource"]: r["bytes"] for r in said["resources"]}
+        for name, key in (("disk reads", "disk_read"), ("disk writes", "disk_write")):
+            assert planned[name] == sum(step.get(key, {}).values()), (over, name)
+        assert planned["H2D link"] == step["h2d_bytes"] and planned["D2H link"] == step["d2h_bytes"], over
+        assert bool(planned["disk writes"]) == bool(over), over
+
+
 SWEEP = """[global]
 include = {ini}
 [sweep]
@@ -281,6 +310,7 @@ def main():
         a_plan_is_reproduced_by_its_own_settings(tmp)
         model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
         env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
+        what_is_planned_is_what_is_run(tmp, model, data, env)
         run = os.path.join(tmp, "shown")
         ini = write_ini(os.path.join(tmp, "shown.ini"), base(model, data, run, train__steps=6, eval__every=3))
         megatrain("-q", "run", ini, "--trace", os.path.join(tmp, "t.json"), env=env)

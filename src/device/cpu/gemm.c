@@ -9,7 +9,7 @@
 
 #include "device/cpu/cpu.h"
 
-enum { TILE = 384, PANEL = 1024 };
+enum { TILE = 512, SMALL_TILE = 384, MANY_TILES = 16, PANEL = 1024 };
 
 struct job {
     const struct mt_gemm *a;
@@ -93,19 +93,27 @@ static bool product_bf16(const struct mt_gemm *a, const struct rect *r, float *d
                                          });
 }
 
+/* A panel of an operand as the library wants it; *ld becomes the panel's. */
+static const float *panel_of(enum mt_dtype t, const void *src, size_t first, size_t rows, size_t cols,
+                             size_t *ld, bool copy, float *dst)
+{
+    if (t == MT_F32 && !copy)
+        return (const float *)src + first;
+    load_panel(dst, t, src, first, rows, cols, *ld);
+    *ld = cols;
+    return dst;
+}
+
 static void product_of_panels(const struct mt_gemm *a, const struct rect *r, float *d, size_t ldd,
                               float beta, struct scratch *s)
 {
     for (size_t p = 0; p < a->k; p += PANEL) {
-        size_t k = MT_MIN((size_t)PANEL, a->k - p);
-        if (a->trans_a)
-            load_panel(s->a, a->dtype, a->a, p * a->lda + r->i, k, r->m, a->lda);
-        else
-            load_panel(s->a, a->dtype, a->a, r->i * a->lda + p, r->m, k, a->lda);
-        if (a->trans_b)
-            load_panel(s->b, a->dtype, a->b, r->j * a->ldb + p, r->n, k, a->ldb);
-        else
-            load_panel(s->b, a->dtype, a->b, p * a->ldb + r->j, k, r->n, a->ldb);
+        size_t k = MT_MIN((size_t)PANEL, a->k - p), lda = a->lda, ldb = a->ldb;
+        /* across a matrix with a large power of two of columns the library crawls: A' is copied, always */
+        const float *pa = a->trans_a ? panel_of(a->dtype, a->a, p * lda + r->i, k, r->m, &lda, true, s->a)
+                                     : panel_of(a->dtype, a->a, r->i * lda + p, r->m, k, &lda, false, s->a);
+        const float *pb = a->trans_b ? panel_of(a->dtype, a->b, r->j * ldb + p, r->n, k, &ldb, false, s->b)
+                                     : panel_of(a->dtype, a->b, p * ldb + r->j, k, r->n, &ldb, false, s->b);
         mt_cpu_gemm_tile(&(struct mt_cpu_tile){
             .m = r->m,
             .n = r->n,
@@ -114,10 +122,10 @@ static void product_of_panels(const struct mt_gemm *a, const struct rect *r, flo
             .trans_b = a->trans_b,
             .alpha = 1,
             .beta = p ? 1 : beta,
-            .a = s->a,
-            .lda = a->trans_a ? r->m : k,
-            .b = s->b,
-            .ldb = a->trans_b ? k : r->n,
+            .a = pa,
+            .lda = lda,
+            .b = pb,
+            .ldb = ldb,
             .d = d,
             .ldd = ldd,
         });
@@ -154,7 +162,7 @@ static void chunk_main(void *ctx, size_t chunk, int thread)
     bool done = false;
     if (a->dtype == MT_BF16)
         done = product_bf16(a, &r, d, ldd, beta != 0, j->bf16[thread]);
-    else if (!a->trans_a) /* across a matrix with a large power of two of columns the library crawls */
+    else if (!a->trans_a)
         done = product_f32(a, &r, d, ldd, beta);
     if (!done)
         product_of_panels(a, &r, d, ldd, beta, s);
@@ -163,16 +171,23 @@ static void chunk_main(void *ctx, size_t chunk, int thread)
             finish_row(a, &r, i, d + i * ldd);
 }
 
-/* Tiles as equal as may be, so that a few threads end together. */
-static size_t even_tile(size_t n)
+/* Large tiles are the faster ones, where there are enough of them for many threads. */
+static size_t choose_side(const struct mt_gemm *a)
 {
-    size_t tiles = mt_div_up(n, TILE);
-    return MT_MIN(mt_align_up(mt_div_up(n, tiles), 16), (size_t)TILE);
+    return mt_div_up(a->m, TILE) * mt_div_up(a->n, TILE) >= MANY_TILES ? TILE : SMALL_TILE;
+}
+
+/* Tiles as equal as may be, so that a few threads end together. */
+static size_t even_tile(size_t n, size_t side)
+{
+    size_t tiles = mt_div_up(n, side);
+    return MT_MIN(mt_align_up(mt_div_up(n, tiles), 16), side);
 }
 
 void mt_cpu_run_gemm(struct mt_cpu_device *d, const struct mt_gemm *a)
 {
-    struct job j = {a, d->gemm_scratch, d->bf16_gemm, even_tile(a->m), even_tile(a->n), 0};
+    size_t side = choose_side(a);
+    struct job j = {a, d->gemm_scratch, d->bf16_gemm, even_tile(a->m, side), even_tile(a->n, side), 0};
     j.tiles_n = mt_div_up(a->n, j.tile_n);
     size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
     if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */

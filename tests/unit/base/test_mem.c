@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,6 +56,19 @@ static void bytes_are_told_in_binary_units(void **state)
     assert_string_equal(mt_format_bytes(buf, sizeof(buf), UINT64_MAX), "16384.00 PiB");
 }
 
+static void times_are_told_in_two_units(void **state)
+{
+    (void)state;
+    char buf[32];
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), 0.2), "0s");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), 99.7), "1m40s");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), 5999), "99m59s");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), 17160), "4h46m");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), -3), "0s");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), NAN), "277777h46m");
+    assert_string_equal(mt_format_seconds(buf, sizeof(buf), INFINITY), "277777h46m");
+}
+
 static void an_error_takes_prefixes_and_never_overflows(void **state)
 {
     (void)state;
@@ -101,6 +115,11 @@ static void the_log_has_levels_and_a_sink(void **state)
     mt_log_set_level(MT_LOG_DEBUG);
     mt_debug("d");
     assert_int_equal(n_lines, 3);
+    mt_progress("%d%%", 5);
+    assert_string_equal(last, "5%");
+    mt_log_set_level(MT_LOG_WARN);
+    mt_progress("not seen");
+    assert_int_equal(n_lines, 4);
     mt_log_set_sink(NULL);
 }
 
@@ -110,6 +129,7 @@ int main(void)
         cmocka_unit_test(sizes_that_overflow_are_noticed),
         cmocka_unit_test(an_array_grows_and_keeps_its_items),
         cmocka_unit_test(bytes_are_told_in_binary_units),
+        cmocka_unit_test(times_are_told_in_two_units),
         cmocka_unit_test(an_error_takes_prefixes_and_never_overflows),
         cmocka_unit_test(the_log_has_levels_and_a_sink),
     };

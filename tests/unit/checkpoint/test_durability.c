@@ -62,6 +62,14 @@ static int rec_write(void *ctx, int fd, const void *data, size_t len)
     return mt_vfs_posix.write(NULL, fd, data, len);
 }
 
+static int rec_hole(void *ctx, int fd, size_t len)
+{
+    char *zeros = calloc(len, 1);
+    int rc = rec_write(ctx, fd, zeros, len);
+    free(zeros);
+    return rc;
+}
+
 static int rec_sync(void *ctx, int fd)
 {
     add(ctx, SYNC, fd, NULL);
@@ -104,8 +112,8 @@ static int rec_link(void *ctx, const char *target, const char *path)
     return mt_vfs_posix.link(NULL, target, path);
 }
 
-static const struct mt_vfs recording = {.create = rec_create, .write = rec_write, .sync = rec_sync,
-                                        .close = rec_close, .make_dir = rec_make_dir,
+static const struct mt_vfs recording = {.create = rec_create, .write = rec_write, .hole = rec_hole,
+                                        .sync = rec_sync, .close = rec_close, .make_dir = rec_make_dir,
                                         .sync_dir = rec_sync_dir, .rename = rec_rename,
                                         .remove_tree = rec_remove, .link = rec_link};
 

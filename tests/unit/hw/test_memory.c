@@ -199,6 +199,15 @@ static void free_space_is_that_of_the_nearest_folder_there_is(void **state)
     assert_int_equal(mt_hw_disk_free(path, &there, &err), -ENOTDIR);
 }
 
+static void file_systems_are_told_apart(void **state)
+{
+    char path[256];
+    (void)state;
+    snprintf(path, sizeof(path), "%s/not/yet/made", root);
+    assert_true(mt_hw_same_file_system(root, path));
+    assert_false(mt_hw_same_file_system(root, "/proc"));
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
@@ -213,6 +222,7 @@ int main(void)
         TEST(the_address_space_limit_counts_what_is_mapped),
         TEST(this_machine_has_memory_and_cores),
         TEST(free_space_is_that_of_the_nearest_folder_there_is),
+        TEST(file_systems_are_told_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

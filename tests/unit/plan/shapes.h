@@ -78,6 +78,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .device_budget = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * gib),
         .host_budget = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * gib * 0.9),
         .threads = 16,
+        .drives = (int)m->rate[MT_RATE_DRIVES].value,
     };
 }
 

@@ -108,7 +108,7 @@ static void more_memory_is_never_much_slower(void **state)
         struct mt_plan_choice c;
         if (mt_plan_search(&c, &r, NULL))
             continue;
-        assert_true(c.sim.seconds <= before * 1.01); /* not every placement is tried */
+        assert_true(c.sim.seconds <= before * 1.03); /* not every placement is tried */
         before = c.sim.seconds;
         mt_plan_choice_finish(&c);
     }
@@ -177,7 +177,7 @@ static void states_leave_the_host_in_reverse_order_of_need(void **state)
         assert_true(c.n_tier[MT_UNIT_ON_HOST] >= before); /* more memory, more units at home */
         before = c.n_tier[MT_UNIT_ON_HOST];
         for (size_t u = 1; u < l->n_units; u++) /* the first units of forward are the first to stay */
-            assert_true(c.tier[u] >= c.tier[u - 1]);
+            assert_false(c.engine.on_disk[u - 1] & ~c.engine.on_disk[u]);
         mt_plan_choice_finish(&c);
     }
     assert_true(before > 0);

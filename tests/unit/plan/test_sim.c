@@ -19,11 +19,11 @@ struct graph {
     struct mt_sim_task task[MAX];
 };
 
-static int32_t task(struct graph *g, enum mt_sim_queue q, double seconds, double bytes)
+static int32_t task(struct graph *g, enum mt_queue q, double seconds, double bytes)
 {
     struct mt_sim_task *t = &g->task[g->g.n];
     *t = (struct mt_sim_task){.queue = (uint8_t)q, .seconds = seconds, .bytes = bytes, .cause = -1};
-    for (int k = 0; k < MT_SIM_N_QUEUES; k++)
+    for (int k = 0; k < MT_N_QUEUES; k++)
         t->wait[k] = -1;
     g->g.tasks = g->task;
     return (int32_t)g->g.n++;
@@ -52,9 +52,9 @@ static void queues_run_in_order_and_wait_for_each_other(void **state)
     (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
-    int32_t load = task(&g, MT_SIM_Q_H2D, 2, 0), load2 = task(&g, MT_SIM_Q_H2D, 1, 0);
-    int32_t first = task(&g, MT_SIM_Q_COMPUTE, 5, 0), second = task(&g, MT_SIM_Q_COMPUTE, 1, 0);
-    int32_t store = task(&g, MT_SIM_Q_D2H, 3, 0);
+    int32_t load = task(&g, MT_Q_H2D, 2, 0), load2 = task(&g, MT_Q_H2D, 1, 0);
+    int32_t first = task(&g, MT_Q_COMPUTE, 5, 0), second = task(&g, MT_Q_COMPUTE, 1, 0);
+    int32_t store = task(&g, MT_Q_D2H, 3, 0);
     after(&g, first, load);
     after(&g, second, load2);
     after(&g, store, second);
@@ -76,27 +76,38 @@ static void both_directions_of_a_link_slow_each_other(void **state)
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.rate[MT_RATE_H2D_BOTH].value = 12.5; /* of 25 */
-    int32_t in = task(&g, MT_SIM_Q_H2D, 4, 0), out = task(&g, MT_SIM_Q_D2H, 1, 0);
+    int32_t in = task(&g, MT_Q_H2D, 4, 0), out = task(&g, MT_Q_D2H, 1, 0);
     run(&g, &m, 0);
     NEAR(g.task[out].end, 1.0);
     NEAR(g.task[in].end, 4.5); /* half speed for one second */
 }
 
-static void reads_share_the_drives(void **state)
+static void reads_and_writes_share_the_drives(void **state)
 {
     (void)state;
     struct mt_machine m = make_machine(24, 64, 2);
     struct graph g = {0};
     m.rate[MT_RATE_READ_BOTH].value = 3.5; /* of 7 */
-    int32_t a = task(&g, MT_SIM_Q_STATE_READ, 2, 0), b = task(&g, MT_SIM_Q_WEIGHT_READ, 2, 0);
+    int32_t read = task(&g, MT_Q_DISK_READ, 2, 0);
+    task(&g, MT_Q_DISK_WRITE, 10, 0);
     run(&g, &m, 0);
-    NEAR(g.task[a].end, 4.0);
-    NEAR(g.task[b].end, 4.0);
-    struct graph h = {0};
-    a = task(&h, MT_SIM_Q_STATE_READ, 2, 0);
-    b = task(&h, MT_SIM_Q_STATE_WRITE, 10, 0);
-    run(&h, &m, 0);
-    NEAR(h.task[a].end, 4.0); /* half speed beside a write */
+    NEAR(g.task[read].end, 4.0); /* half speed beside a write */
+}
+
+static void the_latency_of_a_request_shows_only_where_nothing_is_under_way(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 1);
+    struct graph g = {0};
+    m.rate[MT_RATE_DISK_US].value = 1e5; /* a tenth of a second */
+    int32_t a = task(&g, MT_Q_DISK_READ, 1, 0), b = task(&g, MT_Q_DISK_READ, 1, 0);
+    int32_t use = task(&g, MT_Q_COMPUTE, 5, 0), c = task(&g, MT_Q_DISK_READ, 1, 0);
+    after(&g, use, b);
+    after(&g, c, use);
+    run(&g, &m, 0);
+    NEAR(g.task[a].end, 1.1);
+    NEAR(g.task[b].end, 2.1);
+    NEAR(g.task[c].end, 8.2);
 }
 
 static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
@@ -107,7 +118,7 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     m.cpu = true;
     m.rate[MT_RATE_SHARE_ADAM] = (struct mt_rate){0.5, MT_RATE_MEASURED};
     m.rate[MT_RATE_ADAM_SHARE] = (struct mt_rate){0.25, MT_RATE_MEASURED};
-    int32_t c = task(&g, MT_SIM_Q_COMPUTE, 2, 0), a = task(&g, MT_SIM_Q_HOST, 2, 0);
+    int32_t c = task(&g, MT_Q_COMPUTE, 2, 0), a = task(&g, MT_Q_HOST, 2, 0);
     run(&g, &m, 0);
     NEAR(g.task[c].end, 4.0);
     NEAR(g.task[a].end, 5.0); /* a quarter of four seconds, then alone */
@@ -115,8 +126,8 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     struct graph h = {0};
     m.rate[MT_RATE_COPY].value = 10;
     m.rate[MT_RATE_SHARE_COPY] = (struct mt_rate){0.5, MT_RATE_MEASURED};
-    c = task(&h, MT_SIM_Q_COMPUTE, 0.95, 0);
-    task(&h, MT_SIM_Q_H2D, 100, 0);
+    c = task(&h, MT_Q_COMPUTE, 0.95, 0);
+    task(&h, MT_Q_H2D, 100, 0);
     run(&h, &m, 1);
     NEAR(h.task[c].end, 1.0);
 }
@@ -127,8 +138,8 @@ static void updates_get_what_copies_leave_of_the_host_memory(void **state)
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.rate[MT_RATE_DRAM].value = 100;
-    int32_t adam = task(&g, MT_SIM_Q_HOST, 2, 160e9); /* wants 80 GB/s */
-    task(&g, MT_SIM_Q_H2D, 100, 6000e9);              /* takes 60 */
+    int32_t adam = task(&g, MT_Q_HOST, 2, 160e9); /* wants 80 GB/s */
+    task(&g, MT_Q_H2D, 100, 6000e9);              /* takes 60 */
     run(&g, &m, 0);
     NEAR(g.task[adam].end, 4.0);
 }
@@ -141,18 +152,18 @@ static void a_circle_is_an_error_that_names_the_task(void **state)
     struct mt_sim_result r;
     struct mt_err err = {0};
     struct mt_sim_params p = {.machine = &m};
-    int32_t a = task(&g, MT_SIM_Q_COMPUTE, 1, 0), b = task(&g, MT_SIM_Q_H2D, 1, 0);
+    int32_t a = task(&g, MT_Q_COMPUTE, 1, 0), b = task(&g, MT_Q_H2D, 1, 0);
     after(&g, a, b);
     after(&g, b, a);
     assert_int_equal(mt_sim_run(&r, &g.g, &p, &err), -EDEADLK);
     assert_non_null(strstr(err.msg, "never starts"));
 }
 
-/* The simulated step of a real program never beats its bounds: compute alone, either link direction. */
+/* The simulated step of a real program never beats its bounds: compute alone, a link's direction, a drive's. */
 static void a_step_takes_at_least_what_each_resource_takes(void **state)
 {
     (void)state;
-    struct mt_machine m = make_machine(1, 64, 0);
+    struct mt_machine m = make_machine(1, 64, 1);
     struct mt_layout *l = make_layout(&small);
     for (int act = MT_ACT_KEEP; act <= MT_ACT_RECOMPUTE; act++)
         for (int slots = 2; slots <= 8; slots += 3) {
@@ -160,8 +171,7 @@ static void a_step_takes_at_least_what_each_resource_takes(void **state)
             struct mt_plan_choice c;
             struct mt_sim_graph g;
             struct mt_err err = {0};
-            if (act == MT_ACT_DISK)
-                continue;
+            r.states = slots == 5 ? MT_STATES_HOST : MT_STATES_DISK;
             r.activations = (enum mt_cfg_activations)act;
             r.slots = slots;
             r.micro_batch = 4; /* 6 rows: the second micro-batch is smaller */
@@ -176,8 +186,16 @@ static void a_step_takes_at_least_what_each_resource_takes(void **state)
                 sum += c.sim.critical[k];
             NEAR(sum, c.sim.makespan); /* the critical path has no holes */
             assert_true(fabs(c.sim.bytes[MT_SIM_H2D] - (double)c.engine.h2d_bytes) < 1);
+            double disk[2] = {0}; /* what the engine says of its own step */
+            for (int k = 0; k < MT_N_DISK_USES; k++) {
+                disk[0] += (double)c.engine.traffic.read[k];
+                disk[1] += (double)c.engine.traffic.written[k];
+            }
+            NEAR(c.sim.bytes[MT_SIM_DISK_READ], disk[0]);
+            NEAR(c.sim.bytes[MT_SIM_DISK_WRITE], disk[1]);
+            assert_true(slots == 5 || disk[1] > 0);
             for (size_t i = 0; i < g.n; i++)
-                for (int q = 0; q < MT_SIM_N_QUEUES; q++)
+                for (int q = 0; q < MT_N_QUEUES; q++)
                     assert_true(g.tasks[i].wait[q] < 0 ||
                                 g.tasks[g.tasks[i].wait[q]].end <= g.tasks[i].start + 1e-12);
             mt_sim_graph_finish(&g);
@@ -191,7 +209,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(queues_run_in_order_and_wait_for_each_other),
         cmocka_unit_test(both_directions_of_a_link_slow_each_other),
-        cmocka_unit_test(reads_share_the_drives),
+        cmocka_unit_test(reads_and_writes_share_the_drives),
+        cmocka_unit_test(the_latency_of_a_request_shows_only_where_nothing_is_under_way),
         cmocka_unit_test(on_the_cpu_device_updates_take_cores_from_compute),
         cmocka_unit_test(updates_get_what_copies_leave_of_the_host_memory),
         cmocka_unit_test(a_circle_is_an_error_that_names_the_task),

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "log_lines.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "json_line.h"
+
+/* Seconds between progress lines that stay, and before the first. */
+enum { EVERY_S = 10, COLUMNS = 80 };
+
+/* Standard error; the log's lock guards it. */
+static struct {
+    bool json, progress, rewrites;
+    bool open;       /* the line that the cursor is in is progress */
+    int64_t told_ns; /* 0: nothing is under way */
+} out;
+
+static void put_line(enum mt_log_level level, const char *line)
+{
+    if (out.json)
+        cli_json_line(level, line);
+    else
+        fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
+}
+
+static int width(void)
+{
+    struct winsize size;
+    const char *columns = getenv("COLUMNS");
+    if (columns && atoi(columns) > 0)
+        return atoi(columns);
+    return !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col ? size.ws_col : COLUMNS;
+}
+
+/* Bytes of the first n characters, as UTF-8 has them. */
+static int prefix(const char *line, int n)
+{
+    int i = 0;
+    for (; line[i] && n > 0; n--)
+        do
+            i++;
+        while ((line[i] & 0xc0) == 0x80);
+    return i;
+}
+
+static void rewrite(const char *line)
+{
+    if (out.open || *line)
+        fprintf(stderr, "\r%.*s\033[K", prefix(line, width() - 1), line);
+    out.open = *line;
+}
+
+static void now_and_then(const char *line)
+{
+    int64_t now = mt_now_ns();
+    if (!*line) {
+        out.told_ns = 0;
+    } else if (!out.told_ns) {
+        out.told_ns = now;
+    } else if (now - out.told_ns >= EVERY_S * INT64_C(1000000000)) {
+        out.told_ns = now;
+        put_line(MT_LOG_PROGRESS, line);
+    }
+}
+
+static void on_line(enum mt_log_level level, const char *line)
+{
+    if (level == MT_LOG_PROGRESS) {
+        if (out.progress)
+            (out.rewrites ? rewrite : now_and_then)(line);
+        return;
+    }
+    rewrite("");
+    put_line(level, line);
+}
+
+void cli_log_lines(const struct cli *cli)
+{
+    const char *term = getenv("TERM");
+    out.json = cli->json_log;
+    out.progress = !cli->no_progress;
+    out.rewrites = !cli->json_log && isatty(STDERR_FILENO) && !(term && !strcmp(term, "dumb"));
+    mt_log_set_sink(on_line);
+}
+
+void cli_log_hide_progress(void)
+{
+    out.progress = false;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/meter.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static const int64_t EVERY_NS = 500000000;
+
+void mt_meter_init(struct mt_meter *m, const char *what, uint64_t total_bytes)
+{
+    int64_t now = mt_now_ns();
+    *m = (struct mt_meter){.what = what, .total_bytes = total_bytes, .begun_ns = now, .told_ns = now};
+}
+
+void mt_meter_add(struct mt_meter *m, uint64_t bytes)
+{
+    char rate[32], eta[32];
+    int64_t now = mt_now_ns();
+    m->done_bytes += bytes;
+    if (now - m->told_ns < EVERY_NS || !m->done_bytes)
+        return;
+    m->told_ns = now;
+    double per_second = (double)m->done_bytes / (double)(now - m->begun_ns) * 1e9;
+    uint64_t left = m->total_bytes - MT_MIN(m->done_bytes, m->total_bytes);
+    mt_progress("%.0f%%, %s/s, eta %s (%s)",
+                100 * (double)m->done_bytes / (double)MT_MAX(m->total_bytes, m->done_bytes),
+                mt_format_bytes(rate, sizeof(rate), (uint64_t)per_second),
+                mt_format_seconds(eta, sizeof(eta), (double)left / per_second), m->what);
+}
+
+void mt_meter_finish(struct mt_meter *m)
+{
+    if (m->told_ns != m->begun_ns)
+        mt_progress_end();
+}

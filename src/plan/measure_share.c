@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measures the link, and what copies, updates and compute leave of each other where they share the cores. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "optim/adam.h"
+#include "plan/measure_priv.h"
+#include "store/planes.h"
+
+enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20 };
+
+/* --- copies -------------------------------------------------------------------------------------- */
+
+struct link {
+    mt_device *dev;
+    void *host[2], *device[2];
+    mt_event *ev[4];
+};
+
+static int link_copies(struct link *l, int way, int n, struct mt_err *err)
+{
+    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
+    int rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
+    for (int i = 0; i < n && !rc; i++) {
+        struct mt_copy c = {way ? l->host[1] : l->device[0], COPY_BYTES,
+                            way ? l->device[1] : l->host[0], COPY_BYTES, COPY_BYTES, 1};
+        rc = mt_device_copy(l->dev, s, &c, err);
+    }
+    return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
+}
+
+/* GB/s of n copies each way; n 0: that way is idle. */
+static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struct mt_err *err)
+{
+    int n[2] = {n_in, n_out}, rc = 0;
+    for (int way = 0; way < 2 && !rc; way++)
+        if (n[way])
+            rc = link_copies(l, way, n[way], err);
+    if (!rc)
+        rc = mt_device_sync(l->dev, err);
+    for (int way = 0; way < 2 && !rc; way++)
+        if (n[way])
+            gbs[way] = (double)n[way] * COPY_BYTES /
+                       (double)(mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]));
+    return rc;
+}
+
+static int open_link(struct link *l, const struct mt_measure_params *p, struct mt_err *err)
+{
+    int rc = mt_measure_device(&l->dev, p, (size_t)COPY_BYTES * 3, err);
+    for (int i = 0; i < 2 && !rc; i++) {
+        rc = mt_host_alloc(&l->host[i], COPY_BYTES, "copy probe", err);
+        if (!rc)
+            memset(l->host[i], 0x3f, COPY_BYTES);
+        if (!rc)
+            rc = mt_device_register_host(l->dev, l->host[i], COPY_BYTES, err);
+        if (!rc)
+            rc = mt_device_alloc(l->dev, COPY_BYTES, "copy probe", &l->device[i], err);
+    }
+    for (int i = 0; i < 4 && !rc; i++)
+        rc = mt_event_create(l->dev, &l->ev[i], err);
+    return rc;
+}
+
+static void close_link(struct link *l)
+{
+    for (int i = 0; i < 4; i++)
+        mt_event_destroy(&l->ev[i]);
+    for (int i = 0; i < 2; i++) {
+        if (l->dev && l->host[i])
+            mt_device_unregister_host(l->dev, l->host[i]);
+        mt_host_free(l->host[i], COPY_BYTES);
+    }
+    mt_device_destroy(&l->dev);
+}
+
+int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct link l = {0};
+    double gbs[2] = {0}, best[4] = {0};
+    int rc = open_link(&l, p, err);
+    for (int r = 0; r < 4 && !rc; r++) { /* the first round warms up */
+        rc = time_copies(&l, 8, 0, gbs, err);
+        best[0] = MT_MAX(best[0], gbs[0]);
+        if (!rc)
+            rc = time_copies(&l, 0, 8, gbs, err);
+        best[1] = MT_MAX(best[1], gbs[1]);
+        if (!rc)
+            rc = time_copies(&l, 8, 8, gbs, err);
+        best[2] = MT_MAX(best[2], gbs[0]);
+        best[3] = MT_MAX(best[3], gbs[1]);
+    }
+    close_link(&l);
+    if (rc)
+        return rc;
+    const enum mt_rate_id id[4] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
+    for (int i = 0; i < 4; i++)
+        m->rate[id[i]] = (struct mt_rate){best[i], MT_RATE_MEASURED};
+    if (m->cpu)
+        m->rate[MT_RATE_COPY] = (struct mt_rate){MT_MAX(best[0], best[1]), MT_RATE_MEASURED};
+    return 0;
+}
+
+/* --- what shares the cores with what -------------------------------------------------------------- */
+
+/* Updates without end on threads of their own; counts them. */
+struct adam_load {
+    const struct mt_measure_params *p;
+    char *mem;
+    mt_pool *pool;
+    pthread_t thread;
+    bool started;
+    atomic_bool quit;
+    atomic_long done;
+};
+
+static void *adam_main(void *arg)
+{
+    struct adam_load *l = arg;
+    struct mt_adam a = {.n = ADAM_N, .hi = (void *)l->mem, .lo = (void *)(l->mem + (size_t)ADAM_N * 2),
+                        .m = l->mem + (size_t)ADAM_N * 4, .v = l->mem + (size_t)ADAM_N * 8,
+                        .grad = l->mem + (size_t)ADAM_N * 12, .state_dtype = MT_F32,
+                        .grad_dtype = MT_BF16, .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
+                        .clip = 1, .t = 1};
+    while (!atomic_load(&l->quit)) {
+        mt_adam_run_pool(&a, MT_ADAM_AUTO, l->pool);
+        atomic_fetch_add(&l->done, 1);
+    }
+    return NULL;
+}
+
+static int start_adam(struct adam_load *l, const struct mt_measure_params *p, struct mt_err *err)
+{
+    struct mt_pool_params pp = {"probe", p->n_threads, p->cpus, NULL};
+    l->p = p;
+    l->mem = mt_alloc_aligned((size_t)ADAM_N * 14);
+    if (!l->mem)
+        return mt_fail_nomem(err, "the Adam probe", (unsigned long long)ADAM_N * 14);
+    memset(l->mem, 0x3c, (size_t)ADAM_N * 14);
+    int rc = mt_pool_create(&l->pool, &pp, err);
+    if (!rc)
+        rc = pthread_create(&l->thread, NULL, adam_main, l)
+                 ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
+                 : 0;
+    l->started = !rc;
+    return rc;
+}
+
+static void stop_adam(struct adam_load *l)
+{
+    atomic_store(&l->quit, true);
+    if (l->started)
+        pthread_join(l->thread, NULL);
+    mt_pool_destroy(&l->pool);
+    free(l->mem);
+}
+
+static double adam_rate(struct adam_load *l, int64_t ns)
+{
+    long from = atomic_load(&l->done);
+    int64_t t0 = mt_now_ns();
+    while (mt_now_ns() - t0 < ns)
+        usleep(2000);
+    return (double)(atomic_load(&l->done) - from) / (double)(mt_now_ns() - t0);
+}
+
+/* Compute at full speed: large products are submitted until told to stop. */
+struct gemm_load {
+    mt_device *dev;
+    struct mt_metered op;
+    pthread_t thread;
+    bool started;
+    atomic_bool quit;
+    struct mt_err err;
+};
+
+static void *gemm_main(void *arg)
+{
+    struct gemm_load *l = arg;
+    double s;
+    while (!atomic_load(&l->quit) && !mt_measure_operation(&s, l->dev, &l->op, &l->err))
+        ;
+    return NULL;
+}
+
+static int start_gemm(struct gemm_load *l, struct mt_err *err)
+{
+    atomic_store(&l->quit, false);
+    l->started = !pthread_create(&l->thread, NULL, gemm_main, l);
+    return l->started ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread");
+}
+
+static void stop_gemm(struct gemm_load *l)
+{
+    atomic_store(&l->quit, true);
+    if (l->started)
+        pthread_join(l->thread, NULL);
+    l->started = false;
+}
+
+enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 5 };
+
+/* Compute and copies: what is left of each beside the other. */
+static int copy_round(struct link *l, struct gemm_load *gemm, double share[N_SHARES], struct mt_err *err)
+{
+    double alone = 0, beside = 0, free_gbs[2] = {0}, gbs[2] = {0};
+    int rc = mt_measure_operation(&alone, gemm->dev, &gemm->op, err);
+    if (!rc)
+        rc = time_copies(l, 8, 0, free_gbs, err);
+    if (!rc) /* some 64 MiB copies in the background, longer than the measurement */
+        rc = link_copies(l, 0, 24, err);
+    if (!rc)
+        rc = mt_measure_operation(&beside, gemm->dev, &gemm->op, err);
+    if (!rc)
+        rc = mt_device_sync(l->dev, err);
+    if (!rc)
+        rc = start_gemm(gemm, err);
+    if (!rc)
+        rc = time_copies(l, 8, 0, gbs, err);
+    stop_gemm(gemm);
+    share[SHARE_COPY] = alone / beside;
+    share[COPY_SHARE] = gbs[0] / free_gbs[0];
+    return rc;
+}
+
+/* Compute and the optimizer. */
+static int adam_round(const struct mt_measure_params *p, struct gemm_load *gemm, double share[N_SHARES],
+                      struct mt_err *err)
+{
+    struct adam_load adam = {0};
+    double alone = 0, beside = 0, free_rate = 0, rate = 0;
+    const int64_t look_ns = 250000000;
+    int rc = mt_measure_operation(&alone, gemm->dev, &gemm->op, err);
+    if (!rc)
+        rc = start_adam(&adam, p, err);
+    if (!rc) {
+        free_rate = adam_rate(&adam, look_ns);
+        rc = mt_measure_operation(&beside, gemm->dev, &gemm->op, err);
+    }
+    if (!rc)
+        rc = start_gemm(gemm, err);
+    if (!rc)
+        rate = adam_rate(&adam, look_ns);
+    stop_gemm(gemm);
+    stop_adam(&adam);
+    share[SHARE_ADAM] = alone / beside;
+    share[ADAM_SHARE] = rate / free_rate;
+    return rc;
+}
+
+/* Each ratio is of figures taken within a second: the machine may run faster or slower a minute later. */
+int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
+{
+    static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,
+                                                 MT_RATE_SHARE_ADAM};
+    struct link l = {0};
+    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512)};
+    double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
+    int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(&gemm.op), err);
+    if (!rc)
+        rc = open_link(&l, p, err);
+    for (int r = 0; r < SHARE_ROUNDS && !rc; r++) {
+        rc = copy_round(&l, &gemm, share, err);
+        if (!rc)
+            rc = adam_round(p, &gemm, share, err);
+        for (int i = 0; i < N_SHARES; i++)
+            seen[i][r] = share[i];
+    }
+    for (int i = 0; i < N_SHARES && !rc; i++) {
+        double share_of = MT_MIN(mt_measure_median(seen[i], SHARE_ROUNDS), 1.0);
+        m->rate[id[i]] = (struct mt_rate){share_of, MT_RATE_MEASURED};
+    }
+    mt_device_destroy(&gemm.dev);
+    close_link(&l);
+    return rc;
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "plan/trace.h"
+
+static cJSON *write_and_read(const struct mt_trace_span *spans, size_t n)
+{
+    struct mt_unit unit = {.name = "layer 0"};
+    struct mt_layout layout = {.units = &unit, .n_units = 1};
+    struct mt_err err = {0};
+    char path[] = "/tmp/mt-trace-XXXXXX";
+    cJSON *root = NULL;
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    if (mt_trace_write(path, spans, n, NULL, &layout, &err) ||
+        mt_json_read_file(&root, path, MT_ERR_RUNTIME, &err))
+        fail_msg("%s", err.msg);
+    unlink(path);
+    return root;
+}
+
+/* The name of the row that the span of `bytes` bytes is in. */
+static const char *row_of(const cJSON *root, double bytes)
+{
+    const cJSON *events = mt_json_get(root, "traceEvents"), *e, *span = NULL;
+    cJSON_ArrayForEach(e, events)
+        if (!strcmp(mt_json_get(e, "ph")->valuestring, "X") &&
+            mt_json_get(mt_json_get(e, "args"), "bytes")->valuedouble == bytes)
+            span = e;
+    assert_non_null(span);
+    cJSON_ArrayForEach(e, events)
+        if (!strcmp(mt_json_get(e, "name")->valuestring, "thread_name") &&
+            mt_json_get(e, "tid")->valueint == mt_json_get(span, "tid")->valueint)
+            return mt_json_get(mt_json_get(e, "args"), "name")->valuestring;
+    return "none";
+}
+
+static struct mt_trace_span moved(enum mt_queue q, enum mt_disk_use use, size_t bytes, int64_t begin, int64_t end)
+{
+    return (struct mt_trace_span){.queue = q, .op = q == MT_Q_DISK_READ ? MT_OP_READ : MT_OP_WRITE,
+                                  .disk_use = use, .bytes = bytes, .begin_ns = begin, .end_ns = end};
+}
+
+static void disk_spans_are_in_rows_of_what_they_move(void **state)
+{
+    const struct mt_trace_span spans[] = {
+        {.queue = MT_Q_COMPUTE, .op = MT_OP_FORWARD, .bytes = 1, .begin_ns = 100, .end_ns = 900},
+        moved(MT_Q_DISK_READ, MT_DISK_STATES, 2, 100, 200),
+        moved(MT_Q_DISK_WRITE, MT_DISK_STATES, 3, 100, 200),
+        moved(MT_Q_DISK_READ, MT_DISK_WEIGHTS, 4, 100, 200),
+        moved(MT_Q_DISK_WRITE, MT_DISK_GRADIENTS, 5, 100, 200),
+        moved(MT_Q_DISK_READ, MT_DISK_ACTIVATIONS, 6, 100, 200),
+        moved(MT_Q_DISK_WRITE, MT_DISK_ACTIVATIONS, 7, 100, 200),
+    };
+    static const char *const rows[] = {"compute", "state reads", "state writes", "weight reads",
+                                       "gradient writes", "spill reads", "spill writes"};
+    cJSON *root = write_and_read(spans, 7);
+    (void)state;
+    for (int i = 0; i < 7; i++)
+        assert_string_equal(row_of(root, i + 1), rows[i]);
+    cJSON_Delete(root);
+}
+
+static void transfers_under_way_at_once_lie_beside_each_other(void **state)
+{
+    const struct mt_trace_span spans[] = {
+        moved(MT_Q_DISK_READ, MT_DISK_STATES, 1, 100, 300),
+        moved(MT_Q_DISK_READ, MT_DISK_STATES, 2, 200, 500),
+        moved(MT_Q_DISK_READ, MT_DISK_STATES, 3, 250, 600),
+        moved(MT_Q_DISK_READ, MT_DISK_STATES, 4, 300, 400), /* the first row is free again */
+    };
+    static const char *const rows[] = {"state reads", "state reads 2", "state reads 3", "state reads"};
+    cJSON *root = write_and_read(spans, 4);
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(row_of(root, i + 1), rows[i]);
+    cJSON_Delete(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(disk_spans_are_in_rows_of_what_they_move),
+        cmocka_unit_test(transfers_under_way_at_once_lie_beside_each_other),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
