@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -143,6 +144,34 @@ static void a_copy_may_cross_from_locked_to_other_memory(void **state)
                MT_STREAM_D2H);
     mt_device_unregister_host(dev, (char *)host + MIB);
     mt_host_free(host, ROOM);
+    mt_device_destroy(&dev);
+}
+
+/* Its pages are made by all threads before. Older kernels leave that to the lock, which is none here. */
+static void a_large_range_is_there_when_it_is_locked(void **state)
+{
+    enum { PAGE = 4096, ROOM = 257 * MIB };
+    mt_device *dev = open_device(40 * MIB);
+    struct mt_err err = {0};
+    void *host = NULL;
+    size_t n = ROOM / PAGE, there = 0;
+    unsigned char *resident = calloc(n, 1);
+    (void)state;
+    assert_non_null(resident);
+    assert_int_equal(mt_host_alloc(&host, ROOM, "test", &err), 0);
+    assert_int_equal(mt_device_register_host(dev, host, ROOM, &err), 0);
+    assert_int_equal(mincore(host, ROOM, resident), 0);
+    for (size_t i = 0; i < n; i++)
+        there += resident[i] & 1;
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(host, PAGE, MADV_POPULATE_WRITE) == 0)
+        assert_int_equal(there, n);
+#endif
+    for (size_t i = 0; i < ROOM; i += PAGE)
+        assert_int_equal(((char *)host)[i], 0);
+    mt_device_unregister_host(dev, host);
+    mt_host_free(host, ROOM);
+    free(resident);
     mt_device_destroy(&dev);
 }
 
@@ -309,6 +338,7 @@ int main(void)
         cmocka_unit_test(allocations_stop_at_the_budget_and_say_what_holds_it),
         cmocka_unit_test(copies_arrive_whatever_is_locked),
         cmocka_unit_test(a_copy_may_cross_from_locked_to_other_memory),
+        cmocka_unit_test(a_large_range_is_there_when_it_is_locked),
         cmocka_unit_test(copies_of_pageable_memory_keep_their_place_in_the_stream),
         cmocka_unit_test(events_order_streams_and_tell_the_time),
         cmocka_unit_test(copies_between_host_and_host_are_refused),

@@ -77,11 +77,12 @@ with tempfile.TemporaryDirectory() as tmp:
     assert r["machine"]["gpu"] == "Emulated, with a comma" and r["machine"]["capability"] == "90", r["machine"]
     run, = r["parts"]["steps-tiny"]["runs"]
     assert run["steps"] >= 2 and run["tok_s"] > 0 and run["model_tflops"] >= 0 and run["t_step"] > 0, run
+    assert run["plan"]["memory.slots"] >= 2, run
     assert run["h2d_gbps"] >= 0 and 0 <= run["idle_waiting"] <= 1 and run["share_of_peak"] is not None, run
     assert "| tiny | 128 | 1024 |" in markdown(tmp) and "% of copy" in markdown(tmp), markdown(tmp)
 
     # another run adds to the report; without time nothing is run, and that is said
-    told = gpu_check(tmp, "--build", build, "--minutes", "0.001", "probe", expect=1)
+    told = gpu_check(tmp, "--build", build, "--minutes", "0.001", "sanitize", expect=1)
     assert "no time" in told, told
     assert statuses(tmp)["build"] == "no time" and statuses(tmp)["parity"] == "passed", statuses(tmp)
     gpu_check(tmp, "--build", build, "nonsense", expect=2)
