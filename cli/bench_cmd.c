@@ -90,8 +90,7 @@ static int measure_for(struct bench *b, const struct mt_sweep_job *j, struct pla
         mt_machine_finish(&v->machine);
         return mt_machine_read(&v->machine, path, err);
     }
-    v->machine.n_samples = 0;
-    int rc = plan_view_measure(v, b->cli, err);
+    int rc = plan_view_measure(v, b->cli, true, err);
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 

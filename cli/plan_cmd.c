@@ -208,7 +208,7 @@ static void show_progress(void *ctx, const char *what)
 }
 
 /* Times what this configuration will run, so that nothing is interpolated. */
-int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
+int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
     struct mt_plan_choice first;
     struct mt_metered *ops = NULL;
@@ -226,7 +226,7 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = "cpu", .n_threads = r.threads,
-                                   .cpus = r.threads <= n_cores ? cpus : NULL,
+                                   .cpus = r.threads <= n_cores ? cpus : NULL, .anew = anew,
                                    .progress = show_progress, .ctx = cli};
     if (!rc)
         rc = mt_measure_operations(&v->machine, &mp, ops, n, err);
@@ -240,7 +240,7 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, struct mt_err *err)
 static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err *err)
 {
     char path[4096];
-    int rc = plan_view_measure(v, cli, err);
+    int rc = plan_view_measure(v, cli, false, err);
     mt_machine_cache_path(path, sizeof(path), "cpu", v->request.threads);
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }

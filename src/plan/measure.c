@@ -47,7 +47,7 @@ int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *
         char what[200];
         double s = 0;
         bool known = false;
-        for (size_t k = 0; k < m->n_samples && !known; k++)
+        for (size_t k = 0; k < m->n_samples && !known && !p->anew; k++)
             known = mt_same_operation(&m->samples[k].op, &ops[i]);
         if (known)
             continue;

@@ -15,13 +15,14 @@ struct mt_measure_params {
     const int *cpus;         /* [n_threads] or NULL */
     const char *disk_dir;    /* folder on the drive to measure, or NULL */
     bool brief;              /* rates alone, no grid of operations */
+    bool anew;               /* mt_measure_operations(): also what the profile has a sample of */
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };
 
 /** Everything: rates, the optimizer by threads, interference, a grid of operations; minutes at most. */
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
-/** Times the operations that the profile has no sample of and adds them. */
+/** Times the operations that the profile has no sample of (or all, `anew`) and adds them. */
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err);
 /** Seconds of one operation on a device, its buffers taken from the device's arena. */
