@@ -136,7 +136,6 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {
     uint8_t queue, op;
-    uint8_t disk_use; /* of a READ or WRITE: enum mt_disk_use */
     int16_t mb;
     int32_t unit;
     size_t bytes;

@@ -91,8 +91,6 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
         s[i] = (struct mt_trace_span){.queue = in->queue, .op = in->op, .mb = in->mb, .unit = in->unit,
                                       .bytes = in->bytes, .begin_ns = time_of(r->trace, i, 0),
                                       .end_ns = time_of(r->trace, i, 1)};
-        if (in->queue >= MT_Q_DISK_READ)
-            s[i].disk_use = (uint8_t)mt_instr_disk_use(&r->prog, in);
     }
     *spans = s;
     *n = r->trace->n;

@@ -47,28 +47,24 @@ static const char *row_of(const cJSON *root, double bytes)
     return "none";
 }
 
-static struct mt_trace_span moved(enum mt_queue q, enum mt_disk_use use, size_t bytes, int64_t begin, int64_t end)
+static struct mt_trace_span moved(enum mt_queue q, size_t bytes, int64_t begin, int64_t end)
 {
     return (struct mt_trace_span){.queue = q, .op = q == MT_Q_DISK_READ ? MT_OP_READ : MT_OP_WRITE,
-                                  .disk_use = use, .bytes = bytes, .begin_ns = begin, .end_ns = end};
+                                  .bytes = bytes, .begin_ns = begin, .end_ns = end};
 }
 
-static void disk_spans_are_in_rows_of_what_they_move(void **state)
+static void spans_are_in_the_rows_of_their_queues(void **state)
 {
     const struct mt_trace_span spans[] = {
         {.queue = MT_Q_COMPUTE, .op = MT_OP_FORWARD, .bytes = 1, .begin_ns = 100, .end_ns = 900},
-        moved(MT_Q_DISK_READ, MT_DISK_STATES, 2, 100, 200),
-        moved(MT_Q_DISK_WRITE, MT_DISK_STATES, 3, 100, 200),
-        moved(MT_Q_DISK_READ, MT_DISK_WEIGHTS, 4, 100, 200),
-        moved(MT_Q_DISK_WRITE, MT_DISK_GRADIENTS, 5, 100, 200),
-        moved(MT_Q_DISK_READ, MT_DISK_ACTIVATIONS, 6, 100, 200),
-        moved(MT_Q_DISK_WRITE, MT_DISK_ACTIVATIONS, 7, 100, 200),
+        moved(MT_Q_H2D, 2, 100, 200),
+        moved(MT_Q_DISK_READ, 3, 100, 200),
+        moved(MT_Q_DISK_WRITE, 4, 100, 200),
     };
-    static const char *const rows[] = {"compute", "state reads", "state writes", "weight reads",
-                                       "gradient writes", "spill reads", "spill writes"};
-    cJSON *root = write_and_read(spans, 7);
+    static const char *const rows[] = {"compute", "H2D", "disk reads", "disk writes"};
+    cJSON *root = write_and_read(spans, 4);
     (void)state;
-    for (int i = 0; i < 7; i++)
+    for (int i = 0; i < 4; i++)
         assert_string_equal(row_of(root, i + 1), rows[i]);
     cJSON_Delete(root);
 }
@@ -76,12 +72,12 @@ static void disk_spans_are_in_rows_of_what_they_move(void **state)
 static void transfers_under_way_at_once_lie_beside_each_other(void **state)
 {
     const struct mt_trace_span spans[] = {
-        moved(MT_Q_DISK_READ, MT_DISK_STATES, 1, 100, 300),
-        moved(MT_Q_DISK_READ, MT_DISK_STATES, 2, 200, 500),
-        moved(MT_Q_DISK_READ, MT_DISK_STATES, 3, 250, 600),
-        moved(MT_Q_DISK_READ, MT_DISK_STATES, 4, 300, 400), /* the first row is free again */
+        moved(MT_Q_DISK_READ, 1, 100, 300),
+        moved(MT_Q_DISK_READ, 2, 200, 500),
+        moved(MT_Q_DISK_READ, 3, 250, 600),
+        moved(MT_Q_DISK_READ, 4, 300, 400), /* the first row is free again */
     };
-    static const char *const rows[] = {"state reads", "state reads 2", "state reads 3", "state reads"};
+    static const char *const rows[] = {"disk reads", "disk reads 2", "disk reads 3", "disk reads"};
     cJSON *root = write_and_read(spans, 4);
     (void)state;
     for (int i = 0; i < 4; i++)
@@ -92,7 +88,7 @@ static void transfers_under_way_at_once_lie_beside_each_other(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(disk_spans_are_in_rows_of_what_they_move),
+        cmocka_unit_test(spans_are_in_the_rows_of_their_queues),
         cmocka_unit_test(transfers_under_way_at_once_lie_beside_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
