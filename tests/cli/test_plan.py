@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """plan, probe, bench and report through the binary."""
 import csv
+import glob
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -115,7 +117,9 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     p = megatrain("plan", ini, env=env, expect=1)
     assert "probe all" in p.stderr, p.stderr
     assert "predicted" not in megatrain("run", ini, env=env).stderr
-    megatrain("-q", "probe", "all", "--brief", "--threads", "2", env=env)
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive)
+    megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
     assert json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)["fits"]
     trace = os.path.join(tmp, "trace.json")
     p = megatrain("run", ini, "--force", "--trace", trace, env=env)
@@ -153,17 +157,18 @@ def check_trace(path):
 
 def what_is_planned_is_what_is_run(tmp, model, data, env):
     """Memory of every tier to the byte, and the bytes over the link and to the disk, in each sort of placement."""
-    drive = os.path.join(tmp, "drive")
-    os.makedirs(drive)
-    measured = env["XDG_CACHE_HOME"]
-    env = {**env, "XDG_CACHE_HOME": os.path.join(tmp, "drive-cache")}
     ini = write_ini(os.path.join(tmp, "agree.ini"), base(model, data, os.path.join(tmp, "agree"), train__steps=3,
-                                                         memory__nvme_paths=drive, data__packing="off"))
-    shutil.copytree(measured, env["XDG_CACHE_HOME"])  # a profile without drives
-    p = megatrain("plan", ini, env=env, expect=1)
+                                                         memory__nvme_paths=os.path.join(tmp, "drive"),
+                                                         data__packing="off"))
+    without = {**env, "XDG_CACHE_HOME": os.path.join(tmp, "no-drive-cache")}
+    shutil.copytree(env["XDG_CACHE_HOME"], without["XDG_CACHE_HOME"])
+    profile = glob.glob(os.path.join(without["XDG_CACHE_HOME"], "megatrain", "machine-*.ini"))[0]
+    text = open(profile).read()
+    with open(profile, "w") as f:
+        f.write("".join(p for p in re.split(r"(?m)^(?=\[)", text) if not p.startswith("[disk]")))
+    p = megatrain("plan", ini, env=without, expect=1)
     assert "have not been measured" in p.stderr and "--dir" in p.stderr, p.stderr
-    assert "drives" in megatrain("run", ini, env=env).stderr
-    megatrain("-q", "probe", "all", "--brief", "--threads", "2", "--dir", drive, env=env)
+    assert "drives" in megatrain("run", ini, "--force", env=without).stderr
     for over in ({}, {"memory.states": "disk"}, {"memory.states": "disk", "memory.activations": "disk"},
                  {"memory.states": "disk", "memory.activations": "recompute"}):
         sets = [x for k, v in over.items() for x in ("--set", f"{k}={v}")]
