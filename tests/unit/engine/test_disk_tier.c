@@ -366,7 +366,7 @@ static void any_transfer_that_fails_ends_the_step_with_its_error(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_THREAD__
-    int step = 397; /* a thread costs much there, and a trainer has a dozen */
+    int step = 97; /* a thread costs much there, and a trainer has a dozen */
 #else
     int step = getenv("MEGATRAIN_TEST_FULL") ? 1 : 29;
 #endif
