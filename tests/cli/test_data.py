@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -339,21 +340,19 @@ def samples_show_in_colour_in_brackets_and_as_a_page(tmp):
 
 
 def on_a_terminal(*args, env):
-    """What comes out of a terminal of 60 columns, and the exit code."""
-    pid, fd = pty.fork()
-    if not pid:
-        os.execve(BINARY, [BINARY, *args], {**os.environ, "TERM": "xterm", "COLUMNS": "60", **env})
-    said = b""
-    while True:
-        try:
-            piece = os.read(fd, 4096)
-        except OSError:  # how a terminal ends
-            break
-        if not piece:
-            break
-        said += piece
-    os.close(fd)
-    return said.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """What comes out of a terminal of 60 columns, and the exit code. Little comes: a terminal's buffer holds it."""
+    ours, theirs = pty.openpty()
+    try:
+        p = subprocess.run([BINARY, *args], stdin=theirs, stdout=theirs, stderr=theirs,
+                           env={**os.environ, "TERM": "xterm", "COLUMNS": "60", **env})
+        said = b""
+        # our side of it stays open: a terminal that nobody has open may lose its last words
+        while select.select([ours], [], [], 0.3)[0]:
+            said += os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    return said.decode(), p.returncode
 
 
 def progress_is_one_line_on_a_terminal_and_rare_elsewhere(tmp):
