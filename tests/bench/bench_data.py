@@ -17,17 +17,13 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-try:
-    import tokenizers  # noqa: F401
-except ImportError:
-    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
-    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
-        sys.exit("this benchmark needs the data helper's environment: scripts/setup --data")
-    os.environ["MT_DATA_TEST"] = "1"
-    os.execv(inside, [inside, *sys.argv])
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import data_env
 
-sys.path[:0] = [os.path.join(ROOT, "tests", "cli"), os.path.join(ROOT, "scripts")]
+data_env.enter("tokenizers")
+ROOT = data_env.ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import families
 from megatrain_data import encode, formats

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
+
 #include "base/mem.h"
 #include "base/philox.h"
 #include "device/ops.h"
@@ -33,20 +35,6 @@ struct bench {
     uint16_t *pattern_bf16;
     double copy_gbps;
 };
-
-static void must(int rc, const struct mt_err *err)
-{
-    if (rc) {
-        fprintf(stderr, "bench_kernels: %s\n", err->msg);
-        exit(1);
-    }
-}
-
-#define RUN(op, ...)                                                                               \
-    do {                                                                                           \
-        struct mt_err err_ = {0};                                                                  \
-        must(op(__VA_ARGS__, &err_), &err_);                                                       \
-    } while (0)
 
 static void upload(struct bench *b, void *dst, const void *src, size_t bytes)
 {

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench.h"
+
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/philox.h"
@@ -22,20 +24,6 @@ struct bench {
     size_t n, copy_bytes;
     char *buf[3], *host[2];
 };
-
-static void must(int rc, const struct mt_err *err)
-{
-    if (rc) {
-        fprintf(stderr, "bench_peak: %s\n", err->msg);
-        exit(1);
-    }
-}
-
-#define RUN(op, ...)                                                                               \
-    do {                                                                                           \
-        struct mt_err err_ = {0};                                                                  \
-        must(op(__VA_ARGS__, &err_), &err_);                                                       \
-    } while (0)
 
 static void fill_random(struct bench *b)
 {
@@ -113,7 +101,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++) {
         void *v = NULL;
         struct mt_err err = {0};
-        must(mt_host_alloc(&v, b.copy_bytes, "bench", &err), &err);
+        bench_must(mt_host_alloc(&v, b.copy_bytes, "bench", &err), &err);
         b.host[i] = v;
         RUN(mt_device_register_host, b.dev, v, b.copy_bytes);
     }

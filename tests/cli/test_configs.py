@@ -7,15 +7,10 @@ import random
 import sys
 import tempfile
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-try:
-    import tokenizers  # noqa: F401
-except ImportError:
-    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
-    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
-        sys.exit("this test needs the data helper's environment: scripts/setup --data")
-    os.environ["MT_DATA_TEST"] = "1"
-    os.execv(inside, [inside, *sys.argv])
+import data_env
+
+data_env.enter("tokenizers")
+ROOT = data_env.ROOT
 
 from families import conversation, write_tokenizer
 from tiny import config, megatrain, write_model

@@ -11,17 +11,14 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-try:
-    import pyarrow as pa
-    import pyarrow.ipc
-    import pyarrow.parquet
-except ImportError:
-    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
-    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
-        sys.exit("the data tests need the helper's environment: scripts/setup --data")
-    os.environ["MT_DATA_TEST"] = "1"
-    os.execv(inside, [inside, *sys.argv])
+import data_env
+
+data_env.enter("pyarrow")
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet
+
+ROOT = data_env.ROOT
 
 import warm_helper
 from tiny import BINARY, base, config, megatrain, write_ini, write_model

@@ -8,15 +8,10 @@ import sys
 import tempfile
 import unicodedata
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-try:
-    import tokenizers  # noqa: F401
-except ImportError:
-    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
-    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
-        sys.exit("this test needs the data helper's environment: scripts/setup --data")
-    os.environ["MT_DATA_TEST"] = "1"
-    os.execv(inside, [inside, *sys.argv])
+import data_env
+
+data_env.enter("tokenizers")
+ROOT = data_env.ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 from families import SCRAPS, words

@@ -3,15 +3,12 @@
 import os
 import sys
 
-ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-try:
-    import jinja2
-except ImportError:
-    inside = os.path.join(ROOT, ".venv-data", "bin", "python")
-    if os.environ.get("MT_DATA_TEST") or not os.path.exists(inside):
-        sys.exit("this test needs the data helper's environment: scripts/setup --data")
-    os.environ["MT_DATA_TEST"] = "1"
-    os.execv(inside, [inside, *sys.argv])
+import data_env
+
+data_env.enter("jinja2")
+import jinja2
+
+ROOT = data_env.ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 from megatrain_data import template as T
