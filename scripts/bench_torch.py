@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training throughput beside transformers + torch: same model, batch, threads and machine, at the same time.
+"""Training throughput beside transformers + torch: same model, batch, threads and machine, a step of each in turn.
 
-Both run at once, each bound to half of the cores, and change halves from turn to turn: whatever the machine
-does besides, it does to both. Every sample fills its row, so that neither side packs or pads. torch runs SDPA
-attention and its fused AdamW, clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints the
-median step of each turn and the median of the turns' ratios; a bf16 figure says little on a CPU without
+Each has all cores while the other is stopped, and they change at every step, so that a machine that drifts does it to
+both. Every sample fills its row, so that neither side packs or pads. torch runs SDPA attention and its fused AdamW,
+clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints both steps of each turn, what they come
+to in matrix products (6 N), and the median of the turns' ratios; a bf16 figure says little on a CPU without
 AVX512_BF16 (printed). scripts/setup --parity makes the environment.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32] [bf16]
 """
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,55 +19,75 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "cli"))
-from tiny import base, config, megatrain, metrics, write_ini, write_model
+from tiny import BINARY, base, config, write_ini, write_model
 
-CORES = sorted(os.sched_getaffinity(0))
-HALVES = CORES[:len(CORES) // 2], CORES[len(CORES) // 2:]
-SEQ, ROWS, MICRO, STEPS, SKIP, TURNS = 256, 8, 8, 7, 1, 4
-SHAPE = dict(num_hidden_layers=8, hidden_size=512, intermediate_size=1536, num_attention_heads=8, num_key_value_heads=4,
-             head_dim=64, vocab_size=8192, max_position_embeddings=512)
+CORES = len(os.sched_getaffinity(0))
+SEQ, ROWS, MICRO, TURNS = 512, 8, 2, 12
+SHAPE = dict(num_hidden_layers=12, hidden_size=512, intermediate_size=1536, num_attention_heads=8,
+             num_key_value_heads=4, head_dim=64, vocab_size=16000, max_position_embeddings=512)
+LAYER = SHAPE["hidden_size"] * (2 * 8 * 64 + 2 * 4 * 64 + 3 * SHAPE["intermediate_size"])
+FLOP = 6 * (12 * LAYER + SHAPE["hidden_size"] * SHAPE["vocab_size"]) * SEQ * ROWS  # of the matrices alone, a step
 
 
 def write_rows(path):
     r = random.Random(3)
     with open(path, "w") as f:
-        for _ in range(STEPS * ROWS):
+        for _ in range((TURNS + 2) * ROWS):
             f.write(json.dumps({"input_ids": [r.randrange(SHAPE["vocab_size"]) for _ in range(SEQ)]}) + "\n")
     return path
 
 
-def ours(tmp, model, data, dtype, turn, cores):
-    out = os.path.join(tmp, f"{dtype}-{turn}")
-    ini = write_ini(out + ".ini", base(model, data, out, model__dtype=dtype, data__eval="", data__seq_len=SEQ,
-        data__shuffle="off", train__steps=STEPS, train__batch_size=ROWS, train__micro_batch=MICRO, train__warmup=0,
-        memory__device_budget="2GiB", checkpoint__save="weights", device__cpu_threads=len(cores)))
-    os.sched_setaffinity(0, cores)
-    try:
-        megatrain("-q", "run", ini)
-    finally:
-        os.sched_setaffinity(0, CORES)
-    return statistics.median(m["t_step"] for m in metrics(out)[SKIP:] if "loss" in m)
+class Ours:
+    """A run that is stopped but for the one step that step() asks for."""
+
+    def __init__(self, tmp, model, data, dtype):
+        self.out = os.path.join(tmp, dtype)
+        ini = write_ini(self.out + ".ini", base(model, data, self.out, model__dtype=dtype, data__eval="",
+            data__seq_len=SEQ, data__shuffle="off", train__steps=TURNS + 1, train__batch_size=ROWS,
+            train__micro_batch=MICRO, train__warmup=0, memory__device_budget="2GiB", checkpoint__save="weights",
+            device__cpu_threads=CORES))
+        self.p = subprocess.Popen([BINARY, "-q", "run", ini])
+        self.done = 0
+        self.wait()
+
+    def wait(self):
+        while self.p.poll() is None and len(self.steps()) == self.done:
+            time.sleep(0.001)
+        self.p.send_signal(signal.SIGSTOP)
+        self.done += 1
+
+    def steps(self):
+        path = os.path.join(self.out, "metrics.jsonl")
+        return [l for l in open(path) if '"loss"' in l and l.endswith("\n")] if os.path.exists(path) else []
+
+    def step(self):
+        t0 = time.perf_counter()
+        self.p.send_signal(signal.SIGCONT)
+        self.wait()
+        return time.perf_counter() - t0
+
+    def end(self):
+        self.p.send_signal(signal.SIGCONT)
+        if self.p.wait():
+            sys.exit(f"megatrain run: exit {self.p.returncode}")
 
 
-def theirs(path, data, dtype, threads):
-    """Steps until standard input ends, of which the median is printed: never less work than ours has."""
-    import select
+def theirs(path, data, dtype):
+    """A step for each line of standard input, answered by its time; asleep between."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
-    torch.set_num_threads(threads)
+    torch.set_num_threads(CORES)
     torch.manual_seed(0)
     hf = AutoConfig.from_pretrained(path)
     hf._attn_implementation = "sdpa"
     model = AutoModelForCausalLM.from_config(hf).float().train()
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
-    rows = [json.loads(l)["input_ids"] for l in open(data)]
-    times = []
-    while True:
-        at = len(times) % STEPS * ROWS
+    rows = torch.tensor([json.loads(l)["input_ids"] for l in open(data)])
+
+    def step(rows):
         t0 = time.perf_counter()
         opt.zero_grad()
-        for first in range(at, at + ROWS, MICRO):
-            ids = torch.tensor(rows[first:first + MICRO])
+        for ids in rows.split(MICRO):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
                 logits = model(input_ids=ids, use_cache=False).logits
             loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(),
@@ -74,40 +95,44 @@ def theirs(path, data, dtype, threads):
             (loss / (ROWS * (SEQ - 1))).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         opt.step()
-        times.append(time.perf_counter() - t0)
-        if len(times) == SKIP:
-            print("ready", flush=True)
-        if select.select([sys.stdin], [], [], 0)[0]:
-            break
-    print(statistics.median(times[SKIP:-1] or times[-1:]))
+        return time.perf_counter() - t0
 
-
-def turn_of(tmp, model, data, dtype, turn):
-    mine, others = HALVES[turn % 2], HALVES[1 - turn % 2]
-    torch_run = subprocess.Popen(
-        ["taskset", "-c", ",".join(map(str, others)), sys.executable, __file__, "--theirs", model, data, dtype,
-         str(len(others))], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    torch_run.stdout.readline()
-    a = ours(tmp, model, data, dtype, turn, mine)
-    return a, float(torch_run.communicate("")[0])
+    for _, batch in zip(sys.stdin, rows.split(ROWS)):
+        print(step(batch), flush=True)
 
 
 def main():
     if sys.argv[1:2] == ["--theirs"]:
-        return theirs(*sys.argv[2:5], int(sys.argv[5]))
+        return theirs(*sys.argv[2:5])
     flags = next((l for l in open("/proc/cpuinfo") if l.startswith("flags")), "")
-    print(f"load average {os.getloadavg()[0]:.2f}, {len(HALVES[0])} of {len(CORES)} cores each, AVX512_BF16: "
+    print(f"load average {os.getloadavg()[0]:.2f}, {CORES} threads each, AVX512_BF16: "
           f"{'yes' if 'avx512_bf16' in flags else 'no'}", flush=True)
     with tempfile.TemporaryDirectory() as tmp:
         model = write_model(os.path.join(tmp, "model"), config("qwen3", **SHAPE))
         data = write_rows(os.path.join(tmp, "rows.jsonl"))
         for dtype in sys.argv[1:] or ["f32", "bf16"]:
-            ratios = []
-            for turn in range(TURNS):
-                a, b = turn_of(tmp, model, data, dtype, turn)
-                ratios.append(b / a)
-                print(f"  {dtype} turn {turn + 1}: ours {a:.3f} s a step, torch {b:.3f} s: {b / a:.2f}x", flush=True)
-            print(f"{dtype}: {statistics.median(ratios):.2f}x torch's throughput   target 1.5, at least 1.3", flush=True)
+            compare(tmp, model, data, dtype)
+
+
+def compare(tmp, model, data, dtype):
+    torch = subprocess.Popen([sys.executable, __file__, "--theirs", model, data, dtype],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def torch_step():
+        torch.stdin.write("\n")
+        torch.stdin.flush()
+        return float(torch.stdout.readline())
+
+    torch_step()
+    ours, ratios = Ours(tmp, model, data, dtype), []
+    for turn in range(TURNS):
+        a, b = ours.step(), torch_step()
+        ratios.append(b / a)
+        print(f"  {dtype} turn {turn + 1}: ours {a:.2f} s a step ({FLOP / a / 1e9:.0f} GFLOP/s), torch {b:.2f} s "
+              f"({FLOP / b / 1e9:.0f}): {b / a:.2f}x", flush=True)
+    ours.end()
+    torch.communicate("")
+    print(f"{dtype}: {statistics.median(ratios):.2f}x torch's throughput   target 1.5, at least 1.3", flush=True)
 
 
 main()
