@@ -14,7 +14,7 @@ enum mt_key_type {
     MT_KEY_PATHS,    /* a list of such */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
     MT_KEY_BOOL,
-    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 */
+    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 where the default is */
     MT_KEY_COUNT_AUTO, /* or "auto" = MT_CFG_AUTO */
     MT_KEY_REAL,
     MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */

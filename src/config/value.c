@@ -275,12 +275,19 @@ static bool is_text(const struct mt_key *key)
            key->type == MT_KEY_PATHS;
 }
 
+static bool is_number(const struct mt_key *key)
+{
+    return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL;
+}
+
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len)
 {
     void *f = field(cfg, key);
     int unused = 0, rc;
     double v;
+    if (!*text && *key->def && is_number(key))
+        return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
         return -EINVAL;
     if (key->unsupported && *text &&
