@@ -18,7 +18,6 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
 
 STEPS, SKIP, ROUNDS = 5, 2, 2
-READS, WRITES = ("state reads", "weight reads", "spill reads"), ("state writes", "gradient writes", "spill writes")
 
 
 def run(tmp, name, model, data, rows, trace=None, **over):
@@ -67,8 +66,8 @@ def overlap(trace):
     rows = {e["tid"]: e["args"]["name"].rstrip(" 0123456789") for e in events if e["name"] == "thread_name"}
     spans = [(rows[e["tid"]], e["cat"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
     turn = max(end for _, op, _, end in spans if op == "head")
-    of = lambda *names: busy((b, min(e, turn)) for row, _, b, e in spans if row in names and b < turn)
-    stages = [of(*READS), of("host optimizer"), of(*WRITES)]
+    of = lambda name: busy((b, min(e, turn)) for row, _, b, e in spans if row == name and b < turn)
+    stages = [of("disk reads"), of("host optimizer"), of("disk writes")]
     at_once = common(common(stages[0], stages[1]), stages[2])
     return [length(s) / turn for s in (*stages, at_once)]
 
