@@ -92,6 +92,8 @@ static const struct cli_option probe_options[] = {
     {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
     {"brief", 0, NULL, "all: rates alone; plan --measure times the operations that it needs."},
     {"threads", 0, "N", "all: measure for this many threads (as many as there are cores)."},
+    {"device", 0, "KIND", "all, gemm: cpu, cuda, or auto: the GPU where there is one (auto)."},
+    {"index", 0, "N", "all, gemm: which GPU (0)."},
     JSON,
     END};
 static const struct cli_option export_options[] = {
@@ -131,7 +133,7 @@ const struct cli_command cli_commands[] = {
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,
      cli_cmd_doctor},
-    {"probe", "[all|copy|gemm|adam|disk [DIR]]", "Measure this machine; all is kept for plan and run.",
+    {"probe", "[all|copy|gemm|adam|disk [DIR]]", "Measure this machine or its GPU; all is kept for plan, run and bench.",
      probe_options, 0, 2, cli_cmd_probe},
     {"config", "show CONFIG.ini | keys | init", "Show, explain or start a configuration.",
      config_options, 1, 2, cli_cmd_config},

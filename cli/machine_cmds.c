@@ -90,14 +90,28 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     return 0;
 }
 
-static int probe_gemm(cJSON *o, int threads, const int *cpus, struct mt_err *err)
+/* What --device and --index name. */
+static int find_device(struct mt_measure_params *p, const struct cli_args *args, struct mt_err *err)
+{
+    const char *kind = cli_arg(args, "device"), *index = cli_arg(args, "index");
+    char *end = NULL;
+    long at = index ? strtol(index, &end, 10) : 0;
+    kind = kind ? kind : "auto";
+    if (strcmp(kind, "cpu") && strcmp(kind, "cuda") && strcmp(kind, "auto"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--device is cpu, cuda or auto, not \"%s\"", kind);
+    if (at < 0 || at > 1024 || (index && (end == index || *end)))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--index %s: a GPU's number, from 0", index);
+    p->device_index = (int)at;
+    p->device_kind = mt_device_choose(kind, p->device_index);
+    return 0;
+}
+
+static int probe_gemm(cJSON *o, const struct mt_measure_params *p, struct mt_err *err)
 {
     enum { N = 1024 };
     mt_device *dev = NULL;
     void *buf[3] = {NULL};
-    int rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = threads,
-                                                               .cpus = cpus,
-                                                               .budget_bytes = 64 << 20}, err);
+    int rc = mt_measure_device(&dev, p, 3 * (size_t)N * N * 4, err);
     for (int i = 0; i < 3 && !rc; i++)
         rc = mt_device_alloc(dev, (size_t)N * N * 4, "probe", &buf[i], err);
     for (int t = 0; t < 2 && !rc; t++) {
@@ -139,16 +153,18 @@ static int probe_all(struct cli *cli, const struct cli_args *args)
     int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
     const char *threads = cli_arg(args, "threads");
     int use = threads ? atoi(threads) : n;
-    struct mt_measure_params p = {.device_kind = "cpu", .n_threads = MT_MAX(use, 1),
-                                  .cpus = use <= n ? cpus : NULL, .disk_dir = cli_arg(args, "dir"),
-                                  .brief = cli_arg(args, "brief") != NULL,
+    struct mt_measure_params p = {.n_threads = MT_MAX(use, 1), .cpus = use <= n ? cpus : NULL,
+                                  .disk_dir = cli_arg(args, "dir"), .brief = cli_arg(args, "brief") != NULL,
+                                  .small = getenv("MEGATRAIN_PROBE_SMALL") != NULL,
                                   .progress = show_progress, .ctx = cli};
+    if (!rc)
+        rc = find_device(&p, args, &err);
     if (!rc)
         rc = mt_measure_machine(&m, &p, &err);
     free(cpus);
     if (rc)
         return cli_fail(&err);
-    mt_machine_cache_path(path, sizeof(path), "cpu", p.n_threads);
+    mt_machine_cache_path(path, sizeof(path), p.device_kind, p.n_threads);
     rc = mt_machine_write(&m, path, &err);
     if (cli_arg(args, "json")) {
         cJSON *o = cJSON_CreateObject();
@@ -190,8 +206,11 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
         cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (26.0 / gbs));
     }
+    struct mt_measure_params p = {.n_threads = n, .cpus = cpus};
     if (!rc && !strcmp(what, "gemm"))
-        rc = probe_gemm(o, n, cpus, &err);
+        rc = find_device(&p, args, &err);
+    if (!rc && !strcmp(what, "gemm"))
+        rc = probe_gemm(o, &p, &err);
     free(cpus);
     if (rc) {
         cJSON_Delete(o);

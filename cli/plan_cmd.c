@@ -96,6 +96,14 @@ static int find_machine(char *buf, size_t len, const char *name, struct mt_err *
                    "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
 }
 
+/* The device that a run of the configuration would open. */
+static const char *device_kind(const struct mt_config *cfg)
+{
+    static const char *const kinds[] = {
+        [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
+    return mt_device_choose(kinds[cfg->device.kind], (int)cfg->device.index);
+}
+
 static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct mt_err *err)
 {
     int *cpus = NULL, n = 0;
@@ -104,11 +112,12 @@ static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct 
     free(cpus);
     if (cfg->device.cpu_threads != MT_CFG_AUTO)
         n = (int)cfg->device.cpu_threads;
+    struct mt_measure_params p = {.device_kind = device_kind(cfg), .device_index = (int)cfg->device.index,
+                                  .n_threads = n};
     if (!rc)
-        rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
-                                                               .budget_bytes = 1 << 20}, err);
+        rc = mt_measure_device(&dev, &p, 0, err);
     if (!rc)
-        rc = mt_machine_load_cached(m, "cpu", mt_device_limits(dev)->name, n, err);
+        rc = mt_machine_load_cached(m, p.device_kind, mt_device_limits(dev)->name, n, err);
     if (rc == -ENOENT || rc == -ESTALE)
         mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
     mt_device_destroy(&dev);
@@ -225,7 +234,8 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     r.logits_chunk = first.logits_chunk;
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
-    struct mt_measure_params mp = {.device_kind = "cpu", .n_threads = r.threads,
+    struct mt_measure_params mp = {.device_kind = v->machine.cpu ? "cpu" : "cuda",
+                                   .device_index = (int)v->cfg->device.index, .n_threads = r.threads,
                                    .cpus = r.threads <= n_cores ? cpus : NULL, .anew = anew,
                                    .progress = show_progress, .ctx = cli};
     if (!rc)
@@ -241,7 +251,7 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
 {
     char path[4096];
     int rc = plan_view_measure(v, cli, false, err);
-    mt_machine_cache_path(path, sizeof(path), "cpu", v->request.threads);
+    mt_machine_cache_path(path, sizeof(path), v->machine.cpu ? "cpu" : "cuda", v->request.threads);
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 

@@ -8,7 +8,9 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/memory.h"
 #include "optim/adam.h"
+#include "report.h"
 
 static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
 static const char *const tier_names[] = {"host", "states on disk", "all on disk"};
@@ -16,39 +18,17 @@ static const char *const phase_names[] = {"forward, with the update", "backward"
 
 /* --- what the table and the JSON both say -------------------------------------------------------- */
 
-struct row {
-    const char *tier, *use;
-    uint64_t bytes;
-};
-enum { MAX_ROWS = 32 };
-
-static size_t add(struct row *rows, size_t n, const char *tier, const char *use, uint64_t bytes)
+static struct mt_memory_rows memory_rows(const struct mt_plan_choice *c)
 {
-    if (bytes && n < MAX_ROWS)
-        rows[n++] = (struct row){tier, use, bytes};
-    return n;
-}
-
-static size_t memory_rows(const struct plan_view *v, struct row *rows)
-{
-    const struct mt_plan_choice *c = &v->choice;
-    const struct mt_engine_plan *p = &c->engine;
-    size_t n = 0;
-    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
-        n = add(rows, n, "device", mt_pool_id_name(i), p->pool_bytes[i]);
-    n = add(rows, n, "device", "scratch", p->scratch);
-    n = add(rows, n, "device", "logits", p->logits);
-    n = add(rows, n, "device", "inputs", p->inputs);
-    n = add(rows, n, "device", "rotary tables", p->tables);
-    n = add(rows, n, "host", "weights, moments, gradients", c->planes_bytes);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-        n = add(rows, n, "host", mt_pool_id_name(i), p->pool_bytes[i]);
-    n = add(rows, n, "host", "windows to the disk", c->windows_bytes);
-    n = add(rows, n, "host", "boundaries and activations", p->spill_bytes);
-    n = add(rows, n, "host", "staging", p->staging_bytes);
-    n = add(rows, n, "host", "process", c->process_bytes);
-    n = add(rows, n, "disk", "training state", c->disk_bytes - p->disk_spill_bytes);
-    return add(rows, n, "disk", "boundaries and activations", p->disk_spill_bytes);
+    struct mt_memory_rows rows = {0};
+    mt_engine_add_device_rows(&rows, &c->engine);
+    mt_memory_add_row(&rows, "host", "weights, moments, gradients", c->planes_bytes);
+    mt_memory_add_row(&rows, "host", "windows to the disk", c->windows_bytes);
+    mt_engine_add_host_rows(&rows, &c->engine);
+    mt_memory_add_row(&rows, "host", "process", c->process_bytes);
+    mt_memory_add_row(&rows, "nvme", "training state", c->disk_bytes - c->engine.disk_spill_bytes);
+    mt_engine_add_disk_rows(&rows, &c->engine);
+    return rows;
 }
 
 struct figures {
@@ -182,15 +162,15 @@ static void print_choices(const struct plan_view *v)
 
 static void print_memory(const struct plan_view *v)
 {
-    struct row rows[MAX_ROWS];
+    struct mt_memory_rows rows = memory_rows(&v->choice);
     char a[32];
-    size_t n = memory_rows(v, rows);
     const char *tier = "";
     printf("\nMemory     use                                 bytes\n");
-    for (size_t i = 0; i < n; i++) {
-        printf("  %-7s  %-28s  %14llu  %12s\n", strcmp(tier, rows[i].tier) ? rows[i].tier : "", rows[i].use,
-               (unsigned long long)rows[i].bytes, mt_format_bytes(a, sizeof(a), rows[i].bytes));
-        tier = rows[i].tier;
+    for (int i = 0; i < rows.n; i++) {
+        const struct mt_memory_row *r = &rows.row[i];
+        printf("  %-7s  %-28s  %14llu  %12s\n", strcmp(tier, r->tier) ? r->tier : "", r->tag,
+               (unsigned long long)r->bytes, mt_format_bytes(a, sizeof(a), r->bytes));
+        tier = r->tier;
     }
     printf("  %-7s  %-28s  %14llu  %12s\n", "sum", "device",
            (unsigned long long)v->choice.engine.device_bytes,
@@ -285,16 +265,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
 
 static void add_memory(cJSON *o, const struct plan_view *v)
 {
-    struct row rows[MAX_ROWS];
-    size_t n = memory_rows(v, rows);
-    cJSON *m = cJSON_AddArrayToObject(o, "memory");
-    for (size_t i = 0; i < n; i++) {
-        cJSON *r = cJSON_CreateObject();
-        cJSON_AddStringToObject(r, "tier", rows[i].tier);
-        cJSON_AddStringToObject(r, "use", rows[i].use);
-        cJSON_AddNumberToObject(r, "bytes", (double)rows[i].bytes);
-        cJSON_AddItemToArray(m, r);
-    }
+    struct mt_memory_rows rows = memory_rows(&v->choice);
+    cli_add_memory(o, &rows);
     cJSON_AddNumberToObject(o, "device_bytes", (double)v->choice.engine.device_bytes);
     cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);
     cJSON_AddNumberToObject(o, "disk_bytes", (double)v->choice.disk_bytes);

@@ -8,15 +8,28 @@
 #include "base/mem.h"
 #include "train/wear.h"
 
+void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)
+{
+    cJSON *list = cJSON_AddArrayToObject(o, "memory");
+    for (int i = 0; i < rows->n; i++) {
+        cJSON *r = cJSON_CreateObject();
+        cJSON_AddStringToObject(r, "tier", rows->row[i].tier);
+        cJSON_AddStringToObject(r, "use", rows->row[i].tag);
+        cJSON_AddNumberToObject(r, "bytes", (double)rows->row[i].bytes);
+        cJSON_AddItemToArray(list, r);
+    }
+}
+
 void cli_print_memory(const struct mt_memory *m)
 {
     char a[32], b[32];
     const char *tier = "";
     fprintf(stderr, "\nMemory            use                            bytes\n");
-    for (int i = 0; i < m->n_rows; i++) {
-        fprintf(stderr, "  %-14s  %-28s  %12s\n", strcmp(tier, m->rows[i].tier) ? m->rows[i].tier : "",
-                m->rows[i].tag, mt_format_bytes(a, sizeof(a), m->rows[i].bytes));
-        tier = m->rows[i].tier;
+    for (int i = 0; i < m->rows.n; i++) {
+        const struct mt_memory_row *r = &m->rows.row[i];
+        fprintf(stderr, "  %-14s  %-28s  %12s\n", strcmp(tier, r->tier) ? r->tier : "", r->tag,
+                mt_format_bytes(a, sizeof(a), r->bytes));
+        tier = r->tier;
     }
     fprintf(stderr, "  %-14s  %-28s  %12s\n", "sum", "device", mt_format_bytes(a, sizeof(a), m->device_bytes));
     fprintf(stderr, "  %-14s  %-28s  %12s\n", "", "host", mt_format_bytes(a, sizeof(a), m->host_bytes));

@@ -2,11 +2,14 @@
 #ifndef CLI_REPORT_H
 #define CLI_REPORT_H
 
+#include "base/json.h"
 #include "cli.h"
 #include "train/train.h"
 
 /** Tables and lines for people, on standard error. */
 void cli_print_memory(const struct mt_memory *m);
+/** The rows as "memory": [{"tier", "use", "bytes"}]. */
+void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows);
 void cli_print_session(const struct mt_session *s);
 /** What a step moves between host memory and disk, and what the run costs the drives. */
 void cli_print_wear(const struct mt_session *s, uint64_t tbw);

@@ -155,14 +155,7 @@ static void add_prediction(cJSON *o, const struct mt_session *s)
 {
     struct mt_memory m;
     if (!mt_session_memory(s, &m, NULL)) {
-        cJSON *rows = cJSON_AddArrayToObject(o, "memory");
-        for (int i = 0; i < m.n_rows; i++) {
-            cJSON *r = cJSON_CreateObject();
-            cJSON_AddStringToObject(r, "tier", m.rows[i].tier);
-            cJSON_AddStringToObject(r, "use", m.rows[i].tag);
-            cJSON_AddNumberToObject(r, "bytes", (double)m.rows[i].bytes);
-            cJSON_AddItemToArray(rows, r);
-        }
+        cli_add_memory(o, &m.rows);
         cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
         cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
     }

@@ -300,7 +300,8 @@ int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char 
     mt_machine_cache_path(path, sizeof(path), kind, threads);
     if (!mt_path_exists(path))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                       "this machine has not been measured: megatrain probe all");
+                       "this machine has not been measured with device %s and %d threads: megatrain probe all "
+                       "--device %s --threads %d", kind, threads, kind, threads);
     int rc = mt_machine_read(&m, path, err);
     if (rc)
         return rc;

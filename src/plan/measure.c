@@ -25,24 +25,27 @@ static void put(struct mt_machine *m, enum mt_rate_id id, double v)
     m->rate[id] = (struct mt_rate){v, MT_RATE_MEASURED};
 }
 
-int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
-                      struct mt_err *err)
+int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err)
 {
-    return mt_device_create(dev,
-                            &(struct mt_device_params){.kind = p->device_kind, .index = p->device_index,
-                                                       .budget_bytes = budget, .n_threads = p->n_threads,
-                                                       .cpus = p->cpus},
-                            err);
+    size_t own = !strcmp(p->device_kind, "cpu") ? (size_t)1 << 20 : (size_t)64 << 20; /* cuBLASLt's 32, and some */
+    struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index, .budget_bytes = bytes + own,
+                                  .n_threads = p->n_threads, .cpus = p->cpus};
+    return mt_device_create(dev, &dp, err);
+}
+
+int64_t mt_measure_round_ns(const struct mt_measure_params *p)
+{
+    return p->small ? MT_MEASURE_ROUND_NS / 64 : MT_MEASURE_ROUND_NS;
 }
 
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err)
 {
     mt_device *dev = NULL;
-    size_t budget = (size_t)64 << 20;
+    size_t bytes = 0;
     for (size_t i = 0; i < n; i++)
-        budget = MT_MAX(budget, mt_measure_operation_bytes(&ops[i]));
-    int rc = mt_measure_device(&dev, p, budget, err);
+        bytes = MT_MAX(bytes, mt_measure_operation_bytes(p, &ops[i]));
+    int rc = mt_measure_device(&dev, p, bytes, err);
     for (size_t i = 0; i < n && !rc; i++) {
         char what[200];
         double s = 0;
@@ -53,7 +56,7 @@ int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *
             continue;
         mt_operation_format(what, sizeof(what), &ops[i]);
         tell(p, what);
-        rc = mt_measure_operation(&s, dev, &ops[i], err);
+        rc = mt_measure_operation(&s, dev, &ops[i], mt_measure_round_ns(p), err);
         if (!rc && !mt_machine_add_sample(m, &ops[i], s))
             rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
     }
@@ -92,8 +95,9 @@ static struct mt_metered attention_op(enum mt_meter_kind k, enum mt_dtype t, uin
     return op;
 }
 
-/* The grid that `probe all` times: products by shape and dtype, attention by length, the rest by bytes. */
-static size_t list_grid(struct mt_metered *ops, uint64_t scale)
+/* The grid that `probe all` times: products by shape and dtype, attention by length, the rest by bytes.
+ * Widths are scaled by `scale`, all but the number of heads divided by `part`. */
+static size_t list_grid(struct mt_metered *ops, uint64_t scale, uint64_t part)
 {
     static const uint64_t shape[][3] = {{256, 256, 256},    {512, 512, 512},   {1024, 512, 512},
                                         {512, 2048, 512},   {512, 512, 2048},  {1024, 1024, 1024},
@@ -105,13 +109,13 @@ static size_t list_grid(struct mt_metered *ops, uint64_t scale)
         double e = (double)mt_dtype_size(t);
         for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
             for (int k = MT_METER_GEMM_NT; k <= MT_METER_GEMM_TN; k++)
-                ops[at++] = mt_measure_gemm((enum mt_meter_kind)k, t, shape[i][0] * scale,
-                                            shape[i][1] * scale, shape[i][2] * scale);
+                ops[at++] = mt_measure_gemm((enum mt_meter_kind)k, t, shape[i][0] * scale / part,
+                                            shape[i][1] * scale / part, shape[i][2] * scale / part);
         for (uint64_t len = 128; len <= 2048; len *= 4)
             for (int k = MT_METER_ATTENTION; k <= MT_METER_ATTENTION_BWD; k++)
-                ops[at++] = attention_op((enum mt_meter_kind)k, t, 2048 * scale, len);
-        for (uint64_t n = 512; n <= 4096; n *= 8) {
-            uint64_t c = 512 * scale;
+                ops[at++] = attention_op((enum mt_meter_kind)k, t, 2048 * scale / part, len / part);
+        for (uint64_t n = 512 / part; n <= 4096 / part; n *= 8) {
+            uint64_t c = 512 * scale / part;
             struct mt_metered rope = {.kind = MT_METER_QK_ROPE, .dtype = t, .n_dims = 3, .dim = {n, 12, 64}};
             rope.bytes = (double)n * 12 * 64 * 2 * e;
             ops[at++] = rope;
@@ -150,31 +154,45 @@ static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p,
     struct mt_metered *ops = mt_calloc(MAX_OPS, sizeof(*ops));
     if (!ops)
         return mt_fail_nomem(err, "a machine profile", MAX_OPS * sizeof(*ops));
-    size_t n = list_grid(ops, m->cpu ? 1 : 4);
+    size_t n = list_grid(ops, m->cpu ? 1 : 4, p->small ? 16 : 1);
     int rc = mt_measure_operations(m, p, ops, n, err);
     free(ops);
     return rc;
 }
 
-/* Large products and a large memory-bound operation: what stands for shapes without samples. */
+static struct mt_metered add_op(uint64_t n)
+{
+    return (struct mt_metered){
+        .kind = MT_METER_ADD, .dtype = MT_F32, .n_dims = 1, .dim = {n}, .bytes = 12.0 * (double)n};
+}
+
+/* What stands for shapes without samples: large products, attention and a memory-bound operation, and one that is
+ * too small to take any time but that of its launch. */
 static int measure_compute(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    uint64_t side = m->cpu ? 1536 : 8192;
-    struct mt_metered op[3] = {mt_measure_gemm(MT_METER_GEMM_NT, MT_BF16, side, side, side),
-                               mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, side, side, side),
-                               {.kind = MT_METER_ADD, .dtype = MT_F32, .n_dims = 1, .dim = {16 << 20}}};
-    op[2].bytes = 12.0 * (16 << 20);
-    static const enum mt_rate_id id[] = {MT_RATE_GEMM_BF16, MT_RATE_GEMM_F32, MT_RATE_DEVICE_GBS};
+    uint64_t part = p->small ? 16 : 1, side = (m->cpu ? 1536 : 8192) / part, len = 2048 / part;
+    const struct {
+        enum mt_rate_id id;
+        struct mt_metered op;
+    } rates[] = {{MT_RATE_GEMM_BF16, mt_measure_gemm(MT_METER_GEMM_NT, MT_BF16, side, side, side)},
+                 {MT_RATE_GEMM_F32, mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, side, side, side)},
+                 {MT_RATE_ATTENTION, attention_op(MT_METER_ATTENTION, MT_BF16, m->cpu ? len : 4 * len, len)},
+                 {MT_RATE_ATTENTION_BWD, attention_op(MT_METER_ATTENTION_BWD, MT_BF16, m->cpu ? len : 4 * len, len)},
+                 {MT_RATE_DEVICE_GBS, add_op((16 << 20) / part / part)},
+                 {MT_RATE_OP_US, add_op(64)}};
     mt_device *dev = NULL;
-    size_t budget = 0;
+    size_t bytes = 0;
     double s = 0;
-    for (int i = 0; i < 3; i++)
-        budget = MT_MAX(budget, mt_measure_operation_bytes(&op[i]));
-    int rc = mt_measure_device(&dev, p, budget, err);
-    for (int i = 0; i < 3 && !rc; i++) {
-        rc = mt_measure_operation(&s, dev, &op[i], err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(rates); i++)
+        bytes = MT_MAX(bytes, mt_measure_operation_bytes(p, &rates[i].op));
+    int rc = mt_measure_device(&dev, p, bytes, err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(rates) && !rc; i++) {
+        const struct mt_metered *op = &rates[i].op;
+        rc = mt_measure_operation(&s, dev, op, mt_measure_round_ns(p), err);
         if (!rc)
-            put(m, id[i], i < 2 ? op[i].flops / s * 1e-12 : op[i].bytes / s * 1e-9);
+            put(m, rates[i].id, rates[i].id == MT_RATE_OP_US ? s * 1e6
+                                : op->flops > 0              ? op->flops / s * 1e-12
+                                                             : op->bytes / s * 1e-9);
     }
     mt_device_destroy(&dev);
     return rc;
@@ -205,10 +223,14 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)
 {
     struct mt_machine m = {.cpu = !strcmp(p->device_kind, "cpu")};
+    struct mt_device_info info;
     mt_device *dev = NULL;
-    int rc = mt_measure_device(&dev, p, (size_t)1 << 20, err);
+    mt_device_probe(&info, p->device_kind, p->device_index);
+    int rc = mt_measure_device(&dev, p, 0, err);
     if (rc)
         return rc;
+    if (!m.cpu)
+        put(&m, MT_RATE_DEVICE_GIB, (double)info.total_bytes / (double)(1 << 30));
     snprintf(m.name, sizeof(m.name), "%s", mt_device_limits(dev)->name);
     mt_machine_fingerprint(m.fingerprint, sizeof(m.fingerprint), mt_device_limits(dev)->name, p->n_threads);
     mt_device_destroy(&dev);

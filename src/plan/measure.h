@@ -15,20 +15,30 @@ struct mt_measure_params {
     const int *cpus;         /* [n_threads] or NULL */
     const char *disk_dir;    /* folder on the drive to measure, or NULL */
     bool brief;              /* rates alone, no grid of operations */
+    bool small;              /* tests: little of everything; the rates mean nothing */
     bool anew;               /* mt_measure_operations(): also what the profile has a sample of */
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };
 
+/**
+ * A device with room for `bytes` beside what its libraries take: that of a measurement, or with 0 bytes one
+ * that tells its name.
+ */
+int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err);
 /** Everything: rates, the optimizer by threads, interference, a grid of operations; minutes at most. */
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
 /** Times the operations that the profile has no sample of (or all, `anew`) and adds them. */
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err);
-/** Seconds of one operation on a device, its buffers taken from the device's arena. */
-int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op,
+/**
+ * Seconds of one operation on a device, its buffers taken from the device's arena: the median of rounds of
+ * round_ns or of one submission, whichever is longer.
+ */
+enum { MT_MEASURE_ROUND_NS = 8000000 };
+int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
                          struct mt_err *err);
-/** Device memory that timing the operation takes. */
-size_t mt_measure_operation_bytes(const struct mt_metered *op);
+/** Device memory that timing the operation takes, of a device of p's kind and threads. */
+size_t mt_measure_operation_bytes(const struct mt_measure_params *p, const struct mt_metered *op);
 
 #endif

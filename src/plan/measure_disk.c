@@ -7,7 +7,7 @@
 int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     struct mt_disk_rates r;
-    struct mt_disk_probe probe = {.dir = p->disk_dir, .bytes = (uint64_t)512 << 20, .both = true};
+    struct mt_disk_probe probe = {.dir = p->disk_dir, .bytes = (uint64_t)(p->small ? 16 : 512) << 20, .both = true};
     uint64_t room = 0;
     int rc = mt_disk_measure(&r, &probe, err);
     if (rc)

@@ -8,11 +8,11 @@
 #include "plan/measure_priv.h"
 
 enum { MAX_BUFFERS = 16, ROUNDS = 5, FILL = 1 << 20 };
-static const int64_t round_ns = 8000000;
 
 /* The operation's arguments and the buffers that they stand on. */
 struct trial {
     mt_device *dev;
+    bool dry; /* only to see what it takes: nothing is copied */
     void *buffer[MAX_BUFFERS];
     int n_buffers;
     struct mt_err *err;
@@ -56,6 +56,8 @@ static void fill_random(uint32_t *w, size_t n)
 
 static void upload(struct trial *t, void *dst, const void *src, size_t bytes)
 {
+    if (t->dry)
+        return;
     if (!t->rc)
         t->rc = mt_device_copy(t->dev, MT_STREAM_COMPUTE, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1},
                                t->err);
@@ -76,7 +78,7 @@ static void *take_raw(struct trial *t, size_t bytes)
 static void *take(struct trial *t, size_t bytes)
 {
     char *p = take_raw(t, bytes);
-    uint32_t *w = t->rc ? NULL : mt_calloc(FILL / 4, 4);
+    uint32_t *w = t->rc || t->dry ? NULL : mt_calloc(FILL / 4, 4);
     if (!w)
         return p;
     fill_random(w, FILL / 4);
@@ -89,7 +91,7 @@ static void *take(struct trial *t, size_t bytes)
 /* n integers: i * mul % mod + i * step. */
 static int32_t *take_ints(struct trial *t, size_t n, uint64_t mul, uint64_t mod, int64_t step)
 {
-    int32_t *p = take_raw(t, n * 4), *host = t->rc ? NULL : mt_calloc(n, 4);
+    int32_t *p = take_raw(t, n * 4), *host = t->rc || t->dry ? NULL : mt_calloc(n, 4);
     for (size_t i = 0; host && i < n; i++)
         host[i] = (int32_t)(i * mul % mod + (uint64_t)((int64_t)i * step));
     if (host)
@@ -407,7 +409,8 @@ static int time_round(struct trial *t, const struct mt_metered *op, mt_event *ev
     return rc;
 }
 
-static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *ev[2], double *seconds)
+static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *ev[2], int64_t round_ns,
+                       double *seconds)
 {
     double round[ROUNDS];
     int64_t ns = 0;
@@ -425,7 +428,8 @@ static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *e
     return 0;
 }
 
-int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, struct mt_err *err)
+int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
+                         struct mt_err *err)
 {
     struct trial t = {.dev = dev, .err = err};
     mt_event *ev[2] = {NULL, NULL};
@@ -433,7 +437,7 @@ int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metere
     for (int i = 0; i < 2 && !t.rc; i++)
         t.rc = mt_event_create(dev, &ev[i], err);
     if (!t.rc)
-        t.rc = time_rounds(&t, op, ev, seconds);
+        t.rc = time_rounds(&t, op, ev, round_ns, seconds);
     mt_device_sync(dev, NULL);
     for (int i = 0; i < 2; i++)
         mt_event_destroy(&ev[i]);
@@ -443,12 +447,18 @@ int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metere
     return t.rc;
 }
 
-size_t mt_measure_operation_bytes(const struct mt_metered *op)
+/* By the very arguments, on a device that only counts. */
+size_t mt_measure_operation_bytes(const struct mt_measure_params *mp, const struct mt_metered *op)
 {
-    /* the largest are attention's workspaces; traffic bounds everything else */
-    double ws = op->kind == MT_METER_ATTENTION || op->kind == MT_METER_ATTENTION_BWD
-                    ? 64.0 * (double)(op->dim[1] + 64) * (double)(8 * op->dim[4] + 1024) +
-                          (double)(op->dim[0] * op->dim[2] * (op->dim[4] + 2)) * 8
-                    : 0;
-    return (size_t)(2.5 * op->bytes + ws) + ((size_t)16 << 20);
+    enum { GAPS = 64 << 10 }; /* of a buffer: alignment, and what sanitizers put between */
+    struct trial t = {.dry = true};
+    struct mt_meter_params p = {.kind = mp->device_kind, .budget_bytes = SIZE_MAX, .n_threads = mp->n_threads};
+    size_t bytes = 0;
+    if (mt_device_create_meter(&t.dev, &p, NULL))
+        return 0;
+    set_up(&t, op);
+    bytes = mt_device_bytes_used(t.dev) + (size_t)t.n_buffers * GAPS;
+    mt_device_destroy(&t.dev);
+    free(t.cu_seqlens);
+    return bytes;
 }

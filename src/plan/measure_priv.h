@@ -7,8 +7,8 @@
 /** A product's description as the meter gives it: a layer, its input gradient, its weight gradient. */
 struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,
                                   uint64_t kk);
-int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
-                      struct mt_err *err);
+/** How long a round of an operation lasts. */
+int64_t mt_measure_round_ns(const struct mt_measure_params *p);
 /** Sorts. */
 double mt_measure_median(double *v, int n);
 /** Copies each way alone and both ways at once. */

@@ -12,12 +12,18 @@
 #include "plan/measure_priv.h"
 #include "store/planes.h"
 
-enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20 };
+enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20, SMALL_COPY_BYTES = 256 << 10 };
+
+static size_t copy_bytes(const struct mt_measure_params *p)
+{
+    return p->small ? SMALL_COPY_BYTES : COPY_BYTES;
+}
 
 /* --- copies -------------------------------------------------------------------------------------- */
 
 struct link {
     mt_device *dev;
+    size_t bytes; /* of a copy */
     void *host[2], *device[2];
     mt_event *ev[4];
 };
@@ -35,7 +41,7 @@ static int link_copies(struct link *l, int way, int n, struct mt_err *err)
 {
     int rc = mt_event_record(l->dev, l->ev[2 * way], way ? MT_STREAM_D2H : MT_STREAM_H2D, err);
     for (int i = 0; i < n && !rc; i++)
-        rc = link_copy(l, way, COPY_BYTES, err);
+        rc = link_copy(l, way, l->bytes, err);
     return rc;
 }
 
@@ -55,7 +61,7 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
         rc = mt_device_sync(l->dev, err);
     for (int way = 0; way < 2 && !rc; way++)
         if (n[way])
-            gbs[way] = (double)n[way] * COPY_BYTES / (double)span_ns(l, way);
+            gbs[way] = (double)n[way] * (double)l->bytes / (double)span_ns(l, way);
     return rc;
 }
 
@@ -80,15 +86,16 @@ static int time_small_copies(struct link *l, double *seconds, struct mt_err *err
 
 static int open_link(struct link *l, const struct mt_measure_params *p, struct mt_err *err)
 {
-    int rc = mt_measure_device(&l->dev, p, (size_t)COPY_BYTES * 3, err);
+    l->bytes = copy_bytes(p);
+    int rc = mt_measure_device(&l->dev, p, l->bytes * 3, err);
     for (int i = 0; i < 2 && !rc; i++) {
-        rc = mt_host_alloc(&l->host[i], COPY_BYTES, "copy probe", err);
+        rc = mt_host_alloc(&l->host[i], l->bytes, "copy probe", err);
         if (!rc)
-            memset(l->host[i], 0x3f, COPY_BYTES);
+            memset(l->host[i], 0x3f, l->bytes);
         if (!rc)
-            rc = mt_device_register_host(l->dev, l->host[i], COPY_BYTES, err);
+            rc = mt_device_register_host(l->dev, l->host[i], l->bytes, err);
         if (!rc)
-            rc = mt_device_alloc(l->dev, COPY_BYTES, "copy probe", &l->device[i], err);
+            rc = mt_device_alloc(l->dev, l->bytes, "copy probe", &l->device[i], err);
     }
     for (int i = 0; i < 4 && !rc; i++)
         rc = mt_event_create(l->dev, &l->ev[i], err);
@@ -102,7 +109,7 @@ static void close_link(struct link *l)
     for (int i = 0; i < 2; i++) {
         if (l->dev && l->host[i])
             mt_device_unregister_host(l->dev, l->host[i]);
-        mt_host_free(l->host[i], COPY_BYTES);
+        mt_host_free(l->host[i], l->bytes);
     }
     mt_device_destroy(&l->dev);
 }
@@ -204,17 +211,23 @@ static double adam_rate(struct adam_load *l, int64_t ns)
 struct gemm_load {
     mt_device *dev;
     struct mt_metered op;
+    int64_t round_ns;
     pthread_t thread;
     bool started;
     atomic_bool quit;
     struct mt_err err;
 };
 
+static int time_gemm(double *seconds, const struct gemm_load *l, struct mt_err *err)
+{
+    return mt_measure_operation(seconds, l->dev, &l->op, l->round_ns, err);
+}
+
 static void *gemm_main(void *arg)
 {
     struct gemm_load *l = arg;
     double s;
-    while (!atomic_load(&l->quit) && !mt_measure_operation(&s, l->dev, &l->op, &l->err))
+    while (!atomic_load(&l->quit) && !time_gemm(&s, l, &l->err))
         ;
     return NULL;
 }
@@ -240,13 +253,13 @@ enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 
 static int copy_round(struct link *l, struct gemm_load *gemm, double share[N_SHARES], struct mt_err *err)
 {
     double alone = 0, beside = 0, free_gbs[2] = {0}, gbs[2] = {0};
-    int rc = mt_measure_operation(&alone, gemm->dev, &gemm->op, err);
+    int rc = time_gemm(&alone, gemm, err);
     if (!rc)
         rc = time_copies(l, 8, 0, free_gbs, err);
     if (!rc) /* some 64 MiB copies in the background, longer than the measurement */
         rc = link_copies(l, 0, 24, err);
     if (!rc)
-        rc = mt_measure_operation(&beside, gemm->dev, &gemm->op, err);
+        rc = time_gemm(&beside, gemm, err);
     if (!rc)
         rc = mt_device_sync(l->dev, err);
     if (!rc)
@@ -265,13 +278,13 @@ static int adam_round(const struct mt_measure_params *p, struct gemm_load *gemm,
 {
     struct adam_load adam = {0};
     double alone = 0, beside = 0, free_rate = 0, rate = 0;
-    const int64_t look_ns = 250000000;
-    int rc = mt_measure_operation(&alone, gemm->dev, &gemm->op, err);
+    const int64_t look_ns = p->small ? 10000000 : 250000000;
+    int rc = time_gemm(&alone, gemm, err);
     if (!rc)
         rc = start_adam(&adam, p, err);
     if (!rc) {
         free_rate = adam_rate(&adam, look_ns);
-        rc = mt_measure_operation(&beside, gemm->dev, &gemm->op, err);
+        rc = time_gemm(&beside, gemm, err);
     }
     if (!rc)
         rc = start_gemm(gemm, err);
@@ -290,9 +303,10 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
     static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,
                                                  MT_RATE_SHARE_ADAM};
     struct link l = {0};
-    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512)};
+    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512),
+                             .round_ns = mt_measure_round_ns(p)};
     double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
-    int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(&gemm.op), err);
+    int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(p, &gemm.op), err);
     if (!rc)
         rc = open_link(&l, p, err);
     for (int r = 0; r < SHARE_ROUNDS && !rc; r++) {

@@ -6,29 +6,11 @@
 #include "base/mem.h"
 #include "train/session_priv.h"
 
-static void add_row(struct mt_memory *m, const char *tier, const char *tag, uint64_t bytes)
-{
-    if (bytes && m->n_rows < MT_MEMORY_MAX_ROWS)
-        m->rows[m->n_rows++] = (struct mt_memory_row){tier, tag, bytes};
-}
-
 static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
                       uint64_t available)
 {
     if (available != UINT64_MAX && m->n_limits < MT_MEMORY_MAX_LIMITS)
         m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
-}
-
-static void add_device_rows(const struct mt_session *s, struct mt_memory *m)
-{
-    const struct mt_engine_plan *p = &s->plan;
-    for (int i = 0; i < MT_N_DEVICE_POOLS; i++)
-        add_row(m, "device", mt_pool_id_name(i), p->pool_bytes[i]);
-    add_row(m, "device", "scratch", p->scratch);
-    add_row(m, "device", "logits", p->logits);
-    add_row(m, "device", "inputs", p->inputs);
-    add_row(m, "device", "rotary tables", p->tables);
-    m->device_bytes = p->device_bytes;
 }
 
 static const char *const plane_tags[] = {"weights (hi)", "weights (lo)", "first moments",
@@ -40,10 +22,10 @@ static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_s
 {
     uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
     for (int k = 0; k < MT_N_PLANES; k++) {
-        add_row(m, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
+        mt_memory_add_row(&m->rows, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
         sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
     }
-    add_row(m, "nvme", "boundaries and activations", s->plan.disk_spill_bytes);
+    mt_engine_add_disk_rows(&m->rows, &s->plan);
     m->disk_bytes += sum;
     for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++) {
         uint64_t have;
@@ -66,7 +48,7 @@ static void add_checkpoint_row(const struct mt_session *s, uint64_t scratch, str
         if (mt_hw_same_file_system(dirs->items[i], s->cfg->checkpoint.dir))
             beside += scratch / (uint64_t)dirs->n;
     m->disk_bytes += checkpoint;
-    add_row(m, "disk", "a checkpoint", checkpoint);
+    mt_memory_add_row(&m->rows, "disk", "a checkpoint", checkpoint);
     add_limit(m, "disk", beside ? "scratch's drive" : "free space",
               checkpoint + beside, have);
 }
@@ -82,17 +64,15 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
     if (!rc)
         rc = mt_hw_memory(&hw, "", err);
     if (!rc) {
-        add_device_rows(s, m);
+        mt_engine_add_device_rows(&m->rows, &s->plan);
+        m->device_bytes = s->plan.device_bytes;
         for (int k = 0; k < MT_N_PLANES; k++)
-            add_row(m, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
-        for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-            add_row(m, "host", mt_pool_id_name(i), s->plan.pool_bytes[i]);
-        add_row(m, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
-        add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
-        add_row(m, "host", "staging", s->plan.staging_bytes);
-        add_row(m, "host", "process", mt_session_process_bytes(s));
-        for (int i = 0; i < m->n_rows; i++)
-            m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
+            mt_memory_add_row(&m->rows, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
+        mt_memory_add_row(&m->rows, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
+        mt_engine_add_host_rows(&m->rows, &s->plan);
+        mt_memory_add_row(&m->rows, "host", "process", mt_session_process_bytes(s));
+        for (int i = 0; i < m->rows.n; i++)
+            m->host_bytes += strcmp(m->rows.row[i].tier, "host") ? 0 : m->rows.row[i].bytes;
         bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
         uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
         add_limit(m, "host", "memory.host_budget", all, mt_session_host_budget(s->cfg, &hw));

@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint.h"
 #include "config/config.h"
 #include "data/dataset.h"
-#include "engine/engine.h"
+#include "engine/memory.h"
 #include "model/model.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
@@ -66,20 +66,14 @@ int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, s
 int mt_session_start(struct mt_session *s, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
-/** A row of the memory table. */
-struct mt_memory_row {
-    const char *tier, *tag;
-    uint64_t bytes;
-};
 /** What a tier must offer. */
 struct mt_memory_limit {
     const char *tier, *source; /* "host", "MemAvailable" */
     uint64_t wanted, available;
 };
-enum { MT_MEMORY_MAX_ROWS = 40, MT_MEMORY_MAX_LIMITS = 8 };
+enum { MT_MEMORY_MAX_LIMITS = 8 };
 struct mt_memory {
-    struct mt_memory_row rows[MT_MEMORY_MAX_ROWS];
-    int n_rows;
+    struct mt_memory_rows rows;
     struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
     int n_limits;
     uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */

@@ -4,10 +4,11 @@ import os
 import sys
 import tempfile
 
-from tiny import (DEVICE, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
+from tiny import (DEVICE, FULL, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
                   write_model)
 
-STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10"))
+STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL else "6"))
+LAYERS, ROWS = (4, 4) if SLOW else (6, 6)
 VARIANTS = {
     "slots 2": {"memory__slots": 2},
     "slots 3": {"memory__slots": 3},
@@ -40,7 +41,8 @@ DISK = {
         (PIECES, {"memory__states": "disk", "memory__activations": "disk",
                   "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
 }
-# Every dtype and head with these; two of the four with all of them.
+# Every dtype and head with these; two of the four with all of them, one where all is slow.
+DISK_ALL = ("bf16-tied",) if SLOW else ("f32-untied", "bf16-tied")
 DISK_ALWAYS = ("states on disk, pieces", "all on disk", "states and activations on disk")
 ENVIRONMENTS = {
     "scalar Adam": {"MEGATRAIN_ADAM_ISA": "scalar"},
@@ -114,7 +116,7 @@ def disk_bytes(out):
 
 def check_disk(tmp, tag, model, data, common, same):
     written = {}
-    few = DEVICE != "cpu" or tag not in ("f32-untied", "bf16-tied")
+    few = DEVICE != "cpu" or tag not in DISK_ALL
     for name, (env, over) in DISK.items():
         if few and name not in DISK_ALWAYS:
             continue
@@ -147,9 +149,9 @@ def check_disk(tmp, tag, model, data, common, same):
 
 def check(tmp, dtype, tied):
     model = write_model(os.path.join(tmp, f"model-{dtype}-{tied}"),
-                        config("qwen3", tie_word_embeddings=tied, num_hidden_layers=6))
+                        config("qwen3", tie_word_embeddings=tied, num_hidden_layers=LAYERS))
     data = write_data(os.path.join(tmp, "data.jsonl"))
-    common = {"model__dtype": dtype}
+    common = {"model__dtype": dtype, "train__batch_size": ROWS}
     tag = f"{dtype}-{'tied' if tied else 'untied'}"
     want = run(tmp, tag, model, data, **common)
     assert len(want[0]) == STEPS, want[0]

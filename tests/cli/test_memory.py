@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, write_data, write_ini, write_model
+from tiny import BINARY, FULL, base, config, write_data, write_ini, write_model
 
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -67,7 +67,7 @@ def measure(tmp, name, shape, dtype, budget, **over):
     hidden, ffn, seq_len = shape
     out = os.path.join(tmp, f"out-{name}-{dtype}")
     settings = dict(model__dtype=dtype, memory__device_budget=f"{budget}MiB", memory__activations="recompute",
-                    data__seq_len=seq_len, train__steps=4, checkpoint__save="weights")
+                    data__seq_len=seq_len, train__steps=3, train__batch_size=2, train__micro_batch=1, checkpoint__save="weights")
     said, peak = run(write_ini(out + ".ini", base(*make(tmp, hidden, ffn, seq_len), out, **{**settings, **over})))
     rows = table(said)
     return rows, rows["sum", "device"] + rows["sum", "host"], peak
@@ -106,7 +106,7 @@ def check_disk(tmp, dtype, shape, budget, host_budget, slack):
 
 
 with tempfile.TemporaryDirectory() as tmp:
-    if os.environ.get("MEGATRAIN_TEST_FULL"):  # 4 GiB of memory, some minutes
+    if FULL:  # 4 GiB of memory, some minutes
         large = (576, 1728, 64)
         check(tmp, "bf16", large, 100, 0, 2 << 30)
         check(tmp, "f32", large, 100, 0, 2 << 30)

@@ -12,11 +12,8 @@ import sys
 import tempfile
 import time
 
-from tiny import (BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data,
+from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data,
                   write_ini, write_model)
-
-FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
-
 
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 

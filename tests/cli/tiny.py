@@ -9,6 +9,9 @@ import sys
 
 BINARY = os.environ["MEGATRAIN"]
 DEVICE = os.environ.get("MEGATRAIN_TEST_DEVICE", "cpu")
+FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
+# Under a sanitizer, or on the emulated GPU, everything takes several times as long: models are smaller there.
+SLOW = bool(os.environ.get("MEGATRAIN_TEST_SLOW")) and not FULL
 
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),

@@ -11,7 +11,7 @@ import tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 from tiny import base, config, losses, megatrain, planes, write_data, write_ini, write_model
 
-STEPS = 4
+STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "4"))
 # Losses over the steps, relative; the norm of the gradient ten times that. Sums have other orders, so bf16
 # roundings fall otherwise now and then.
 TOLERANCE = {"f32": 1e-6, "bf16": 1e-3}

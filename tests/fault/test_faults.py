@@ -14,9 +14,8 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
+from tiny import BINARY, FULL, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
 
-FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 STEPS = 6
 
@@ -56,7 +55,7 @@ def broken_transfers_end_the_run_and_leave_the_checkpoint(p):
     seen = set()
     for direction in ("read", "write"):
         for kind in codes:
-            for n in range(3, 900, 40 if FULL else 211):
+            for n in range(3, 900, 40 if FULL else 421 if SLOW else 211):
                 name = f"{direction}-{kind}-{n}"
                 out, ini = p.ini(name)
                 r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": f"{direction}:{kind}:{n}"}, expect=None)

@@ -20,9 +20,8 @@ struct state {
     float m[MAX], v[MAX], grad[MAX];
 };
 
-static struct state *make(uint64_t seed)
+static void fill(struct state *s, uint64_t seed)
 {
-    struct state *s = calloc(1, sizeof(*s));
     mt_philox_normal(s->grad, MAX, 0, seed, 1, 0.02f);
     mt_philox_normal(s->m, MAX, 0, seed, 2, 0.01f);
     for (size_t i = 0; i < MAX; i++) {
@@ -31,6 +30,19 @@ static struct state *make(uint64_t seed)
         s->v[i] = (float)(mt_philox_uniform(seed, 4, i) * 1e-4);
         s->grad16[i] = mt_f32_to_bf16(s->grad[i]);
     }
+}
+
+/* A copy: the numbers of a seed are drawn once. */
+static struct state *make(uint64_t seed)
+{
+    static struct state made[10];
+    static bool filled[10];
+    struct state *s = malloc(sizeof(*s));
+    assert_true(s && seed < 10);
+    if (!filled[seed])
+        fill(&made[seed], seed);
+    filled[seed] = true;
+    memcpy(s, &made[seed], sizeof(*s));
     return s;
 }
 

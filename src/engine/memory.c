@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine/memory.h"
+
+#include <assert.h>
+
+void mt_memory_add_row(struct mt_memory_rows *rows, const char *tier, const char *tag, uint64_t bytes)
+{
+    if (!bytes)
+        return;
+    assert(rows->n < MT_MEMORY_MAX_ROWS);
+    rows->row[rows->n++] = (struct mt_memory_row){tier, tag, bytes};
+}
+
+static void add_pools(struct mt_memory_rows *rows, const struct mt_engine_plan *p, const char *tier, int from, int to)
+{
+    for (int i = from; i < to; i++)
+        mt_memory_add_row(rows, tier, mt_pool_id_name((enum mt_pool_id)i), p->pool_bytes[i]);
+}
+
+void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
+{
+    add_pools(rows, p, "device", 0, MT_N_DEVICE_POOLS);
+    mt_memory_add_row(rows, "device", "scratch", p->scratch);
+    mt_memory_add_row(rows, "device", "logits", p->logits);
+    mt_memory_add_row(rows, "device", "inputs", p->inputs);
+    mt_memory_add_row(rows, "device", "rotary tables", p->tables);
+}
+
+void mt_engine_add_host_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
+{
+    add_pools(rows, p, "host", MT_N_DEVICE_POOLS, MT_N_POOLS);
+    mt_memory_add_row(rows, "host", "boundaries and activations", p->spill_bytes);
+    mt_memory_add_row(rows, "host", "staging", p->staging_bytes);
+}
+
+void mt_engine_add_disk_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
+{
+    mt_memory_add_row(rows, "nvme", "boundaries and activations", p->disk_spill_bytes);
+}

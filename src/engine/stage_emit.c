@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The staging pools as the walk goes: which object is in which buffer, what its reader must wait for, and the
+ * reads and writes that follow where there are too few.
+ */
+#include "base/mem.h"
+#include "engine/stage.h"
+
+struct mt_instr mt_stage_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
+{
+    return (struct mt_instr){.op = op, .queue = q, .unit = unit, .mb = (int16_t)mb, .wait = MT_NO_WAITS};
+}
+
+static void need(struct mt_instr *in, const int32_t wait[MT_N_QUEUES])
+{
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        if (q != in->queue)
+            in->wait[q] = MT_MAX(in->wait[q], wait[q]);
+}
+
+/* What comes after instruction `at` of queue `q`. */
+static void need_one(struct mt_instr *in, int q, int32_t at)
+{
+    if (q != in->queue)
+        in->wait[q] = MT_MAX(in->wait[q], at);
+}
+
+static struct mt_stage_buffer *buffer_of(struct mt_stager *s, int object)
+{
+    return &s->buffers[s->out->objects[object].pool][s->staged[object].buffer];
+}
+
+static int32_t emit(struct mt_stager *s, const struct mt_instr *in)
+{
+    struct mt_program *g = s->out;
+    if (!mt_grow(&g->instrs, &g->cap_instrs, g->n_instrs + 1, sizeof(*g->instrs))) {
+        s->failed = true;
+        return 0;
+    }
+    g->instrs[g->n_instrs] = *in;
+    for (int k = 0; k < in->n_operands; k++) {
+        int pool = g->objects[in->operand[k].object].pool;
+        if (pool >= MT_N_DEVICE_POOLS)
+            s->buffers[pool][in->operand[k].buffer].touched[in->queue] = (int32_t)g->n_instrs;
+    }
+    return (int32_t)g->n_instrs++;
+}
+
+static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, enum mt_access access)
+{
+    in->operand[in->n_operands++] =
+        (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access};
+}
+
+/* The content of a staged object is what instruction `at` of queue `q` leaves there. */
+static void set_made(struct mt_stager *s, int object, int q, int32_t at)
+{
+    struct mt_staged *t = &s->staged[object];
+    t->made = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, 0, 0);
+    t->made.wait[q] = at;
+}
+
+static int64_t spill_home(struct mt_stager *s, int object)
+{
+    struct mt_object *o = &s->out->objects[object];
+    if (o->kind == MT_OBJ_SPILLED && o->spill < 0) {
+        o->spill = (int64_t)s->out->disk_spill_bytes;
+        s->out->disk_spill_bytes += o->bytes;
+    }
+    return o->spill;
+}
+
+static void write_home(struct mt_stager *s, int object, bool update)
+{
+    struct mt_staged *t = &s->staged[object];
+    const struct mt_object *o = &s->out->objects[object];
+    spill_home(s, object);
+    struct mt_instr in = mt_stage_instr(MT_OP_WRITE, MT_Q_DISK_WRITE, o->unit, o->mb);
+    in.update = update;
+    in.bytes = o->bytes;
+    if (o->kind == MT_OBJ_STATE)
+        in.bytes = o->bytes / s->params->units[o->unit].state_elem_bytes *
+                   s->params->units[o->unit].state_elem_bytes_written;
+    add_operand(s, &in, object, MT_READ);
+    need(&in, t->made.wait);
+    t->home = emit(s, &in);
+    t->dirty = false;
+}
+
+/* Frees a buffer of the object's pool for it; what it holds goes home where it is wanted again. */
+static void take_buffer(struct mt_stager *s, int object)
+{
+    int pool = s->out->objects[object].pool, best = 0, best_next = MT_STAGE_NONE;
+    for (int i = 0; i < s->out->pool[pool].n; i++) {
+        const struct mt_stage_buffer *b = &s->buffers[pool][i];
+        int next = b->object == MT_STAGE_NONE ? MT_STAGE_NEVER : s->staged[b->object].next_use;
+        int32_t age = MT_MAX(b->touched[MT_Q_H2D], b->touched[MT_Q_DISK_WRITE]);
+        const struct mt_stage_buffer *old = &s->buffers[pool][best];
+        int32_t best_age = MT_MAX(old->touched[MT_Q_H2D], old->touched[MT_Q_DISK_WRITE]);
+        if (next > best_next || (next == best_next && age < best_age)) {
+            best = i;
+            best_next = next;
+        }
+    }
+    struct mt_stage_buffer *b = &s->buffers[pool][best];
+    if (b->object != MT_STAGE_NONE) {
+        struct mt_staged *t = &s->staged[b->object];
+        if (t->dirty && t->next_use != MT_STAGE_NEVER)
+            write_home(s, b->object, false);
+        t->buffer = MT_STAGE_NONE;
+    }
+    b->object = object;
+    s->staged[object].buffer = best;
+}
+
+/* Brings the object into a buffer from its home, where it is not in one. */
+static void make_resident(struct mt_stager *s, int object, bool update)
+{
+    struct mt_staged *t = &s->staged[object];
+    const struct mt_object *o = &s->out->objects[object];
+    if (t->buffer != MT_STAGE_NONE)
+        return;
+    take_buffer(s, object);
+    struct mt_instr in = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, o->unit, o->mb);
+    in.update = update;
+    in.bytes = o->bytes;
+    add_operand(s, &in, object, MT_WRITE);
+    need(&in, buffer_of(s, object)->touched);
+    need_one(&in, MT_Q_DISK_WRITE, t->home);
+    set_made(s, object, MT_Q_DISK_READ, emit(s, &in));
+}
+
+/* Room for a content that the next instruction makes: a buffer of its own where it has none. */
+static void make_room(struct mt_stager *s, int object)
+{
+    if (s->staged[object].buffer == MT_STAGE_NONE)
+        take_buffer(s, object);
+}
+
+static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
+{
+    int state = s->unit_state[unit];
+    struct mt_instr adam = mt_stage_instr(MT_OP_ADAM, MT_Q_HOST, (int)unit, (int)piece);
+    adam.update = true;
+    adam.elems = mt_stage_piece_elems(s, unit, piece);
+    if (state != MT_STAGE_NONE) {
+        state += (int)piece;
+        /* a ring: each buffer in turn, not whichever is free first */
+        int at = (int)(s->next_piece++ % (size_t)s->out->pool[MT_POOL_STATE].n);
+        s->staged[state].buffer = at;
+        s->buffers[MT_POOL_STATE][at].object = state;
+        struct mt_instr in = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, (int)unit, (int)piece);
+        in.update = true;
+        in.bytes = s->out->objects[state].bytes;
+        add_operand(s, &in, state, MT_WRITE);
+        need(&in, s->buffers[MT_POOL_STATE][at].touched);
+        need_one(&adam, MT_Q_DISK_READ, emit(s, &in));
+        add_operand(s, &adam, state, MT_UPDATE);
+    }
+    if (hw != MT_STAGE_NONE) {
+        need(&adam, s->staged[hw].made.wait);
+        need(&adam, buffer_of(s, hw)->touched);
+        add_operand(s, &adam, hw, MT_UPDATE);
+    }
+    int32_t done = emit(s, &adam);
+    if (state != MT_STAGE_NONE) {
+        set_made(s, state, MT_Q_HOST, done);
+        write_home(s, state, true);
+    }
+    if (hw != MT_STAGE_NONE)
+        set_made(s, hw, MT_Q_HOST, done);
+}
+
+int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
+{
+    size_t unit = (size_t)t->unit;
+    int hw = s->unit_staged[unit];
+    if (hw != MT_STAGE_NONE)
+        make_resident(s, hw, true);
+    for (size_t p = 0; p < mt_stage_n_pieces(s, unit); p++)
+        emit_piece(s, unit, p, hw);
+    int32_t last = MT_STAGE_NONE; /* the queue is in order: the newest update is the unit's last piece */
+    for (size_t i = s->out->n_instrs; i-- > 0 && last == MT_STAGE_NONE;)
+        if (s->out->instrs[i].op == MT_OP_ADAM)
+            last = (int32_t)i;
+    if (hw != MT_STAGE_NONE)
+        write_home(s, hw, true);
+    return last;
+}
+
+void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
+{
+    struct mt_instr in = s->old->instrs[t->old];
+    bool made;
+    int object = mt_stage_object_of(s, t, &made);
+    if (object != MT_STAGE_NONE && !made)
+        make_resident(s, object, false);
+    else if (object != MT_STAGE_NONE)
+        make_room(s, object);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        in.wait[q] = in.wait[q] >= 0 ? s->map[in.wait[q]] : MT_NO_WAIT;
+    if (object != MT_STAGE_NONE) {
+        add_operand(s, &in, object, made ? MT_WRITE : MT_READ);
+        need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made.wait);
+    }
+    int32_t at = s->map[t->old] = emit(s, &in);
+    if (object != MT_STAGE_NONE && made) {
+        set_made(s, object, in.queue, at);
+        s->staged[object].dirty = true;
+        s->staged[object].home = MT_NO_WAIT;
+        if (in.op == MT_OP_STORE_GRAD)
+            write_home(s, object, false);
+    }
+}
