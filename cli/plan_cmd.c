@@ -96,8 +96,9 @@ static int find_machine(char *buf, size_t len, const char *name, struct mt_err *
                    "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
 }
 
-static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct mt_err *err)
+static int load_local(struct plan_view *v, struct mt_err *err)
 {
+    const struct mt_config *cfg = v->cfg;
     int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
     int rc = mt_hw_cores(&cpus, &n, err);
@@ -106,9 +107,11 @@ static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct 
         n = (int)cfg->device.cpu_threads;
     if (!rc)
         rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
-                                                               .budget_bytes = 1 << 20}, err);
+                                                               .budget_bytes = 1 << 20, .warm = true}, err);
     if (!rc)
-        rc = mt_machine_load_cached(m, "cpu", mt_device_limits(dev)->name, n, err);
+        rc = mt_hw_resident(&v->resident, err);
+    if (!rc)
+        rc = mt_machine_load_cached(&v->machine, "cpu", mt_device_limits(dev)->name, n, err);
     if (rc == -ENOENT || rc == -ESTALE)
         mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
     mt_device_destroy(&dev);
@@ -121,7 +124,7 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
     const char *name = cli_arg(args, "machine");
     v->local = !name;
     if (!name)
-        return load_local(&v->machine, v->cfg, err);
+        return load_local(v, err);
     int rc = find_machine(path, sizeof(path), name, err);
     if (!rc)
         rc = mt_machine_read(&v->machine, path, err);
@@ -189,6 +192,7 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
         rc = load_machine(v, args, err);
     if (!rc)
         rc = mt_plan_request_make(&v->request, v->cfg, v->layout, &v->machine, v->local, err);
+    v->request.resident = v->resident;
     return rc;
 }
 

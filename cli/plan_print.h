@@ -12,6 +12,7 @@ struct plan_view {
     struct mt_layout *layout;
     struct mt_machine machine;
     bool local; /* the machine is this one */
+    uint64_t resident; /* bytes of a process here with its device open; 0 for another machine */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
 };

@@ -90,7 +90,7 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
         add_row(m, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
         add_row(m, "host", "boundaries and activations", s->plan.spill_bytes);
         add_row(m, "host", "staging", s->plan.staging_bytes);
-        add_row(m, "host", "process", mt_session_process_bytes(s));
+        add_row(m, "host", "process", mt_session_process_bytes(s, s->plan.uses_disk));
         for (int i = 0; i < m->n_rows; i++)
             m->host_bytes += strcmp(m->rows[i].tier, "host") ? 0 : m->rows[i].bytes;
         bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */

@@ -17,10 +17,15 @@ uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_me
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
-uint64_t mt_session_process_bytes(const struct mt_session *s)
+uint64_t mt_session_process_bytes(const struct mt_session *s, bool disk)
 {
-    return mt_plan_process_bytes(s->n_threads, (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len *
-                                                   (uint64_t)s->n_micro);
+    return mt_plan_process_bytes(&(struct mt_plan_process){
+        .resident = s->resident,
+        .layout = s->layout,
+        .threads = s->n_threads,
+        .tokens_per_step = (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * (uint64_t)s->n_micro,
+        .disk = disk,
+    });
 }
 
 static uint64_t subtract(uint64_t a, uint64_t b)
@@ -61,16 +66,18 @@ static int open_device(struct mt_session *s, struct mt_err *err)
     uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
                       : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
-    return mt_device_create(&s->dev,
-                            &(struct mt_device_params){
-                                .kind = kind,
-                                .index = (int)c->device.index,
-                                .budget_bytes = (size_t)budget,
-                                .n_threads = s->n_threads,
-                                .cpus = s->cpus,
-                                .link_gbps = c->device.link_gbps,
-                            },
-                            err);
+    rc = mt_device_create(&s->dev,
+                          &(struct mt_device_params){
+                              .kind = kind,
+                              .index = (int)c->device.index,
+                              .budget_bytes = (size_t)budget,
+                              .n_threads = s->n_threads,
+                              .cpus = s->cpus,
+                              .link_gbps = c->device.link_gbps,
+                              .warm = true,
+                          },
+                          err);
+    return rc ? rc : mt_hw_resident(&s->resident, err);
 }
 
 /* Where this machine has been measured, `auto` is what the search says; elsewhere the engine's rules. */
@@ -98,6 +105,7 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
         return rc;
     }
     s->request.device_budget = lim->budget_bytes;
+    s->request.resident = s->resident;
     s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
     s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
     s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
@@ -164,7 +172,8 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .adam_cpus = s->cpus,
         .states = c->memory.states,
         .may_use_disk = c->memory.nvme_paths.n > 0,
-        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s)),
+        .host_bytes = subtract(mt_session_host_budget(c, &hw),
+                               mt_session_process_bytes(s, c->memory.nvme_paths.n > 0)),
     };
     /* small, so that tests have several pieces of small models */
     const char *piece = getenv("MEGATRAIN_DISK_PIECE");

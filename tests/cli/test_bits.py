@@ -7,6 +7,7 @@ import tempfile
 from tiny import (DEVICE, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
                   write_model)
 
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes
 STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10"))
 VARIANTS = {
     "slots 2": {"memory__slots": 2},

@@ -177,7 +177,11 @@ def what_is_planned_is_what_is_run(tmp, model, data, env):
         did = json.load(open(os.path.join(tmp, "agree", "run.json")))
         step = metrics(os.path.join(tmp, "agree"))[-2]
         assert said["device_bytes"] == did["device_bytes"], over
-        assert said["host_bytes"] == did["host_bytes"] + did["device_bytes"], over
+        planned, ran = ({(r["tier"], r["use"]): r["bytes"] for r in x["memory"]} for x in (said, did))
+        process = [x.pop(("host", "process")) for x in (planned, ran)]
+        host = [sum(v for (tier, _), v in x.items() if tier == "host") for x in (planned, ran)]
+        assert host[0] == host[1], (over, planned, ran)
+        assert abs(process[0] - process[1]) < 8 << 20, (over, process)  # what each process has in memory as it begins
         planned = {r["resource"]: r["bytes"] for r in said["resources"]}
         for name, key in (("disk reads", "disk_read"), ("disk writes", "disk_write")):
             assert planned[name] == sum(step.get(key, {}).values()), (over, name)

@@ -199,6 +199,20 @@ static int create_stream(struct mt_cpu_device *d, const struct mt_device_params 
     return mt_cpu_stream_create(&d->streams[s], d, &sp, err);
 }
 
+static void warm_thread(void *ctx, size_t chunk, int thread)
+{
+    struct mt_cpu_device *d = ctx;
+    (void)thread;
+    mt_cpu_gemm_warm(d->gemm_scratch + chunk * mt_cpu_gemm_scratch_bytes());
+}
+
+static void run_warm(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+{
+    (void)s;
+    (void)args;
+    mt_pool_run(d->pool, warm_thread, d, (size_t)d->base.limits.n_threads);
+}
+
 int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
     struct mt_cpu_device *d = mt_calloc(1, sizeof(*d));
@@ -223,6 +237,10 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
         rc = mt_pool_create(&d->pool, &pool, err);
     for (int s = 0; s < MT_N_STREAMS && !rc; s++)
         rc = create_stream(d, p, s, err);
+    if (!rc && p->warm) {
+        mt_cpu_stream_submit(d->streams[MT_STREAM_COMPUTE], run_warm, &rc, sizeof(rc));
+        rc = cpu_sync(&d->base, err);
+    }
     if (rc) {
         cpu_destroy(&d->base);
         return rc;
