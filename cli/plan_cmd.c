@@ -230,10 +230,10 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = "cpu", .n_threads = r.threads,
-                                   .cpus = r.threads <= n_cores ? cpus : NULL, .anew = anew,
-                                   .progress = show_progress, .ctx = cli};
+                                   .cpus = r.threads <= n_cores ? cpus : NULL,
+                                   .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
-        rc = mt_measure_operations(&v->machine, &mp, ops, n, err);
+        rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
     mt_plan_choice_finish(&first);
     free(ops);
     free(cpus);

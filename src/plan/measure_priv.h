@@ -7,6 +7,25 @@
 /** A product's description as the meter gives it: a layer, its input gradient, its weight gradient. */
 struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,
                                   uint64_t kk);
+
+/** What goes from one operation to the next: a buffer on the device that several read and none writes. */
+struct mt_flow {
+    void *data; /* freed with mt_device_free() */
+    size_t bytes;
+};
+int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err);
+
+/**
+ * An operation that can be run again and again, on buffers of its own with random data in them. With `flow`
+ * (borrowed, or NULL) it reads there what in a step the operation before it has just written.
+ */
+struct mt_trial;
+int mt_trial_create(struct mt_trial **out, mt_device *dev, const struct mt_metered *op,
+                    const struct mt_flow *flow, struct mt_err *err);
+/** Waits for the device; accepts NULL; sets *t to NULL. */
+void mt_trial_destroy(struct mt_trial **t);
+int mt_trial_submit(struct mt_trial *t, struct mt_err *err);
+
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t budget,
                       struct mt_err *err);
 /** Sorts. */
