@@ -114,22 +114,38 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
     return 0; /* what does not fit is told by the engine's plan */
 }
 
-int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err)
+/* The placement as it is run, all of it fixed. */
+static int request_as_run(const struct mt_session *s, struct mt_plan_request *r, struct mt_err *err)
 {
-    struct mt_plan_choice c;
-    struct mt_plan_request r = s->request;
     if (!s->has_choice)
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "this machine has not been measured: megatrain probe all");
-    r.micro_batch = s->micro_batch;
-    r.logits_chunk = s->engine_params.logits_chunk;
-    r.slots = s->engine_params.slots;
-    r.activations = s->plan.activations;
-    r.keep_layers = s->engine_params.keep_layers;
-    int rc = mt_plan_evaluate(&c, &r, graph, err);
+    *r = s->request;
+    r->micro_batch = s->micro_batch;
+    r->logits_chunk = s->engine_params.logits_chunk;
+    r->slots = s->engine_params.slots;
+    r->activations = s->plan.activations;
+    r->keep_layers = s->engine_params.keep_layers;
+    return 0;
+}
+
+int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    if (!rc)
+        rc = mt_plan_evaluate(&c, &r, graph, err);
     if (!rc)
         mt_plan_choice_finish(&c);
     return rc;
+}
+
+int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, size_t *n, struct mt_err *err)
+{
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    return rc ? rc : mt_plan_operations(ops, n, &r, err);
 }
 
 static int make_plan(struct mt_session *s, struct mt_err *err)
