@@ -12,8 +12,8 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "bench_predict.h"
 #include "cli.h"
-#include "plan_print.h"
 #include "sweep/sweep.h"
 
 enum { MAX_RUNS = 64 };
@@ -25,6 +25,8 @@ struct bench {
     char dir[4096];
     struct mt_sweep_row *rows; /* of the jobs chosen so far */
     size_t n_rows;
+    struct plan_view view; /* of the job at hand */
+    bool predicted;        /* the view has a choice */
     bool interrupted;
 };
 
@@ -79,52 +81,45 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
 }
 
-/* The machine as it was just before the job's first run: measured then, and kept with the runs. A machine that others
- * share is faster in one minute and slower in another. */
-static int measure_for(struct bench *b, const struct mt_sweep_job *j, struct plan_view *v, struct mt_err *err)
-{
-    char path[3200];
-    snprintf(path, sizeof(path), "%.3000s/%s.machine", b->dir, j->hash);
-    bool kept = mt_path_exists(path);
-    if (kept) {
-        mt_machine_finish(&v->machine);
-        return mt_machine_read(&v->machine, path, err);
-    }
-    int rc = plan_view_measure(v, b->cli, true, err);
-    return rc ? rc : mt_machine_write(&v->machine, path, err);
-}
-
-/* A machine that is not measured gives no prediction: no error where jobs are run. */
+/* Opens the job's view. A machine that is not measured gives no prediction: no error where jobs are run. */
 static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p,
                    struct mt_err *err)
 {
     char path[3200];
-    struct plan_view v;
+    struct plan_view *v = &b->view;
     *p = (struct mt_sweep_prediction){.fits = true};
+    b->predicted = false;
     int rc = write_job(b, j, path, sizeof(path), err);
     if (rc)
         return rc;
-    rc = plan_view_open(&v, path, b->args, err);
-    if (!rc && cli_arg(b->args, "measure"))
-        rc = measure_for(b, j, &v, err);
+    rc = plan_view_open(v, path, b->args, err);
     if (!rc)
-        rc = mt_plan_search(&v.choice, &v.request, err);
-    if (!rc)
-        take_prediction(p, &v);
+        rc = mt_plan_search(&v->choice, &v->request, err);
+    if (!rc) {
+        take_prediction(p, v);
+        b->predicted = true;
+    }
     if (rc == -ENOSPC) {
         p->fits = false;
         rc = 0;
-    } else if ((rc == -ENOENT || rc == -ESTALE) && v.layout && !cli_arg(b->args, "predict-only")) {
+    } else if ((rc == -ENOENT || rc == -ESTALE) && v->layout && !cli_arg(b->args, "predict-only")) {
         rc = 0;
     }
-    plan_view_close(&v);
     return rc;
 }
 
 /* --- running -------------------------------------------------------------------------------------- */
 
-static void be_child(const char *ini, const char *dir, const char *log)
+/* How a child differs from the job. */
+struct child {
+    const char *steps; /* at most so many, or NULL */
+    const char *rates; /* file for rates between its steps, or NULL */
+};
+
+static void be_child(const char *ini, const char *dir, const char *log, const struct child *c)
 {
+    const char *argv[16] = {"megatrain", "run", ini, "--out", dir, "--force", "--no-save", "--no-progress"};
+    int n = 8;
     int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
@@ -133,8 +128,15 @@ static void be_child(const char *ini, const char *dir, const char *log)
     }
     if (adj >= 0 && write(adj, "1000", 4) < 0) /* memory that runs out takes this one */
         adj = -1;
-    execl("/proc/self/exe", "megatrain", "run", ini, "--out", dir, "--force", "--no-save",
-          "--no-progress", (char *)NULL);
+    if (c->steps) {
+        argv[n++] = "--max-steps";
+        argv[n++] = c->steps;
+    }
+    if (c->rates) {
+        argv[n++] = "--rates";
+        argv[n++] = c->rates;
+    }
+    execv("/proc/self/exe", (char *const *)argv);
     _exit(127);
 }
 
@@ -197,8 +199,8 @@ static void read_run_json(struct mt_sweep_run *r, const char *dir)
 }
 
 /* One run in a child; a failure of the job is its status, not an error. */
-static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
-                    struct mt_err *err)
+static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
+                     const struct child *c, struct mt_err *err)
 {
     char ini[3200], dir[3300], log[3300];
     struct rusage use = {0};
@@ -214,7 +216,7 @@ static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct
     fflush(NULL);
     pid_t pid = fork();
     if (!pid)
-        be_child(ini, dir, log);
+        be_child(ini, dir, log, c);
     if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
     r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
@@ -230,14 +232,67 @@ static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct
         rc = read_metrics(r, dir, b->sweep.warmup_steps, err);
         read_run_json(r, dir);
     }
+    return rc;
+}
+
+static bool measures(const struct bench *b)
+{
+    return b->predicted && cli_arg(b->args, "measure");
+}
+
+static void name_measured(const struct bench *b, struct bench_measured *m, const struct mt_sweep_job *j, int k)
+{
+    snprintf(m->machine, sizeof(m->machine), "%.3000s/%s.%d.machine", b->dir, j->hash, k);
+    snprintf(m->rates, sizeof(m->rates), "%.3000s/%s.%d.rates", b->dir, j->hash, k);
+    snprintf(m->metrics, sizeof(m->metrics), "%.3000s/runs/%s.%d/metrics.jsonl", b->dir, j->hash, k);
+}
+
+/* A run with the machine measured right before it and between its steps. That takes memory: the job's own is seen in a
+ * short run without, before the first. */
+static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
+                        struct mt_err *err)
+{
+    struct bench_measured m;
+    double peak = 0;
+    int rc = 0;
+    name_measured(b, &m, j, k);
+    if (!k) {
+        rc = run_child(b, j, k, r, &(struct child){.steps = "3"}, err);
+        peak = r->peak_bytes;
+        if (rc || b->interrupted || strcmp(r->status, "ok"))
+            return rc;
+    }
+    rc = plan_view_measure(&b->view, b->cli, true, err);
+    if (!rc)
+        rc = mt_machine_write(&b->view.machine, m.machine, err);
+    if (!rc)
+        rc = run_child(b, j, k, r, &(struct child){.rates = m.rates}, err);
+    r->peak_bytes = peak;
+    return rc;
+}
+
+/* A run, kept when it is complete. */
+static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
+                    struct mt_err *err)
+{
+    int rc = measures(b) ? run_measured(b, j, k, r, err) : run_child(b, j, k, r, &(struct child){0}, err);
     return rc || b->interrupted ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
 }
 
+static int predict_run(const struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
+                       struct mt_err *err)
+{
+    struct bench_measured m;
+    name_measured(b, &m, j, k);
+    return measures(b) ? bench_predict_steps(r, &b->view, &m, b->sweep.warmup_steps, err) : 0;
+}
+
+/* Of measured over predicted, where each run has its own prediction; else of what was measured. */
 static double spread_of(const struct mt_sweep_run *runs, int n)
 {
     double v[MAX_RUNS];
     for (int i = 0; i < n; i++)
-        v[i] = runs[i].seconds;
+        v[i] = runs[i].ratio > 0 ? runs[i].ratio : runs[i].seconds;
     struct mt_stats s = mt_stats_of(v, (size_t)n);
     return s.median > 0 ? s.deviation / s.median : 0;
 }
@@ -254,6 +309,8 @@ static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
         rc = mt_sweep_run_load(&runs[k], b->dir, j->hash, k, err);
         if (rc == -ENOENT)
             rc = run_once(b, j, k, &runs[k], err);
+        if (!rc && !b->interrupted)
+            rc = predict_run(b, j, k, &runs[k], err);
         if (!rc && !b->interrupted)
             *n = (size_t)k + 1;
         if (!rc && strcmp(runs[k].status, "ok")) {
@@ -313,8 +370,8 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
         fprintf(stderr, "%-17s", r->status);
     if (r->predicted.seconds > 0)
         fprintf(stderr, "  predicted %8.4g s", r->predicted.seconds);
-    if (s->n && r->predicted.seconds > 0)
-        fprintf(stderr, " (%.2f)", s->median / r->predicted.seconds);
+    if (r->ratio.n)
+        fprintf(stderr, " (%.2f)", r->ratio.median);
     fprintf(stderr, "\n");
 }
 
@@ -360,6 +417,7 @@ static int run_sweep(struct bench *b, struct mt_err *err)
         rc = predict(b, j, &p, err);
         if (!rc && !cli_arg(b->args, "predict-only"))
             rc = run_job(b, j, runs, &n, err);
+        plan_view_close(&b->view);
         if (rc || b->interrupted)
             break;
         mt_sweep_row_fill(&b->rows[b->n_rows++], j, runs, n, &p);

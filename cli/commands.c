@@ -25,6 +25,7 @@ static const struct cli_option run_options[] = {
     {"max-steps", 0, "N", "Stop after N steps of this run."},
     {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
     {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
+    {"rates", 0, "FILE", "Time a step's operations between the steps, too, into FILE: for benchmarks."},
     {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say."},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
@@ -50,7 +51,7 @@ static const struct cli_option bench_options[] = {
     {"only", 0, "GLOB", "Only jobs whose name or values match."},
     {"predict-only", 0, NULL, "Predict every job, run none."},
     {"machine", 0, "FILE|NAME", "With --predict-only: for this machine."},
-    {"measure", 0, NULL, "First time each job's operations anew: predictions without interpolation."},
+    {"measure", 0, NULL, "Measure the machine before and in each run: predictions with the rates of the same second."},
     {"compare", 0, NULL, "Operands are two result folders: what changed beyond the noise."},
     {"export-csv", 0, "FILE", "Also write the table there."},
     {"export-json", 0, "FILE", "Also write the table there."},

@@ -104,8 +104,9 @@ static const char *device_kind(const struct mt_config *cfg)
     return mt_device_choose(kinds[cfg->device.kind], (int)cfg->device.index);
 }
 
-static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct mt_err *err)
+static int load_local(struct plan_view *v, struct mt_err *err)
 {
+    const struct mt_config *cfg = v->cfg;
     int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
     int rc = mt_hw_cores(&cpus, &n, err);
@@ -117,7 +118,9 @@ static int load_local(struct mt_machine *m, const struct mt_config *cfg, struct 
     if (!rc)
         rc = mt_measure_device(&dev, &p, 0, err);
     if (!rc)
-        rc = mt_machine_load_cached(m, p.device_kind, mt_device_limits(dev)->name, n, err);
+        rc = mt_hw_resident(&v->resident, err);
+    if (!rc)
+        rc = mt_machine_load_cached(&v->machine, p.device_kind, mt_device_limits(dev)->name, n, err);
     if (rc == -ENOENT || rc == -ESTALE)
         mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
     mt_device_destroy(&dev);
@@ -130,7 +133,7 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
     const char *name = cli_arg(args, "machine");
     v->local = !name;
     if (!name)
-        return load_local(&v->machine, v->cfg, err);
+        return load_local(v, err);
     int rc = find_machine(path, sizeof(path), name, err);
     if (!rc)
         rc = mt_machine_read(&v->machine, path, err);
@@ -198,6 +201,7 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
         rc = load_machine(v, args, err);
     if (!rc)
         rc = mt_plan_request_make(&v->request, v->cfg, v->layout, &v->machine, v->local, err);
+    v->request.resident = v->resident;
     return rc;
 }
 
@@ -236,10 +240,10 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = v->machine.cpu ? "cpu" : "cuda",
                                    .device_index = (int)v->cfg->device.index, .n_threads = r.threads,
-                                   .cpus = r.threads <= n_cores ? cpus : NULL, .anew = anew,
-                                   .progress = show_progress, .ctx = cli};
+                                   .cpus = r.threads <= n_cores ? cpus : NULL, 
+                                   .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
-        rc = mt_measure_operations(&v->machine, &mp, ops, n, err);
+        rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
     mt_plan_choice_finish(&first);
     free(ops);
     free(cpus);

@@ -12,6 +12,7 @@ struct plan_view {
     struct mt_layout *layout;
     struct mt_machine machine;
     bool local; /* the machine is this one */
+    uint64_t resident; /* bytes of a process here with its device open; 0 for another machine */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
 };
@@ -22,7 +23,8 @@ struct plan_view {
  */
 int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
-/** Times what the configuration will run on this machine, where the machine has no sample of it, or `anew`. */
+/** Times what the configuration will run on this machine and the machine has no sample of; `anew`: all of it, and the
+ * optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
 /** On standard output; fits 80 columns. */

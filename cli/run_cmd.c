@@ -15,6 +15,7 @@
 #include "config/ini.h"
 #include "heartbeat.h"
 #include "model/weights.h"
+#include "rates.h"
 #include "report.h"
 #include "train/train.h"
 
@@ -249,6 +250,8 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .max_steps = max ? strtoull(max, NULL, 10) : 0};
+    const char *rates_path = cli_arg(r->args, "rates");
+    struct cli_rates rates = {0};
     struct cli_heartbeat heartbeat;
     cli_progress_events(&p.events, &progress);
     mt_train_phase(&control, "reading weights");
@@ -261,10 +264,15 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = fill_weights(r, err);
     if (!rc)
         rc = write_run_files(r, err);
+    if (!rc && rates_path)
+        rc = cli_rates_open(&rates, &r->session, rates_path, err);
+    if (rates.file)
+        cli_rates_listen(&rates, &p.events);
     if (!rc)
         rc = mt_train_run(&p, end, err);
+    int code = cli_rates_close(&rates, rc ? NULL : err);
     cli_heartbeat_stop(&heartbeat);
-    return rc;
+    return rc ? rc : code;
 }
 
 static int exit_code(enum mt_train_end end)

@@ -33,6 +33,7 @@ struct mt_device_params {
     int n_threads;         /* cpu: compute threads, at least 1 */
     const int *cpus;       /* cpu: one CPU number a compute thread to bind to, or NULL */
     double link_gbps;      /* cpu: throttle of each copy direction in GB/s, 0 = none */
+    bool warm;             /* cpu: take now what memory the first products will take beside the arena */
 };
 
 struct mt_device_limits {

@@ -45,6 +45,7 @@ struct mt_engine_params {
     bool may_use_disk;              /* there are folders to put it in */
     uint64_t host_bytes;            /* host memory for planes, staging and, where it is of the host, the
                                        device's; UINT64_MAX: any amount */
+    uint64_t drive_bytes;           /* of it, what else the process takes once anything is on the disk */
     size_t piece_elems;             /* of updates from disk, a multiple of MT_PIECE_ALIGN; 0: chosen */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and where nothing is there */
     uint64_t disk_spill_at;         /* plan.disk_spill_bytes from there on are the engine's */

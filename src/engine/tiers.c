@@ -206,7 +206,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
     bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
-    uint64_t beside = (shared ? plan->device_bytes : 0) + plan->staging_bytes + (spill ? 0 : plan->spill_bytes);
+    uint64_t beside = (shared ? plan->device_bytes : 0) + plan->staging_bytes +
+                      (spill ? p->drive_bytes : plan->spill_bytes);
     memset(plan->on_disk, 0, plan->program.n_units);
     describe_all(&t);
     if (t.host != UINT64_MAX)
@@ -214,6 +215,10 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     bool states = p->may_use_disk && (p->states == MT_STATES_DISK ||
                                       (p->states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
+    if (states && !spill) {
+        beside += p->drive_bytes;
+        t.host = t.host == UINT64_MAX ? t.host : subtract(t.host, p->drive_bytes);
+    }
     if (states)
         choose_states(&t);
     else

@@ -21,6 +21,12 @@ struct mt_hw_memory {
 };
 /** `root` is put before /proc and /sys: "" but for tests. */
 int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err);
+/**
+ * Bytes that this process has in memory now; some hundred KiB more or less from one process to the next, so that
+ * MEGATRAIN_RESIDENT in the environment says otherwise, for tests of budgets. 0: not known, as with a sanitizer, whose
+ * own memory is most of it.
+ */
+int mt_hw_resident(uint64_t *bytes, struct mt_err *err);
 /** Bytes free for this user on the file system of `path` (or of its nearest parent that exists). */
 int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err);
 /** Whether the two take their space from the same file system. */

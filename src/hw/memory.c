@@ -137,6 +137,24 @@ int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err)
     return 0;
 }
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool sanitized = true;
+#else
+static const bool sanitized = false;
+#endif
+
+int mt_hw_resident(uint64_t *bytes, struct mt_err *err)
+{
+    const char *fixed = getenv("MEGATRAIN_RESIDENT");
+    *bytes = fixed ? strtoull(fixed, NULL, 10) : 0;
+    if (fixed || sanitized)
+        return 0;
+    *bytes = proc_field("", "/proc/self/smaps_rollup", "Rss"); /* exact; what status says may lag */
+    if (!*bytes)
+        *bytes = proc_field("", "/proc/self/status", "VmRSS");
+    return *bytes ? 0 : mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "cannot read VmRSS of /proc/self/status");
+}
+
 /* Of the file system that holds the path, or would. */
 static int file_system_of(const char *path, struct statvfs *st)
 {

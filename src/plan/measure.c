@@ -13,6 +13,7 @@
 #include "plan/measure_priv.h"
 
 enum { MAX_OPS = 256 };
+static const size_t TOGETHER = (size_t)1 << 30;
 
 static void tell(const struct mt_measure_params *p, const char *what)
 {
@@ -29,7 +30,7 @@ int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t
 {
     size_t own = !strcmp(p->device_kind, "cpu") ? (size_t)1 << 20 : (size_t)64 << 20; /* cuBLASLt's 32, and some */
     struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index, .budget_bytes = bytes + own,
-                                  .n_threads = p->n_threads, .cpus = p->cpus};
+                                  .n_threads = p->n_threads, .cpus = p->cpus, .warm = true};
     return mt_device_create(dev, &dp, err);
 }
 
@@ -38,29 +39,65 @@ int64_t mt_measure_round_ns(const struct mt_measure_params *p)
     return p->small ? MT_MEASURE_ROUND_NS / 64 : MT_MEASURE_ROUND_NS;
 }
 
+static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
+{
+    for (size_t i = 0; i < m->n_samples; i++)
+        if (mt_same_operation(&m->samples[i].op, op))
+            return true;
+    return false;
+}
+
+/* As many of the operations as TOGETHER bytes hold, at least one: those are timed in turn. */
+static size_t next_group(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n)
+{
+    size_t k = 0, bytes = 0;
+    while (k < n && (!k || bytes + mt_measure_operation_bytes(p, &ops[k]) <= TOGETHER))
+        bytes += mt_measure_operation_bytes(p, &ops[k++]);
+    return k;
+}
+
+static int measure_group(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
+                         size_t n, struct mt_err *err)
+{
+    double *seconds = mt_calloc(n, sizeof(*seconds));
+    if (!seconds)
+        return mt_fail_nomem(err, "a measurement", n * sizeof(*seconds));
+    for (size_t i = 0; i < n; i++) {
+        char what[200];
+        mt_operation_format(what, sizeof(what), &ops[i]);
+        tell(p, what);
+    }
+    int rc = mt_measure_in_turn(seconds, p, ops, n, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        if (!mt_machine_add_sample(m, &ops[i], seconds[i]))
+            rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
+    free(seconds);
+    return rc;
+}
+
+static int measure_all(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
+                       size_t n, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0, k; at < n && !rc; at += k) {
+        k = next_group(p, ops + at, n - at);
+        rc = measure_group(m, p, ops + at, k, err);
+    }
+    return rc;
+}
+
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err)
 {
-    mt_device *dev = NULL;
-    size_t bytes = 0;
+    struct mt_metered *wanted = mt_calloc(n, sizeof(*wanted));
+    size_t n_wanted = 0;
+    if (!wanted)
+        return mt_fail_nomem(err, "a measurement", n * sizeof(*wanted));
     for (size_t i = 0; i < n; i++)
-        bytes = MT_MAX(bytes, mt_measure_operation_bytes(p, &ops[i]));
-    int rc = mt_measure_device(&dev, p, bytes, err);
-    for (size_t i = 0; i < n && !rc; i++) {
-        char what[200];
-        double s = 0;
-        bool known = false;
-        for (size_t k = 0; k < m->n_samples && !known && !p->anew; k++)
-            known = mt_same_operation(&m->samples[k].op, &ops[i]);
-        if (known)
-            continue;
-        mt_operation_format(what, sizeof(what), &ops[i]);
-        tell(p, what);
-        rc = mt_measure_operation(&s, dev, &ops[i], mt_measure_round_ns(p), err);
-        if (!rc && !mt_machine_add_sample(m, &ops[i], s))
-            rc = mt_fail_nomem(err, "a machine profile", n * sizeof(struct mt_op_sample));
-    }
-    mt_device_destroy(&dev);
+        if (!has_sample(m, &ops[i]))
+            wanted[n_wanted++] = ops[i];
+    int rc = measure_all(m, p, wanted, n_wanted, err);
+    free(wanted);
     return rc;
 }
 
@@ -198,10 +235,27 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
     return rc;
 }
 
+static int measure_adam(struct mt_machine *m, const struct mt_measure_params *p, int threads, struct mt_err *err)
+{
+    double ns = 0;
+    int rc = mt_probe_adam(threads, p->cpus, &ns, err), at = 0;
+    if (rc)
+        return rc;
+    while (at < m->n_adam && m->adam[at].threads != threads)
+        at++;
+    if (at == MT_MAX_ADAM)
+        return 0;
+    m->adam[at].threads = threads;
+    m->adam[at].ns = ns;
+    m->n_adam = MT_MAX(m->n_adam, at + 1);
+    m->adam_source = MT_RATE_MEASURED;
+    return 0;
+}
+
 static int measure_host(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     struct mt_hw_memory mem;
-    double gbs = 0, ns = 0;
+    double gbs = 0;
     int rc = mt_hw_memory(&mem, "", err);
     if (!rc)
         rc = mt_probe_copy(p->n_threads, p->cpus, &gbs, err);
@@ -210,14 +264,18 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
     put(m, MT_RATE_CORES, p->n_threads);
     put(m, MT_RATE_HOST_GIB, (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30));
     put(m, MT_RATE_DRAM, gbs);
-    for (int t = 1; t <= p->n_threads && m->n_adam < MT_MAX_ADAM && !rc;
-         t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1) {
-        rc = mt_probe_adam(t, p->cpus, &ns, err);
-        m->adam[m->n_adam].threads = t;
-        m->adam[m->n_adam++].ns = ns;
-    }
-    m->adam_source = MT_RATE_MEASURED;
+    for (int t = 1; t <= p->n_threads && !rc; t = t < p->n_threads ? MT_MIN(2 * t, p->n_threads) : t + 1)
+        rc = measure_adam(m, p, t, err);
     return rc;
+}
+
+int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
+                     size_t n, struct mt_err *err)
+{
+    int rc = measure_all(m, p, ops, n, err);
+    if (!rc)
+        rc = measure_adam(m, p, p->n_threads, err);
+    return rc ? rc : mt_measure_link(m, p, err);
 }
 
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Times one device operation of a given shape. */
+/* A device operation of a given shape, with arguments and buffers to run it on. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "base/mem.h"
 #include "plan/measure_priv.h"
 
-enum { MAX_BUFFERS = 16, ROUNDS = 5, FILL = 1 << 20 };
+enum { MAX_BUFFERS = 16, FILL = 1 << 20 };
 
 /* The operation's arguments and the buffers that they stand on. */
-struct trial {
+struct mt_trial {
     mt_device *dev;
     bool dry; /* only to see what it takes: nothing is copied */
+    struct mt_metered op;
+    const struct mt_flow *flow; /* or NULL */
     void *buffer[MAX_BUFFERS];
     int n_buffers;
-    struct mt_err *err;
+    struct mt_err *err; /* of the set-up */
     int rc;
     union {
         struct mt_gemm gemm;
@@ -54,7 +55,7 @@ static void fill_random(uint32_t *w, size_t n)
     }
 }
 
-static void upload(struct trial *t, void *dst, const void *src, size_t bytes)
+static void upload(struct mt_trial *t, void *dst, const void *src, size_t bytes)
 {
     if (t->dry)
         return;
@@ -65,7 +66,7 @@ static void upload(struct trial *t, void *dst, const void *src, size_t bytes)
         t->rc = mt_device_sync(t->dev, t->err);
 }
 
-static void *take_raw(struct trial *t, size_t bytes)
+static void *take_raw(struct mt_trial *t, size_t bytes)
 {
     void *p = NULL;
     if (!t->rc)
@@ -75,7 +76,7 @@ static void *take_raw(struct trial *t, size_t bytes)
     return p;
 }
 
-static void *take(struct trial *t, size_t bytes)
+static void *take(struct mt_trial *t, size_t bytes)
 {
     char *p = take_raw(t, bytes);
     uint32_t *w = t->rc || t->dry ? NULL : mt_calloc(FILL / 4, 4);
@@ -88,8 +89,14 @@ static void *take(struct trial *t, size_t bytes)
     return p;
 }
 
+/* The operand that the operation before it has just written. It is only read. */
+static void *take_flow(struct mt_trial *t, size_t bytes)
+{
+    return t->flow && bytes <= t->flow->bytes ? t->flow->data : take(t, bytes);
+}
+
 /* n integers: i * mul % mod + i * step. */
-static int32_t *take_ints(struct trial *t, size_t n, uint64_t mul, uint64_t mod, int64_t step)
+static int32_t *take_ints(struct mt_trial *t, size_t n, uint64_t mul, uint64_t mod, int64_t step)
 {
     int32_t *p = take_raw(t, n * 4), *host = t->rc || t->dry ? NULL : mt_calloc(n, 4);
     for (size_t i = 0; host && i < n; i++)
@@ -105,7 +112,7 @@ static size_t dim(const struct mt_metered *op, int i)
     return (size_t)op->dim[i];
 }
 
-static void set_gemm(struct trial *t, const struct mt_metered *op)
+static void set_gemm(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t m = dim(op, 0), n = dim(op, 1), k = dim(op, 2), e = mt_dtype_size(op->dtype);
     bool f32 = op->flags & MT_METER_F32_OUT || op->dtype == MT_F32;
@@ -113,7 +120,7 @@ static void set_gemm(struct trial *t, const struct mt_metered *op)
     *g = (struct mt_gemm){.m = m, .n = n, .k = k, .dtype = op->dtype, .d_dtype = f32 ? MT_F32 : MT_BF16,
                           .trans_a = op->kind == MT_METER_GEMM_TN,
                           .trans_b = op->kind == MT_METER_GEMM_NT};
-    g->a = take(t, m * k * e);
+    g->a = take_flow(t, m * k * e);
     g->b = take(t, k * n * e);
     g->d = take(t, m * n * (f32 ? 4 : 2));
     g->lda = g->trans_a ? m : k;
@@ -125,7 +132,7 @@ static void set_gemm(struct trial *t, const struct mt_metered *op)
     }
 }
 
-static void set_attention(struct trial *t, const struct mt_metered *op)
+static void set_attention(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), len = MT_MIN(dim(op, 1), n), hq = dim(op, 2), hk = dim(op, 3), d = dim(op, 4);
     size_t e = mt_dtype_size(op->dtype), docs = mt_div_up(n, len), ld = (hq + 2 * hk) * d;
@@ -137,7 +144,8 @@ static void set_attention(struct trial *t, const struct mt_metered *op)
     }
     for (size_t i = 0; i <= docs; i++)
         t->cu_seqlens[i] = (int32_t)MT_MIN(i * len, n);
-    char *qkv = take(t, n * ld * e);
+    bool bwd = op->kind == MT_METER_ATTENTION_BWD;
+    char *qkv = bwd ? take(t, n * ld * e) : take_flow(t, n * ld * e);
     int32_t *cu = take_raw(t, (docs + 1) * 4);
     upload(t, cu, t->cu_seqlens, (docs + 1) * 4);
     *f = (struct mt_attention){.n = n, .n_q = hq, .n_kv = hk, .head_dim = d, .n_docs = docs,
@@ -150,10 +158,10 @@ static void set_attention(struct trial *t, const struct mt_metered *op)
     f->o = take(t, n * hq * d * e);
     f->lse = take(t, n * hq * 4);
     f->workspace = take(t, mt_op_attention_workspace(t->dev, n, len, hq, hk, d, op->dtype));
-    if (op->kind == MT_METER_ATTENTION)
+    if (!bwd)
         return;
     struct mt_attention_bwd *b = &t->a.attention;
-    b->d_o = take(t, n * hq * d * e);
+    b->d_o = take_flow(t, n * hq * d * e);
     char *dqkv = take(t, n * ld * e);
     b->dq = dqkv;
     b->dk = dqkv + hq * d * e;
@@ -161,7 +169,7 @@ static void set_attention(struct trial *t, const struct mt_metered *op)
     b->ld_dq = b->ld_dk = b->ld_dv = ld;
 }
 
-static void set_rope(struct trial *t, const struct mt_metered *op)
+static void set_rope(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), heads = dim(op, 1), d = dim(op, 2), e = mt_dtype_size(op->dtype);
     bool norm = op->flags & MT_METER_NORM, bwd = op->kind == MT_METER_QK_ROPE_BWD;
@@ -192,34 +200,37 @@ static void set_rope(struct trial *t, const struct mt_metered *op)
     }
 }
 
-static void set_norm(struct trial *t, const struct mt_metered *op)
+static void set_norm(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype);
-    void *x = take(t, n * c * e), *y = take(t, n * c * e), *w = take(t, c * e);
+    bool bwd = op->kind == MT_METER_RMSNORM_BWD;
+    void *x = bwd ? take(t, n * c * e) : take_flow(t, n * c * e), *y = take(t, n * c * e), *w = take(t, c * e);
     float *rstd = take(t, n * 4);
-    if (op->kind == MT_METER_RMSNORM) {
+    if (!bwd) {
         t->a.rmsnorm = (struct mt_rmsnorm){.n = n, .c = c, .dtype = op->dtype, .eps = 1e-6f, .x = x,
                                            .w = w, .y = y, .rstd = rstd};
         return;
     }
-    void *dy = take(t, n * c * e);
+    void *dy = take_flow(t, n * c * e);
     t->a.rmsnorm_bwd = (struct mt_rmsnorm_bwd){
         .n = n, .c = c, .dtype = op->dtype, .dy = dy, .x = x, .w = w, .rstd = rstd, .dres = y, .dx = y,
         .dw = take(t, c * 4), .workspace = take(t, mt_op_rmsnorm_bwd_workspace(t->dev, n, c))};
 }
 
-static void set_glu(struct trial *t, const struct mt_metered *op)
+static void set_glu(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), f = dim(op, 1), e = mt_dtype_size(op->dtype);
-    void *gu = take(t, 2 * n * f * e), *out = take(t, n * f * e);
-    if (op->kind == MT_METER_GLU)
+    bool bwd = op->kind == MT_METER_GLU_BWD;
+    void *gu = bwd ? take(t, 2 * n * f * e) : take_flow(t, 2 * n * f * e);
+    void *out = bwd ? take_flow(t, n * f * e) : take(t, n * f * e);
+    if (!bwd)
         t->a.glu = (struct mt_glu){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .out = out};
     else
         t->a.glu_bwd = (struct mt_glu_bwd){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .dout = out,
                                            .dgate_up = take(t, 2 * n * f * e)};
 }
 
-static void set_embedding(struct trial *t, const struct mt_metered *op)
+static void set_embedding(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype), runs = dim(op, 2);
     if (op->kind == MT_METER_EMBEDDING) {
@@ -237,35 +248,35 @@ static void set_embedding(struct trial *t, const struct mt_metered *op)
     t->a.embedding_bwd = (struct mt_embedding_bwd){
         .n = n, .vocab = runs, .c = c, .n_runs = runs, .dtype = op->dtype, .scale = 1,
         .run_ids = take_ints(t, runs, 1, runs, 0), .starts = starts,
-        .order = take_ints(t, n, 2654435761u, n, 0), .dout = take(t, n * c * e),
+        .order = take_ints(t, n, 2654435761u, n, 0), .dout = take_flow(t, n * c * e),
         .dtable = take(t, runs * c * 4)};
 }
 
-static void set_rows(struct trial *t, const struct mt_metered *op)
+static void set_rows(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), c = dim(op, 1), e = mt_dtype_size(op->dtype);
     t->a.rows = (struct mt_rows){.n = n, .n_dst = n, .c = c, .dtype = op->dtype,
-                                 .rows = take_ints(t, n, 1, n, 0), .src = take(t, n * c * e),
+                                 .rows = take_ints(t, n, 1, n, 0), .src = take_flow(t, n * c * e),
                                  .dst = take(t, n * c * e)};
 }
 
-static void set_loss(struct trial *t, const struct mt_metered *op)
+static void set_loss(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), v = dim(op, 1);
     t->a.cross_entropy = (struct mt_cross_entropy){
-        .n = n, .vocab = v, .ld = v, .dtype = op->dtype, .logits = take(t, n * v * 4),
+        .n = n, .vocab = v, .ld = v, .dtype = op->dtype, .logits = take_flow(t, n * v * 4),
         .targets = take_ints(t, n, 2654435761u, v, 0), .loss = take(t, n * 4), .correct = take(t, n * 4),
         .ld_dlogits = v, .scale = 1e-3f};
     if (!(op->flags & MT_METER_LOSS_ONLY)) /* not in place: the logits stay what they are */
         t->a.cross_entropy.dlogits = take(t, n * v * mt_dtype_size(op->dtype));
 }
 
-static void set_flat(struct trial *t, const struct mt_metered *op)
+static void set_flat(struct mt_trial *t, const struct mt_metered *op)
 {
     size_t n = dim(op, 0), e = mt_dtype_size(op->dtype);
     switch (op->kind) {
     case MT_METER_ADD:
-        t->a.add = (struct mt_add){n, op->dtype, take(t, n * e), take(t, n * e), take(t, n * e)};
+        t->a.add = (struct mt_add){n, op->dtype, take_flow(t, n * e), take(t, n * e), take(t, n * e)};
         break;
     case MT_METER_GRAD_CAST:
         t->a.grad_cast = (struct mt_grad_cast){.n = n, .src = take(t, n * 4), .dst_dtype = op->dtype,
@@ -286,7 +297,7 @@ static void set_flat(struct trial *t, const struct mt_metered *op)
     }
 }
 
-static void set_up(struct trial *t, const struct mt_metered *op)
+static void set_up(struct mt_trial *t, const struct mt_metered *op)
 {
     switch (op->kind) {
     case MT_METER_GEMM_NT:
@@ -309,7 +320,7 @@ static void set_up(struct trial *t, const struct mt_metered *op)
     case MT_METER_BIAS_BWD:
         t->a.bias_bwd = (struct mt_bias_bwd){
             .n = dim(op, 0), .c = dim(op, 1), .ld = dim(op, 1), .dtype = op->dtype,
-            .dy = take(t, dim(op, 0) * dim(op, 1) * mt_dtype_size(op->dtype)),
+            .dy = take_flow(t, dim(op, 0) * dim(op, 1) * mt_dtype_size(op->dtype)),
             .db = take(t, dim(op, 1) * 4),
             .workspace = take(t, mt_op_bias_bwd_workspace(t->dev, dim(op, 0), dim(op, 1)))};
         break;
@@ -333,11 +344,10 @@ static void set_up(struct trial *t, const struct mt_metered *op)
     }
 }
 
-static int submit(struct trial *t, const struct mt_metered *op)
+int mt_trial_submit(struct mt_trial *t, struct mt_err *err)
 {
     mt_device *d = t->dev;
-    struct mt_err *err = t->err;
-    switch (op->kind) {
+    switch (t->op.kind) {
     case MT_METER_GEMM_NT:
     case MT_METER_GEMM_NN:
     case MT_METER_GEMM_TN:
@@ -383,75 +393,54 @@ static int submit(struct trial *t, const struct mt_metered *op)
     }
 }
 
-static int compare_doubles(const void *a, const void *b)
+int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double mt_measure_median(double *v, int n)
-{
-    qsort(v, (size_t)n, sizeof(*v), compare_doubles);
-    return v[n / 2];
-}
-
-/* Nanoseconds of `reps` submissions, on the stream. */
-static int time_round(struct trial *t, const struct mt_metered *op, mt_event *ev[2], int reps, int64_t *ns)
-{
-    int rc = mt_event_record(t->dev, ev[0], MT_STREAM_COMPUTE, t->err);
-    for (int i = 0; i < reps && !rc; i++)
-        rc = submit(t, op);
-    if (!rc)
-        rc = mt_event_record(t->dev, ev[1], MT_STREAM_COMPUTE, t->err);
-    if (!rc)
-        rc = mt_event_sync(t->dev, ev[1], t->err);
-    *ns = mt_event_time_ns(ev[1]) - mt_event_time_ns(ev[0]);
-    return rc;
-}
-
-static int time_rounds(struct trial *t, const struct mt_metered *op, mt_event *ev[2], int64_t round_ns,
-                       double *seconds)
-{
-    double round[ROUNDS];
-    int64_t ns = 0;
-    int reps = 1, rc = time_round(t, op, ev, 1, &ns); /* warm */
-    if (!rc)
-        rc = time_round(t, op, ev, 1, &ns);
-    reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
-    for (int r = 0; r < ROUNDS && !rc; r++) {
-        rc = time_round(t, op, ev, reps, &ns);
-        round[r] = (double)ns * 1e-9 / reps;
+    struct mt_trial t = {.dev = dev, .err = err};
+    void *p = take(&t, bytes);
+    if (t.rc) {
+        mt_device_free(dev, p);
+        return t.rc;
     }
-    if (rc)
-        return rc;
-    *seconds = MT_MAX(mt_measure_median(round, ROUNDS), 1e-9);
+    *out = (struct mt_flow){p, bytes};
     return 0;
 }
 
-int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
-                         struct mt_err *err)
+int mt_trial_create(struct mt_trial **out, mt_device *dev, const struct mt_metered *op,
+                    const struct mt_flow *flow, struct mt_err *err)
 {
-    struct trial t = {.dev = dev, .err = err};
-    mt_event *ev[2] = {NULL, NULL};
-    set_up(&t, op);
-    for (int i = 0; i < 2 && !t.rc; i++)
-        t.rc = mt_event_create(dev, &ev[i], err);
-    if (!t.rc)
-        t.rc = time_rounds(&t, op, ev, round_ns, seconds);
-    mt_device_sync(dev, NULL);
-    for (int i = 0; i < 2; i++)
-        mt_event_destroy(&ev[i]);
-    for (int i = 0; i < t.n_buffers; i++)
-        mt_device_free(dev, t.buffer[i]);
-    free(t.cu_seqlens);
-    return t.rc;
+    struct mt_trial *t = mt_calloc(1, sizeof(*t));
+    if (!t)
+        return mt_fail_nomem(err, "a measurement", sizeof(*t));
+    t->dev = dev;
+    t->op = *op;
+    t->flow = flow;
+    t->err = err;
+    set_up(t, op);
+    int rc = t->rc;
+    if (rc)
+        mt_trial_destroy(&t);
+    *out = t;
+    return rc;
+}
+
+void mt_trial_destroy(struct mt_trial **trial)
+{
+    struct mt_trial *t = *trial;
+    if (!t)
+        return;
+    mt_device_sync(t->dev, NULL);
+    for (int i = 0; i < t->n_buffers; i++)
+        mt_device_free(t->dev, t->buffer[i]);
+    free(t->cu_seqlens);
+    free(t);
+    *trial = NULL;
 }
 
 /* By the very arguments, on a device that only counts. */
 size_t mt_measure_operation_bytes(const struct mt_measure_params *mp, const struct mt_metered *op)
 {
     enum { GAPS = 64 << 10 }; /* of a buffer: alignment, and what sanitizers put between */
-    struct trial t = {.dry = true};
+    struct mt_trial t = {.op = *op, .dry = true};
     struct mt_meter_params p = {.kind = mp->device_kind, .budget_bytes = SIZE_MAX, .n_threads = mp->n_threads};
     size_t bytes = 0;
     if (mt_device_create_meter(&t.dev, &p, NULL))

@@ -114,21 +114,36 @@ static void close_link(struct link *l)
     mt_device_destroy(&l->dev);
 }
 
+/* Each way alone, then both at once: GB/s in, out, in beside out, out beside in. */
+static int link_round(struct link *l, double gbs[4], struct mt_err *err)
+{
+    enum { COPIES = 3 };
+    double in[2] = {0}, out[2] = {0}, both[2] = {0};
+    int rc = time_copies(l, COPIES, 0, in, err);
+    if (!rc)
+        rc = time_copies(l, 0, COPIES, out, err);
+    if (!rc)
+        rc = time_copies(l, COPIES, COPIES, both, err);
+    gbs[0] = in[0];
+    gbs[1] = out[1];
+    gbs[2] = both[0];
+    gbs[3] = both[1];
+    return rc;
+}
+
 int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
+    enum { ROUNDS = 5 };
+    static const enum mt_rate_id id[4] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
     struct link l = {0};
-    double gbs[2] = {0}, best[4] = {0}, small = 0;
+    double gbs[4] = {0}, seen[4][ROUNDS], small = 0;
     int rc = open_link(&l, p, err);
-    for (int r = 0; r < 4 && !rc; r++) { /* the first round warms up */
-        rc = time_copies(&l, 8, 0, gbs, err);
-        best[0] = MT_MAX(best[0], gbs[0]);
-        if (!rc)
-            rc = time_copies(&l, 0, 8, gbs, err);
-        best[1] = MT_MAX(best[1], gbs[1]);
-        if (!rc)
-            rc = time_copies(&l, 8, 8, gbs, err);
-        best[2] = MT_MAX(best[2], gbs[0]);
-        best[3] = MT_MAX(best[3], gbs[1]);
+    if (!rc)
+        rc = link_round(&l, gbs, err); /* warms up */
+    for (int r = 0; r < ROUNDS && !rc; r++) {
+        rc = link_round(&l, gbs, err);
+        for (int i = 0; i < 4; i++)
+            seen[i][r] = gbs[i];
     }
     if (!rc)
         rc = time_small_copies(&l, &small, err);
@@ -136,11 +151,11 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     if (rc)
         return rc;
     m->rate[MT_RATE_COPY_US] = (struct mt_rate){small * 1e6, MT_RATE_MEASURED};
-    const enum mt_rate_id id[4] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
     for (int i = 0; i < 4; i++)
-        m->rate[id[i]] = (struct mt_rate){best[i], MT_RATE_MEASURED};
+        m->rate[id[i]] = (struct mt_rate){mt_measure_median(seen[i], ROUNDS), MT_RATE_MEASURED};
     if (m->cpu)
-        m->rate[MT_RATE_COPY] = (struct mt_rate){MT_MAX(best[0], best[1]), MT_RATE_MEASURED};
+        m->rate[MT_RATE_COPY] =
+            (struct mt_rate){MT_MAX(m->rate[MT_RATE_H2D].value, m->rate[MT_RATE_D2H].value), MT_RATE_MEASURED};
     return 0;
 }
 

@@ -16,6 +16,7 @@ struct mt_plan_request {
     enum mt_cfg_states states;
     bool microbatch, poison; /* as struct mt_engine_params */
     uint64_t device_budget, host_budget;
+    uint64_t resident;    /* bytes that the process has in memory already; 0: not known */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int threads, drives;  /* drives 0: nothing may live on the disk */
     double link_gbps;
@@ -92,7 +93,18 @@ int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *cf
                          const struct mt_layout *layout, const struct mt_machine *machine, bool local,
                          struct mt_err *err);
 
-/** Memory of the program itself: code, threads, data under way. */
-uint64_t mt_plan_process_bytes(int threads, uint64_t tokens_per_step);
+/**
+ * Memory of the program itself, beside what is planned: what it has in memory before it begins (code, libraries, data
+ * sets' tables, scratch of the compute threads), and what comes: threads, the engine's lists, tokens of the steps under
+ * way, a piece of a tensor that is being saved.
+ */
+struct mt_plan_process {
+    uint64_t resident;              /* what there is already; 0: not known, then a generous figure */
+    const struct mt_layout *layout; /* borrowed */
+    int threads;
+    uint64_t tokens_per_step;
+    bool disk; /* drives are used */
+};
+uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
 
 #endif

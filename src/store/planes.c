@@ -23,6 +23,7 @@ enum { PAGE = 4096, WINDOW = 8 << 20 };
 /* Part of a plane on the disk that is held in memory. */
 struct window {
     char *mem; /* NULL: no plane of the kind is on the disk */
+    size_t room; /* bytes of mem */
     uint64_t offset; /* on the disk */
     size_t bytes;    /* 0: empty */
     bool dirty;
@@ -36,7 +37,6 @@ struct mt_plane_set {
     uint64_t (*disk_at)[MT_N_PLANES]; /* on the disk; UINT64_MAX: not there */
     enum mt_dtype state_dtype, grad_dtype;
     mt_disk *disk;
-    size_t window_bytes;
     struct window window[MT_N_PLANES];
 };
 
@@ -151,11 +151,13 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
 {
     int rc = 0;
     s->disk = p->disk;
-    s->window_bytes = p->window_bytes ? p->window_bytes : (size_t)WINDOW;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         void *mem = NULL;
-        if (window_size(p, k))
-            rc = mt_host_alloc(&mem, s->window_bytes, "windows to the disk", err);
+        s->window[k].room = window_size(p, k);
+        if (s->window[k].room)
+            rc = mt_host_alloc(&mem, s->window[k].room, "windows to the disk", err);
+        if (mem)
+            memset(mem, 0, s->window[k].room); /* there from the start, not when a first save needs it */
         s->window[k].mem = mem;
     }
     return rc;
@@ -226,7 +228,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
         UNPOISON(s->base, s->bytes);
     mt_host_free(s->base, s->bytes);
     for (int k = 0; k < MT_N_PLANES; k++)
-        mt_host_free(s->window[k].mem, s->window_bytes);
+        mt_host_free(s->window[k].mem, s->window[k].room);
     free(s->at);
     free(s->disk_at);
     free(s->n_elems);
@@ -295,7 +297,7 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
         if (rc)
             return rc;
         w->offset = offset / PAGE * PAGE;
-        w->bytes = (size_t)MT_MIN(plane + end - w->offset, (uint64_t)s->window_bytes);
+        w->bytes = (size_t)MT_MIN(plane + end - w->offset, (uint64_t)w->room);
         rc = move_window(s, w, false, err);
         if (rc) {
             w->bytes = 0;

@@ -94,11 +94,38 @@ int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash,
     return 0;
 }
 
+static double median_prediction(const struct mt_sweep_run *runs, size_t n)
+{
+    double *v = mt_calloc(n, sizeof(double)), median = 0;
+    for (size_t i = 0; v && i < n; i++)
+        v[i] = runs[i].predicted;
+    if (v)
+        median = mt_stats_of(v, n).median;
+    free(v);
+    return median;
+}
+
+/* Of the runs that ended well; `predicted` 0: as each has it. */
+static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, double predicted)
+{
+    double *v = mt_calloc(n, sizeof(double));
+    struct mt_stats s = {0};
+    size_t good = 0;
+    for (size_t i = 0; v && i < n; i++)
+        if (!strcmp(runs[i].status, "ok"))
+            v[good++] = predicted > 0 ? runs[i].seconds / predicted : runs[i].ratio;
+    if (good)
+        s = mt_stats_of(v, good);
+    free(v);
+    return s;
+}
+
 void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
                        const struct mt_sweep_run *runs, size_t n, const struct mt_sweep_prediction *p)
 {
     double *seconds = mt_calloc(n + 1, sizeof(double));
     size_t good = 0;
+    bool paired = n > 0;
     *row = (struct mt_sweep_row){.job = job, .predicted = *p};
     snprintf(row->status, sizeof(row->status), "%s", n ? "ok" : p->fits ? "predicted" : "does not fit");
     for (size_t i = 0; i < n; i++) {
@@ -106,17 +133,24 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
             memcpy(row->status, runs[i].status, sizeof(row->status));
         else if (seconds)
             seconds[good++] = runs[i].seconds;
+        paired &= runs[i].ratio > 0;
     }
+    if (good && paired)
+        row->predicted.seconds = median_prediction(runs, n);
+    if (good && row->predicted.seconds > 0)
+        row->ratio = ratios_of(runs, n, paired ? 0 : row->predicted.seconds);
     if (good) {
         row->seconds = mt_stats_of(seconds, good);
-        double nearest = INFINITY;
+        double nearest = INFINITY, peak = 0;
         for (size_t i = 0; i < n; i++) {
             double d = fabs(runs[i].seconds - row->seconds.median);
+            peak = fmax(peak, runs[i].peak_bytes);
             if (!strcmp(runs[i].status, "ok") && d < nearest) {
                 nearest = d;
                 row->run = runs[i];
             }
         }
+        row->run.peak_bytes = peak;
     }
     free(seconds);
 }
@@ -147,7 +181,8 @@ static int columns(struct column *c, const struct mt_sweep_row *r)
         {"max_s", "%.5g", measured ? s->max : NAN},
         {"deviation_pct", "%.1f", measured ? 100 * ratio(s->deviation, s->median) : NAN},
         {"runs", "%.0f", (double)s->n},
-        {"measured_over_predicted", "%.3f", measured ? ratio(s->median, p->seconds) : NAN},
+        {"measured_over_predicted", "%.3f", r->ratio.n ? r->ratio.median : NAN},
+        {"ratio_deviation_pct", "%.1f", r->ratio.n ? 100 * ratio(r->ratio.deviation, r->ratio.median) : NAN},
         {"tok_s", "%.5g", measured && r->run.tok_s > 0 ? r->run.tok_s : ratio(p->tokens, t)},
         {"model_tflops", "%.4g", ratio(p->model_flops * 1e-12, t)},
         {"utilisation_pct", "%.1f", p->peak_flops > 0 ? 100 * ratio(p->model_flops / p->peak_flops, t) : NAN},
@@ -275,8 +310,8 @@ struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n)
     double *e = mt_calloc(n + 1, sizeof(double));
     size_t k = 0;
     for (size_t i = 0; e && i < n; i++)
-        if (rows[i].seconds.n && rows[i].predicted.seconds > 0)
-            e[k++] = fabs(rows[i].seconds.median / rows[i].predicted.seconds - 1);
+        if (rows[i].ratio.n)
+            e[k++] = fabs(rows[i].ratio.median - 1);
     if (k)
         s = mt_stats_of(e, k);
     free(e);

@@ -57,8 +57,10 @@ struct mt_sweep_run {
     double seconds;       /* median of the measured steps */
     double tok_s, t_fwd, t_bwd, t_wait, t_adam, h2d_bytes, d2h_bytes;
     double device_bytes;  /* the arena as planned */
-    double peak_bytes;    /* largest resident set of the process */
+    double peak_bytes;    /* largest resident set of the process; 0: not its own alone */
     double planned_bytes; /* host memory as planned before it began, arena included */
+    double predicted, ratio; /* by the rates of the very time: medians over steps of what they predict, and of measured
+                                over predicted; 0: none. Not kept */
 };
 /** What was said about a job beforehand; seconds 0: nothing was. */
 struct mt_sweep_prediction {
@@ -77,6 +79,7 @@ struct mt_sweep_row {
     const struct mt_sweep_job *job;
     char status[64];
     struct mt_stats seconds;
+    struct mt_stats ratio;   /* measured over predicted: each run's own, or over the job's prediction; n 0: none */
     struct mt_sweep_run run; /* the one of the median */
     struct mt_sweep_prediction predicted;
 };
@@ -87,7 +90,7 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
 void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
 void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
 cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n);
-/** Median and worst of |measured / predicted - 1| over rows that have both; n 0: none. */
+/** Median and worst of |ratio - 1| over rows that have one; n 0: none. */
 struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n);
 
 /** Two tables (as written by mt_sweep_json): appends a Markdown table of what changed beyond the noise. */

@@ -17,10 +17,15 @@ uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_me
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
-uint64_t mt_session_process_bytes(const struct mt_session *s)
+uint64_t mt_session_process_bytes(const struct mt_session *s, bool disk)
 {
-    return mt_plan_process_bytes(s->n_threads, (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len *
-                                                   (uint64_t)s->n_micro);
+    return mt_plan_process_bytes(&(struct mt_plan_process){
+        .resident = s->resident,
+        .layout = s->layout,
+        .threads = s->n_threads,
+        .tokens_per_step = (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * (uint64_t)s->n_micro,
+        .disk = disk,
+    });
 }
 
 static uint64_t subtract(uint64_t a, uint64_t b)
@@ -61,16 +66,18 @@ static int open_device(struct mt_session *s, struct mt_err *err)
     uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
                       : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
-    return mt_device_create(&s->dev,
-                            &(struct mt_device_params){
-                                .kind = kind,
-                                .index = (int)c->device.index,
-                                .budget_bytes = (size_t)budget,
-                                .n_threads = s->n_threads,
-                                .cpus = s->cpus,
-                                .link_gbps = c->device.link_gbps,
-                            },
-                            err);
+    rc = mt_device_create(&s->dev,
+                          &(struct mt_device_params){
+                              .kind = kind,
+                              .index = (int)c->device.index,
+                              .budget_bytes = (size_t)budget,
+                              .n_threads = s->n_threads,
+                              .cpus = s->cpus,
+                              .link_gbps = c->device.link_gbps,
+                              .warm = true,
+                          },
+                          err);
+    return rc ? rc : mt_hw_resident(&s->resident, err);
 }
 
 /* Where this machine has been measured, `auto` is what the search says; elsewhere the engine's rules. */
@@ -98,6 +105,7 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
         return rc;
     }
     s->request.device_budget = lim->budget_bytes;
+    s->request.resident = s->resident;
     s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
     s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
     s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
@@ -106,22 +114,38 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
     return 0; /* what does not fit is told by the engine's plan */
 }
 
-int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err)
+/* The placement as it is run, all of it fixed. */
+static int request_as_run(const struct mt_session *s, struct mt_plan_request *r, struct mt_err *err)
 {
-    struct mt_plan_choice c;
-    struct mt_plan_request r = s->request;
     if (!s->has_choice)
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "this machine has not been measured: megatrain probe all");
-    r.micro_batch = s->micro_batch;
-    r.logits_chunk = s->engine_params.logits_chunk;
-    r.slots = s->engine_params.slots;
-    r.activations = s->plan.activations;
-    r.keep_layers = s->engine_params.keep_layers;
-    int rc = mt_plan_evaluate(&c, &r, graph, err);
+    *r = s->request;
+    r->micro_batch = s->micro_batch;
+    r->logits_chunk = s->engine_params.logits_chunk;
+    r->slots = s->engine_params.slots;
+    r->activations = s->plan.activations;
+    r->keep_layers = s->engine_params.keep_layers;
+    return 0;
+}
+
+int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    if (!rc)
+        rc = mt_plan_evaluate(&c, &r, graph, err);
     if (!rc)
         mt_plan_choice_finish(&c);
     return rc;
+}
+
+int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, size_t *n, struct mt_err *err)
+{
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    return rc ? rc : mt_plan_operations(ops, n, &r, err);
 }
 
 static int make_plan(struct mt_session *s, struct mt_err *err)
@@ -164,7 +188,8 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .adam_cpus = s->cpus,
         .states = c->memory.states,
         .may_use_disk = c->memory.nvme_paths.n > 0,
-        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s)),
+        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s, false)),
+        .drive_bytes = mt_session_process_bytes(s, true) - mt_session_process_bytes(s, false),
     };
     /* small, so that tests have several pieces of small models */
     const char *piece = getenv("MEGATRAIN_DISK_PIECE");

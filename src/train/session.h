@@ -35,6 +35,7 @@ struct mt_session {
     enum mt_dtype dtype, grad_dtype;
 
     mt_device *dev;
+    uint64_t resident; /* bytes that the process has in memory before anything planned is allocated */
     int n_threads;
     int *cpus;
     struct mt_engine_params engine_params;
@@ -63,6 +64,8 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
  * measured (megatrain probe all).
  */
 int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, struct mt_err *err);
+/** The distinct device operations of a step; *ops is the caller's to free. -ENOENT as above. */
+int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, size_t *n, struct mt_err *err);
 int mt_session_start(struct mt_session *s, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 

@@ -7,6 +7,7 @@ import tempfile
 from tiny import (DEVICE, FULL, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
                   write_model)
 
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes
 STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL else "6"))
 LAYERS, ROWS = (4, 4) if SLOW else (6, 6)
 VARIANTS = {
@@ -103,7 +104,7 @@ def disk_config(tmp, model, data, env, over):
     budget = over.get("memory__host_budget")
     if budget == "{mixed}":
         need = least("host_budget", memory__states="host")
-        over["memory__host_budget"] = f"{(least('host_budget') + need) // 2}KiB"
+        over["memory__host_budget"] = f"{(least('host_budget') + 7 * need) // 8}KiB"
     elif budget:
         over["memory__host_budget"] = f"{least('host_budget')}KiB"
     return over, dirs

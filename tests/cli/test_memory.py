@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory table is kept: a model whose state is twenty times the device budget, with RSS sampled over the run.
+"""The memory table is kept: a model whose state is twenty times the device budget, with the kernel's record of the
+process's largest resident set (code and libraries included).
 
-Anonymous and shared memory may never exceed what the table promised, nor the device budget (the cpu device's arena
-is host memory) plus 14 B a parameter (16 in f32), boundaries and 200 MB. How far the table may be above what was
-measured: 2% where 2 GiB or more are in memory (MEGATRAIN_TEST_FULL); below that, and from disk, the program itself
-counts, for which the table has 48 MiB and 5 MiB a thread: 64 MiB and 2%.
+It may never exceed what the table promised, nor the device budget (the cpu device's arena is host memory) plus 14 B a
+parameter (16 in f32), boundaries and 200 MB. The table may be 2% above it; from disk, where lists are as long as the
+state is large, 4 MiB more.
 """
 import os
 import re
@@ -19,22 +19,20 @@ UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def resident(pid):
-    """Anonymous and shared memory of the process, in bytes."""
-    sum_kb = 0
+    """The largest resident set of the process so far, in bytes."""
     try:
         with open(f"/proc/{pid}/status") as f:
-            for line in f:
-                if line.startswith(("RssAnon:", "RssShmem:")):
-                    sum_kb += int(line.split()[1])
+            return max([int(line.split()[1]) * 1024 for line in f if line.startswith("VmHWM:")], default=0)
     except (FileNotFoundError, ProcessLookupError):
-        pass
-    return sum_kb * 1024
+        return 0
 
 
 def run(ini):
     peak, samples = 0, 0
     with open(ini + ".log", "w+") as log:
-        p = subprocess.Popen([BINARY, "run", ini], stdout=subprocess.DEVNULL, stderr=log)
+        # meson has malloc fill what it gives: that touches the rest of buffers that are larger than what is put in them
+        p = subprocess.Popen([BINARY, "run", ini], stdout=subprocess.DEVNULL, stderr=log,
+                             env={**os.environ, "MALLOC_PERTURB_": "0"})
         while p.poll() is None:
             peak = max(peak, resident(p.pid))
             samples += 1
@@ -73,12 +71,12 @@ def measure(tmp, name, shape, dtype, budget, **over):
     return rows, rows["sum", "device"] + rows["sum", "host"], peak
 
 
-def keeps_the_table(promised, peak, slack):
+def keeps_the_table(promised, peak, slack=0):
     assert peak <= promised, f"the table promised {promised:.0f}, the run took {peak}"
     assert promised - peak <= slack + 0.02 * promised, f"the table promised {promised:.0f}, the run took only {peak}"
 
 
-def check(tmp, dtype, shape, budget, slack, least_state):
+def check(tmp, dtype, shape, budget, least_state):
     rows, promised, peak = measure(tmp, "host", shape, dtype, budget)
     planes = sum(v for (tier, use), v in rows.items() if tier == "host" and use.startswith(("weights", "first", "second")))
     n_params = planes / 12
@@ -88,10 +86,10 @@ def check(tmp, dtype, shape, budget, slack, least_state):
     assert planes >= 20 * (budget << 20), "the state is not 20 times the budget"
     assert planes >= least_state
     assert peak <= bound, f"{peak} bytes are over the claim of {bound:.0f}"
-    keeps_the_table(promised, peak, slack)
+    keeps_the_table(promised, peak)
 
 
-def check_disk(tmp, dtype, shape, budget, host_budget, slack):
+def check_disk(tmp, dtype, shape, budget, host_budget):
     """States on the disk, all of the training state saved after each step."""
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive, exist_ok=True)
@@ -102,17 +100,17 @@ def check_disk(tmp, dtype, shape, budget, host_budget, slack):
     print(f"{dtype} from disk: {on_disk / 2**20:.0f} MiB on it, host budget {host_budget} MiB, promised "
           f"{promised / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB", flush=True)
     assert on_disk > host_budget << 20 and promised <= host_budget << 20, rows
-    keeps_the_table(promised, peak, slack)
+    keeps_the_table(promised, peak, 4 << 20)
 
 
 with tempfile.TemporaryDirectory() as tmp:
     if FULL:  # 4 GiB of memory, some minutes
         large = (576, 1728, 64)
-        check(tmp, "bf16", large, 100, 0, 2 << 30)
-        check(tmp, "f32", large, 100, 0, 2 << 30)
-        check_disk(tmp, "bf16", large, 100, 512, 64 << 20)
+        check(tmp, "bf16", large, 100, 2 << 30)
+        check(tmp, "f32", large, 100, 2 << 30)
+        check_disk(tmp, "bf16", large, 100, 512)
     else:
         small = (192, 512, 64)
         for dtype in sys.argv[1:]:
-            check(tmp, dtype, small, 10, 64 << 20, 0)
-            check_disk(tmp, dtype, small, 10, 128, 64 << 20)
+            check(tmp, dtype, small, 10, 0)
+            check_disk(tmp, dtype, small, 10, 128)

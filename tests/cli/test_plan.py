@@ -181,9 +181,12 @@ def what_is_planned_is_what_is_run(tmp, model, data, env):
         did = json.load(open(os.path.join(tmp, "agree", "run.json")))
         step = metrics(os.path.join(tmp, "agree"))[-2]
         assert said["device_bytes"] == did["device_bytes"], over
-        assert said["host_bytes"] == did["host_bytes"] + did["device_bytes"], over
-        of_engine = [[r for r in x["memory"] if r["use"] not in OF_PLANES] for x in (said, did)]
+        of_engine = [[r for r in x["memory"] if r["use"] not in (*OF_PLANES, "process")] for x in (said, did)]
         assert of_engine[0] == of_engine[1] and len(of_engine[0]) > 8, (over, of_engine)
+        sums = [sum(r["bytes"] for r in x["memory"] if r["tier"] == "host" and r["use"] != "process") for x in (said, did)]
+        assert sums[0] == sums[1], (over, said["memory"], did["memory"])
+        process = [next(r["bytes"] for r in x["memory"] if r["use"] == "process") for x in (said, did)]
+        assert abs(process[0] - process[1]) < 8 << 20, (over, process)  # what each process has in memory as it begins
         planned = {r["resource"]: r["bytes"] for r in said["resources"]}
         for name, key in (("disk reads", "disk_read"), ("disk writes", "disk_write")):
             assert planned[name] == sum(step.get(key, {}).values()), (over, name)
@@ -243,6 +246,33 @@ def a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env):
     assert "8 " not in megatrain("bench", "--compare", want, want).stdout.splitlines()[-1]
     assert "results" in megatrain("bench", sweep, "--out", want, env=env, expect=2).stderr
     return want
+
+
+def a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env):
+    sweep, out = os.path.join(tmp, "measured.ini"), os.path.join(tmp, "measured")
+    open(sweep, "w").write(f"[global]\ninclude = {ini}\n[sweep]\nmemory.slots = 2\nwarmup_steps = 1\nsteps = 3\n"
+                           "repeat = 2\n")
+    megatrain("-q", "bench", sweep, "--out", out, "--measure", env=env)
+    row = json.load(open(os.path.join(out, "sweep.json")))["rows"][0]
+    assert row["status"] == "ok" and row["runs"] == 2 and row["measured_over_predicted"] > 0, row
+    assert 0 < row["peak_rss_mib"] <= row["planned_host_mib"], row
+    logs = sorted(glob.glob(os.path.join(out, "*.rates")))
+    assert len(logs) == 2, logs
+    for log in logs:
+        ops, *lines = map(json.loads, open(log))
+        assert [x["step"] for x in lines] == [0, 1, 2, 3, 4], lines
+        assert ops["ops"] and all(len(x["seconds"]) == len(ops["ops"]) and min(x["seconds"]) > 0 for x in lines), log
+    # operations that took twice as long beside the same steps: about half the ratio
+    for log in logs:
+        ops, *lines = map(json.loads, open(log))
+        with open(log, "w") as f:
+            for x in (ops, *({**x, "seconds": [2 * s for s in x["seconds"]]} for x in lines)):
+                f.write(json.dumps(x) + "\n")
+    megatrain("-q", "bench", sweep, "--out", out, "--measure", "--resume", env=env)
+    again = json.load(open(os.path.join(out, "sweep.json")))["rows"][0]
+    assert again["measured_s"] == row["measured_s"] and again["predicted_s"] > 1.2 * row["predicted_s"], (row, again)
+    os.truncate(logs[0], os.path.getsize(logs[0]) - 3)
+    assert "rates" in megatrain("-q", "bench", sweep, "--out", out, "--measure", "--resume", env=env, expect=3).stderr
 
 
 def predictions_need_no_run(tmp, ini, env):
@@ -343,6 +373,7 @@ def main():
         os.rename(os.path.join(tmp, "t.json"), os.path.join(run, "trace.json"))
         assert len([m for m in metrics(run) if "loss" in m]) == 6
         bench = a_sweep_killed_at_random_and_resumed_gives_the_same_table(tmp, ini, env)
+        a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
         predictions_need_no_run(tmp, ini, env)
         a_crash_is_a_row(tmp, model, data, env)
         a_report_is_one_page_of_sound_pictures(tmp, run, bench)

@@ -80,6 +80,9 @@ void mt_cpu_gemm_tile(const struct mt_cpu_tile *t);
 size_t mt_cpu_gemm_scratch_bytes(void);
 /** Called once in each compute thread: the library must not start threads of its own. */
 void mt_cpu_gemm_thread_init(void);
+/** Has the library make now, in a compute thread with its scratch, what it makes at its first products, and take what
+ * memory it takes for large ones: it keeps both. */
+void mt_cpu_gemm_warm(void *scratch);
 
 /** What the library keeps for one compute thread to multiply bf16 as it is: a product prepared for each
  * shape met. NULL where the CPU has no instructions for it: convert to f32 then. MEGATRAIN_CPU_GEMM=f32 or

@@ -185,9 +185,36 @@ static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
     return rc;
 }
 
+/* The compute stream's thread is one of the compute threads. Where the others are bound to cores it must be, too: on
+ * the core of one of them it would wait for that one to finish its part, with a core idle beside them. */
+static int create_stream(struct mt_cpu_device *d, const struct mt_device_params *p, enum mt_stream s,
+                         struct mt_err *err)
+{
+    static const char *const names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
+    bool compute = s == MT_STREAM_COMPUTE, bound = compute && p->cpus && p->n_threads > 1;
+    struct mt_cpu_stream_params sp = {.name = names[s],
+                                      .cpu = bound ? p->cpus[0] : -1,
+                                      .thread_init = compute ? mt_cpu_gemm_thread_init : NULL,
+                                      .gbps = compute ? 0 : p->link_gbps};
+    return mt_cpu_stream_create(&d->streams[s], d, &sp, err);
+}
+
+static void warm_thread(void *ctx, size_t chunk, int thread)
+{
+    struct mt_cpu_device *d = ctx;
+    (void)thread;
+    mt_cpu_gemm_warm(d->gemm_scratch + chunk * mt_cpu_gemm_scratch_bytes());
+}
+
+static void run_warm(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+{
+    (void)s;
+    (void)args;
+    mt_pool_run(d->pool, warm_thread, d, (size_t)d->base.limits.n_threads);
+}
+
 int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
-    static const char *const stream_names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
     struct mt_cpu_device *d = mt_calloc(1, sizeof(*d));
     if (!d)
         return mt_fail_nomem(err, "the cpu device", sizeof(*d));
@@ -209,9 +236,11 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
     if (!rc)
         rc = mt_pool_create(&d->pool, &pool, err);
     for (int s = 0; s < MT_N_STREAMS && !rc; s++)
-        rc = mt_cpu_stream_create(&d->streams[s], d, stream_names[s],
-                                  s == MT_STREAM_COMPUTE ? mt_cpu_gemm_thread_init : NULL,
-                                  s == MT_STREAM_COMPUTE ? 0 : p->link_gbps, err);
+        rc = create_stream(d, p, s, err);
+    if (!rc && p->warm) {
+        mt_cpu_stream_submit(d->streams[MT_STREAM_COMPUTE], run_warm, &rc, sizeof(rc));
+        rc = cpu_sync(&d->base, err);
+    }
     if (rc) {
         cpu_destroy(&d->base);
         return rc;

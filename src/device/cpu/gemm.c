@@ -5,6 +5,7 @@
  * walked in fixed panels; sums are f32 throughout and rounded once. bf16 operands are multiplied as they
  * are where the CPU can, else they become f32 a panel at a time (exact).
  */
+#include <stddef.h>
 #include <string.h>
 
 #include "device/cpu/cpu.h"
@@ -22,10 +23,25 @@ struct job {
 struct scratch {
     float a[TILE * PANEL], b[TILE * PANEL], d[TILE * TILE];
 };
+_Static_assert(offsetof(struct scratch, d) == 2 * sizeof(float) * TILE * PANEL, "a and b are one in mt_cpu_gemm_warm()");
 
 size_t mt_cpu_gemm_scratch_bytes(void)
 {
     return sizeof(struct scratch);
+}
+
+void mt_cpu_gemm_warm(void *scratch)
+{
+    struct scratch *s = scratch;
+    memset(s, 0, sizeof(*s));
+    for (int way = 0; way < 8; way++) { /* every kind of product; the last two as large as they come */
+        bool trans_a = way % 3 == 1, trans_b = way % 3 == 2;
+        size_t k = way < 6 ? 64 : 2 * PANEL;
+        mt_cpu_gemm_tile(&(struct mt_cpu_tile){.m = TILE, .n = TILE, .k = k, .trans_a = trans_a, .trans_b = trans_b,
+                                               .alpha = 1, .beta = way < 3 ? 0 : 1, .a = s->a,
+                                               .lda = trans_a ? TILE : k, .b = s->a, .ldb = trans_b ? k : TILE,
+                                               .d = s->d, .ldd = TILE});
+    }
 }
 
 /* A panel as f32: `rows` runs of `cols`, tight. */

@@ -2,6 +2,7 @@
 #include "device/cpu/stream.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -21,8 +22,7 @@ struct mt_cpu_stream {
     struct mt_cpu_device *d;
     pthread_t thread;
     bool started;
-    void (*thread_init)(void);
-    double gbps; /* of copies, 0: as fast as it goes */
+    struct mt_cpu_stream_params p;
     int64_t link_free_ns;
     pthread_mutex_t lock;
     pthread_cond_t not_empty, not_full;
@@ -44,11 +44,21 @@ struct ticket {
     uint64_t number;
 };
 
+static void bind_to(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
 static void *stream_main(void *arg)
 {
     struct mt_cpu_stream *s = arg;
-    if (s->thread_init)
-        s->thread_init();
+    if (s->p.cpu >= 0)
+        bind_to(s->p.cpu);
+    if (s->p.thread_init)
+        s->p.thread_init();
     pthread_mutex_lock(&s->lock);
     for (;;) {
         while (s->head == s->tail && !s->quit)
@@ -66,26 +76,25 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
-int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d, const char *name,
-                         void (*thread_init)(void), double gbps, struct mt_err *err)
+int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d,
+                         const struct mt_cpu_stream_params *p, struct mt_err *err)
 {
     struct mt_cpu_stream *s = mt_calloc(1, sizeof(*s));
     if (!s)
         return mt_fail_nomem(err, "a stream", sizeof(*s));
     s->d = d;
-    s->gbps = gbps;
-    s->thread_init = thread_init;
+    s->p = *p;
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->not_empty, NULL);
     pthread_cond_init(&s->not_full, NULL);
     int rc = pthread_create(&s->thread, NULL, stream_main, s);
     if (rc) {
         mt_cpu_stream_destroy(&s);
-        return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the thread of stream %s: %s", name,
+        return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the thread of stream %s: %s", p->name,
                        strerror(rc));
     }
     s->started = true;
-    pthread_setname_np(s->thread, name);
+    pthread_setname_np(s->thread, p->name);
     *out = s;
     return 0;
 }
@@ -125,9 +134,9 @@ void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const voi
 /* Sleeps until a link of the given rate would have moved `bytes` more. */
 static void pace(struct mt_cpu_stream *s, size_t bytes)
 {
-    if (s->gbps <= 0)
+    if (s->p.gbps <= 0)
         return;
-    s->link_free_ns += (int64_t)((double)bytes / s->gbps);
+    s->link_free_ns += (int64_t)((double)bytes / s->p.gbps);
     struct timespec ts = {s->link_free_ns / 1000000000, s->link_free_ns % 1000000000};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
         ;

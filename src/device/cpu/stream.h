@@ -12,8 +12,14 @@ typedef void (*mt_cpu_command)(struct mt_cpu_device *d, struct mt_cpu_stream *s,
 
 enum { MT_CPU_MAX_ARGS = 320 };
 
-int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d, const char *name,
-                         void (*thread_init)(void), double gbps, struct mt_err *err);
+struct mt_cpu_stream_params {
+    const char *name;          /* of the thread, at most 15 characters */
+    int cpu;                   /* to bind the thread to, or -1 */
+    void (*thread_init)(void); /* called once in the thread; may be NULL */
+    double gbps;               /* of copies, 0: as fast as it goes */
+};
+int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d,
+                         const struct mt_cpu_stream_params *p, struct mt_err *err);
 /** Ends what was submitted, then the thread. Accepts NULL. */
 void mt_cpu_stream_destroy(struct mt_cpu_stream **s);
 /** Copies `bytes` of arguments. */

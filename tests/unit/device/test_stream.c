@@ -5,7 +5,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <dirent.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -43,6 +46,54 @@ static mt_event *event(mt_device *dev)
 static void copy(mt_device *dev, enum mt_stream s, void *dst, const void *src, size_t n)
 {
     assert_int_equal(mt_device_copy(dev, s, &(struct mt_copy){dst, n, src, n, n, 1}, NULL), 0);
+}
+
+/* The thread of this process that is called so, or 0. */
+static pid_t thread_named(const char *name)
+{
+    pid_t found = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    for (struct dirent *e; tasks && (e = readdir(tasks));) {
+        char path[300], comm[32] = "";
+        snprintf(path, sizeof(path), "/proc/self/task/%s/comm", e->d_name);
+        FILE *f = fopen(path, "re");
+        if (f && fgets(comm, sizeof(comm), f) && !strncmp(comm, name, strlen(name)))
+            found = atoi(e->d_name);
+        if (f)
+            fclose(f);
+    }
+    closedir(tasks);
+    return found;
+}
+
+/* The CPUs that the compute stream of a device may run on. */
+static int cpus_of_compute(int n_threads, const int *cpus, int cpu)
+{
+    mt_device *dev = NULL;
+    cpu_set_t set;
+    struct mt_device_params p = {.kind = "cpu", .budget_bytes = 1 << 20, .n_threads = n_threads, .cpus = cpus};
+    assert_int_equal(mt_device_create(&dev, &p, NULL), 0);
+    assert_int_equal(mt_device_sync(dev, NULL), 0); /* the thread has begun */
+    pid_t thread = thread_named("mt-compute");
+    assert_true(thread > 0);
+    assert_int_equal(sched_getaffinity(thread, sizeof(set), &set), 0);
+    assert_true(CPU_ISSET(cpu, &set));
+    mt_device_destroy(&dev);
+    return CPU_COUNT(&set);
+}
+
+static void the_compute_stream_is_bound_where_its_helpers_are(void **state)
+{
+    (void)state;
+    cpu_set_t all;
+    int cpu = 0;
+    assert_int_equal(sched_getaffinity(0, sizeof(all), &all), 0);
+    while (!CPU_ISSET(cpu, &all))
+        cpu++;
+    const int cpus[] = {cpu, cpu};
+    assert_int_equal(cpus_of_compute(2, cpus, cpu), 1);
+    assert_int_equal(cpus_of_compute(2, NULL, cpu), CPU_COUNT(&all));
+    assert_int_equal(cpus_of_compute(1, cpus, cpu), CPU_COUNT(&all)); /* alone it goes where there is room */
 }
 
 static void a_stream_keeps_its_order(void **state)
@@ -264,6 +315,7 @@ static void bad_parameters_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_compute_stream_is_bound_where_its_helpers_are),
         cmocka_unit_test(a_stream_keeps_its_order),
         cmocka_unit_test(events_order_the_streams),
         cmocka_unit_test(an_event_never_recorded_is_no_wait),

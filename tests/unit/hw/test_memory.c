@@ -208,10 +208,31 @@ static void file_systems_are_told_apart(void **state)
     assert_false(mt_hw_same_file_system(root, "/proc"));
 }
 
+static void what_the_process_has_grows_with_what_it_touches(void **state)
+{
+    (void)state;
+    enum { BYTES = 32 << 20 };
+    uint64_t before, after;
+    assert_int_equal(mt_hw_resident(&before, NULL), 0);
+    char *p = malloc(BYTES);
+    assert_non_null(p);
+    memset(p, 1, BYTES);
+    assert_int_equal(mt_hw_resident(&after, NULL), 0);
+    if (before) /* unknown with a sanitizer */
+        assert_true(after >= before + BYTES - 65536 && after < before + BYTES + (2 << 20));
+    assert_int_equal(p[BYTES / 2], 1);
+    free(p);
+    setenv("MEGATRAIN_RESIDENT", "12345678", 1);
+    assert_int_equal(mt_hw_resident(&after, NULL), 0);
+    assert_int_equal(after, 12345678);
+    unsetenv("MEGATRAIN_RESIDENT");
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
+        TEST(what_the_process_has_grows_with_what_it_touches),
         TEST(proc_is_read_in_bytes),
         TEST(without_mem_available_there_is_an_error),
         TEST(the_tightest_group_of_version_2_counts),

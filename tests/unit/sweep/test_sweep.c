@@ -180,6 +180,31 @@ static void comparison_tells_change_from_noise(void **state)
     mt_sweep_finish(&s);
 }
 
+static void runs_with_predictions_of_their_own_are_compared_with_those(void **state)
+{
+    (void)state;
+    struct mt_sweep s;
+    struct mt_err err = {0};
+    assert_int_equal(read_text(&s, "[sweep]\nmemory.slots = 2\n", &err), 0);
+    /* the machine is half as fast in the second run, and said so */
+    struct mt_sweep_run runs[3] = {{.status = "ok", .seconds = 1.0, .predicted = 1.0, .ratio = 1.0, .peak_bytes = 7},
+                                   {.status = "ok", .seconds = 2.2, .predicted = 2.0, .ratio = 1.1},
+                                   {.status = "ok", .seconds = 1.1, .predicted = 1.0, .ratio = 1.1}};
+    struct mt_sweep_prediction p = {.fits = true, .seconds = 5};
+    struct mt_sweep_row r;
+    mt_sweep_row_fill(&r, &s.jobs[0], runs, 3, &p);
+    assert_true(fabs(r.ratio.median - 1.1) < 1e-9);
+    assert_true(fabs(r.ratio.min - 1) < 1e-9);
+    assert_true(fabs(r.predicted.seconds - 1) < 1e-9);
+    assert_true(fabs(mt_sweep_error(&r, 1).median - 0.1) < 1e-9);
+    assert_true(r.run.peak_bytes == 7);
+    runs[1].ratio = 0; /* one without: all are compared with the job's */
+    mt_sweep_row_fill(&r, &s.jobs[0], runs, 3, &p);
+    assert_true(fabs(r.ratio.median - 1.1 / 5) < 1e-9);
+    assert_true(r.predicted.seconds == 5);
+    mt_sweep_finish(&s);
+}
+
 static void tables_hold_failures_and_errors_of_prediction(void **state)
 {
     (void)state;
@@ -215,6 +240,7 @@ int main(void)
         cmocka_unit_test(statistics_are_those_of_the_textbook),
         cmocka_unit_test(a_run_is_kept_and_found_again),
         cmocka_unit_test(comparison_tells_change_from_noise),
+        cmocka_unit_test(runs_with_predictions_of_their_own_are_compared_with_those),
         cmocka_unit_test(tables_hold_failures_and_errors_of_prediction),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench_predict.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "rates.h"
+
+/* The very placement that was chosen: with other rates the search might choose another. */
+static int seconds_with(double *seconds, const struct plan_view *v, const struct mt_machine *m, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_plan_request r = v->request;
+    r.machine = m;
+    r.micro_batch = v->choice.micro_batch;
+    r.logits_chunk = v->choice.logits_chunk;
+    r.slots = v->choice.slots;
+    r.keep_layers = v->choice.keep_layers;
+    r.activations = v->choice.activations;
+    int rc = mt_plan_evaluate(&c, &r, NULL, err);
+    if (rc)
+        return rc;
+    *seconds = c.sim.seconds;
+    mt_plan_choice_finish(&c);
+    return 0;
+}
+
+struct steps {
+    const struct plan_view *view;
+    struct mt_machine machine;
+    struct rates_log log;
+    double *predicted, *ratio; /* [n] */
+    size_t n;
+};
+
+/* A step that lies between two measurements of the operations. */
+static int predict_step(struct steps *s, int step, double measured, struct mt_err *err)
+{
+    const double *before = rates_log_after(&s->log, step - 1), *after = rates_log_after(&s->log, step);
+    double predicted = 0;
+    if (!before || !after || !(measured > 0))
+        return 0;
+    for (size_t i = 0; i < s->log.n_ops; i++)
+        if (!mt_machine_add_sample(&s->machine, &s->log.ops[i], (before[i] + after[i]) / 2))
+            return mt_fail_nomem(err, "a prediction", s->log.n_ops * sizeof(struct mt_op_sample));
+    int rc = seconds_with(&predicted, s->view, &s->machine, err);
+    if (rc)
+        return rc;
+    s->predicted[s->n] = predicted;
+    s->ratio[s->n++] = measured / predicted;
+    return 0;
+}
+
+static int predict_all(struct steps *s, char *metrics, int skip, struct mt_err *err)
+{
+    char *save = NULL;
+    int rc = 0;
+    for (char *line = strtok_r(metrics, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
+        cJSON *o = cJSON_Parse(line);
+        const cJSON *t = o ? mt_json_get(o, "t_step") : NULL, *step = o ? mt_json_get(o, "step") : NULL;
+        if (cJSON_IsNumber(t) && cJSON_IsNumber(step) && skip-- <= 0)
+            rc = predict_step(s, step->valueint, t->valuedouble, err);
+        cJSON_Delete(o);
+    }
+    return rc;
+}
+
+int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, const struct bench_measured *m, int skip,
+                        struct mt_err *err)
+{
+    struct steps s = {.view = v};
+    char *metrics = NULL;
+    size_t len = 0, lines = 1;
+    run->predicted = run->ratio = 0;
+    if (!mt_path_exists(m->machine) || !mt_path_exists(m->rates) || !mt_path_exists(m->metrics))
+        return 0;
+    int rc = mt_read_file(m->metrics, &metrics, &len, err);
+    for (size_t i = 0; !rc && i < len; i++)
+        lines += metrics[i] == '\n';
+    s.predicted = mt_calloc(2 * lines, sizeof(double));
+    s.ratio = s.predicted + lines;
+    if (!rc && !s.predicted)
+        rc = mt_fail_nomem(err, "predictions", lines * sizeof(double));
+    if (!rc)
+        rc = mt_machine_read(&s.machine, m->machine, err);
+    if (!rc)
+        rc = rates_log_read(&s.log, m->rates, err);
+    if (!rc)
+        rc = predict_all(&s, metrics, skip, err);
+    if (!rc && s.n) {
+        run->predicted = mt_stats_of(s.predicted, s.n).median;
+        run->ratio = mt_stats_of(s.ratio, s.n).median;
+    }
+    rates_log_finish(&s.log);
+    mt_machine_finish(&s.machine);
+    free(s.predicted);
+    free(metrics);
+    return rc;
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rates.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+
+enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 8 };
+static const int64_t least_ns = 60000000;
+
+/* --- writing -------------------------------------------------------------------------------------- */
+
+static int write_line(struct cli_rates *r, cJSON *o, struct mt_err *err)
+{
+    char *text = mt_json_print(o, false);
+    bool ok = text && fprintf(r->file, "%s\n", text) > 0;
+    free(text);
+    cJSON_Delete(o);
+    return ok ? 0 : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write the rates between steps");
+}
+
+static int write_ops(struct cli_rates *r, const struct mt_metered *ops, struct mt_err *err)
+{
+    cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "ops");
+    for (size_t i = 0; i < r->n; i++) {
+        char key[200];
+        mt_operation_format(key, sizeof(key), &ops[i]);
+        cJSON_AddItemToArray(list, cJSON_CreateString(key));
+    }
+    return write_line(r, o, err);
+}
+
+static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
+{
+    int rc = 0, rounds = 0;
+    int64_t begin = mt_now_ns();
+    memset(r->sum, 0, r->n * sizeof(double));
+    while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < least_ns)) {
+        rc = mt_turns_run(r->turns, r->one, err);
+        for (size_t i = 0; i < r->n; i++)
+            r->sum[i] += r->one[i];
+        rounds++;
+    }
+    if (rc)
+        return rc;
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "step", (double)step);
+    cJSON *list = cJSON_AddArrayToObject(o, "seconds");
+    for (size_t i = 0; i < r->n; i++)
+        cJSON_AddItemToArray(list, cJSON_CreateNumber(r->sum[i] / rounds));
+    return write_line(r, o, err);
+}
+
+int cli_rates_open(struct cli_rates *r, const struct mt_session *s, const char *path, struct mt_err *err)
+{
+    struct mt_metered *ops = NULL;
+    struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
+                                  .device_index = (int)s->cfg->device.index,
+                                  .n_threads = s->n_threads, .cpus = s->cpus};
+    *r = (struct cli_rates){0};
+    int rc = mt_session_operations(s, &ops, &r->n, err);
+    if (rc)
+        return rc;
+    r->file = fopen(path, "we");
+    r->sum = mt_calloc(2 * r->n, sizeof(double));
+    r->one = r->sum + r->n;
+    if (!r->file)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
+    else if (!r->sum)
+        rc = mt_fail_nomem(err, path, r->n * sizeof(double));
+    if (!rc)
+        rc = mt_turns_create(&r->turns, &p, ops, r->n, err);
+    if (!rc)
+        rc = write_ops(r, ops, err);
+    for (int warm = 0; warm < 2 && !rc; warm++)
+        rc = mt_turns_run(r->turns, r->one, err);
+    if (!rc)
+        rc = write_rates(r, 0, err);
+    free(ops);
+    if (rc)
+        cli_rates_close(r, NULL);
+    return rc;
+}
+
+static void on_step(void *ctx, const struct mt_step_report *report)
+{
+    struct cli_rates *r = ctx;
+    if (!r->rc)
+        r->rc = write_rates(r, report->step, &r->err);
+    if (r->inner.step)
+        r->inner.step(r->inner.ctx, report);
+}
+
+static void on_eval(void *ctx, const struct mt_eval_report *report)
+{
+    struct cli_rates *r = ctx;
+    if (r->inner.eval)
+        r->inner.eval(r->inner.ctx, report);
+}
+
+static void on_saved(void *ctx, uint64_t step, double seconds)
+{
+    struct cli_rates *r = ctx;
+    if (r->inner.saved)
+        r->inner.saved(r->inner.ctx, step, seconds);
+}
+
+static void on_note(void *ctx, const char *text)
+{
+    struct cli_rates *r = ctx;
+    if (r->inner.note)
+        r->inner.note(r->inner.ctx, text);
+}
+
+void cli_rates_listen(struct cli_rates *r, struct mt_train_events *events)
+{
+    r->inner = *events;
+    *events = (struct mt_train_events){r, on_step, on_eval, on_saved, on_note};
+}
+
+int cli_rates_close(struct cli_rates *r, struct mt_err *err)
+{
+    int rc = r->rc;
+    if (rc && err)
+        *err = r->err;
+    if (r->file && fclose(r->file) && !rc)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write the rates between steps");
+    mt_turns_destroy(&r->turns);
+    free(r->sum);
+    *r = (struct cli_rates){0};
+    return rc;
+}
+
+/* --- reading -------------------------------------------------------------------------------------- */
+
+static bool take_ops(struct rates_log *l, const cJSON *list)
+{
+    const cJSON *v;
+    size_t n = (size_t)cJSON_GetArraySize(list);
+    l->ops = mt_calloc(n, sizeof(*l->ops));
+    if (!l->ops)
+        return false;
+    cJSON_ArrayForEach(v, list) if (!cJSON_IsString(v) || !mt_operation_parse(&l->ops[l->n_ops++], v->valuestring))
+        return false;
+    return n > 0;
+}
+
+static bool take_line(struct rates_log *l, const cJSON *o)
+{
+    const cJSON *step = mt_json_get(o, "step"), *list = mt_json_get(o, "seconds"), *v;
+    double *seconds = mt_calloc(l->n_ops, sizeof(double));
+    size_t i = 0;
+    if (!seconds || !mt_grow(&l->lines, &l->cap_lines, l->n_lines + 1, sizeof(*l->lines))) {
+        free(seconds);
+        return false;
+    }
+    l->lines[l->n_lines++] = (struct rates_line){cJSON_IsNumber(step) ? step->valueint : -1, seconds};
+    cJSON_ArrayForEach(v, list) if (i < l->n_ops) seconds[i++] = v->valuedouble;
+    return i == l->n_ops && cJSON_IsNumber(step);
+}
+
+int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
+{
+    struct rates_log l = {0};
+    char *text = NULL, *save = NULL;
+    size_t len = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc)
+        return rc;
+    for (char *line = strtok_r(text, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
+        cJSON *o = cJSON_Parse(line);
+        const cJSON *ops = o ? mt_json_get(o, "ops") : NULL;
+        bool ok = ops ? !l.ops && take_ops(&l, ops) : o && l.ops && take_line(&l, o);
+        if (!ok)
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not the rates between steps", path);
+        cJSON_Delete(o);
+    }
+    free(text);
+    if (rc)
+        rates_log_finish(&l);
+    else
+        *out = l;
+    return rc;
+}
+
+void rates_log_finish(struct rates_log *l)
+{
+    for (size_t i = 0; i < l->n_lines; i++)
+        free(l->lines[i].seconds);
+    free(l->lines);
+    free(l->ops);
+    *l = (struct rates_log){0};
+}
+
+const double *rates_log_after(const struct rates_log *l, int step)
+{
+    for (size_t i = 0; i < l->n_lines; i++)
+        if (l->lines[i].step == step)
+            return l->lines[i].seconds;
+    return NULL;
+}

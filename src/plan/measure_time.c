@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Times device operations: one by itself, or several in turn. */
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "plan/measure_priv.h"
+
+/* In turn: for as long as 100 rounds alone, if the number of rounds allows. */
+enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, MOST_ROUNDS = 64, IN_TURN = 100 };
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double mt_measure_median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof(*v), compare_doubles);
+    return v[n / 2];
+}
+
+/* --- by itself ------------------------------------------------------------------------------------ */
+
+/* Nanoseconds of `reps` submissions, on the stream. */
+static int time_round(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int reps, int64_t *ns,
+                      struct mt_err *err)
+{
+    int rc = mt_event_record(dev, ev[0], MT_STREAM_COMPUTE, err);
+    for (int i = 0; i < reps && !rc; i++)
+        rc = mt_trial_submit(t, err);
+    if (!rc)
+        rc = mt_event_record(dev, ev[1], MT_STREAM_COMPUTE, err);
+    if (!rc)
+        rc = mt_event_sync(dev, ev[1], err);
+    *ns = mt_event_time_ns(ev[1]) - mt_event_time_ns(ev[0]);
+    return rc;
+}
+
+static int time_rounds(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int64_t round_ns,
+                       double *seconds, struct mt_err *err)
+{
+    double round[ALONE_ROUNDS];
+    int64_t ns = 0;
+    int reps = 1, rc = time_round(t, dev, ev, 1, &ns, err); /* warm */
+    if (!rc)
+        rc = time_round(t, dev, ev, 1, &ns, err);
+    reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
+    for (int r = 0; r < ALONE_ROUNDS && !rc; r++) {
+        rc = time_round(t, dev, ev, reps, &ns, err);
+        round[r] = (double)ns * 1e-9 / reps;
+    }
+    if (rc)
+        return rc;
+    *seconds = MT_MAX(mt_measure_median(round, ALONE_ROUNDS), 1e-9);
+    return 0;
+}
+
+int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
+                         struct mt_err *err)
+{
+    struct mt_trial *t = NULL;
+    mt_event *ev[2] = {NULL, NULL};
+    int rc = mt_trial_create(&t, dev, op, NULL, err);
+    for (int i = 0; i < 2 && !rc; i++)
+        rc = mt_event_create(dev, &ev[i], err);
+    if (!rc)
+        rc = time_rounds(t, dev, ev, round_ns, seconds, err);
+    mt_trial_destroy(&t);
+    for (int i = 0; i < 2; i++)
+        mt_event_destroy(&ev[i]);
+    return rc;
+}
+
+/* --- in turn -------------------------------------------------------------------------------------- */
+
+struct mt_turns {
+    mt_device *dev;
+    size_t n;
+    struct mt_flow flow;
+    struct mt_trial **trial; /* [n] */
+    mt_event **ev;           /* [n + 1] before, between and behind them */
+};
+
+static size_t turns_bytes(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n, size_t *flow)
+{
+    double largest = 0;
+    size_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        largest = MT_MAX(largest, ops[i].bytes);
+        sum += mt_measure_operation_bytes(p, &ops[i]);
+    }
+    *flow = (size_t)largest;
+    return sum + *flow;
+}
+
+int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
+                    struct mt_err *err)
+{
+    size_t flow;
+    mt_turns *t = mt_calloc(1, sizeof(*t));
+    if (!t || !(t->trial = mt_calloc(n, sizeof(struct mt_trial *))) ||
+        !(t->ev = mt_calloc(n + 1, sizeof(mt_event *)))) {
+        mt_turns_destroy(&t);
+        return mt_fail_nomem(err, "a measurement", n * sizeof(struct mt_trial *));
+    }
+    t->n = n;
+    int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err);
+    if (!rc)
+        rc = mt_flow_create(&t->flow, t->dev, flow, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        rc = mt_trial_create(&t->trial[i], t->dev, &ops[i], &t->flow, err);
+    for (size_t i = 0; i <= n && !rc; i++)
+        rc = mt_event_create(t->dev, &t->ev[i], err);
+    if (rc) {
+        mt_turns_destroy(&t);
+        return rc;
+    }
+    *out = t;
+    return 0;
+}
+
+void mt_turns_destroy(mt_turns **turns)
+{
+    mt_turns *t = *turns;
+    if (!t)
+        return;
+    for (size_t i = 0; t->trial && i < t->n; i++)
+        mt_trial_destroy(&t->trial[i]);
+    for (size_t i = 0; t->ev && i <= t->n; i++)
+        mt_event_destroy(&t->ev[i]);
+    if (t->dev)
+        mt_device_free(t->dev, t->flow.data);
+    mt_device_destroy(&t->dev);
+    free(t->trial);
+    free(t->ev);
+    free(t);
+    *turns = NULL;
+}
+
+int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err)
+{
+    int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
+    for (size_t i = 0; i < t->n && !rc; i++) {
+        rc = mt_trial_submit(t->trial[i], err);
+        if (!rc)
+            rc = mt_event_record(t->dev, t->ev[i + 1], MT_STREAM_COMPUTE, err);
+    }
+    if (!rc)
+        rc = mt_event_sync(t->dev, t->ev[t->n], err);
+    for (size_t i = 0; i < t->n && !rc; i++)
+        seconds[i] = (double)(mt_event_time_ns(t->ev[i + 1]) - mt_event_time_ns(t->ev[i])) * 1e-9;
+    return rc;
+}
+
+struct ranked {
+    double total;
+    const double *seconds;
+};
+
+static int by_total(const void *a, const void *b)
+{
+    const struct ranked *x = a, *y = b;
+    return compare_doubles(&x->total, &y->total);
+}
+
+/* `all`: [n_rounds][n]. */
+static void mean_of_middle(double *seconds, const double *all, size_t n, int n_rounds)
+{
+    struct ranked round[MOST_ROUNDS];
+    int from = n_rounds / 4, to = n_rounds - n_rounds / 4;
+    for (int r = 0; r < n_rounds; r++) {
+        round[r] = (struct ranked){0, all + (size_t)r * n};
+        for (size_t i = 0; i < n; i++)
+            round[r].total += round[r].seconds[i];
+    }
+    qsort(round, (size_t)n_rounds, sizeof(*round), by_total);
+    for (size_t i = 0; i < n; i++) {
+        double sum = 0;
+        for (int r = from; r < to; r++)
+            sum += round[r].seconds[i];
+        seconds[i] = MT_MAX(sum / (to - from), 1e-9);
+    }
+}
+
+int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
+                       struct mt_err *err)
+{
+    mt_turns *t = NULL;
+    double *all = mt_calloc(n, MOST_ROUNDS * sizeof(double));
+    int rc = all ? mt_turns_create(&t, p, ops, n, err)
+                 : mt_fail_nomem(err, "a measurement", n * MOST_ROUNDS * sizeof(double));
+    int rounds = 0;
+    for (int r = 0; r < WARM_ROUNDS && !rc; r++)
+        rc = mt_turns_run(t, all, err);
+    int64_t begin = mt_now_ns();
+    while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < IN_TURN * mt_measure_round_ns(p)))
+        rc = mt_turns_run(t, all + (size_t)rounds++ * n, err);
+    if (!rc)
+        mean_of_middle(seconds, all, n, rounds);
+    mt_turns_destroy(&t);
+    free(all);
+    return rc;
+}

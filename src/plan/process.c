@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the program itself takes of the host's memory. */
+#include "base/mem.h"
+#include "plan/search.h"
+
+/* Measured on runs of small and large models; what is not here is in memory when the device is open. */
+enum {
+    KIB = 1 << 10,
+    MIB = 1 << 20,
+    LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of libraries and of tokens */
+    STACK = 32 * KIB,           /* as deep as threads go */
+    OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
+    TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */
+    SAVED_PIECE = 8 * MIB,      /* at most so much of a tensor is made for a checkpoint at a time */
+    UNIT_ON_DRIVES = 96 * KIB,  /* a unit's requests to the drives, and the longer lists of steps that make them */
+    UNKNOWN = 32 * MIB,         /* program and libraries of another machine */
+    UNKNOWN_THREAD = 5 * MIB,
+};
+
+uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
+{
+    uint64_t threads = (uint64_t)p->threads, largest = 0;
+    for (size_t i = 0; i < p->layout->n_tensors; i++)
+        largest = MT_MAX(largest, (uint64_t)p->layout->tensors[i].n * 4);
+    return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS +
+           (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +
+           MT_MIN(largest, (uint64_t)SAVED_PIECE) + (p->disk ? p->layout->n_units * UNIT_ON_DRIVES : 0);
+}
