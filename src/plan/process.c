@@ -7,7 +7,8 @@
 enum {
     KIB = 1 << 10,
     MIB = 1 << 20,
-    LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of libraries and of tokens */
+    LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of tokens */
+    CODE = 6 * MIB,             /* pages of libraries, code made and thread caches that the first moments did not touch */
     STACK = 32 * KIB,           /* as deep as threads go */
     OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
     TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */
@@ -22,7 +23,7 @@ uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
     uint64_t threads = (uint64_t)p->threads, largest = 0;
     for (size_t i = 0; i < p->layout->n_tensors; i++)
         largest = MT_MAX(largest, (uint64_t)p->layout->tensors[i].n * 4);
-    return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS +
+    return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +
            MT_MIN(largest, (uint64_t)SAVED_PIECE) + (p->disk ? p->layout->n_units * UNIT_ON_DRIVES : 0);
 }

@@ -46,6 +46,9 @@ static const char *choose_device(const struct mt_config *c, uint64_t host, uint6
     return gpu.present || c->device.kind == MT_DEVICE_CUDA ? "cuda" : "cpu";
 }
 
+/* Products end the program where they are refused memory: none before it is known that there is enough. */
+static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
+
 static int open_device(struct mt_session *s, struct mt_err *err)
 {
     struct mt_hw_memory hw;
@@ -66,6 +69,7 @@ static int open_device(struct mt_session *s, struct mt_err *err)
     uint64_t budget = b->is_auto    ? !strcmp(kind, "cuda") ? subtract(memory, GPU_RESERVE) : memory / 4
                       : b->is_ratio ? (uint64_t)((double)memory * b->ratio)
                                     : b->bytes;
+    bool warm = subtract(MT_MIN(hw.address_space, hw.cgroup_free), budget) > WARM_NEEDS;
     rc = mt_device_create(&s->dev,
                           &(struct mt_device_params){
                               .kind = kind,
@@ -74,10 +78,10 @@ static int open_device(struct mt_session *s, struct mt_err *err)
                               .n_threads = s->n_threads,
                               .cpus = s->cpus,
                               .link_gbps = c->device.link_gbps,
-                              .warm = true,
+                              .warm = warm,
                           },
                           err);
-    return rc ? rc : mt_hw_resident(&s->resident, err);
+    return rc || !warm ? rc : mt_hw_resident(&s->resident, err);
 }
 
 /* Where this machine has been measured, `auto` is what the search says; elsewhere the engine's rules. */

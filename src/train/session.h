@@ -35,7 +35,7 @@ struct mt_session {
     enum mt_dtype dtype, grad_dtype;
 
     mt_device *dev;
-    uint64_t resident; /* bytes that the process has in memory before anything planned is allocated */
+    uint64_t resident; /* bytes that the process has in memory before anything planned is allocated; 0: not known */
     int n_threads;
     int *cpus;
     struct mt_engine_params engine_params;

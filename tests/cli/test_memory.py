@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory table is kept: a model whose state is twenty times the device budget, with the kernel's record of the
-process's largest resident set (code and libraries included).
+process's largest resident set (code and libraries included; how much of them is there as a process begins varies by
+some MiB, which a small model's table is allowed on top).
 
 It may never exceed what the table promised, nor the device budget (the cpu device's arena is host memory) plus 14 B a
-parameter (16 in f32), boundaries and 200 MB. The table may be 2% above it; from disk, where lists are as long as the
-state is large, 4 MiB more.
+parameter (16 in f32), boundaries and 200 MB. The table may be 2% above it.
 """
 import os
 import re
@@ -76,7 +76,7 @@ def keeps_the_table(promised, peak, slack=0):
     assert promised - peak <= slack + 0.02 * promised, f"the table promised {promised:.0f}, the run took only {peak}"
 
 
-def check(tmp, dtype, shape, budget, least_state):
+def check(tmp, dtype, shape, budget, least_state, slack=0):
     rows, promised, peak = measure(tmp, "host", shape, dtype, budget)
     planes = sum(v for (tier, use), v in rows.items() if tier == "host" and use.startswith(("weights", "first", "second")))
     n_params = planes / 12
@@ -86,10 +86,10 @@ def check(tmp, dtype, shape, budget, least_state):
     assert planes >= 20 * (budget << 20), "the state is not 20 times the budget"
     assert planes >= least_state
     assert peak <= bound, f"{peak} bytes are over the claim of {bound:.0f}"
-    keeps_the_table(promised, peak)
+    keeps_the_table(promised, peak, slack)
 
 
-def check_disk(tmp, dtype, shape, budget, host_budget):
+def check_disk(tmp, dtype, shape, budget, host_budget, slack=0):
     """States on the disk, all of the training state saved after each step."""
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive, exist_ok=True)
@@ -100,7 +100,7 @@ def check_disk(tmp, dtype, shape, budget, host_budget):
     print(f"{dtype} from disk: {on_disk / 2**20:.0f} MiB on it, host budget {host_budget} MiB, promised "
           f"{promised / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB", flush=True)
     assert on_disk > host_budget << 20 and promised <= host_budget << 20, rows
-    keeps_the_table(promised, peak, 4 << 20)
+    keeps_the_table(promised, peak, slack)
 
 
 with tempfile.TemporaryDirectory() as tmp:
@@ -112,5 +112,5 @@ with tempfile.TemporaryDirectory() as tmp:
     else:
         small = (192, 512, 64)
         for dtype in sys.argv[1:]:
-            check(tmp, dtype, small, 10, 0)
-            check_disk(tmp, dtype, small, 10, 128)
+            check(tmp, dtype, small, 10, 0, 10 << 20)
+            check_disk(tmp, dtype, small, 10, 128, 10 << 20)
