@@ -257,7 +257,10 @@ static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
     mt_disk_submit(e->p.disk, &op->r);
 }
 
-/* No update is pending: states stay as they are; weights are read for the load that follows alone. */
+/*
+ * No update is pending: states stay as they are; weights are read for the load that follows alone. What is left out
+ * still waits its turn: a wait for it stands for all that it waits for itself.
+ */
 static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct mt_instr *in)
 {
     bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
@@ -271,14 +274,14 @@ static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
     for (size_t k = 0; k < r->n_disk[list]; k++) {
         int32_t at = r->disk_list[list][k];
         const struct mt_instr *in = &r->prog.instrs[at];
-        bool skip = is_idle(e, &r->prog, in) || (!going && !in->update);
+        bool skip = !going && !in->update;
         if (!skip && !await_on_host(e, r, in)) {
             if (in->update)
                 break;
             going = false;
             skip = true;
         }
-        if (!skip) {
+        if (!skip && !is_idle(e, &r->prog, in)) {
             start_disk_op(e, r, at);
             continue;
         }

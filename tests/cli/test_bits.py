@@ -8,7 +8,7 @@ from tiny import (DEVICE, FULL, SLOW, base, config, losses, megatrain, metrics, 
                   write_model)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes
-STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL else "6"))
+STEPS = int(os.environ.get("MEGATRAIN_TEST_STEPS", "10" if FULL or not SLOW else "6"))
 LAYERS, ROWS = (4, 4) if SLOW else (6, 6)
 VARIANTS = {
     "slots 2": {"memory__slots": 2},
@@ -36,8 +36,11 @@ DISK = {
     "mixed": (PIECES, {"memory__states": "auto", "memory__host_budget": "{mixed}"}),
     "activations on disk": ({}, {"memory__activations": "disk", "memory__device_budget": "{device}",
                                  "memory__host_budget": "{spill}"}),
-    "states and boundaries on disk": (PIECES, {"memory__states": "disk", "memory__activations": "recompute",
-                                               "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
+    # with slow reads: weights come later than all else that forward waits for, also where no update is pending
+    "states and boundaries on disk":
+        ({**PIECES, "MEGATRAIN_IO_FAULT": "read:delay:1:0"},
+         {"memory__states": "disk", "memory__activations": "recompute",
+          "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
     "states and activations on disk":
         (PIECES, {"memory__states": "disk", "memory__activations": "disk",
                   "memory__device_budget": "{device}", "memory__host_budget": "{all}"}),
