@@ -16,7 +16,7 @@ import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-from tiny import BINARY, base, config, megatrain, metrics, write_data, write_ini, write_model
+from tiny import BINARY, SLOW, base, config, megatrain, metrics, write_data, write_ini, write_model
 
 SHAPES = {  # hidden, ffn, layers, heads, key heads, vocabulary; parameters in 1e9
     "0.6b": (1024, 3072, 28, 16, 8, 151936, 0.75), "8b": (4096, 14336, 32, 32, 8, 128256, 8.03),
@@ -255,7 +255,8 @@ def a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env):
     megatrain("-q", "bench", sweep, "--out", out, "--measure", env=env)
     row = json.load(open(os.path.join(out, "sweep.json")))["rows"][0]
     assert row["status"] == "ok" and row["runs"] == 2 and row["measured_over_predicted"] > 0, row
-    assert 0 < row["peak_rss_mib"] <= row["planned_host_mib"], row
+    assert row["peak_rss_mib"] > 0, row
+    assert SLOW or row["peak_rss_mib"] <= row["planned_host_mib"], row  # sanitizers' own memory is in no plan
     logs = sorted(glob.glob(os.path.join(out, "*.rates")))
     assert len(logs) == 2, logs
     for log in logs:
