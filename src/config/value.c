@@ -275,6 +275,22 @@ static bool is_text(const struct mt_key *key)
            key->type == MT_KEY_PATHS;
 }
 
+/* A list is written without its empty items: what then begins it, or comes behind a space, must be read as it is. */
+static int check_items(const char *s, char *buf, size_t len)
+{
+    bool comment = false;
+    if (s[strspn(s, ", \t")] == '"')
+        return fail(buf, len, "must not hold a quote at its start");
+    for (const char *item = s; item; item = strchr(item, ',') ? strchr(item, ',') + 1 : NULL)
+        comment |= item[strspn(item, " \t")] == ';';
+    return comment && strchr(s, '"') ? fail(buf, len, "must not hold a quote beside an item that begins with \";\"") : 0;
+}
+
+static bool is_list(const struct mt_key *key)
+{
+    return key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS;
+}
+
 static bool is_number(const struct mt_key *key)
 {
     return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL;
@@ -289,6 +305,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     if (!*text && *key->def && is_number(key))
         return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
+        return -EINVAL;
+    if (is_list(key) && check_items(text, buf, len))
         return -EINVAL;
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
@@ -468,7 +486,7 @@ void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
         string_choice(key)) {
         free(*(char **)f);
         *(char **)f = NULL;
-    } else if (key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS) {
+    } else if (is_list(key)) {
         struct mt_cfg_list *l = f;
         for (int i = 0; i < l->n; i++)
             free(l->items[i]);

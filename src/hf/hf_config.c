@@ -228,13 +228,15 @@ static void read_shape(struct reader *r, struct mt_hf_config *c, const struct fa
     c->max_pos = read_int(r, "max_position_embeddings", 2048, 1, INT64_C(1) << 40);
     c->rms_eps = read_positive(r, "rms_norm_eps", 1e-6);
     c->initializer_range = read_positive(r, "initializer_range", 0.02);
-    c->head_dim = read_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1, 1024);
+    c->head_dim = read_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1,
+                           2 * MT_ROPE_MAX_FACTORS);
     if (c->n_heads % c->n_kv_heads)
         refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
     if (c->head_dim % 8 || c->hidden % 8)
         refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
-    if (c->head_dim < 1)
-        refuse(r, "hidden_size", "is smaller than num_attention_heads");
+    if (c->head_dim < 1 || c->head_dim > 2 * MT_ROPE_MAX_FACTORS)
+        refuse(r, "hidden_size", c->head_dim < 1 ? "is smaller than num_attention_heads"
+                                                 : "over num_attention_heads is a head_dim of more than 1024");
 }
 
 static void read_flags(struct reader *r, struct mt_hf_config *c)

@@ -143,6 +143,8 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[checkpoint]\nshard_size = -5GB\n", {"run.ini:2", "between"}},
         {"[checkpoint]\nshard_size = 1e300GB\n", {"run.ini:2", "a size with a unit"}},
         {"[optimizer]\ntype = sgd\n", {"run.ini:2", "adamw"}},
+        {"[model]\nfreeze = ,; a\"b\n", {"run.ini:2", "must not hold a quote"}},
+        {"[model]\nfreeze = , \"a\n", {"run.ini:2", "must not hold a quote"}},
         {"[data]\nseq_len =\n", {"run.ini:2", "a number is missing", "4096"}},
         {"[optimizer]\neps = ; small\n", {"run.ini:2", "a number is missing"}},
         {"[optimizer]\nbeta2 = 1\n", {"run.ini:2", "between 0 and"}},

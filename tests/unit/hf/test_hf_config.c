@@ -191,6 +191,9 @@ static void sizes_must_make_sense(void **state)
     refuse(LLAMA ", \"max_position_embeddings\": 0", "max_position_embeddings");
     refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 8, \"intermediate_size\": 8, "
            "\"num_hidden_layers\": 1, \"num_attention_heads\": 16, \"vocab_size\": 9", "hidden_size");
+    refuse("\"architectures\": [\"Qwen2ForCausalLM\"], \"hidden_size\": 6464, \"intermediate_size\": 64, "
+           "\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, "
+           "\"vocab_size\": 300", "head_dim of more than 1024");
     refuse("\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 12, \"head_dim\": 8, \"intermediate_size\": 8, "
            "\"num_hidden_layers\": 1, \"num_attention_heads\": 1, \"vocab_size\": 9", "hidden_size");
 }
