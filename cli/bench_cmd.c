@@ -152,26 +152,23 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, N_FIELDS };
     static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
                                                "h2d_bytes", "d2h_bytes"};
-    char path[4200], *text = NULL;
-    size_t len = 0, n = 0;
+    char path[4200];
+    size_t n = 0;
     double *v[N_FIELDS] = {NULL};
+    cJSON *lines = NULL;
+    const cJSON *o;
     snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
-    int rc = mt_read_file(path, &text, &len, err);
-    size_t lines = 0;
-    for (size_t i = 0; !rc && i < len; i++)
-        lines += text[i] == '\n';
+    int rc = mt_json_read_lines(&lines, path, err);
+    size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
     for (int k = 0; k < N_FIELDS && !rc; k++)
-        if (!(v[k] = mt_calloc(lines + 1, sizeof(double))))
-            rc = mt_fail_nomem(err, path, lines);
-    char *save = NULL;
-    for (char *line = rc ? NULL : strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line);
-        if (o && mt_json_get(o, "t_step") && skip-- <= 0) {
+        if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
+            rc = mt_fail_nomem(err, path, most);
+    cJSON_ArrayForEach(o, lines) {
+        if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
             for (int k = 0; k < N_FIELDS; k++)
                 v[k][n] = number(o, keys[k]);
             n++;
         }
-        cJSON_Delete(o);
     }
     if (!rc && !n)
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
@@ -182,7 +179,7 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
             *field[k] = mt_stats_of(v[k], n).median;
         free(v[k]);
     }
-    free(text);
+    cJSON_Delete(lines);
     return rc;
 }
 

@@ -2,7 +2,6 @@
 #include "bench_predict.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -54,16 +53,14 @@ static int predict_step(struct steps *s, int step, double measured, struct mt_er
     return 0;
 }
 
-static int predict_all(struct steps *s, char *metrics, int skip, struct mt_err *err)
+static int predict_all(struct steps *s, const cJSON *metrics, int skip, struct mt_err *err)
 {
-    char *save = NULL;
+    const cJSON *o;
     int rc = 0;
-    for (char *line = strtok_r(metrics, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line);
-        const cJSON *t = o ? mt_json_get(o, "t_step") : NULL, *step = o ? mt_json_get(o, "step") : NULL;
-        if (cJSON_IsNumber(t) && cJSON_IsNumber(step) && skip-- <= 0)
+    cJSON_ArrayForEach(o, metrics) {
+        const cJSON *t = mt_json_get(o, "t_step"), *step = mt_json_get(o, "step");
+        if (!rc && cJSON_IsNumber(t) && cJSON_IsNumber(step) && skip-- <= 0)
             rc = predict_step(s, step->valueint, t->valuedouble, err);
-        cJSON_Delete(o);
     }
     return rc;
 }
@@ -72,18 +69,16 @@ int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, con
                         struct mt_err *err)
 {
     struct steps s = {.view = v};
-    char *metrics = NULL;
-    size_t len = 0, lines = 1;
+    cJSON *metrics = NULL;
     run->predicted = run->ratio = 0;
     if (!mt_path_exists(m->machine) || !mt_path_exists(m->rates) || !mt_path_exists(m->metrics))
         return 0;
-    int rc = mt_read_file(m->metrics, &metrics, &len, err);
-    for (size_t i = 0; !rc && i < len; i++)
-        lines += metrics[i] == '\n';
-    s.predicted = mt_calloc(2 * lines, sizeof(double));
-    s.ratio = s.predicted + lines;
-    if (!rc && !s.predicted)
-        rc = mt_fail_nomem(err, "predictions", lines * sizeof(double));
+    int rc = mt_json_read_lines(&metrics, m->metrics, err);
+    size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(metrics);
+    s.predicted = mt_calloc(most + 1, sizeof(double));
+    s.ratio = mt_calloc(most + 1, sizeof(double));
+    if (!rc && (!s.predicted || !s.ratio))
+        rc = mt_fail_nomem(err, "predictions", most * sizeof(double));
     if (!rc)
         rc = mt_machine_read(&s.machine, m->machine, err);
     if (!rc)
@@ -97,6 +92,7 @@ int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, con
     rates_log_finish(&s.log);
     mt_machine_finish(&s.machine);
     free(s.predicted);
-    free(metrics);
+    free(s.ratio);
+    cJSON_Delete(metrics);
     return rc;
 }

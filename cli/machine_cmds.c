@@ -94,6 +94,7 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 static int find_device(struct mt_measure_params *p, const struct cli_args *args, struct mt_err *err)
 {
     const char *kind = cli_arg(args, "device"), *index = cli_arg(args, "index");
+    struct mt_device_info gpu;
     char *end = NULL;
     long at = index ? strtol(index, &end, 10) : 0;
     kind = kind ? kind : "auto";
@@ -102,7 +103,7 @@ static int find_device(struct mt_measure_params *p, const struct cli_args *args,
     if (at < 0 || at > 1024 || (index && (end == index || *end)))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--index %s: a GPU's number, from 0", index);
     p->device_index = (int)at;
-    p->device_kind = mt_device_choose(kind, p->device_index);
+    p->device_kind = mt_device_choose(kind, p->device_index, &gpu);
     return 0;
 }
 

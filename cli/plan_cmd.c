@@ -96,24 +96,17 @@ static int find_machine(char *buf, size_t len, const char *name, struct mt_err *
                    "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
 }
 
-/* The device that a run of the configuration would open. */
-static const char *device_kind(const struct mt_config *cfg)
-{
-    static const char *const kinds[] = {
-        [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
-    return mt_device_choose(kinds[cfg->device.kind], (int)cfg->device.index);
-}
-
 static int load_local(struct plan_view *v, struct mt_err *err)
 {
     const struct mt_config *cfg = v->cfg;
     int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
+    struct mt_device_info gpu;
     int rc = mt_hw_cores(&cpus, &n, err);
     free(cpus);
     if (cfg->device.cpu_threads != MT_CFG_AUTO)
         n = (int)cfg->device.cpu_threads;
-    struct mt_measure_params p = {.device_kind = device_kind(cfg), .device_index = (int)cfg->device.index,
+    struct mt_measure_params p = {.device_kind = mt_plan_device_kind(cfg, &gpu), .device_index = (int)cfg->device.index,
                                   .n_threads = n};
     if (!rc)
         rc = mt_measure_device(&dev, &p, 0, err);
@@ -238,9 +231,9 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     r.logits_chunk = first.logits_chunk;
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
-    struct mt_measure_params mp = {.device_kind = v->machine.cpu ? "cpu" : "cuda",
+    struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
                                    .device_index = (int)v->cfg->device.index, .n_threads = r.threads,
-                                   .cpus = r.threads <= n_cores ? cpus : NULL, 
+                                   .cpus = r.threads <= n_cores ? cpus : NULL,
                                    .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
         rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
@@ -255,7 +248,7 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
 {
     char path[4096];
     int rc = plan_view_measure(v, cli, false, err);
-    mt_machine_cache_path(path, sizeof(path), v->machine.cpu ? "cpu" : "cuda", v->request.threads);
+    mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), v->request.threads);
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 

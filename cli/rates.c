@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 
@@ -86,40 +85,10 @@ int cli_rates_open(struct cli_rates *r, const struct mt_session *s, const char *
     return rc;
 }
 
-static void on_step(void *ctx, const struct mt_step_report *report)
+void cli_rates_step(struct cli_rates *r, uint64_t step)
 {
-    struct cli_rates *r = ctx;
-    if (!r->rc)
-        r->rc = write_rates(r, report->step, &r->err);
-    if (r->inner.step)
-        r->inner.step(r->inner.ctx, report);
-}
-
-static void on_eval(void *ctx, const struct mt_eval_report *report)
-{
-    struct cli_rates *r = ctx;
-    if (r->inner.eval)
-        r->inner.eval(r->inner.ctx, report);
-}
-
-static void on_saved(void *ctx, uint64_t step, double seconds)
-{
-    struct cli_rates *r = ctx;
-    if (r->inner.saved)
-        r->inner.saved(r->inner.ctx, step, seconds);
-}
-
-static void on_note(void *ctx, const char *text)
-{
-    struct cli_rates *r = ctx;
-    if (r->inner.note)
-        r->inner.note(r->inner.ctx, text);
-}
-
-void cli_rates_listen(struct cli_rates *r, struct mt_train_events *events)
-{
-    r->inner = *events;
-    *events = (struct mt_train_events){r, on_step, on_eval, on_saved, on_note};
+    if (r->file && !r->rc)
+        r->rc = write_rates(r, step, &r->err);
 }
 
 int cli_rates_close(struct cli_rates *r, struct mt_err *err)
@@ -166,25 +135,23 @@ static bool take_line(struct rates_log *l, const cJSON *o)
 int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
 {
     struct rates_log l = {0};
-    char *text = NULL, *save = NULL;
-    size_t len = 0;
-    int rc = mt_read_file(path, &text, &len, err);
+    cJSON *lines = NULL;
+    const cJSON *o;
+    bool ok = true;
+    int rc = mt_json_read_lines(&lines, path, err);
     if (rc)
         return rc;
-    for (char *line = strtok_r(text, "\n", &save); line && !rc; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line);
-        const cJSON *ops = o ? mt_json_get(o, "ops") : NULL;
-        bool ok = ops ? !l.ops && take_ops(&l, ops) : o && l.ops && take_line(&l, o);
-        if (!ok)
-            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not the rates between steps", path);
-        cJSON_Delete(o);
+    cJSON_ArrayForEach(o, lines) {
+        const cJSON *ops = mt_json_get(o, "ops");
+        ok = ok && (ops ? !l.ops && take_ops(&l, ops) : l.ops && take_line(&l, o));
     }
-    free(text);
-    if (rc)
+    cJSON_Delete(lines);
+    if (!ok) {
         rates_log_finish(&l);
-    else
-        *out = l;
-    return rc;
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not the rates between steps", path);
+    }
+    *out = l;
+    return 0;
 }
 
 void rates_log_finish(struct rates_log *l)

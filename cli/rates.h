@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "plan/measure.h"
-#include "train/train.h"
+#include "train/session.h"
 
 /**
  * A machine that others share is faster in one second and slower in the next. To tell that from what is wrong with the
@@ -22,13 +22,12 @@ struct cli_rates {
     size_t n;
     int rc;
     struct mt_err err;
-    struct mt_train_events inner;
 };
 
 /** Opens the file and writes what is measured before the first step. */
 int cli_rates_open(struct cli_rates *r, const struct mt_session *s, const char *path, struct mt_err *err);
-/** Puts itself between the training and those who listen to it. */
-void cli_rates_listen(struct cli_rates *r, struct mt_train_events *events);
+/** Writes what is measured right after the step, where that is wanted; cli_rates_close() tells what went wrong. */
+void cli_rates_step(struct cli_rates *r, uint64_t step);
 /** What went wrong on the way, if anything. Accepts what was never opened. */
 int cli_rates_close(struct cli_rates *r, struct mt_err *err);
 

@@ -141,6 +141,7 @@ static void on_step(void *ctx, const struct mt_step_report *r)
 {
     const struct cli_progress *p = ctx;
     char eta[32], used[32], budget[32];
+    cli_rates_step(p->rates, r->step);
     if (!p->show)
         return;
     mt_format_seconds(eta, sizeof(eta), r->eta_seconds);

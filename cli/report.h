@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "cli.h"
+#include "rates.h"
 #include "train/train.h"
 
 /** Tables and lines for people, on standard error. */
@@ -19,6 +20,7 @@ void cli_print_disk(const struct mt_session *s);
 struct cli_progress {
     const struct cli *cli;
     const struct mt_session *session;
+    struct cli_rates *rates; /* told of each step */
     bool show;
 };
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);

@@ -240,7 +240,8 @@ static int prepare(struct run *r, struct mt_err *err)
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     const char *max = cli_arg(r->args, "max-steps");
-    struct cli_progress progress = {r->cli, &r->session,
+    struct cli_rates rates = {0};
+    struct cli_progress progress = {r->cli, &r->session, &rates,
                                     !r->cli->quiet && !r->cli->no_progress &&
                                         r->cfg->log.progress != MT_PROGRESS_OFF};
     struct mt_train_params p = {.session = &r->session,
@@ -251,7 +252,6 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .max_steps = max ? strtoull(max, NULL, 10) : 0};
     const char *rates_path = cli_arg(r->args, "rates");
-    struct cli_rates rates = {0};
     struct cli_heartbeat heartbeat;
     cli_progress_events(&p.events, &progress);
     mt_train_phase(&control, "reading weights");
@@ -266,8 +266,6 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = write_run_files(r, err);
     if (!rc && rates_path)
         rc = cli_rates_open(&rates, &r->session, rates_path, err);
-    if (rates.file)
-        cli_rates_listen(&rates, &p.events);
     if (!rc)
         rc = mt_train_run(&p, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);

@@ -25,8 +25,10 @@ CORES = len(os.sched_getaffinity(0))
 SEQ, ROWS, MICRO, TURNS = 512, 8, 2, 12
 SHAPE = dict(num_hidden_layers=12, hidden_size=512, intermediate_size=1536, num_attention_heads=8,
              num_key_value_heads=4, head_dim=64, vocab_size=16000, max_position_embeddings=512)
-LAYER = SHAPE["hidden_size"] * (2 * 8 * 64 + 2 * 4 * 64 + 3 * SHAPE["intermediate_size"])
-FLOP = 6 * (12 * LAYER + SHAPE["hidden_size"] * SHAPE["vocab_size"]) * SEQ * ROWS  # of the matrices alone, a step
+HEADS = SHAPE["head_dim"] * (SHAPE["num_attention_heads"] + SHAPE["num_key_value_heads"])
+LAYER = SHAPE["hidden_size"] * (2 * HEADS + 3 * SHAPE["intermediate_size"])
+HEAD = SHAPE["hidden_size"] * SHAPE["vocab_size"]
+FLOP = 6 * (SHAPE["num_hidden_layers"] * LAYER + HEAD) * SEQ * ROWS  # of the matrices alone, a step
 
 
 def write_rows(path):

@@ -47,6 +47,28 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
     return rc;
 }
 
+int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)
+{
+    char *text = NULL, *save = NULL;
+    size_t len = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc)
+        return rc;
+    cJSON *list = cJSON_CreateArray();
+    bool ok = list;
+    for (char *line = strtok_r(text, "\n", &save); line && ok; line = strtok_r(NULL, "\n", &save)) {
+        cJSON *o = cJSON_Parse(line);
+        ok = cJSON_AddItemToArray(list, o ? o : cJSON_CreateNull());
+    }
+    free(text);
+    if (!ok) {
+        cJSON_Delete(list);
+        return mt_fail_nomem(err, path, len);
+    }
+    *out = list;
+    return 0;
+}
+
 cJSON *mt_json_get(const cJSON *object, const char *key)
 {
     return cJSON_GetObjectItemCaseSensitive(object, key);

@@ -34,6 +34,14 @@ struct mt_pool {
 /* A worker looks this often for the next loop before it sleeps: loops come in quick succession. */
 enum { SPIN = 2000 };
 
+void mt_bind_thread(int cpu)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(cpu, &set);
+    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
 static void drain(mt_pool *p, int thread)
 {
     for (;;) {
@@ -48,12 +56,8 @@ static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     mt_pool *p = w->pool;
-    if (w->cpu >= 0) {
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        CPU_SET(w->cpu, &set);
-        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-    }
+    if (w->cpu >= 0)
+        mt_bind_thread(w->cpu);
     if (p->thread_init)
         p->thread_init();
     unsigned seen = 0;

@@ -35,4 +35,7 @@ int mt_pool_n_threads(const mt_pool *pool);
 /** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
+/** Binds the calling thread to a CPU, where that is allowed. */
+void mt_bind_thread(int cpu);
+
 #endif

@@ -268,27 +268,27 @@ static int check_text(const char *s, char *buf, size_t len)
     return 0;
 }
 
-static bool is_text(const struct mt_key *key)
-{
-    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH ||
-           key->type == MT_KEY_NAME_OR_PATH || key->type == MT_KEY_LIST ||
-           key->type == MT_KEY_PATHS;
-}
-
-/* A list is written without its empty items: what then begins it, or comes behind a space, must be read as it is. */
-static int check_items(const char *s, char *buf, size_t len)
-{
-    bool comment = false;
-    if (s[strspn(s, ", \t")] == '"')
-        return fail(buf, len, "must not hold a quote at its start");
-    for (const char *item = s; item; item = strchr(item, ',') ? strchr(item, ',') + 1 : NULL)
-        comment |= item[strspn(item, " \t")] == ';';
-    return comment && strchr(s, '"') ? fail(buf, len, "must not hold a quote beside an item that begins with \";\"") : 0;
-}
-
 static bool is_list(const struct mt_key *key)
 {
     return key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS;
+}
+
+static bool is_text(const struct mt_key *key)
+{
+    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
+           is_list(key);
+}
+
+/* A list is written without its empty items and spare spaces: that, too, must be read as it is. */
+static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
+{
+    struct mt_str all = {0};
+    mt_str_append(&all, "", 0);
+    for (int i = 0; i < l->n; i++)
+        mt_str_printf(&all, "%s%s", i ? ", " : "", l->items[i]);
+    int rc = all.failed ? fail(buf, len, "out of memory") : check_text(all.p, buf, len);
+    mt_str_finish(&all);
+    return rc;
 }
 
 static bool is_number(const struct mt_key *key)
@@ -306,8 +306,6 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
         return -EINVAL;
-    if (is_list(key) && check_items(text, buf, len))
-        return -EINVAL;
     if (key->unsupported && *text &&
         (!strcmp(key->unsupported, "*") || in_list(key->unsupported, text, &unused)))
         return fail(buf, len, "\"%s\" is not supported yet", text);
@@ -319,7 +317,8 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     case MT_KEY_LIST:
     case MT_KEY_PATHS:
         mt_key_free(cfg, key);
-        return parse_list(text, f, buf, len);
+        rc = parse_list(text, f, buf, len);
+        return rc ? rc : check_list(f, buf, len);
     case MT_KEY_CHOICE:
         rc = parse_choice(key, text, &unused, buf, len);
         if (rc || string_choice(key))

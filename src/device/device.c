@@ -15,13 +15,12 @@ void mt_device_probe(struct mt_device_info *out, const char *kind, int index)
         *out = (struct mt_device_info){.present = !strcmp(kind, "cpu"), .text = "cpu"};
 }
 
-const char *mt_device_choose(const char *kind, int index)
+const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu)
 {
-    struct mt_device_info gpu;
-    if (strcmp(kind, "auto"))
-        return kind;
-    mt_device_probe(&gpu, "cuda", index);
-    return gpu.present ? "cuda" : "cpu";
+    *gpu = (struct mt_device_info){0};
+    if (strcmp(kind, "cpu"))
+        mt_device_probe(gpu, "cuda", index);
+    return strcmp(kind, "auto") ? kind : gpu->present ? "cuda" : "cpu";
 }
 
 int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)

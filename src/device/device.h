@@ -54,8 +54,9 @@ struct mt_device_info {
 /** For kind "cpu" or "cuda". Thread-safety: any thread. */
 void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
 
-/** What "auto" stands for: "cuda" where that GPU is present, else "cpu". Other kinds are returned as they are. */
-const char *mt_device_choose(const char *kind, int index);
+/** What "auto" stands for: "cuda" where that GPU is present, else "cpu". Other kinds are returned as they are. *gpu is
+ * what was found of the GPU; not present where kind is "cpu". */
+const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu);
 
 int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
 /** Waits for the streams, then frees all; accepts NULL; sets *dev to NULL. */

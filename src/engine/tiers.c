@@ -200,25 +200,29 @@ static uint64_t subtract(uint64_t a, uint64_t b)
     return a > b ? a - b : 0;
 }
 
+static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
+{
+    *beside += bytes;
+    if (t->host != UINT64_MAX)
+        t->host = subtract(t->host, bytes);
+}
+
 /* With or without what leaves the device on the disk. Returns the host memory that this takes. */
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[2],
                    bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
     bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
-    uint64_t beside = (shared ? plan->device_bytes : 0) + plan->staging_bytes +
-                      (spill ? p->drive_bytes : plan->spill_bytes);
+    uint64_t beside = 0;
     memset(plan->on_disk, 0, plan->program.n_units);
     describe_all(&t);
-    if (t.host != UINT64_MAX)
-        t.host = subtract(t.host, beside);
+    set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +
+                               (spill ? p->drive_bytes : plan->spill_bytes));
     bool states = p->may_use_disk && (p->states == MT_STATES_DISK ||
                                       (p->states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
-    if (states && !spill) {
-        beside += p->drive_bytes;
-        t.host = t.host == UINT64_MAX ? t.host : subtract(t.host, p->drive_bytes);
-    }
+    if (states && !spill)
+        set_aside(&t, &beside, p->drive_bytes);
     if (states)
         choose_states(&t);
     else

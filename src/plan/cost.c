@@ -89,7 +89,7 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 static int make_engine(mt_cost_table *t, struct mt_err *err)
 {
     struct mt_meter_params mp = {
-        .kind = t->p.machine->cpu ? "cpu" : "cuda",
+        .kind = mt_machine_device_kind(t->p.machine),
         .budget_bytes = SIZE_MAX / 2,
         .n_threads = (int)t->p.machine->rate[MT_RATE_CORES].value,
         .fn = on_operation,

@@ -15,20 +15,19 @@ void mt_plan_choice_finish(struct mt_plan_choice *c)
     *c = (struct mt_plan_choice){0};
 }
 
-static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step, bool disk)
+static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_per_step)
 {
     return mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
                                                            .layout = r->layout,
                                                            .threads = r->threads,
-                                                           .tokens_per_step = tokens_per_step,
-                                                           .disk = disk});
+                                                           .tokens_per_step = tokens_per_step});
 }
 
 static int make_meter(mt_device **dev, const struct mt_plan_request *r, struct mt_err *err)
 {
     return mt_device_create_meter(dev,
                                   &(struct mt_meter_params){
-                                      .kind = r->machine->cpu ? "cpu" : "cuda",
+                                      .kind = mt_machine_device_kind(r->machine),
                                       .name = r->machine->name,
                                       .budget_bytes = (size_t)r->device_budget,
                                       .n_threads = r->threads,
@@ -40,7 +39,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
 {
     size_t micro = MT_MIN(r->micro_batch ? r->micro_batch : 1, r->rows_per_step);
     size_t n_micro = mt_div_up(r->rows_per_step, micro);
-    uint64_t tokens = n_micro * micro * r->seq_len, process = process_bytes(r, tokens, false);
+    uint64_t process = process_bytes(r, n_micro * micro * r->seq_len);
     return (struct mt_engine_params){
         .dev = dev,
         .layout = r->layout,
@@ -61,7 +60,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         .states = r->states,
         .may_use_disk = r->drives > 0,
         .host_bytes = r->host_budget - MT_MIN(r->host_budget, process),
-        .drive_bytes = process_bytes(r, tokens, true) - process,
+        .drive_bytes = mt_plan_drive_bytes(r->layout),
     };
 }
 
@@ -122,7 +121,8 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
     int rc = measure_planes(c, r, err);
     if (rc)
         return rc;
-    c->process_bytes = process_bytes(r, c->n_micro * c->micro_batch * r->seq_len, c->engine.uses_disk);
+    c->process_bytes = process_bytes(r, c->n_micro * c->micro_batch * r->seq_len) +
+                       (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->planes_bytes + c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
                     c->process_bytes + (r->machine->cpu ? c->engine.device_bytes : 0);
     for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)

@@ -185,7 +185,7 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
 {
     const char *section = "";
     mt_str_printf(out, "[machine]\nversion = %d\nname = %s\nkind = %s\n", MT_MACHINE_VERSION, m->name,
-                  m->cpu ? "cpu" : "cuda");
+                  mt_machine_device_kind(m));
     if (m->fingerprint[0])
         mt_str_printf(out, "fingerprint = %s\n", m->fingerprint);
     for (int i = 0; i < MT_N_RATES; i++) {

@@ -89,6 +89,11 @@ int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err
 /** Rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
 void mt_machine_to_json(const struct mt_machine *m, cJSON *o);
 void mt_machine_finish(struct mt_machine *m);
+/** "cpu" or "cuda". */
+static inline const char *mt_machine_device_kind(const struct mt_machine *m)
+{
+    return m->cpu ? "cpu" : "cuda";
+}
 /** What follows from other rates is filled in; what the simulator cannot do without is asked for. */
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);
 

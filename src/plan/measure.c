@@ -51,8 +51,11 @@ static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
 static size_t next_group(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n)
 {
     size_t k = 0, bytes = 0;
-    while (k < n && (!k || bytes + mt_measure_operation_bytes(p, &ops[k]) <= TOGETHER))
-        bytes += mt_measure_operation_bytes(p, &ops[k++]);
+    for (; k < n; k++) {
+        bytes += mt_measure_operation_bytes(p, &ops[k]);
+        if (k && bytes > TOGETHER)
+            break;
+    }
     return k;
 }
 

@@ -13,7 +13,7 @@ enum {
     OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
     TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */
     SAVED_PIECE = 8 * MIB,      /* at most so much of a tensor is made for a checkpoint at a time */
-    UNIT_ON_DRIVES = 96 * KIB,  /* a unit's requests to the drives, and the longer lists of steps that make them */
+    UNIT_ON_DRIVES = 96 * KIB,
     UNKNOWN = 32 * MIB,         /* program and libraries of another machine */
     UNKNOWN_THREAD = 5 * MIB,
 };
@@ -25,5 +25,10 @@ uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
         largest = MT_MAX(largest, (uint64_t)p->layout->tensors[i].n * 4);
     return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +
-           MT_MIN(largest, (uint64_t)SAVED_PIECE) + (p->disk ? p->layout->n_units * UNIT_ON_DRIVES : 0);
+           MT_MIN(largest, (uint64_t)SAVED_PIECE);
+}
+
+uint64_t mt_plan_drive_bytes(const struct mt_layout *layout)
+{
+    return layout->n_units * UNIT_ON_DRIVES;
 }

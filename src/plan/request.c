@@ -40,6 +40,13 @@ static int count_drives(int *drives, const struct mt_config *c, const struct mt_
     return 0;
 }
 
+const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
+{
+    static const char *const kinds[] = {
+        [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
+    return mt_device_choose(kinds[c->device.kind], (int)c->device.index, gpu);
+}
+
 int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *c,
                          const struct mt_layout *layout, const struct mt_machine *m, bool local,
                          struct mt_err *err)

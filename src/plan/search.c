@@ -78,7 +78,7 @@ static int most_kept(const struct mt_plan_request *r)
     struct mt_plan_request t = *r;
     int lo = 0, hi = (int)r->layout->n_units - 2;
     mt_device *dev = NULL;
-    struct mt_meter_params mp = {.kind = r->machine->cpu ? "cpu" : "cuda", .n_threads = r->threads,
+    struct mt_meter_params mp = {.kind = mt_machine_device_kind(r->machine), .n_threads = r->threads,
                                  .budget_bytes = (size_t)r->device_budget};
     if (mt_device_create_meter(&dev, &mp, NULL))
         return 0;
@@ -119,7 +119,7 @@ static int bound_group(struct group *g, struct mt_err *err)
     mt_device *dev = NULL;
     struct mt_engine_plan plan;
     struct mt_draft d;
-    struct mt_meter_params mp = {.kind = g->r.machine->cpu ? "cpu" : "cuda", .n_threads = g->r.threads,
+    struct mt_meter_params mp = {.kind = mt_machine_device_kind(g->r.machine), .n_threads = g->r.threads,
                                  .budget_bytes = SIZE_MAX / 2};
     int rc = mt_device_create_meter(&dev, &mp, err);
     if (rc)
@@ -236,7 +236,7 @@ static bool fits_at_all(const struct mt_plan_request *r)
     struct mt_plan_request t = *r;
     struct mt_engine_plan plan;
     mt_device *dev = NULL;
-    struct mt_meter_params mp = {.kind = r->machine->cpu ? "cpu" : "cuda", .n_threads = r->threads,
+    struct mt_meter_params mp = {.kind = mt_machine_device_kind(r->machine), .n_threads = r->threads,
                                  .budget_bytes = (size_t)r->device_budget};
     if (mt_device_create_meter(&dev, &mp, NULL))
         return false;

@@ -85,6 +85,8 @@ struct mt_plan_change {
 /** Up to `max` changes, each enough alone, cheapest first: settings by time a token, then hardware. */
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
 
+/** The kind of device that a run of the configuration opens, and what was found of the GPU (mt_device_choose()). */
+const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 /**
  * The request that a configuration makes on a machine: `auto` budgets become the machine's memory, less
  * what the system needs. local: `machine` is the one that this runs on, so that its limits of now count.
@@ -103,8 +105,9 @@ struct mt_plan_process {
     const struct mt_layout *layout; /* borrowed */
     int threads;
     uint64_t tokens_per_step;
-    bool disk; /* drives are used */
 };
 uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
+/** What else it takes once anything is on drives: a unit's requests, and the longer lists of steps that make them. */
+uint64_t mt_plan_drive_bytes(const struct mt_layout *layout);
 
 #endif

@@ -70,7 +70,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
             mt_memory_add_row(&m->rows, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
         mt_memory_add_row(&m->rows, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
         mt_engine_add_host_rows(&m->rows, &s->plan);
-        mt_memory_add_row(&m->rows, "host", "process", mt_session_process_bytes(s, s->plan.uses_disk));
+        mt_memory_add_row(&m->rows, "host", "process", mt_session_process_bytes(s) +
+                          (s->plan.uses_disk ? mt_plan_drive_bytes(s->layout) : 0));
         for (int i = 0; i < m->rows.n; i++)
             m->host_bytes += strcmp(m->rows.row[i].tier, "host") ? 0 : m->rows.row[i].bytes;
         bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */

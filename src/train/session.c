@@ -17,14 +17,13 @@ uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_me
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
 }
 
-uint64_t mt_session_process_bytes(const struct mt_session *s, bool disk)
+uint64_t mt_session_process_bytes(const struct mt_session *s)
 {
     return mt_plan_process_bytes(&(struct mt_plan_process){
         .resident = s->resident,
         .layout = s->layout,
         .threads = s->n_threads,
         .tokens_per_step = (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * (uint64_t)s->n_micro,
-        .disk = disk,
     });
 }
 
@@ -39,11 +38,10 @@ static const uint64_t GPU_RESERVE = (uint64_t)512 << 20;
 /* The kind to open, and of what memory the budget is a share: the GPU's own, or the host's. */
 static const char *choose_device(const struct mt_config *c, uint64_t host, uint64_t *memory)
 {
-    struct mt_device_info gpu = {0};
-    if (c->device.kind != MT_DEVICE_CPU)
-        mt_device_probe(&gpu, "cuda", (int)c->device.index);
+    struct mt_device_info gpu;
+    const char *kind = mt_plan_device_kind(c, &gpu);
     *memory = gpu.present ? gpu.free_bytes : host;
-    return gpu.present || c->device.kind == MT_DEVICE_CUDA ? "cuda" : "cpu";
+    return kind;
 }
 
 /* Products end the program where they are refused memory: none before it is known that there is enough. */
@@ -192,8 +190,8 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         .adam_cpus = s->cpus,
         .states = c->memory.states,
         .may_use_disk = c->memory.nvme_paths.n > 0,
-        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s, false)),
-        .drive_bytes = mt_session_process_bytes(s, true) - mt_session_process_bytes(s, false),
+        .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s)),
+        .drive_bytes = mt_plan_drive_bytes(s->layout),
     };
     /* small, so that tests have several pieces of small models */
     const char *piece = getenv("MEGATRAIN_DISK_PIECE");

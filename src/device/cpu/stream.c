@@ -2,13 +2,13 @@
 #include "device/cpu/stream.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "device/backend.h"
 
 enum { RING = 256, COPY_PIECE = 1 << 20 };
@@ -44,19 +44,11 @@ struct ticket {
     uint64_t number;
 };
 
-static void bind_to(int cpu)
-{
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    CPU_SET(cpu, &set);
-    pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
-}
-
 static void *stream_main(void *arg)
 {
     struct mt_cpu_stream *s = arg;
     if (s->p.cpu >= 0)
-        bind_to(s->p.cpu);
+        mt_bind_thread(s->p.cpu);
     if (s->p.thread_init)
         s->p.thread_init();
     pthread_mutex_lock(&s->lock);

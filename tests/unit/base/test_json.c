@@ -110,6 +110,26 @@ static void a_missing_file_has_the_callers_kind(void **state)
     unlink(path);
 }
 
+static void a_line_that_is_no_json_is_a_null_among_lines(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"step\":1}\n\n[2]\n{\"step\":";
+    cJSON *v = NULL;
+    struct mt_err err = {0};
+    char path[64];
+    snprintf(path, sizeof(path), "/tmp/mt-json-%d.jsonl", (int)getpid());
+    assert_int_equal(mt_json_read_lines(&v, path, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, path));
+    assert_int_equal(mt_write_file(path, text, sizeof(text) - 1, NULL), 0);
+    assert_int_equal(mt_json_read_lines(&v, path, &err), 0);
+    assert_int_equal(cJSON_GetArraySize(v), 3);
+    assert_int_equal(mt_json_get(cJSON_GetArrayItem(v, 0), "step")->valueint, 1);
+    assert_true(cJSON_IsArray(cJSON_GetArrayItem(v, 1)));
+    assert_true(cJSON_IsNull(cJSON_GetArrayItem(v, 2)));
+    cJSON_Delete(v);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -120,6 +140,7 @@ int main(void)
         cmocka_unit_test(depth_has_an_end),
         cmocka_unit_test(numbers_are_short_and_exact),
         cmocka_unit_test(a_missing_file_has_the_callers_kind),
+        cmocka_unit_test(a_line_that_is_no_json_is_a_null_among_lines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,8 +170,8 @@ static void states_leave_the_host_in_reverse_order_of_need(void **state)
         struct mt_plan_choice c;
         r.micro_batch = 2;
         r.activations = MT_ACT_RECOMPUTE;
-        struct mt_plan_process process = {.layout = l, .threads = 16, .tokens_per_step = 8 * 128, .disk = true};
-        r.host_budget = mt_plan_process_bytes(&process) + all / 2 + all * part / 8;
+        struct mt_plan_process process = {.layout = l, .threads = 16, .tokens_per_step = 8 * 128};
+        r.host_budget = mt_plan_process_bytes(&process) + mt_plan_drive_bytes(l) + all / 2 + all * part / 8;
         if (mt_plan_search(&c, &r, &err))
             continue;
         assert_true(c.host_bytes <= r.host_budget);
