@@ -188,13 +188,13 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
     if (!rc)
         rc = read_model(v, err);
     if (!rc)
-        rc = mt_layout_create(&v->layout, &v->hf, &v->cfg->model.freeze,
-                              v->cfg->optimizer.decay_embeddings, err);
+        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, err);
     if (!rc)
         rc = load_machine(v, args, err);
     if (!rc)
         rc = mt_plan_request_make(&v->request, v->cfg, v->layout, &v->machine, v->local, err);
     v->request.resident = v->resident;
+    v->request.halves = v->halves;
     return rc;
 }
 
@@ -203,6 +203,7 @@ void plan_view_close(struct plan_view *v)
     mt_plan_choice_finish(&v->choice);
     mt_machine_finish(&v->machine);
     mt_layout_destroy(&v->layout);
+    mt_layout_destroy(&v->halves);
     mt_config_destroy(&v->cfg);
 }
 
@@ -227,6 +228,7 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
         return rc;
     rc = mt_hw_cores(&cpus, &n_cores, err);
     struct mt_plan_request r = v->request;
+    r.layout = first.layout;
     r.micro_batch = first.micro_batch;
     r.logits_chunk = first.logits_chunk;
     if (!rc)

@@ -9,7 +9,7 @@
 struct plan_view {
     struct mt_config *cfg;
     struct mt_hf_config hf;
-    struct mt_layout *layout;
+    struct mt_layout *layout, *halves; /* halves: where memory.unit is auto */
     struct mt_machine machine;
     bool local; /* the machine is this one */
     uint64_t resident; /* bytes of a process here with its device open; 0 for another machine */

@@ -213,7 +213,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     int rc = buf ? 0 : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
     for (size_t u = 0; u < l->n_units && !rc; u++) {
         struct mt_st_model st;
-        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", dir, u);
+        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05d.safetensors", dir, l->units[u].block);
         rc = mt_st_open_file(&st, path, err);
         if (rc) {
             if (err)

@@ -116,18 +116,22 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
     return 0;
 }
 
-static int write_unit_state(struct saver *v, const struct mt_hf_dir *h, size_t unit,
-                            struct mt_err *err)
+/* The units from *unit on that are of one block: a file, however layers are cut. */
+static int write_block_state(struct saver *v, const struct mt_hf_dir *h, size_t *unit, struct mt_err *err)
 {
-    const struct mt_unit *u = &v->s->layout->units[unit];
-    size_t n = 0, *which = mt_calloc(u->n_tensors * N_PARTS, sizeof(size_t));
+    const struct mt_layout *l = v->s->layout;
+    size_t first = l->units[*unit].first_tensor, end = first, n = 0;
+    int block = l->units[*unit].block;
     char name[64];
+    for (; *unit < l->n_units && l->units[*unit].block == block; ++*unit)
+        end += l->units[*unit].n_tensors;
+    size_t *which = mt_calloc((end - first) * N_PARTS, sizeof(size_t));
     if (!which)
-        return mt_fail_nomem(err, "a checkpoint", u->n_tensors * N_PARTS * sizeof(size_t));
-    for (size_t t = u->first_tensor; t < u->first_tensor + u->n_tensors; t++)
-        for (size_t p = 0; p < (v->s->layout->tensors[t].trainable ? N_PARTS : 1); p++)
+        return mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(size_t));
+    for (size_t t = first; t < end; t++)
+        for (size_t p = 0; p < (l->tensors[t].trainable ? N_PARTS : 1); p++)
             which[n++] = t * N_PARTS + p;
-    snprintf(name, sizeof(name), "state-%05zu.safetensors", unit);
+    snprintf(name, sizeof(name), "state-%05d.safetensors", block);
     int rc = mt_hf_write_file(h, name, which, n, err);
     free(which);
     return rc;
@@ -154,8 +158,8 @@ static int write_state(struct saver *v, struct mt_err *err)
                           .ctx = v};
     v->prefix = "megatrain/";
     v->decls = decls;
-    for (size_t u = 0; u < l->n_units && !rc; u++)
-        rc = write_unit_state(v, &h, u, err);
+    for (size_t u = 0; u < l->n_units && !rc;)
+        rc = write_block_state(v, &h, &u, err);
     free(decls);
     free(names);
     return rc;

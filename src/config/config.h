@@ -32,6 +32,7 @@ enum mt_cfg_activations {
     MT_ACT_DISK,
     MT_ACT_RECOMPUTE,
 };
+enum mt_cfg_unit { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
 enum mt_cfg_schedule { MT_SCHEDULE_LAYERED, MT_SCHEDULE_MICROBATCH };
 enum mt_cfg_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
@@ -119,6 +120,7 @@ struct mt_config {
         enum mt_cfg_states states;
         struct mt_cfg_list nvme_paths;
         int64_t slots; /* or MT_CFG_AUTO */
+        enum mt_cfg_unit unit;
         enum mt_cfg_activations activations;
         int64_t keep_layers; /* or MT_CFG_AUTO */
         enum mt_cfg_schedule schedule;

@@ -26,10 +26,10 @@ int mt_program_pool_class(const struct mt_program_params *p, size_t unit)
     case MT_SHAPE_LAYER:
         return 0;
     case MT_SHAPE_HEAD:
-        return p->tied ? 2 : 1;
+        return p->tied ? 2 : p->one_ring ? 0 : 1;
     case MT_SHAPE_EMBED:
     default:
-        return 1;
+        return p->one_ring ? 0 : 1;
     }
 }
 

@@ -2,7 +2,8 @@
 /*
  * Divides the device's budget over the pools. In order: the fewest buffers that work; a third slot and a
  * spare for each kind, so that copies hide; boundaries on the device; records of layers that are kept;
- * what is left to more slots. Any choice gives the same bits.
+ * what is left to more slots. What does not fit so is tried in thriftier ways: embedding and head in the layers'
+ * buffers, gradients cast in place. Any choice gives the same bits.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
 {
     const struct mt_layout *l = p->layout;
     /* the last layers: their records live shortest, from the turn on they are given up one by one */
-    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers, l->n_units - 2);
+    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * l->units_per_layer, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
@@ -36,7 +37,11 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     }
 }
 
-static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p)
+/* Ways to save memory, beginning with what costs the least time. */
+enum { ONE_RING = 1, CAST_IN_PLACE = 2 };
+static const int thrift[] = {0, ONE_RING, CAST_IN_PLACE, ONE_RING | CAST_IN_PLACE};
+
+static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p, int saving)
 {
     plan->program = (struct mt_program_params){
         .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
@@ -44,8 +49,9 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .n_units = p->layout->n_units,
         .n_micro = p->max_micro,
         .tied = p->layout->tied,
+        .one_ring = saving & ONE_RING,
         .join = p->dtype == MT_F32,
-        .cast = p->grad_dtype != MT_F32,
+        .cast = p->grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
         .microbatch = p->microbatch,
         .poison = p->poison,
         .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->dtype, p->max_tokens),
@@ -131,10 +137,16 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
 static int plan_with(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      enum mt_cfg_activations act, struct mt_err *err)
 {
+    int rc = -ENOSPC;
     plan->activations = act;
     describe_units(plan, p);
-    describe_program(plan, p);
-    return divide_budget(plan, p, act == MT_ACT_KEEP, err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(thrift) && rc; i++) {
+        if (thrift[i] & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
+            continue;
+        describe_program(plan, p, thrift[i]);
+        rc = divide_budget(plan, p, act == MT_ACT_KEEP, err);
+    }
+    return rc;
 }
 
 static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)

@@ -81,7 +81,7 @@ struct mt_object {
 
 enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers: the slot ring */
-    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head */
+    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD,
@@ -171,8 +171,9 @@ struct mt_program_params {
     const struct mt_unit_shape *units;
     size_t n_units, n_micro;
     bool tied;
+    bool one_ring;   /* embedding and untied head share the layers' buffers */
     bool join;       /* weights come as hi and lo and are joined after each load */
-    bool cast;       /* gradients leave in another dtype than f32: through a cast buffer */
+    bool cast;       /* gradients are cast into a buffer of their own; else in place */
     bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t boundary_bytes, record_bytes;

@@ -194,26 +194,3 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
                             &(struct mt_copy){host_logits, bytes, m->logits, bytes, bytes, 1}, err);
     return rc;
 }
-
-int mt_model_grad_cast(mt_model *m, size_t unit, const float *g, void *dst, enum mt_dtype dst_dtype,
-                       struct mt_err *err)
-{
-    const struct mt_unit *u = &m->layout->units[unit];
-    float *partials = mt_model_stats_partials(m, m->stats_dev);
-    int rc = 0;
-    for (size_t t = u->first_tensor; !rc && t < u->first_tensor + u->n_tensors; t++) {
-        const struct mt_tensor *ten = &m->layout->tensors[t];
-        if (!ten->trainable)
-            continue;
-        rc = mt_op_grad_cast(m->dev,
-                             &(struct mt_grad_cast){
-                                 .n = ten->n,
-                                 .src = g + ten->first,
-                                 .dst_dtype = dst_dtype,
-                                 .dst = (char *)dst + ten->first * mt_dtype_size(dst_dtype),
-                                 .partials = partials + m->partials_at[t],
-                             },
-                             err);
-    }
-    return rc;
-}

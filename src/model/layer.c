@@ -37,7 +37,7 @@ static struct mt_attention attention_args(const mt_model *m, const struct mt_uni
         .o = r->o,
         .ld_o = wd->q,
         .lse = r->lse,
-        .workspace = m->workspace,
+        .workspace = m->attention,
     };
 }
 
@@ -101,9 +101,9 @@ static int rotate_backward(mt_model *m, const struct mt_unit *u, const struct mt
                              err);
 }
 
-/* Fills the record from x; the layer's output follows from it by finish(). */
-static int fill_record(mt_model *m, const struct mt_unit *u, const struct mt_inputs *in,
-                       const void *w, const void *x, const struct mt_record *r, struct mt_err *err)
+/* The attention half's record from x; what it gives follows by project(). */
+static int attend(mt_model *m, const struct mt_unit *u, const struct mt_inputs *in, const void *w,
+                  const void *x, const struct mt_record *r, struct mt_err *err)
 {
     const struct mt_widths *wd = &m->wd;
     size_t n = in->n_tokens;
@@ -113,12 +113,21 @@ static int fill_record(mt_model *m, const struct mt_unit *u, const struct mt_inp
         rc = mt_linear(m, n, wd->c, wd->qkv, m->h, w, u->qkv, u->qkv_b, NULL, r->qkv, err);
     if (!rc)
         rc = rotate(m, u, in, w, r, err);
-    if (!rc)
-        rc = mt_op_attention(m->dev, &at, err);
-    if (!rc)
-        rc = mt_linear(m, n, wd->q, wd->c, r->o, w, u->o, u->o_b, x, r->x2, err);
-    if (!rc)
-        rc = mt_norm(m, n, r->x2, w, u->ln2, m->h, r->rstd2, false, err);
+    return rc ? rc : mt_op_attention(m->dev, &at, err);
+}
+
+static int project(mt_model *m, const struct mt_unit *u, size_t n, const void *w, const void *x,
+                   const struct mt_record *r, struct mt_err *err)
+{
+    return mt_linear(m, n, m->wd.q, m->wd.c, r->o, w, u->o, u->o_b, x, r->x2, err);
+}
+
+/* The MLP half's record from x2. */
+static int expand(mt_model *m, const struct mt_unit *u, size_t n, const void *w, const struct mt_record *r,
+                  struct mt_err *err)
+{
+    const struct mt_widths *wd = &m->wd;
+    int rc = mt_norm(m, n, r->x2, w, u->ln2, m->h, r->rstd2, false, err);
     if (!rc)
         rc = mt_linear(m, n, wd->c, 2 * wd->f, m->h, w, u->gate_up, u->gate_up_b, NULL, r->gate_up,
                        err);
@@ -154,9 +163,14 @@ static int gated_backward(mt_model *m, size_t n, const struct mt_record *r, stru
                          err);
 }
 
-static size_t layer_record(mt_model *m, void *record, struct mt_record *r)
+/* `x2` is where a half has what lies between the two: its own output, or its input. */
+static struct mt_record layer_record(mt_model *m, const struct mt_unit *u, void *record, const void *x2)
 {
-    return mt_record_layout(r, &m->layout->cfg, m->dt, m->p.max_tokens, record ? record : m->record);
+    struct mt_record r;
+    mt_record_layout(&r, &m->layout->cfg, u->part, m->dt, m->p.max_tokens, record ? record : m->record);
+    if (u->part != MT_PART_BOTH)
+        r.x2 = (void *)(uintptr_t)x2;
+    return r;
 }
 
 int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
@@ -164,13 +178,21 @@ int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const v
 {
     const struct mt_unit *u = &m->layout->units[unit];
     const struct mt_inputs *in = &m->inputs[mb];
-    struct mt_record r;
-    layer_record(m, record, &r);
-    int rc = fill_record(m, u, in, w, x, &r, err);
+    struct mt_record r = layer_record(m, u, record, u->part == MT_PART_MLP ? x : y);
+    size_t n = in->n_tokens;
+    int rc = 0;
+    if (u->part & MT_PART_ATTENTION) {
+        rc = attend(m, u, in, w, x, &r, err);
+        if (!rc)
+            rc = project(m, u, n, w, x, &r, err);
+    }
+    if (rc || !(u->part & MT_PART_MLP))
+        return rc;
+    rc = expand(m, u, n, w, &r, err);
     if (!rc)
-        rc = gated(m, in->n_tokens, &r, err);
+        rc = gated(m, n, &r, err);
     if (!rc)
-        rc = mt_linear(m, in->n_tokens, m->wd.f, m->wd.c, m->s, w, u->down, u->down_b, r.x2, y, err);
+        rc = mt_linear(m, n, m->wd.f, m->wd.c, m->s, w, u->down, u->down_b, r.x2, y, err);
     return rc;
 }
 
@@ -204,10 +226,10 @@ static int backward_attention(mt_model *m, const struct mt_unit *u, const struct
     const struct mt_widths *wd = &m->wd;
     size_t n = in->n_tokens;
     struct mt_linear_bwd o = {.n = n, .in = wd->q, .out = wd->c, .x = r->o, .w = w, .dy = dx,
-                              .p = u->o, .bias = u->o_b, .g = g, .dx = m->ds};
+                              .p = u->o, .bias = u->o_b, .g = g, .dx = m->d_o};
     struct mt_attention_bwd at = {
         .fwd = attention_args(m, u, in, r),
-        .d_o = m->ds,
+        .d_o = m->d_o,
         .dq = m->dqkv,
         .ld_dq = wd->qkv,
         .dk = mt_elem(m, m->dqkv, wd->q),
@@ -231,17 +253,30 @@ static int backward_attention(mt_model *m, const struct mt_unit *u, const struct
     return rc;
 }
 
+/* What backward takes of forward, made again. */
+static int recompute(mt_model *m, const struct mt_unit *u, const struct mt_inputs *in, const void *w,
+                     const void *x, const struct mt_record *r, struct mt_err *err)
+{
+    int rc = 0;
+    if (u->part & MT_PART_ATTENTION)
+        rc = attend(m, u, in, w, x, r, err);
+    if (!rc && u->part == MT_PART_BOTH)
+        rc = project(m, u, in->n_tokens, w, x, r, err);
+    if (!rc && u->part & MT_PART_MLP)
+        rc = expand(m, u, in->n_tokens, w, r, err);
+    return rc;
+}
+
 int mt_model_backward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
                       void *record, void *dx, float *g, struct mt_err *err)
 {
     const struct mt_unit *u = &m->layout->units[unit];
     const struct mt_inputs *in = &m->inputs[mb];
-    struct mt_record r;
-    layer_record(m, record, &r);
-    int rc = record ? 0 : fill_record(m, u, in, w, x, &r, err);
-    if (!rc)
+    struct mt_record r = layer_record(m, u, record, x); /* an attention half alone wants no x2 */
+    int rc = record ? 0 : recompute(m, u, in, w, x, &r, err);
+    if (!rc && u->part & MT_PART_MLP)
         rc = backward_mlp(m, u, in->n_tokens, w, &r, dx, g, err);
-    if (!rc)
+    if (!rc && u->part & MT_PART_ATTENTION)
         rc = backward_attention(m, u, in, w, x, &r, dx, g, err);
     return rc;
 }

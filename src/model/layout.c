@@ -73,15 +73,23 @@ add(struct builder *b, struct mt_param *p, int64_t rows, int64_t cols, const cha
     b->u->trainable |= t->trainable;
 }
 
-static struct mt_unit *open_unit(struct builder *b, enum mt_unit_kind kind, int layer)
+static struct mt_unit *open_unit(struct builder *b, enum mt_unit_kind kind, int block)
 {
     b->u = &b->l->units[b->l->n_units++];
-    *b->u = (struct mt_unit){.kind = kind, .layer = layer, .first_tensor = b->l->n_tensors};
-    if (kind == MT_UNIT_LAYER)
-        snprintf(b->u->name, sizeof(b->u->name), "layer %d", layer);
-    else
+    *b->u = (struct mt_unit){.kind = kind, .layer = block - 1, .block = block, .first_tensor = b->l->n_tensors};
+    if (kind != MT_UNIT_LAYER)
         snprintf(b->u->name, sizeof(b->u->name), "%s", kind == MT_UNIT_EMBED ? "embed" : "head");
     return b->u;
+}
+
+static struct mt_unit *open_layer(struct builder *b, int i, enum mt_layer_part part)
+{
+    static const char *const names[] = {[MT_PART_ATTENTION] = " attention", [MT_PART_MLP] = " mlp",
+                                        [MT_PART_BOTH] = ""};
+    struct mt_unit *u = open_unit(b, MT_UNIT_LAYER, i + 1);
+    u->part = part;
+    snprintf(u->name, sizeof(u->name), "layer %d%s", i, names[part]);
+    return u;
 }
 
 static void close_unit(struct builder *b)
@@ -111,13 +119,12 @@ static struct mt_param stack(struct builder *b, int n, const char *const *parts,
     return p;
 }
 
-static void add_layer(struct builder *b, int i)
+static void add_attention(struct builder *b, int i)
 {
-    static const char *const qkv[] = {"q", "k", "v"}, *const gate_up[] = {"gate", "up"};
+    static const char *const qkv[] = {"q", "k", "v"};
     const struct mt_hf_config *c = &b->l->cfg;
-    int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    int64_t qkv_rows[] = {q, kv, kv}, ffn_rows[] = {c->ffn, c->ffn};
-    struct mt_unit *u = open_unit(b, MT_UNIT_LAYER, i);
+    int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, qkv_rows[] = {q, kv, kv};
+    struct mt_unit *u = b->u;
     u->ln1 = single(b, c->hidden, 0, "input_layernorm.weight", i);
     u->qkv = stack(b, 3, qkv, qkv_rows, c->hidden, "self_attn", "weight", i);
     if (c->qkv_bias)
@@ -129,6 +136,14 @@ static void add_layer(struct builder *b, int i)
     u->o = single(b, c->hidden, q, "self_attn.o_proj.weight", i);
     if (c->o_bias)
         u->o_b = single(b, c->hidden, 0, "self_attn.o_proj.bias", i);
+}
+
+static void add_mlp(struct builder *b, int i)
+{
+    static const char *const gate_up[] = {"gate", "up"};
+    const struct mt_hf_config *c = &b->l->cfg;
+    int64_t ffn_rows[] = {c->ffn, c->ffn};
+    struct mt_unit *u = b->u;
     u->ln2 = single(b, c->hidden, 0, "post_attention_layernorm.weight", i);
     u->gate_up = stack(b, 2, gate_up, ffn_rows, c->hidden, "mlp", "weight", i);
     if (c->mlp_bias)
@@ -136,13 +151,25 @@ static void add_layer(struct builder *b, int i)
     u->down = single(b, c->hidden, c->ffn, "mlp.down_proj.weight", i);
     if (c->mlp_bias)
         u->down_b = single(b, c->hidden, 0, "mlp.down_proj.bias", i);
+}
+
+static void add_layer(struct builder *b, int i)
+{
+    bool halves = b->l->units_per_layer == 2;
+    open_layer(b, i, halves ? MT_PART_ATTENTION : MT_PART_BOTH);
+    add_attention(b, i);
+    if (halves) {
+        close_unit(b);
+        open_layer(b, i, MT_PART_MLP);
+    }
+    add_mlp(b, i);
     close_unit(b);
 }
 
 static void add_ends(struct builder *b, bool head)
 {
     const struct mt_hf_config *c = &b->l->cfg;
-    struct mt_unit *u = open_unit(b, head ? MT_UNIT_HEAD : MT_UNIT_EMBED, -1);
+    struct mt_unit *u = open_unit(b, head ? MT_UNIT_HEAD : MT_UNIT_EMBED, head ? (int)c->n_layers + 1 : 0);
     if (!head)
         u->table = single(b, c->vocab, c->hidden, "model.embed_tokens.weight", -1);
     else if (!c->tied)
@@ -166,18 +193,20 @@ static int check_globs(const struct builder *b, struct mt_err *err)
 }
 
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg,
-                     const struct mt_cfg_list *freeze, bool decay_embeddings, struct mt_err *err)
+                     const struct mt_cfg_list *freeze, bool decay_embeddings, bool halves, struct mt_err *err)
 {
+    size_t per_layer = halves ? 2 : 1;
     struct builder b = {.l = mt_calloc(1, sizeof(struct mt_layout)),
                         .freeze = freeze,
                         .decay_embeddings = decay_embeddings,
                         .glob_used = mt_calloc((size_t)(freeze ? freeze->n : 0), sizeof(bool))};
     int rc = 0;
     if (!b.l || !b.glob_used ||
-        !(b.l->units = mt_calloc((size_t)cfg->n_layers + 2, sizeof(*b.l->units)))) {
+        !(b.l->units = mt_calloc((size_t)cfg->n_layers * per_layer + 2, sizeof(*b.l->units)))) {
         rc = mt_fail_nomem(err, "the model's layout", sizeof(*b.l));
     } else {
         b.l->cfg = *cfg;
+        b.l->units_per_layer = per_layer;
         b.l->tied = cfg->tied;
         add_ends(&b, false);
         for (int i = 0; i < (int)cfg->n_layers; i++)

@@ -22,6 +22,8 @@ struct mt_tensor {
 };
 
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
+/** What of a decoder layer a unit is: both halves, or one where layers are too large for the device. */
+enum mt_layer_part { MT_PART_ATTENTION = 1, MT_PART_MLP = 2, MT_PART_BOTH = 3 };
 
 /**
  * A matrix or vector as the device uses it: one tensor, or several that lie end to end (q, k, v; gate,
@@ -35,7 +37,9 @@ struct mt_param {
 struct mt_unit {
     enum mt_unit_kind kind;
     int layer;                   /* of MT_UNIT_LAYER */
-    char name[32];               /* "embed", "layer 7", "head" */
+    enum mt_layer_part part;     /* of MT_UNIT_LAYER */
+    int block;                   /* 0: embed; 1 and up: the layer; last: head. However layers are cut */
+    char name[32];               /* "embed", "layer 7", "layer 7 mlp", "head" */
     size_t n_elems;              /* of its planes: params at 64-element borders, end padded to
                                     MT_JOIN_BLOCK */
     size_t n_params;             /* without padding */
@@ -50,6 +54,7 @@ struct mt_unit {
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
 struct mt_layout {
     struct mt_hf_config cfg;
+    size_t units_per_layer;    /* 2: attention and MLP are units of their own */
     struct mt_unit *units;
     size_t n_units;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
@@ -59,11 +64,12 @@ struct mt_layout {
 };
 
 /**
- * Lays the model out. `freeze` globs name tensors not trained. Decay: not for biases and norms (`bias`,
+ * Lays the model out; `halves` cuts each layer in two, which is placement: the tensors, their order and every
+ * result stay the same. `freeze` globs name tensors not trained. Decay: not for biases and norms (`bias`,
  * `norm` in the name), and for embeddings only with decay_embeddings (embed_tokens and lm_head).
  */
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg,
-                     const struct mt_cfg_list *freeze, bool decay_embeddings, struct mt_err *err);
+                     const struct mt_cfg_list *freeze, bool decay_embeddings, bool halves, struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 

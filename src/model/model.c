@@ -31,21 +31,26 @@ static void *take(void *base, size_t *at, size_t bytes)
     return p;
 }
 
-size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_dtype dtype,
-                        size_t n, void *base)
+size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_layer_part part,
+                        enum mt_dtype dtype, size_t n, void *base)
 {
     struct mt_widths w = mt_widths(cfg);
-    size_t at = 0, e = mt_dtype_size(dtype);
-    r->qkv = take(base, &at, n * w.qkv * e);
-    r->qk = cfg->qk_norm ? take(base, &at, n * w.qk * e) : r->qkv;
-    r->o = take(base, &at, n * w.q * e);
-    r->x2 = take(base, &at, n * w.c * e);
-    r->gate_up = take(base, &at, n * 2 * w.f * e);
-    r->lse = take(base, &at, n * (size_t)cfg->n_heads * 4);
-    r->rstd1 = take(base, &at, n * 4);
-    r->rstd2 = take(base, &at, n * 4);
-    r->rstd_qk = cfg->qk_norm ? take(base, &at, n * (size_t)(cfg->n_heads + cfg->n_kv_heads) * 4)
-                              : NULL;
+    size_t at = 0, e = mt_dtype_size(dtype), heads = (size_t)(cfg->n_heads + cfg->n_kv_heads);
+    *r = (struct mt_record){NULL};
+    if (part & MT_PART_ATTENTION) {
+        r->qkv = take(base, &at, n * w.qkv * e);
+        r->qk = cfg->qk_norm ? take(base, &at, n * w.qk * e) : r->qkv;
+        r->o = take(base, &at, n * w.q * e);
+        r->lse = take(base, &at, n * (size_t)cfg->n_heads * 4);
+        r->rstd1 = take(base, &at, n * 4);
+        r->rstd_qk = cfg->qk_norm ? take(base, &at, n * heads * 4) : NULL;
+    }
+    if (part == MT_PART_BOTH)
+        r->x2 = take(base, &at, n * w.c * e);
+    if (part & MT_PART_MLP) {
+        r->gate_up = take(base, &at, n * 2 * w.f * e);
+        r->rstd2 = take(base, &at, n * 4);
+    }
     return at;
 }
 
@@ -57,7 +62,10 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
 size_t mt_layout_record_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
 {
     struct mt_record r;
-    return mt_record_layout(&r, &l->cfg, dtype, max_tokens, NULL);
+    if (l->units_per_layer == 1)
+        return mt_record_layout(&r, &l->cfg, MT_PART_BOTH, dtype, max_tokens, NULL);
+    return MT_MAX(mt_record_layout(&r, &l->cfg, MT_PART_ATTENTION, dtype, max_tokens, NULL),
+                  mt_record_layout(&r, &l->cfg, MT_PART_MLP, dtype, max_tokens, NULL));
 }
 
 size_t mt_model_boundary_bytes(const mt_model *m)
@@ -86,10 +94,30 @@ static size_t workspace_bytes(mt_device *dev, const struct mt_model_params *p,
     size_t n = p->max_tokens, n_q = (size_t)cfg->n_heads, n_kv = (size_t)cfg->n_kv_heads;
     size_t d = (size_t)cfg->head_dim;
     size_t widest = MT_MAX(MT_MAX(w.qkv, 2 * w.f), w.c);
-    size_t need = mt_op_attention_workspace(dev, n, p->max_len, n_q, n_kv, d, p->dtype);
-    need = MT_MAX(need, mt_op_rmsnorm_bwd_workspace(dev, n, w.c));
-    need = MT_MAX(need, mt_op_bias_bwd_workspace(dev, n, widest));
+    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c), mt_op_bias_bwd_workspace(dev, n, widest));
     return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, n, n_q, n_kv, d));
+}
+
+/* What a part of a layer needs while it runs, from *at on; the two never run at once. */
+static void part_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p, enum mt_layer_part part,
+                        void *base, size_t *at)
+{
+    const struct mt_hf_config *cfg = &p->layout->cfg;
+    struct mt_widths w = mt_widths(cfg);
+    struct mt_record r;
+    size_t e = mt_dtype_size(p->dtype), n = p->max_tokens, back = p->backward ? n * e : 0;
+    if (p->layout->units_per_layer > 1)
+        take(base, at, mt_record_layout(&r, cfg, part, p->dtype, n, NULL));
+    if (part == MT_PART_ATTENTION) {
+        m->d_o = take(base, at, back * w.q);
+        m->dqkv = take(base, at, back * w.qkv);
+        m->attention = take(base, at,
+                            mt_op_attention_workspace(dev, n, p->max_len, (size_t)cfg->n_heads,
+                                                      (size_t)cfg->n_kv_heads, (size_t)cfg->head_dim, p->dtype));
+    } else {
+        m->s = take(base, at, n * w.f * e);
+        m->ds = take(base, at, back * MT_MAX(w.f, w.c));
+    }
 }
 
 /* Cuts the scratch from `base` (NULL: sizes only); returns its bytes. */
@@ -98,16 +126,20 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
 {
     const struct mt_hf_config *cfg = &p->layout->cfg;
     struct mt_widths w = mt_widths(cfg);
+    struct mt_record r;
     size_t at = 0, e = mt_dtype_size(p->dtype), n = p->max_tokens;
     m->h = take(base, &at, n * w.c * e);
     m->dh = take(base, &at, n * w.c * e);
-    m->s = take(base, &at, n * w.f * e);
-    m->ds = take(base, &at, p->backward ? n * MT_MAX(MT_MAX(w.f, w.q), w.c) * e : 0);
-    m->dqkv = take(base, &at, p->backward ? n * w.qkv * e : 0);
-    m->record = take(base, &at, mt_layout_record_bytes(p->layout, p->dtype, n));
+    m->cast = take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * e : 0);
     m->head_rstd = take(base, &at, n * 4);
     m->workspace = take(base, &at, workspace_bytes(dev, p, cfg));
-    return at;
+    m->record = base ? (char *)base + at : NULL; /* of a whole layer, or of either half */
+    if (p->layout->units_per_layer == 1)
+        take(base, &at, mt_record_layout(&r, cfg, MT_PART_BOTH, p->dtype, n, NULL));
+    size_t attention = at, mlp = at;
+    part_layout(m, dev, p, MT_PART_ATTENTION, base, &attention);
+    part_layout(m, dev, p, MT_PART_MLP, base, &mlp);
+    return MT_MAX(attention, mlp);
 }
 
 /* The arrays of a micro-batch's input block, in the order of struct mt_inputs; returns its bytes. */

@@ -42,7 +42,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
 /** Accepts NULL; the device must be idle. */
 void mt_model_destroy(mt_model **m);
 
-/** Bytes of a boundary: [max_tokens, hidden]; of one layer's activation record for one micro-batch. */
+/** Bytes of a boundary: [max_tokens, hidden]; of one unit's activation record for one micro-batch. */
 size_t mt_model_boundary_bytes(const mt_model *m);
 size_t mt_model_record_bytes(const mt_model *m);
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
@@ -56,7 +56,7 @@ int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float l
 int mt_model_embed(mt_model *m, size_t mb, const void *w, void *x, struct mt_err *err);
 int mt_model_embed_bwd(mt_model *m, size_t mb, const void *dx, float *g, struct mt_err *err);
 
-/** y = layer(x). `record` gets what backward needs; NULL: kept nowhere (scratch). */
+/** y = layer(x), or its half that the unit is. `record` gets what backward needs; NULL: kept nowhere (scratch). */
 int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
                      void *record, struct mt_err *err);
 /** dx: in, the gradient of the layer's output; out, of its input x. `record` NULL: recomputed from x.
@@ -80,9 +80,9 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
 int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
                     struct mt_err *err);
 
-/** Casts a unit's gradient tensor by tensor into `dst` (plane layout, may be g where f32) and writes the
- * partial sums of squares of its trainable tensors. */
-int mt_model_grad_cast(mt_model *m, size_t unit, const float *g, void *dst, enum mt_dtype dst_dtype,
+/** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g, whose first part then holds the
+ * cast) and writes the partial sums of squares of its trainable tensors. */
+int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err);
 
 /** Copies token losses, correct flags and all partial sums to the host block (on the D2H stream). */

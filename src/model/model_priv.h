@@ -17,9 +17,10 @@ struct mt_record {
     void *qkv, *qk, *o, *x2, *gate_up; /* qk is qkv where there is no QK-norm */
     float *lse, *rstd1, *rstd2, *rstd_qk;
 };
-/** Lays a record out from `base` (NULL gives offsets); returns its bytes. */
-size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_dtype dtype,
-                        size_t max_tokens, void *base);
+/** Lays out what a part leaves, from `base` (NULL gives offsets); returns its bytes. x2, which lies between the
+ * halves, is of a record of both alone. */
+size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_layer_part part,
+                        enum mt_dtype dtype, size_t max_tokens, void *base);
 
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_inputs {
@@ -37,7 +38,9 @@ struct mt_model {
     float loss_scale;
 
     void *scratch; /* one allocation, cut into: */
-    void *h, *dh, *s, *ds, *dqkv, *record, *workspace;
+    void *h, *dh, *cast, *workspace, *record;
+    void *d_o, *dqkv, *attention; /* while attention runs; attention: its workspace */
+    void *s, *ds;                 /* while an MLP or the head runs, in the same place */
     float *head_rstd;
     float *logits;
     void *tables; /* cos, sin */

@@ -64,6 +64,23 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
     };
 }
 
+bool mt_plan_fits_device(const struct mt_plan_request *r)
+{
+    struct mt_plan_request t = *r;
+    struct mt_engine_plan plan;
+    mt_device *dev = NULL;
+    if (make_meter(&dev, r, NULL))
+        return false;
+    if (t.activations == MT_ACT_AUTO)
+        t.activations = MT_ACT_RECOMPUTE;
+    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
+    bool fits = !mt_engine_divide(&plan, &p, NULL);
+    if (fits)
+        mt_engine_plan_finish(&plan);
+    mt_device_destroy(&dev);
+    return fits;
+}
+
 /* --- host memory and disk ------------------------------------------------------------------------ */
 
 static enum mt_unit_tier tier_of(uint8_t on_disk)
@@ -149,6 +166,7 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
+    c->layout = r->layout;
     c->micro_batch = p.max_tokens / r->seq_len;
     c->n_micro = p.max_micro;
     c->logits_chunk = p.logits_chunk;
@@ -171,12 +189,13 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
 
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
 {
+    struct mt_plan_request halves = mt_plan_request_in_halves(r);
     struct mt_program prog = {0};
     struct mt_plan_choice c = {0};
     int rc = place(&c, &prog, r, err);
     mt_program_finish(&prog);
     mt_plan_choice_finish(&c);
-    return rc;
+    return rc == -ENOSPC && r->halves && !mt_plan_fits_device(r) ? mt_plan_fits(&halves, err) : rc;
 }
 
 static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,

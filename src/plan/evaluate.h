@@ -9,6 +9,16 @@ int mt_plan_costs(mt_cost_table **out, const struct mt_plan_request *r, struct m
 /** mt_plan_evaluate() with prices at hand; `graph` may be NULL. */
 int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
                        struct mt_sim_graph *graph, struct mt_err *err);
+/** The same with layers cut, which leaves nothing more to cut. */
+static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_plan_request *r)
+{
+    struct mt_plan_request t = *r;
+    t.layout = r->halves;
+    t.halves = NULL;
+    return t;
+}
+/** Does it fit the device at all: layers as they are, and what is left open as thrifty as can be? */
+bool mt_plan_fits_device(const struct mt_plan_request *r);
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev);
 
 #endif

@@ -40,6 +40,16 @@ static int count_drives(int *drives, const struct mt_config *c, const struct mt_
     return 0;
 }
 
+int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
+                    const struct mt_hf_config *hf, struct mt_err *err)
+{
+    bool decay = c->optimizer.decay_embeddings;
+    int rc = mt_layout_create(layout, hf, &c->model.freeze, decay, c->memory.unit == MT_CUT_HALVES, err);
+    *halves = NULL;
+    return rc || c->memory.unit != MT_CUT_AUTO ? rc
+                                               : mt_layout_create(halves, hf, &c->model.freeze, decay, true, err);
+}
+
 const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
 {
     static const char *const kinds[] = {

@@ -76,7 +76,7 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
 static int most_kept(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    int lo = 0, hi = (int)r->layout->n_units - 2;
+    int lo = 0, hi = (int)r->layout->cfg.n_layers;
     mt_device *dev = NULL;
     struct mt_meter_params mp = {.kind = mt_machine_device_kind(r->machine), .n_threads = r->threads,
                                  .budget_bytes = (size_t)r->device_budget};
@@ -230,27 +230,7 @@ static int compare_groups(const void *a, const void *b)
     return (x->least > y->least) - (x->least < y->least);
 }
 
-/* Scratch grows with the micro-batch: the largest that fits at all, by doubling. */
-static bool fits_at_all(const struct mt_plan_request *r)
-{
-    struct mt_plan_request t = *r;
-    struct mt_engine_plan plan;
-    mt_device *dev = NULL;
-    struct mt_meter_params mp = {.kind = mt_machine_device_kind(r->machine), .n_threads = r->threads,
-                                 .budget_bytes = (size_t)r->device_budget};
-    if (mt_device_create_meter(&dev, &mp, NULL))
-        return false;
-    if (t.activations == MT_ACT_AUTO)
-        t.activations = MT_ACT_RECOMPUTE;
-    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
-    bool fits = !mt_engine_divide(&plan, &p, NULL);
-    if (fits)
-        mt_engine_plan_finish(&plan);
-    mt_device_destroy(&dev);
-    return fits;
-}
-
-/* Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as they fit. */
+/* Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. */
 static size_t list_micro_batches(const struct mt_plan_request *r, size_t list[MAX_MICRO_BATCHES])
 {
     struct mt_plan_request t = *r;
@@ -261,7 +241,7 @@ static size_t list_micro_batches(const struct mt_plan_request *r, size_t list[MA
     }
     for (size_t mb = 1; mb < r->rows_per_step * 2 && n < MAX_MICRO_BATCHES; mb *= 2) {
         t.micro_batch = MT_MIN(mb, r->rows_per_step);
-        if (n && !fits_at_all(&t))
+        if (n && !mt_plan_fits_device(&t))
             break;
         list[n++] = t.micro_batch;
     }
@@ -343,7 +323,7 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
     return 0;
 }
 
-int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+static int search_layout(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct search s = {.r = r};
     struct groups *all = mt_calloc(1, sizeof(*all));
@@ -374,4 +354,13 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     }
     *out = s.best;
     return 0;
+}
+
+int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    int rc = search_layout(out, r, err);
+    if (rc != -ENOSPC || !r->halves || mt_plan_fits_device(r))
+        return rc;
+    struct mt_plan_request halves = mt_plan_request_in_halves(r);
+    return search_layout(out, &halves, err);
 }

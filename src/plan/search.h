@@ -8,6 +8,7 @@
 struct mt_plan_request {
     const struct mt_machine *machine; /* borrowed, as layout */
     const struct mt_layout *layout;
+    const struct mt_layout *halves;   /* the same model in halves of layers, for where layers do not fit; or NULL */
     enum mt_dtype dtype, grad_dtype;
     size_t seq_len, rows_per_step, docs_per_row;
     size_t micro_batch, logits_chunk; /* 0: to be chosen */
@@ -40,6 +41,7 @@ enum mt_unit_tier {
 };
 
 struct mt_plan_choice {
+    const struct mt_layout *layout; /* the request's, or its halves */
     size_t micro_batch, n_micro, logits_chunk;
     int slots, keep_layers;
     enum mt_cfg_activations activations;
@@ -54,14 +56,14 @@ struct mt_plan_choice {
 void mt_plan_choice_finish(struct mt_plan_choice *c);
 
 /**
- * One placement, all of it fixed by the request (what is `auto` takes the engine's rules): its memory and
- * its simulated step. -ENOSPC (MT_ERR_NO_FIT) says what is short by how much. `graph`, where not NULL,
+ * One placement of `layout`, all of it fixed by the request (what is `auto` takes the engine's rules): its memory
+ * and its simulated step. -ENOSPC (MT_ERR_NO_FIT) says what is short by how much. `graph`, where not NULL,
  * gets the simulated tasks.
  */
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
                      struct mt_sim_graph *graph, struct mt_err *err);
 
-/** Whether it fits, by the same arithmetic, without simulating. */
+/** Whether it fits, in halves of layers if need be, by the same arithmetic, without simulating. */
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 
 /**
@@ -85,11 +87,14 @@ struct mt_plan_change {
 /** Up to `max` changes, each enough alone, cheapest first: settings by time a token, then hardware. */
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
 
+/** The model as memory.unit cuts it; *halves: in halves of layers where that is left open, or NULL. The caller's. */
+int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
+                    const struct mt_hf_config *hf, struct mt_err *err);
 /** The kind of device that a run of the configuration opens, and what was found of the GPU (mt_device_choose()). */
 const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 /**
  * The request that a configuration makes on a machine: `auto` budgets become the machine's memory, less
- * what the system needs. local: `machine` is the one that this runs on, so that its limits of now count.
+ * what the system needs; `halves` is left to the caller. local: `machine` is the one that this runs on, so that its limits of now count.
  */
 int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *cfg,
                          const struct mt_layout *layout, const struct mt_machine *machine, bool local,

@@ -19,8 +19,7 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
     if (!rc)
-        rc = mt_layout_create(&s->layout, &s->hf, &s->cfg->model.freeze,
-                              s->cfg->optimizer.decay_embeddings, err);
+        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, err);
     if (rc)
         return rc;
     s->dtype = s->cfg->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16;

@@ -82,6 +82,16 @@ static int open_device(struct mt_session *s, struct mt_err *err)
     return rc || !warm ? rc : mt_hw_resident(&s->resident, err);
 }
 
+/* From here on the model is in halves of layers. */
+static void cut_layers(struct mt_session *s)
+{
+    mt_layout_destroy(&s->layout);
+    s->layout = s->halves;
+    s->halves = NULL;
+    s->request.layout = s->layout;
+    s->request.halves = NULL;
+}
+
 /* Where this machine has been measured, `auto` is what the search says; elsewhere the engine's rules. */
 static int search_plan(struct mt_session *s, struct mt_err *err)
 {
@@ -111,8 +121,11 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
     s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
     s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
     s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
+    s->request.halves = s->halves;
     rc = mt_plan_search(&s->choice, &s->request, &why);
     s->has_choice = !rc;
+    if (s->has_choice && s->choice.layout == s->halves)
+        cut_layers(s);
     return 0; /* what does not fit is told by the engine's plan */
 }
 
@@ -148,6 +161,15 @@ int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, s
     struct mt_plan_request r;
     int rc = request_as_run(s, &r, err);
     return rc ? rc : mt_plan_operations(ops, n, &r, err);
+}
+
+static bool fits_device(const struct mt_engine_params *p)
+{
+    struct mt_engine_plan plan;
+    if (mt_engine_divide(&plan, p, NULL))
+        return false;
+    mt_engine_plan_finish(&plan);
+    return true;
 }
 
 static int make_plan(struct mt_session *s, struct mt_err *err)
@@ -201,6 +223,12 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
     for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
         if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
             s->engine_params.isa = i;
+    rc = mt_engine_plan(&s->plan, &s->engine_params, err);
+    if (rc != -ENOSPC || !s->halves || fits_device(&s->engine_params))
+        return rc;
+    cut_layers(s);
+    s->engine_params.layout = s->layout;
+    s->engine_params.drive_bytes = mt_plan_drive_bytes(s->layout);
     return mt_engine_plan(&s->plan, &s->engine_params, err);
 }
 
@@ -218,6 +246,9 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
                                 "chosen", err);
+    if (!rc && s->cfg->memory.unit == MT_CUT_AUTO)
+        rc = mt_config_override(s->cfg, "memory.unit", s->layout->units_per_layer == 2 ? "half" : "layer", "chosen",
+                                err);
     snprintf(v, sizeof(v), "%d", s->engine_params.slots);
     if (!rc && s->has_choice && s->cfg->memory.slots == MT_CFG_AUTO)
         rc = mt_config_override(s->cfg, "memory.slots", v, "chosen", err);
@@ -350,6 +381,7 @@ void mt_session_finish(struct mt_session *s)
     mt_dataset_destroy(&s->data);
     mt_dataset_destroy(&s->eval_data);
     mt_layout_destroy(&s->layout);
+    mt_layout_destroy(&s->halves);
     free(s->cpus);
     free(s->model_dir);
     *s = (struct mt_session){0};

@@ -26,6 +26,7 @@ struct mt_session {
     char *model_dir;
     struct mt_hf_config hf;
     struct mt_layout *layout;
+    struct mt_layout *halves; /* while it is open how layers are cut */
     mt_dataset *data, *eval_data; /* eval_data: a file of its own, else NULL */
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL where there is nothing to train or evaluate on */

@@ -17,6 +17,9 @@ VARIANTS = {
     "keep": {"memory__activations": "keep"},
     "offload": {"memory__activations": "offload"},
     "recompute": {"memory__activations": "recompute"},
+    "half layers": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
+    "half layers, kept": {"memory__unit": "half", "memory__activations": "keep"},
+    "half layers, offloaded": {"memory__unit": "half", "memory__activations": "offload"},
     "one thread": {"device__cpu_threads": 1},
     "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
 }
@@ -32,6 +35,7 @@ DISK = {
     "short transfers": ({**PIECES, "MEGATRAIN_IO_FAULT": "any:short:1:0"}, {"memory__states": "disk"}),
     "transfers in another order": ({**PIECES, "MEGATRAIN_IO_FAULT": "any:reorder:1:0"}, {"memory__states": "disk"}),
     "all on disk": ({**PIECES, "MEGATRAIN_POISON": "1"}, {"memory__states": "disk", "memory__host_budget": "{all}"}),
+    "half layers on disk": (PIECES, {"memory__states": "disk", "memory__host_budget": "{all}", "memory__unit": "half"}),
     "all on disk, threads": ({"MEGATRAIN_IO": "threads"}, {"memory__states": "disk", "memory__host_budget": "{all}"}),
     "mixed": (PIECES, {"memory__states": "auto", "memory__host_budget": "{mixed}"}),
     "activations on disk": ({}, {"memory__activations": "disk", "memory__device_budget": "{device}",
@@ -84,7 +88,8 @@ def run(tmp, name, model, data, env=None, resume_at=None, first=None, **over):
         megatrain("-q", "run", path, "--max-steps", max(STEPS // 2 - 1, 1), env=first_env)
         megatrain("-q", "run", ini, "--resume", env=env)
     elif resume_at:
-        other = {**over, "memory__slots": 5, "memory__activations": "keep", "checkpoint__every": resume_at}
+        other = {**over, "memory__slots": 5, "memory__activations": "keep", "memory__unit": "half",
+                 "checkpoint__every": resume_at}
         first = write_ini(out + ".first.ini", base(model, data, out, **other))
         megatrain("-q", "run", first, "--max-steps", resume_at)
         megatrain("-q", "run", ini, "--resume", env=env)
@@ -151,6 +156,22 @@ def check_disk(tmp, tag, model, data, common, same):
     assert told[0] == told[1] and "loss" in told[0], told
 
 
+def check_cut(tmp, tag, data, common):
+    """Where layers do not fit they are cut, by themselves, and nothing but the memory changes."""
+    model = write_model(os.path.join(tmp, f"wide-{tag}"),
+                        config("qwen3", num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=16,
+                               head_dim=64, intermediate_size=1360))
+    out = os.path.join(tmp, f"{tag} cut".replace(" ", "-"))
+    least = {unit: smallest_budget(tmp, base(model, data, out, **common, memory__unit=unit))
+             for unit in ("layer", "auto")}
+    assert least["auto"] < 0.9 * least["layer"], least
+    want = run(tmp, f"{tag} whole", model, data, **common)
+    assert run(tmp, f"{tag} cut", model, data, **common, memory__device_budget=f"{least['auto']}KiB") == want
+    for name, unit in ("whole", "layer"), ("cut", "half"):
+        with open(os.path.join(tmp, f"{tag}-{name}", "config.effective.ini")) as f:
+            assert f"unit = {unit} ;" in f.read(), name
+
+
 def check(tmp, dtype, tied):
     model = write_model(os.path.join(tmp, f"model-{dtype}-{tied}"),
                         config("qwen3", tie_word_embeddings=tied, num_hidden_layers=LAYERS))
@@ -171,12 +192,15 @@ def check(tmp, dtype, tied):
         same(name, run(tmp, f"{tag} {name}", model, data, **common, **over))
     for name, env in ENVIRONMENTS.items():
         same(name, run(tmp, f"{tag} {name}", model, data, env=env, **common, memory__slots=2))
-    for act in ("recompute", "offload"):
+    for act, unit in ("recompute", "half"), ("recompute", "layer"), ("offload", "layer"):
         out = os.path.join(tmp, "none")
-        budget = f"{smallest_budget(tmp, base(model, data, out, **common, memory__activations=act))}KiB"
-        same(f"tiny budget {budget} {act}",
-             run(tmp, f"{tag} tiny {act}", model, data, env={"MEGATRAIN_POISON": "1"}, **common,
-                 memory__device_budget=budget, memory__activations=act))
+        tiny = {**common, "memory__activations": act, "memory__unit": unit}
+        budget = f"{smallest_budget(tmp, base(model, data, out, **tiny))}KiB"
+        same(f"tiny budget {budget} {act} {unit}",
+             run(tmp, f"{tag} tiny {act} {unit}", model, data, env={"MEGATRAIN_POISON": "1"},
+                 memory__device_budget=budget, **tiny))
+    if not tied:
+        check_cut(tmp, tag, data, common)
     check_disk(tmp, tag, model, data, common, same)
     same("resumed", run(tmp, f"{tag} resumed", model, data, resume_at=STEPS // 2, **common, memory__slots=2,
                         memory__activations="recompute"))

@@ -54,6 +54,7 @@ def a_405b_plan_takes_a_second(tmp):
     """With drives and without, and where it does not fit; processor seconds, with room for sanitizers."""
     model = shape_json(tmp, "405b")
     for more, code in ((("--gpu-mem", "80GiB", "--host-mem", "1024GiB", "--nvme", "7GB/s", "--drives", "4"), 0),
+                       (("--host-mem", "256GiB", "--nvme", "7GB/s", "--drives", "4"), 0),
                        (("--gpu-mem", "80GiB", "--host-mem", "8192GiB"), 0), ((), 4)):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         plan("--machine", "rtx4090", *more, "--model", model, expect=code)

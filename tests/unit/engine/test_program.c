@@ -81,6 +81,7 @@ static void every_variant_passes_the_checker(void **state)
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
         f.p.tied = v >> 3 & 1;
+        f.p.one_ring = !f.p.tied && v % 3 == 1;
         f.p.join = v >> 4 & 1;
         f.p.cast = !(v >> 5 & 1);
         f.p.microbatch = v >> 6 & 1;
@@ -112,6 +113,7 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
         f.p.tied = v >> 3 & 1;
+        f.p.one_ring = !f.p.tied && v % 3 == 1;
         f.p.join = v >> 4 & 1;
         f.p.microbatch = (v >> 5 & 3) == 3;
         f.p.poison = v >> 6 & 1;

@@ -19,7 +19,7 @@ static struct mt_layout *layout_of(const char *json, const struct mt_cfg_list *f
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
     if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) ||
-        mt_layout_create(&l, &cfg, freeze, decay, &err))
+        mt_layout_create(&l, &cfg, freeze, decay, false, &err))
         fail_msg("%s", err.msg);
     return l;
 }
@@ -132,6 +132,35 @@ static void tensors_tile_their_units(void **state)
     }
 }
 
+/* Cut or not: the same tensors in the same order, each in the block that names its file of a checkpoint. */
+static void halves_are_the_same_model(void **state)
+{
+    (void)state;
+    for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
+        struct mt_layout *whole = layout_of(variants[v], NULL, true), *l = NULL;
+        assert_int_equal(mt_layout_create(&l, &cfg, NULL, true, true, NULL), 0);
+        assert_int_equal(l->n_units, 6);
+        assert_int_equal(l->n_tensors, whole->n_tensors);
+        assert_true(l->n_params == whole->n_params);
+        for (size_t t = 0; t < l->n_tensors; t++) {
+            const struct mt_tensor *a = &whole->tensors[t], *b = &l->tensors[t];
+            const struct mt_unit *u = &l->units[b->unit];
+            assert_string_equal(a->name, b->name);
+            assert_int_equal(a->n, b->n);
+            assert_int_equal(whole->units[a->unit].block, u->block);
+            if (u->kind == MT_UNIT_LAYER)
+                assert_int_equal(u->part, strstr(a->name, "mlp") || strstr(a->name, "post_attention")
+                                              ? MT_PART_MLP : MT_PART_ATTENTION);
+        }
+        check_param(l, &l->units[1], l->units[1].o, 24 * 48);
+        check_param(l, &l->units[1], l->units[1].down, 0);
+        check_param(l, &l->units[2], l->units[2].ln2, 24);
+        check_param(l, &l->units[2], l->units[2].qkv, 0);
+        mt_layout_destroy(&whole);
+        mt_layout_destroy(&l);
+    }
+}
+
 static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
 {
     (void)state;
@@ -162,10 +191,10 @@ static void globs_freeze_tensors_and_whole_units(void **state)
     struct mt_err err = {0};
     char *nothing[] = {"model.layers.7.*"}, *all[] = {"*"};
     list = (struct mt_cfg_list){nothing, 1};
-    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, &err), -EINVAL);
+    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, false, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "matches no tensor"));
     list = (struct mt_cfg_list){all, 1};
-    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, &err), -EINVAL);
+    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, false, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "nothing to train"));
     assert_null(l);
 }
@@ -175,6 +204,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_models_have_their_parameter_counts),
         cmocka_unit_test(tensors_tile_their_units),
+        cmocka_unit_test(halves_are_the_same_model),
         cmocka_unit_test(decay_spares_biases_norms_and_perhaps_embeddings),
         cmocka_unit_test(globs_freeze_tensors_and_whole_units),
     };

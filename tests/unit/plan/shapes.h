@@ -13,7 +13,7 @@ static const struct shape tiny = {64, 96, 4, 4, 2, 320}, small = {512, 1536, 8, 
                           mistral123b = {12288, 28672, 88, 96, 8, 32768},
                           llama405b = {16384, 53248, 126, 128, 8, 128256};
 
-static inline struct mt_layout *make_layout(const struct shape *s)
+static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
 {
     char json[1024];
     struct mt_hf_config cfg;
@@ -28,9 +28,14 @@ static inline struct mt_layout *make_layout(const struct shape *s)
                      "\"hidden_act\":\"silu\"}",
                      s->hidden, s->ffn, s->layers, s->heads, s->kv, s->vocab);
     if (mt_hf_config_parse(&cfg, json, (size_t)n, "shape", &err) ||
-        mt_layout_create(&l, &cfg, &none, true, &err))
+        mt_layout_create(&l, &cfg, &none, true, halves, &err))
         fail_msg("%s", err.msg);
     return l;
+}
+
+static inline struct mt_layout *make_layout(const struct shape *s)
+{
+    return lay_out(s, false);
 }
 
 /* 100 TFLOP/s whatever the shape, links of 25 GB/s, drives of 7 and 5 GB/s; nothing slows another down. */

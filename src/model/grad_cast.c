@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A gradient on its way out. Where there is no room for the cast beside it, the cast takes the place of what was
+ * cast before: 16-bit element i lies where 32-bit element i / 2 was, so a piece that begins at element `at` of the
+ * plane may have `at` elements; the first ones go through a small buffer.
+ */
+#include "base/mem.h"
+#include "model/model_priv.h"
+
+struct cast {
+    mt_model *m;
+    float *g, *partials; /* partials: of the tensor */
+    char *dst;
+    enum mt_dtype dtype;
+};
+
+/* Elements [at, at + n) of the plane; `first` is the tensor's first, and at lies a whole number of blocks behind it. */
+static int cast_piece(const struct cast *c, size_t first, size_t at, size_t n, void *to, struct mt_err *err)
+{
+    return mt_op_grad_cast(c->m->dev,
+                           &(struct mt_grad_cast){
+                               .n = n,
+                               .src = c->g + at,
+                               .dst_dtype = c->dtype,
+                               .dst = to,
+                               .partials = c->partials + (at - first) / MT_SUMSQ_BLOCK,
+                           },
+                           err);
+}
+
+static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt_err *err)
+{
+    size_t size = mt_dtype_size(c->dtype), end = first + n, piece;
+    int rc = 0;
+    for (size_t at = first; at < end && !rc; at += piece) {
+        void *to = c->dst + at * size;
+        bool apart = at < MT_SUMSQ_BLOCK;
+        piece = MT_MIN(end - at, apart ? MT_SUMSQ_BLOCK : at / MT_SUMSQ_BLOCK * MT_SUMSQ_BLOCK);
+        rc = cast_piece(c, first, at, piece, apart ? c->m->cast : to, err);
+        if (!rc && apart)
+            rc = mt_device_copy(c->m->dev, MT_STREAM_COMPUTE,
+                                &(struct mt_copy){to, piece * size, c->m->cast, piece * size, piece * size, 1}, err);
+    }
+    return rc;
+}
+
+int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
+                       struct mt_err *err)
+{
+    const struct mt_unit *u = &m->layout->units[unit];
+    bool in_place = (void *)g == dst && dst_dtype != MT_F32;
+    int rc = 0;
+    for (size_t t = u->first_tensor; !rc && t < u->first_tensor + u->n_tensors; t++) {
+        const struct mt_tensor *ten = &m->layout->tensors[t];
+        struct cast c = {m, g, mt_model_stats_partials(m, m->stats_dev) + m->partials_at[t], dst, dst_dtype};
+        if (!ten->trainable)
+            continue;
+        rc = in_place ? cast_in_place(&c, ten->first, ten->n, err)
+                      : cast_piece(&c, ten->first, ten->first, ten->n,
+                                   c.dst + ten->first * mt_dtype_size(dst_dtype), err);
+    }
+    return rc;
+}
