@@ -12,13 +12,8 @@
 static int seconds_with(double *seconds, const struct plan_view *v, const struct mt_machine *m, struct mt_err *err)
 {
     struct mt_plan_choice c;
-    struct mt_plan_request r = v->request;
+    struct mt_plan_request r = mt_plan_request_as(&v->request, &v->choice);
     r.machine = m;
-    r.micro_batch = v->choice.micro_batch;
-    r.logits_chunk = v->choice.logits_chunk;
-    r.slots = v->choice.slots;
-    r.keep_layers = v->choice.keep_layers;
-    r.activations = v->choice.activations;
     int rc = mt_plan_evaluate(&c, &r, NULL, err);
     if (rc)
         return rc;

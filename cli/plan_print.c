@@ -141,9 +141,9 @@ static void print_choices(const struct plan_view *v)
     printf("\nChoice                  value      why\n");
     explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->micro_batch != 0);
     printf("  train.micro_batch     %-9zu  %s\n", c->micro_batch, why);
-    if (c->layout->units_per_layer > 1)
+    if (c->layout->halves)
         printf("  memory.unit           half       %s\n",
-               c->layout == v->layout ? "as configured" : "whole layers do not fit the device");
+               c->layout == v->layout ? "as configured" : "whole layers are too large for the device");
     explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->activations != MT_ACT_AUTO);
     printf("  memory.activations    %-9s  %s\n", act_names[c->activations], why);
     if (c->activations == MT_ACT_RECOMPUTE)
@@ -256,7 +256,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     const struct mt_plan_choice *c = &v->choice;
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
     cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->micro_batch);
-    cJSON_AddStringToObject(k, "memory.unit", c->layout->units_per_layer > 1 ? "half" : "layer");
+    cJSON_AddStringToObject(k, "memory.unit", c->layout->halves ? "half" : "layer");
     cJSON_AddStringToObject(k, "memory.activations", act_names[c->activations]);
     cJSON_AddNumberToObject(k, "memory.keep_layers", c->keep_layers);
     cJSON_AddNumberToObject(k, "memory.slots", c->slots);

@@ -68,10 +68,11 @@ void cli_print_session(const struct mt_session *s)
             s->n_threads,
             mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
+    size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);
     fprintf(stderr, "Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
-            p->program.n_buffers[MT_POOL_WEIGHTS], (size_t)s->hf.n_layers * s->layout->units_per_layer,
-            s->layout->units_per_layer > 1 ? "half layers'" : "layers'", acts[p->activations],
+            p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
+            p->program.one_ring ? "units'" : s->layout->halves ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->has_choice)
         fprintf(stderr, "Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",

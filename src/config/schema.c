@@ -101,7 +101,7 @@ const struct mt_key mt_keys[] = {
      "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
      "last checkpoint."},
     {"memory", "slots", MT_KEY_COUNT_AUTO, AT(memory.slots), "auto", NULL, 2, 1024, NULL,
-     "Layers' weights on the device at once; auto is 3, or all where they fit."},
+     "Weights of so many layers, or halves of layers, on the device at once; auto is 3, or all where they fit."},
     {"memory", "unit", MT_KEY_CHOICE, AT(memory.unit), "auto", "auto|layer|half", ANY, NULL,
      "What is on the device at once: a decoder layer, or its attention or MLP half; auto: halves where layers "
      "do not fit."},

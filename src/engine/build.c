@@ -87,7 +87,7 @@ static int record(struct writer *w, size_t unit, size_t mb)
     int *slot = &w->rec[unit * w->p->n_micro + mb];
     if (*slot == NONE)
         *slot = add_object(w, MT_OBJ_RECORD, MT_POOL_RECORD, (int)unit, (int)mb,
-                           w->p->record_bytes);
+                           w->p->units[unit].record_bytes);
     return *slot;
 }
 
@@ -309,7 +309,7 @@ void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_
     bytes[MT_POOL_BOUNDARY] = p->boundary_bytes;
     for (size_t u = 0; u < p->n_units; u++)
         if (p->mode == MT_MODE_TRAIN && p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute)
-            bytes[MT_POOL_RECORD] = p->record_bytes;
+            bytes[MT_POOL_RECORD] = MT_MAX(bytes[MT_POOL_RECORD], p->units[u].record_bytes);
     host_buffer_bytes(p, bytes);
 }
 
@@ -336,7 +336,7 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
 {
-    size_t bytes[MT_N_POOLS], n_mb = p->n_micro, layers = p->n_units - 2, saved = 0;
+    size_t bytes[MT_N_POOLS], n_mb = p->n_micro, between = p->n_units - 2, saved = 0;
     int count[3] = {0};
     bool train = p->mode == MT_MODE_TRAIN;
     mt_program_buffer_bytes(p, bytes);
@@ -353,9 +353,9 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
         n[MT_POOL_GRAD_OUT + c] = MT_MIN(count[c], 2);
     }
     n[MT_POOL_STATE] = 6; /* two each on their way in, in Adam's hands and on their way out */
-    n[MT_POOL_SPILLED] = (int)((layers + 2) * n_mb + n_mb);
+    n[MT_POOL_SPILLED] = (int)((between + 2) * n_mb + n_mb);
     n[MT_POOL_SPILLED_RECORD] = (int)(saved * n_mb);
-    n[MT_POOL_BOUNDARY] = (int)((train ? layers + 2 : 2) * n_mb);
+    n[MT_POOL_BOUNDARY] = (int)((train ? between + 2 : 2) * n_mb);
     n[MT_POOL_RECORD] = (int)(saved * n_mb);
     int least[MT_N_POOLS];
     mt_program_min_buffers(p, least);

@@ -30,7 +30,7 @@ struct mt_engine_params {
     size_t logits_chunk;
     bool train;                     /* false: evaluation alone, no gradients or optimizer */
 
-    int slots;                      /* decoder layers' weight slots, or MT_CFG_AUTO */
+    int slots;                      /* weight slots of layers or their halves, or MT_CFG_AUTO */
     enum mt_cfg_activations activations;
     int keep_layers;                /* with recompute: the last layers whose records stay all the same */
     bool microbatch;                /* schedule for comparison */
@@ -83,6 +83,8 @@ int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uin
                         const struct mt_engine_params *p, struct mt_err *err);
 /** The same without building the step: spill_bytes, h2d_bytes and d2h_bytes stay 0. */
 int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err);
+/** Does the device's budget suffice? */
+bool mt_engine_fits(const struct mt_engine_params *p);
 void mt_engine_plan_finish(struct mt_engine_plan *plan);
 
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);

@@ -156,5 +156,8 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
                         struct mt_err *err);
 /** Sums the partial squares; NaN or infinite where the gradient is. *bad: first tensor at fault. */
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
+/** From each tensor's sum: blocks backward, the tensors of a block as they stand, however layers are cut. */
+double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
+                    const struct mt_tensor **bad);
 
 #endif

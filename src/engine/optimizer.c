@@ -77,8 +77,9 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
     return rc;
 }
 
-static double tensor_square_sum(const mt_engine *e, size_t t)
+static double tensor_square_sum(const void *ctx, size_t t)
 {
+    const mt_engine *e = ctx;
     size_t n;
     const float *part = mt_model_partials(e->model, t, &n);
     double sum = 0;
@@ -87,21 +88,28 @@ static double tensor_square_sum(const mt_engine *e, size_t t)
     return sum;
 }
 
-double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad)
+double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
+                    const struct mt_tensor **bad)
 {
     double sum = 0;
     *bad = NULL;
-    for (size_t u = e->layout->n_units; u-- > 0;) {
-        const struct mt_unit *unit = &e->layout->units[u];
-        for (size_t i = unit->first_tensor; i < unit->first_tensor + unit->n_tensors; i++) {
-            const struct mt_tensor *t = &e->layout->tensors[i];
-            if (!t->trainable)
+    for (size_t end = l->n_units, first; end > 0; end = first) {
+        for (first = end - 1; first > 0 && l->units[first - 1].block == l->units[end - 1].block;)
+            first--;
+        const struct mt_unit *last = &l->units[end - 1];
+        for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++) {
+            if (!l->tensors[i].trainable)
                 continue;
-            double s = tensor_square_sum(e, i);
+            double s = square_sum(ctx, i);
             if (!isfinite(s) && !*bad)
-                *bad = t;
+                *bad = &l->tensors[i];
             sum += s;
         }
     }
     return sqrt(sum);
+}
+
+double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad)
+{
+    return mt_grad_norm(e->layout, tensor_square_sum, e, bad);
 }

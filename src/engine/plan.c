@@ -21,7 +21,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
 {
     const struct mt_layout *l = p->layout;
     /* the last layers: their records live shortest, from the turn on they are given up one by one */
-    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * l->units_per_layer, l->n_units - 2);
+    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * (l->halves ? 2 : 1), l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
@@ -32,6 +32,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .link_bytes = unit->n_elems * mt_dtype_size(p->dtype),
             .grad_elems = unit->n_elems,
             .trainable = unit->trainable,
+            .record_bytes = mt_unit_record_bytes(l, u, p->dtype, p->max_tokens),
             .recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept,
         };
     }
@@ -55,7 +56,6 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .microbatch = p->microbatch,
         .poison = p->poison,
         .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->dtype, p->max_tokens),
-        .record_bytes = mt_layout_record_bytes(p->layout, p->dtype, p->max_tokens),
         .grad_bytes = mt_dtype_size(p->grad_dtype),
     };
 }
@@ -96,17 +96,20 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         err, MT_ERR_NO_FIT, -ENOSPC,
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
-        "train.micro_batch or data.seq_len, or set memory.activations = recompute",
+        "train.micro_batch or data.seq_len, or set memory.activations = recompute%s",
         mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
         mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
         mt_format_bytes(grad, sizeof(grad), g),
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
-        mt_format_bytes(logits, sizeof(logits), plan->logits));
+        mt_format_bytes(logits, sizeof(logits), plan->logits),
+        p->layout->halves ? "" : " or memory.unit = half");
 }
 
-static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, bool keep,
+/* *needed: the bytes that would do. */
+static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t *needed,
                          struct mt_err *err)
 {
+    bool keep = plan->activations == MT_ACT_KEEP;
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
     size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
@@ -122,6 +125,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
             b.n[i] = b.most[i];
         need += (size_t)b.n[i] * b.bytes[i];
     }
+    *needed = need;
     if (need > lim->budget_bytes)
         return fail_short(err, p, need, plan, &b);
     b.free = lim->budget_bytes - need;
@@ -134,19 +138,28 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     return 0;
 }
 
-static int plan_with(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     enum mt_cfg_activations act, struct mt_err *err)
+/* Thriftier ways only where no way with activations does without; what is told is what would need the least. */
+static int choose_way(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
 {
-    int rc = -ENOSPC;
-    plan->activations = act;
-    describe_units(plan, p);
-    for (size_t i = 0; i < MT_ARRAY_LEN(thrift) && rc; i++) {
-        if (thrift[i] & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
+    const enum mt_cfg_activations ways[] = {p->activations == MT_ACT_AUTO ? MT_ACT_KEEP : p->activations,
+                                            MT_ACT_RECOMPUTE};
+    size_t n_ways = p->activations == MT_ACT_AUTO ? 2 : 1, least = SIZE_MAX;
+    for (size_t i = 0; i < n_ways * MT_ARRAY_LEN(thrift); i++) {
+        int saving = thrift[i / n_ways];
+        struct mt_err why = {0};
+        size_t needed = 0;
+        if (saving & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
             continue;
-        describe_program(plan, p, thrift[i]);
-        rc = divide_budget(plan, p, act == MT_ACT_KEEP, err);
+        plan->activations = ways[i % n_ways];
+        describe_units(plan, p);
+        describe_program(plan, p, saving);
+        if (!divide_budget(plan, p, &needed, &why))
+            return 0;
+        if (needed < least && err)
+            *err = why;
+        least = MT_MIN(least, needed);
     }
-    return rc;
+    return -ENOSPC;
 }
 
 static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, struct mt_err *err)
@@ -222,19 +235,22 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
-    if (p->activations == MT_ACT_AUTO) {
-        rc = plan_with(&plan, p, MT_ACT_KEEP, err);
-        if (rc)
-            rc = plan_with(&plan, p, MT_ACT_RECOMPUTE, err);
-    } else {
-        rc = plan_with(&plan, p, p->activations, err);
-    }
+    rc = choose_way(&plan, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;
     }
     *out = plan;
     return 0;
+}
+
+bool mt_engine_fits(const struct mt_engine_params *p)
+{
+    struct mt_engine_plan plan;
+    if (mt_engine_divide(&plan, p, NULL))
+        return false;
+    mt_engine_plan_finish(&plan);
+    return true;
 }
 
 static int plan_step(struct mt_engine_plan *out, struct mt_program *step, uint64_t *host_bytes,

@@ -80,7 +80,7 @@ struct mt_object {
 };
 
 enum mt_pool_id {
-    MT_POOL_WEIGHTS,       /* decoder layers: the slot ring */
+    MT_POOL_WEIGHTS,       /* decoder layers or their halves: the slot ring */
     MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
@@ -155,7 +155,8 @@ struct mt_unit_shape {
     size_t link_bytes;   /* of a load */
     size_t grad_elems;
     bool trainable;
-    bool recompute; /* layers: no activation record */
+    size_t record_bytes; /* layers: of the activation record of a micro-batch */
+    bool recompute;      /* layers: no activation record */
     /* planes on the disk; all 0: none */
     size_t staged_elem_bytes; /* bytes of an element that loads take from the disk */
     size_t state_elem_bytes;  /* that updates alone take from it, gradient included, and give back: */
@@ -176,7 +177,7 @@ struct mt_program_params {
     bool cast;       /* gradients are cast into a buffer of their own; else in place */
     bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
-    size_t boundary_bytes, record_bytes;
+    size_t boundary_bytes;
     size_t grad_bytes;            /* of a gradient element as cast */
     size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* boundaries and records that leave the device may go on to the disk */

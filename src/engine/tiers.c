@@ -20,14 +20,13 @@ enum {
     LARGE_PIECE = 4 << 20,
     MIN_PIECE = 64 << 10,
     MANY_PIECES = 64, /* of a unit: enough to flow; more would only make the step's program long */
-    SPILL_SHARE = 16, /* of host memory, for what waits behind the writes of a unit's states */
+    SPILL_SHARE = 16, /* of host memory */
 };
 
 struct tiers {
     struct mt_engine_plan *plan;
     const struct mt_engine_params *p;
     uint64_t host; /* what there is */
-    const int *wanted; /* boundaries and records that may be in staging at once */
 };
 
 static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
@@ -107,24 +106,16 @@ static bool fits(const struct tiers *t)
     return in_use(t) <= t->host;
 }
 
-/* The fewest buffers with which what is on the disk can be reached without queueing for it. */
+/* The fewest buffers with which what is on the disk can be reached. */
 static void least_buffers(const struct tiers *t)
 {
     int n[MT_N_POOLS];
-    size_t bytes[MT_N_POOLS];
     struct mt_program_params *p = &t->plan->program;
     mt_program_min_buffers(p, n);
-    mt_program_buffer_bytes(p, bytes);
     for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
         p->n_buffers[i] = n[i];
     if (n[MT_POOL_STATE])
         p->n_buffers[MT_POOL_STATE] = RING;
-    for (int k = 0; k < 2; k++) {
-        int *spilled = &p->n_buffers[MT_POOL_SPILLED + k];
-        if (*spilled)
-            *spilled = (int)MT_MAX((uint64_t)*spilled, MT_MIN((uint64_t)t->wanted[k],
-                                                              t->host / SPILL_SHARE / bytes[MT_POOL_SPILLED + k]));
-    }
 }
 
 /* A ring takes no more than an eighth of what there is, in pieces that drives like. */
@@ -190,6 +181,17 @@ static void grow(const struct tiers *t, int pool, int want)
     }
 }
 
+/* What leaves the device in forward waits behind the writes of whole units' states: a share of host memory that
+ * weights do not get. */
+static uint64_t spill_reserve(const struct tiers *t, const int wanted[2])
+{
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(&t->plan->program, bytes);
+    uint64_t want = (uint64_t)wanted[0] * bytes[MT_POOL_SPILLED] +
+                    (uint64_t)wanted[1] * bytes[MT_POOL_SPILLED_RECORD];
+    return t->host == UINT64_MAX ? 0 : MT_MIN(want, t->host / SPILL_SHARE);
+}
+
 static void choose_states(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++)
@@ -221,7 +223,7 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[2],
                    bool spill)
 {
-    struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes, .wanted = wanted};
+    struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
     bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
     uint64_t beside = 0;
     memset(plan->on_disk, 0, plan->program.n_units);
@@ -233,13 +235,16 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     plan->program.spill_disk = spill;
     if (states && !spill)
         set_aside(&t, &beside, p->drive_bytes);
+    uint64_t reserve = spill ? spill_reserve(&t, wanted) : 0;
+    t.host -= reserve;
     if (states)
         choose_states(&t);
     else
         least_buffers(&t);
+    t.host += reserve;
     if (spill) { /* before whole units: as much traffic a byte, and gone when there are no more */
-        grow(&t, MT_POOL_SPILLED, wanted[0]);
-        grow(&t, MT_POOL_SPILLED_RECORD, wanted[1]);
+        grow(&t, MT_POOL_SPILLED, MT_MIN(wanted[0], INT16_MAX));
+        grow(&t, MT_POOL_SPILLED_RECORD, MT_MIN(wanted[1], INT16_MAX));
     }
     if (states && p->states == MT_STATES_AUTO)
         keep_units(&t);

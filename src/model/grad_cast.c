@@ -36,10 +36,10 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
         void *to = c->dst + at * size;
         bool apart = at < MT_SUMSQ_BLOCK;
         piece = MT_MIN(end - at, apart ? MT_SUMSQ_BLOCK : at / MT_SUMSQ_BLOCK * MT_SUMSQ_BLOCK);
-        rc = cast_piece(c, first, at, piece, apart ? c->m->cast : to, err);
+        rc = cast_piece(c, first, at, piece, apart ? c->m->cast_start : to, err);
         if (!rc && apart)
             rc = mt_device_copy(c->m->dev, MT_STREAM_COMPUTE,
-                                &(struct mt_copy){to, piece * size, c->m->cast, piece * size, piece * size, 1}, err);
+                                &(struct mt_copy){to, piece * size, c->m->cast_start, piece * size, piece * size, 1}, err);
     }
     return rc;
 }

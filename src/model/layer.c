@@ -37,7 +37,7 @@ static struct mt_attention attention_args(const mt_model *m, const struct mt_uni
         .o = r->o,
         .ld_o = wd->q,
         .lse = r->lse,
-        .workspace = m->attention,
+        .workspace = m->attention_workspace,
     };
 }
 

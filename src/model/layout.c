@@ -76,7 +76,7 @@ add(struct builder *b, struct mt_param *p, int64_t rows, int64_t cols, const cha
 static struct mt_unit *open_unit(struct builder *b, enum mt_unit_kind kind, int block)
 {
     b->u = &b->l->units[b->l->n_units++];
-    *b->u = (struct mt_unit){.kind = kind, .layer = block - 1, .block = block, .first_tensor = b->l->n_tensors};
+    *b->u = (struct mt_unit){.kind = kind, .layer = -1, .block = block, .first_tensor = b->l->n_tensors};
     if (kind != MT_UNIT_LAYER)
         snprintf(b->u->name, sizeof(b->u->name), "%s", kind == MT_UNIT_EMBED ? "embed" : "head");
     return b->u;
@@ -87,6 +87,7 @@ static struct mt_unit *open_layer(struct builder *b, int i, enum mt_layer_part p
     static const char *const names[] = {[MT_PART_ATTENTION] = " attention", [MT_PART_MLP] = " mlp",
                                         [MT_PART_BOTH] = ""};
     struct mt_unit *u = open_unit(b, MT_UNIT_LAYER, i + 1);
+    u->layer = i;
     u->part = part;
     snprintf(u->name, sizeof(u->name), "layer %d%s", i, names[part]);
     return u;
@@ -155,7 +156,7 @@ static void add_mlp(struct builder *b, int i)
 
 static void add_layer(struct builder *b, int i)
 {
-    bool halves = b->l->units_per_layer == 2;
+    bool halves = b->l->halves;
     open_layer(b, i, halves ? MT_PART_ATTENTION : MT_PART_BOTH);
     add_attention(b, i);
     if (halves) {
@@ -195,18 +196,17 @@ static int check_globs(const struct builder *b, struct mt_err *err)
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg,
                      const struct mt_cfg_list *freeze, bool decay_embeddings, bool halves, struct mt_err *err)
 {
-    size_t per_layer = halves ? 2 : 1;
     struct builder b = {.l = mt_calloc(1, sizeof(struct mt_layout)),
                         .freeze = freeze,
                         .decay_embeddings = decay_embeddings,
                         .glob_used = mt_calloc((size_t)(freeze ? freeze->n : 0), sizeof(bool))};
     int rc = 0;
     if (!b.l || !b.glob_used ||
-        !(b.l->units = mt_calloc((size_t)cfg->n_layers * per_layer + 2, sizeof(*b.l->units)))) {
+        !(b.l->units = mt_calloc((size_t)cfg->n_layers * (halves ? 2 : 1) + 2, sizeof(*b.l->units)))) {
         rc = mt_fail_nomem(err, "the model's layout", sizeof(*b.l));
     } else {
         b.l->cfg = *cfg;
-        b.l->units_per_layer = per_layer;
+        b.l->halves = halves;
         b.l->tied = cfg->tied;
         add_ends(&b, false);
         for (int i = 0; i < (int)cfg->n_layers; i++)

@@ -54,7 +54,7 @@ struct mt_unit {
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
 struct mt_layout {
     struct mt_hf_config cfg;
-    size_t units_per_layer;    /* 2: attention and MLP are units of their own */
+    bool halves;               /* attention and MLP are units of their own */
     struct mt_unit *units;
     size_t n_units;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */

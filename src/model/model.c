@@ -59,23 +59,16 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
     return mt_align_up(max_tokens * (size_t)l->cfg.hidden * mt_dtype_size(dtype), ALIGN);
 }
 
-size_t mt_layout_record_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens)
 {
     struct mt_record r;
-    if (l->units_per_layer == 1)
-        return mt_record_layout(&r, &l->cfg, MT_PART_BOTH, dtype, max_tokens, NULL);
-    return MT_MAX(mt_record_layout(&r, &l->cfg, MT_PART_ATTENTION, dtype, max_tokens, NULL),
-                  mt_record_layout(&r, &l->cfg, MT_PART_MLP, dtype, max_tokens, NULL));
+    const struct mt_unit *u = &l->units[unit];
+    return u->kind == MT_UNIT_LAYER ? mt_record_layout(&r, &l->cfg, u->part, dtype, max_tokens, NULL) : 0;
 }
 
 size_t mt_model_boundary_bytes(const mt_model *m)
 {
     return mt_layout_boundary_bytes(m->layout, m->dt, m->p.max_tokens);
-}
-
-size_t mt_model_record_bytes(const mt_model *m)
-{
-    return mt_layout_record_bytes(m->layout, m->dt, m->p.max_tokens);
 }
 
 size_t mt_model_auto_logits_chunk(const struct mt_layout *l)
@@ -106,14 +99,15 @@ static void part_layout(mt_model *m, mt_device *dev, const struct mt_model_param
     struct mt_widths w = mt_widths(cfg);
     struct mt_record r;
     size_t e = mt_dtype_size(p->dtype), n = p->max_tokens, back = p->backward ? n * e : 0;
-    if (p->layout->units_per_layer > 1)
+    if (p->layout->halves)
         take(base, at, mt_record_layout(&r, cfg, part, p->dtype, n, NULL));
     if (part == MT_PART_ATTENTION) {
         m->d_o = take(base, at, back * w.q);
         m->dqkv = take(base, at, back * w.qkv);
-        m->attention = take(base, at,
-                            mt_op_attention_workspace(dev, n, p->max_len, (size_t)cfg->n_heads,
-                                                      (size_t)cfg->n_kv_heads, (size_t)cfg->head_dim, p->dtype));
+        m->attention_workspace = take(base, at,
+                                      mt_op_attention_workspace(dev, n, p->max_len, (size_t)cfg->n_heads,
+                                                                (size_t)cfg->n_kv_heads, (size_t)cfg->head_dim,
+                                                                p->dtype));
     } else {
         m->s = take(base, at, n * w.f * e);
         m->ds = take(base, at, back * MT_MAX(w.f, w.c));
@@ -130,11 +124,11 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     size_t at = 0, e = mt_dtype_size(p->dtype), n = p->max_tokens;
     m->h = take(base, &at, n * w.c * e);
     m->dh = take(base, &at, n * w.c * e);
-    m->cast = take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * e : 0);
+    m->cast_start = take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0); /* of a cast to 16 bits in place */
     m->head_rstd = take(base, &at, n * 4);
     m->workspace = take(base, &at, workspace_bytes(dev, p, cfg));
-    m->record = base ? (char *)base + at : NULL; /* of a whole layer, or of either half */
-    if (p->layout->units_per_layer == 1)
+    m->record = take(base, &at, 0); /* of a whole layer, or of either half */
+    if (!p->layout->halves)
         take(base, &at, mt_record_layout(&r, cfg, MT_PART_BOTH, p->dtype, n, NULL));
     size_t attention = at, mlp = at;
     part_layout(m, dev, p, MT_PART_ATTENTION, base, &attention);

@@ -42,11 +42,10 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
 /** Accepts NULL; the device must be idle. */
 void mt_model_destroy(mt_model **m);
 
-/** Bytes of a boundary: [max_tokens, hidden]; of one unit's activation record for one micro-batch. */
+/** Bytes of a boundary: [max_tokens, hidden]; of a unit's activation record for one micro-batch (0: it has none). */
 size_t mt_model_boundary_bytes(const mt_model *m);
-size_t mt_model_record_bytes(const mt_model *m);
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
-size_t mt_layout_record_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
 
 /** Uploads the inputs of a step's micro-batches; `loss_scale` multiplies every token's gradient. The
  * batches stay unchanged until the COMPUTE stream has passed this point. */
@@ -80,8 +79,8 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
 int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
                     struct mt_err *err);
 
-/** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g, whose first part then holds the
- * cast) and writes the partial sums of squares of its trainable tensors. */
+/** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g: then its front holds the cast, as
+ * many bytes as that has) and writes the partial sums of squares of its trainable tensors. */
 int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err);
 

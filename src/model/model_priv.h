@@ -38,9 +38,9 @@ struct mt_model {
     float loss_scale;
 
     void *scratch; /* one allocation, cut into: */
-    void *h, *dh, *cast, *workspace, *record;
-    void *d_o, *dqkv, *attention; /* while attention runs; attention: its workspace */
-    void *s, *ds;                 /* while an MLP or the head runs, in the same place */
+    void *h, *dh, *cast_start, *workspace, *record;
+    void *d_o, *dqkv, *attention_workspace; /* while attention runs */
+    void *s, *ds;                           /* while an MLP or the head runs, in the same place */
     float *head_rstd;
     float *logits;
     void *tables; /* cos, sin */

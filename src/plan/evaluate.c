@@ -23,13 +23,13 @@ static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_p
                                                            .tokens_per_step = tokens_per_step});
 }
 
-static int make_meter(mt_device **dev, const struct mt_plan_request *r, struct mt_err *err)
+int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err)
 {
     return mt_device_create_meter(dev,
                                   &(struct mt_meter_params){
                                       .kind = mt_machine_device_kind(r->machine),
                                       .name = r->machine->name,
-                                      .budget_bytes = (size_t)r->device_budget,
+                                      .budget_bytes = (size_t)budget,
                                       .n_threads = r->threads,
                                   },
                                   err);
@@ -66,17 +66,11 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
 
 bool mt_plan_fits_device(const struct mt_plan_request *r)
 {
-    struct mt_plan_request t = *r;
-    struct mt_engine_plan plan;
     mt_device *dev = NULL;
-    if (make_meter(&dev, r, NULL))
+    if (mt_plan_meter(&dev, r, r->device_budget, NULL))
         return false;
-    if (t.activations == MT_ACT_AUTO)
-        t.activations = MT_ACT_RECOMPUTE;
-    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
-    bool fits = !mt_engine_divide(&plan, &p, NULL);
-    if (fits)
-        mt_engine_plan_finish(&plan);
+    struct mt_engine_params p = mt_plan_engine_params(r, dev);
+    bool fits = mt_engine_fits(&p);
     mt_device_destroy(&dev);
     return fits;
 }
@@ -155,6 +149,19 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
                          mt_format_bytes(b, sizeof(b), c->disk_bytes - room));
 }
 
+struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c)
+{
+    struct mt_plan_request t = *r;
+    t.layout = c->layout;
+    t.halves = NULL;
+    t.micro_batch = c->micro_batch;
+    t.logits_chunk = c->logits_chunk;
+    t.slots = c->slots;
+    t.keep_layers = c->keep_layers;
+    t.activations = c->activations;
+    return t;
+}
+
 /* --- the whole ----------------------------------------------------------------------------------- */
 
 /* The step's program and all memory. */
@@ -162,7 +169,7 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
                  struct mt_err *err)
 {
     mt_device *dev = NULL;
-    int rc = make_meter(&dev, r, err);
+    int rc = mt_plan_meter(&dev, r, r->device_budget, err);
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
@@ -189,13 +196,14 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
 
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)
 {
-    struct mt_plan_request halves = mt_plan_request_in_halves(r);
+    bool cut = r->halves && !mt_plan_fits_device(r);
+    struct mt_plan_request t = cut ? mt_plan_request_in_halves(r) : *r;
     struct mt_program prog = {0};
     struct mt_plan_choice c = {0};
-    int rc = place(&c, &prog, r, err);
+    int rc = place(&c, &prog, &t, err);
     mt_program_finish(&prog);
     mt_plan_choice_finish(&c);
-    return rc == -ENOSPC && r->halves && !mt_plan_fits_device(r) ? mt_plan_fits(&halves, err) : rc;
+    return rc;
 }
 
 static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,

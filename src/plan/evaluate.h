@@ -19,6 +19,8 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
 }
 /** Does it fit the device at all: layers as they are, and what is left open as thrifty as can be? */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
+/** A device of the request's kind and this budget that only counts. */
+int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err);
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev);
 
 #endif

@@ -72,28 +72,35 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     return 0;
 }
 
-/* More layers kept while they fit: the most by bisection. 0 where not one does. */
-static int most_kept(const struct mt_plan_request *r)
+/* Does the device hold it with so many layers kept? *cast: then gradients are not cast in place. */
+static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *cast)
 {
     struct mt_plan_request t = *r;
+    struct mt_engine_plan plan;
+    t.keep_layers = keep;
+    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
+    if (mt_engine_divide(&plan, &p, NULL))
+        return false;
+    *cast = plan.program.cast;
+    mt_engine_plan_finish(&plan);
+    return true;
+}
+
+/* Of recomputed layers, the most that can be kept, by bisection, without casts giving way. */
+static int most_kept(const struct mt_plan_request *r)
+{
     int lo = 0, hi = (int)r->layout->cfg.n_layers;
+    bool cast, without;
     mt_device *dev = NULL;
-    struct mt_meter_params mp = {.kind = mt_machine_device_kind(r->machine), .n_threads = r->threads,
-                                 .budget_bytes = (size_t)r->device_budget};
-    if (mt_device_create_meter(&dev, &mp, NULL))
+    if (mt_plan_meter(&dev, r, r->device_budget, NULL))
         return 0;
-    t.activations = MT_ACT_RECOMPUTE;
-    while (lo < hi) {
-        struct mt_engine_plan plan;
+    bool fits = fits_kept(dev, r, 0, &without);
+    while (fits && lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        t.keep_layers = mid;
-        struct mt_engine_params p = mt_plan_engine_params(&t, dev);
-        if (mt_engine_divide(&plan, &p, NULL)) {
-            hi = mid - 1;
-        } else {
-            mt_engine_plan_finish(&plan);
+        if (fits_kept(dev, r, mid, &cast) && cast == without)
             lo = mid;
-        }
+        else
+            hi = mid - 1;
     }
     mt_device_destroy(&dev);
     return lo;
@@ -119,9 +126,7 @@ static int bound_group(struct group *g, struct mt_err *err)
     mt_device *dev = NULL;
     struct mt_engine_plan plan;
     struct mt_draft d;
-    struct mt_meter_params mp = {.kind = mt_machine_device_kind(g->r.machine), .n_threads = g->r.threads,
-                                 .budget_bytes = SIZE_MAX / 2};
-    int rc = mt_device_create_meter(&dev, &mp, err);
+    int rc = mt_plan_meter(&dev, &g->r, SIZE_MAX / 2, err);
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(&g->r, dev);
@@ -206,8 +211,8 @@ static int try_group(struct search *s, const struct group *g, struct mt_err *err
     static const int more[] = {2, 4, 3, 6, 8};
     struct mt_plan_request t = g->r;
     struct mt_sim_result sim;
-    size_t layers = t.layout->n_units - 2;
-    size_t instrs = layers * mt_div_up(t.rows_per_step, MT_MAX(t.micro_batch, (size_t)1)) * 3;
+    size_t between = t.layout->n_units - 2; /* embedding and head */
+    size_t instrs = between * mt_div_up(t.rows_per_step, MT_MAX(t.micro_batch, (size_t)1)) * 3;
     int rc = try_one(s, &t, g->costs, &sim, err);
     bool fits = sim.seconds > 0;
     if (rc || !fits || t.slots != MT_CFG_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
@@ -218,7 +223,7 @@ static int try_group(struct search *s, const struct group *g, struct mt_err *err
         if (s->found && g->least * NEAR_ENOUGH >= near)
             return 0;
         t.slots = more[i];
-        if ((size_t)more[i] <= layers)
+        if ((size_t)more[i] <= between)
             rc = try_one(s, &t, g->costs, &other, err);
     }
     return rc;
@@ -305,13 +310,8 @@ static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
 /* What is found is what its values give when they are written down, to the byte and the second. */
 static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
-    struct mt_plan_request t = *r;
+    struct mt_plan_request t = mt_plan_request_as(r, c);
     struct mt_plan_choice fixed;
-    t.micro_batch = c->micro_batch;
-    t.logits_chunk = c->logits_chunk;
-    t.slots = c->slots;
-    t.keep_layers = c->keep_layers;
-    t.activations = c->activations;
     int rc = mt_plan_evaluate(&fixed, &t, NULL, err);
     if (rc)
         return rc;
@@ -356,11 +356,27 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return 0;
 }
 
+/* The thriftiest way with the device's memory, which keeps it waiting for gradients that leave. */
+static bool casts_in_place(const struct mt_plan_choice *c, const struct mt_plan_request *r)
+{
+    return r->grad_dtype != MT_F32 && !c->engine.program.cast;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
+    struct mt_plan_choice cut;
     int rc = search_layout(out, r, err);
-    if (rc != -ENOSPC || !r->halves || mt_plan_fits_device(r))
+    bool whole = rc == -ENOSPC ? mt_plan_fits_device(r) : rc || !casts_in_place(out, r);
+    if (!r->halves || whole)
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
-    return search_layout(out, &halves, err);
+    if (rc)
+        return search_layout(out, &halves, err);
+    if (search_layout(&cut, &halves, NULL))
+        return 0;
+    struct mt_plan_choice *slower = cut.sim.seconds < out->sim.seconds ? out : &cut;
+    mt_plan_choice_finish(slower);
+    if (slower == out)
+        *out = cut;
+    return 0;
 }

@@ -63,13 +63,17 @@ void mt_plan_choice_finish(struct mt_plan_choice *c);
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
                      struct mt_sim_graph *graph, struct mt_err *err);
 
+/** The request with all that was chosen fixed: so that it is evaluated, not searched. */
+struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c);
+
 /** Whether it fits, in halves of layers if need be, by the same arithmetic, without simulating. */
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 
 /**
  * The placement with the least simulated time a step within the budgets. Candidates of a micro-batch, a
  * way with activations and a logits chunk share their compute time, which is a lower bound: groups that
- * cannot win are left out. Deterministic.
+ * cannot win are left out. Where whole layers do not fit the device, or only with gradients cast in place, the
+ * request's halves are searched, too. Deterministic.
  */
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err);
 
@@ -94,7 +98,8 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
 const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 /**
  * The request that a configuration makes on a machine: `auto` budgets become the machine's memory, less
- * what the system needs; `halves` is left to the caller. local: `machine` is the one that this runs on, so that its limits of now count.
+ * what the system needs; `halves` is left to the caller. local: `machine` is the one that this runs on, so that
+ * its limits of now count.
  */
 int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *cfg,
                          const struct mt_layout *layout, const struct mt_machine *machine, bool local,

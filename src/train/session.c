@@ -85,10 +85,21 @@ static int open_device(struct mt_session *s, struct mt_err *err)
 /* From here on the model is in halves of layers. */
 static void cut_layers(struct mt_session *s)
 {
+    if (s->has_choice && s->choice.layout != s->halves) { /* of layers that are whole */
+        mt_plan_choice_finish(&s->choice);
+        s->has_choice = false;
+    }
     mt_layout_destroy(&s->layout);
     s->layout = s->halves;
     s->halves = NULL;
     s->request.layout = s->layout;
+    s->request.halves = NULL;
+}
+
+/* It is decided. */
+static void forget_halves(struct mt_session *s)
+{
+    mt_layout_destroy(&s->halves);
     s->request.halves = NULL;
 }
 
@@ -163,15 +174,6 @@ int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, s
     return rc ? rc : mt_plan_operations(ops, n, &r, err);
 }
 
-static bool fits_device(const struct mt_engine_params *p)
-{
-    struct mt_engine_plan plan;
-    if (mt_engine_divide(&plan, p, NULL))
-        return false;
-    mt_engine_plan_finish(&plan);
-    return true;
-}
-
 static int make_plan(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_config *c = s->cfg;
@@ -224,7 +226,7 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
             s->engine_params.isa = i;
     rc = mt_engine_plan(&s->plan, &s->engine_params, err);
-    if (rc != -ENOSPC || !s->halves || fits_device(&s->engine_params))
+    if (rc != -ENOSPC || !s->halves || mt_engine_fits(&s->engine_params))
         return rc;
     cut_layers(s);
     s->engine_params.layout = s->layout;
@@ -234,8 +236,9 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
 
 static const char *const act_names[] = {"auto", "keep", "offload", "disk", "recompute"};
 
-/* What `auto` became and changes bits is written down, so that a resume elsewhere does the same. */
-static int record_numerics(struct mt_session *s, struct mt_err *err)
+/* What `auto` became is written down: what changes bits, so that a resume elsewhere does the same; of placement,
+ * what was searched for. */
+static int record_choices(struct mt_session *s, struct mt_err *err)
 {
     char v[32];
     snprintf(v, sizeof(v), "%zu", s->micro_batch);
@@ -246,9 +249,9 @@ static int record_numerics(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
                                 "chosen", err);
-    if (!rc && s->cfg->memory.unit == MT_CUT_AUTO)
-        rc = mt_config_override(s->cfg, "memory.unit", s->layout->units_per_layer == 2 ? "half" : "layer", "chosen",
-                                err);
+    bool cut = s->layout->halves;
+    if (!rc && s->cfg->memory.unit == MT_CUT_AUTO && (s->has_choice || cut))
+        rc = mt_config_override(s->cfg, "memory.unit", cut ? "half" : "layer", "chosen", err);
     snprintf(v, sizeof(v), "%d", s->engine_params.slots);
     if (!rc && s->has_choice && s->cfg->memory.slots == MT_CFG_AUTO)
         rc = mt_config_override(s->cfg, "memory.slots", v, "chosen", err);
@@ -283,8 +286,9 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, 
         rc = mt_session_lay_out_steps(s, err);
     if (!rc)
         rc = make_plan(s, err);
+    forget_halves(s);
     if (!rc)
-        rc = record_numerics(s, err);
+        rc = record_choices(s, err);
     if (rc)
         mt_session_finish(s);
     return rc;
@@ -300,6 +304,7 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
         rc = open_device(s, err);
     if (!rc)
         rc = make_plan(s, err);
+    forget_halves(s);
     if (rc)
         mt_session_finish(s);
     return rc;

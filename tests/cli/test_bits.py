@@ -167,7 +167,7 @@ def check_cut(tmp, tag, data, common):
     assert least["auto"] < 0.9 * least["layer"], least
     want = run(tmp, f"{tag} whole", model, data, **common)
     assert run(tmp, f"{tag} cut", model, data, **common, memory__device_budget=f"{least['auto']}KiB") == want
-    for name, unit in ("whole", "layer"), ("cut", "half"):
+    for name, unit in ("whole", "auto"), ("cut", "half"):
         with open(os.path.join(tmp, f"{tag}-{name}", "config.effective.ini")) as f:
             assert f"unit = {unit} ;" in f.read(), name
 
@@ -199,7 +199,7 @@ def check(tmp, dtype, tied):
         same(f"tiny budget {budget} {act} {unit}",
              run(tmp, f"{tag} tiny {act} {unit}", model, data, env={"MEGATRAIN_POISON": "1"},
                  memory__device_budget=budget, **tiny))
-    if not tied:
+    if not tied and DEVICE == "cpu":
         check_cut(tmp, tag, data, common)
     check_disk(tmp, tag, model, data, common, same)
     same("resumed", run(tmp, f"{tag} resumed", model, data, resume_at=STEPS // 2, **common, memory__slots=2,

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine_priv.h"
+
+static const char config[] =
+    "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 16, \"intermediate_size\": 24, "
+    "\"num_hidden_layers\": 3, \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 40}";
+
+static struct mt_layout *lay_out(bool halves)
+{
+    static struct mt_hf_config cfg;
+    struct mt_layout *l = NULL;
+    assert_int_equal(mt_hf_config_parse(&cfg, config, strlen(config), "config.json", NULL), 0);
+    assert_int_equal(mt_layout_create(&l, &cfg, NULL, true, halves, NULL), 0);
+    return l;
+}
+
+/* Sums of which small ones vanish in large ones, or do not, by the order in which they are added. */
+static double far_apart(const void *ctx, size_t tensor)
+{
+    const size_t *bad = ctx;
+    return bad && (tensor == bad[0] || tensor == bad[1])
+               ? NAN : ldexp(1 + (double)tensor / 97, (int)(tensor * 37 % 11) * 7);
+}
+
+static void the_order_is_the_same_however_layers_are_cut(void **state)
+{
+    (void)state;
+    struct mt_layout *whole = lay_out(false), *halves = lay_out(true);
+    const struct mt_tensor *bad;
+    double sum = 0, other = 0;
+    for (size_t u = whole->n_units; u-- > 0;)
+        for (size_t i = 0; i < whole->units[u].n_tensors; i++)
+            sum += far_apart(NULL, whole->units[u].first_tensor + i);
+    for (size_t u = halves->n_units; u-- > 0;)
+        for (size_t i = 0; i < halves->units[u].n_tensors; i++)
+            other += far_apart(NULL, halves->units[u].first_tensor + i);
+    assert_true(sum != other); /* or this would prove nothing */
+    assert_true(mt_grad_norm(whole, far_apart, NULL, &bad) == sqrt(sum));
+    assert_null(bad);
+    assert_true(mt_grad_norm(halves, far_apart, NULL, &bad) == sqrt(sum));
+    assert_null(bad);
+    mt_layout_destroy(&whole);
+    mt_layout_destroy(&halves);
+}
+
+static void the_first_bad_tensor_of_the_last_bad_layer_is_named(void **state)
+{
+    (void)state;
+    for (int cut = 0; cut < 2; cut++) {
+        struct mt_layout *l = lay_out(cut);
+        const struct mt_tensor *bad, *k = mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight");
+        size_t both[] = {(size_t)(k - l->tensors),
+                         (size_t)(mt_layout_find(l, "model.layers.1.mlp.up_proj.weight") - l->tensors)};
+        assert_true(isnan(mt_grad_norm(l, far_apart, both, &bad)));
+        assert_ptr_equal(bad, k);
+        mt_layout_destroy(&l);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_order_is_the_same_however_layers_are_cut),
+        cmocka_unit_test(the_first_bad_tensor_of_the_last_bad_layer_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
