@@ -4,20 +4,15 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "plan/measure_priv.h"
 
 /* In turn: for as long as 100 rounds alone, if the number of rounds allows. */
 enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, MOST_ROUNDS = 64, IN_TURN = 100 };
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double mt_measure_median(double *v, int n)
 {
-    qsort(v, (size_t)n, sizeof(*v), compare_doubles);
+    mt_sort_doubles(v, (size_t)n);
     return v[n / 2];
 }
 
@@ -162,7 +157,7 @@ struct ranked {
 static int by_total(const void *a, const void *b)
 {
     const struct ranked *x = a, *y = b;
-    return compare_doubles(&x->total, &y->total);
+    return mt_compare_doubles(&x->total, &y->total);
 }
 
 /* `all`: [n_rounds][n]. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/sort.h"
 #include "report/axis.h"
 
 enum { MAX_POINTS = 1200 };
@@ -177,19 +178,13 @@ static void draw_layer(struct mt_str *out, const struct mt_series *s, double *ba
         base[i] += finite_or_0(s->y[i]);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Where the axis ends: a few steps that are far longer than the rest (the first one) go over the edge. */
 static double usual_top(const double *v, size_t n)
 {
     double *sorted = mt_calloc(n, sizeof(double)), top = INFINITY;
     if (sorted) {
         memcpy(sorted, v, n * sizeof(double));
-        qsort(sorted, n, sizeof(double), compare_doubles);
+        mt_sort_doubles(sorted, n);
         top = 1.6 * sorted[(n - 1) * 95 / 100];
     }
     free(sorted);

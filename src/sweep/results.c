@@ -6,13 +6,8 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/sort.h"
 #include "sweep/sweep.h"
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 struct mt_stats mt_stats_of(const double *v, size_t n)
 {
@@ -21,7 +16,7 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
     if (!sorted)
         return (struct mt_stats){NAN, NAN, NAN, NAN, NAN, 0};
     memcpy(sorted, v, n * sizeof(double));
-    qsort(sorted, n, sizeof(double), compare_doubles);
+    mt_sort_doubles(sorted, n);
     s.min = sorted[0];
     s.max = sorted[n - 1];
     s.median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_SORT_H
+#define MT_BASE_SORT_H
+
+#include <stddef.h>
+
+/** Ascending; no NaN. */
+void mt_sort_doubles(double *v, size_t n);
+/** For qsort(): of the doubles pointed at. */
+int mt_compare_doubles(const void *a, const void *b);
+
+#endif
