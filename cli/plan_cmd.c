@@ -214,7 +214,7 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* Times what this configuration will run, so that nothing is interpolated. */
+/* Times what this configuration may run, with every micro-batch that it leaves open, so that nothing is interpolated. */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
     struct mt_plan_choice first;
@@ -229,8 +229,6 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     rc = mt_hw_cores(&cpus, &n_cores, err);
     struct mt_plan_request r = v->request;
     r.layout = first.layout;
-    r.micro_batch = first.micro_batch;
-    r.logits_chunk = first.logits_chunk;
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),

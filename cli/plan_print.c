@@ -141,9 +141,13 @@ static void print_choices(const struct plan_view *v)
     printf("\nChoice                  value      why\n");
     explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->micro_batch != 0);
     printf("  train.micro_batch     %-9zu  %s\n", c->micro_batch, why);
-    if (c->layout->halves)
+    if (c->layout->halves) {
+        snprintf(why, sizeof(why), "layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
         printf("  memory.unit           half       %s\n",
-               c->layout == v->layout ? "as configured" : "whole layers are too large for the device");
+               c->layout == v->layout ? "as given"
+               : c->whole_seconds > 0 ? why
+                                      : "whole layers are too large for the device");
+    }
     explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->activations != MT_ACT_AUTO);
     printf("  memory.activations    %-9s  %s\n", act_names[c->activations], why);
     if (c->activations == MT_ACT_RECOMPUTE)

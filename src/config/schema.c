@@ -104,7 +104,7 @@ const struct mt_key mt_keys[] = {
      "Weights of so many layers, or halves of layers, on the device at once; auto is 3, or all where they fit."},
     {"memory", "unit", MT_KEY_CHOICE, AT(memory.unit), "auto", "auto|layer|half", ANY, NULL,
      "What is on the device at once: a decoder layer, or its attention or MLP half; auto: halves where layers "
-     "do not fit."},
+     "do not fit, or where the search finds that they are faster."},
     {"memory", "activations", MT_KEY_CHOICE, AT(memory.activations), "auto",
      "auto|keep|offload|disk|recompute", ANY, NULL,
      "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "

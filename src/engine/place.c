@@ -44,6 +44,7 @@ struct placer {
     const struct mt_program_params *params;
     struct mt_program *draft;
     struct buffer *buffers[MT_N_POOLS];
+    int n_touched[MT_N_POOLS]; /* buffers from there on were never used */
     struct object_state *objects;
     int first_load_release; /* of the newest first load of weights */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
@@ -144,9 +145,11 @@ static void emit_store(struct placer *p, int object)
     raise_key(&p->buffers[o->pool][s->buffer].store, e->key);
 }
 
-static int pick_buffer(const struct placer *p, int pool)
+static int pick_buffer(struct placer *p, int pool)
 {
     int best = NONE, best_next = NONE;
+    if (p->n_touched[pool] < p->draft->pool[pool].n)
+        return p->n_touched[pool]++;
     for (int i = 0; i < p->draft->pool[pool].n; i++) {
         const struct buffer *b = &p->buffers[pool][i];
         if (b->pinned)

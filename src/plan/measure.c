@@ -92,16 +92,10 @@ static int measure_all(struct mt_machine *m, const struct mt_measure_params *p, 
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err)
 {
-    struct mt_metered *wanted = mt_calloc(n, sizeof(*wanted));
-    size_t n_wanted = 0;
-    if (!wanted)
-        return mt_fail_nomem(err, "a measurement", n * sizeof(*wanted));
-    for (size_t i = 0; i < n; i++)
-        if (!has_sample(m, &ops[i]))
-            wanted[n_wanted++] = ops[i];
-    int rc = measure_all(m, p, wanted, n_wanted, err);
-    free(wanted);
-    return rc;
+    bool missing = false;
+    for (size_t i = 0; i < n && !missing; i++)
+        missing = !has_sample(m, &ops[i]);
+    return missing ? measure_all(m, p, ops, n, err) : 0;
 }
 
 struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,

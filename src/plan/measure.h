@@ -27,7 +27,8 @@ struct mt_measure_params {
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err);
 /** Everything: rates, the optimizer by threads, interference, a grid of operations; minutes at most. */
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
-/** Times the operations that the profile has no sample of and adds them. */
+/** Where the profile lacks a sample of some of the operations: times all of them in turn, and adds or replaces
+ * their samples, so that they can be compared. */
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err);
 /**

@@ -9,8 +9,9 @@
 #include "model/model.h"
 #include "plan/evaluate.h"
 
-enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 192, MAX_INSTRS_FOR_SLOTS = 60000 };
-#define NEAR_ENOUGH 1.002 /* what is this close to its bound is not looked at further */
+enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 320, MAX_INSTRS_FOR_SLOTS = 60000, MAX_KEPT = 5 };
+#define NEAR_ENOUGH 1.002   /* what is this close to its bound is not looked at further */
+#define WORTH_CUTTING 1.01 /* halves of layers have to be this much faster than whole ones */
 
 struct search {
     const struct mt_plan_request *r;
@@ -172,11 +173,9 @@ static int add_activations(struct groups *all, const struct mt_plan_request *r, 
         rc = add_group(all, &t, costs, err);
         if (rc || ways[i] != MT_ACT_RECOMPUTE || r->keep_layers != MT_CFG_AUTO)
             continue;
-        int most = most_kept(&t);
-        for (int k = most; k > 0 && !rc; k = k == most ? most / 2 : 0) {
-            t.keep_layers = k;
+        t.keep_layers = most_kept(&t);
+        for (int n = 0; n < MAX_KEPT && t.keep_layers > 0 && !rc; n++, t.keep_layers = t.keep_layers * 2 / 3)
             rc = add_group(all, &t, costs, err);
-        }
     }
     return rc;
 }
@@ -253,6 +252,14 @@ static size_t list_micro_batches(const struct mt_plan_request *r, size_t list[MA
     return n;
 }
 
+static bool is_listed(const struct mt_metered *ops, size_t n, const struct mt_metered *op)
+{
+    size_t i = 0;
+    while (i < n && !mt_same_operation(&ops[i], op))
+        i++;
+    return i < n;
+}
+
 static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
                           struct mt_err *err)
 {
@@ -265,11 +272,11 @@ static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const
         size_t k;
         const struct mt_metered *more = mt_cost_operations(costs, &k);
         mt_plan_choice_finish(&c);
-        if (mt_grow(ops, cap, *n + k, sizeof(**ops)))
-            memcpy(*ops + *n, more, k * sizeof(**ops));
-        else
+        if (!mt_grow(ops, cap, *n + k, sizeof(**ops)))
             rc = mt_fail_nomem(err, "operations", k * sizeof(**ops));
-        *n += rc ? 0 : k;
+        for (size_t i = 0; i < k && !rc; i++)
+            if (!is_listed(*ops, *n, &more[i]))
+                (*ops)[(*n)++] = more[i];
     }
     mt_cost_table_destroy(&costs);
     return rc == -ENOSPC ? 0 : rc;
@@ -356,17 +363,19 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return 0;
 }
 
-/* The thriftiest way with the device's memory, which keeps it waiting for gradients that leave. */
-static bool casts_in_place(const struct mt_plan_choice *c, const struct mt_plan_request *r)
+/* Smaller buffers leave room for more records, and for casts beside their gradients: may halves be faster? */
+static bool wants_room(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
-    return r->grad_dtype != MT_F32 && !c->engine.program.cast;
+    bool in_place = r->grad_dtype != MT_F32 && !c->engine.program.cast;
+    bool keeps_fewer = c->activations == MT_ACT_RECOMPUTE && c->keep_layers < r->layout->cfg.n_layers;
+    return in_place || (keeps_fewer && (r->keep_layers == MT_CFG_AUTO || r->activations == MT_ACT_AUTO));
 }
 
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_choice cut;
     int rc = search_layout(out, r, err);
-    bool whole = rc == -ENOSPC ? mt_plan_fits_device(r) : rc || !casts_in_place(out, r);
+    bool whole = rc == -ENOSPC ? mt_plan_fits_device(r) : rc || !wants_room(out, r);
     if (!r->halves || whole)
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
@@ -374,7 +383,8 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
         return search_layout(out, &halves, err);
     if (search_layout(&cut, &halves, NULL))
         return 0;
-    struct mt_plan_choice *slower = cut.sim.seconds < out->sim.seconds ? out : &cut;
+    cut.whole_seconds = out->sim.seconds;
+    struct mt_plan_choice *slower = cut.sim.seconds * WORTH_CUTTING < out->sim.seconds ? out : &cut;
     mt_plan_choice_finish(slower);
     if (slower == out)
         *out = cut;

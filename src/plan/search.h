@@ -41,7 +41,8 @@ enum mt_unit_tier {
 };
 
 struct mt_plan_choice {
-    const struct mt_layout *layout; /* the request's, or its halves */
+    const struct mt_layout *layout; /* the request's, or its halves: */
+    double whole_seconds;           /* then of a step with whole layers; 0: they do not fit */
     size_t micro_batch, n_micro, logits_chunk;
     int slots, keep_layers;
     enum mt_cfg_activations activations;
@@ -72,8 +73,8 @@ int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 /**
  * The placement with the least simulated time a step within the budgets. Candidates of a micro-batch, a
  * way with activations and a logits chunk share their compute time, which is a lower bound: groups that
- * cannot win are left out. Where whole layers do not fit the device, or only with gradients cast in place, the
- * request's halves are searched, too. Deterministic.
+ * cannot win are left out. Where whole layers do not fit the device, or leave no room to keep all records or casts,
+ * the request's halves are searched, too. Deterministic.
  */
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err);
 
