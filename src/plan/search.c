@@ -11,7 +11,7 @@
 
 enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 320, MAX_INSTRS_FOR_SLOTS = 60000, MAX_KEPT = 5 };
 #define NEAR_ENOUGH 1.002   /* what is this close to its bound is not looked at further */
-#define WORTH_CUTTING 1.01 /* halves of layers have to be this much faster than whole ones */
+#define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
 
 struct search {
     const struct mt_plan_request *r;
