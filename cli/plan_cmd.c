@@ -214,21 +214,17 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* Times what this configuration may run, with every micro-batch that it leaves open, so that nothing is interpolated. */
+/* Times what this configuration may run, so that candidates are compared by what was measured; `anew`: again, and
+ * of what was chosen alone. */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
-    struct mt_plan_choice first;
     struct mt_metered *ops = NULL;
     size_t n = 0;
     int *cpus = NULL, n_cores = 0;
     if (!v->local)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine: not with --machine");
-    int rc = mt_plan_search(&first, &v->request, err);
-    if (rc)
-        return rc;
-    rc = mt_hw_cores(&cpus, &n_cores, err);
-    struct mt_plan_request r = v->request;
-    r.layout = first.layout;
+    int rc = mt_hw_cores(&cpus, &n_cores, err);
+    struct mt_plan_request r = anew ? mt_plan_request_as(&v->request, &v->choice) : v->request;
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
@@ -237,7 +233,6 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
                                    .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
         rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
-    mt_plan_choice_finish(&first);
     free(ops);
     free(cpus);
     return rc;

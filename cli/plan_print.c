@@ -232,7 +232,7 @@ static void print_rates(const struct plan_view *v)
                    rate[MT_RATE_DRIVES].value);
         printf("\n");
     }
-    printf("Searched  %zu candidates\n", v->choice.n_tried);
+    printf("Searched  %zu candidates\n", v->choice.n_searched);
 }
 
 void plan_print(const struct plan_view *v)
@@ -323,7 +323,7 @@ void plan_print_json(const struct plan_view *v)
     add_choice(o, v);
     add_memory(o, v);
     add_times(o, v);
-    cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_tried);
+    cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
     print_and_delete(o);
 }
 

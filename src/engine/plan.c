@@ -96,13 +96,14 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         err, MT_ERR_NO_FIT, -ENOSPC,
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
-        "train.micro_batch or data.seq_len, or set memory.activations = recompute%s",
+        "train.micro_batch or data.seq_len%s%s",
         mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
         mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
         mt_format_bytes(grad, sizeof(grad), g),
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
         mt_format_bytes(logits, sizeof(logits), plan->logits),
-        p->layout->halves ? "" : " or memory.unit = half");
+        plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
+        p->layout->halves ? "" : ", or memory.unit = half");
 }
 
 /* *needed: the bytes that would do. */

@@ -22,7 +22,7 @@ struct mt_tensor {
 };
 
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
-/** What of a decoder layer a unit is: both halves, or one where layers are too large for the device. */
+/** What of a decoder layer a unit is: both halves, or one where that suits the device better. */
 enum mt_layer_part { MT_PART_ATTENTION = 1, MT_PART_MLP = 2, MT_PART_BOTH = 3 };
 
 /**

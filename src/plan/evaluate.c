@@ -75,6 +75,19 @@ bool mt_plan_fits_device(const struct mt_plan_request *r)
     return fits;
 }
 
+struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c)
+{
+    struct mt_plan_request t = *r;
+    t.layout = c->layout;
+    t.halves = NULL;
+    t.micro_batch = c->micro_batch;
+    t.logits_chunk = c->logits_chunk;
+    t.slots = c->slots;
+    t.keep_layers = c->keep_layers;
+    t.activations = c->activations;
+    return t;
+}
+
 /* --- host memory and disk ------------------------------------------------------------------------ */
 
 static enum mt_unit_tier tier_of(uint8_t on_disk)
@@ -147,19 +160,6 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
                : mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the drives' room of %s is short by %s",
                          mt_format_bytes(a, sizeof(a), room),
                          mt_format_bytes(b, sizeof(b), c->disk_bytes - room));
-}
-
-struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c)
-{
-    struct mt_plan_request t = *r;
-    t.layout = c->layout;
-    t.halves = NULL;
-    t.micro_batch = c->micro_batch;
-    t.logits_chunk = c->logits_chunk;
-    t.slots = c->slots;
-    t.keep_layers = c->keep_layers;
-    t.activations = c->activations;
-    return t;
 }
 
 /* --- the whole ----------------------------------------------------------------------------------- */

@@ -9,7 +9,12 @@
 #include "model/model.h"
 #include "plan/evaluate.h"
 
-enum { MAX_MICRO_BATCHES = 16, MAX_GROUPS = 320, MAX_INSTRS_FOR_SLOTS = 60000, MAX_KEPT = 5 };
+enum {
+    MAX_MICRO_BATCHES = 16,
+    MAX_KEPT = 5, /* numbers of layers whose records stay */
+    MAX_GROUPS = 2 * MAX_MICRO_BATCHES * (3 + MAX_KEPT),
+    MAX_INSTRS_FOR_SLOTS = 60000
+};
 #define NEAR_ENOUGH 1.002   /* what is this close to its bound is not looked at further */
 #define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
 
@@ -73,8 +78,8 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     return 0;
 }
 
-/* Does the device hold it with so many layers kept? *cast: then gradients are not cast in place. */
-static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *cast)
+/* Does the device hold it with so many layers kept? *apart: then gradients are not cast in place. */
+static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *apart)
 {
     struct mt_plan_request t = *r;
     struct mt_engine_plan plan;
@@ -82,7 +87,7 @@ static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep,
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (mt_engine_divide(&plan, &p, NULL))
         return false;
-    *cast = plan.program.cast;
+    *apart = plan.program.cast;
     mt_engine_plan_finish(&plan);
     return true;
 }
@@ -91,14 +96,14 @@ static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep,
 static int most_kept(const struct mt_plan_request *r)
 {
     int lo = 0, hi = (int)r->layout->cfg.n_layers;
-    bool cast, without;
+    bool apart, apart_at_none;
     mt_device *dev = NULL;
     if (mt_plan_meter(&dev, r, r->device_budget, NULL))
         return 0;
-    bool fits = fits_kept(dev, r, 0, &without);
+    bool fits = fits_kept(dev, r, 0, &apart_at_none);
     while (fits && lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (fits_kept(dev, r, mid, &cast) && cast == without)
+        if (fits_kept(dev, r, mid, &apart) && apart == apart_at_none)
             lo = mid;
         else
             hi = mid - 1;
@@ -282,25 +287,53 @@ static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const
     return rc == -ENOSPC ? 0 : rc;
 }
 
-int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
-                       struct mt_err *err)
+static int compare_operations(const void *a, const void *b)
 {
-    size_t list[MAX_MICRO_BATCHES], chunk[2], n_mb = list_micro_batches(r, list), cap = 0;
+    const struct mt_metered *x = a, *y = b;
+    const int64_t of_x[] = {x->kind, x->dtype, x->flags}, of_y[] = {y->kind, y->dtype, y->flags};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_x); i++)
+        if (of_x[i] != of_y[i])
+            return of_x[i] < of_y[i] ? -1 : 1;
+    for (size_t i = 0; i < MT_METER_DIMS; i++)
+        if (x->dim[i] != y->dim[i])
+            return x->dim[i] < y->dim[i] ? -1 : 1;
+    return 0;
+}
+
+static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
+                      struct mt_err *err)
+{
+    size_t list[MAX_MICRO_BATCHES], chunk[2], n_mb = list_micro_batches(r, list);
     size_t n_chunks = chunk_choices(r, chunk);
     int rc = 0;
-    *ops = NULL;
-    *n = 0;
     for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
         struct mt_plan_request t = *r;
         t.micro_batch = list[i / n_chunks];
         t.logits_chunk = chunk[i % n_chunks];
-        rc = add_operations(ops, n, &cap, &t, err);
+        rc = add_operations(ops, n, cap, &t, err);
+    }
+    return rc;
+}
+
+int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
+                       struct mt_err *err)
+{
+    size_t cap = 0;
+    *ops = NULL;
+    *n = 0;
+    int rc = add_layout(ops, n, &cap, r, err);
+    if (!rc && r->halves) {
+        struct mt_plan_request halves = mt_plan_request_in_halves(r);
+        rc = add_layout(ops, n, &cap, &halves, err);
     }
     if (rc) {
         free(*ops);
         *ops = NULL;
+        return rc;
     }
-    return rc;
+    if (*n) /* what is compared stands together, so that it is timed together */
+        qsort(*ops, *n, sizeof(**ops), compare_operations);
+    return 0;
 }
 
 /* Most promising first; a group whose bound is no better than what is found is left out. */
@@ -323,7 +356,7 @@ static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r,
     if (rc)
         return rc;
     fixed.tried = c->tried;
-    fixed.n_tried = c->n_tried;
+    fixed.n_tried = fixed.n_searched = c->n_tried;
     c->tried = NULL;
     mt_plan_choice_finish(c);
     *c = fixed;
@@ -367,8 +400,10 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
 static bool wants_room(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
     bool in_place = r->grad_dtype != MT_F32 && !c->engine.program.cast;
-    bool keeps_fewer = c->activations == MT_ACT_RECOMPUTE && c->keep_layers < r->layout->cfg.n_layers;
-    return in_place || (keeps_fewer && (r->keep_layers == MT_CFG_AUTO || r->activations == MT_ACT_AUTO));
+    bool gives_up = r->activations == MT_ACT_AUTO && c->activations != MT_ACT_KEEP;
+    bool keeps_fewer = r->keep_layers == MT_CFG_AUTO && c->activations == MT_ACT_RECOMPUTE;
+    bool all_kept = c->activations == MT_ACT_RECOMPUTE && c->keep_layers >= r->layout->cfg.n_layers;
+    return in_place || (!all_kept && (gives_up || keeps_fewer));
 }
 
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
@@ -383,10 +418,11 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
         return search_layout(out, &halves, err);
     if (search_layout(&cut, &halves, NULL))
         return 0;
+    bool better = cut.sim.seconds * WORTH_CUTTING < out->sim.seconds;
     cut.whole_seconds = out->sim.seconds;
-    struct mt_plan_choice *slower = cut.sim.seconds * WORTH_CUTTING < out->sim.seconds ? out : &cut;
-    mt_plan_choice_finish(slower);
-    if (slower == out)
+    cut.n_searched = out->n_searched += cut.n_searched;
+    mt_plan_choice_finish(better ? out : &cut);
+    if (better)
         *out = cut;
     return 0;
 }

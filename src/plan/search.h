@@ -8,7 +8,8 @@
 struct mt_plan_request {
     const struct mt_machine *machine; /* borrowed, as layout */
     const struct mt_layout *layout;
-    const struct mt_layout *halves;   /* the same model in halves of layers, for where layers do not fit; or NULL */
+    const struct mt_layout *halves;   /* the same model in halves of layers, for where whole ones do not fit or are
+                                         slower; or NULL */
     enum mt_dtype dtype, grad_dtype;
     size_t seq_len, rows_per_step, docs_per_row;
     size_t micro_batch, logits_chunk; /* 0: to be chosen */
@@ -42,7 +43,7 @@ enum mt_unit_tier {
 
 struct mt_plan_choice {
     const struct mt_layout *layout; /* the request's, or its halves: */
-    double whole_seconds;           /* then of a step with whole layers; 0: they do not fit */
+    double whole_seconds;           /* then of a step with whole layers, where they fit and both were searched */
     size_t micro_batch, n_micro, logits_chunk;
     int slots, keep_layers;
     enum mt_cfg_activations activations;
@@ -53,6 +54,7 @@ struct mt_plan_choice {
     struct mt_sim_result sim;
     struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
     size_t n_tried;
+    size_t n_searched; /* candidates, of a layout that was given up too */
 };
 void mt_plan_choice_finish(struct mt_plan_choice *c);
 
@@ -78,8 +80,8 @@ int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
  */
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err);
 
-/** The distinct device operations of the request's steps, of every micro-batch it leaves open; *ops is the
- * caller's to free. */
+/** The distinct device operations of the request's steps, of every micro-batch and cut it leaves open; *ops is the
+ * caller's to free. None where nothing fits. */
 int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
                        struct mt_err *err);
 

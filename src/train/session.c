@@ -85,10 +85,6 @@ static int open_device(struct mt_session *s, struct mt_err *err)
 /* From here on the model is in halves of layers. */
 static void cut_layers(struct mt_session *s)
 {
-    if (s->has_choice && s->choice.layout != s->halves) { /* of layers that are whole */
-        mt_plan_choice_finish(&s->choice);
-        s->has_choice = false;
-    }
     mt_layout_destroy(&s->layout);
     s->layout = s->halves;
     s->halves = NULL;
@@ -145,7 +141,8 @@ static int request_as_run(const struct mt_session *s, struct mt_plan_request *r,
 {
     if (!s->has_choice)
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                       "this machine has not been measured: megatrain probe all");
+                       s->has_machine ? "the search found no placement"
+                                      : "this machine has not been measured: megatrain probe all");
     *r = s->request;
     r->micro_batch = s->micro_batch;
     r->logits_chunk = s->engine_params.logits_chunk;
@@ -226,7 +223,7 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
         if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
             s->engine_params.isa = i;
     rc = mt_engine_plan(&s->plan, &s->engine_params, err);
-    if (rc != -ENOSPC || !s->halves || mt_engine_fits(&s->engine_params))
+    if (rc != -ENOSPC || !s->halves || s->has_choice || mt_engine_fits(&s->engine_params))
         return rc;
     cut_layers(s);
     s->engine_params.layout = s->layout;

@@ -44,6 +44,8 @@ static void the_order_is_the_same_however_layers_are_cut(void **state)
         for (size_t i = 0; i < halves->units[u].n_tensors; i++)
             other += far_apart(NULL, halves->units[u].first_tensor + i);
     assert_true(sum != other); /* or this would prove nothing */
+    for (size_t i = 0; i < whole->n_tensors; i++)
+        assert_string_equal(whole->tensors[i].name, halves->tensors[i].name);
     assert_true(mt_grad_norm(whole, far_apart, NULL, &bad) == sqrt(sum));
     assert_null(bad);
     assert_true(mt_grad_norm(halves, far_apart, NULL, &bad) == sqrt(sum));

@@ -21,7 +21,7 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
     for (size_t a = 0; a < 3; a++)
         for (size_t mb = 0; mb < 4; mb++)
             for (int slots = 2; slots <= 8; slots++)
-                for (int keep = 0; keep <= (acts[a] == MT_ACT_RECOMPUTE ? 6 : 0); keep += 3) {
+                for (int keep = 0; keep <= (acts[a] == MT_ACT_RECOMPUTE ? small.layers : 0); keep++) {
                     struct mt_plan_request r = *base;
                     struct mt_plan_choice c;
                     r.activations = acts[a];
@@ -116,6 +116,52 @@ static void more_memory_is_never_much_slower(void **state)
     mt_layout_destroy(&l);
 }
 
+static double seconds_of(const struct mt_plan_request *r)
+{
+    struct mt_plan_choice c;
+    if (mt_plan_search(&c, r, NULL))
+        return INFINITY;
+    double seconds = c.sim.seconds;
+    mt_plan_choice_finish(&c);
+    return seconds;
+}
+
+/* Of halves and whole layers the faster, but for a margin; and each of these is so on some machine. */
+static void layers_are_cut_where_that_is_faster(void **state)
+{
+    (void)state;
+    struct mt_layout *l = make_layout(&small), *halves = lay_out(&small, true);
+    int only = 0, faster = 0, not_worth = 0, all_kept = 0;
+    for (double gib = 0.03; gib < 0.6; gib *= 1.25) {
+        struct mt_machine m = make_machine(gib, 8, 0);
+        m.rate[MT_RATE_GEMM_BF16].value = m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
+        m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 0.4;
+        m.rate[MT_RATE_H2D_BOTH].value = m.rate[MT_RATE_D2H_BOTH].value = 0.4;
+        struct mt_plan_request r = make_request(l, &m, 128, 8), cut = r;
+        cut.layout = halves;
+        double whole = seconds_of(&r), half = seconds_of(&cut);
+        struct mt_plan_choice c;
+        r.halves = halves;
+        if (mt_plan_search(&c, &r, NULL)) {
+            assert_true(isinf(whole) && isinf(half));
+            continue;
+        }
+        only += isinf(whole);
+        faster += isfinite(whole) && c.layout == halves;
+        not_worth += c.layout == l && half < whole;
+        all_kept += c.layout == l && c.activations == MT_ACT_KEEP;
+        assert_true(c.sim.seconds == (c.layout == halves ? half : whole));
+        if (c.layout == halves)
+            assert_true(isinf(whole) ? c.whole_seconds == 0 : c.whole_seconds == whole && half < whole / 1.05);
+        else
+            assert_true(c.activations == MT_ACT_KEEP || c.keep_layers == small.layers || half >= whole / 1.06);
+        mt_plan_choice_finish(&c);
+    }
+    assert_true(only && faster && not_worth && all_kept);
+    mt_layout_destroy(&l);
+    mt_layout_destroy(&halves);
+}
+
 static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
 {
     (void)state;
@@ -191,6 +237,7 @@ int main(void)
         cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
         cmocka_unit_test(the_printed_values_give_the_same_step_again),
         cmocka_unit_test(more_memory_is_never_much_slower),
+        cmocka_unit_test(layers_are_cut_where_that_is_faster),
         cmocka_unit_test(what_is_short_is_said_and_each_change_makes_it_fit),
         cmocka_unit_test(states_leave_the_host_in_reverse_order_of_need),
     };
