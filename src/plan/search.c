@@ -2,17 +2,14 @@
 #include "plan/search.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "engine/build.h"
-#include "model/model.h"
 #include "plan/evaluate.h"
 
 enum {
-    MAX_MICRO_BATCHES = 16,
     MAX_KEPT = 5, /* numbers of layers whose records stay */
-    MAX_GROUPS = 2 * MAX_MICRO_BATCHES * (3 + MAX_KEPT),
+    MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
     MAX_INSTRS_FOR_SLOTS = 60000
 };
 #define NEAR_ENOUGH 1.002   /* what is this close to its bound is not looked at further */
@@ -122,7 +119,7 @@ struct group {
 struct groups {
     struct group g[MAX_GROUPS];
     size_t n;
-    mt_cost_table *costs[2 * MAX_MICRO_BATCHES];
+    mt_cost_table *costs[MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES];
     size_t n_costs;
 };
 
@@ -185,19 +182,11 @@ static int add_activations(struct groups *all, const struct mt_plan_request *r, 
     return rc;
 }
 
-/* Logits chunks worth a look: the model's own, and larger ones where the product is long enough. */
-static size_t chunk_choices(const struct mt_plan_request *r, size_t chunk[2])
-{
-    chunk[0] = r->logits_chunk ? r->logits_chunk : mt_model_auto_logits_chunk(r->layout);
-    chunk[1] = chunk[0] * 8;
-    return r->logits_chunk || chunk[1] > 8192 ? 1 : 2;
-}
-
 static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, struct mt_err *err)
 {
-    size_t chunk[2];
+    size_t chunk[MT_PLAN_MAX_CHUNKS];
     int rc = 0;
-    size_t n = chunk_choices(r, chunk);
+    size_t n = mt_plan_chunks(r, chunk);
     for (size_t i = 0; i < n && !rc; i++) {
         struct mt_plan_request t = *r;
         mt_cost_table **costs = &all->costs[all->n_costs++];
@@ -239,103 +228,6 @@ static int compare_groups(const void *a, const void *b)
     return (x->least > y->least) - (x->least < y->least);
 }
 
-/* Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. */
-static size_t list_micro_batches(const struct mt_plan_request *r, size_t list[MAX_MICRO_BATCHES])
-{
-    struct mt_plan_request t = *r;
-    size_t n = 0;
-    if (r->micro_batch) {
-        list[0] = r->micro_batch;
-        return 1;
-    }
-    for (size_t mb = 1; mb < r->rows_per_step * 2 && n < MAX_MICRO_BATCHES; mb *= 2) {
-        t.micro_batch = MT_MIN(mb, r->rows_per_step);
-        if (n && !mt_plan_fits_device(&t))
-            break;
-        list[n++] = t.micro_batch;
-    }
-    return n;
-}
-
-static bool is_listed(const struct mt_metered *ops, size_t n, const struct mt_metered *op)
-{
-    size_t i = 0;
-    while (i < n && !mt_same_operation(&ops[i], op))
-        i++;
-    return i < n;
-}
-
-static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
-                          struct mt_err *err)
-{
-    mt_cost_table *costs = NULL;
-    struct mt_plan_choice c;
-    int rc = mt_plan_costs(&costs, r, err);
-    if (!rc)
-        rc = mt_plan_with_costs(&c, r, costs, NULL, err);
-    if (!rc) {
-        size_t k;
-        const struct mt_metered *more = mt_cost_operations(costs, &k);
-        mt_plan_choice_finish(&c);
-        if (!mt_grow(ops, cap, *n + k, sizeof(**ops)))
-            rc = mt_fail_nomem(err, "operations", k * sizeof(**ops));
-        for (size_t i = 0; i < k && !rc; i++)
-            if (!is_listed(*ops, *n, &more[i]))
-                (*ops)[(*n)++] = more[i];
-    }
-    mt_cost_table_destroy(&costs);
-    return rc == -ENOSPC ? 0 : rc;
-}
-
-static int compare_operations(const void *a, const void *b)
-{
-    const struct mt_metered *x = a, *y = b;
-    const int64_t of_x[] = {x->kind, x->dtype, x->flags}, of_y[] = {y->kind, y->dtype, y->flags};
-    for (size_t i = 0; i < MT_ARRAY_LEN(of_x); i++)
-        if (of_x[i] != of_y[i])
-            return of_x[i] < of_y[i] ? -1 : 1;
-    for (size_t i = 0; i < MT_METER_DIMS; i++)
-        if (x->dim[i] != y->dim[i])
-            return x->dim[i] < y->dim[i] ? -1 : 1;
-    return 0;
-}
-
-static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
-                      struct mt_err *err)
-{
-    size_t list[MAX_MICRO_BATCHES], chunk[2], n_mb = list_micro_batches(r, list);
-    size_t n_chunks = chunk_choices(r, chunk);
-    int rc = 0;
-    for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
-        struct mt_plan_request t = *r;
-        t.micro_batch = list[i / n_chunks];
-        t.logits_chunk = chunk[i % n_chunks];
-        rc = add_operations(ops, n, cap, &t, err);
-    }
-    return rc;
-}
-
-int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
-                       struct mt_err *err)
-{
-    size_t cap = 0;
-    *ops = NULL;
-    *n = 0;
-    int rc = add_layout(ops, n, &cap, r, err);
-    if (!rc && r->halves) {
-        struct mt_plan_request halves = mt_plan_request_in_halves(r);
-        rc = add_layout(ops, n, &cap, &halves, err);
-    }
-    if (rc) {
-        free(*ops);
-        *ops = NULL;
-        return rc;
-    }
-    if (*n) /* what is compared stands together, so that it is timed together */
-        qsort(*ops, *n, sizeof(**ops), compare_operations);
-    return 0;
-}
-
 /* Most promising first; a group whose bound is no better than what is found is left out. */
 static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
 {
@@ -367,7 +259,7 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
 {
     struct search s = {.r = r};
     struct groups *all = mt_calloc(1, sizeof(*all));
-    size_t choices[MAX_MICRO_BATCHES], n = list_micro_batches(r, choices);
+    size_t choices[MT_PLAN_MAX_MICRO_BATCHES], n = mt_plan_micro_batches(r, choices);
     int rc = all ? 0 : mt_fail_nomem(err, "a search", sizeof(*all));
     for (size_t i = n; i-- > 0 && !rc;) {
         struct mt_plan_request t = *r;

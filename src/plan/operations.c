@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a request leaves open of a step's work, and the device operations that this comes to. */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "model/model.h"
+#include "plan/evaluate.h"
+
+size_t mt_plan_chunks(const struct mt_plan_request *r, size_t chunk[MT_PLAN_MAX_CHUNKS])
+{
+    chunk[0] = r->logits_chunk ? r->logits_chunk : mt_model_auto_logits_chunk(r->layout);
+    chunk[1] = chunk[0] * 8;
+    return r->logits_chunk || chunk[1] > 8192 ? 1 : 2;
+}
+
+size_t mt_plan_micro_batches(const struct mt_plan_request *r, size_t list[MT_PLAN_MAX_MICRO_BATCHES])
+{
+    struct mt_plan_request t = *r;
+    size_t n = 0;
+    if (r->micro_batch) {
+        list[0] = r->micro_batch;
+        return 1;
+    }
+    for (size_t mb = 1; mb < r->rows_per_step * 2 && n < MT_PLAN_MAX_MICRO_BATCHES; mb *= 2) {
+        t.micro_batch = MT_MIN(mb, r->rows_per_step);
+        if (n && !mt_plan_fits_device(&t))
+            break;
+        list[n++] = t.micro_batch;
+    }
+    return n;
+}
+
+static bool is_listed(const struct mt_metered *ops, size_t n, const struct mt_metered *op)
+{
+    size_t i = 0;
+    while (i < n && !mt_same_operation(&ops[i], op))
+        i++;
+    return i < n;
+}
+
+static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
+                          struct mt_err *err)
+{
+    mt_cost_table *costs = NULL;
+    struct mt_plan_choice c;
+    int rc = mt_plan_costs(&costs, r, err);
+    if (!rc)
+        rc = mt_plan_with_costs(&c, r, costs, NULL, err);
+    if (!rc) {
+        size_t k;
+        const struct mt_metered *more = mt_cost_operations(costs, &k);
+        mt_plan_choice_finish(&c);
+        if (!mt_grow(ops, cap, *n + k, sizeof(**ops)))
+            rc = mt_fail_nomem(err, "operations", k * sizeof(**ops));
+        for (size_t i = 0; i < k && !rc; i++)
+            if (!is_listed(*ops, *n, &more[i]))
+                (*ops)[(*n)++] = more[i];
+    }
+    mt_cost_table_destroy(&costs);
+    return rc == -ENOSPC ? 0 : rc;
+}
+
+static int compare_operations(const void *a, const void *b)
+{
+    const struct mt_metered *x = a, *y = b;
+    const int64_t of_x[] = {x->kind, x->dtype, x->flags}, of_y[] = {y->kind, y->dtype, y->flags};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_x); i++)
+        if (of_x[i] != of_y[i])
+            return of_x[i] < of_y[i] ? -1 : 1;
+    for (size_t i = 0; i < MT_METER_DIMS; i++)
+        if (x->dim[i] != y->dim[i])
+            return x->dim[i] < y->dim[i] ? -1 : 1;
+    return 0;
+}
+
+static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
+                      struct mt_err *err)
+{
+    size_t list[MT_PLAN_MAX_MICRO_BATCHES], chunk[MT_PLAN_MAX_CHUNKS], n_mb = mt_plan_micro_batches(r, list);
+    size_t n_chunks = mt_plan_chunks(r, chunk);
+    int rc = 0;
+    for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
+        struct mt_plan_request t = *r;
+        t.micro_batch = list[i / n_chunks];
+        t.logits_chunk = chunk[i % n_chunks];
+        rc = add_operations(ops, n, cap, &t, err);
+    }
+    return rc;
+}
+
+int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
+                       struct mt_err *err)
+{
+    size_t cap = 0;
+    *ops = NULL;
+    *n = 0;
+    int rc = add_layout(ops, n, &cap, r, err);
+    if (!rc && r->halves) {
+        struct mt_plan_request halves = mt_plan_request_in_halves(r);
+        rc = add_layout(ops, n, &cap, &halves, err);
+    }
+    if (rc) {
+        free(*ops);
+        *ops = NULL;
+        return rc;
+    }
+    if (*n) /* what is compared stands together, so that it is timed together */
+        qsort(*ops, *n, sizeof(**ops), compare_operations);
+    return 0;
+}
