@@ -9,7 +9,7 @@ int mt_plan_costs(mt_cost_table **out, const struct mt_plan_request *r, struct m
 /** mt_plan_evaluate() with prices at hand; `graph` may be NULL. */
 int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_cost_table *costs,
                        struct mt_sim_graph *graph, struct mt_err *err);
-/** The same with layers cut, which leaves nothing more to cut. */
+/** The request with layers cut, which leaves nothing more to cut. */
 static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
@@ -19,8 +19,8 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
 }
 /** Does it fit the device at all: layers as they are, and what is left open as thrifty as can be? */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
-/** Logits chunks worth a look: the model's own, and larger ones where the product is long enough. How many. */
 enum { MT_PLAN_MAX_CHUNKS = 2, MT_PLAN_MAX_MICRO_BATCHES = 16 };
+/** Logits chunks worth a look: the model's own, and larger ones where the product is long enough. How many. */
 size_t mt_plan_chunks(const struct mt_plan_request *r, size_t chunk[MT_PLAN_MAX_CHUNKS]);
 /** Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. How many. */
 size_t mt_plan_micro_batches(const struct mt_plan_request *r, size_t list[MT_PLAN_MAX_MICRO_BATCHES]);

@@ -12,7 +12,7 @@ enum {
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
     MAX_INSTRS_FOR_SLOTS = 60000
 };
-#define NEAR_ENOUGH 1.002   /* what is this close to its bound is not looked at further */
+#define NEAR_ENOUGH 1.002  /* what is this close to its bound is not looked at further */
 #define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
 
 struct search {
@@ -302,19 +302,23 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
 {
     struct mt_plan_choice cut;
     int rc = search_layout(out, r, err);
-    bool whole = rc == -ENOSPC ? mt_plan_fits_device(r) : rc || !wants_room(out, r);
-    if (!r->halves || whole)
+    if (!r->halves || (rc && rc != -ENOSPC))
+        return rc;
+    if (rc ? mt_plan_fits_device(r) : !wants_room(out, r))
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
     if (rc)
         return search_layout(out, &halves, err);
     if (search_layout(&cut, &halves, NULL))
         return 0;
-    bool better = cut.sim.seconds * WORTH_CUTTING < out->sim.seconds;
-    cut.whole_seconds = out->sim.seconds;
-    cut.n_searched = out->n_searched += cut.n_searched;
-    mt_plan_choice_finish(better ? out : &cut);
-    if (better)
+    size_t searched = out->n_searched + cut.n_searched;
+    if (cut.sim.seconds * WORTH_CUTTING < out->sim.seconds) {
+        cut.whole_seconds = out->sim.seconds;
+        mt_plan_choice_finish(out);
         *out = cut;
+    } else {
+        mt_plan_choice_finish(&cut);
+    }
+    out->n_searched = searched;
     return 0;
 }
