@@ -37,7 +37,7 @@ struct mt_device_params {
 };
 
 struct mt_device_limits {
-    char name[128];        /* "cpu (oneDNN 2.6.3, avx512_core)" */
+    char name[128];        /* "cpu (AVX-512)" */
     const char *kind;
     size_t budget_bytes;   /* what allocations may take in all */
     int n_threads;

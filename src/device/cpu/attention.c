@@ -19,6 +19,8 @@ enum { QUERY_TILE = 64 };
 
 /* A thread's floats in the workspace. */
 struct room {
+    struct mt_cpu_gemm *gemm;
+    int thread;
     float *s, *dp;     /* [QUERY_TILE, len] */
     float *q, *o, *dO; /* [QUERY_TILE, d] */
     float *k, *v, *dk, *dv; /* [len, d] */
@@ -29,11 +31,11 @@ static size_t room_floats(size_t max_len, size_t d)
     return 2 * QUERY_TILE * max_len + 3 * QUERY_TILE * d + 4 * max_len * d;
 }
 
-static struct room room_of(const struct mt_attention *a, int thread)
+static struct room room_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)
 {
     size_t len = a->max_len, d = a->head_dim;
     float *p = (float *)a->workspace + (size_t)thread * room_floats(len, d);
-    struct room r = {.s = p};
+    struct room r = {.gemm = dev->gemm, .thread = thread, .s = p};
     r.dp = r.s + QUERY_TILE * len;
     r.q = r.dp + QUERY_TILE * len;
     r.o = r.q + QUERY_TILE * d;
@@ -70,11 +72,12 @@ static const float *head_rows(enum mt_dtype t, const void *base, size_t ld_in, s
     return tmp;
 }
 
-static void product(bool ta, bool tb, size_t m, size_t n, size_t k, float alpha, float beta,
+static void product(const struct room *r, bool ta, bool tb, size_t m, size_t n, size_t k, float alpha, bool accumulate,
                     const float *a, size_t lda, const float *b, size_t ldb, float *d, size_t ldd)
 {
-    mt_cpu_gemm_tile(&(struct mt_cpu_tile){.m = m, .n = n, .k = k, .trans_a = ta, .trans_b = tb,
-                                           .alpha = alpha, .beta = beta, .a = a, .b = b, .lda = lda,
+    mt_cpu_gemm_tile(r->gemm, r->thread,
+                     &(struct mt_cpu_tile){.m = m, .n = n, .k = k, .trans_a = ta, .trans_b = tb, .dtype = MT_F32,
+                                           .alpha = alpha, .accumulate = accumulate, .a = a, .b = b, .lda = lda,
                                            .ldb = ldb, .ldd = ldd, .d = d});
 }
 
@@ -140,7 +143,7 @@ static void forward_tile(const struct mt_attention *a, const struct span *s, siz
     const float *q = head_rows(a->dtype, a->q, a->ld_q, row, head, s->n, d, r->q, &ld_q);
     const float *k = head_rows(a->dtype, a->k, a->ld_k, key, kv, s->n_keys, d, r->k, &ld_k);
     const float *v = head_rows(a->dtype, a->v, a->ld_v, key, kv, s->n_keys, d, r->v, &ld_v);
-    product(false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
+    product(r, false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
     for (size_t i = 0; i < s->n; i++) {
         float *x = r->s + i * s->n_keys;
         size_t from, to;
@@ -150,7 +153,7 @@ static void forward_tile(const struct mt_attention *a, const struct span *s, siz
         a->lse[head * a->n + row + i] = max + logf(sum);
         r->dp[i] = 1.0f / sum;
     }
-    product(false, false, s->n, d, s->n_keys, 1, 0, r->s, s->n_keys, v, ld_v, r->o, d);
+    product(r, false, false, s->n, d, s->n_keys, 1, 0, r->s, s->n_keys, v, ld_v, r->o, d);
     for (size_t i = 0; i < s->n; i++) {
         for (size_t c = 0; c < d; c++)
             r->o[i * d + c] *= r->dp[i];
@@ -172,10 +175,17 @@ static struct span find_span(const struct mt_attention *a, size_t tile)
     return span_of(a, doc, tile);
 }
 
+struct job {
+    struct mt_cpu_device *dev;
+    const struct mt_attention *a;
+    const struct mt_attention_bwd *b;
+};
+
 static void forward_chunk(void *ctx, size_t chunk, int thread)
 {
-    const struct mt_attention *a = ctx;
-    struct room r = room_of(a, thread);
+    const struct job *j = ctx;
+    const struct mt_attention *a = j->a;
+    struct room r = room_of(j->dev, a, thread);
     struct span s = find_span(a, chunk / a->n_q);
     forward_tile(a, &s, chunk % a->n_q, &r);
 }
@@ -185,7 +195,8 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     size_t tiles = 0;
     for (size_t i = 0; i < a->n_docs; i++)
         tiles += mt_div_up((size_t)(a->cu_seqlens[i + 1] - a->cu_seqlens[i]), QUERY_TILE);
-    mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, tiles * a->n_q);
+    struct job j = {.dev = d, .a = a};
+    mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_q);
 }
 
 MT_HOT static void score_gradient(float *restrict dp, const float *restrict p, float delta, size_t n)
@@ -210,8 +221,8 @@ static void backward_tile(const struct mt_attention_bwd *b, const struct span *s
                                         : r->v + s->k0 * d;
     ld_k = a->dtype == MT_F32 ? a->ld_k : d;
     ld_v = a->dtype == MT_F32 ? a->ld_v : d;
-    product(false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
-    product(false, true, s->n, s->n_keys, d, 1, 0, dO, ld_do, v, ld_v, r->dp, s->n_keys);
+    product(r, false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
+    product(r, false, true, s->n, s->n_keys, d, 1, 0, dO, ld_do, v, ld_v, r->dp, s->n_keys);
     for (size_t i = 0; i < s->n; i++) {
         float *p = r->s + i * s->n_keys, *dp = r->dp + i * s->n_keys;
         size_t from, to;
@@ -221,19 +232,20 @@ static void backward_tile(const struct mt_attention_bwd *b, const struct span *s
         exp_row(p + from, a->lse[head * a->n + row + i], to - from);
         score_gradient(dp + from, p + from, mt_cpu_dot(dO + i * ld_do, o + i * ld_o, d), to - from);
     }
-    product(true, false, s->n_keys, d, s->n, 1, 1, r->s, s->n_keys, dO, ld_do, r->dv + s->k0 * d, d);
-    product(true, false, s->n_keys, d, s->n, a->scale, 1, r->dp, s->n_keys, q, ld_q,
+    product(r, true, false, s->n_keys, d, s->n, 1, 1, r->s, s->n_keys, dO, ld_do, r->dv + s->k0 * d, d);
+    product(r, true, false, s->n_keys, d, s->n, a->scale, 1, r->dp, s->n_keys, q, ld_q,
             r->dk + s->k0 * d, d);
-    product(false, false, s->n, d, s->n_keys, a->scale, 0, r->dp, s->n_keys, k, ld_k, r->o, d);
+    product(r, false, false, s->n, d, s->n_keys, a->scale, 0, r->dp, s->n_keys, k, ld_k, r->o, d);
     for (size_t i = 0; i < s->n; i++)
         mt_cpu_store_row(a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d, r->o + i * d);
 }
 
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
-    const struct mt_attention_bwd *b = ctx;
+    const struct job *j = ctx;
+    const struct mt_attention_bwd *b = j->b;
     const struct mt_attention *a = &b->fwd;
-    struct room r = room_of(a, thread);
+    struct room r = room_of(j->dev, a, thread);
     size_t doc = chunk / a->n_kv, kv = chunk % a->n_kv, group = a->n_q / a->n_kv, ld;
     size_t first = (size_t)a->cu_seqlens[doc], len = (size_t)a->cu_seqlens[doc + 1] - first;
     size_t d = a->head_dim;
@@ -256,5 +268,6 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
 
 void mt_cpu_run_attention_bwd(struct mt_cpu_device *d, const struct mt_attention_bwd *b)
 {
-    mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)b, b->fwd.n_docs * b->fwd.n_kv);
+    struct job j = {.dev = d, .b = b};
+    mt_pool_run(d->pool, backward_chunk, &j, b->fwd.n_docs * b->fwd.n_kv);
 }

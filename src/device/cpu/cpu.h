@@ -6,6 +6,7 @@
 #include "base/pool.h"
 #include "device/backend.h"
 #include "device/cpu/arena.h"
+#include "device/cpu/gemm.h"
 #include "device/cpu/stream.h"
 
 /**
@@ -18,7 +19,7 @@ struct mt_cpu_device {
     struct mt_device base;
     mt_pool *pool; /* compute team; its caller is the COMPUTE stream's thread */
     struct mt_cpu_arena *arena;
-    char *gemm_scratch; /* mt_cpu_gemm_scratch_bytes() a compute thread */
+    struct mt_cpu_gemm *gemm;
     struct mt_cpu_bf16_gemm **bf16_gemm; /* [compute threads], all NULL or none */
     struct mt_cpu_stream *streams[MT_N_STREAMS];
 };
@@ -63,45 +64,5 @@ void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */
 float mt_cpu_dot(const float *a, const float *b, size_t n);
 float mt_cpu_sum(const float *a, size_t n);
-
-/**
- * A matrix product of one thread, called inside a chunk: D = alpha op(A) op(B) + beta D, row-major, all
- * f32. Fixed order of sums for a shape, whatever the threads (oneDNN's sgemm with one thread, or C).
- */
-struct mt_cpu_tile {
-    size_t m, n, k;
-    bool trans_a, trans_b;
-    float alpha, beta;
-    const float *a, *b;
-    size_t lda, ldb, ldd;
-    float *d;
-};
-void mt_cpu_gemm_tile(const struct mt_cpu_tile *t);
-size_t mt_cpu_gemm_scratch_bytes(void);
-/** Called once in each compute thread: the library must not start threads of its own. */
-void mt_cpu_gemm_thread_init(void);
-/** Has the library make now, in a compute thread with its scratch, what it makes at its first products, and take what
- * memory it takes for large ones: it keeps both. */
-void mt_cpu_gemm_warm(void *scratch);
-
-/** What the library keeps for one compute thread to multiply bf16 as it is: a product prepared for each
- * shape met. NULL where the CPU has no instructions for it: convert to f32 then. MEGATRAIN_CPU_GEMM=f32 or
- * bf16 in the environment decides otherwise (for tests of both). */
-struct mt_cpu_bf16_gemm;
-int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err);
-void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g);
-/** D = op(A) op(B) + beta D with A and B bf16 and D f32; beta is 0 or 1, the rest as above. False where
- * the library has no product of this shape. */
-struct mt_cpu_bf16_tile {
-    size_t m, n, k;
-    bool trans_a, trans_b, accumulate;
-    const uint16_t *a, *b;
-    size_t lda, ldb, ldd;
-    float *d;
-};
-bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t);
-
-/** "oneDNN 2.6.3, avx512_core" or "plain C". */
-void mt_cpu_gemm_describe(char *buf, size_t len);
 
 #endif

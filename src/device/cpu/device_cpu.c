@@ -21,7 +21,7 @@ static void cpu_destroy(mt_device *dev)
     mt_pool_destroy(&d->pool);
     mt_cpu_arena_destroy(&d->arena);
     free(d->bf16_gemm);
-    free(d->gemm_scratch);
+    mt_cpu_gemm_destroy(&d->gemm);
     free(d);
 }
 
@@ -194,23 +194,9 @@ static int create_stream(struct mt_cpu_device *d, const struct mt_device_params 
     bool compute = s == MT_STREAM_COMPUTE, bound = compute && p->cpus && p->n_threads > 1;
     struct mt_cpu_stream_params sp = {.name = names[s],
                                       .cpu = bound ? p->cpus[0] : -1,
-                                      .thread_init = compute ? mt_cpu_gemm_thread_init : NULL,
+                                      .thread_init = compute ? mt_cpu_bf16_gemm_thread_init : NULL,
                                       .gbps = compute ? 0 : p->link_gbps};
     return mt_cpu_stream_create(&d->streams[s], d, &sp, err);
-}
-
-static void warm_thread(void *ctx, size_t chunk, int thread)
-{
-    struct mt_cpu_device *d = ctx;
-    (void)thread;
-    mt_cpu_gemm_warm(d->gemm_scratch + chunk * mt_cpu_gemm_scratch_bytes());
-}
-
-static void run_warm(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
-{
-    (void)s;
-    (void)args;
-    mt_pool_run(d->pool, warm_thread, d, (size_t)d->base.limits.n_threads);
 }
 
 int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
@@ -226,21 +212,18 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
                                                .n_threads = p->n_threads,
                                                .alignment = MT_CPU_ALIGNMENT};
     snprintf(d->base.limits.name, sizeof(d->base.limits.name), "cpu (%s)", gemm);
-    struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_gemm_thread_init};
-    size_t scratch = (size_t)p->n_threads * mt_cpu_gemm_scratch_bytes();
+    struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_bf16_gemm_thread_init};
     int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
     if (!rc)
         rc = create_bf16_gemm(d, err);
-    if (!rc && !(d->gemm_scratch = mt_alloc_aligned(scratch)))
-        rc = mt_fail_nomem(err, "the compute threads' scratch", scratch);
+    if (!rc)
+        rc = mt_cpu_gemm_create(&d->gemm, p->n_threads, err);
     if (!rc)
         rc = mt_pool_create(&d->pool, &pool, err);
     for (int s = 0; s < MT_N_STREAMS && !rc; s++)
         rc = create_stream(d, p, s, err);
-    if (!rc && p->warm) {
-        mt_cpu_stream_submit(d->streams[MT_STREAM_COMPUTE], run_warm, &rc, sizeof(rc));
-        rc = cpu_sync(&d->base, err);
-    }
+    if (!rc && p->warm)
+        mt_cpu_gemm_warm(d->gemm);
     if (rc) {
         cpu_destroy(&d->base);
         return rc;

@@ -1,24 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One-thread products by oneDNN: f32 by its sgemm, which takes row-major matrices; bf16 by its matmul
- * primitives, prepared once for each shape.
- */
+/* One-thread products of bf16 by oneDNN's matmul primitives, prepared once for each shape. */
 #include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/cpu/cpu.h"
+#include "base/mem.h"
+#include "device/cpu/gemm.h"
 
-void mt_cpu_gemm_tile(const struct mt_cpu_tile *t)
-{
-    dnnl_sgemm(t->trans_a ? 'T' : 'N', t->trans_b ? 'T' : 'N', (dnnl_dim_t)t->m, (dnnl_dim_t)t->n,
-               (dnnl_dim_t)t->k, t->alpha, t->a, (dnnl_dim_t)t->lda, t->b, (dnnl_dim_t)t->ldb,
-               t->beta, t->d, (dnnl_dim_t)t->ldd);
-}
-
-void mt_cpu_gemm_thread_init(void)
+void mt_cpu_bf16_gemm_thread_init(void)
 {
     omp_set_num_threads(1); /* of the calling thread: K must never be split over threads */
 }
@@ -45,6 +36,7 @@ struct mt_cpu_bf16_gemm {
     size_t n;
     void *scratch;
     size_t scratch_bytes;
+    float sums[MT_CPU_BF16_TILE * MT_CPU_BF16_TILE];
 };
 
 static bool wanted(void)
@@ -144,7 +136,7 @@ static bool grow_scratch(struct mt_cpu_bf16_gemm *g, size_t bytes)
 }
 
 /* On failure the product has no primitive and stays known as such. */
-static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct mt_cpu_bf16_tile *t)
+static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct mt_cpu_tile *t)
 {
     dnnl_memory_desc_t a = matrix(t->m, t->k, t->lda, t->trans_a, dnnl_bf16);
     dnnl_memory_desc_t b = matrix(t->k, t->n, t->ldb, t->trans_b, dnnl_bf16);
@@ -171,7 +163,7 @@ static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct 
         product_finish(p);
 }
 
-static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t)
+static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
 {
     struct shape s = {t->m, t->n, t->k, t->lda, t->ldb, t->ldd,
                       (size_t)t->trans_a | (size_t)t->trans_b << 1 | (size_t)t->accumulate << 2};
@@ -186,7 +178,7 @@ static struct product *product_for(struct mt_cpu_bf16_gemm *g, const struct mt_c
     return p;
 }
 
-bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_tile *t)
+bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
 {
     struct product *p = product_for(g, t);
     if (!p->primitive)
@@ -202,14 +194,13 @@ bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_bf16_
     return !dnnl_primitive_execute(p->primitive, g->stream, MT_ARRAY_LEN(args), args);
 }
 
-void mt_cpu_gemm_describe(char *buf, size_t len)
+float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
+{
+    return g->sums;
+}
+
+void mt_cpu_bf16_gemm_describe(char *buf, size_t len)
 {
     const dnnl_version_t *v = dnnl_version();
-    dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
-    const char *name = isa >= dnnl_cpu_isa_avx512_core_bf16 && isa != dnnl_cpu_isa_all
-                           ? "avx512_core_bf16"
-                       : isa >= dnnl_cpu_isa_avx512_core ? "avx512_core"
-                       : isa >= dnnl_cpu_isa_avx2        ? "avx2"
-                                                         : "sse4.1";
-    snprintf(buf, len, "oneDNN %d.%d.%d, %s", v->major, v->minor, v->patch, name);
+    snprintf(buf, len, wanted() ? "oneDNN %d.%d.%d" : "", v->major, v->minor, v->patch);
 }

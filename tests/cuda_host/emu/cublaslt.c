@@ -5,6 +5,7 @@
  * with; a column-major matrix is the transpose of a row-major one, so D' = op(B)' op(A)' is computed.
  */
 #include <cublasLt.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -284,18 +285,6 @@ static float to_float(cudaDataType_t t, const void *base, size_t i)
     return t == CUDA_R_32F ? ((const float *)base)[i] : mt_bf16_to_f32(((const uint16_t *)base)[i]);
 }
 
-/* The columns of a matrix as float: where they are, or converted into *tmp. */
-static const float *as_float(const struct cublasLtMatrixLayoutOpaque_t *l, const void *p, float *tmp,
-                             size_t *ld)
-{
-    *ld = l->type == CUDA_R_32F ? (size_t)l->ld : l->rows;
-    if (l->type == CUDA_R_32F)
-        return p;
-    for (uint64_t c = 0; c < l->cols; c++)
-        mt_cpu_bf16_to_f32(tmp + c * l->rows, (const uint16_t *)p + c * (size_t)l->ld, l->rows);
-    return tmp;
-}
-
 static void finish(const struct product *p, const float *sum, const void *c, void *d)
 {
     uint64_t m = p->d.rows;
@@ -314,27 +303,34 @@ static void finish(const struct product *p, const float *sum, const void *c, voi
         }
 }
 
+/* D = op(A) op(B) by the cpu device's products, one at a time. */
+static void multiply(const struct mt_cpu_tile *t)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct mt_cpu_gemm *gemm;
+    pthread_mutex_lock(&lock);
+    if (!gemm && mt_cpu_gemm_create(&gemm, 1, NULL))
+        mt_emu_die("no memory for matrix products");
+    mt_cpu_gemm_tile(gemm, 0, t);
+    pthread_mutex_unlock(&lock);
+}
+
 static void run_product(void *args)
 {
     const struct product *p = args;
     uint64_t m = p->d.rows, n = p->d.cols;
     bool ta = p->desc.trans_a != CUBLAS_OP_N, tb = p->desc.trans_b != CUBLAS_OP_N;
-    float *sum = malloc(m * n * sizeof(float)), *fa = malloc(p->a.rows * p->a.cols * sizeof(float));
-    float *fb = malloc(p->b.rows * p->b.cols * sizeof(float));
-    if (!sum || !fa || !fb)
-        mt_emu_die("no memory for a matrix product");
-    mt_cpu_gemm_thread_init();
+    float *sum = malloc(m * n * sizeof(float));
+    if (!sum || p->a.type != p->b.type)
+        mt_emu_die("no memory for a matrix product, or operands of two types");
     for (int32_t b = 0; b < p->d.batch; b++) {
-        struct mt_cpu_tile t = {.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb,
-                                .trans_b = ta, .alpha = 1, .d = sum, .ldd = m};
-        t.a = as_float(&p->b, batch_of(p->pb, &p->b, b), fb, &t.lda);
-        t.b = as_float(&p->a, batch_of(p->pa, &p->a, b), fa, &t.ldb);
-        mt_cpu_gemm_tile(&t);
+        multiply(&(struct mt_cpu_tile){.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb, .trans_b = ta,
+                                       .dtype = p->a.type == CUDA_R_32F ? MT_F32 : MT_BF16, .alpha = 1,
+                                       .a = batch_of(p->pb, &p->b, b), .lda = (size_t)p->b.ld,
+                                       .b = batch_of(p->pa, &p->a, b), .ldb = (size_t)p->a.ld, .d = sum, .ldd = m});
         finish(p, sum, batch_of(p->pc, &p->c, b), batch_of(p->pd, &p->d, b));
     }
     free(sum);
-    free(fa);
-    free(fb);
     if (p->scribble) /* nobody else may keep anything there */
         memset(p->workspace, 0xFF, p->scribble);
 }

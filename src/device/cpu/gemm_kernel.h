@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_CPU_GEMM_KERNEL_H
+#define MT_DEVICE_CPU_GEMM_KERNEL_H
+
+#include "base/dtype.h"
+#include "base/mem.h"
+
+/**
+ * The inner parts of a matrix product for one instruction set (Goto and van de Geijn 2008; van Zee and
+ * van de Geijn 2015). A and B are packed, as f32, into strips that are read from end to end:
+ *     A  strips of `mr` rows:     strip[k][mr]
+ *     B  strips of `nr` columns:  strip[k][nr]
+ * with zeros for the rows and columns that are not there. Every element of D is one chain of
+ * multiply-adds over k, in order, whatever strip it is in.
+ */
+struct mt_cpu_pack {
+    enum mt_dtype dtype;
+    const void *src;
+    size_t first, ld; /* elements */
+    bool trans;       /* lanes (rows of A, columns of B) are `ld` apart and k is contiguous, or the reverse */
+    size_t lanes, k;
+    float factor;
+    float *dst;     /* the first strip's first step to write */
+    size_t strip_k; /* steps of a strip, which may be more than k; strips follow one another */
+};
+
+struct mt_cpu_gemm_isa {
+    const char *name, *key; /* "AVX-512", "avx512" */
+    size_t mr, nr;
+    void (*pack_a)(const struct mt_cpu_pack *p);
+    void (*pack_b)(const struct mt_cpu_pack *p);
+    /** d[mr][nr] = sum over k of a b, plus c where it is not NULL (it may be d). */
+    void (*multiply)(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd);
+};
+
+extern const struct mt_cpu_gemm_isa mt_cpu_gemm_avx512, mt_cpu_gemm_avx2, mt_cpu_gemm_plain;
+
+#endif

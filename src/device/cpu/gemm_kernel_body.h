@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The functions of a struct mt_cpu_gemm_isa, for the file that includes this after it has defined
+ *     LANES             floats of a vector
+ *     ROWS, VECS        a register tile: ROWS rows of A by VECS vectors of B
+ *     transpose(vec *)  LANES vectors, in place
+ */
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { COLS = VECS * LANES, AHEAD = 8 };
+
+static void multiply(size_t k, const float *restrict a, const float *restrict b, const float *c, size_t ldc, float *d,
+                     size_t ldd)
+{
+    vec sum[ROWS][VECS];
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECS; j++) {
+            sum[i][j] = (vec){0};
+            __builtin_prefetch(d + (size_t)i * ldd + j * LANES, 1);
+        }
+    for (; k; k--, a += ROWS, b += COLS) {
+        vec row[VECS];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECS; j++) {
+            row[j] = *(const vec *)(b + j * LANES);
+            __builtin_prefetch(b + AHEAD * COLS + j * LANES);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECS; j++)
+                sum[i][j] += a[i] * row[j];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECS; j++) {
+            if (c)
+                sum[i][j] += *(const vec *)(c + (size_t)i * ldc + j * LANES);
+            *(vec *)(d + (size_t)i * ldd + j * LANES) = sum[i][j];
+        }
+}
+
+INLINE float one(enum mt_dtype t, const void *src, size_t i)
+{
+    return t == MT_F32 ? ((const float *)src)[i] : mt_bf16_to_f32(((const uint16_t *)src)[i]);
+}
+
+INLINE vec several(enum mt_dtype t, const void *src, size_t i)
+{
+    vec v;
+    if (t == MT_F32)
+        return *(const vec *)((const float *)src + i);
+    for (size_t j = 0; j < LANES; j++)
+        v[j] = mt_bf16_to_f32(((const uint16_t *)src)[i + j]);
+    return v;
+}
+
+INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
+{
+    __builtin_prefetch((const char *)src + i * mt_dtype_size(t), 0, 2);
+}
+
+/* Where a strip's lane of the source is. */
+INLINE size_t at(const struct mt_cpu_pack *p, size_t lane, size_t k)
+{
+    return p->first + (p->trans ? lane * p->ld + k : k * p->ld + lane);
+}
+
+/* Lanes [lane, lane + width) of steps [k, k + n), one by one. */
+INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k, size_t n)
+{
+    float *strip = p->dst + lane * p->strip_k;
+    for (size_t q = k; q < k + n; q++)
+        for (size_t l = 0; l < width; l++)
+            strip[q * width + l] = lane + l < p->lanes ? p->factor * one(t, p->src, at(p, lane + l, q)) : 0;
+}
+
+/* LANES steps of a strip whose lanes are rows of the source. */
+INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
+{
+    float *strip = p->dst + lane * p->strip_k + k * width;
+    for (size_t l = 0; l < width; l += LANES) {
+        vec v[LANES];
+        size_t n = MT_MIN(width - l, (size_t)LANES);
+        for (size_t i = 0; i < n; i++) /* of the next strip */
+            fetch(t, p->src, at(p, lane + width + l + i, k));
+        for (size_t i = 0; i < LANES; i++)
+            v[i] = i < n ? several(t, p->src, at(p, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
+        transpose(v);
+        for (size_t i = 0; i < LANES; i++)
+            memcpy(strip + i * width + l, &v[i], n * sizeof(float));
+    }
+}
+
+INLINE void pack_columns(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
+{
+    for (size_t lane = 0; lane < p->lanes; lane += width) {
+        size_t k = 0;
+        if (lane + width <= p->lanes)
+            for (; k + LANES <= p->k; k += LANES)
+                pack_square(p, t, width, lane, k);
+        pack_any(p, t, width, lane, k, p->k - k);
+    }
+}
+
+/* A few steps of every strip at a time: long runs of the source's rows, and of the strips. */
+INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
+{
+    enum { STEPS = 8 };
+    size_t whole = p->lanes / width * width;
+    for (size_t k = 0; k < p->k; k += STEPS)
+        for (size_t lane = 0; lane < whole; lane += width)
+            for (size_t q = k; q < MT_MIN(k + STEPS, p->k); q++) {
+                for (size_t l = 0; l < width; l += LANES)
+                    fetch(t, p->src, at(p, lane + l, q + 2 * STEPS));
+                for (size_t l = 0; l < width; l++)
+                    p->dst[lane * p->strip_k + q * width + l] = p->factor * one(t, p->src, at(p, lane + l, q));
+            }
+    if (whole < p->lanes)
+        pack_any(p, t, width, whole, 0, p->k);
+}
+
+INLINE void pack(const struct mt_cpu_pack *p, size_t width)
+{
+    struct mt_cpu_pack q = *p;
+    if (p->trans && p->dtype == MT_F32)
+        q.trans = true, pack_columns(&q, MT_F32, width);
+    else if (p->trans)
+        q.trans = true, pack_columns(&q, MT_BF16, width);
+    else if (p->dtype == MT_F32)
+        q.trans = false, pack_rows(&q, MT_F32, width);
+    else
+        q.trans = false, pack_rows(&q, MT_BF16, width);
+}
+
+static void pack_a(const struct mt_cpu_pack *p)
+{
+    pack(p, ROWS);
+}
+
+static void pack_b(const struct mt_cpu_pack *p)
+{
+    pack(p, COLS);
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A build without oneDNN: bf16 is multiplied as f32. */
+#include "device/cpu/gemm.h"
+
+int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
+{
+    (void)err;
+    *out = NULL;
+    return 0;
+}
+
+void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
+{
+    (void)g;
+}
+
+float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
+{
+    (void)g;
+    return NULL;
+}
+
+bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t)
+{
+    (void)g;
+    (void)t;
+    return false;
+}
+
+void mt_cpu_bf16_gemm_thread_init(void)
+{
+}
+
+void mt_cpu_bf16_gemm_describe(char *buf, size_t len)
+{
+    if (len)
+        buf[0] = 0;
+}

@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * D is computed a block of rows at a time, and in each the panels of K in order. A's strips are packed once, by all
+ * threads for all; a chunk packs the strips of B that it needs for itself, and they stay in its core's L2 cache while A
+ * goes by. How D is cut does not change an element's sum, so it may be what suits the threads.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "device/cpu/gemm.h"
+#include "device/cpu/gemm_kernel.h"
+
+enum { PANEL = 512, MAX_ROWS = 16, MAX_COLS = 64 };
+/* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
+enum { BLOCK = 2048, SUMS = 1024 };
+enum { CHUNK_STRIPS = 8, PACK_STRIPS = 4, PACK_STEPS = 32 };
+
+struct thread_room {
+    float a[MAX_ROWS * PANEL], b[CHUNK_STRIPS * MAX_COLS * PANEL];
+};
+
+struct room {
+    float a[(BLOCK + MAX_ROWS) * PANEL], sums[SUMS * SUMS];
+    struct thread_room thread[];
+};
+
+struct mt_cpu_gemm {
+    const struct mt_cpu_gemm_isa *isa;
+    struct room *room;
+    size_t bytes;
+};
+
+static const struct mt_cpu_gemm_isa *const all[] = {
+#ifdef __x86_64__
+    &mt_cpu_gemm_avx512, &mt_cpu_gemm_avx2,
+#endif
+    &mt_cpu_gemm_plain};
+
+static bool supported(const struct mt_cpu_gemm_isa *isa)
+{
+#ifdef __x86_64__
+    if (isa == &mt_cpu_gemm_avx512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (isa == &mt_cpu_gemm_avx2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return true;
+}
+
+static const struct mt_cpu_gemm_isa *choose_isa(void)
+{
+    const char *choice = getenv("MEGATRAIN_CPU_GEMM");
+    for (size_t i = 0; choice && i < MT_ARRAY_LEN(all); i++)
+        if (!strcmp(choice, all[i]->key) && supported(all[i]))
+            return all[i];
+    size_t i = 0;
+    while (!supported(all[i]))
+        i++;
+    return all[i];
+}
+
+int mt_cpu_gemm_create(struct mt_cpu_gemm **out, int n_threads, struct mt_err *err)
+{
+    struct mt_cpu_gemm *g = mt_calloc(1, sizeof(*g));
+    if (!g)
+        return mt_fail_nomem(err, "matrix products", sizeof(*g));
+    g->isa = choose_isa();
+    g->bytes = sizeof(struct room) + (size_t)n_threads * sizeof(struct thread_room);
+    g->room = mmap(NULL, g->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g->room == MAP_FAILED) {
+        size_t bytes = g->bytes;
+        free(g);
+        return mt_fail_nomem(err, "matrix products", bytes);
+    }
+    madvise(g->room, g->bytes, MADV_HUGEPAGE); /* a wish */
+    *out = g;
+    return 0;
+}
+
+void mt_cpu_gemm_destroy(struct mt_cpu_gemm **g)
+{
+    if (!*g)
+        return;
+    munmap((*g)->room, (*g)->bytes);
+    free(*g);
+    *g = NULL;
+}
+
+void mt_cpu_gemm_warm(struct mt_cpu_gemm *g)
+{
+    memset(g->room, 0, g->bytes);
+}
+
+void mt_cpu_gemm_describe(char *buf, size_t len)
+{
+    char bf16[48];
+    mt_cpu_bf16_gemm_describe(bf16, sizeof(bf16));
+    snprintf(buf, len, "%s%s%s", choose_isa()->name, bf16[0] ? ", bf16 by " : "", bf16);
+}
+
+/* Strips of k steps, m rows of A and n columns of B, and where their products go. */
+struct panel {
+    const struct mt_cpu_gemm_isa *isa;
+    size_t m, n, k;
+    const float *a, *b, *c; /* C is NULL, or added */
+    float *d;
+    size_t ldc, ldd;
+};
+
+/* The strips at (i, j), of which m rows and n columns are there. */
+static void multiply_edge(const struct panel *p, size_t i, size_t m, size_t j, size_t n)
+{
+    float tmp[MAX_ROWS * MAX_COLS];
+    size_t nr = p->isa->nr;
+    p->isa->multiply(p->k, p->a + i * p->k, p->b + j * p->k, NULL, 0, tmp, nr);
+    for (size_t y = 0; y < m; y++)
+        for (size_t x = 0; x < n; x++)
+            p->d[(i + y) * p->ldd + j + x] = tmp[y * nr + x] + (p->c ? p->c[(i + y) * p->ldc + j + x] : 0);
+}
+
+static void multiply(const struct panel *p)
+{
+    const struct mt_cpu_gemm_isa *isa = p->isa;
+    for (size_t i = 0; i < p->m; i += isa->mr)
+        for (size_t j = 0; j < p->n; j += isa->nr) {
+            size_t m = MT_MIN(isa->mr, p->m - i), n = MT_MIN(isa->nr, p->n - j);
+            if (m < isa->mr || n < isa->nr)
+                multiply_edge(p, i, m, j, n);
+            else
+                isa->multiply(p->k, p->a + i * p->k, p->b + j * p->k, p->c ? p->c + i * p->ldc + j : NULL, p->ldc,
+                              p->d + i * p->ldd + j, p->ldd);
+        }
+}
+
+struct rect {
+    size_t i, m, j, n; /* rows [i, i + m), columns [j, j + n) of D */
+};
+
+struct job {
+    const struct mt_gemm *g;
+    const struct mt_cpu_gemm_isa *isa;
+    struct room *room;
+    struct rect block;
+    size_t p, k; /* steps [p, p + k) */
+    bool direct; /* D takes the sums as they are */
+    size_t chunk_m, chunk_n, chunks_m;
+};
+
+/* Lanes [lane, lane + lanes) of an operand, for the panel's steps. */
+static struct mt_cpu_pack strips_of(const struct job *j, bool is_a, size_t lane, size_t lanes, float *dst)
+{
+    const struct mt_gemm *g = j->g;
+    size_t ld = is_a ? g->lda : g->ldb;
+    bool trans = is_a ? !g->trans_a : g->trans_b;
+    return (struct mt_cpu_pack){.dtype = g->dtype, .src = is_a ? g->a : g->b, .ld = ld, .trans = trans, .factor = 1,
+                                .first = trans ? lane * ld + j->p : j->p * ld + lane,
+                                .lanes = lanes, .k = j->k, .strip_k = j->k, .dst = dst};
+}
+
+/* A is packed by all: its lanes are shared out where they are rows of the source, or its steps where those are. */
+static size_t pack_chunks(const struct job *j)
+{
+    return j->g->trans_a ? mt_div_up(j->k, PACK_STEPS) : mt_div_up(j->block.m, PACK_STRIPS * j->isa->mr);
+}
+
+static void pack_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct job *j = ctx;
+    struct mt_cpu_pack p = strips_of(j, true, j->block.i, j->block.m, j->room->a);
+    (void)thread;
+    if (j->g->trans_a) {
+        size_t k = chunk * PACK_STEPS;
+        p.first += k * p.ld;
+        p.dst += k * j->isa->mr;
+        p.k = MT_MIN(p.k - k, (size_t)PACK_STEPS);
+    } else {
+        size_t group = PACK_STRIPS * j->isa->mr, lane = chunk * group;
+        p.first += lane * p.ld;
+        p.dst += lane * j->k;
+        p.lanes = MT_MIN(p.lanes - lane, group);
+    }
+    j->isa->pack_a(&p);
+}
+
+static void multiply_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct job *j = ctx;
+    const struct mt_gemm *g = j->g;
+    struct rect r = {chunk % j->chunks_m * j->chunk_m, 0, chunk / j->chunks_m * j->chunk_n, 0};
+    r.m = MT_MIN(j->chunk_m, j->block.m - r.i);
+    r.n = MT_MIN(j->chunk_n, j->block.n - r.j);
+    float *b = j->room->thread[thread].b;
+    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + r.j, r.n, b);
+    j->isa->pack_b(&pack);
+    struct panel p = {.isa = j->isa, .k = j->k, .a = j->room->a + r.i * j->k, .b = b, .m = r.m, .n = r.n,
+                      .d = j->room->sums + r.i * j->block.n + r.j, .ldc = j->block.n, .ldd = j->block.n};
+    size_t row = j->block.i + r.i, col = j->block.j + r.j;
+    if (j->direct) {
+        p.d = (float *)g->d + row * g->ldd + col;
+        p.ldd = p.ldc = g->ldd;
+    }
+    if (j->p) {
+        p.c = p.d;
+    } else if (j->direct && g->c) {
+        p.c = (const float *)g->c + row * g->ldc + col;
+        p.ldc = g->ldc;
+    }
+    multiply(&p);
+    if (!j->direct && j->p + j->k == g->k)
+        for (size_t i = 0; i < r.m; i++)
+            mt_cpu_gemm_finish_row(g, row + i, col, r.n, p.d + i * p.ldd);
+}
+
+/* Parts of n of at most `most`, as equal as may be, that begin at multiples of `step`. */
+static size_t even(size_t n, size_t most, size_t step)
+{
+    return mt_align_up(mt_div_up(n, mt_div_up(n, most)), step);
+}
+
+/* Columns are shared out first: rows that are, too, have B packed once for each part of them. */
+static void choose_chunks(struct job *j, size_t wanted)
+{
+    const struct mt_cpu_gemm_isa *isa = j->isa;
+    j->chunk_n = CHUNK_STRIPS * isa->nr;
+    while (mt_div_up(j->block.n, j->chunk_n) < wanted && j->chunk_n > 2 * isa->nr)
+        j->chunk_n /= 2;
+    j->chunk_n = even(j->block.n, j->chunk_n, isa->nr);
+    size_t chunks_n = mt_div_up(j->block.n, j->chunk_n);
+    j->chunk_m = even(j->block.m, mt_div_up(j->block.m, mt_div_up(wanted, chunks_n)), isa->mr);
+    j->chunks_m = mt_div_up(j->block.m, j->chunk_m);
+}
+
+static void run_block(mt_pool *pool, struct job *j)
+{
+    size_t panel = even(j->g->k, PANEL, 1);
+    choose_chunks(j, 4 * (size_t)mt_pool_n_threads(pool));
+    for (j->p = 0; j->p < j->g->k; j->p += panel) {
+        j->k = MT_MIN(panel, j->g->k - j->p);
+        mt_pool_run(pool, pack_chunk, j, pack_chunks(j));
+        mt_pool_run(pool, multiply_chunk, j, j->chunks_m * mt_div_up(j->block.n, j->chunk_n));
+    }
+}
+
+void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a)
+{
+    struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias};
+    size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr), n = j.direct ? a->n : even(a->n, SUMS, j.isa->nr);
+    for (size_t row = 0; row < a->m; row += m)
+        for (size_t col = 0; col < a->n; col += n) {
+            j.block = (struct rect){row, MT_MIN(m, a->m - row), col, MT_MIN(n, a->n - col)};
+            run_block(pool, &j);
+        }
+}
+
+/* Columns [j, j + n) and steps [p, p + k). */
+static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *room, const struct mt_cpu_tile *t,
+                       const struct rect *r, size_t p, size_t k)
+{
+    isa->pack_b(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->b, .ld = t->ldb, .trans = t->trans_b, .factor = 1,
+                                      .first = t->trans_b ? r->j * t->ldb + p : p * t->ldb + r->j, .lanes = r->n,
+                                      .k = k, .strip_k = k, .dst = room->b});
+    for (size_t i = 0; i < t->m; i += isa->mr) {
+        size_t m = MT_MIN(isa->mr, t->m - i);
+        isa->pack_a(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->a, .ld = t->lda, .trans = !t->trans_a,
+                                          .factor = t->alpha, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
+                                          .lanes = m, .k = k, .strip_k = k, .dst = room->a});
+        float *d = t->d + i * t->ldd + r->j;
+        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .a = room->a, .b = room->b,
+                                 .c = p || t->accumulate ? d : NULL, .ldc = t->ldd, .d = d, .ldd = t->ldd});
+    }
+}
+
+void mt_cpu_gemm_tile(struct mt_cpu_gemm *g, int thread, const struct mt_cpu_tile *t)
+{
+    size_t cols = CHUNK_STRIPS * g->isa->nr, panel = even(t->k, PANEL, 1);
+    for (size_t j = 0; j < t->n; j += cols) {
+        struct rect r = {0, t->m, j, MT_MIN(cols, t->n - j)};
+        for (size_t p = 0; p < t->k; p += panel)
+            tile_panel(g->isa, &g->room->thread[thread], t, &r, p, MT_MIN(panel, t->k - p));
+    }
+}
