@@ -1,84 +1,114 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention over documents, a tile of queries at a time (Dao et al. 2022, without the online
- * rescaling: a tile's scores over all keys it sees fit the workspace, which is linear in the length).
+ * Causal attention over documents, a block of queries at a time (Dao et al. 2022, without the online
+ * rescaling: a block's scores over all keys it sees fit the workspace, which is linear in the length).
  *
  *   forward   S = scale Q K^T, lse = log sum exp S, O = softmax(S) V
- *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = scale P (dP - rowsum(dO O)),
- *             dQ = dS K, dK += dS^T Q
+ *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)),
+ *             dQ = scale dS K, dK += dS^T (scale Q)
  *
- * Forward's unit of work is a query head and tile of a document; backward's is a key head of a document,
- * with its query heads and tiles in a fixed order inside, so that dK and dV need no atomics.
+ * Scores are kept transposed, a few queries side by side for each key: so they come from the products' kernels as
+ * the very strips that the next product takes (gemm_kernel.h), and softmax goes down columns. Keys and values are packed
+ * once for all queries that see them.
+ *
+ * Forward's unit of work is a key head and tile of a document; backward's is a key head of a document, with its
+ * query heads and blocks in a fixed order inside, so that dK and dV need no atomics.
  */
 #include <string.h>
 
 #include "device/cpu/cpu.h"
+#include "device/cpu/gemm_kernel.h"
 #include "device/cpu/vecmath.h"
 
-enum { QUERY_TILE = 64 };
+/* Queries of forward's unit of work; queries and keys that backward has at a time; keys that are summed up before they
+ * join the rest. */
+enum { TILE = 128, BLOCK = 64, KEYS = 96, PANEL = 512 };
+_Static_assert(BLOCK % MT_CPU_GEMM_COLS == 0, "a block is whole strips");
+_Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "so is a run of keys");
 
 /* A thread's floats in the workspace. */
 struct room {
-    struct mt_cpu_gemm *gemm;
-    int thread;
-    float *s, *dp;     /* [QUERY_TILE, len] */
-    float *q, *o, *dO; /* [QUERY_TILE, d] */
-    float *k, *v, *dk, *dv; /* [len, d] */
+    const struct mt_cpu_gemm_isa *isa;
+    float *k, *v, *t;         /* strips of [len, d]: keys, values, and one of them with its dimensions as lanes */
+    float *s;                 /* scores [key][query] of a strip of queries; in backward of strips of BLOCK queries */
+    float *ds;                /* and KEYS keys, as are their gradients */
+    float *q, *dO;            /* strips of [BLOCK, d], queries as lanes */
+    float *q_rows, *dO_rows;  /* and dimensions as lanes */
+    float *dk, *dv;           /* [len, width] */
+    float *a, *out, *rows;    /* a strip; a product [d][query]; its transpose */
+    float *lse, *delta, *row; /* of BLOCK queries; a row */
+    size_t width;             /* d in whole strips of columns */
+    size_t wide;              /* and with room for whole strips of rows */
 };
 
-static size_t room_floats(size_t max_len, size_t d)
+static size_t take(float **at, float **p, size_t floats)
 {
-    return 2 * QUERY_TILE * max_len + 3 * QUERY_TILE * d + 4 * max_len * d;
+    size_t n = mt_align_up(floats, 16);
+    if (at) {
+        *p = *at;
+        *at += n;
+    }
+    return n;
+}
+
+/* Lays the room out from `at`, or counts its floats where that is NULL. */
+static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
+{
+    size_t len = max_len + MT_CPU_GEMM_ROWS, wide = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
+    r->wide = wide;
+    struct {
+        float **p;
+        size_t n;
+    } parts[] = {{&r->k, len * d},        {&r->v, len * d},           {&r->t, len * wide},
+                 {&r->dk, len * wide},    {&r->dv, len * wide},       {&r->s, MT_MAX(len * MT_CPU_GEMM_COLS, (size_t)KEYS * BLOCK)},
+                 {&r->ds, KEYS * BLOCK},   {&r->q, BLOCK * d},         {&r->dO, BLOCK * d},
+                 {&r->q_rows, BLOCK * wide}, {&r->dO_rows, BLOCK * wide}, {&r->a, BLOCK * MT_CPU_GEMM_ROWS},
+                 {&r->out, BLOCK * wide}, {&r->rows, BLOCK * wide},   {&r->lse, BLOCK},
+                 {&r->delta, BLOCK},      {&r->row, wide}};
+    size_t floats = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++)
+        floats += take(at ? &at : NULL, parts[i].p, parts[i].n);
+    return floats;
 }
 
 static struct room room_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)
 {
-    size_t len = a->max_len, d = a->head_dim;
-    float *p = (float *)a->workspace + (size_t)thread * room_floats(len, d);
-    struct room r = {.gemm = dev->gemm, .thread = thread, .s = p};
-    r.dp = r.s + QUERY_TILE * len;
-    r.q = r.dp + QUERY_TILE * len;
-    r.o = r.q + QUERY_TILE * d;
-    r.dO = r.o + QUERY_TILE * d;
-    r.k = r.dO + QUERY_TILE * d;
-    r.v = r.k + len * d;
-    r.dk = r.v + len * d;
-    r.dv = r.dk + len * d;
+    struct room r = {.isa = mt_cpu_gemm_isa(dev->gemm)};
+    size_t floats = lay_out(&r, NULL, a->max_len, a->head_dim);
+    lay_out(&r, (float *)a->workspace + (size_t)thread * floats, a->max_len, a->head_dim);
+    r.width = mt_align_up(a->head_dim, r.isa->nr);
     return r;
 }
 
 size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
                                   size_t head_dim, enum mt_dtype dtype)
 {
+    struct room r;
     (void)n;
     (void)n_q;
     (void)n_kv;
     (void)dtype;
-    return (size_t)dev->limits.n_threads * room_floats(max_len, head_dim) * sizeof(float);
+    return (size_t)dev->limits.n_threads * lay_out(&r, NULL, max_len, head_dim) * sizeof(float);
 }
 
-/* Rows of a head as f32: in place for f32, else converted into tmp; *ld is their distance. */
-static const float *head_rows(enum mt_dtype t, const void *base, size_t ld_in, size_t row,
-                              size_t head, size_t n, size_t d, float *tmp, size_t *ld)
+/* Rows [row, row + n) of a head, of d elements. */
+struct rows {
+    enum mt_dtype dtype;
+    const void *base;
+    size_t ld, row, head, n, d;
+};
+
+static struct mt_cpu_pack strips(const struct rows *x, bool rows_are_lanes, float factor, size_t width, float *dst)
 {
-    size_t first = row * ld_in + head * d;
-    if (t == MT_F32) {
-        *ld = ld_in;
-        return (const float *)base + first;
-    }
-    for (size_t i = 0; i < n; i++)
-        mt_cpu_bf16_to_f32(tmp + i * d, (const uint16_t *)base + first + i * ld_in, d);
-    *ld = d;
-    return tmp;
+    size_t lanes = rows_are_lanes ? x->n : x->d, k = rows_are_lanes ? x->d : x->n;
+    return (struct mt_cpu_pack){.dtype = x->dtype, .src = x->base, .first = x->row * x->ld + x->head * x->d,
+                                .ld = x->ld, .trans = rows_are_lanes, .lanes = lanes, .k = k, .factor = factor,
+                                .dst = dst, .pitch = k * width};
 }
 
-static void product(const struct room *r, bool ta, bool tb, size_t m, size_t n, size_t k, float alpha, bool accumulate,
-                    const float *a, size_t lda, const float *b, size_t ldb, float *d, size_t ldd)
+static const float *row_of(const struct rows *x, size_t i, float *tmp)
 {
-    mt_cpu_gemm_tile(r->gemm, r->thread,
-                     &(struct mt_cpu_tile){.m = m, .n = n, .k = k, .trans_a = ta, .trans_b = tb, .dtype = MT_F32,
-                                           .alpha = alpha, .accumulate = accumulate, .a = a, .b = b, .lda = lda,
-                                           .ldb = ldb, .ldd = ldd, .d = d});
+    return mt_cpu_row_f32(x->dtype, x->base, (x->row + i) * x->ld + x->head * x->d, x->d, tmp);
 }
 
 /* Queries [q0, q0 + n) of a document see keys [k0, k0 + n_keys). */
@@ -90,74 +120,178 @@ static struct span span_of(const struct mt_attention *a, size_t doc, size_t tile
 {
     struct span s = {.doc = (size_t)a->cu_seqlens[doc]};
     s.len = (size_t)a->cu_seqlens[doc + 1] - s.doc;
-    s.q0 = tile * QUERY_TILE;
-    s.n = MT_MIN((size_t)QUERY_TILE, s.len - s.q0);
+    s.q0 = tile * TILE;
+    s.n = MT_MIN((size_t)TILE, s.len - s.q0);
     s.k0 = a->window && s.q0 + 1 > a->window ? s.q0 + 1 - a->window : 0;
     s.n_keys = s.q0 + s.n - s.k0;
     return s;
 }
 
-/* Keys that query i of the span sees: [*from, *to), counted from k0. */
-static void visible(const struct mt_attention *a, const struct span *s, size_t i, size_t *from,
-                    size_t *to)
+/* Queries [q, q + n), a strip of them, and the keys [from, to) of the packed ones that any of them sees; `key` is the
+ * first packed one. `from` begins a strip. */
+struct strip {
+    size_t q, n, from, to, key;
+};
+
+static struct strip strip_of(const struct mt_attention *a, const struct room *r, size_t q, size_t n, size_t key)
 {
-    size_t q = s->q0 + i, first = a->window && q + 1 > a->window ? q + 1 - a->window : 0;
-    *from = MT_MAX(first, s->k0) - s->k0;
-    *to = q + 1 - s->k0;
+    size_t first = a->window && q + 1 > a->window ? q + 1 - a->window : 0;
+    first = MT_MAX(first, key) - key;
+    return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key};
 }
 
-MT_HOT static float exp_row(float *restrict x, float shift, size_t n)
+/* s[key][query] = sum over d of a strip's products. */
+static void scores(const struct mt_cpu_gemm_isa *isa, const struct strip *c, const float *keys, const float *queries,
+                   size_t d, float *s)
+{
+    for (size_t i = c->from; i < c->to; i += isa->mr)
+        isa->multiply(d, keys + i * d, queries, NULL, 0, s + (i - c->from) * isa->nr, isa->nr);
+}
+
+/* Hides what a query does not see: keys after it, and those before its window. */
+static void hide(const struct mt_attention *a, const struct strip *c, size_t nr, float *s)
+{
+    size_t last = c->q + nr - 1; /* a query beyond n sees no more keys than the last one */
+    for (size_t i = c->from; i < c->to; i++) {
+        size_t key = c->key + i;
+        bool early = a->window && key + a->window <= last;
+        if (key <= c->q && !early)
+            continue;
+        for (size_t j = 0; j < nr; j++)
+            if (key > c->q + j || (a->window && key + a->window <= c->q + j))
+                s[(i - c->from) * nr + j] = -INFINITY;
+    }
+}
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+/* Column loops are compiled for each width that a strip can have. */
+#define BY_WIDTH(nr, call) \
+    do { \
+        if ((nr) == 32) \
+            call(32); \
+        else if ((nr) == 16) \
+            call(16); \
+        else \
+            call(nr); \
+    } while (0)
+
+ALWAYS_INLINE void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
+{
+    for (size_t j = 0; j < nr; j++)
+        max[j] = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            max[j] = s[i * nr + j] > max[j] ? s[i * nr + j] : max[j];
+}
+
+MT_HOT static void column_max(float *restrict max, const float *restrict s, size_t n, size_t nr)
+{
+#define CALL(w) column_max_of(max, s, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+ALWAYS_INLINE void exp_of(float *restrict s, const float *restrict shift, size_t n, size_t nr)
 {
     for (size_t i = 0; i < n; i++)
-        x[i] = mt_expf(x[i] - shift);
-    return mt_cpu_sum(x, n);
+        for (size_t j = 0; j < nr; j++)
+            s[i * nr + j] = mt_expf(s[i * nr + j] - shift[j]);
 }
 
-MT_HOT static float max_of(const float *x, size_t n)
+/* s = exp(s - shift), a shift for each column. */
+MT_HOT static void exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr)
 {
-    float lane[MT_LANES];
-    for (int k = 0; k < MT_LANES; k++)
-        lane[k] = -INFINITY;
-    size_t i = 0;
-    for (; i + MT_LANES <= n; i += MT_LANES)
-        for (int k = 0; k < MT_LANES; k++)
-            lane[k] = x[i + (size_t)k] > lane[k] ? x[i + (size_t)k] : lane[k];
-    for (int k = 0; i < n; i++, k++)
-        lane[k] = x[i] > lane[k] ? x[i] : lane[k];
-    for (int k = 1; k < MT_LANES; k++)
-        lane[0] = lane[k] > lane[0] ? lane[k] : lane[0];
-    return lane[0];
+#define CALL(w) exp_of(s, shift, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
 }
 
-static void hide(float *row, size_t from, size_t to, size_t n)
+ALWAYS_INLINE void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
 {
-    memset(row, 0, from * sizeof(float));
-    memset(row + to, 0, (n - to) * sizeof(float));
-}
-
-static void forward_tile(const struct mt_attention *a, const struct span *s, size_t head,
-                         const struct room *r)
-{
-    size_t d = a->head_dim, kv = head / (a->n_q / a->n_kv), ld_q, ld_k, ld_v;
-    size_t row = s->doc + s->q0, key = s->doc + s->k0;
-    const float *q = head_rows(a->dtype, a->q, a->ld_q, row, head, s->n, d, r->q, &ld_q);
-    const float *k = head_rows(a->dtype, a->k, a->ld_k, key, kv, s->n_keys, d, r->k, &ld_k);
-    const float *v = head_rows(a->dtype, a->v, a->ld_v, key, kv, s->n_keys, d, r->v, &ld_v);
-    product(r, false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
-    for (size_t i = 0; i < s->n; i++) {
-        float *x = r->s + i * s->n_keys;
-        size_t from, to;
-        visible(a, s, i, &from, &to);
-        hide(x, from, to, s->n_keys);
-        float max = max_of(x + from, to - from), sum = exp_row(x + from, max, to - from);
-        a->lse[head * a->n + row + i] = max + logf(sum);
-        r->dp[i] = 1.0f / sum;
+    for (size_t j = 0; j < nr; j++)
+        sum[j] = 0;
+    for (size_t p = 0; p < n; p += PANEL) {
+        float part[MT_CPU_GEMM_COLS] = {0};
+        for (size_t i = p; i < MT_MIN(n, p + PANEL); i++)
+            for (size_t j = 0; j < nr; j++)
+                part[j] += s[i * nr + j];
+        for (size_t j = 0; j < nr; j++)
+            sum[j] += part[j];
     }
-    product(r, false, false, s->n, d, s->n_keys, 1, 0, r->s, s->n_keys, v, ld_v, r->o, d);
-    for (size_t i = 0; i < s->n; i++) {
-        for (size_t c = 0; c < d; c++)
-            r->o[i * d + c] *= r->dp[i];
-        mt_cpu_store_row(a->dtype, a->o, (row + i) * a->ld_o + head * d, d, r->o + i * d);
+}
+
+MT_HOT static void column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr)
+{
+#define CALL(w) column_sum_of(sum, s, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+ALWAYS_INLINE void score_gradient_of(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
+                                     size_t nr)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            dp[i * nr + j] = p[i * nr + j] * (dp[i * nr + j] - delta[j]);
+}
+
+MT_HOT static void score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
+                                  size_t nr)
+{
+#define CALL(w) score_gradient_of(dp, p, delta, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+/* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query], of `n_keys` packed ones. */
+static void weigh(const struct room *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
+                  size_t d, bool accumulate, float *out)
+{
+    const struct mt_cpu_gemm_isa *isa = r->isa;
+    size_t nr = isa->nr;
+    for (size_t i = 0; i < d; i += isa->mr)
+        for (size_t p = c->from; p < c->to; p += PANEL)
+            isa->multiply(MT_MIN((size_t)PANEL, c->to - p), lanes + i * n_keys + p * isa->mr, s + (p - c->from) * nr,
+                          accumulate || p > c->from ? out + i * nr : NULL, nr, out + i * nr, nr);
+}
+
+/* A strip's out[dimension][query], for weighed_row(). */
+static void turn(const struct room *r, const float *out, size_t d)
+{
+    const struct mt_cpu_gemm_isa *isa = r->isa;
+    size_t nr = isa->nr;
+    isa->pack_b(&(struct mt_cpu_pack){.dtype = MT_F32, .src = out, .ld = nr, .trans = true, .lanes = d, .k = nr,
+                                      .factor = 1, .dst = r->rows, .pitch = nr * nr});
+}
+
+static const float *weighed_row(const struct room *r, size_t query, size_t d, float factor)
+{
+    size_t nr = r->isa->nr;
+    for (size_t i = 0; i < d; i += nr)
+        for (size_t j = 0; j < nr; j++)
+            r->row[i + j] = factor * r->rows[i * nr + query * nr + j];
+    return r->row;
+}
+
+static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
+                          const struct room *r)
+{
+    size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
+    struct rows q = {a->dtype, a->q, a->ld_q, row, head, c->n, d};
+    float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
+    struct mt_cpu_pack queries = strips(&q, true, a->scale, nr, r->q);
+    r->isa->pack_b(&queries);
+    scores(r->isa, c, r->k, r->q, d, r->s);
+    hide(a, c, nr, r->s);
+    column_max(max, r->s, n_keys, nr);
+    exp_columns(r->s, max, n_keys, nr);
+    column_sum(sum, r->s, n_keys, nr);
+    weigh(r, c, r->t, s->n_keys, r->s, d, false, r->out);
+    turn(r, r->out, d);
+    for (size_t i = 0; i < c->n; i++) {
+        a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
+        mt_cpu_store_row(a->dtype, a->o, (row + i) * a->ld_o + head * d, d, weighed_row(r, i, d, 1.0f / sum[i]));
     }
 }
 
@@ -166,8 +300,7 @@ static struct span find_span(const struct mt_attention *a, size_t tile)
 {
     size_t doc = 0;
     for (;; doc++) {
-        size_t tiles =
-            mt_div_up((size_t)(a->cu_seqlens[doc + 1] - a->cu_seqlens[doc]), QUERY_TILE);
+        size_t tiles = mt_div_up((size_t)(a->cu_seqlens[doc + 1] - a->cu_seqlens[doc]), TILE);
         if (tile < tiles)
             break;
         tile -= tiles;
@@ -186,58 +319,124 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     const struct job *j = ctx;
     const struct mt_attention *a = j->a;
     struct room r = room_of(j->dev, a, thread);
-    struct span s = find_span(a, chunk / a->n_q);
-    forward_tile(a, &s, chunk % a->n_q, &r);
+    struct span s = find_span(a, chunk / a->n_kv);
+    size_t kv = chunk % a->n_kv, group = a->n_q / a->n_kv;
+    struct rows k = {a->dtype, a->k, a->ld_k, s.doc + s.k0, kv, s.n_keys, a->head_dim}, v = k;
+    v.base = a->v;
+    v.ld = a->ld_v;
+    struct mt_cpu_pack keys = strips(&k, true, 1, r.isa->mr, r.k), values = strips(&v, false, 1, r.isa->mr, r.t);
+    r.isa->pack_a(&keys);
+    r.isa->pack_a(&values);
+    for (size_t h = kv * group; h < (kv + 1) * group; h++)
+        for (size_t i = 0; i < s.n; i += r.isa->nr) {
+            struct strip c = strip_of(a, &r, s.q0 + i, MT_MIN(r.isa->nr, s.n - i), s.k0);
+            forward_strip(a, &s, &c, h, &r);
+        }
 }
 
 void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
 {
     size_t tiles = 0;
     for (size_t i = 0; i < a->n_docs; i++)
-        tiles += mt_div_up((size_t)(a->cu_seqlens[i + 1] - a->cu_seqlens[i]), QUERY_TILE);
+        tiles += mt_div_up((size_t)(a->cu_seqlens[i + 1] - a->cu_seqlens[i]), TILE);
     struct job j = {.dev = d, .a = a};
-    mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_q);
+    mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_kv);
 }
 
-MT_HOT static void score_gradient(float *restrict dp, const float *restrict p, float delta, size_t n)
+/* P and dS of a strip of queries and a run of keys, and what these add to dQ; the strip is from row `at` of the block. */
+static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t at, size_t len,
+                           const struct room *r)
 {
-    for (size_t i = 0; i < n; i++)
-        dp[i] = p[i] * (dp[i] - delta);
+    size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from;
+    float *s = r->s + at * KEYS, *ds = r->ds + at * KEYS;
+    scores(r->isa, c, r->k, r->q + at * d, d, s);
+    scores(r->isa, c, r->v, r->dO + at * d, d, ds);
+    hide(a, c, nr, s);
+    exp_columns(s, r->lse + at, n_keys, nr);
+    score_gradient(ds, s, r->delta + at, n_keys, nr);
+    weigh(r, c, r->t, len, ds, d, !first, r->out + at * r->wide);
 }
 
-static void backward_tile(const struct mt_attention_bwd *b, const struct span *s, size_t head,
-                          const struct room *r)
+/* out[key][d] += sum over the block's queries of s[key][query] rows[query][d]: for each strip of keys, of strips of
+ * queries that see some. */
+static void gather(const struct room *r, const struct strip *c, size_t n_strips, const float *s, const float *rows,
+                   float *out)
+{
+    const struct mt_cpu_gemm_isa *isa = r->isa;
+    size_t mr = isa->mr, nr = isa->nr, k = n_strips * nr;
+    for (size_t i = c[0].from; i < c[n_strips - 1].to; i += mr) {
+        for (size_t q = 0; q < n_strips; q++) {
+            struct mt_cpu_pack p = {.dtype = MT_F32, .src = s + q * nr * KEYS, .ld = nr, .trans = true, .k = nr,
+                                    .factor = 1, .dst = r->a + q * nr * mr};
+            if (i < c[q].from || i >= c[q].to) {
+                memset(p.dst, 0, mr * nr * sizeof(float));
+                continue;
+            }
+            p.first = (i - c[q].from) * nr;
+            p.lanes = MT_MIN(mr, c[q].to - i);
+            isa->pack_a(&p);
+        }
+        for (size_t j = 0; j < r->width; j += nr) {
+            float *d = out + i * r->width + j;
+            isa->multiply(k, r->a, rows + j * BLOCK, d, r->width, d, r->width);
+        }
+    }
+}
+
+/* A run of keys from `key` on, for the strips of a block. */
+static void backward_keys(const struct mt_attention *a, const struct strip *strips, size_t n_strips, size_t key,
+                          size_t len, const struct room *r)
+{
+    struct strip c[BLOCK];
+    size_t from = n_strips, to = 0; /* strips that see some of them */
+    for (size_t i = 0; i < n_strips; i++) {
+        c[i] = strips[i];
+        c[i].from = MT_MAX(c[i].from, key);
+        c[i].to = MT_MIN(c[i].to, key + KEYS);
+        if (c[i].from >= c[i].to)
+            continue;
+        backward_strip(a, &c[i], c[i].from == strips[i].from, i * r->isa->nr, len, r);
+        from = MT_MIN(from, i);
+        to = i + 1;
+    }
+    size_t at = from * r->isa->nr;
+    if (from < to) {
+        gather(r, c + from, to - from, r->s + at * KEYS, r->dO_rows + at * r->isa->nr, r->dv);
+        gather(r, c + from, to - from, r->ds + at * KEYS, r->q_rows + at * r->isa->nr, r->dk);
+    }
+}
+
+/* The queries [q, q + n) of a document, whose keys and values are packed. */
+static void backward_block(const struct mt_attention_bwd *b, size_t first, size_t len, size_t q, size_t n, size_t head,
+                           const struct room *r)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t d = a->head_dim, kv = head / (a->n_q / a->n_kv), ld_q, ld_k, ld_v, ld_o, ld_do;
-    size_t row = s->doc + s->q0, key = s->doc + s->k0;
-    const float *q = head_rows(a->dtype, a->q, a->ld_q, row, head, s->n, d, r->q, &ld_q);
-    const float *o = head_rows(a->dtype, a->o, a->ld_o, row, head, s->n, d, r->o, &ld_o);
-    const float *dO = head_rows(a->dtype, b->d_o, a->ld_o, row, head, s->n, d, r->dO, &ld_do);
-    /* bf16: the document's keys and values were converted once, by the caller */
-    const float *k = a->dtype == MT_F32 ? (const float *)a->k + key * a->ld_k + kv * d
-                                        : r->k + s->k0 * d;
-    const float *v = a->dtype == MT_F32 ? (const float *)a->v + key * a->ld_v + kv * d
-                                        : r->v + s->k0 * d;
-    ld_k = a->dtype == MT_F32 ? a->ld_k : d;
-    ld_v = a->dtype == MT_F32 ? a->ld_v : d;
-    product(r, false, true, s->n, s->n_keys, d, a->scale, 0, q, ld_q, k, ld_k, r->s, s->n_keys);
-    product(r, false, true, s->n, s->n_keys, d, 1, 0, dO, ld_do, v, ld_v, r->dp, s->n_keys);
-    for (size_t i = 0; i < s->n; i++) {
-        float *p = r->s + i * s->n_keys, *dp = r->dp + i * s->n_keys;
-        size_t from, to;
-        visible(a, s, i, &from, &to);
-        hide(p, from, to, s->n_keys);
-        hide(dp, from, to, s->n_keys);
-        exp_row(p + from, a->lse[head * a->n + row + i], to - from);
-        score_gradient(dp + from, p + from, mt_cpu_dot(dO + i * ld_do, o + i * ld_o, d), to - from);
+    size_t d = a->head_dim, nr = r->isa->nr, row = first + q, n_strips = mt_div_up(n, nr);
+    struct rows x = {a->dtype, a->q, a->ld_q, row, head, n, d}, o = {a->dtype, a->o, a->ld_o, row, head, n, d}, dO = o;
+    dO.base = b->d_o;
+    struct mt_cpu_pack packs[] = {strips(&x, true, a->scale, nr, r->q), strips(&x, false, a->scale, nr, r->q_rows),
+                                  strips(&dO, true, 1, nr, r->dO), strips(&dO, false, 1, nr, r->dO_rows)};
+    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
+        if (!packs[i].trans) { /* the queries that are missing in the last strip count for nothing */
+            packs[i].pitch = BLOCK * nr;
+            memset(packs[i].dst, 0, BLOCK * r->width * sizeof(float));
+        }
+        r->isa->pack_b(&packs[i]);
     }
-    product(r, true, false, s->n_keys, d, s->n, 1, 1, r->s, s->n_keys, dO, ld_do, r->dv + s->k0 * d, d);
-    product(r, true, false, s->n_keys, d, s->n, a->scale, 1, r->dp, s->n_keys, q, ld_q,
-            r->dk + s->k0 * d, d);
-    product(r, false, false, s->n, d, s->n_keys, a->scale, 0, r->dp, s->n_keys, k, ld_k, r->o, d);
-    for (size_t i = 0; i < s->n; i++)
-        mt_cpu_store_row(a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d, r->o + i * d);
+    for (size_t i = 0; i < BLOCK; i++) {
+        r->lse[i] = i < n ? a->lse[head * a->n + row + i] : INFINITY;
+        r->delta[i] = i < n ? mt_cpu_dot(row_of(&dO, i, r->row), row_of(&o, i, r->out), d) : 0;
+    }
+    struct strip c[BLOCK];
+    for (size_t i = 0; i < n_strips; i++)
+        c[i] = strip_of(a, r, q + i * nr, MT_MIN(nr, n - i * nr), 0);
+    for (size_t key = c[0].from / KEYS * KEYS; key < q + n; key += KEYS)
+        backward_keys(a, c, n_strips, key, len, r);
+    for (size_t i = 0; i < n; i++) {
+        if (i % nr == 0)
+            turn(r, r->out + i * r->wide, d);
+        mt_cpu_store_row(a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d, weighed_row(r, i % nr, d, a->scale));
+    }
 }
 
 static void backward_chunk(void *ctx, size_t chunk, int thread)
@@ -246,28 +445,28 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     const struct mt_attention_bwd *b = j->b;
     const struct mt_attention *a = &b->fwd;
     struct room r = room_of(j->dev, a, thread);
-    size_t doc = chunk / a->n_kv, kv = chunk % a->n_kv, group = a->n_q / a->n_kv, ld;
+    size_t doc = chunk / a->n_kv, kv = chunk % a->n_kv, group = a->n_q / a->n_kv, d = a->head_dim;
     size_t first = (size_t)a->cu_seqlens[doc], len = (size_t)a->cu_seqlens[doc + 1] - first;
-    size_t d = a->head_dim;
-    if (a->dtype != MT_F32) {
-        head_rows(a->dtype, a->k, a->ld_k, first, kv, len, d, r.k, &ld);
-        head_rows(a->dtype, a->v, a->ld_v, first, kv, len, d, r.v, &ld);
-    }
-    memset(r.dk, 0, len * d * sizeof(float));
-    memset(r.dv, 0, len * d * sizeof(float));
+    struct rows k = {a->dtype, a->k, a->ld_k, first, kv, len, d}, v = k;
+    v.base = a->v;
+    v.ld = a->ld_v;
+    struct mt_cpu_pack packs[] = {strips(&k, true, 1, r.isa->mr, r.k), strips(&v, true, 1, r.isa->mr, r.v), strips(&k, false, 1, r.isa->mr, r.t)};
+    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++)
+        r.isa->pack_a(&packs[i]);
+    size_t sums = (len + r.isa->mr) * r.width * sizeof(float);
+    memset(r.dk, 0, sums);
+    memset(r.dv, 0, sums);
     for (size_t h = kv * group; h < (kv + 1) * group; h++)
-        for (size_t t = 0; t < mt_div_up(len, QUERY_TILE); t++) {
-            struct span s = span_of(a, doc, t);
-            backward_tile(b, &s, h, &r);
-        }
+        for (size_t q = 0; q < len; q += BLOCK)
+            backward_block(b, first, len, q, MT_MIN((size_t)BLOCK, len - q), h, &r);
     for (size_t i = 0; i < len; i++) {
-        mt_cpu_store_row(a->dtype, b->dk, (first + i) * b->ld_dk + kv * d, d, r.dk + i * d);
-        mt_cpu_store_row(a->dtype, b->dv, (first + i) * b->ld_dv + kv * d, d, r.dv + i * d);
+        mt_cpu_store_row(a->dtype, b->dk, (first + i) * b->ld_dk + kv * d, d, r.dk + i * r.width);
+        mt_cpu_store_row(a->dtype, b->dv, (first + i) * b->ld_dv + kv * d, d, r.dv + i * r.width);
     }
 }
 
 void mt_cpu_run_attention_bwd(struct mt_cpu_device *d, const struct mt_attention_bwd *b)
 {
-    struct job j = {.dev = d, .b = b};
+    struct job j = {.dev = d, .a = &b->fwd, .b = b};
     mt_pool_run(d->pool, backward_chunk, &j, b->fwd.n_docs * b->fwd.n_kv);
 }

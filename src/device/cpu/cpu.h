@@ -64,5 +64,7 @@ void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */
 float mt_cpu_dot(const float *a, const float *b, size_t n);
 float mt_cpu_sum(const float *a, size_t n);
+/** Largest of n >= 1; NaNs count only where x[0] is one. */
+float mt_cpu_max(const float *x, size_t n);
 
 #endif

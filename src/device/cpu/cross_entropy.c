@@ -9,16 +9,12 @@
 
 enum { PIECE = 1024 };
 
-MT_HOT static float row_max(const float *x, size_t n, size_t *at)
+static size_t first_of(const float *x, float value, size_t n)
 {
-    float best = x[0];
-    for (size_t i = 1; i < n; i++)
-        best = x[i] > best ? x[i] : best;
     size_t k = 0;
-    while (k + 1 < n && x[k] != best)
+    while (k + 1 < n && x[k] != value)
         k++;
-    *at = k;
-    return best;
+    return k;
 }
 
 MT_HOT static float exp_sum(const float *x, float shift, size_t n)
@@ -61,13 +57,12 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
 static void loss_row(const struct mt_cross_entropy *a, size_t row)
 {
     const float *x = a->logits + row * a->ld;
-    size_t argmax;
-    float max = row_max(x, a->vocab, &argmax);
+    float max = mt_cpu_max(x, a->vocab);
     float lse = max + logf(exp_sum(x, max, a->vocab));
     int32_t target = a->targets[row];
     a->loss[row] = target < 0 ? 0 : lse - x[target];
     if (a->correct)
-        a->correct[row] = target >= 0 && argmax == (size_t)target;
+        a->correct[row] = target >= 0 && first_of(x, max, a->vocab) == (size_t)target;
     if (a->dlogits)
         gradient_row(a, row, lse);
 }

@@ -21,8 +21,11 @@ struct mt_cpu_pack {
     size_t lanes, k;
     float factor;
     float *dst;     /* the first strip's first step to write */
-    size_t strip_k; /* steps of a strip, which may be more than k; strips follow one another */
+    size_t pitch;   /* floats from one strip to the next */
 };
+
+/** No register tile is larger; its columns divide MT_CPU_GEMM_COLS. */
+enum { MT_CPU_GEMM_ROWS = 12, MT_CPU_GEMM_COLS = 32 };
 
 struct mt_cpu_gemm_isa {
     const char *name, *key; /* "AVX-512", "avx512" */
@@ -32,6 +35,9 @@ struct mt_cpu_gemm_isa {
     /** d[mr][nr] = sum over k of a b, plus c where it is not NULL (it may be d). */
     void (*multiply)(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd);
 };
+
+struct mt_cpu_gemm;
+const struct mt_cpu_gemm_isa *mt_cpu_gemm_isa(const struct mt_cpu_gemm *g);
 
 extern const struct mt_cpu_gemm_isa mt_cpu_gemm_avx512, mt_cpu_gemm_avx2, mt_cpu_gemm_plain;
 

@@ -5,11 +5,18 @@
  *     ROWS, VECS        a register tile: ROWS rows of A by VECS vectors of B
  *     transpose(vec *)  LANES vectors, in place
  */
-typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
+#define VECTOR(type, n) __attribute__((vector_size((n) * sizeof(type)), aligned(sizeof(type)), may_alias))
+typedef float vec VECTOR(float, LANES);
+typedef float vec4 VECTOR(float, 4);
+typedef uint16_t halves VECTOR(uint16_t, LANES);
+typedef uint16_t halves4 VECTOR(uint16_t, 4);
+typedef uint32_t words VECTOR(uint32_t, LANES);
+typedef uint32_t words4 VECTOR(uint32_t, 4);
 
 #define INLINE static inline __attribute__((always_inline))
 
 enum { COLS = VECS * LANES, AHEAD = 8 };
+_Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS && (int)MT_CPU_GEMM_COLS % (int)COLS == 0, "others reckon with these");
 
 static void multiply(size_t k, const float *restrict a, const float *restrict b, const float *c, size_t ldc, float *d,
                      size_t ldd)
@@ -21,6 +28,8 @@ static void multiply(size_t k, const float *restrict a, const float *restrict b,
         for (int j = 0; j < VECS; j++) {
             sum[i][j] = (vec){0};
             __builtin_prefetch(d + (size_t)i * ldd + j * LANES, 1);
+            if (c && c != d)
+                __builtin_prefetch(c + (size_t)i * ldc + j * LANES);
         }
     for (; k; k--, a += ROWS, b += COLS) {
         vec row[VECS];
@@ -52,12 +61,16 @@ INLINE float one(enum mt_dtype t, const void *src, size_t i)
 
 INLINE vec several(enum mt_dtype t, const void *src, size_t i)
 {
-    vec v;
     if (t == MT_F32)
         return *(const vec *)((const float *)src + i);
-    for (size_t j = 0; j < LANES; j++)
-        v[j] = mt_bf16_to_f32(((const uint16_t *)src)[i + j]);
-    return v;
+    return (vec)(__builtin_convertvector(*(const halves *)((const uint16_t *)src + i), words) << 16);
+}
+
+INLINE vec4 four(enum mt_dtype t, const void *src, size_t i)
+{
+    if (t == MT_F32)
+        return *(const vec4 *)((const float *)src + i);
+    return (vec4)(__builtin_convertvector(*(const halves4 *)((const uint16_t *)src + i), words4) << 16);
 }
 
 INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
@@ -74,7 +87,7 @@ INLINE size_t at(const struct mt_cpu_pack *p, size_t lane, size_t k)
 /* Lanes [lane, lane + width) of steps [k, k + n), one by one. */
 INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k, size_t n)
 {
-    float *strip = p->dst + lane * p->strip_k;
+    float *strip = p->dst + lane / width * p->pitch;
     for (size_t q = k; q < k + n; q++)
         for (size_t l = 0; l < width; l++)
             strip[q * width + l] = lane + l < p->lanes ? p->factor * one(t, p->src, at(p, lane + l, q)) : 0;
@@ -83,7 +96,7 @@ INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width,
 /* LANES steps of a strip whose lanes are rows of the source. */
 INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
 {
-    float *strip = p->dst + lane * p->strip_k + k * width;
+    float *strip = p->dst + lane / width * p->pitch + k * width;
     for (size_t l = 0; l < width; l += LANES) {
         vec v[LANES];
         size_t n = MT_MIN(width - l, (size_t)LANES);
@@ -108,6 +121,19 @@ INLINE void pack_columns(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wi
     }
 }
 
+/* A step of a strip whose lanes are columns of the source. */
+INLINE void pack_step(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
+{
+    float *dst = p->dst + lane / width * p->pitch + k * width;
+    size_t i = at(p, lane, k), l = 0;
+    for (; l + LANES <= width; l += LANES)
+        *(vec *)(dst + l) = p->factor * several(t, p->src, i + l);
+    for (; l + 4 <= width; l += 4)
+        *(vec4 *)(dst + l) = p->factor * four(t, p->src, i + l);
+    for (; l < width; l++)
+        dst[l] = p->factor * one(t, p->src, i + l);
+}
+
 /* A few steps of every strip at a time: long runs of the source's rows, and of the strips. */
 INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
 {
@@ -118,8 +144,7 @@ INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
             for (size_t q = k; q < MT_MIN(k + STEPS, p->k); q++) {
                 for (size_t l = 0; l < width; l += LANES)
                     fetch(t, p->src, at(p, lane + l, q + 2 * STEPS));
-                for (size_t l = 0; l < width; l++)
-                    p->dst[lane * p->strip_k + q * width + l] = p->factor * one(t, p->src, at(p, lane + l, q));
+                pack_step(p, t, width, lane, q);
             }
     if (whole < p->lanes)
         pack_any(p, t, width, whole, 0, p->k);

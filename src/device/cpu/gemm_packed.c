@@ -12,17 +12,17 @@
 #include "device/cpu/gemm.h"
 #include "device/cpu/gemm_kernel.h"
 
-enum { PANEL = 512, MAX_ROWS = 16, MAX_COLS = 64 };
+enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
 /* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
-enum { CHUNK_STRIPS = 8, PACK_STRIPS = 4, PACK_STEPS = 32 };
+enum { CHUNK_STRIPS = 8, PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 
 struct thread_room {
-    float a[MAX_ROWS * PANEL], b[CHUNK_STRIPS * MAX_COLS * PANEL];
+    float a[MAX_ROWS * PANEL + LINE], b[CHUNK_STRIPS * (MAX_COLS * PANEL + LINE)];
 };
 
 struct room {
-    float a[(BLOCK + MAX_ROWS) * PANEL], sums[SUMS * SUMS];
+    float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[SUMS * SUMS]; /* strips are of 4 rows at least */
     struct thread_room thread[];
 };
 
@@ -94,6 +94,11 @@ void mt_cpu_gemm_warm(struct mt_cpu_gemm *g)
     memset(g->room, 0, g->bytes);
 }
 
+const struct mt_cpu_gemm_isa *mt_cpu_gemm_isa(const struct mt_cpu_gemm *g)
+{
+    return g->isa;
+}
+
 void mt_cpu_gemm_describe(char *buf, size_t len)
 {
     char bf16[48];
@@ -104,18 +109,18 @@ void mt_cpu_gemm_describe(char *buf, size_t len)
 /* Strips of k steps, m rows of A and n columns of B, and where their products go. */
 struct panel {
     const struct mt_cpu_gemm_isa *isa;
-    size_t m, n, k;
+    size_t m, n, k, pitch_a, pitch_b;
     const float *a, *b, *c; /* C is NULL, or added */
     float *d;
     size_t ldc, ldd;
 };
 
-/* The strips at (i, j), of which m rows and n columns are there. */
-static void multiply_edge(const struct panel *p, size_t i, size_t m, size_t j, size_t n)
+/* The strips `a` and `b`, of which m rows and n columns are there, at (i, j) of D. */
+static void multiply_edge(const struct panel *p, const float *a, const float *b, size_t i, size_t m, size_t j, size_t n)
 {
     float tmp[MAX_ROWS * MAX_COLS];
     size_t nr = p->isa->nr;
-    p->isa->multiply(p->k, p->a + i * p->k, p->b + j * p->k, NULL, 0, tmp, nr);
+    p->isa->multiply(p->k, a, b, NULL, 0, tmp, nr);
     for (size_t y = 0; y < m; y++)
         for (size_t x = 0; x < n; x++)
             p->d[(i + y) * p->ldd + j + x] = tmp[y * nr + x] + (p->c ? p->c[(i + y) * p->ldc + j + x] : 0);
@@ -124,15 +129,23 @@ static void multiply_edge(const struct panel *p, size_t i, size_t m, size_t j, s
 static void multiply(const struct panel *p)
 {
     const struct mt_cpu_gemm_isa *isa = p->isa;
-    for (size_t i = 0; i < p->m; i += isa->mr)
-        for (size_t j = 0; j < p->n; j += isa->nr) {
+    const float *a = p->a;
+    for (size_t i = 0; i < p->m; i += isa->mr, a += p->pitch_a) {
+        const float *b = p->b;
+        for (size_t j = 0; j < p->n; j += isa->nr, b += p->pitch_b) {
             size_t m = MT_MIN(isa->mr, p->m - i), n = MT_MIN(isa->nr, p->n - j);
             if (m < isa->mr || n < isa->nr)
-                multiply_edge(p, i, m, j, n);
+                multiply_edge(p, a, b, i, m, j, n);
             else
-                isa->multiply(p->k, p->a + i * p->k, p->b + j * p->k, p->c ? p->c + i * p->ldc + j : NULL, p->ldc,
-                              p->d + i * p->ldd + j, p->ldd);
+                isa->multiply(p->k, a, b, p->c ? p->c + i * p->ldc + j : NULL, p->ldc, p->d + i * p->ldd + j, p->ldd);
         }
+    }
+}
+
+/* Strips begin a little apart, or powers of two would have them share a few sets of the caches. */
+static size_t pitch_of(size_t width, size_t k)
+{
+    return mt_align_up(width * k, LINE) + LINE;
 }
 
 struct rect {
@@ -157,7 +170,8 @@ static struct mt_cpu_pack strips_of(const struct job *j, bool is_a, size_t lane,
     bool trans = is_a ? !g->trans_a : g->trans_b;
     return (struct mt_cpu_pack){.dtype = g->dtype, .src = is_a ? g->a : g->b, .ld = ld, .trans = trans, .factor = 1,
                                 .first = trans ? lane * ld + j->p : j->p * ld + lane,
-                                .lanes = lanes, .k = j->k, .strip_k = j->k, .dst = dst};
+                                .lanes = lanes, .k = j->k, .dst = dst,
+                                .pitch = pitch_of(is_a ? j->isa->mr : j->isa->nr, j->k)};
 }
 
 /* A is packed by all: its lanes are shared out where they are rows of the source, or its steps where those are. */
@@ -179,7 +193,7 @@ static void pack_chunk(void *ctx, size_t chunk, int thread)
     } else {
         size_t group = PACK_STRIPS * j->isa->mr, lane = chunk * group;
         p.first += lane * p.ld;
-        p.dst += lane * j->k;
+        p.dst += lane / j->isa->mr * p.pitch;
         p.lanes = MT_MIN(p.lanes - lane, group);
     }
     j->isa->pack_a(&p);
@@ -195,8 +209,10 @@ static void multiply_chunk(void *ctx, size_t chunk, int thread)
     float *b = j->room->thread[thread].b;
     struct mt_cpu_pack pack = strips_of(j, false, j->block.j + r.j, r.n, b);
     j->isa->pack_b(&pack);
-    struct panel p = {.isa = j->isa, .k = j->k, .a = j->room->a + r.i * j->k, .b = b, .m = r.m, .n = r.n,
+    struct panel p = {.isa = j->isa, .m = r.m, .n = r.n, .k = j->k, .pitch_a = pitch_of(j->isa->mr, j->k),
+                      .pitch_b = pack.pitch, .b = b,
                       .d = j->room->sums + r.i * j->block.n + r.j, .ldc = j->block.n, .ldd = j->block.n};
+    p.a = j->room->a + r.i / j->isa->mr * p.pitch_a;
     size_t row = j->block.i + r.i, col = j->block.j + r.j;
     if (j->direct) {
         p.d = (float *)g->d + row * g->ldd + col;
@@ -261,14 +277,14 @@ static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *ro
 {
     isa->pack_b(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->b, .ld = t->ldb, .trans = t->trans_b, .factor = 1,
                                       .first = t->trans_b ? r->j * t->ldb + p : p * t->ldb + r->j, .lanes = r->n,
-                                      .k = k, .strip_k = k, .dst = room->b});
+                                      .k = k, .dst = room->b, .pitch = pitch_of(isa->nr, k)});
     for (size_t i = 0; i < t->m; i += isa->mr) {
         size_t m = MT_MIN(isa->mr, t->m - i);
         isa->pack_a(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->a, .ld = t->lda, .trans = !t->trans_a,
                                           .factor = t->alpha, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
-                                          .lanes = m, .k = k, .strip_k = k, .dst = room->a});
+                                          .lanes = m, .k = k, .dst = room->a});
         float *d = t->d + i * t->ldd + r->j;
-        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .a = room->a, .b = room->b,
+        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .a = room->a, .b = room->b, .pitch_b = pitch_of(isa->nr, k),
                                  .c = p || t->accumulate ? d : NULL, .ldc = t->ldd, .d = d, .ldd = t->ldd});
     }
 }

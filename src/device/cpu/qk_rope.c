@@ -10,7 +10,8 @@
 
 enum { ROW_BLOCK = 32, MAX_HEAD = 1024 };
 
-static void rotate(float *x, const float *cos_t, const float *sin_t, size_t rot, float sign)
+MT_HOT static void rotate(float *restrict x, const float *restrict cos_t, const float *restrict sin_t, size_t rot,
+                          float sign)
 {
     size_t h = rot / 2;
     for (size_t i = 0; i < h; i++) {
@@ -20,7 +21,7 @@ static void rotate(float *x, const float *cos_t, const float *sin_t, size_t rot,
     }
 }
 
-static void forward_head(const struct mt_qk_rope *a, size_t row, size_t head)
+MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, size_t head)
 {
     size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
     float x[MAX_HEAD], w[MAX_HEAD];
@@ -66,8 +67,8 @@ size_t mt_cpu_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t
 }
 
 /* g: gradient of the normalised, weighted head; becomes that of its input. */
-static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *g,
-                          float *dw)
+MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *restrict g,
+                                 float *restrict dw)
 {
     size_t d = a->head_dim;
     float x[MAX_HEAD], w[MAX_HEAD], xhat[MAX_HEAD];
@@ -90,7 +91,7 @@ static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t hea
         g[i] = rstd * (g[i] - xhat[i] * mean);
 }
 
-static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *dw)
+MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *dw)
 {
     size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
     float g[MAX_HEAD];

@@ -79,6 +79,22 @@ MT_HOT float mt_cpu_sum(const float *a, size_t n)
     return add_lanes(lane);
 }
 
+MT_HOT float mt_cpu_max(const float *x, size_t n)
+{
+    float lane[MT_LANES];
+    for (int k = 0; k < MT_LANES; k++)
+        lane[k] = x[0];
+    size_t i = 0;
+    for (; i + MT_LANES <= n; i += MT_LANES)
+        for (int k = 0; k < MT_LANES; k++)
+            lane[k] = x[i + (size_t)k] > lane[k] ? x[i + (size_t)k] : lane[k];
+    for (int k = 0; i < n; i++, k++)
+        lane[k] = x[i] > lane[k] ? x[i] : lane[k];
+    for (int k = 1; k < MT_LANES; k++)
+        lane[0] = lane[k] > lane[0] ? lane[k] : lane[0];
+    return lane[0];
+}
+
 struct rows_job {
     const struct mt_rows *a;
     size_t per_chunk, row_bytes;
