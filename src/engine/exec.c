@@ -155,25 +155,42 @@ static void drain_device(mt_engine *e)
 
 /* --- updates and disk ------------------------------------------------------------------------ */
 
-/* The thread itself waits. false: the run, and for updates the update, is given up. */
+/*
+ * Device instruction `at` will not come. A wait for it stands for all that it and those before it wait for themselves:
+ * of updates and the disk too, which go on. Until these are there; false: the update is given up.
+ */
+static bool await_in_its_place(mt_engine *e, struct mt_runnable *r, int32_t at)
+{
+    int32_t last[MT_N_QUEUES];
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        last[q] = -1;
+    for (int32_t i = 0; i <= at; i++)
+        for (int q = 0; mt_is_device_queue(r->prog.instrs[i].queue) && q < MT_N_QUEUES; q++)
+            last[q] = MT_MAX(last[q], r->prog.instrs[i].wait[q]);
+    drain_device(e);
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        if (!mt_is_device_queue(q) && last[q] >= 0 && await(e, q, last[q], true) == GIVEN_UP)
+            return false;
+    return true;
+}
+
+/* The thread itself waits, also where the run is given up. false: the update is given up. */
 static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_instr *in)
 {
     for (int q = 0; q < MT_N_QUEUES; q++) {
         if (in->wait[q] < 0)
             continue;
-        enum waited w = await(e, q, in->wait[q], in->update);
-        if (w == GIVEN_UP || (w == NEVER_COMES && !in->update))
+        enum waited w = await(e, q, in->wait[q], true);
+        if (w == GIVEN_UP)
             return false;
-        if (w == NEVER_COMES && mt_is_device_queue(q))
-            drain_device(e);
-        if (w == THERE && mt_is_device_queue(q)) {
-            struct mt_err err = {0};
-            int rc = mt_event_sync(e->dev, r->done[in->wait[q]], &err);
-            if (rc && !in->update) {
-                give_up(e, rc, &err, false);
-                return false;
-            }
-        }
+        if (!mt_is_device_queue(q))
+            continue;
+        if (w == NEVER_COMES && !await_in_its_place(e, r, in->wait[q]))
+            return false;
+        struct mt_err err = {0};
+        int rc = w == THERE ? mt_event_sync(e->dev, r->done[in->wait[q]], &err) : 0;
+        if (rc)
+            give_up(e, rc, &err, false);
     }
     return true;
 }
@@ -236,6 +253,16 @@ static void disk_op_done(struct mt_disk_request *request)
     pthread_mutex_unlock(&e->lock);
 }
 
+/* An operation more is under way, unless the run is given up and it is of no update. */
+static bool enter_disk_op(mt_engine *e, bool write, bool update)
+{
+    pthread_mutex_lock(&e->lock);
+    bool enter = update || !e->stop;
+    e->disk_in_flight[write] += enter;
+    pthread_mutex_unlock(&e->lock);
+    return enter;
+}
+
 static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
 {
     const struct mt_instr *in = &r->prog.instrs[at];
@@ -250,38 +277,28 @@ static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
     mt_disk_op_fill(e, &r->prog, in, &op->r);
     for (int i = 0; i < op->r.n_spans; i++)
         *(write ? &e->traffic.written[use] : &e->traffic.read[use]) += op->r.span[i].bytes;
-    pthread_mutex_lock(&e->lock);
-    e->disk_in_flight[write]++;
-    pthread_mutex_unlock(&e->lock);
     mt_exec_trace_begin(e, r, (size_t)at, NULL);
     mt_disk_submit(e->p.disk, &op->r);
 }
 
-/*
- * No update is pending: states stay as they are; weights are read for the load that follows alone. What is left out
- * still waits its turn: a wait for it stands for all that it waits for itself.
- */
+/* No update is pending: states stay as they are; weights are read for the load that follows alone. */
 static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct mt_instr *in)
 {
     bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
     return in->update && !load && !e->pending.any;
 }
 
+/* What is left out, since no update is pending or the run is given up, still waits its turn: a wait for it stands for all
+ * that it waits for itself. */
 static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
     int list = q == MT_Q_DISK_WRITE;
-    bool going = true; /* false: only what belongs to the update */
     for (size_t k = 0; k < r->n_disk[list]; k++) {
         int32_t at = r->disk_list[list][k];
         const struct mt_instr *in = &r->prog.instrs[at];
-        bool skip = !going && !in->update;
-        if (!skip && !await_on_host(e, r, in)) {
-            if (in->update)
-                break;
-            going = false;
-            skip = true;
-        }
-        if (!skip && !is_idle(e, &r->prog, in)) {
+        if (!await_on_host(e, r, in))
+            break;
+        if (!is_idle(e, &r->prog, in) && enter_disk_op(e, list, in->update)) {
             start_disk_op(e, r, at);
             continue;
         }
