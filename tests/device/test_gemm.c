@@ -52,6 +52,8 @@ static void products_of_odd_shapes(struct harness *h)
         {400, 390, 33, true, false, false, true, true},
         {390, 20, 2100, false, true, false, false, true},
         {3, 500, 40, false, true, true, false, true},
+        {2047, 1024, 9, false, true, false, true, false}, /* several blocks, of a strip more than is even */
+        {40, 33, 1100, false, false, true, true, false},  /* several panels that do not end in D */
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         check(h, &shapes[i]);

@@ -7,18 +7,18 @@
  *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)),
  *             dQ = scale dS K, dK += dS^T (scale Q)
  *
- * Scores are kept transposed, a few queries side by side for each key: so they come from the products' kernels as
- * the very strips that the next product takes (gemm_kernel.h), and softmax goes down columns. Keys and values are packed
- * once for all queries that see them.
+ * Scores are kept transposed, a few queries side by side for each key: so they come from the products' kernels
+ * as the very strips that the next product takes (gemm_kernel.h), and softmax goes down columns (columns.h).
+ * Keys and values are packed once for all queries that see them.
  *
  * Forward's unit of work is a key head and tile of a document; backward's is a key head of a document, with its
  * query heads and blocks in a fixed order inside, so that dK and dV need no atomics.
  */
 #include <string.h>
 
+#include "device/cpu/columns.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/gemm_kernel.h"
-#include "device/cpu/vecmath.h"
 
 /* Queries of forward's unit of work; queries and keys that backward has at a time; keys that are summed up before they
  * join the rest. */
@@ -55,12 +55,13 @@ static size_t take(float **at, float **p, size_t floats)
 static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
 {
     size_t len = max_len + MT_CPU_GEMM_ROWS, wide = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
+    size_t scores = MT_MAX(len * MT_CPU_GEMM_COLS, (size_t)KEYS * BLOCK);
     r->wide = wide;
     struct {
         float **p;
         size_t n;
     } parts[] = {{&r->k, len * d},        {&r->v, len * d},           {&r->t, len * wide},
-                 {&r->dk, len * wide},    {&r->dv, len * wide},       {&r->s, MT_MAX(len * MT_CPU_GEMM_COLS, (size_t)KEYS * BLOCK)},
+                 {&r->dk, len * wide},    {&r->dv, len * wide},       {&r->s, scores},
                  {&r->ds, KEYS * BLOCK},   {&r->q, BLOCK * d},         {&r->dO, BLOCK * d},
                  {&r->q_rows, BLOCK * wide}, {&r->dO_rows, BLOCK * wide}, {&r->a, BLOCK * MT_CPU_GEMM_ROWS},
                  {&r->out, BLOCK * wide}, {&r->rows, BLOCK * wide},   {&r->lse, BLOCK},
@@ -163,87 +164,6 @@ static void hide(const struct mt_attention *a, const struct strip *c, size_t nr,
     }
 }
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* Column loops are compiled for each width that a strip can have. */
-#define BY_WIDTH(nr, call) \
-    do { \
-        if ((nr) == 32) \
-            call(32); \
-        else if ((nr) == 16) \
-            call(16); \
-        else \
-            call(nr); \
-    } while (0)
-
-ALWAYS_INLINE void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
-{
-    for (size_t j = 0; j < nr; j++)
-        max[j] = -INFINITY;
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < nr; j++)
-            max[j] = s[i * nr + j] > max[j] ? s[i * nr + j] : max[j];
-}
-
-MT_HOT static void column_max(float *restrict max, const float *restrict s, size_t n, size_t nr)
-{
-#define CALL(w) column_max_of(max, s, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
-}
-
-ALWAYS_INLINE void exp_of(float *restrict s, const float *restrict shift, size_t n, size_t nr)
-{
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < nr; j++)
-            s[i * nr + j] = mt_expf(s[i * nr + j] - shift[j]);
-}
-
-/* s = exp(s - shift), a shift for each column. */
-MT_HOT static void exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr)
-{
-#define CALL(w) exp_of(s, shift, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
-}
-
-ALWAYS_INLINE void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
-{
-    for (size_t j = 0; j < nr; j++)
-        sum[j] = 0;
-    for (size_t p = 0; p < n; p += PANEL) {
-        float part[MT_CPU_GEMM_COLS] = {0};
-        for (size_t i = p; i < MT_MIN(n, p + PANEL); i++)
-            for (size_t j = 0; j < nr; j++)
-                part[j] += s[i * nr + j];
-        for (size_t j = 0; j < nr; j++)
-            sum[j] += part[j];
-    }
-}
-
-MT_HOT static void column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr)
-{
-#define CALL(w) column_sum_of(sum, s, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
-}
-
-ALWAYS_INLINE void score_gradient_of(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
-                                     size_t nr)
-{
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < nr; j++)
-            dp[i * nr + j] = p[i * nr + j] * (dp[i * nr + j] - delta[j]);
-}
-
-MT_HOT static void score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
-                                  size_t nr)
-{
-#define CALL(w) score_gradient_of(dp, p, delta, n, w)
-    BY_WIDTH(nr, CALL);
-#undef CALL
-}
-
 /* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query], of `n_keys` packed ones. */
 static void weigh(const struct room *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
                   size_t d, bool accumulate, float *out)
@@ -284,9 +204,9 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     r->isa->pack_b(&queries);
     scores(r->isa, c, r->k, r->q, d, r->s);
     hide(a, c, nr, r->s);
-    column_max(max, r->s, n_keys, nr);
-    exp_columns(r->s, max, n_keys, nr);
-    column_sum(sum, r->s, n_keys, nr);
+    mt_cpu_column_max(max, r->s, n_keys, nr);
+    mt_cpu_exp_columns(r->s, max, n_keys, nr);
+    mt_cpu_column_sum(sum, r->s, n_keys, nr);
     weigh(r, c, r->t, s->n_keys, r->s, d, false, r->out);
     turn(r, r->out, d);
     for (size_t i = 0; i < c->n; i++) {
@@ -343,7 +263,7 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_kv);
 }
 
-/* P and dS of a strip of queries and a run of keys, and what these add to dQ; the strip is from row `at` of the block. */
+/* P and dS of a strip of queries and a run of keys, and what these add to dQ. `at` is the strip's first row in the block. */
 static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t at, size_t len,
                            const struct room *r)
 {
@@ -352,8 +272,8 @@ static void backward_strip(const struct mt_attention *a, const struct strip *c, 
     scores(r->isa, c, r->k, r->q + at * d, d, s);
     scores(r->isa, c, r->v, r->dO + at * d, d, ds);
     hide(a, c, nr, s);
-    exp_columns(s, r->lse + at, n_keys, nr);
-    score_gradient(ds, s, r->delta + at, n_keys, nr);
+    mt_cpu_exp_columns(s, r->lse + at, n_keys, nr);
+    mt_cpu_score_gradient(ds, s, r->delta + at, n_keys, nr);
     weigh(r, c, r->t, len, ds, d, !first, r->out + at * r->wide);
 }
 
@@ -450,7 +370,8 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     struct rows k = {a->dtype, a->k, a->ld_k, first, kv, len, d}, v = k;
     v.base = a->v;
     v.ld = a->ld_v;
-    struct mt_cpu_pack packs[] = {strips(&k, true, 1, r.isa->mr, r.k), strips(&v, true, 1, r.isa->mr, r.v), strips(&k, false, 1, r.isa->mr, r.t)};
+    size_t mr = r.isa->mr;
+    struct mt_cpu_pack packs[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v), strips(&k, false, 1, mr, r.t)};
     for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++)
         r.isa->pack_a(&packs[i]);
     size_t sums = (len + r.isa->mr) * r.width * sizeof(float);

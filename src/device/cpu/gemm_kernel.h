@@ -20,8 +20,8 @@ struct mt_cpu_pack {
     bool trans;       /* lanes (rows of A, columns of B) are `ld` apart and k is contiguous, or the reverse */
     size_t lanes, k;
     float factor;
-    float *dst;     /* the first strip's first step to write */
-    size_t pitch;   /* floats from one strip to the next */
+    float *dst;       /* the first strip's first step to write */
+    size_t pitch;     /* floats from one strip to the next */
 };
 
 /** No register tile is larger; its columns divide MT_CPU_GEMM_COLS. */

@@ -16,7 +16,8 @@ typedef uint32_t words4 VECTOR(uint32_t, 4);
 #define INLINE static inline __attribute__((always_inline))
 
 enum { COLS = VECS * LANES, AHEAD = 8 };
-_Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS && (int)MT_CPU_GEMM_COLS % (int)COLS == 0, "others reckon with these");
+_Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS, "others reckon with it");
+_Static_assert((int)MT_CPU_GEMM_COLS % (int)COLS == 0, "and with that");
 
 static void multiply(size_t k, const float *restrict a, const float *restrict b, const float *c, size_t ldc, float *d,
                      size_t ldd)
@@ -79,18 +80,19 @@ INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
 }
 
 /* Where a strip's lane of the source is. */
-INLINE size_t at(const struct mt_cpu_pack *p, size_t lane, size_t k)
+INLINE size_t at(const struct mt_cpu_pack *p, bool trans, size_t lane, size_t k)
 {
-    return p->first + (p->trans ? lane * p->ld + k : k * p->ld + lane);
+    return p->first + (trans ? lane * p->ld + k : k * p->ld + lane);
 }
 
 /* Lanes [lane, lane + width) of steps [k, k + n), one by one. */
-INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k, size_t n)
+INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, bool trans, size_t width, size_t lane, size_t k,
+                     size_t n)
 {
     float *strip = p->dst + lane / width * p->pitch;
     for (size_t q = k; q < k + n; q++)
         for (size_t l = 0; l < width; l++)
-            strip[q * width + l] = lane + l < p->lanes ? p->factor * one(t, p->src, at(p, lane + l, q)) : 0;
+            strip[q * width + l] = lane + l < p->lanes ? p->factor * one(t, p->src, at(p, trans, lane + l, q)) : 0;
 }
 
 /* LANES steps of a strip whose lanes are rows of the source. */
@@ -101,9 +103,9 @@ INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wid
         vec v[LANES];
         size_t n = MT_MIN(width - l, (size_t)LANES);
         for (size_t i = 0; i < n; i++) /* of the next strip */
-            fetch(t, p->src, at(p, lane + width + l + i, k));
+            fetch(t, p->src, at(p, true, lane + width + l + i, k));
         for (size_t i = 0; i < LANES; i++)
-            v[i] = i < n ? several(t, p->src, at(p, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
+            v[i] = i < n ? several(t, p->src, at(p, true, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
         transpose(v);
         for (size_t i = 0; i < LANES; i++)
             memcpy(strip + i * width + l, &v[i], n * sizeof(float));
@@ -117,7 +119,7 @@ INLINE void pack_columns(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wi
         if (lane + width <= p->lanes)
             for (; k + LANES <= p->k; k += LANES)
                 pack_square(p, t, width, lane, k);
-        pack_any(p, t, width, lane, k, p->k - k);
+        pack_any(p, t, true, width, lane, k, p->k - k);
     }
 }
 
@@ -125,7 +127,7 @@ INLINE void pack_columns(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wi
 INLINE void pack_step(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
 {
     float *dst = p->dst + lane / width * p->pitch + k * width;
-    size_t i = at(p, lane, k), l = 0;
+    size_t i = at(p, false, lane, k), l = 0;
     for (; l + LANES <= width; l += LANES)
         *(vec *)(dst + l) = p->factor * several(t, p->src, i + l);
     for (; l + 4 <= width; l += 4)
@@ -143,24 +145,24 @@ INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
         for (size_t lane = 0; lane < whole; lane += width)
             for (size_t q = k; q < MT_MIN(k + STEPS, p->k); q++) {
                 for (size_t l = 0; l < width; l += LANES)
-                    fetch(t, p->src, at(p, lane + l, q + 2 * STEPS));
+                    fetch(t, p->src, at(p, false, lane + l, q + 2 * STEPS));
                 pack_step(p, t, width, lane, q);
             }
     if (whole < p->lanes)
-        pack_any(p, t, width, whole, 0, p->k);
+        pack_any(p, t, false, width, whole, 0, p->k);
 }
 
+/* Compiled for each case by itself. */
 INLINE void pack(const struct mt_cpu_pack *p, size_t width)
 {
-    struct mt_cpu_pack q = *p;
     if (p->trans && p->dtype == MT_F32)
-        q.trans = true, pack_columns(&q, MT_F32, width);
+        pack_columns(p, MT_F32, width);
     else if (p->trans)
-        q.trans = true, pack_columns(&q, MT_BF16, width);
+        pack_columns(p, MT_BF16, width);
     else if (p->dtype == MT_F32)
-        q.trans = false, pack_rows(&q, MT_F32, width);
+        pack_rows(p, MT_F32, width);
     else
-        q.trans = false, pack_rows(&q, MT_BF16, width);
+        pack_rows(p, MT_BF16, width);
 }
 
 static void pack_a(const struct mt_cpu_pack *p)

@@ -22,7 +22,8 @@ struct thread_room {
 };
 
 struct room {
-    float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[SUMS * SUMS]; /* strips are of 4 rows at least */
+    /* a block's rows are whole strips, of 4 rows at least */
+    float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[(SUMS + MAX_ROWS) * SUMS];
     struct thread_room thread[];
 };
 
@@ -284,8 +285,9 @@ static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *ro
                                           .factor = t->alpha, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
                                           .lanes = m, .k = k, .dst = room->a});
         float *d = t->d + i * t->ldd + r->j;
-        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .a = room->a, .b = room->b, .pitch_b = pitch_of(isa->nr, k),
-                                 .c = p || t->accumulate ? d : NULL, .ldc = t->ldd, .d = d, .ldd = t->ldd});
+        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .pitch_b = pitch_of(isa->nr, k), .a = room->a,
+                                 .b = room->b, .c = p || t->accumulate ? d : NULL, .d = d, .ldc = t->ldd,
+                                 .ldd = t->ldd});
     }
 }
 

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Loops over s[n][nr], compiled for each width that a strip can have. */
+#include "device/cpu/columns.h"
+
+#include "device/cpu/cpu.h"
+#include "device/cpu/gemm_kernel.h"
+#include "device/cpu/vecmath.h"
+
+enum { PANEL = 512 }; /* rows that are summed up before they join the rest */
+
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#define BY_WIDTH(nr, call) \
+    do { \
+        if ((nr) == 32) \
+            call(32); \
+        else if ((nr) == 16) \
+            call(16); \
+        else \
+            call(nr); \
+    } while (0)
+
+ALWAYS_INLINE void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
+{
+    for (size_t j = 0; j < nr; j++)
+        max[j] = -INFINITY;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            max[j] = s[i * nr + j] > max[j] ? s[i * nr + j] : max[j];
+}
+
+MT_HOT void mt_cpu_column_max(float *restrict max, const float *restrict s, size_t n, size_t nr)
+{
+#define CALL(w) column_max_of(max, s, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+ALWAYS_INLINE void exp_of(float *restrict s, const float *restrict shift, size_t n, size_t nr)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            s[i * nr + j] = mt_expf(s[i * nr + j] - shift[j]);
+}
+
+/* s = exp(s - shift), a shift for each column. */
+MT_HOT void mt_cpu_exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr)
+{
+#define CALL(w) exp_of(s, shift, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+ALWAYS_INLINE void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
+{
+    for (size_t j = 0; j < nr; j++)
+        sum[j] = 0;
+    for (size_t p = 0; p < n; p += PANEL) {
+        float part[MT_CPU_GEMM_COLS] = {0};
+        for (size_t i = p; i < MT_MIN(n, p + PANEL); i++)
+            for (size_t j = 0; j < nr; j++)
+                part[j] += s[i * nr + j];
+        for (size_t j = 0; j < nr; j++)
+            sum[j] += part[j];
+    }
+}
+
+MT_HOT void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr)
+{
+#define CALL(w) column_sum_of(sum, s, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}
+
+ALWAYS_INLINE void score_gradient_of(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
+                                     size_t nr)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            dp[i * nr + j] = p[i * nr + j] * (dp[i * nr + j] - delta[j]);
+}
+
+MT_HOT void mt_cpu_score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
+                                  size_t nr)
+{
+#define CALL(w) score_gradient_of(dp, p, delta, n, w)
+    BY_WIDTH(nr, CALL);
+#undef CALL
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_CPU_COLUMNS_H
+#define MT_DEVICE_CPU_COLUMNS_H
+
+#include <stddef.h>
+
+/**
+ * Softmax down the columns of scores s[n][nr]: a column is a query, a row what it makes of a key. nr is the
+ * width of a product's strip, at most MT_CPU_GEMM_COLS. The order of a column's sum depends on n alone.
+ */
+void mt_cpu_column_max(float *restrict max, const float *restrict s, size_t n, size_t nr);
+/** s = exp(s - shift), a shift for each column. */
+void mt_cpu_exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr);
+void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr);
+/** dp = p (dp - delta), a delta for each column. */
+void mt_cpu_score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n, size_t nr);
+
+#endif
