@@ -107,8 +107,12 @@ INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wid
         for (size_t i = 0; i < LANES; i++)
             v[i] = i < n ? several(t, p->src, at(p, true, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
         transpose(v);
-        for (size_t i = 0; i < LANES; i++)
-            memcpy(strip + i * width + l, &v[i], n * sizeof(float));
+        for (size_t i = 0; i < LANES; i++) {
+            if (l + LANES <= width)
+                *(vec *)(strip + i * width + l) = v[i];
+            else
+                memcpy(strip + i * width + l, &v[i], n * sizeof(float));
+        }
     }
 }
 

@@ -253,7 +253,7 @@ static void choose_chunks(struct job *j, size_t wanted)
 static void run_block(mt_pool *pool, struct job *j)
 {
     size_t panel = even(j->g->k, PANEL, 1);
-    choose_chunks(j, 4 * (size_t)mt_pool_n_threads(pool));
+    choose_chunks(j, 2 * (size_t)mt_pool_n_threads(pool)); /* more would read A more often */
     for (j->p = 0; j->p < j->g->k; j->p += panel) {
         j->k = MT_MIN(panel, j->g->k - j->p);
         mt_pool_run(pool, pack_chunk, j, pack_chunks(j));

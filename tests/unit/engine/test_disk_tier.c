@@ -298,6 +298,7 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
     struct placing host = in_host;
     host.dtype = MT_BF16;
     for (int i = 0; i < 12; i++) {
+        on_disk.fault = i % 2 ? "read:delay:1:0" : NULL; /* reads that end late, for copies that never begin */
         assert_int_equal(begin(&a, &host, &err), 0);
         assert_int_equal(begin(&b, &on_disk, &err), 0);
         for (int k = 0; k < 2; k++) {
