@@ -51,7 +51,6 @@ static void tile_main(void *ctx, size_t chunk, int thread)
                             .trans_b = a->trans_b,
                             .accumulate = direct && a->c,
                             .dtype = MT_BF16,
-                            .alpha = 1,
                             .a = pa + (a->trans_a ? row : row * a->lda),
                             .lda = a->lda,
                             .b = pb + (a->trans_b ? col * a->ldb : col),

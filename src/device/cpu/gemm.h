@@ -19,12 +19,11 @@ void mt_cpu_gemm_warm(struct mt_cpu_gemm *g);
 /** A product by the team, of at most as many threads as `g` was made for. */
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a);
 
-/** A product by one thread, inside a chunk: D = alpha op(A) op(B), added to D if so wanted. D is f32. */
+/** A product by one thread, inside a chunk: D = op(A) op(B), added to D if so wanted. D is f32. */
 struct mt_cpu_tile {
     size_t m, n, k;
     bool trans_a, trans_b, accumulate;
     enum mt_dtype dtype;
-    float alpha;
     const void *a, *b;
     size_t lda, ldb, ldd;
     float *d;
@@ -48,7 +47,7 @@ void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g);
 /** Sums of a tile of up to MT_CPU_BF16_TILE squared elements. */
 enum { MT_CPU_BF16_TILE = 512 };
 float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g);
-/** False where the library has no product of this shape; alpha is 1. */
+/** False where the library has no product of this shape. */
 bool mt_cpu_bf16_gemm_tile(struct mt_cpu_bf16_gemm *g, const struct mt_cpu_tile *t);
 /** Called once in each compute thread: the library must not start threads of its own. */
 void mt_cpu_bf16_gemm_thread_init(void);

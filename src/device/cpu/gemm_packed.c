@@ -282,7 +282,7 @@ static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *ro
     for (size_t i = 0; i < t->m; i += isa->mr) {
         size_t m = MT_MIN(isa->mr, t->m - i);
         isa->pack_a(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->a, .ld = t->lda, .trans = !t->trans_a,
-                                          .factor = t->alpha, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
+                                          .factor = 1, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
                                           .lanes = m, .k = k, .dst = room->a});
         float *d = t->d + i * t->ldd + r->j;
         multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .pitch_b = pitch_of(isa->nr, k), .a = room->a,

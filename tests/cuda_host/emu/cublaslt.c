@@ -325,7 +325,7 @@ static void run_product(void *args)
         mt_emu_die("no memory for a matrix product, or operands of two types");
     for (int32_t b = 0; b < p->d.batch; b++) {
         multiply(&(struct mt_cpu_tile){.m = n, .n = m, .k = ta ? p->a.rows : p->a.cols, .trans_a = tb, .trans_b = ta,
-                                       .dtype = p->a.type == CUDA_R_32F ? MT_F32 : MT_BF16, .alpha = 1,
+                                       .dtype = p->a.type == CUDA_R_32F ? MT_F32 : MT_BF16,
                                        .a = batch_of(p->pb, &p->b, b), .lda = (size_t)p->b.ld,
                                        .b = batch_of(p->pa, &p->a, b), .ldb = (size_t)p->a.ld, .d = sum, .ldd = m});
         finish(p, sum, batch_of(p->pc, &p->c, b), batch_of(p->pd, &p->d, b));
