@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "base/isa.h"
 #include "optim/adam_kernel.h"
 
 enum { CHUNK = 65536 }; /* elements a thread takes at a time */
@@ -17,8 +18,7 @@ bool mt_adam_isa_available(enum mt_adam_isa isa)
 {
     switch (isa) {
     case MT_ADAM_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        return mt_has_avx512();
     case MT_ADAM_AVX2:
         return __builtin_cpu_supports("avx2");
     default:

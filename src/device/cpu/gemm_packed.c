@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/isa.h"
 #include "device/cpu/gemm.h"
 #include "device/cpu/gemm_kernel.h"
 
@@ -43,8 +44,7 @@ static bool supported(const struct mt_cpu_gemm_isa *isa)
 {
 #ifdef __x86_64__
     if (isa == &mt_cpu_gemm_avx512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+        return mt_has_avx512();
     if (isa == &mt_cpu_gemm_avx2)
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_ISA_H
+#define MT_BASE_ISA_H
+
+#include <stdbool.h>
+
+/** Does this CPU have what files compiled for AVX-512 use: the F, BW, VL and DQ sets? */
+static inline bool mt_has_avx512(void)
+{
+#ifdef __x86_64__
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+    return false;
+#endif
+}
+
+#endif
