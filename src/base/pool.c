@@ -23,7 +23,7 @@ struct mt_pool {
     pthread_mutex_t lock;
     pthread_cond_t start, done;
     atomic_uint generation; /* of the loop; a change starts the workers */
-    int busy;               /* workers inside the loop, under lock */
+    atomic_int busy;        /* workers inside the loop; changed under lock */
     bool open, stop;        /* may a worker still join the loop? under lock */
     mt_pool_fn fn;
     void *ctx;
@@ -31,7 +31,8 @@ struct mt_pool {
     atomic_size_t next;
 };
 
-/* A worker looks this often for the next loop before it sleeps: loops come in quick succession. */
+/* A worker looks this often for the next loop before it sleeps, and the caller for the loop's end: loops come in quick
+ * succession, and to sleep and be woken takes longer than many of them last. */
 enum { SPIN = 2000 };
 
 void mt_bind_thread(int cpu)
@@ -160,6 +161,10 @@ void mt_pool_run(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks)
     drain(p, 0);
     pthread_mutex_lock(&p->lock);
     p->open = false;
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < SPIN && atomic_load_explicit(&p->busy, memory_order_relaxed); i++)
+        __builtin_ia32_pause();
+    pthread_mutex_lock(&p->lock);
     while (p->busy)
         pthread_cond_wait(&p->done, &p->lock);
     pthread_mutex_unlock(&p->lock);

@@ -4,6 +4,7 @@
  * threads for all; a chunk packs the strips of B that it needs for itself, and they stay in its core's L2 cache while A
  * goes by. How D is cut does not change an element's sum, so it may be what suits the threads.
  */
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,15 +17,18 @@
 enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
 /* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
-enum { CHUNK_STRIPS = 8, PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
+/* A part of D's columns has its strips of B in a thread's cache and is done a piece of rows at a time. */
+enum { PART_STRIPS = 8, PARTS = 64, PIECE_STRIPS = 4, WORTH_JOINING = 3 };
+enum { PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 
 struct thread_room {
-    float a[MAX_ROWS * PANEL + LINE], b[CHUNK_STRIPS * (MAX_COLS * PANEL + LINE)];
+    float a[MAX_ROWS * PANEL + LINE], b[PART_STRIPS * (MAX_COLS * PANEL + LINE)];
 };
 
 struct room {
     /* a block's rows are whole strips, of 4 rows at least */
     float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[(SUMS + MAX_ROWS) * SUMS];
+    atomic_size_t next[PARTS]; /* piece of a part */
     struct thread_room thread[];
 };
 
@@ -160,7 +164,7 @@ struct job {
     struct rect block;
     size_t p, k; /* steps [p, p + k) */
     bool direct; /* D takes the sums as they are */
-    size_t chunk_m, chunk_n, chunks_m;
+    size_t part_n, parts, shares;
 };
 
 /* Lanes [lane, lane + lanes) of an operand, for the panel's steps. */
@@ -200,21 +204,16 @@ static void pack_chunk(void *ctx, size_t chunk, int thread)
     j->isa->pack_a(&p);
 }
 
-static void multiply_chunk(void *ctx, size_t chunk, int thread)
+/* A piece of rows of the columns [col, col + n) of the block, whose strips of B are packed. */
+static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t n, const float *b)
 {
-    const struct job *j = ctx;
     const struct mt_gemm *g = j->g;
-    struct rect r = {chunk % j->chunks_m * j->chunk_m, 0, chunk / j->chunks_m * j->chunk_n, 0};
-    r.m = MT_MIN(j->chunk_m, j->block.m - r.i);
-    r.n = MT_MIN(j->chunk_n, j->block.n - r.j);
-    float *b = j->room->thread[thread].b;
-    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + r.j, r.n, b);
-    j->isa->pack_b(&pack);
-    struct panel p = {.isa = j->isa, .m = r.m, .n = r.n, .k = j->k, .pitch_a = pitch_of(j->isa->mr, j->k),
-                      .pitch_b = pack.pitch, .b = b,
-                      .d = j->room->sums + r.i * j->block.n + r.j, .ldc = j->block.n, .ldd = j->block.n};
-    p.a = j->room->a + r.i / j->isa->mr * p.pitch_a;
-    size_t row = j->block.i + r.i, col = j->block.j + r.j;
+    size_t rows = PIECE_STRIPS * j->isa->mr, i = piece * rows, row = j->block.i + i;
+    struct panel p = {.isa = j->isa, .m = MT_MIN(rows, j->block.m - i), .n = n, .k = j->k,
+                      .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k), .b = b,
+                      .d = j->room->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
+    p.a = j->room->a + piece * PIECE_STRIPS * p.pitch_a;
+    col += j->block.j;
     if (j->direct) {
         p.d = (float *)g->d + row * g->ldd + col;
         p.ldd = p.ldc = g->ldd;
@@ -227,8 +226,32 @@ static void multiply_chunk(void *ctx, size_t chunk, int thread)
     }
     multiply(&p);
     if (!j->direct && j->p + j->k == g->k)
-        for (size_t i = 0; i < r.m; i++)
-            mt_cpu_gemm_finish_row(g, row + i, col, r.n, p.d + i * p.ldd);
+        for (size_t r = 0; r < p.m; r++)
+            mt_cpu_gemm_finish_row(g, row + r, col, n, p.d + r * p.ldd);
+}
+
+static void multiply_part(const struct job *j, size_t part, int thread)
+{
+    atomic_size_t *next = &j->room->next[part];
+    size_t pieces = mt_div_up(j->block.m, PIECE_STRIPS * j->isa->mr), begun = atomic_load(next);
+    if (begun && begun + WORTH_JOINING > pieces) /* who began will end it sooner than B is packed once more */
+        return;
+    size_t piece = atomic_fetch_add(next, 1), col = part * j->part_n, n = MT_MIN(j->part_n, j->block.n - col);
+    if (piece >= pieces)
+        return;
+    float *b = j->room->thread[thread].b;
+    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + col, n, b);
+    j->isa->pack_b(&pack);
+    for (; piece < pieces; piece = atomic_fetch_add(next, 1))
+        multiply_piece(j, piece, col, n, b);
+}
+
+/* Each begins at a part of its own and ends at those that others are at. */
+static void multiply_share(void *ctx, size_t share, int thread)
+{
+    const struct job *j = ctx;
+    for (size_t i = 0; i < j->parts; i++)
+        multiply_part(j, (share * j->parts / j->shares + i) % j->parts, thread);
 }
 
 /* Parts of n of at most `most`, as equal as may be, that begin at multiples of `step`. */
@@ -237,34 +260,36 @@ static size_t even(size_t n, size_t most, size_t step)
     return mt_align_up(mt_div_up(n, mt_div_up(n, most)), step);
 }
 
-/* Columns are shared out first: rows that are, too, have B packed once for each part of them. */
-static void choose_chunks(struct job *j, size_t wanted)
+/* As wide as a cache lets them be, but one for each thread at least. */
+static void choose_parts(struct job *j)
 {
-    const struct mt_cpu_gemm_isa *isa = j->isa;
-    j->chunk_n = CHUNK_STRIPS * isa->nr;
-    while (mt_div_up(j->block.n, j->chunk_n) < wanted && j->chunk_n > 2 * isa->nr)
-        j->chunk_n /= 2;
-    j->chunk_n = even(j->block.n, j->chunk_n, isa->nr);
-    size_t chunks_n = mt_div_up(j->block.n, j->chunk_n);
-    j->chunk_m = even(j->block.m, mt_div_up(j->block.m, mt_div_up(wanted, chunks_n)), isa->mr);
-    j->chunks_m = mt_div_up(j->block.m, j->chunk_m);
+    size_t nr = j->isa->nr;
+    j->part_n = PART_STRIPS * nr;
+    while (mt_div_up(j->block.n, j->part_n) < j->shares && j->part_n > 2 * nr)
+        j->part_n /= 2;
+    j->part_n = even(j->block.n, j->part_n, nr);
+    j->parts = mt_div_up(j->block.n, j->part_n);
 }
 
 static void run_block(mt_pool *pool, struct job *j)
 {
     size_t panel = even(j->g->k, PANEL, 1);
-    choose_chunks(j, 2 * (size_t)mt_pool_n_threads(pool)); /* more would read A more often */
+    choose_parts(j);
     for (j->p = 0; j->p < j->g->k; j->p += panel) {
         j->k = MT_MIN(panel, j->g->k - j->p);
         mt_pool_run(pool, pack_chunk, j, pack_chunks(j));
-        mt_pool_run(pool, multiply_chunk, j, j->chunks_m * mt_div_up(j->block.n, j->chunk_n));
+        for (size_t i = 0; i < j->parts; i++)
+            atomic_store(&j->room->next[i], 0);
+        mt_pool_run(pool, multiply_share, j, j->shares);
     }
 }
 
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a)
 {
-    struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias};
-    size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr), n = j.direct ? a->n : even(a->n, SUMS, j.isa->nr);
+    struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias,
+                    .shares = (size_t)mt_pool_n_threads(pool)};
+    size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr);
+    size_t n = even(a->n, j.direct ? PARTS * PART_STRIPS * j.isa->nr : SUMS, j.isa->nr);
     for (size_t row = 0; row < a->m; row += m)
         for (size_t col = 0; col < a->n; col += n) {
             j.block = (struct rect){row, MT_MIN(m, a->m - row), col, MT_MIN(n, a->n - col)};
@@ -293,7 +318,7 @@ static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *ro
 
 void mt_cpu_gemm_tile(struct mt_cpu_gemm *g, int thread, const struct mt_cpu_tile *t)
 {
-    size_t cols = CHUNK_STRIPS * g->isa->nr, panel = even(t->k, PANEL, 1);
+    size_t cols = PART_STRIPS * g->isa->nr, panel = even(t->k, PANEL, 1);
     for (size_t j = 0; j < t->n; j += cols) {
         struct rect r = {0, t->m, j, MT_MIN(cols, t->n - j)};
         for (size_t p = 0; p < t->k; p += panel)
