@@ -34,6 +34,9 @@ struct mt_cpu_gemm_isa {
     void (*pack_b)(const struct mt_cpu_pack *p);
     /** d[mr][nr] = sum over k of a b, plus c where it is not NULL (it may be d). */
     void (*multiply)(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd);
+    /** The same of an A that is not packed: its rows are `lda` apart and k is contiguous. */
+    void (*multiply_rows)(size_t k, const float *a, size_t lda, const float *b, const float *c, size_t ldc, float *d,
+                          size_t ldd);
 };
 
 struct mt_cpu_gemm;

@@ -19,20 +19,43 @@ enum { COLS = VECS * LANES, AHEAD = 8 };
 _Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS, "others reckon with it");
 _Static_assert((int)MT_CPU_GEMM_COLS % (int)COLS == 0, "and with that");
 
-static void multiply(size_t k, const float *restrict a, const float *restrict b, const float *c, size_t ldc, float *d,
-                     size_t ldd)
+INLINE void fetch_tile(const float *tile, size_t ld, bool to_write)
 {
+#pragma GCC unroll 1
+    for (int i = 0; i < ROWS; i++, tile += ld)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECS; j++)
+            if (to_write)
+                __builtin_prefetch(tile + j * LANES, 1);
+            else
+                __builtin_prefetch(tile + j * LANES, 0);
+}
+
+/* To be counted up as they are: the compiler would keep a pointer for each row. */
+#define OPAQUE(x) __asm__("" : "+r"(x))
+
+/* Rows 0 to 3, 4 to 7 and 8 to 11 of A take a pointer each, and distances that are the same for all. */
+INLINE void multiply_any(bool packed, size_t k, const float *restrict a, size_t lda, const float *restrict b,
+                         const float *c, size_t ldc, float *d, size_t ldd)
+{
+    const float *a4 = ROWS > 4 ? a + 4 * lda : a, *a8 = ROWS > 8 ? a + 8 * lda : a;
+    size_t lda3 = 3 * lda;
+    fetch_tile(d, ldd, true);
+    if (c && c != d)
+        fetch_tile(c, ldc, false);
     vec sum[ROWS][VECS];
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < VECS; j++) {
+        for (int j = 0; j < VECS; j++)
             sum[i][j] = (vec){0};
-            __builtin_prefetch(d + (size_t)i * ldd + j * LANES, 1);
-            if (c && c != d)
-                __builtin_prefetch(c + (size_t)i * ldc + j * LANES);
+    for (; k; k--, b += COLS) {
+        if (!packed) {
+            OPAQUE(a);
+            OPAQUE(a4);
+            OPAQUE(a8);
+            OPAQUE(lda3);
         }
-    for (; k; k--, a += ROWS, b += COLS) {
         vec row[VECS];
 #pragma GCC unroll 4
         for (int j = 0; j < VECS; j++) {
@@ -40,19 +63,36 @@ static void multiply(size_t k, const float *restrict a, const float *restrict b,
             __builtin_prefetch(b + AHEAD * COLS + j * LANES);
         }
 #pragma GCC unroll 16
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS; i++) {
+            const float *four = i < 4 ? a : i < 8 ? a4 : a8;
+            float x = packed ? a[i] : four[i % 4 == 3 ? lda3 : (size_t)(i % 4) * lda];
 #pragma GCC unroll 4
             for (int j = 0; j < VECS; j++)
-                sum[i][j] += a[i] * row[j];
+                sum[i][j] += x * row[j];
+        }
+        a += packed ? (int)ROWS : 1;
+        a4++;
+        a8++;
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS; i++, c += c ? ldc : 0, d += ldd)
 #pragma GCC unroll 4
         for (int j = 0; j < VECS; j++) {
             if (c)
-                sum[i][j] += *(const vec *)(c + (size_t)i * ldc + j * LANES);
-            *(vec *)(d + (size_t)i * ldd + j * LANES) = sum[i][j];
+                sum[i][j] += *(const vec *)(c + j * LANES);
+            *(vec *)(d + j * LANES) = sum[i][j];
         }
+}
+
+static void multiply(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd)
+{
+    multiply_any(true, k, a, ROWS, b, c, ldc, d, ldd);
+}
+
+static void multiply_rows(size_t k, const float *a, size_t lda, const float *b, const float *c, size_t ldc, float *d,
+                          size_t ldd)
+{
+    multiply_any(false, k, a, lda, b, c, ldc, d, ldd);
 }
 
 INLINE float one(enum mt_dtype t, const void *src, size_t i)

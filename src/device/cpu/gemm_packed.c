@@ -115,6 +115,8 @@ void mt_cpu_gemm_describe(char *buf, size_t len)
 struct panel {
     const struct mt_cpu_gemm_isa *isa;
     size_t m, n, k, pitch_a, pitch_b;
+    size_t lda;             /* of A's rows as they are, or 0: they are packed */
+    float *edge;            /* room for a strip: of rows as they are, when some are not there */
     const float *a, *b, *c; /* C is NULL, or added */
     float *d;
     size_t ldc, ldd;
@@ -131,20 +133,37 @@ static void multiply_edge(const struct panel *p, const float *a, const float *b,
             p->d[(i + y) * p->ldd + j + x] = tmp[y * nr + x] + (p->c ? p->c[(i + y) * p->ldc + j + x] : 0);
 }
 
-static void multiply(const struct panel *p)
+/* Rows [i, i + m) of D. */
+static void multiply_strip(const struct panel *p, const float *a, size_t i, size_t m)
 {
     const struct mt_cpu_gemm_isa *isa = p->isa;
-    const float *a = p->a;
-    for (size_t i = 0; i < p->m; i += isa->mr, a += p->pitch_a) {
-        const float *b = p->b;
-        for (size_t j = 0; j < p->n; j += isa->nr, b += p->pitch_b) {
-            size_t m = MT_MIN(isa->mr, p->m - i), n = MT_MIN(isa->nr, p->n - j);
-            if (m < isa->mr || n < isa->nr)
-                multiply_edge(p, a, b, i, m, j, n);
-            else
-                isa->multiply(p->k, a, b, p->c ? p->c + i * p->ldc + j : NULL, p->ldc, p->d + i * p->ldd + j, p->ldd);
-        }
+    bool packed = !p->lda;
+    if (!packed && (m < isa->mr || p->n % isa->nr)) {
+        isa->pack_a(&(struct mt_cpu_pack){.dtype = MT_F32, .src = a, .ld = p->lda, .trans = true, .factor = 1,
+                                          .lanes = m, .k = p->k, .dst = p->edge});
+        a = p->edge;
+        packed = true;
     }
+    const float *b = p->b;
+    for (size_t j = 0; j < p->n; j += isa->nr, b += p->pitch_b) {
+        const float *c = p->c ? p->c + i * p->ldc + j : NULL;
+        float *d = p->d + i * p->ldd + j;
+        size_t n = MT_MIN(isa->nr, p->n - j);
+        if (m < isa->mr || n < isa->nr)
+            multiply_edge(p, a, b, i, m, j, n);
+        else if (packed)
+            isa->multiply(p->k, a, b, c, p->ldc, d, p->ldd);
+        else
+            isa->multiply_rows(p->k, a, p->lda, b, c, p->ldc, d, p->ldd);
+    }
+}
+
+static void multiply(const struct panel *p)
+{
+    size_t mr = p->isa->mr, next = p->lda ? mr * p->lda : p->pitch_a;
+    const float *a = p->a;
+    for (size_t i = 0; i < p->m; i += mr, a += next)
+        multiply_strip(p, a, i, MT_MIN(mr, p->m - i));
 }
 
 /* Strips begin a little apart, or powers of two would have them share a few sets of the caches. */
@@ -163,7 +182,8 @@ struct job {
     struct room *room;
     struct rect block;
     size_t p, k; /* steps [p, p + k) */
-    bool direct; /* D takes the sums as they are */
+    bool direct;  /* D takes the sums as they are */
+    bool as_it_is; /* A is not packed */
     size_t part_n, parts, shares;
 };
 
@@ -204,15 +224,20 @@ static void pack_chunk(void *ctx, size_t chunk, int thread)
     j->isa->pack_a(&p);
 }
 
-/* A piece of rows of the columns [col, col + n) of the block, whose strips of B are packed. */
-static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t n, const float *b)
+/* A piece of rows of the columns [col, col + n) of the block, whose strips of B the thread has packed. */
+static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t n, struct thread_room *room)
 {
     const struct mt_gemm *g = j->g;
     size_t rows = PIECE_STRIPS * j->isa->mr, i = piece * rows, row = j->block.i + i;
     struct panel p = {.isa = j->isa, .m = MT_MIN(rows, j->block.m - i), .n = n, .k = j->k,
-                      .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k), .b = b,
+                      .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k),
+                      .edge = room->a, .b = room->b,
                       .d = j->room->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
     p.a = j->room->a + piece * PIECE_STRIPS * p.pitch_a;
+    if (j->as_it_is) {
+        p.lda = g->lda;
+        p.a = (const float *)g->a + row * g->lda + j->p;
+    }
     col += j->block.j;
     if (j->direct) {
         p.d = (float *)g->d + row * g->ldd + col;
@@ -239,11 +264,11 @@ static void multiply_part(const struct job *j, size_t part, int thread)
     size_t piece = atomic_fetch_add(next, 1), col = part * j->part_n, n = MT_MIN(j->part_n, j->block.n - col);
     if (piece >= pieces)
         return;
-    float *b = j->room->thread[thread].b;
-    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + col, n, b);
+    struct thread_room *room = &j->room->thread[thread];
+    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + col, n, room->b);
     j->isa->pack_b(&pack);
     for (; piece < pieces; piece = atomic_fetch_add(next, 1))
-        multiply_piece(j, piece, col, n, b);
+        multiply_piece(j, piece, col, n, room);
 }
 
 /* Each begins at a part of its own and ends at those that others are at. */
@@ -271,13 +296,28 @@ static void choose_parts(struct job *j)
     j->parts = mt_div_up(j->block.n, j->part_n);
 }
 
+/* A need not be packed whose rows are f32 and share few sets of the first cache, where a set has 8 lines or more. */
+static bool fit_as_they_are(const struct mt_gemm *g, size_t mr)
+{
+    enum { WAY = 4096, LINE_BYTES = 64, FEW = 6 };
+    if (g->trans_a || g->dtype != MT_F32)
+        return false;
+    size_t same = 1;
+    for (size_t i = 1; i < mr; i++) {
+        size_t apart = i * g->lda * sizeof(float) % WAY;
+        same += apart < LINE_BYTES || apart > WAY - LINE_BYTES;
+    }
+    return same <= FEW;
+}
+
 static void run_block(mt_pool *pool, struct job *j)
 {
     size_t panel = even(j->g->k, PANEL, 1);
     choose_parts(j);
     for (j->p = 0; j->p < j->g->k; j->p += panel) {
         j->k = MT_MIN(panel, j->g->k - j->p);
-        mt_pool_run(pool, pack_chunk, j, pack_chunks(j));
+        if (!j->as_it_is)
+            mt_pool_run(pool, pack_chunk, j, pack_chunks(j));
         for (size_t i = 0; i < j->parts; i++)
             atomic_store(&j->room->next[i], 0);
         mt_pool_run(pool, multiply_share, j, j->shares);
@@ -287,7 +327,7 @@ static void run_block(mt_pool *pool, struct job *j)
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a)
 {
     struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias,
-                    .shares = (size_t)mt_pool_n_threads(pool)};
+                    .as_it_is = fit_as_they_are(a, g->isa->mr), .shares = (size_t)mt_pool_n_threads(pool)};
     size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr);
     size_t n = even(a->n, j.direct ? PARTS * PART_STRIPS * j.isa->nr : SUMS, j.isa->nr);
     for (size_t row = 0; row < a->m; row += m)
