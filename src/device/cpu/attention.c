@@ -30,12 +30,12 @@ _Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "so is a run of keys");
 struct room {
     const struct mt_cpu_gemm_isa *isa;
     float *k, *v, *t;         /* strips of [len, d]: keys, values, and one of them with its dimensions as lanes */
-    float *s;                 /* scores [key][query] of a strip of queries; in backward of strips of BLOCK queries */
-    float *ds;                /* and KEYS keys, as are their gradients */
+    float *s;                 /* scores [key][query] of a strip of queries; in backward of BLOCK queries and KEYS keys, */
+    float *ds, *dp;           /* as are their gradients, and these as strips of queries */
     float *q, *dO;            /* strips of [BLOCK, d], queries as lanes */
     float *q_rows, *dO_rows;  /* and dimensions as lanes */
     float *dk, *dv;           /* [len, width] */
-    float *a, *out, *rows;    /* a strip; a product [d][query]; its transpose */
+    float *out, *rows;        /* a product [d][query]; its transpose */
     float *lse, *delta, *row; /* of BLOCK queries; a row */
     size_t width;             /* d in whole strips of columns */
     size_t wide;              /* and with room for whole strips of rows */
@@ -63,7 +63,7 @@ static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
     } parts[] = {{&r->k, len * d},        {&r->v, len * d},           {&r->t, len * wide},
                  {&r->dk, len * wide},    {&r->dv, len * wide},       {&r->s, scores},
                  {&r->ds, KEYS * BLOCK},   {&r->q, BLOCK * d},         {&r->dO, BLOCK * d},
-                 {&r->q_rows, BLOCK * wide}, {&r->dO_rows, BLOCK * wide}, {&r->a, BLOCK * MT_CPU_GEMM_ROWS},
+                 {&r->q_rows, BLOCK * wide}, {&r->dO_rows, BLOCK * wide}, {&r->dp, KEYS * BLOCK},
                  {&r->out, BLOCK * wide}, {&r->rows, BLOCK * wide},   {&r->lse, BLOCK},
                  {&r->delta, BLOCK},      {&r->row, wide}};
     size_t floats = 0;
@@ -141,26 +141,37 @@ static struct strip strip_of(const struct mt_attention *a, const struct room *r,
     return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key};
 }
 
-/* s[key][query] = sum over d of a strip's products. */
+/* s[key][query] = sum over d of a strip's products, for whole strips of keys: up to seen(). */
 static void scores(const struct mt_cpu_gemm_isa *isa, const struct strip *c, const float *keys, const float *queries,
-                   size_t d, float *s)
+                   size_t d, float *s, size_t ld)
 {
     for (size_t i = c->from; i < c->to; i += isa->mr)
-        isa->multiply(d, keys + i * d, queries, NULL, 0, s + (i - c->from) * isa->nr, isa->nr);
+        isa->multiply(d, keys + i * d, queries, NULL, 0, s + (i - c->from) * ld, ld);
 }
 
-/* Hides what a query does not see: keys after it, and those before its window. */
-static void hide(const struct mt_attention *a, const struct strip *c, size_t nr, float *s)
+/* Where the last whole strip of keys ends. */
+static size_t seen(const struct mt_cpu_gemm_isa *isa, const struct strip *c)
 {
-    size_t last = c->q + nr - 1; /* a query beyond n sees no more keys than the last one */
-    for (size_t i = c->from; i < c->to; i++) {
-        size_t key = c->key + i;
-        bool early = a->window && key + a->window <= last;
-        if (key <= c->q && !early)
-            continue;
-        for (size_t j = 0; j < nr; j++)
-            if (key > c->q + j || (a->window && key + a->window <= c->q + j))
-                s[(i - c->from) * nr + j] = -INFINITY;
+    return mt_align_up(c->to, isa->mr);
+}
+
+static void hide_some(float *s, size_t from, size_t to)
+{
+    for (size_t j = from; j < to; j++)
+        s[j] = -INFINITY;
+}
+
+/* Hides what a query does not see, up to the key `to`: keys after it, and those before its window. */
+static void hide(const struct mt_attention *a, const struct strip *c, size_t to, size_t nr, float *s, size_t ld)
+{
+    size_t late = c->q + 1 > c->key ? c->q + 1 - c->key : 0; /* first key that is after a query */
+    for (size_t i = MT_MAX(late, c->from); i < to; i++)
+        hide_some(s + (i - c->from) * ld, 0, MT_MIN(nr, c->key + i - c->q));
+    if (!a->window)
+        return;
+    for (size_t i = c->from; i < to && c->key + i + a->window < c->q + nr; i++) {
+        size_t last = c->key + i + a->window; /* no query from here on sees it */
+        hide_some(s + (i - c->from) * ld, last > c->q ? last - c->q : 0, nr);
     }
 }
 
@@ -202,10 +213,10 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
     struct mt_cpu_pack queries = strips(&q, true, a->scale, nr, r->q);
     r->isa->pack_b(&queries);
-    scores(r->isa, c, r->k, r->q, d, r->s);
-    hide(a, c, nr, r->s);
+    scores(r->isa, c, r->k, r->q, d, r->s, nr);
+    hide(a, c, c->to, nr, r->s, nr);
     mt_cpu_column_max(max, r->s, n_keys, nr);
-    mt_cpu_exp_columns(r->s, max, n_keys, nr);
+    mt_cpu_exp_columns(r->s, nr, max, n_keys, nr);
     mt_cpu_column_sum(sum, r->s, n_keys, nr);
     weigh(r, c, r->t, s->n_keys, r->s, d, false, r->out);
     turn(r, r->out, d);
@@ -263,44 +274,40 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_kv);
 }
 
-/* P and dS of a strip of queries and a run of keys, and what these add to dQ. `at` is the strip's first row in the block. */
-static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t at, size_t len,
-                           const struct room *r)
+/* P and dS of a strip of queries and the run of keys from `key` on, and what these add to dQ. `at` is the strip's first
+ * row in the block. */
+static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t key, size_t at,
+                           size_t len, const struct room *r)
 {
-    size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from;
-    float *s = r->s + at * KEYS, *ds = r->ds + at * KEYS;
-    scores(r->isa, c, r->k, r->q + at * d, d, s);
-    scores(r->isa, c, r->v, r->dO + at * d, d, ds);
-    hide(a, c, nr, s);
-    mt_cpu_exp_columns(s, r->lse + at, n_keys, nr);
-    mt_cpu_score_gradient(ds, s, r->delta + at, n_keys, nr);
-    weigh(r, c, r->t, len, ds, d, !first, r->out + at * r->wide);
+    size_t d = a->head_dim, nr = r->isa->nr, to = seen(r->isa, c), n_keys = to - c->from;
+    size_t place = (c->from - key) * BLOCK + at;
+    float *p = r->s + place, *dp = r->dp + at * KEYS;
+    scores(r->isa, c, r->k, r->q + at * d, d, p, BLOCK);
+    scores(r->isa, c, r->v, r->dO + at * d, d, dp, nr);
+    hide(a, c, to, nr, p, BLOCK);
+    mt_cpu_exp_columns(p, BLOCK, r->lse + at, n_keys, nr);
+    mt_cpu_score_gradient(r->ds + place, dp, p, BLOCK, r->delta + at, n_keys, nr);
+    weigh(r, c, r->t, len, dp, d, !first, r->out + at * r->wide);
 }
 
-/* out[key][d] += sum over the block's queries of s[key][query] rows[query][d]: for each strip of keys, of strips of
- * queries that see some. */
-static void gather(const struct room *r, const struct strip *c, size_t n_strips, const float *s, const float *rows,
-                   float *out)
+/* Nothing of the keys [from, to) of the run from `key` on, for the strip of queries that begins at `at`. */
+static void leave_out(const struct room *r, size_t key, size_t from, size_t to, size_t at)
+{
+    for (size_t i = from; i < to; i++) {
+        memset(r->s + (i - key) * BLOCK + at, 0, r->isa->nr * sizeof(float));
+        memset(r->ds + (i - key) * BLOCK + at, 0, r->isa->nr * sizeof(float));
+    }
+}
+
+/* out[key][d] += sum over n queries, whole strips, of s[key][query] rows[query][d], for the keys [from, to). */
+static void gather(const struct room *r, size_t from, size_t to, size_t n, const float *s, const float *rows, float *out)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
-    size_t mr = isa->mr, nr = isa->nr, k = n_strips * nr;
-    for (size_t i = c[0].from; i < c[n_strips - 1].to; i += mr) {
-        for (size_t q = 0; q < n_strips; q++) {
-            struct mt_cpu_pack p = {.dtype = MT_F32, .src = s + q * nr * KEYS, .ld = nr, .trans = true, .k = nr,
-                                    .factor = 1, .dst = r->a + q * nr * mr};
-            if (i < c[q].from || i >= c[q].to) {
-                memset(p.dst, 0, mr * nr * sizeof(float));
-                continue;
-            }
-            p.first = (i - c[q].from) * nr;
-            p.lanes = MT_MIN(mr, c[q].to - i);
-            isa->pack_a(&p);
-        }
-        for (size_t j = 0; j < r->width; j += nr) {
+    for (size_t i = from; i < to; i += isa->mr, s += isa->mr * BLOCK)
+        for (size_t j = 0; j < r->width; j += isa->nr) {
             float *d = out + i * r->width + j;
-            isa->multiply(k, r->a, rows + j * BLOCK, d, r->width, d, r->width);
+            isa->multiply_rows(n, s, BLOCK, rows + j * BLOCK, d, r->width, d, r->width);
         }
-    }
 }
 
 /* A run of keys from `key` on, for the strips of a block. */
@@ -308,22 +315,27 @@ static void backward_keys(const struct mt_attention *a, const struct strip *stri
                           size_t len, const struct room *r)
 {
     struct strip c[BLOCK];
-    size_t from = n_strips, to = 0; /* strips that see some of them */
+    size_t first = n_strips, last = 0, nr = r->isa->nr; /* strips that see some of them */
     for (size_t i = 0; i < n_strips; i++) {
         c[i] = strips[i];
         c[i].from = MT_MAX(c[i].from, key);
         c[i].to = MT_MIN(c[i].to, key + KEYS);
         if (c[i].from >= c[i].to)
             continue;
-        backward_strip(a, &c[i], c[i].from == strips[i].from, i * r->isa->nr, len, r);
-        from = MT_MIN(from, i);
-        to = i + 1;
+        backward_strip(a, &c[i], c[i].from == strips[i].from, key, i * nr, len, r);
+        first = MT_MIN(first, i);
+        last = i;
     }
-    size_t at = from * r->isa->nr;
-    if (from < to) {
-        gather(r, c + from, to - from, r->s + at * KEYS, r->dO_rows + at * r->isa->nr, r->dv);
-        gather(r, c + from, to - from, r->ds + at * KEYS, r->q_rows + at * r->isa->nr, r->dk);
+    if (first == n_strips)
+        return;
+    size_t from = c[first].from, to = seen(r->isa, &c[last]), at = first * nr; /* later strips see later keys */
+    for (size_t i = first; i <= last; i++) {
+        leave_out(r, key, from, c[i].from, i * nr);
+        leave_out(r, key, seen(r->isa, &c[i]), to, i * nr);
     }
+    size_t place = (from - key) * BLOCK + at, n = (last + 1 - first) * nr;
+    gather(r, from, to, n, r->s + place, r->dO_rows + at * nr, r->dv);
+    gather(r, from, to, n, r->ds + place, r->q_rows + at * nr, r->dk);
 }
 
 /* The queries [q, q + n) of a document, whose keys and values are packed. */

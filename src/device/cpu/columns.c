@@ -36,17 +36,16 @@ MT_HOT void mt_cpu_column_max(float *restrict max, const float *restrict s, size
 #undef CALL
 }
 
-ALWAYS_INLINE void exp_of(float *restrict s, const float *restrict shift, size_t n, size_t nr)
+ALWAYS_INLINE void exp_of(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < nr; j++)
-            s[i * nr + j] = mt_expf(s[i * nr + j] - shift[j]);
+            s[i * ld + j] = mt_exp_negative(s[i * ld + j] - shift[j]);
 }
 
-/* s = exp(s - shift), a shift for each column. */
-MT_HOT void mt_cpu_exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr)
+MT_HOT void mt_cpu_exp_columns(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
 {
-#define CALL(w) exp_of(s, shift, n, w)
+#define CALL(w) exp_of(s, ld, shift, n, w)
     BY_WIDTH(nr, CALL);
 #undef CALL
 }
@@ -72,18 +71,18 @@ MT_HOT void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size
 #undef CALL
 }
 
-ALWAYS_INLINE void score_gradient_of(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
-                                     size_t nr)
+ALWAYS_INLINE void score_gradient_of(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
+                                     const float *restrict delta, size_t n, size_t nr)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < nr; j++)
-            dp[i * nr + j] = p[i * nr + j] * (dp[i * nr + j] - delta[j]);
+            ds[i * ld + j] = dp[i * nr + j] = p[i * ld + j] * (dp[i * nr + j] - delta[j]);
 }
 
-MT_HOT void mt_cpu_score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n,
-                                  size_t nr)
+MT_HOT void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
+                                  const float *restrict delta, size_t n, size_t nr)
 {
-#define CALL(w) score_gradient_of(dp, p, delta, n, w)
+#define CALL(w) score_gradient_of(ds, dp, p, ld, delta, n, w)
     BY_WIDTH(nr, CALL);
 #undef CALL
 }

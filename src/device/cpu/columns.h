@@ -9,10 +9,11 @@
  * width of a product's strip, at most MT_CPU_GEMM_COLS. The order of a column's sum depends on n alone.
  */
 void mt_cpu_column_max(float *restrict max, const float *restrict s, size_t n, size_t nr);
-/** s = exp(s - shift), a shift for each column. */
-void mt_cpu_exp_columns(float *restrict s, const float *restrict shift, size_t n, size_t nr);
+/** s = exp(s - shift), a shift for each column, which is not less than the column's scores. Rows are `ld` apart. */
+void mt_cpu_exp_columns(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr);
 void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr);
-/** dp = p (dp - delta), a delta for each column. */
-void mt_cpu_score_gradient(float *restrict dp, const float *restrict p, const float *restrict delta, size_t n, size_t nr);
+/** ds = dp = p (dp - delta), a delta for each column. Rows of p and ds are `ld` apart, those of dp nr. */
+void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
+                           const float *restrict delta, size_t n, size_t nr);
 
 #endif

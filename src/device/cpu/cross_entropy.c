@@ -23,7 +23,7 @@ MT_HOT static float exp_sum(const float *x, float shift, size_t n)
     for (size_t c = 0; c < n; c += PIECE) {
         size_t m = MT_MIN((size_t)PIECE, n - c);
         for (size_t i = 0; i < m; i++)
-            e[i] = mt_expf(x[c + i] - shift);
+            e[i] = mt_exp_negative(x[c + i] - shift);
         sum += mt_cpu_sum(e, m);
     }
     return sum;
@@ -33,7 +33,7 @@ MT_HOT static void softmax_piece(float *restrict y, const float *restrict x, flo
                                  float scale, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        y[i] = mt_expf(x[i] - shift) * scale;
+        y[i] = mt_exp_negative(x[i] - shift) * scale;
 }
 
 static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse)

@@ -4,17 +4,13 @@
 
 #include "base/dtype.h"
 
-/**
- * e^x without branches, so that loops over it become vector code. Cody-Waite reduction to |r| <= ln2/2
- * and a degree-6 polynomial; below 2 ulp in the range where the result is a normal number, 0 below it,
- * infinite above. A NaN stays a NaN.
- */
-static inline float mt_expf(float x)
+/* 2^k e^r of x clamped to where that is a normal number, where k = round(x / ln 2): k is added to the exponent. A NaN
+ * gives anything. Cody-Waite reduction to |r| <= ln2/2 and a degree-6 polynomial; below 2 ulp. */
+static inline float mt_exp_normal(float x)
 {
-    float c = x < -87.3f ? -87.3f : x; /* a NaN fails both tests and passes */
-    c = c > 88.7f ? 88.7f : c;
-    float k = (c * 1.44269504f + 12582912.0f) - 12582912.0f;
-    float r = (c - k * 0.693359375f) + k * 2.12194440e-4f;
+    float shifted = x * 1.44269504f + 12582912.0f; /* the lowest bits are k */
+    float k = shifted - 12582912.0f;
+    float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
     float p = 1.38888889e-3f;
     p = p * r + 8.33333333e-3f;
     p = p * r + 4.16666667e-2f;
@@ -22,12 +18,28 @@ static inline float mt_expf(float x)
     p = p * r + 0.5f;
     p = (p * r) * r + r;
     p = p + 1.0f;
-    int32_t n = (int32_t)k;
-    float s = mt_f32_from_bits((uint32_t)((n >> 1) + 127) << 23);
-    float t = mt_f32_from_bits((uint32_t)((n - (n >> 1)) + 127) << 23);
-    float y = p * s * t;
+    return mt_f32_from_bits(mt_f32_bits(p) + (mt_f32_bits(shifted) << 23));
+}
+
+/**
+ * e^x without branches, so that loops over it become vector code; below 2 ulp in the range where the result is a normal
+ * number, 0 below it, infinite above. A NaN stays a NaN.
+ */
+static inline float mt_expf(float x)
+{
+    float c = x < -87.3f ? -87.3f : x; /* a NaN fails both tests and passes */
+    c = c > 88.7f ? 88.7f : c;
+    float y = mt_exp_normal(c);
     y = x < -87.3f ? 0.0f : y;
     y = x > 88.72f ? INFINITY : y;
+    return x != x ? x : y;
+}
+
+/** The same of an x that is not above 0 by more than its own error. */
+static inline float mt_exp_negative(float x)
+{
+    float y = mt_exp_normal(x < -87.3f ? -87.3f : x);
+    y = x < -87.3f ? 0.0f : y;
     return x != x ? x : y;
 }
 

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "device/backend.h"
 
-enum { BUDGET = 4 << 20, PART = 64 << 10, N_PARTS = 16, N = 4, C = 16, HEADS = 2, DIM = 8, BIG = 8192 };
+enum { BUDGET = 4 << 20, PART = 128 << 10, N_PARTS = 16, N = 4, C = 16, HEADS = 2, DIM = 8, BIG = 8192 };
 
 /* One device and memory for the arguments of any operation. */
 struct bench {
