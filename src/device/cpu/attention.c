@@ -187,7 +187,7 @@ static void weigh(const struct room *r, const struct strip *c, const float *lane
                           accumulate || p > c->from ? out + i * nr : NULL, nr, out + i * nr, nr);
 }
 
-/* A strip's out[dimension][query], for weighed_row(). */
+/* A strip's out[dimension][query], for store_weighed(). */
 static void turn(const struct room *r, const float *out, size_t d)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
@@ -196,13 +196,16 @@ static void turn(const struct room *r, const float *out, size_t d)
                                       .factor = 1, .dst = r->rows, .pitch = nr * nr});
 }
 
-static const float *weighed_row(const struct room *r, size_t query, size_t d, float factor)
+/* Stores that of a query, times `factor`, as d elements of a row. */
+static void store_weighed(const struct room *r, size_t query, float factor, enum mt_dtype t, void *base, size_t first,
+                          size_t d)
 {
     size_t nr = r->isa->nr;
+    float *row = mt_cpu_row_place(t, base, first, r->row);
     for (size_t i = 0; i < d; i += nr)
-        for (size_t j = 0; j < nr; j++)
-            r->row[i + j] = factor * r->rows[i * nr + query * nr + j];
-    return r->row;
+        for (size_t j = 0; j < MT_MIN(nr, d - i); j++)
+            row[i + j] = factor * r->rows[i * nr + query * nr + j];
+    mt_cpu_store_row(t, base, first, d, row);
 }
 
 static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
@@ -222,7 +225,7 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     turn(r, r->out, d);
     for (size_t i = 0; i < c->n; i++) {
         a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
-        mt_cpu_store_row(a->dtype, a->o, (row + i) * a->ld_o + head * d, d, weighed_row(r, i, d, 1.0f / sum[i]));
+        store_weighed(r, i, 1.0f / sum[i], a->dtype, a->o, (row + i) * a->ld_o + head * d, d);
     }
 }
 
@@ -367,7 +370,7 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
     for (size_t i = 0; i < n; i++) {
         if (i % nr == 0)
             turn(r, r->out + i * r->wide, d);
-        mt_cpu_store_row(a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d, weighed_row(r, i % nr, d, a->scale));
+        store_weighed(r, i % nr, a->scale, a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d);
     }
 }
 

@@ -55,7 +55,9 @@ static inline size_t mt_cpu_rows_per_chunk(size_t c)
 
 /** Row as f32: the row itself, or converted into `tmp`. */
 const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);
-/** Stores f32 values in dtype, rounding to nearest even. */
+/** Where to compute a row that is then stored: the row itself, or `tmp`. */
+float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp);
+/** Stores f32 values in dtype, rounding to nearest even; those that are in their place stay there. */
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
 void mt_cpu_bf16_to_f32(float *dst, const uint16_t *src, size_t n);
 void mt_cpu_f32_to_bf16(uint16_t *dst, const float *src, size_t n);

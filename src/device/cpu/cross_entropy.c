@@ -29,9 +29,10 @@ MT_HOT static float exp_sum(const float *x, float shift, size_t n)
     return sum;
 }
 
-MT_HOT static void softmax_piece(float *restrict y, const float *restrict x, float shift,
-                                 float scale, size_t n)
+/* y may be x. */
+MT_HOT static void softmax_piece(float *y, const float *x, float shift, float scale, size_t n)
 {
+#pragma GCC ivdep
     for (size_t i = 0; i < n; i++)
         y[i] = mt_exp_negative(x[i] - shift) * scale;
 }
@@ -40,9 +41,10 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
 {
     const float *x = a->logits + row * a->ld;
     int32_t target = a->targets[row];
-    float y[PIECE];
+    float tmp[PIECE];
     for (size_t c = 0; c < a->vocab; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->vocab - c);
+        size_t n = MT_MIN((size_t)PIECE, a->vocab - c), at = row * a->ld_dlogits + c;
+        float *y = mt_cpu_row_place(a->dtype, a->dlogits, at, tmp);
         if (target < 0)
             for (size_t i = 0; i < n; i++)
                 y[i] = 0;
@@ -50,7 +52,7 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
             softmax_piece(y, x + c, lse, a->scale, n);
         if (target >= 0 && (size_t)target >= c && (size_t)target < c + n)
             y[(size_t)target - c] -= a->scale;
-        mt_cpu_store_row(a->dtype, a->dlogits, row * a->ld_dlogits + c, n, y);
+        mt_cpu_store_row(a->dtype, a->dlogits, at, n, y);
     }
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* out = act(g) u; dg = dout u act'(g), du = dout act(g). Computed in f32, rounded once. */
+/* out = act(g) u; dg = dout u act'(g), du = dout act(g). Computed in f32, rounded once. The gradients may lie over what
+ * they are of. */
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"
 
@@ -30,25 +31,23 @@ MT_HOT static void gelu_forward(float *restrict y, const float *restrict g, cons
         y[i] = g[i] * gelu_gate(g[i]) * u[i];
 }
 
-MT_HOT static void silu_backward(float *restrict g, float *restrict u, const float *restrict dy,
-                                 size_t n)
+MT_HOT static void silu_backward(float *dg, float *du, const float *g, const float *u, const float *dy, size_t n)
 {
+#pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
-        float s = mt_sigmoidf(g[i]), act = g[i] * s;
-        float slope = s * (1.0f + g[i] * (1.0f - s));
-        g[i] = dy[i] * u[i] * slope;
-        u[i] = dy[i] * act;
+        float s = mt_sigmoidf(g[i]), act = g[i] * s, gate = dy[i] * u[i];
+        du[i] = dy[i] * act;
+        dg[i] = gate * (s * (1.0f + g[i] * (1.0f - s)));
     }
 }
 
-MT_HOT static void gelu_backward(float *restrict g, float *restrict u, const float *restrict dy,
-                                 size_t n)
+MT_HOT static void gelu_backward(float *dg, float *du, const float *g, const float *u, const float *dy, size_t n)
 {
+#pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
-        float s = gelu_gate(g[i]), act = g[i] * s;
-        float slope = s + g[i] * gelu_gate_slope(g[i], s);
-        g[i] = dy[i] * u[i] * slope;
-        u[i] = dy[i] * act;
+        float s = gelu_gate(g[i]), act = g[i] * s, gate = dy[i] * u[i];
+        du[i] = dy[i] * act;
+        dg[i] = gate * (s + g[i] * gelu_gate_slope(g[i], s));
     }
 }
 
@@ -56,13 +55,14 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_glu *a = ctx;
     size_t per = mt_cpu_rows_per_chunk(a->f), end = MT_MIN(a->n, (chunk + 1) * per);
-    float g[PIECE], u[PIECE], y[PIECE];
+    float g[PIECE], u[PIECE], tmp[PIECE];
     (void)thread;
     for (size_t r = chunk * per; r < end; r++)
         for (size_t c = 0; c < a->f; c += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
             const float *pg = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g);
             const float *pu = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
+            float *y = mt_cpu_row_place(a->dtype, a->out, r * a->f + c, tmp);
             (a->kind == MT_GLU_SILU ? silu_forward : gelu_forward)(y, pg, pu, n);
             mt_cpu_store_row(a->dtype, a->out, r * a->f + c, n, y);
         }
@@ -83,13 +83,14 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     for (size_t r = chunk * per; r < end; r++)
         for (size_t c = 0; c < a->f; c += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
-            mt_cpu_store_row(MT_F32, g, 0, n, mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g));
-            mt_cpu_store_row(MT_F32, u, 0, n,
-                             mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u));
+            const float *pg = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g);
+            const float *pu = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
             const float *pd = mt_cpu_row_f32(a->dtype, a->dout, r * a->f + c, n, dy);
-            (a->kind == MT_GLU_SILU ? silu_backward : gelu_backward)(g, u, pd, n);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, g);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, u);
+            float *dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g);
+            float *du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u);
+            (a->kind == MT_GLU_SILU ? silu_backward : gelu_backward)(dg, du, pg, pu, pd, n);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, dg);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, du);
         }
 }
 

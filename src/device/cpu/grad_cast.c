@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
 #include "device/cpu/cpu.h"
 
 enum { PIECE = 1024 };
@@ -11,10 +13,14 @@ static void chunk_main(void *ctx, size_t block, int thread)
     (void)thread;
     for (size_t i = first; i < end; i += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, end - i);
-        mt_cpu_store_row(MT_F32, x, 0, n, a->src + i);
-        mt_cpu_round_row(a->dst_dtype, x, n);
-        sum += mt_cpu_dot(x, x, n);
-        mt_cpu_store_row(a->dst_dtype, a->dst, i, n, x);
+        const float *g = a->src + i;
+        if (a->dst_dtype != MT_F32) {
+            memcpy(x, g, n * sizeof(float));
+            mt_cpu_round_row(a->dst_dtype, x, n);
+            g = x;
+        }
+        sum += mt_cpu_dot(g, g, n);
+        mt_cpu_store_row(a->dst_dtype, a->dst, i, n, g);
     }
     a->partials[block] = sum;
 }

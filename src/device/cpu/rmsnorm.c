@@ -51,7 +51,7 @@ static float square_sum(const struct mt_rmsnorm *a, size_t row)
 
 static void forward_row(const struct mt_rmsnorm *a, size_t row)
 {
-    float x[PIECE], w[PIECE], y[PIECE];
+    float x[PIECE], w[PIECE], tmp[PIECE];
     const void *src = a->residual ? a->sum : a->x;
     if (!a->use_rstd || a->residual) {
         float sum = square_sum(a, row);
@@ -60,6 +60,7 @@ static void forward_row(const struct mt_rmsnorm *a, size_t row)
     }
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        float *y = mt_cpu_row_place(a->dtype, a->y, at, tmp);
         normalise(y, mt_cpu_row_f32(a->dtype, src, at, n, x), a->rstd[row], n);
         if (!a->plus_one)
             mt_cpu_round_row(a->dtype, y, n);

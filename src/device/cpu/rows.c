@@ -27,6 +27,11 @@ const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, siz
     return tmp;
 }
 
+float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp)
+{
+    return t == MT_F32 ? (float *)base + first : tmp;
+}
+
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src)
 {
     if (t == MT_BF16)
