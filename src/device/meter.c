@@ -188,7 +188,7 @@ static int meter_glu(mt_device *dev, const struct mt_glu *a, struct mt_err *err)
 static int meter_glu_bwd(mt_device *dev, const struct mt_glu_bwd *a, struct mt_err *err)
 {
     (void)err;
-    return tell_rows(dev, MT_METER_GLU_BWD, a->dtype, 0, a->n, a->f, 5 * size_of(a->dtype));
+    return tell_rows(dev, MT_METER_GLU_BWD, a->dtype, 0, a->n, a->f, (a->out ? 6 : 5) * size_of(a->dtype));
 }
 
 static int meter_cross_entropy(mt_device *dev, const struct mt_cross_entropy *a, struct mt_err *err)

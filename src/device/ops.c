@@ -149,7 +149,7 @@ int mt_op_glu_bwd(mt_device *dev, const struct mt_glu_bwd *a, struct mt_err *err
 {
     const char *op = "glu_bwd";
     NEED(a->f && aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up));
-    NEED(a->dout != a->dgate_up);
+    NEED(a->dout != a->dgate_up && (!a->out || (aligned(a->out) && a->out != a->gate_up && a->out != a->dgate_up)));
     return a->n ? dev->backend->glu_bwd(dev, a, err) : 0;
 }
 

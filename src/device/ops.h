@@ -197,12 +197,14 @@ struct mt_glu {
     void *out;           /* [n, f] */
 };
 int mt_op_glu(mt_device *dev, const struct mt_glu *a, struct mt_err *err);
+/** The gradient of gate and up; and mt_op_glu()'s output once more, while they are at hand. */
 struct mt_glu_bwd {
     size_t n, f;
     enum mt_dtype dtype;
     enum mt_glu_kind kind;
     const void *gate_up, *dout;
     void *dgate_up; /* may be gate_up */
+    void *out;      /* [n, f]; may be dout; NULL: not wanted */
 };
 int mt_op_glu_bwd(mt_device *dev, const struct mt_glu_bwd *a, struct mt_err *err);
 

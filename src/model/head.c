@@ -131,7 +131,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
     const struct mt_inputs *in = &m->inputs[a->mb];
     size_t vocab = (size_t)m->layout->cfg.vocab;
     const void *h = mt_elem(m, m->dh, first * m->wd.c);
-    void *dh = mt_elem(m, m->ds, first * m->wd.c);
+    void *dh = mt_elem(m, m->s, first * m->wd.c);
     int rc = head_logits(m, rows, h, a->table, err);
     if (!rc)
         rc = mt_op_cross_entropy(m->dev,
@@ -173,9 +173,9 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
         rc = head_chunk(m, a, at, MT_MIN(m->p.logits_chunk, in->n_loss - at), err);
     if (rc || !a->dx)
         return rc;
-    rc = mt_norm_backward(m, in->n_loss, m->ds, m->h, a->w, u->norm, m->head_rstd, NULL, m->ds, a->g,
+    rc = mt_norm_backward(m, in->n_loss, m->s, m->h, a->w, u->norm, m->head_rstd, NULL, m->s, a->g,
                           err);
-    rows.src = m->ds;
+    rows.src = m->s;
     rows.dst = a->dx;
     return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);
 }

@@ -148,7 +148,8 @@ static int gated(mt_model *m, size_t n, const struct mt_record *r, struct mt_err
                      err);
 }
 
-static int gated_backward(mt_model *m, size_t n, const struct mt_record *r, struct mt_err *err)
+/* The gradient in m->s makes way for what gated() gave, where that is wanted. */
+static int gated_backward(mt_model *m, size_t n, const struct mt_record *r, bool again, struct mt_err *err)
 {
     return mt_op_glu_bwd(m->dev,
                          &(struct mt_glu_bwd){
@@ -157,8 +158,9 @@ static int gated_backward(mt_model *m, size_t n, const struct mt_record *r, stru
                              .dtype = m->dt,
                              .kind = m->layout->cfg.gelu ? MT_GLU_GELU_TANH : MT_GLU_SILU,
                              .gate_up = r->gate_up,
-                             .dout = m->ds,
+                             .dout = m->s,
                              .dgate_up = r->gate_up,
+                             .out = again ? m->s : NULL,
                          },
                          err);
 }
@@ -201,15 +203,15 @@ static int backward_mlp(mt_model *m, const struct mt_unit *u, size_t n, const vo
 {
     const struct mt_widths *wd = &m->wd;
     struct mt_linear_bwd down = {.n = n, .in = wd->f, .out = wd->c, .x = m->s, .w = w, .dy = dx,
-                                 .p = u->down, .bias = u->down_b, .g = g, .dx = m->ds};
+                                 .p = u->down, .bias = u->down_b, .g = g, .dx = m->s};
     struct mt_linear_bwd gate_up = {.n = n, .in = wd->c, .out = 2 * wd->f, .x = m->h, .w = w,
                                     .dy = r->gate_up, .p = u->gate_up, .bias = u->gate_up_b, .g = g,
                                     .dx = m->dh};
-    int rc = gated(m, n, r, err);
+    int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
-        rc = mt_linear_backward(m, &down, err);
+        rc = gated_backward(m, n, r, mt_grad_of(g, u->down) != NULL, err);
     if (!rc)
-        rc = gated_backward(m, n, r, err);
+        rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
         rc = mt_norm(m, n, r->x2, w, u->ln2, m->h, r->rstd2, true, err);
     if (!rc)

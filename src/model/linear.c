@@ -26,7 +26,7 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
                       err);
 }
 
-int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
+int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
     int rc = 0;
     float *dw = mt_grad_of(a->g, a->p), *db = mt_grad_of(a->g, a->bias);
@@ -61,23 +61,32 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
                                 .workspace = m->workspace,
                             },
                             err);
-    if (!rc && a->dx)
-        rc = mt_op_gemm(m->dev,
-                        &(struct mt_gemm){
-                            .m = a->n,
-                            .n = a->in,
-                            .k = a->out,
-                            .dtype = m->dt,
-                            .d_dtype = m->dt,
-                            .a = a->dy,
-                            .lda = a->out,
-                            .b = mt_elem(m, a->w, a->p.at),
-                            .ldb = a->in,
-                            .d = a->dx,
-                            .ldd = a->in,
-                        },
-                        err);
     return rc;
+}
+
+int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
+{
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = a->n,
+                          .n = a->in,
+                          .k = a->out,
+                          .dtype = m->dt,
+                          .d_dtype = m->dt,
+                          .a = a->dy,
+                          .lda = a->out,
+                          .b = mt_elem(m, a->w, a->p.at),
+                          .ldb = a->in,
+                          .d = a->dx,
+                          .ldd = a->in,
+                      },
+                      err);
+}
+
+int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
+{
+    int rc = mt_linear_weight_grad(m, a, err);
+    return rc ? rc : mt_linear_input_grad(m, a, err);
 }
 
 int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,

@@ -109,8 +109,7 @@ static void part_layout(mt_model *m, mt_device *dev, const struct mt_model_param
                                                                 (size_t)cfg->n_kv_heads, (size_t)cfg->head_dim,
                                                                 p->dtype));
     } else {
-        m->s = take(base, at, n * w.f * e);
-        m->ds = take(base, at, back * MT_MAX(w.f, w.c));
+        m->s = take(base, at, MT_MAX(n * w.f * e, back * w.c));
     }
 }
 

@@ -40,7 +40,7 @@ struct mt_model {
     void *scratch; /* one allocation, cut into: */
     void *h, *dh, *cast_start, *workspace, *record;
     void *d_o, *dqkv, *attention_workspace; /* while attention runs */
-    void *s, *ds;                           /* while an MLP or the head runs, in the same place */
+    void *s;                                /* while an MLP or the head runs, in the same place */
     float *head_rstd;
     float *logits;
     void *tables; /* cos, sin */
@@ -81,8 +81,11 @@ struct mt_linear_bwd {
     const void *x, *w, *dy;
     struct mt_param p, bias;
     float *g;
-    void *dx; /* NULL: not wanted */
+    void *dx;
 };
+int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
+int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
+/** Both, the weight's first. */
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
 
 /** norm of x with stored or new rstd. */

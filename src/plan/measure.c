@@ -158,7 +158,7 @@ static size_t list_grid(struct mt_metered *ops, uint64_t scale, uint64_t part)
             ops[at++] = rows_op(MT_METER_RMSNORM, t, n, c, 2 * e);
             ops[at++] = rows_op(MT_METER_RMSNORM_BWD, t, n, c, 4 * e);
             ops[at++] = rows_op(MT_METER_GLU, t, n, 2 * c, 3 * e);
-            ops[at++] = rows_op(MT_METER_GLU_BWD, t, n, 2 * c, 5 * e);
+            ops[at++] = rows_op(MT_METER_GLU_BWD, t, n, 2 * c, 6 * e);
             ops[at++] = rows_op(MT_METER_BIAS_BWD, t, n, c, e);
             ops[at++] = rows_op(MT_METER_EMBEDDING, t, n, c, 2 * e);
             ops[at++] = rows_op(MT_METER_GATHER_ROWS, t, n, c, 2 * e);

@@ -227,7 +227,7 @@ static void set_glu(struct mt_trial *t, const struct mt_metered *op)
         t->a.glu = (struct mt_glu){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .out = out};
     else
         t->a.glu_bwd = (struct mt_glu_bwd){.n = n, .f = f, .dtype = op->dtype, .gate_up = gu, .dout = out,
-                                           .dgate_up = take(t, 2 * n * f * e)};
+                                           .dgate_up = take(t, 2 * n * f * e), .out = out};
 }
 
 static void set_embedding(struct mt_trial *t, const struct mt_metered *op)

@@ -301,8 +301,8 @@ static void bench_glu(struct bench *b)
         struct mt_glu a = {n, f, b->dtype, (enum mt_glu_kind)kind, like(b, n * 2 * f), like(b, n * f)};
         report(b, names[kind][0], run_glu, &a, 3 * bytes);
         struct mt_glu_bwd d = {n, f, b->dtype, (enum mt_glu_kind)kind, like(b, n * 2 * f),
-                               like(b, n * f), like(b, n * 2 * f)};
-        report(b, names[kind][1], run_glu_bwd, &d, 5 * bytes);
+                               like(b, n * f), like(b, n * 2 * f), like(b, n * f)};
+        report(b, names[kind][1], run_glu_bwd, &d, 6 * bytes);
     }
 }
 

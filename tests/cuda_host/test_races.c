@@ -202,10 +202,10 @@ static void units_and_loss(enum mt_dtype t)
 {
     size_t n = 5, f = 136, vocab = 1003, ld = 1008, width = 4 / mt_dtype_size(t);
     static const int32_t targets[] = {3, -1, 1002, 0, 500};
-    void *gu = numbers(t, n * 2 * f), *logits = numbers(MT_F32, n * ld);
+    void *gu = numbers(t, n * 2 * f), *dout = numbers(t, n * f), *logits = numbers(MT_F32, n * ld);
     RUN(mt_op_glu, (struct mt_glu){.n = n, .f = f, .dtype = t, .gate_up = gu, .out = output("glu", t, n * f)});
     RUN(mt_op_glu_bwd, (struct mt_glu_bwd){.n = n, .f = f, .dtype = t, .kind = MT_GLU_GELU_TANH, .gate_up = gu,
-                                           .dout = numbers(t, n * f), .dgate_up = gu});
+                                           .dout = dout, .dgate_up = gu, .out = dout});
     RUN(mt_op_cross_entropy,
         (struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = t, .logits = logits,
                                   .targets = upload(targets, sizeof(targets)),

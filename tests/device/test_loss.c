@@ -22,10 +22,11 @@ static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kin
 {
     double *x, *dy, slope;
     struct dbuf *gu = buf_random(h, h->dtype, n * 2 * f, 3, &x), *g = buf_random(h, h->dtype, n * f, 1, &dy);
-    struct dbuf *y = buf_nan(h, h->dtype, n * f);
+    struct dbuf *y = buf_nan(h, h->dtype, n * f), *apart = buf_nan(h, h->dtype, n * 2 * f);
     double *want = scratch(h, n * f), *want_dx = scratch(h, n * 2 * f);
     RUN(h, mt_op_glu, &(struct mt_glu){n, f, h->dtype, kind, gu->p, y->p});
-    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, gu->p});
+    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, apart->p, NULL});
+    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, gu->p, g->p});
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < f; k++) {
             double u = x[i * 2 * f + f + k], a = gate(x[i * 2 * f + k], kind, &slope);
@@ -34,6 +35,8 @@ static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kin
             want_dx[i * 2 * f + f + k] = dy[i * f + k] * a;
         }
     expect_close(h, "y", buf_get(h, y), want, n * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "y once more, over dy", buf_get(h, g), want, n * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "dx", buf_get(h, apart), want_dx, n * 2 * f, tolerance(h, 1e-6, 3e-3));
     expect_close(h, "dx in place", buf_get(h, gu), want_dx, n * 2 * f, tolerance(h, 1e-6, 3e-3));
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* out = act(g) u; dg = dout u act'(g), du = dout act(g). Computed in f32, rounded once. The gradients may lie over what
- * they are of. */
+/* out = act(g) u; dg = dout u act'(g), du = dout act(g). Computed in f32, rounded once. */
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"
 
@@ -31,23 +30,35 @@ MT_HOT static void gelu_forward(float *restrict y, const float *restrict g, cons
         y[i] = g[i] * gelu_gate(g[i]) * u[i];
 }
 
-MT_HOT static void silu_backward(float *dg, float *du, const float *g, const float *u, const float *dy, size_t n)
+/* Each may lie over another of the same index: dg over g, du over u, y over dy. */
+struct pieces {
+    float *dg, *du, *y;
+    const float *g, *u, *dy;
+};
+
+MT_HOT static void silu_backward(const struct pieces *p, size_t n)
 {
+    float *dg = p->dg, *du = p->du, *y = p->y;
+    const float *g = p->g, *u = p->u, *dy = p->dy;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
-        float s = mt_sigmoidf(g[i]), act = g[i] * s, gate = dy[i] * u[i];
+        float s = mt_sigmoidf(g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
         du[i] = dy[i] * act;
         dg[i] = gate * (s * (1.0f + g[i] * (1.0f - s)));
+        y[i] = act * up;
     }
 }
 
-MT_HOT static void gelu_backward(float *dg, float *du, const float *g, const float *u, const float *dy, size_t n)
+MT_HOT static void gelu_backward(const struct pieces *p, size_t n)
 {
+    float *dg = p->dg, *du = p->du, *y = p->y;
+    const float *g = p->g, *u = p->u, *dy = p->dy;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
-        float s = gelu_gate(g[i]), act = g[i] * s, gate = dy[i] * u[i];
+        float s = gelu_gate(g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
         du[i] = dy[i] * act;
         dg[i] = gate * (s + g[i] * gelu_gate_slope(g[i], s));
+        y[i] = act * up;
     }
 }
 
@@ -83,14 +94,17 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     for (size_t r = chunk * per; r < end; r++)
         for (size_t c = 0; c < a->f; c += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c;
-            const float *pg = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g);
-            const float *pu = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u);
-            const float *pd = mt_cpu_row_f32(a->dtype, a->dout, r * a->f + c, n, dy);
-            float *dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g);
-            float *du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u);
-            (a->kind == MT_GLU_SILU ? silu_backward : gelu_backward)(dg, du, pg, pu, pd, n);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, dg);
-            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, du);
+            struct pieces p = {.g = mt_cpu_row_f32(a->dtype, a->gate_up, at, n, g),
+                               .u = mt_cpu_row_f32(a->dtype, a->gate_up, at + a->f, n, u),
+                               .dy = mt_cpu_row_f32(a->dtype, a->dout, r * a->f + c, n, dy),
+                               .dg = mt_cpu_row_place(a->dtype, a->dgate_up, at, g),
+                               .du = mt_cpu_row_place(a->dtype, a->dgate_up, at + a->f, u)};
+            p.y = a->out ? mt_cpu_row_place(a->dtype, a->out, r * a->f + c, dy) : dy;
+            (a->kind == MT_GLU_SILU ? silu_backward : gelu_backward)(&p, n);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at, n, p.dg);
+            mt_cpu_store_row(a->dtype, a->dgate_up, at + a->f, n, p.du);
+            if (a->out)
+                mt_cpu_store_row(a->dtype, a->out, r * a->f + c, n, p.y);
         }
 }
 
