@@ -18,7 +18,7 @@ enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
 /* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
 /* A part of D's columns has its strips of B in a thread's cache and is done a piece of rows at a time. */
-enum { PART_STRIPS = 8, PARTS = 64, PIECE_STRIPS = 4, WORTH_JOINING = 3 };
+enum { PART_STRIPS = 4, PARTS = 128, PIECE_STRIPS = 2, WORTH_JOINING = 3 };
 enum { PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 
 struct thread_room {
