@@ -54,6 +54,8 @@ static void products_of_odd_shapes(struct harness *h)
         {3, 500, 40, false, true, true, false, true},
         {2047, 1024, 9, false, true, false, true, false}, /* several blocks, of a strip more than is even */
         {40, 33, 1100, false, false, true, true, false},  /* several panels that do not end in D */
+        {60, 96, 1024, false, false, false, true, true},  /* rows that begin in the same place of a page */
+        {25, 16500, 24, false, true, false, true, true},  /* more columns than a block takes */
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         check(h, &shapes[i]);

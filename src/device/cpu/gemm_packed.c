@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * D is computed a block of rows at a time, and in each the panels of K in order. A's strips are packed once, by all
- * threads for all; a chunk packs the strips of B that it needs for itself, and they stay in its core's L2 cache while A
- * goes by. How D is cut does not change an element's sum, so it may be what suits the threads.
+ * D is computed a block at a time, and in each the panels of K in order. Whoever begins a part of a block's columns packs
+ * the strips of B that it needs for itself; they stay in its core's L2 cache while A goes by, a piece of rows at a time,
+ * and others join with strips of their own when they have nothing else to do. A is read as it is where a cache allows it,
+ * or else packed once, by all threads for all. How D is cut does not change an element's sum, so it may be what suits
+ * the threads.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,8 +19,9 @@
 enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
 /* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
-/* A part of D's columns has its strips of B in a thread's cache and is done a piece of rows at a time. */
-enum { PART_STRIPS = 4, PARTS = 128, PIECE_STRIPS = 2, WORTH_JOINING = 3 };
+/* Strips of B in a part, a quarter of an L2 cache, or where there are threads for more parts; parts of a block; strips of
+ * A in a piece; pieces left that are worth packing a part's B once more for. */
+enum { PART_STRIPS = 4, LEAST_STRIPS = 2, PARTS = 256, PIECE_STRIPS = 2, WORTH_JOINING = 3 };
 enum { PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 
 struct thread_room {
@@ -28,7 +31,7 @@ struct thread_room {
 struct room {
     /* a block's rows are whole strips, of 4 rows at least */
     float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[(SUMS + MAX_ROWS) * SUMS];
-    atomic_size_t next[PARTS]; /* piece of a part */
+    atomic_size_t next[PARTS]; /* piece of a part to be done */
     struct thread_room thread[];
 };
 
@@ -182,7 +185,7 @@ struct job {
     struct room *room;
     struct rect block;
     size_t p, k; /* steps [p, p + k) */
-    bool direct;  /* D takes the sums as they are */
+    bool direct;   /* D takes the sums as they are */
     bool as_it_is; /* A is not packed */
     size_t part_n, parts, shares;
 };
@@ -290,7 +293,7 @@ static void choose_parts(struct job *j)
 {
     size_t nr = j->isa->nr;
     j->part_n = PART_STRIPS * nr;
-    while (mt_div_up(j->block.n, j->part_n) < j->shares && j->part_n > 2 * nr)
+    while (mt_div_up(j->block.n, j->part_n) < j->shares && j->part_n > LEAST_STRIPS * nr)
         j->part_n /= 2;
     j->part_n = even(j->block.n, j->part_n, nr);
     j->parts = mt_div_up(j->block.n, j->part_n);
@@ -329,7 +332,7 @@ void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm 
     struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias,
                     .as_it_is = fit_as_they_are(a, g->isa->mr), .shares = (size_t)mt_pool_n_threads(pool)};
     size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr);
-    size_t n = even(a->n, j.direct ? PARTS * PART_STRIPS * j.isa->nr : SUMS, j.isa->nr);
+    size_t n = even(a->n, j.direct ? PARTS * LEAST_STRIPS * j.isa->nr : SUMS, j.isa->nr);
     for (size_t row = 0; row < a->m; row += m)
         for (size_t col = 0; col < a->n; col += n) {
             j.block = (struct rect){row, MT_MIN(m, a->m - row), col, MT_MIN(n, a->n - col)};
