@@ -6,7 +6,8 @@
  *   x2 = x + o Wo;  h = norm(x2); y = x2 + (act(h Wgate) * (h Wup)) Wdown
  *
  * The record keeps what is costly to make again (qkv, o, x2, gate and up, statistics); the norms'
- * outputs and the gated product are made again in backward from these: one cheap pass each.
+ * outputs and the gated product are made again in backward from these: a cheap pass each, the product's along with its
+ * gradient.
  */
 #include "model/model_priv.h"
 

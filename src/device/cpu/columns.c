@@ -8,8 +8,6 @@
 
 enum { PANEL = 512 }; /* rows that are summed up before they join the rest */
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
 #define BY_WIDTH(nr, call) \
     do { \
         if ((nr) == 32) \
@@ -20,7 +18,7 @@ enum { PANEL = 512 }; /* rows that are summed up before they join the rest */
             call(nr); \
     } while (0)
 
-ALWAYS_INLINE void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
+MT_HOT_PART void column_max_of(float *restrict max, const float *restrict s, size_t n, size_t nr)
 {
     for (size_t j = 0; j < nr; j++)
         max[j] = -INFINITY;
@@ -36,7 +34,7 @@ MT_HOT void mt_cpu_column_max(float *restrict max, const float *restrict s, size
 #undef CALL
 }
 
-ALWAYS_INLINE void exp_of(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
+MT_HOT_PART void exp_of(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < nr; j++)
@@ -50,7 +48,7 @@ MT_HOT void mt_cpu_exp_columns(float *restrict s, size_t ld, const float *restri
 #undef CALL
 }
 
-ALWAYS_INLINE void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
+MT_HOT_PART void column_sum_of(float *restrict sum, const float *restrict s, size_t n, size_t nr)
 {
     for (size_t j = 0; j < nr; j++)
         sum[j] = 0;
@@ -71,8 +69,8 @@ MT_HOT void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size
 #undef CALL
 }
 
-ALWAYS_INLINE void score_gradient_of(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
-                                     const float *restrict delta, size_t n, size_t nr)
+MT_HOT_PART void score_gradient_of(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
+                                   const float *restrict delta, size_t n, size_t nr)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t j = 0; j < nr; j++)

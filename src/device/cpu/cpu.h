@@ -45,6 +45,8 @@ size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size
 #else
 #define MT_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
+/** What several hot loops share: compiled anew in each, for its constants and its instruction set. */
+#define MT_HOT_PART static inline __attribute__((always_inline))
 enum { MT_LANES = 16 };
 
 /** Rows of a chunk so that one has some 32k elements; depends on the shape alone. */

@@ -236,10 +236,11 @@ static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t
                       .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k),
                       .edge = room->a, .b = room->b,
                       .d = j->room->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
-    p.a = j->room->a + piece * PIECE_STRIPS * p.pitch_a;
     if (j->as_it_is) {
         p.lda = g->lda;
         p.a = (const float *)g->a + row * g->lda + j->p;
+    } else {
+        p.a = j->room->a + piece * PIECE_STRIPS * p.pitch_a;
     }
     col += j->block.j;
     if (j->direct) {

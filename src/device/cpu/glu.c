@@ -5,29 +5,37 @@
 
 enum { PIECE = 1024 };
 
-/* gelu(x) = x s(x) with s = (1 + tanh(k (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel 2016). */
-static inline float gelu_gate(float x)
+/* act(x) = x s(x); gelu's s = (1 + tanh(k (x + 0.044715 x^3))) / 2 (Hendrycks and Gimpel 2016). */
+MT_HOT_PART float gate_of(enum mt_glu_kind kind, float x)
 {
+    if (kind == MT_GLU_SILU)
+        return mt_sigmoidf(x);
     return 0.5f * (1.0f + mt_tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
-static inline float gelu_gate_slope(float x, float s)
+/* act'(x) */
+MT_HOT_PART float slope_of(enum mt_glu_kind kind, float x, float s)
 {
-    return 2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+    if (kind == MT_GLU_SILU)
+        return s * (1.0f + x * (1.0f - s));
+    return s + x * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x));
 }
 
-MT_HOT static void silu_forward(float *restrict y, const float *restrict g, const float *restrict u,
-                                size_t n)
+MT_HOT_PART void forward_of(enum mt_glu_kind kind, float *restrict y, const float *restrict g,
+                            const float *restrict u, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        y[i] = g[i] * mt_sigmoidf(g[i]) * u[i];
+        y[i] = g[i] * gate_of(kind, g[i]) * u[i];
 }
 
-MT_HOT static void gelu_forward(float *restrict y, const float *restrict g, const float *restrict u,
-                                size_t n)
+MT_HOT static void silu_forward(float *restrict y, const float *restrict g, const float *restrict u, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        y[i] = g[i] * gelu_gate(g[i]) * u[i];
+    forward_of(MT_GLU_SILU, y, g, u, n);
+}
+
+MT_HOT static void gelu_forward(float *restrict y, const float *restrict g, const float *restrict u, size_t n)
+{
+    forward_of(MT_GLU_GELU_TANH, y, g, u, n);
 }
 
 /* Each may lie over another of the same index: dg over g, du over u, y over dy. */
@@ -36,30 +44,27 @@ struct pieces {
     const float *g, *u, *dy;
 };
 
-MT_HOT static void silu_backward(const struct pieces *p, size_t n)
+MT_HOT_PART void backward_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
 {
     float *dg = p->dg, *du = p->du, *y = p->y;
     const float *g = p->g, *u = p->u, *dy = p->dy;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; i++) {
-        float s = mt_sigmoidf(g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
+        float s = gate_of(kind, g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
         du[i] = dy[i] * act;
-        dg[i] = gate * (s * (1.0f + g[i] * (1.0f - s)));
+        dg[i] = gate * slope_of(kind, g[i], s);
         y[i] = act * up;
     }
 }
 
+MT_HOT static void silu_backward(const struct pieces *p, size_t n)
+{
+    backward_of(MT_GLU_SILU, p, n);
+}
+
 MT_HOT static void gelu_backward(const struct pieces *p, size_t n)
 {
-    float *dg = p->dg, *du = p->du, *y = p->y;
-    const float *g = p->g, *u = p->u, *dy = p->dy;
-#pragma GCC ivdep
-    for (size_t i = 0; i < n; i++) {
-        float s = gelu_gate(g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
-        du[i] = dy[i] * act;
-        dg[i] = gate * (s + g[i] * gelu_gate_slope(g[i], s));
-        y[i] = act * up;
-    }
+    backward_of(MT_GLU_GELU_TANH, p, n);
 }
 
 static void forward_chunk(void *ctx, size_t chunk, int thread)
