@@ -13,7 +13,7 @@
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/adam.h"
-#include "plan/measure.h"
+#include "machine/measure.h"
 
 /* Prints an object as "key: value" lines, or as JSON. */
 static void print_object(cJSON *o, bool json)

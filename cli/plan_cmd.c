@@ -11,7 +11,7 @@
 #include "device/device.h"
 #include "hf/hf_config.h"
 #include "hw/hw.h"
-#include "plan/measure.h"
+#include "machine/measure.h"
 #include "plan_print.h"
 
 /* "24GiB", "25GB/s" (or a bare number of GB/s); -1 where it is neither. */

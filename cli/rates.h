@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "plan/measure.h"
+#include "machine/measure.h"
 #include "train/session.h"
 
 /**

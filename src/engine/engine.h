@@ -5,7 +5,7 @@
 #include "config/config.h"
 #include "data/batch.h"
 #include "device/device.h"
-#include "engine/program.h"
+#include "schedule/program.h"
 #include "model/layout.h"
 #include "optim/adam.h"
 #include "store/planes.h"

@@ -147,7 +147,7 @@ int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt
 int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);
 void mt_exec_trace_destroy(struct mt_runnable *r);
 
-/* plan.c */
+/* budget.c */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 
 /* optimizer.c */

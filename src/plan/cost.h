@@ -3,7 +3,7 @@
 #define MT_PLAN_COST_H
 
 #include "engine/engine.h"
-#include "plan/machine.h"
+#include "machine/machine.h"
 
 /**
  * Prices the COMPUTE instructions of step programs: each is submitted once to a dry engine on a counting

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/build.h"
+#include "schedule/build.h"
 #include "plan/evaluate.h"
 
 enum {

@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/fs.h"
-#include "plan/machine.h"
+#include "machine/machine.h"
 #include "plan/search.h"
 #include "shapes.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_MEASURE_PRIV_H
-#define MT_PLAN_MEASURE_PRIV_H
+#ifndef MT_MACHINE_MEASURE_PRIV_H
+#define MT_MACHINE_MEASURE_PRIV_H
 
-#include "plan/measure.h"
+#include "machine/measure.h"
 
 /** A product's description as the meter gives it: a layer, its input gradient, its weight gradient. */
 struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "plan/measure.h"
+#include "machine/measure.h"
 
 static const struct mt_measure_params here = {.device_kind = "cpu", .n_threads = 2};
 

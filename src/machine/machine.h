@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_MACHINE_H
-#define MT_PLAN_MACHINE_H
+#ifndef MT_MACHINE_MACHINE_H
+#define MT_MACHINE_MACHINE_H
 
 #include "base/json.h"
 #include "base/strbuf.h"

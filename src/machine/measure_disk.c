@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A drive as training uses it: by the very I/O of the store. */
 #include "hw/hw.h"
-#include "plan/measure_priv.h"
+#include "machine/measure_priv.h"
 #include "store/disk.h"
 
 int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "engine/program.h"
+#include "schedule/program.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/build.h"
+#include "schedule/build.h"
 
 static const char *const opcode_names[MT_N_OPCODES] = {
     "adam",    "load",   "store",    "join",      "zero",      "poison",     "embed", "forward",

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "plan/measure_priv.h"
+#include "machine/measure_priv.h"
 
 enum { MAX_BUFFERS = 16, FILL = 1 << 20 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_PLACED_H
-#define MT_ENGINE_PLACED_H
+#ifndef MT_SCHEDULE_PLACED_H
+#define MT_SCHEDULE_PLACED_H
 
-#include "engine/build.h"
+#include "schedule/build.h"
 
 /* What the placer makes of a draft, before its queues are merged into one program. */
 

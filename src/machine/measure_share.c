@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "optim/adam.h"
-#include "plan/measure_priv.h"
+#include "machine/measure_priv.h"
 #include "store/planes.h"
 
 enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20, SMALL_COPY_BYTES = 256 << 10 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/machine.h"
+#include "machine/machine.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "engine/program.h"
+#include "schedule/program.h"
 
 enum { NONE = -1 };
 

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/placed.h"
+#include "schedule/placed.h"
 
 enum { NEVER = INT_MAX, NONE = MT_NO_ENTRY };
 

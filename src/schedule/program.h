@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_PROGRAM_H
-#define MT_ENGINE_PROGRAM_H
+#ifndef MT_SCHEDULE_PROGRAM_H
+#define MT_SCHEDULE_PROGRAM_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/sort.h"
-#include "plan/measure_priv.h"
+#include "machine/measure_priv.h"
 
 /* In turn: for as long as 100 rounds alone, if the number of rounds allows. */
 enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, MOST_ROUNDS = 64, IN_TURN = 100 };

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/placed.h"
+#include "schedule/placed.h"
 
 static int compare_entries(const void *a, const void *b)
 {

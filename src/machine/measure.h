@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_PLAN_MEASURE_H
-#define MT_PLAN_MEASURE_H
+#ifndef MT_MACHINE_MEASURE_H
+#define MT_MACHINE_MEASURE_H
 
-#include "plan/machine.h"
+#include "machine/machine.h"
 
 /**
  * Measures this machine for its profile. Everything is timed under sustained load, with random data: zeros

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "plan/machine.h"
+#include "machine/machine.h"
 
 bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b)
 {

@@ -4,7 +4,7 @@
  * unit is needed, so weights are read twice a step and gradients leave once. Micro-batch by micro-batch:
  * the loops exchanged, which is what other offloading trainers do; here for comparison.
  */
-#include "engine/build.h"
+#include "schedule/build.h"
 
 #include <stdlib.h>
 

@@ -4,7 +4,7 @@
  * reads and writes that follow where there are too few.
  */
 #include "base/mem.h"
-#include "engine/stage.h"
+#include "schedule/stage.h"
 
 struct mt_instr mt_stage_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
 {

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
-#include "engine/stage.h"
+#include "schedule/stage.h"
 
 /* An update is put before the first load of the unit that many units below it: far enough that reads of
  * states run ahead of forward, near enough that spills of forward are not queued behind all of them. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_STAGE_H
-#define MT_ENGINE_STAGE_H
+#ifndef MT_SCHEDULE_STAGE_H
+#define MT_SCHEDULE_STAGE_H
 
 #include <limits.h>
 
-#include "engine/build.h"
+#include "schedule/build.h"
 
 /*
  * What the second placer works on: stage.c says what it is for, lists the objects and the order of the steps

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_ENGINE_BUILD_H
-#define MT_ENGINE_BUILD_H
+#ifndef MT_SCHEDULE_BUILD_H
+#define MT_SCHEDULE_BUILD_H
 
-#include "engine/program.h"
+#include "schedule/program.h"
 
 /**
  * A program before placement: what is computed, in order, over objects without buffers. Loads, stores

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Measures the machine's rates: products, memory, the optimizer, operations. */
-#include "plan/measure.h"
+#include "machine/measure.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/adam.h"
-#include "plan/measure_priv.h"
+#include "machine/measure_priv.h"
 
 enum { MAX_OPS = 256 };
 static const size_t TOGETHER = (size_t)1 << 30;

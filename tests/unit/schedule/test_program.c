@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "engine/program.h"
+#include "schedule/program.h"
 
 enum { MAX_UNITS = 16 };
 
