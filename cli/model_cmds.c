@@ -298,7 +298,7 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
     }
     cJSON_AddNumberToObject(root, "parameters", params);
     if (cfg)
-        cJSON_AddStringToObject(root, "architecture", cfg->architecture);
+        cJSON_AddStringToObject(root, "architecture", cfg->family->architecture);
     if (json) {
         char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");
@@ -307,7 +307,7 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
         if (cfg)
             printf("%s: %lld layers, hidden %lld, ffn %lld, heads %lld of %lld, key heads %lld, "
                    "vocabulary %lld%s\n",
-                   cfg->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
+                   cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
                    (long long)cfg->ffn, (long long)cfg->n_heads, (long long)cfg->head_dim,
                    (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
         for (size_t i = 0; i < m->n_tensors; i++) {

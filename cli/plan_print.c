@@ -124,7 +124,7 @@ static void print_head(const struct plan_view *v)
     const struct mt_plan_choice *c = &v->choice;
     char a[32], b[32];
     bool measured = v->machine.rate[MT_RATE_GEMM_BF16].source == MT_RATE_MEASURED;
-    printf("Model     %s, %.4gB parameters, %lld layers, %s\n", v->hf.architecture,
+    printf("Model     %s, %.4gB parameters, %lld layers, %s\n", v->hf.family->architecture,
            (double)v->layout->n_params * 1e-9, (long long)v->hf.n_layers, mt_dtype_name(r->dtype));
     printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
     printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->device_budget),
@@ -317,7 +317,7 @@ void plan_print_json(const struct plan_view *v)
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddBoolToObject(o, "fits", true);
-    cJSON_AddStringToObject(o, "model", v->hf.architecture);
+    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     add_choice(o, v);
@@ -332,7 +332,7 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
 {
     cJSON *o = cJSON_CreateObject();
     cJSON_AddBoolToObject(o, "fits", false);
-    cJSON_AddStringToObject(o, "model", v->hf.architecture);
+    cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     cJSON_AddStringToObject(o, "short", err->msg);

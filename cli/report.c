@@ -48,7 +48,7 @@ void cli_print_session(const struct mt_session *s)
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
     char a[32], b[32];
     fprintf(stderr, "Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
-            s->hf.architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
+            s->hf.family->architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
             (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->dtype));
     fprintf(stderr,
             "Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",

@@ -12,17 +12,6 @@
 #include "base/mem.h"
 #include "hf/rope.h"
 
-static const struct family {
-    const char *architecture, *model_type;
-    enum mt_family family;
-    int64_t n_kv_heads, head_dim; /* class defaults; 0: heads, hidden / heads */
-} families[] = {
-    {"LlamaForCausalLM", "llama", MT_FAMILY_LLAMA, 0, 0},
-    {"MistralForCausalLM", "mistral", MT_FAMILY_MISTRAL, 8, 0},
-    {"Qwen2ForCausalLM", "qwen2", MT_FAMILY_QWEN2, 32, 0},
-    {"Qwen3ForCausalLM", "qwen3", MT_FAMILY_QWEN3, 32, 128},
-};
-
 struct reader {
     const cJSON *root;
     const char *name;
@@ -86,24 +75,20 @@ static bool read_bool(struct reader *r, const char *key, bool def)
     return cJSON_IsTrue(v);
 }
 
-static const struct family *read_family(struct reader *r, struct mt_hf_config *c)
+static const struct mt_family *read_family(struct reader *r, struct mt_hf_config *c)
 {
     const cJSON *list = find(r, "architectures"), *type = find(r, "model_type");
     const char *arch = cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring
                                                                            : NULL;
-    for (size_t i = 0; i < MT_ARRAY_LEN(families); i++)
-        if (arch ? !strcmp(arch, families[i].architecture)
-                 : cJSON_IsString(type) && !strcmp(type->valuestring, families[i].model_type)) {
-            snprintf(c->architecture, sizeof(c->architecture), "%s", families[i].architecture);
-            c->family = families[i].family;
-            return &families[i];
-        }
-    if (!r->rc)
+    char supported[512];
+    c->family = mt_family_find(arch, cJSON_IsString(type) ? type->valuestring : NULL);
+    if (!c->family && !r->rc) {
+        mt_family_list(supported, sizeof(supported));
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                        "%s: architecture \"%.60s\" is not supported (LlamaForCausalLM, "
-                        "MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM are)",
-                        r->name, arch ? arch : "none");
-    return NULL;
+                        "%s: architecture \"%.60s\" is not supported (%s are)", r->name,
+                        arch ? arch : "none", supported);
+    }
+    return c->family;
 }
 
 /* What would change the computation and is not built must not be passed over. */
@@ -166,23 +151,19 @@ static void windows_from_layer_types(struct reader *r, struct mt_hf_config *c, c
 
 static void read_windows(struct reader *r, struct mt_hf_config *c)
 {
-    bool qwen = c->family == MT_FAMILY_QWEN2 || c->family == MT_FAMILY_QWEN3;
-    int64_t window = read_int(r, "sliding_window", c->family == MT_FAMILY_MISTRAL ? 4096 : 0, 0,
-                              INT64_C(1) << 40);
+    const struct mt_family *f = c->family;
+    bool upper = f->windows == MT_WINDOW_UPPER_LAYERS;
+    int64_t window = read_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
     int64_t from = read_int(r, "max_window_layers", 28, 0, INT64_C(1) << 40);
-    if (c->family == MT_FAMILY_MISTRAL && mt_json_get(r->root, "sliding_window") &&
-        !find(r, "sliding_window"))
-        window = 0; /* null is not absent */
-    if (qwen && !read_bool(r, "use_sliding_window", false))
+    bool is_null = mt_json_get(r->root, "sliding_window") && !find(r, "sliding_window");
+    if (f->windows == MT_WINDOW_NONE || is_null || (upper && !read_bool(r, "use_sliding_window", false)))
         window = 0;
-    if (c->family == MT_FAMILY_LLAMA)
-        window = 0;
-    if (find(r, "layer_types") && c->family != MT_FAMILY_LLAMA) {
+    if (find(r, "layer_types") && f->windows != MT_WINDOW_NONE) {
         windows_from_layer_types(r, c, find(r, "layer_types"), window);
         return;
     }
     for (int64_t i = 0; i < c->n_layers; i++)
-        c->window[i] = qwen && i < from ? 0 : window;
+        c->window[i] = upper && i < from ? 0 : window;
 }
 
 /* -1 where it is none. */
@@ -216,8 +197,9 @@ static void read_tokens(struct reader *r, struct mt_hf_config *c)
     add_eos(c, find(r, "eos_token_id"));
 }
 
-static void read_shape(struct reader *r, struct mt_hf_config *c, const struct family *f)
+static void read_shape(struct reader *r, struct mt_hf_config *c)
 {
+    const struct mt_family *f = c->family;
     c->hidden = need_int(r, "hidden_size", 1 << 20);
     c->ffn = need_int(r, "intermediate_size", 1 << 24);
     c->n_layers = need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
@@ -239,17 +221,22 @@ static void read_shape(struct reader *r, struct mt_hf_config *c, const struct fa
                                                  : "over num_attention_heads is a head_dim of more than 1024");
 }
 
+static bool has_feature(struct reader *r, enum mt_feature f, const char *key)
+{
+    return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && read_bool(r, key, false));
+}
+
 static void read_flags(struct reader *r, struct mt_hf_config *c)
 {
-    bool bias = c->family != MT_FAMILY_MISTRAL && read_bool(r, "attention_bias", false);
+    const struct mt_family *f = c->family;
     const cJSON *dtype = find(r, "torch_dtype");
     if (!dtype)
         dtype = find(r, "dtype");
     c->tied = read_bool(r, "tie_word_embeddings", false);
-    c->qkv_bias = c->family == MT_FAMILY_QWEN2 || bias;
-    c->o_bias = c->family != MT_FAMILY_QWEN2 && bias;
-    c->mlp_bias = c->family == MT_FAMILY_LLAMA && read_bool(r, "mlp_bias", false);
-    c->qk_norm = c->family == MT_FAMILY_QWEN3;
+    c->qkv_bias = has_feature(r, f->qkv_bias, "attention_bias");
+    c->o_bias = has_feature(r, f->o_bias, "attention_bias");
+    c->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias");
+    c->qk_norm = f->qk_norm;
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
 }
@@ -266,12 +253,11 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
     if (!rc) {
         struct reader r = {root, name, err, 0};
-        const struct family *f = read_family(&r, c);
-        if (f) {
-            read_shape(&r, c, f);
+        if (read_family(&r, c)) {
+            read_shape(&r, c);
             refuse_unsupported(&r);
         }
-        if (f && !r.rc) {
+        if (!r.rc) {
             read_activation(&r, c);
             read_flags(&r, c);
             read_windows(&r, c);

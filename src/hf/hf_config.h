@@ -7,8 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-
-enum mt_family { MT_FAMILY_LLAMA, MT_FAMILY_MISTRAL, MT_FAMILY_QWEN2, MT_FAMILY_QWEN3 };
+#include "hf/family.h"
 
 enum mt_rope_type {
     MT_ROPE_DEFAULT,
@@ -35,8 +34,7 @@ struct mt_rope_config {
 
 /** What config.json says of a decoder, with the family's defaults filled in. Both dialects are read. */
 struct mt_hf_config {
-    enum mt_family family;
-    char architecture[64];
+    const struct mt_family *family;
     int64_t hidden, ffn, n_layers, n_heads, n_kv_heads, head_dim, vocab, max_pos;
     double rms_eps, initializer_range;
     bool tied;                              /* tie_word_embeddings */

@@ -100,7 +100,7 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
             mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
         else
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                         "%s: tensor \"%s\" is not part of a %s", dir, name, l->cfg.architecture);
+                         "%s: tensor \"%s\" is not part of a %s", dir, name, l->cfg.family->architecture);
     }
     free(used);
     return rc;

@@ -52,7 +52,7 @@ static void families_have_their_own_defaults(void **state)
 {
     (void)state;
     take(LLAMA);
-    assert_int_equal(cfg.family, MT_FAMILY_LLAMA);
+    assert_string_equal(cfg.family->model_type, "llama");
     assert_int_equal(cfg.n_kv_heads, 4);
     assert_int_equal(cfg.head_dim, 16);
     assert_true(cfg.rms_eps == 1e-6 && cfg.rope.theta == 10000 && !cfg.tied && !cfg.qkv_bias && !cfg.qk_norm);
