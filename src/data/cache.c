@@ -15,7 +15,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/meter.h"
+#include "base/read_progress.h"
 #include "data/helper.h"
 #include "data/samples.h"
 
@@ -28,19 +28,19 @@ static int hash_file(XXH3_state_t *state, const char *path, bool needed, struct 
     if (!f)
         return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open data file %s: %s", path,
                        strerror(errno));
-    struct mt_meter meter;
+    struct mt_read_progress progress;
     struct stat st;
     size_t n;
     snprintf(what, sizeof(what), "comparing %s with the cache", path);
-    mt_meter_init(&meter, what, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
+    mt_read_progress_begin(&progress, what, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
     while ((n = fread(buf, 1, sizeof(buf), f)) > 0) {
         XXH3_64bits_update(state, buf, n);
-        mt_meter_add(&meter, n);
+        mt_read_progress_add(&progress, n);
     }
     int rc = ferror(f) ? mt_fail(err, MT_ERR_INPUT, errno ? -errno : -EIO, "cannot read %s: %s", path,
                                  strerror(errno))
                        : 0;
-    mt_meter_finish(&meter);
+    mt_read_progress_end(&progress);
     fclose(f);
     return rc;
 }

@@ -9,7 +9,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/meter.h"
+#include "base/read_progress.h"
 #include "data/dataset.h"
 
 const char *mt_format_name(enum mt_cfg_format f)
@@ -185,7 +185,7 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
     return rc ? rc : finish_sample(r, where, place, err);
 }
 
-static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_meter *meter,
+static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
     char *line = NULL, where[4200];
@@ -194,7 +194,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
     int rc = 0;
     while (!rc && (len = getline(&line, &cap, f)) >= 0) {
         number++;
-        mt_meter_add(meter, (uint64_t)len);
+        mt_read_progress_add(progress, (uint64_t)len);
         size_t n = (size_t)len;
         while (n && (line[n - 1] == '\n' || line[n - 1] == '\r' || line[n - 1] == ' '))
             n--;
@@ -238,7 +238,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
 }
 
 /* One text, however long: rows are cut from it later. */
-static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_meter *meter,
+static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
     unsigned char buf[4096];
@@ -250,7 +250,7 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
         if (got == 1 && !r->out->n_tokens)
             break; /* all of the file: nothing predicts it */
-        mt_meter_add(meter, got);
+        mt_read_progress_add(progress, got);
         for (size_t i = 0; i < got; i++)
             ids[i] = buf[i];
         rc = mt_shard_writer_append(r->out, ids, NULL, got, err);
@@ -280,17 +280,17 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
         return mt_fail(err, MT_ERR_INPUT, -e, "cannot open data file %s: %s", path, strerror(e));
     }
     int rc;
-    struct mt_meter meter;
+    struct mt_read_progress progress;
     struct stat st;
-    mt_meter_init(&meter, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
+    mt_read_progress_begin(&progress, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
     r->header.place_kind = ends_with(path, ".jsonl") ? MT_PLACE_LINE : MT_PLACE_INDEX;
     if (ends_with(path, ".jsonl"))
-        rc = read_lines(r, f, path, &meter, err);
+        rc = read_lines(r, f, path, &progress, err);
     else if (ends_with(path, ".json"))
         rc = read_array(r, path, err);
     else
-        rc = read_plain(r, f, path, &meter, err);
-    mt_meter_finish(&meter);
+        rc = read_plain(r, f, path, &progress, err);
+    mt_read_progress_end(&progress);
     r->header.n_bytes = (uint64_t)MT_MAX(ftello(f), (off_t)0);
     fclose(f);
     snprintf(r->header.format, sizeof(r->header.format), "%s",

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_READ_PROGRESS_H
+#define MT_BASE_READ_PROGRESS_H
+
+#include <stdint.h>
+
+/** Reports by mt_progress(), twice a second, how much of a file has been read. In the caller's memory. */
+struct mt_read_progress {
+    const char *what; /* borrowed */
+    uint64_t total_bytes, done_bytes;
+    int64_t begin_ns, reported_ns;
+};
+
+void mt_read_progress_begin(struct mt_read_progress *m, const char *what, uint64_t total_bytes);
+/** Adds what was read since; cheap enough for every line. */
+void mt_read_progress_add(struct mt_read_progress *m, uint64_t bytes);
+void mt_read_progress_end(struct mt_read_progress *m);
+
+#endif
