@@ -43,7 +43,7 @@ static struct figures figure(const struct plan_view *v)
     struct figures f = {.tokens = (double)(r->rows_per_step * r->seq_len)};
     double s = v->choice.sim.seconds;
     f.tok_s = f.tokens / s;
-    f.model_flops = f.tokens * mt_model_flops_per_token(v->layout, r->seq_len);
+    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, r->seq_len);
     f.tflops = f.model_flops / s * 1e-12;
     f.peak = rate[r->dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
     f.run_tokens = v->cfg->train.tokens ? (double)v->cfg->train.tokens
@@ -141,7 +141,7 @@ static void print_choices(const struct plan_view *v)
     printf("\nChoice                  value      why\n");
     explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->micro_batch != 0);
     printf("  train.micro_batch     %-9zu  %s\n", c->micro_batch, why);
-    if (c->layout->halves) {
+    if (c->layout->cut.n_units > 1) {
         snprintf(why, sizeof(why), "layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
         printf("  memory.unit           half       %s\n",
                c->layout == v->layout ? "as given"
@@ -260,7 +260,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     const struct mt_plan_choice *c = &v->choice;
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
     cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->micro_batch);
-    cJSON_AddStringToObject(k, "memory.unit", c->layout->halves ? "half" : "layer");
+    cJSON_AddStringToObject(k, "memory.unit", c->layout->cut.name);
     cJSON_AddStringToObject(k, "memory.activations", act_names[c->activations]);
     cJSON_AddNumberToObject(k, "memory.keep_layers", c->keep_layers);
     cJSON_AddNumberToObject(k, "memory.slots", c->slots);

@@ -21,7 +21,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
 {
     const struct mt_layout *l = p->layout;
     /* the last layers: their records live shortest, from the turn on they are given up one by one */
-    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * (l->halves ? 2 : 1), l->n_units - 2);
+    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * l->cut.n_units, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
@@ -103,7 +103,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
         mt_format_bytes(logits, sizeof(logits), plan->logits),
         plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
-        p->layout->halves ? "" : ", or memory.unit = half");
+        p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half");
 }
 
 /* *needed: the bytes that would do. */

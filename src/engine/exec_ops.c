@@ -112,7 +112,7 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
         mt_device_poison(e->dev, buffer_of(e, prog, &in->operand[0]), o->bytes);
         return 0;
     case MT_OP_EMBED:
-        return mt_model_embed(e->model, mb, w, r.kind[MT_OBJ_BOUNDARY], err);
+        return mt_model_forward(e->model, unit, mb, w, NULL, r.kind[MT_OBJ_BOUNDARY], NULL, err);
     case MT_OP_FORWARD:
         return mt_model_forward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
                                 r.second[MT_OBJ_BOUNDARY], r.kind[MT_OBJ_RECORD], err);
@@ -123,7 +123,7 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
         return mt_model_backward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
                                  r.kind[MT_OBJ_RECORD], r.kind[MT_OBJ_DX], g, err);
     case MT_OP_EMBED_BWD:
-        return mt_model_embed_bwd(e->model, mb, r.kind[MT_OBJ_DX], g, err);
+        return mt_model_backward(e->model, unit, mb, NULL, NULL, NULL, r.kind[MT_OBJ_DX], g, err);
     case MT_OP_GRAD_CAST:
         return mt_model_grad_cast(e->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
                                   e->p.grad_dtype, err);

@@ -1,62 +1,80 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Both ends of the model: embedding, and final norm with the chunked output matrix and loss. Only rows
+ * The end of the model: final norm, and the output matrix with the loss in chunks of rows. Only rows
  * with a target reach the head: they are gathered first and their gradients scattered at the end, so
  * that prompt tokens cost nothing there. Logits are never whole: `logits_chunk` rows at a time, and
  * their gradient takes their place.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
+#include "model/part.h"
 
-int mt_model_embed(mt_model *m, size_t mb, const void *w, void *x, struct mt_err *err)
+struct scratch {
+    void *ds;     /* [n, hidden] gradient of the norm's output: for backward */
+    float *rstd;  /* [n] of the norm */
+};
+
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
 {
-    const struct mt_inputs *in = &m->inputs[mb];
-    return mt_op_embedding(m->dev,
-                           &(struct mt_embedding){
-                               .n = in->n_tokens,
-                               .vocab = (size_t)m->layout->cfg.vocab,
-                               .c = m->wd.c,
-                               .dtype = m->dt,
-                               .scale = 1,
-                               .ids = in->ids,
-                               .table = mt_elem(m, w, m->layout->units[0].table.at),
-                               .out = x,
-                           },
-                           err);
+    size_t at = 0, n = p->max_tokens;
+    s->ds = mt_take(base, &at, p->backward ? n * (size_t)p->layout->cfg.hidden * mt_dtype_size(p->dtype) : 0);
+    s->rstd = mt_take(base, &at, n * 4);
+    return at;
 }
 
-int mt_model_embed_bwd(mt_model *m, size_t mb, const void *dx, float *g, struct mt_err *err)
+static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
 {
-    const struct mt_inputs *in = &m->inputs[mb];
-    float *dtable = mt_grad_of(g, m->layout->units[0].table);
-    if (!dtable)
-        return 0;
-    return mt_op_embedding_bwd(m->dev,
-                               &(struct mt_embedding_bwd){
-                                   .n = in->n_tokens,
-                                   .vocab = (size_t)m->layout->cfg.vocab,
-                                   .c = m->wd.c,
-                                   .n_runs = in->n_runs,
-                                   .dtype = m->dt,
-                                   .scale = 1,
-                                   .run_ids = in->run_ids,
-                                   .starts = in->run_starts,
-                                   .order = in->order,
-                                   .dout = dx,
-                                   .dtable = dtable,
-                               },
-                               err);
+    struct scratch s;
+    (void)dev;
+    return lay_out_scratch(&s, p, NULL);
 }
 
-static const struct mt_unit *head_unit(const mt_model *m)
+static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 {
-    return &m->layout->units[m->layout->n_units - 1];
+    return mt_op_rmsnorm_bwd_workspace(dev, p->max_tokens, (size_t)p->layout->cfg.hidden);
+}
+
+static struct scratch scratch_of(const mt_model *m)
+{
+    struct scratch s;
+    lay_out_scratch(&s, &m->p, m->unit_scratch);
+    return s;
+}
+
+static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+{
+    const struct mt_hf_config *c = mt_layout_builder_config(b);
+    if (!c->tied)
+        mt_layout_add_tensor(b, p, MT_HEAD_TABLE, c->vocab, c->hidden, "lm_head.weight");
+    mt_layout_add_tensor(b, p, MT_HEAD_NORM, c->hidden, 0, "model.norm.weight");
+}
+
+static double macs_per_token(const struct mt_hf_config *c, int layer, size_t seq_len)
+{
+    (void)layer;
+    (void)seq_len;
+    return (double)c->hidden * (double)c->vocab;
+}
+
+/* Run by mt_model_head(): its result is a loss, and a tied one takes the embedding's weights and gradient, too. */
+const struct mt_part_kind mt_part_head = {
+    .name = "head",
+    .lay_out = lay_out,
+    .scratch_bytes = scratch_bytes,
+    .workspace_bytes = workspace_bytes,
+    .macs_per_token = macs_per_token,
+};
+
+static struct mt_param norm_param(const mt_model *m)
+{
+    return m->layout->parts[m->layout->n_parts - 1].param[MT_HEAD_NORM];
 }
 
 /* The output matrix: the head's own, or the embedding's. */
 static struct mt_param output_matrix(const mt_model *m)
 {
-    return m->layout->tied ? m->layout->units[0].table : head_unit(m)->table;
+    const struct mt_layout *l = m->layout;
+    return l->tied ? l->parts[0].param[MT_EMBED_TABLE] : l->parts[l->n_parts - 1].param[MT_HEAD_TABLE];
 }
 
 static int head_logits(mt_model *m, size_t rows, const void *h, const void *table,
@@ -131,7 +149,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
     const struct mt_inputs *in = &m->inputs[a->mb];
     size_t vocab = (size_t)m->layout->cfg.vocab;
     const void *h = mt_elem(m, m->dh, first * m->wd.c);
-    void *dh = mt_elem(m, m->s, first * m->wd.c);
+    void *dh = mt_elem(m, scratch_of(m).ds, first * m->wd.c);
     int rc = head_logits(m, rows, h, a->table, err);
     if (!rc)
         rc = mt_op_cross_entropy(m->dev,
@@ -158,7 +176,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
     const struct mt_inputs *in = &m->inputs[a->mb];
-    const struct mt_unit *u = head_unit(m);
+    struct scratch s = scratch_of(m);
     struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                            .rows = in->loss_rows};
     if (!in->n_loss)
@@ -168,14 +186,13 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     rows.dst = m->h;
     int rc = mt_op_gather_rows(m->dev, &rows, err);
     if (!rc)
-        rc = mt_norm(m, in->n_loss, m->h, a->w, u->norm, m->dh, m->head_rstd, false, err);
+        rc = mt_norm(m, in->n_loss, m->h, a->w, norm_param(m), m->dh, s.rstd, false, err);
     for (size_t at = 0; !rc && at < in->n_loss; at += m->p.logits_chunk)
         rc = head_chunk(m, a, at, MT_MIN(m->p.logits_chunk, in->n_loss - at), err);
     if (rc || !a->dx)
         return rc;
-    rc = mt_norm_backward(m, in->n_loss, m->s, m->h, a->w, u->norm, m->head_rstd, NULL, m->s, a->g,
-                          err);
-    rows.src = m->s;
+    rc = mt_norm_backward(m, in->n_loss, s.ds, m->h, a->w, norm_param(m), s.rstd, NULL, s.ds, a->g, err);
+    rows.src = s.ds;
     rows.dst = a->dx;
     return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);
 }
@@ -186,7 +203,7 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
     const struct mt_inputs *in = &m->inputs[a->mb];
     const void *last = mt_elem(m, a->x, (in->n_tokens - 1) * m->wd.c);
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
-    int rc = mt_norm(m, 1, last, a->w, head_unit(m)->norm, m->dh, m->head_rstd, false, err);
+    int rc = mt_norm(m, 1, last, a->w, norm_param(m), m->dh, scratch_of(m).rstd, false, err);
     if (!rc)
         rc = head_logits(m, 1, m->dh, a->table, err);
     if (!rc)

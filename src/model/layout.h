@@ -6,8 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/dtype.h"
 #include "base/err.h"
-#include "config/config.h"
 #include "hf/hf_config.h"
 
 /** A Hugging Face tensor and its place in its unit's planes. */
@@ -21,10 +21,6 @@ struct mt_tensor {
     bool decay;       /* weight decay applies */
 };
 
-enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
-/** What of a decoder layer a unit is: both halves, or one where that suits the device better. */
-enum mt_layer_part { MT_PART_ATTENTION = 1, MT_PART_MLP = 2, MT_PART_BOTH = 3 };
-
 /**
  * A matrix or vector as the device uses it: one tensor, or several that lie end to end (q, k, v; gate,
  * up), so that one matrix product serves them. `at` is the first element in the unit's planes.
@@ -34,43 +30,87 @@ struct mt_param {
     bool trainable; /* any of its tensors is */
 };
 
+struct mt_part_kind; /* model/part.h */
+enum { MT_PART_MAX_PARAMS = 8 };
+
+/** A part of the model: a piece of the computation (attention, MLP, ...) at one place, with its parameters. */
+struct mt_part {
+    const struct mt_part_kind *kind;
+    int layer;                                  /* decoder layer, or -1 */
+    struct mt_param param[MT_PART_MAX_PARAMS];  /* by the kind's roles */
+};
+
+enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
+
+/** What is streamed at once: consecutive parts of the model and their parameters. */
 struct mt_unit {
     enum mt_unit_kind kind;
-    int layer;                   /* of MT_UNIT_LAYER */
-    enum mt_layer_part part;     /* of MT_UNIT_LAYER */
+    int layer;                   /* of MT_UNIT_LAYER, else -1 */
     int block;                   /* 0: embed; 1 and up: the layer; last: head. However layers are cut */
     char name[32];               /* "embed", "layer 7", "layer 7 mlp", "head" */
     size_t n_elems;              /* of its planes: params at 64-element borders, end padded to
                                     MT_JOIN_BLOCK */
     size_t n_params;             /* without padding */
     size_t first_tensor, n_tensors;
-    bool trainable;
-    struct mt_param table;                                  /* embed: [vocab, hidden]; untied head */
-    struct mt_param norm;                                   /* head: final norm */
-    struct mt_param ln1, qkv, qkv_b, q_norm, k_norm, o, o_b; /* layer */
-    struct mt_param ln2, gate_up, gate_up_b, down, down_b;
+    size_t first_part, n_parts;
+    bool trainable;              /* any of its tensors is */
 };
+
+/**
+ * How the parts of a decoder layer are divided into units: n_units of them, unit i of the next n_parts[i]
+ * parts, the last of all that are left. This is placement: tensors, their order and every result are the
+ * same for each cut.
+ */
+enum { MT_CUT_MAX_UNITS = 4 };
+struct mt_cut {
+    const char *name;  /* value of memory.unit, for messages */
+    size_t n_units;
+    uint8_t n_parts[MT_CUT_MAX_UNITS];
+};
+/** A unit a layer; a unit of the first part (attention) and one of the rest. */
+extern const struct mt_cut mt_cut_layer, mt_cut_half;
 
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
 struct mt_layout {
     struct mt_hf_config cfg;
-    bool halves;               /* attention and MLP are units of their own */
+    struct mt_cut cut;
     struct mt_unit *units;
     size_t n_units;
+    struct mt_part *parts;     /* grouped by unit, in forward order */
+    size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
     uint64_t n_params;         /* without padding; a tied table counts once */
     bool tied;
 };
 
-/**
- * Lays the model out; `halves` cuts each layer in two, which is placement: the tensors, their order and every
- * result stay the same. `freeze` globs name tensors not trained. Decay: not for biases and norms (`bias`,
- * `norm` in the name), and for embeddings only with decay_embeddings (embed_tokens and lm_head).
- */
-int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg,
-                     const struct mt_cfg_list *freeze, bool decay_embeddings, bool halves, struct mt_err *err);
+struct mt_layout_params {
+    const char *const *freeze; /* [n_freeze] globs of the names of tensors that are not trained; borrowed */
+    size_t n_freeze;
+    bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
+    struct mt_cut cut;
+};
+
+/** Lays the model out. -EINVAL (MT_ERR_USAGE): a glob that matches no tensor, or nothing left to train. */
+int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
+                     struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
+
+/** A parameter of the unit's part of that kind ("attention"), by the role that the kind gives it; n = 0: none. */
+struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const char *part, int role);
+
+/** Whether two units are the same computation on the same shapes, so that both take the same time. */
+bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
+
+/** Bytes of a boundary: [max_tokens, hidden]; of a unit's activation record for one micro-batch (0: it has none). */
+size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
+
+/**
+ * Floating-point operations of a token's forward and backward in documents of seq_len tokens, without
+ * recomputation, attention included: what utilisation is counted in.
+ */
+double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len);
 
 #endif

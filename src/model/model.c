@@ -5,9 +5,10 @@
 
 #include "base/mem.h"
 #include "model/model_priv.h"
+#include "model/part.h"
 #include "store/planes.h"
 
-enum { ALIGN = 256, N_INPUT_ARRAYS = 8 };
+enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 8 };
 
 struct mt_widths mt_widths(const struct mt_hf_config *cfg)
 {
@@ -23,47 +24,11 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg)
     return w;
 }
 
-/* Takes `bytes` at *at, aligned; returns where it starts from base. */
-static void *take(void *base, size_t *at, size_t bytes)
+void *mt_take(void *base, size_t *at, size_t bytes)
 {
     void *p = base ? (char *)base + *at : NULL;
     *at += mt_align_up(bytes, ALIGN);
     return p;
-}
-
-size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_layer_part part,
-                        enum mt_dtype dtype, size_t n, void *base)
-{
-    struct mt_widths w = mt_widths(cfg);
-    size_t at = 0, e = mt_dtype_size(dtype), heads = (size_t)(cfg->n_heads + cfg->n_kv_heads);
-    *r = (struct mt_record){NULL};
-    if (part & MT_PART_ATTENTION) {
-        r->qkv = take(base, &at, n * w.qkv * e);
-        r->qk = cfg->qk_norm ? take(base, &at, n * w.qk * e) : r->qkv;
-        r->o = take(base, &at, n * w.q * e);
-        r->lse = take(base, &at, n * (size_t)cfg->n_heads * 4);
-        r->rstd1 = take(base, &at, n * 4);
-        r->rstd_qk = cfg->qk_norm ? take(base, &at, n * heads * 4) : NULL;
-    }
-    if (part == MT_PART_BOTH)
-        r->x2 = take(base, &at, n * w.c * e);
-    if (part & MT_PART_MLP) {
-        r->gate_up = take(base, &at, n * 2 * w.f * e);
-        r->rstd2 = take(base, &at, n * 4);
-    }
-    return at;
-}
-
-size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
-{
-    return mt_align_up(max_tokens * (size_t)l->cfg.hidden * mt_dtype_size(dtype), ALIGN);
-}
-
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens)
-{
-    struct mt_record r;
-    const struct mt_unit *u = &l->units[unit];
-    return u->kind == MT_UNIT_LAYER ? mt_record_layout(&r, &l->cfg, u->part, dtype, max_tokens, NULL) : 0;
 }
 
 size_t mt_model_boundary_bytes(const mt_model *m)
@@ -80,36 +45,38 @@ size_t mt_model_auto_logits_chunk(const struct mt_layout *l)
     return chunk;
 }
 
-static size_t workspace_bytes(mt_device *dev, const struct mt_model_params *p,
-                              const struct mt_hf_config *cfg)
+/* What a kind of part needs while it runs; units of a model are made of few kinds. */
+struct kind_bytes {
+    const struct mt_part_kind *kind;
+    size_t scratch, workspace;
+};
+
+static const struct kind_bytes *bytes_of_kind(struct kind_bytes *known, const struct mt_part_kind *kind,
+                                              const struct mt_model_params *p, mt_device *dev)
 {
-    struct mt_widths w = mt_widths(cfg);
-    size_t n = p->max_tokens, n_q = (size_t)cfg->n_heads, n_kv = (size_t)cfg->n_kv_heads;
-    size_t d = (size_t)cfg->head_dim;
-    size_t widest = MT_MAX(MT_MAX(w.qkv, 2 * w.f), w.c);
-    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c), mt_op_bias_bwd_workspace(dev, n, widest));
-    return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, n, n_q, n_kv, d));
+    while (known->kind && known->kind != kind)
+        known++;
+    if (!known->kind)
+        *known = (struct kind_bytes){kind, kind->scratch_bytes ? kind->scratch_bytes(p, dev) : 0,
+                                     kind->workspace_bytes ? kind->workspace_bytes(p, dev) : 0};
+    return known;
 }
 
-/* What a part of a layer needs while it runs, from *at on; the two never run at once. */
-static void part_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p, enum mt_layer_part part,
-                        void *base, size_t *at)
+/* The largest record and scratch of a unit, which no two units need at once; and the largest workspace. */
+static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const struct mt_model_params *p)
 {
-    const struct mt_hf_config *cfg = &p->layout->cfg;
-    struct mt_widths w = mt_widths(cfg);
-    struct mt_record r;
-    size_t e = mt_dtype_size(p->dtype), n = p->max_tokens, back = p->backward ? n * e : 0;
-    if (p->layout->halves)
-        take(base, at, mt_record_layout(&r, cfg, part, p->dtype, n, NULL));
-    if (part == MT_PART_ATTENTION) {
-        m->d_o = take(base, at, back * w.q);
-        m->dqkv = take(base, at, back * w.qkv);
-        m->attention_workspace = take(base, at,
-                                      mt_op_attention_workspace(dev, n, p->max_len, (size_t)cfg->n_heads,
-                                                                (size_t)cfg->n_kv_heads, (size_t)cfg->head_dim,
-                                                                p->dtype));
-    } else {
-        m->s = take(base, at, MT_MAX(n * w.f * e, back * w.c));
+    const struct mt_layout *l = p->layout;
+    struct kind_bytes known[MT_N_PART_KINDS + 1] = {{0}};
+    *scratch = *workspace = 0;
+    for (size_t u = 0; u < l->n_units; u++) {
+        const struct mt_unit *unit = &l->units[u];
+        size_t most = 0;
+        for (size_t i = unit->first_part; i < unit->first_part + unit->n_parts; i++) {
+            const struct kind_bytes *k = bytes_of_kind(known, l->parts[i].kind, p, dev);
+            most = MT_MAX(most, k->scratch);
+            *workspace = MT_MAX(*workspace, k->workspace);
+        }
+        *scratch = MT_MAX(*scratch, mt_unit_record_bytes(l, u, p->dtype, p->max_tokens) + most);
     }
 }
 
@@ -117,22 +84,15 @@ static void part_layout(mt_model *m, mt_device *dev, const struct mt_model_param
 static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p,
                              void *base)
 {
-    const struct mt_hf_config *cfg = &p->layout->cfg;
-    struct mt_widths w = mt_widths(cfg);
-    struct mt_record r;
-    size_t at = 0, e = mt_dtype_size(p->dtype), n = p->max_tokens;
-    m->h = take(base, &at, n * w.c * e);
-    m->dh = take(base, &at, n * w.c * e);
-    m->cast_start = take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0); /* of a cast to 16 bits in place */
-    m->head_rstd = take(base, &at, n * 4);
-    m->workspace = take(base, &at, workspace_bytes(dev, p, cfg));
-    m->record = take(base, &at, 0); /* of a whole layer, or of either half */
-    if (!p->layout->halves)
-        take(base, &at, mt_record_layout(&r, cfg, MT_PART_BOTH, p->dtype, n, NULL));
-    size_t attention = at, mlp = at;
-    part_layout(m, dev, p, MT_PART_ATTENTION, base, &attention);
-    part_layout(m, dev, p, MT_PART_MLP, base, &mlp);
-    return MT_MAX(attention, mlp);
+    size_t at = 0, hidden = p->max_tokens * (size_t)p->layout->cfg.hidden * mt_dtype_size(p->dtype);
+    size_t scratch, workspace;
+    unit_bytes(&scratch, &workspace, dev, p);
+    m->h = mt_take(base, &at, hidden);
+    m->dh = mt_take(base, &at, hidden);
+    m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0); /* of a cast to 16 bits in place */
+    m->workspace = mt_take(base, &at, workspace);
+    m->unit_scratch = mt_take(base, &at, scratch);
+    return at;
 }
 
 /* The arrays of a micro-batch's input block, in the order of struct mt_inputs; returns its bytes. */
@@ -144,7 +104,7 @@ static size_t input_layout(struct mt_inputs *in, const struct mt_model_params *p
     size_t at = 0;
     for (int i = 0; i < N_INPUT_ARRAYS; i++) {
         size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
-        *array[i] = take(base, &at, n * sizeof(int32_t));
+        *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
     return at;
 }

@@ -42,24 +42,18 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
 /** Accepts NULL; the device must be idle. */
 void mt_model_destroy(mt_model **m);
 
-/** Bytes of a boundary: [max_tokens, hidden]; of a unit's activation record for one micro-batch (0: it has none). */
 size_t mt_model_boundary_bytes(const mt_model *m);
-size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
 
 /** Uploads the inputs of a step's micro-batches; `loss_scale` multiplies every token's gradient. The
  * batches stay unchanged until the COMPUTE stream has passed this point. */
 int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
                     struct mt_err *err);
 
-int mt_model_embed(mt_model *m, size_t mb, const void *w, void *x, struct mt_err *err);
-int mt_model_embed_bwd(mt_model *m, size_t mb, const void *dx, float *g, struct mt_err *err);
-
-/** y = layer(x), or its half that the unit is. `record` gets what backward needs; NULL: kept nowhere (scratch). */
+/** y = unit(x), for units but the head; embed takes no x. `record` gets what backward needs; NULL: kept nowhere. */
 int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
                      void *record, struct mt_err *err);
-/** dx: in, the gradient of the layer's output; out, of its input x. `record` NULL: recomputed from x.
- * A record is consumed. */
+/** dx: in, the gradient of the unit's output; out, of its input x (embed: as it was). `record` NULL: recomputed
+ * from x. A record is consumed. */
 int mt_model_backward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
                       void *record, void *dx, float *g, struct mt_err *err);
 

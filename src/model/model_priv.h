@@ -12,15 +12,8 @@ struct mt_widths {
 };
 struct mt_widths mt_widths(const struct mt_hf_config *cfg);
 
-/** What a layer's forward leaves for its backward. Offsets into a record. */
-struct mt_record {
-    void *qkv, *qk, *o, *x2, *gate_up; /* qk is qkv where there is no QK-norm */
-    float *lse, *rstd1, *rstd2, *rstd_qk;
-};
-/** Lays out what a part leaves, from `base` (NULL gives offsets); returns its bytes. x2, which lies between the
- * halves, is of a record of both alone. */
-size_t mt_record_layout(struct mt_record *r, const struct mt_hf_config *cfg, enum mt_layer_part part,
-                        enum mt_dtype dtype, size_t max_tokens, void *base);
+/** Takes `bytes` at *at, aligned to MT_RECORD_ALIGN; returns where they start from base (NULL: sizes alone). */
+void *mt_take(void *base, size_t *at, size_t bytes);
 
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_inputs {
@@ -38,10 +31,9 @@ struct mt_model {
     float loss_scale;
 
     void *scratch; /* one allocation, cut into: */
-    void *h, *dh, *cast_start, *workspace, *record;
-    void *d_o, *dqkv, *attention_workspace; /* while attention runs */
-    void *s;                                /* while an MLP or the head runs, in the same place */
-    float *head_rstd;
+    void *h, *dh;      /* [max_tokens, hidden] */
+    void *cast_start, *workspace;
+    void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
     float *logits;
     void *tables; /* cos, sin */
     float *cos_t, *sin_t;

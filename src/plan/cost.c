@@ -44,15 +44,6 @@ static void on_operation(void *ctx, const struct mt_metered *op)
         t->failed = true;
 }
 
-static bool alike(const struct mt_layout *l, size_t a, size_t b)
-{
-    const struct mt_unit *x = &l->units[a], *y = &l->units[b];
-    const size_t params = offsetof(struct mt_unit, table);
-    return x->kind == y->kind && x->n_elems == y->n_elems && x->trainable == y->trainable &&
-           (x->kind != MT_UNIT_LAYER || l->cfg.window[x->layer] == l->cfg.window[y->layer]) &&
-           !memcmp((const char *)x + params, (const char *)y + params, sizeof(*x) - params);
-}
-
 static int classify_units(mt_cost_table *t, struct mt_err *err)
 {
     const struct mt_layout *l = t->p.engine->layout;
@@ -60,7 +51,7 @@ static int classify_units(mt_cost_table *t, struct mt_err *err)
     if (!t->unit_class)
         return mt_fail_nomem(err, "a cost table", l->n_units * sizeof(int));
     for (size_t u = 0; u < l->n_units; u++)
-        for (t->unit_class[u] = 0; !alike(l, (size_t)t->unit_class[u], u);)
+        for (t->unit_class[u] = 0; !mt_layout_alike(l, (size_t)t->unit_class[u], u);)
             t->unit_class[u]++;
     return 0;
 }
@@ -188,18 +179,4 @@ const struct mt_metered *mt_cost_operations(const mt_cost_table *t, size_t *n)
 {
     *n = t->n_ops;
     return t->ops;
-}
-
-double mt_model_flops_per_token(const struct mt_layout *l, size_t seq_len)
-{
-    const struct mt_hf_config *c = &l->cfg;
-    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
-    double h = (double)c->hidden, len = (double)seq_len, sum = 0;
-    double layer = h * (q + 2 * kv) + q * h + 3 * h * (double)c->ffn;
-    for (int64_t i = 0; i < c->n_layers; i++) {
-        double w = c->window[i] ? MT_MIN((double)c->window[i], len) : len;
-        double seen = (w * (w + 1) / 2 + (len - w) * w) / len; /* keys a query sees, on average */
-        sum += 2 * layer + 4 * seen * q;
-    }
-    return 3 * (sum + 2 * h * (double)c->vocab); /* backward is twice forward */
 }

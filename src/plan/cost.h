@@ -29,8 +29,4 @@ int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_
 /** The distinct operations priced so far; borrowed. */
 const struct mt_metered *mt_cost_operations(const mt_cost_table *t, size_t *n);
 
-/** Floating-point operations of a token's forward and backward, without recomputation, attention
- * included: what utilisation is counted in. */
-double mt_model_flops_per_token(const struct mt_layout *l, size_t seq_len);
-
 #endif

@@ -43,11 +43,18 @@ static int count_drives(int *drives, const struct mt_config *c, const struct mt_
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
                     const struct mt_hf_config *hf, struct mt_err *err)
 {
-    bool decay = c->optimizer.decay_embeddings;
-    int rc = mt_layout_create(layout, hf, &c->model.freeze, decay, c->memory.unit == MT_CUT_HALVES, err);
+    struct mt_layout_params p = {
+        .freeze = (const char *const *)c->model.freeze.items,
+        .n_freeze = (size_t)c->model.freeze.n,
+        .decay_embeddings = c->optimizer.decay_embeddings,
+        .cut = c->memory.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
+    };
+    int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
-    return rc || c->memory.unit != MT_CUT_AUTO ? rc
-                                               : mt_layout_create(halves, hf, &c->model.freeze, decay, true, err);
+    if (rc || c->memory.unit != MT_CUT_AUTO)
+        return rc;
+    p.cut = mt_cut_half;
+    return mt_layout_create(halves, hf, &p, err);
 }
 
 const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)

@@ -246,7 +246,7 @@ static int record_choices(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
                                 "chosen", err);
-    bool cut = s->layout->halves;
+    bool cut = s->layout->cut.n_units > 1;
     if (!rc && s->cfg->memory.unit == MT_CUT_AUTO && (s->has_choice || cut))
         rc = mt_config_override(s->cfg, "memory.unit", cut ? "half" : "layer", "chosen", err);
     snprintf(v, sizeof(v), "%d", s->engine_params.slots);

@@ -53,7 +53,8 @@ static inline int made_model_init(struct made_model *m)
     snprintf(path, sizeof(path), "%s/config.json", m->model_dir);
     if (mt_mkdir_p(m->model_dir, NULL) || mt_write_file(path, made_config, strlen(made_config), NULL) ||
         mt_hf_config_read(&cfg, m->model_dir, NULL) ||
-        mt_layout_create(&m->layout, &cfg, NULL, true, false, NULL))
+        mt_layout_create(&m->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
+                         NULL))
         return -1;
     for (size_t u = 0; u < m->layout->n_units; u++) {
         elems[u] = m->layout->units[u].n_elems;

@@ -19,7 +19,8 @@ static struct mt_layout *lay_out(bool halves)
     static struct mt_hf_config cfg;
     struct mt_layout *l = NULL;
     assert_int_equal(mt_hf_config_parse(&cfg, config, strlen(config), "config.json", NULL), 0);
-    assert_int_equal(mt_layout_create(&l, &cfg, NULL, true, halves, NULL), 0);
+    const struct mt_layout_params p = {.decay_embeddings = true, .cut = halves ? mt_cut_half : mt_cut_layer};
+    assert_int_equal(mt_layout_create(&l, &cfg, &p, NULL), 0);
     return l;
 }
 

@@ -28,7 +28,7 @@ struct fixture {
     uint16_t *beside;
 };
 
-static void setup(struct fixture *f, const char *json, const struct mt_cfg_list *freeze, bool halves)
+static void setup(struct fixture *f, const char *json, const struct mt_layout_params *lp)
 {
     static struct mt_hf_config cfg;
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 64 << 20, .n_threads = 2};
@@ -36,7 +36,7 @@ static void setup(struct fixture *f, const char *json, const struct mt_cfg_list 
     size_t most = 0;
     struct mt_err err = {0};
     if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) ||
-        mt_layout_create(&f->layout, &cfg, freeze, true, halves, &err))
+        mt_layout_create(&f->layout, &cfg, lp, &err))
         fail_msg("%s", err.msg);
     assert_int_equal(mt_device_create(&f->dev, &dp, NULL), 0);
     struct mt_model_params p = {.layout = f->layout, .dtype = MT_BF16, .max_tokens = 8, .max_docs = 1,
@@ -105,11 +105,12 @@ static void check_unit(struct fixture *f, size_t unit)
 static void a_cast_in_place_is_the_cast(void **state)
 {
     (void)state;
-    char *globs[] = {"*.k_proj.weight", "*.up_proj.weight"};
-    const struct mt_cfg_list frozen = {globs, 2};
+    const char *const globs[] = {"*.k_proj.weight", "*.up_proj.weight"};
     for (size_t i = 0; i < 4 * MT_ARRAY_LEN(models); i++) {
         struct fixture f;
-        setup(&f, models[i / 4], i & 1 ? &frozen : NULL, i & 2);
+        setup(&f, models[i / 4],
+              &(struct mt_layout_params){.freeze = globs, .n_freeze = i & 1 ? 2 : 0, .decay_embeddings = true,
+                                         .cut = i & 2 ? mt_cut_half : mt_cut_layer});
         for (size_t u = 0; u < f.layout->n_units; u++)
             check_unit(&f, u);
         teardown(&f);

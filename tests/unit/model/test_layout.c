@@ -11,15 +11,23 @@
 #include "base/mem.h"
 #include "device/ops.h"
 #include "model/layout.h"
+#include "model/part.h"
 
 static struct mt_hf_config cfg;
 
-static struct mt_layout *layout_of(const char *json, const struct mt_cfg_list *freeze, bool decay)
+static int lay_out(struct mt_layout **l, const char *const *freeze, size_t n_freeze, struct mt_cut cut,
+                   struct mt_err *err)
+{
+    return mt_layout_create(
+        l, &cfg, &(struct mt_layout_params){freeze, n_freeze, .decay_embeddings = true, .cut = cut}, err);
+}
+
+static struct mt_layout *layout_of(const char *json, bool decay)
 {
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
     if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) ||
-        mt_layout_create(&l, &cfg, freeze, decay, false, &err))
+        mt_layout_create(&l, &cfg, &(struct mt_layout_params){.decay_embeddings = decay, .cut = mt_cut_layer}, &err))
         fail_msg("%s", err.msg);
     return l;
 }
@@ -52,7 +60,7 @@ static void published_models_have_their_parameter_counts(void **state)
 {
     (void)state;
     for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
-        struct mt_layout *l = layout_of(published[i].json, NULL, true);
+        struct mt_layout *l = layout_of(published[i].json, true);
         uint64_t sum = 0;
         for (size_t t = 0; t < l->n_tensors; t++)
             sum += l->tensors[t].n;
@@ -69,8 +77,10 @@ static const char *const variants[] = {
     SMALL("Qwen3ForCausalLM", ", \"attention_bias\": true"),
 };
 
-static void check_param(const struct mt_layout *l, const struct mt_unit *u, struct mt_param p, size_t want)
+static void check_param(const struct mt_layout *l, size_t unit, const char *part, int role, size_t want)
 {
+    const struct mt_unit *u = &l->units[unit];
+    struct mt_param p = mt_layout_param(l, unit, part, role);
     size_t at = p.at;
     assert_int_equal(p.n, want);
     if (!p.n)
@@ -87,7 +97,7 @@ static void tensors_tile_their_units(void **state)
 {
     (void)state;
     for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
-        struct mt_layout *l = layout_of(variants[v], NULL, true);
+        struct mt_layout *l = layout_of(variants[v], true);
         size_t next = 0;
         assert_int_equal(l->n_units, 4);
         for (size_t u = 0; u < l->n_units; u++) {
@@ -110,22 +120,21 @@ static void tensors_tile_their_units(void **state)
             next += unit->n_tensors;
         }
         assert_int_equal(next, l->n_tensors);
-        const struct mt_unit *u = &l->units[1];
-        check_param(l, u, u->ln1, 24);
-        check_param(l, u, u->qkv, 5 * 16 * 24);
-        check_param(l, u, u->qkv_b, cfg.qkv_bias ? 5 * 16 : 0);
-        check_param(l, u, u->q_norm, cfg.qk_norm ? 16 : 0);
-        check_param(l, u, u->k_norm, cfg.qk_norm ? 16 : 0);
-        check_param(l, u, u->o, 24 * 48);
-        check_param(l, u, u->o_b, cfg.o_bias ? 24 : 0);
-        check_param(l, u, u->ln2, 24);
-        check_param(l, u, u->gate_up, 80 * 24);
-        check_param(l, u, u->gate_up_b, cfg.mlp_bias ? 80 : 0);
-        check_param(l, u, u->down, 24 * 40);
-        check_param(l, u, u->down_b, cfg.mlp_bias ? 24 : 0);
-        check_param(l, &l->units[0], l->units[0].table, 50 * 24);
-        check_param(l, &l->units[3], l->units[3].table, cfg.tied ? 0 : 50 * 24);
-        check_param(l, &l->units[3], l->units[3].norm, 24);
+        check_param(l, 1, "attention", MT_ATTENTION_NORM, 24);
+        check_param(l, 1, "attention", MT_ATTENTION_QKV, 5 * 16 * 24);
+        check_param(l, 1, "attention", MT_ATTENTION_QKV_BIAS, cfg.qkv_bias ? 5 * 16 : 0);
+        check_param(l, 1, "attention", MT_ATTENTION_Q_NORM, cfg.qk_norm ? 16 : 0);
+        check_param(l, 1, "attention", MT_ATTENTION_K_NORM, cfg.qk_norm ? 16 : 0);
+        check_param(l, 1, "attention", MT_ATTENTION_OUT, 24 * 48);
+        check_param(l, 1, "attention", MT_ATTENTION_OUT_BIAS, cfg.o_bias ? 24 : 0);
+        check_param(l, 1, "mlp", MT_MLP_NORM, 24);
+        check_param(l, 1, "mlp", MT_MLP_GATE_UP, 80 * 24);
+        check_param(l, 1, "mlp", MT_MLP_GATE_UP_BIAS, cfg.mlp_bias ? 80 : 0);
+        check_param(l, 1, "mlp", MT_MLP_DOWN, 24 * 40);
+        check_param(l, 1, "mlp", MT_MLP_DOWN_BIAS, cfg.mlp_bias ? 24 : 0);
+        check_param(l, 0, "embed", MT_EMBED_TABLE, 50 * 24);
+        check_param(l, 3, "head", MT_HEAD_TABLE, cfg.tied ? 0 : 50 * 24);
+        check_param(l, 3, "head", MT_HEAD_NORM, 24);
         assert_int_equal(mt_layout_find(l, "lm_head.weight") != NULL, !cfg.tied);
         mt_layout_destroy(&l);
         assert_null(l);
@@ -137,8 +146,8 @@ static void halves_are_the_same_model(void **state)
 {
     (void)state;
     for (size_t v = 0; v < MT_ARRAY_LEN(variants); v++) {
-        struct mt_layout *whole = layout_of(variants[v], NULL, true), *l = NULL;
-        assert_int_equal(mt_layout_create(&l, &cfg, NULL, true, true, NULL), 0);
+        struct mt_layout *whole = layout_of(variants[v], true), *l = NULL;
+        assert_int_equal(lay_out(&l, NULL, 0, mt_cut_half, NULL), 0);
         assert_int_equal(l->n_units, 6);
         assert_int_equal(l->n_tensors, whole->n_tensors);
         assert_true(l->n_params == whole->n_params);
@@ -149,13 +158,15 @@ static void halves_are_the_same_model(void **state)
             assert_int_equal(a->n, b->n);
             assert_int_equal(whole->units[a->unit].block, u->block);
             if (u->kind == MT_UNIT_LAYER)
-                assert_int_equal(u->part, strstr(a->name, "mlp") || strstr(a->name, "post_attention")
-                                              ? MT_PART_MLP : MT_PART_ATTENTION);
+                assert_string_equal(l->parts[u->first_part].kind->name,
+                                    strstr(a->name, "mlp") || strstr(a->name, "post_attention") ? "mlp" : "attention");
         }
-        check_param(l, &l->units[1], l->units[1].o, 24 * 48);
-        check_param(l, &l->units[1], l->units[1].down, 0);
-        check_param(l, &l->units[2], l->units[2].ln2, 24);
-        check_param(l, &l->units[2], l->units[2].qkv, 0);
+        assert_string_equal(l->units[1].name, "layer 0 attention");
+        assert_string_equal(l->units[4].name, "layer 1 mlp");
+        check_param(l, 1, "attention", MT_ATTENTION_OUT, 24 * 48);
+        check_param(l, 1, "mlp", MT_MLP_DOWN, 0);
+        check_param(l, 2, "mlp", MT_MLP_NORM, 24);
+        check_param(l, 2, "attention", MT_ATTENTION_QKV, 0);
         mt_layout_destroy(&whole);
         mt_layout_destroy(&l);
     }
@@ -165,7 +176,7 @@ static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
 {
     (void)state;
     for (int embeddings = 0; embeddings < 2; embeddings++) {
-        struct mt_layout *l = layout_of(variants[4], NULL, embeddings);
+        struct mt_layout *l = layout_of(variants[4], embeddings);
         for (size_t i = 0; i < l->n_tensors; i++) {
             const char *name = l->tensors[i].name;
             bool none = strstr(name, "bias") || strstr(name, "norm");
@@ -179,22 +190,21 @@ static void decay_spares_biases_norms_and_perhaps_embeddings(void **state)
 static void globs_freeze_tensors_and_whole_units(void **state)
 {
     (void)state;
-    char *globs[] = {"model.embed_tokens.*", "model.layers.0.*", "*.q_proj.weight"};
-    struct mt_cfg_list list = {globs, 3};
-    struct mt_layout *l = layout_of(variants[0], &list, true);
+    const char *const globs[] = {"model.embed_tokens.*", "model.layers.0.*", "*.q_proj.weight"};
+    struct mt_layout *l = layout_of(variants[0], true);
+    mt_layout_destroy(&l);
+    assert_int_equal(lay_out(&l, globs, 3, mt_cut_layer, NULL), 0);
     assert_true(!l->units[0].trainable && !l->units[1].trainable && l->units[2].trainable && l->units[3].trainable);
     assert_false(mt_layout_find(l, "model.layers.1.self_attn.q_proj.weight")->trainable);
     assert_true(mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight")->trainable);
-    assert_true(l->units[2].qkv.trainable); /* a part of it is */
-    assert_false(l->units[1].qkv.trainable);
+    assert_true(mt_layout_param(l, 2, "attention", MT_ATTENTION_QKV).trainable); /* a part of it is */
+    assert_false(mt_layout_param(l, 1, "attention", MT_ATTENTION_QKV).trainable);
     mt_layout_destroy(&l);
     struct mt_err err = {0};
-    char *nothing[] = {"model.layers.7.*"}, *all[] = {"*"};
-    list = (struct mt_cfg_list){nothing, 1};
-    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, false, &err), -EINVAL);
+    const char *const nothing[] = {"model.layers.7.*"}, *const all[] = {"*"};
+    assert_int_equal(lay_out(&l, nothing, 1, mt_cut_layer, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "matches no tensor"));
-    list = (struct mt_cfg_list){all, 1};
-    assert_int_equal(mt_layout_create(&l, &cfg, &list, true, false, &err), -EINVAL);
+    assert_int_equal(lay_out(&l, all, 1, mt_cut_layer, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "nothing to train"));
     assert_null(l);
 }

@@ -38,7 +38,8 @@ static void open_rig(struct rig *r, bool tied)
     size_t elems[8];
     bool trainable[8];
     assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
-    assert_int_equal(mt_layout_create(&r->layout, &cfg, NULL, true, false, NULL), 0);
+    assert_int_equal(mt_layout_create(&r->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
+                                      NULL), 0);
     for (size_t u = 0; u < r->layout->n_units; u++) {
         elems[u] = r->layout->units[u].n_elems;
         trainable[u] = true;

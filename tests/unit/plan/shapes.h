@@ -19,7 +19,7 @@ static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
     struct mt_hf_config cfg;
     struct mt_layout *l = NULL;
     struct mt_err err = {0};
-    struct mt_cfg_list none = {NULL, 0};
+    const struct mt_layout_params p = {.decay_embeddings = true, .cut = halves ? mt_cut_half : mt_cut_layer};
     int n = snprintf(json, sizeof(json),
                      "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":%d,"
                      "\"intermediate_size\":%d,\"num_hidden_layers\":%d,\"num_attention_heads\":%d,"
@@ -28,7 +28,7 @@ static inline struct mt_layout *lay_out(const struct shape *s, bool halves)
                      "\"hidden_act\":\"silu\"}",
                      s->hidden, s->ffn, s->layers, s->heads, s->kv, s->vocab);
     if (mt_hf_config_parse(&cfg, json, (size_t)n, "shape", &err) ||
-        mt_layout_create(&l, &cfg, &none, true, halves, &err))
+        mt_layout_create(&l, &cfg, &p, &err))
         fail_msg("%s", err.msg);
     return l;
 }

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The attention of a decoder layer, pre-norm, as Llama, Mistral, Qwen2 and Qwen3 have it:
+ *
+ *   h = norm(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + o Wo
+ *
+ * The record keeps what is costly to make again (qkv, o, statistics); the norm's output is made again in
+ * backward, a cheap pass.
+ */
+#include <math.h>
+
+#include "base/mem.h"
+#include "model/model_priv.h"
+#include "model/part.h"
+
+struct record {
+    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv where there is no QK-norm; [n, q] */
+    float *lse;         /* [n_heads, n] */
+    float *rstd;        /* [n] of the norm */
+    float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm */
+};
+
+static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+{
+    const struct mt_hf_config *c = s->cfg;
+    struct mt_widths w = mt_widths(c);
+    size_t at = 0, e = mt_dtype_size(s->dtype), n = s->max_tokens;
+    r->qkv = mt_take(base, &at, n * w.qkv * e);
+    r->qk = c->qk_norm ? mt_take(base, &at, n * w.qk * e) : r->qkv;
+    r->o = mt_take(base, &at, n * w.q * e);
+    r->lse = mt_take(base, &at, n * (size_t)c->n_heads * 4);
+    r->rstd = mt_take(base, &at, n * 4);
+    r->rstd_qk = c->qk_norm ? mt_take(base, &at, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
+    return at;
+}
+
+static size_t record_bytes(const struct mt_part_shape *s)
+{
+    struct record r;
+    return lay_out_record(&r, s, NULL);
+}
+
+static struct record record_of(const struct mt_part_run *run)
+{
+    struct record r;
+    lay_out_record(&r, &(struct mt_part_shape){&run->m->layout->cfg, run->m->dt, run->m->p.max_tokens}, run->record);
+    return r;
+}
+
+struct scratch {
+    void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    void *workspace;  /* of the attention operations, at the end */
+};
+
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
+{
+    struct mt_widths w = mt_widths(&p->layout->cfg);
+    size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
+    s->d_o = mt_take(base, &at, bytes * w.q);
+    s->dqkv = mt_take(base, &at, bytes * w.qkv);
+    s->workspace = mt_take(base, &at, 0);
+    return at;
+}
+
+static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    struct scratch s;
+    size_t at = lay_out_scratch(&s, p, NULL);
+    mt_take(NULL, &at, mt_op_attention_workspace(dev, p->max_tokens, p->max_len, (size_t)c->n_heads,
+                                                 (size_t)c->n_kv_heads, (size_t)c->head_dim, p->dtype));
+    return at;
+}
+
+static struct scratch scratch_of(const struct mt_part_run *run)
+{
+    struct scratch s;
+    lay_out_scratch(&s, &run->m->p, run->scratch);
+    return s;
+}
+
+static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    struct mt_widths w = mt_widths(c);
+    size_t n = p->max_tokens;
+    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c), mt_op_bias_bwd_workspace(dev, n, MT_MAX(w.qkv, w.c)));
+    return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, n, (size_t)c->n_heads, (size_t)c->n_kv_heads,
+                                                    (size_t)c->head_dim));
+}
+
+static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+{
+    const struct mt_hf_config *c = mt_layout_builder_config(b);
+    int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q}, {"self_attn.k_proj.weight", kv},
+                                              {"self_attn.v_proj.weight", kv}},
+                                 biases[] = {{"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv},
+                                             {"self_attn.v_proj.bias", kv}};
+    mt_layout_add_tensor(b, p, MT_ATTENTION_NORM, c->hidden, 0, "input_layernorm.weight");
+    mt_layout_add_param(b, p, MT_ATTENTION_QKV, c->hidden, 3, weights);
+    if (c->qkv_bias)
+        mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
+    if (c->qk_norm) {
+        mt_layout_add_tensor(b, p, MT_ATTENTION_Q_NORM, c->head_dim, 0, "self_attn.q_norm.weight");
+        mt_layout_add_tensor(b, p, MT_ATTENTION_K_NORM, c->head_dim, 0, "self_attn.k_norm.weight");
+    }
+    mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, c->hidden, q, "self_attn.o_proj.weight");
+    if (c->o_bias)
+        mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, c->hidden, 0, "self_attn.o_proj.bias");
+}
+
+static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec)
+{
+    const mt_model *m = r->m;
+    const struct mt_hf_config *cfg = &m->layout->cfg;
+    const struct mt_widths *wd = &m->wd;
+    size_t ld_qk = cfg->qk_norm ? wd->qk : wd->qkv;
+    return (struct mt_attention){
+        .n = r->in->n_tokens,
+        .n_q = (size_t)cfg->n_heads,
+        .n_kv = (size_t)cfg->n_kv_heads,
+        .head_dim = (size_t)cfg->head_dim,
+        .window = (size_t)cfg->window[r->part->layer],
+        .n_docs = r->in->n_docs,
+        .max_len = r->in->max_len,
+        .dtype = m->dt,
+        .scale = (float)(1.0 / sqrt((double)cfg->head_dim)),
+        .cu_seqlens = r->in->cu_seqlens,
+        .cu_seqlens_host = r->in->cu_seqlens_host,
+        .q = rec->qk,
+        .ld_q = ld_qk,
+        .k = mt_elem(m, rec->qk, wd->q),
+        .ld_k = ld_qk,
+        .v = mt_elem(m, rec->qkv, wd->qk),
+        .ld_v = wd->qkv,
+        .o = rec->o,
+        .ld_o = wd->q,
+        .lse = rec->lse,
+        .workspace = scratch_of(r).workspace,
+    };
+}
+
+static const void *norm_weight(const struct mt_part_run *r, int role)
+{
+    const struct mt_param *p = &r->part->param[role];
+    return p->n ? mt_elem(r->m, r->w, p->at) : NULL;
+}
+
+static int rotate(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    const struct mt_hf_config *cfg = &m->layout->cfg;
+    return mt_op_qk_rope(m->dev,
+                         &(struct mt_qk_rope){
+                             .n = r->in->n_tokens,
+                             .n_q = (size_t)cfg->n_heads,
+                             .n_kv = (size_t)cfg->n_kv_heads,
+                             .head_dim = (size_t)cfg->head_dim,
+                             .rot = m->wd.rot,
+                             .dtype = m->dt,
+                             .eps = (float)cfg->rms_eps,
+                             .qkv = rec->qkv,
+                             .ld_qkv = m->wd.qkv,
+                             .qk = rec->qk,
+                             .ld_qk = cfg->qk_norm ? m->wd.qk : m->wd.qkv,
+                             .positions = r->in->positions,
+                             .cos_t = m->cos_t,
+                             .sin_t = m->sin_t,
+                             .max_pos = m->p.max_len,
+                             .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
+                             .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
+                             .rstd = rec->rstd_qk,
+                         },
+                         err);
+}
+
+static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    const struct mt_hf_config *cfg = &m->layout->cfg;
+    return mt_op_qk_rope_bwd(m->dev,
+                             &(struct mt_qk_rope_bwd){
+                                 .n = r->in->n_tokens,
+                                 .n_q = (size_t)cfg->n_heads,
+                                 .n_kv = (size_t)cfg->n_kv_heads,
+                                 .head_dim = (size_t)cfg->head_dim,
+                                 .rot = m->wd.rot,
+                                 .dtype = m->dt,
+                                 .dqk = dqkv,
+                                 .ld_dqk = m->wd.qkv,
+                                 .dqkv = dqkv,
+                                 .ld_dqkv = m->wd.qkv,
+                                 .qkv = rec->qkv,
+                                 .ld_qkv = m->wd.qkv,
+                                 .positions = r->in->positions,
+                                 .cos_t = m->cos_t,
+                                 .sin_t = m->sin_t,
+                                 .max_pos = m->p.max_len,
+                                 .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
+                                 .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
+                                 .rstd = rec->rstd_qk,
+                                 .dq_norm = mt_grad_of(r->g, r->part->param[MT_ATTENTION_Q_NORM]),
+                                 .dk_norm = mt_grad_of(r->g, r->part->param[MT_ATTENTION_K_NORM]),
+                                 .workspace = m->workspace,
+                             },
+                             err);
+}
+
+static int prepare(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    struct record rec = record_of(r);
+    struct mt_attention at = attention_args(r, &rec);
+    size_t n = r->in->n_tokens;
+    int rc = mt_norm(m, n, r->x, r->w, p[MT_ATTENTION_NORM], m->h, rec.rstd, false, err);
+    if (!rc)
+        rc = mt_linear(m, n, m->wd.c, m->wd.qkv, m->h, r->w, p[MT_ATTENTION_QKV], p[MT_ATTENTION_QKV_BIAS], NULL,
+                       rec.qkv, err);
+    if (!rc)
+        rc = rotate(r, &rec, err);
+    return rc ? rc : mt_op_attention(m->dev, &at, err);
+}
+
+static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    struct record rec = record_of(r);
+    return mt_linear(m, r->in->n_tokens, m->wd.q, m->wd.c, rec.o, r->w, p[MT_ATTENTION_OUT], p[MT_ATTENTION_OUT_BIAS],
+                     r->x, y, err);
+}
+
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_widths *wd = &m->wd;
+    const struct mt_param *p = r->part->param;
+    struct record rec = record_of(r);
+    struct scratch s = scratch_of(r);
+    size_t n = r->in->n_tokens;
+    struct mt_linear_bwd o = {.n = n, .in = wd->q, .out = wd->c, .x = rec.o, .w = r->w, .dy = r->dx,
+                              .p = p[MT_ATTENTION_OUT], .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o};
+    struct mt_attention_bwd at = {
+        .fwd = attention_args(r, &rec),
+        .d_o = s.d_o,
+        .dq = s.dqkv,
+        .ld_dq = wd->qkv,
+        .dk = mt_elem(m, s.dqkv, wd->q),
+        .ld_dk = wd->qkv,
+        .dv = mt_elem(m, s.dqkv, wd->qk),
+        .ld_dv = wd->qkv,
+    };
+    struct mt_linear_bwd qkv = {.n = n, .in = wd->c, .out = wd->qkv, .x = m->h, .w = r->w, .dy = s.dqkv,
+                                .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh};
+    int rc = mt_linear_backward(m, &o, err);
+    if (!rc)
+        rc = mt_op_attention_bwd(m->dev, &at, err);
+    if (!rc)
+        rc = rotate_backward(r, &rec, s.dqkv, err);
+    if (!rc)
+        rc = mt_norm(m, n, r->x, r->w, p[MT_ATTENTION_NORM], m->h, rec.rstd, true, err);
+    if (!rc)
+        rc = mt_linear_backward(m, &qkv, err);
+    return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_ATTENTION_NORM], rec.rstd, r->dx, r->dx, r->g, err);
+}
+
+static double macs_per_token(const struct mt_hf_config *c, int layer, size_t seq_len)
+{
+    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
+    double len = (double)seq_len, h = (double)c->hidden;
+    double window = c->window[layer] ? MT_MIN((double)c->window[layer], len) : len;
+    double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
+    return h * (q + 2 * kv) + q * h + 2 * seen * q;
+}
+
+static bool layers_differ(const struct mt_hf_config *cfg, int a, int b)
+{
+    return cfg->window[a] != cfg->window[b];
+}
+
+const struct mt_part_kind mt_part_attention = {
+    .name = "attention",
+    .lay_out = lay_out,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .finish = finish,
+    .backward = backward,
+    .macs_per_token = macs_per_token,
+    .layers_differ = layers_differ,
+};

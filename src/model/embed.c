@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The embedding: x = table[ids]. It has no input but the token ids, and so no gradient of one. */
+#include "base/mem.h"
+#include "model/model_priv.h"
+#include "model/part.h"
+
+static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
+{
+    const struct mt_hf_config *c = mt_layout_builder_config(b);
+    mt_layout_add_tensor(b, p, MT_EMBED_TABLE, c->vocab, c->hidden, "model.embed_tokens.weight");
+}
+
+static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    return mt_op_embedding(m->dev,
+                           &(struct mt_embedding){
+                               .n = r->in->n_tokens,
+                               .vocab = (size_t)m->layout->cfg.vocab,
+                               .c = m->wd.c,
+                               .dtype = m->dt,
+                               .scale = 1,
+                               .ids = r->in->ids,
+                               .table = mt_elem(m, r->w, r->part->param[MT_EMBED_TABLE].at),
+                               .out = y,
+                           },
+                           err);
+}
+
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    float *dtable = mt_grad_of(r->g, r->part->param[MT_EMBED_TABLE]);
+    if (!dtable)
+        return 0;
+    return mt_op_embedding_bwd(m->dev,
+                               &(struct mt_embedding_bwd){
+                                   .n = r->in->n_tokens,
+                                   .vocab = (size_t)m->layout->cfg.vocab,
+                                   .c = m->wd.c,
+                                   .n_runs = r->in->n_runs,
+                                   .dtype = m->dt,
+                                   .scale = 1,
+                                   .run_ids = r->in->run_ids,
+                                   .starts = r->in->run_starts,
+                                   .order = r->in->order,
+                                   .dout = r->dx,
+                                   .dtable = dtable,
+                               },
+                               err);
+}
+
+const struct mt_part_kind mt_part_embed = {
+    .name = "embed",
+    .lay_out = lay_out,
+    .finish = finish,
+    .backward = backward,
+};

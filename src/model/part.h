@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_PART_H
+#define MT_MODEL_PART_H
+
+#include "model/model.h"
+#include "model/parts.h"
+
+/**
+ * A kind of part: its parameters, what its forward pass leaves for backward, its scratch, and its forward
+ * and backward as device operations. A decoder layer is a list of parts (mt_family.parts); each takes the
+ * hidden state x [n, hidden] and gives the next one, y [n, hidden].
+ */
+
+struct mt_layout_builder;
+struct mt_inputs; /* model_priv.h */
+
+/** What the size of a record depends on. */
+struct mt_part_shape {
+    const struct mt_hf_config *cfg;
+    enum mt_dtype dtype;  /* of activations */
+    size_t max_tokens;    /* of a micro-batch */
+};
+
+/** One run of a part, over one micro-batch. Device pointers, borrowed until the COMPUTE stream has passed. */
+struct mt_part_run {
+    mt_model *m;
+    const struct mt_part *part;
+    const struct mt_inputs *in;
+    const void *w;   /* weights of the part's unit */
+    const void *x;   /* [n, hidden] input; NULL for embed */
+    void *record;    /* MT_RECORD_ALIGN-aligned, of kind->record_bytes() */
+    void *scratch;   /* of kind->scratch_bytes(); other parts use the same memory before and after */
+    void *dx;        /* backward: in, gradient of the part's output; out, of x */
+    float *g;        /* backward: FP32 gradient of the unit, accumulated into; NULL: none of it is trained */
+};
+
+enum { MT_RECORD_ALIGN = 256 };
+
+struct mt_part_kind {
+    const char *name;
+    /** Adds the parameters, in the order in which they lie in the unit. */
+    void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
+    /** Bytes of the activation record of a micro-batch; NULL: none. */
+    size_t (*record_bytes)(const struct mt_part_shape *s);
+    /** Scratch of one run. */
+    size_t (*scratch_bytes)(const struct mt_model_params *p, mt_device *dev);
+    /** Workspace of its operations, which all parts share; NULL: none. */
+    size_t (*workspace_bytes)(const struct mt_model_params *p, mt_device *dev);
+    /** From x to the record. NULL: nothing to do. */
+    int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
+    /** From x and the record to y, which may lie where x does not. NULL: the part is not run by itself (head). */
+    int (*finish)(const struct mt_part_run *r, void *y, struct mt_err *err);
+    /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients. */
+    int (*backward)(const struct mt_part_run *r, struct mt_err *err);
+    /** Multiply-adds of a token's forward in documents of seq_len tokens. */
+    double (*macs_per_token)(const struct mt_hf_config *cfg, int layer, size_t seq_len);
+    /** Do two layers differ in something that is not in their parameters' shapes? NULL: never. */
+    bool (*layers_differ)(const struct mt_hf_config *cfg, int a, int b);
+};
+
+/** NULL: there is none of that name. */
+const struct mt_part_kind *mt_part_find(const char *name);
+
+/* For lay_out(): parameters and their tensors. */
+
+/**
+ * A parameter of `n` tensors of `cols` columns (0: vectors), one under the other, of rows[i] rows each.
+ * `usual` is the tensor's name in most families, without "model.layers.N." for parts of a layer.
+ */
+struct mt_param_tensor {
+    const char *usual;
+    int64_t rows;
+};
+void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
+                         const struct mt_param_tensor *tensors);
+/** Of one tensor. */
+void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
+                          const char *usual);
+const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b);
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_PARTS_H
+#define MT_MODEL_PARTS_H
+
+/** The kinds of parts: X(name) for each mt_part_NAME, which a file of the same name defines. */
+#define MT_PARTS(X)                                                                                \
+    X(embed)                                                                                       \
+    X(attention)                                                                                   \
+    X(mlp)                                                                                         \
+    X(head)
+
+#define MT_COUNT_PART(name) +1
+enum { MT_N_PART_KINDS = 0 MT_PARTS(MT_COUNT_PART) };
+#undef MT_COUNT_PART
+#define MT_DECLARE_PART(name) extern const struct mt_part_kind mt_part_##name;
+struct mt_part_kind;
+MT_PARTS(MT_DECLARE_PART)
+#undef MT_DECLARE_PART
+
+/* Roles of the parameters: indices of mt_part.param. */
+enum { MT_EMBED_TABLE };                                                                 /* [vocab, hidden] */
+enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                                    /* tied: no table */
+enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,
+       MT_ATTENTION_OUT, MT_ATTENTION_OUT_BIAS };
+enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS };
+
+#endif
