@@ -120,7 +120,9 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     mt_program_max_buffers(&plan->program, b.most);
     if (p->slots > b.n[MT_POOL_WEIGHTS])
         b.n[MT_POOL_WEIGHTS] = MT_MIN(p->slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
-    for (int i = 0; i < MT_N_DEVICE_POOLS; i++) {
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        if (!mt_pools[i].device)
+            continue;
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
         if ((keep && i == MT_POOL_BOUNDARY) || (keep_records && i == MT_POOL_RECORD))
             b.n[i] = b.most[i];
@@ -132,14 +134,16 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     b.free = lim->budget_bytes - need;
     divide(&b, p, keep);
     plan->device_bytes = plan->scratch + plan->logits + plan->inputs + plan->tables;
-    for (int i = 0; i < MT_N_DEVICE_POOLS; i++) {
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        if (!mt_pools[i].device)
+            continue;
         plan->pool_bytes[i] = (size_t)b.n[i] * b.bytes[i];
         plan->device_bytes += plan->pool_bytes[i];
     }
     return 0;
 }
 
-/* Thriftier ways only where no way with activations does without; what is told is what would need the least. */
+/* Try memory savings only if no activation mode fits without them. On failure report the attempt that came closest. */
 static int choose_way(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
 {
     const enum mt_cfg_activations ways[] = {p->activations == MT_ACT_AUTO ? MT_ACT_KEEP : p->activations,

@@ -70,7 +70,7 @@ void mt_disk_op_fill(const mt_engine *e, const struct mt_program *prog, const st
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     char *buf = e->buffers[o->pool][in->operand[0].buffer];
     size_t unit = (size_t)o->unit, n = e->layout->units[unit].n_elems;
-    size_t first = (size_t)o->mb * prog->piece_elems;
+    size_t first = (size_t)o->piece * prog->piece_elems;
     uint64_t at = 0;
     r->write = in->op == MT_OP_WRITE;
     r->n_spans = 0;

@@ -15,7 +15,7 @@ static int make_buffers(mt_engine *e, struct mt_err *err)
         if (!e->buffers[i])
             return mt_fail_nomem(err, "device pools", MT_MAX_OPERANDS * sizeof(void *));
         for (int k = 0; k < MT_MAX_OPERANDS && !rc; k++)
-            rc = mt_device_alloc(e->dev, apart, mt_pool_id_name(i), &e->buffers[i][k], err);
+            rc = mt_device_alloc(e->dev, apart, mt_pools[i].name, &e->buffers[i][k], err);
     }
     return rc;
 }

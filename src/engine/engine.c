@@ -19,8 +19,8 @@ static int alloc_pools(mt_engine *e, struct mt_err *err)
         e->buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
         if (!e->buffers[i])
             return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
-        for (int k = 0; k < n && i < MT_N_DEVICE_POOLS && !rc; k++)
-            rc = mt_device_alloc(e->dev, bytes[i], mt_pool_id_name(i), &e->buffers[i][k], err);
+        for (int k = 0; k < n && mt_pools[i].device && !rc; k++)
+            rc = mt_device_alloc(e->dev, bytes[i], mt_pools[i].name, &e->buffers[i][k], err);
     }
     return rc;
 }
@@ -31,15 +31,17 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     size_t bytes[MT_N_POOLS], at = 0;
     void *base = NULL;
     mt_program_buffer_bytes(&e->plan.program, bytes);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-        e->staging_bytes += e->plan.pool_bytes[i];
+    for (int i = 0; i < MT_N_POOLS; i++)
+        e->staging_bytes += mt_pools[i].device ? 0 : e->plan.pool_bytes[i];
     if (!e->staging_bytes)
         return 0;
     int rc = mt_host_alloc(&base, e->staging_bytes, "staging between device and disk", err);
     if (rc)
         return rc;
     e->staging = base;
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS && !rc; i++) {
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        if (mt_pools[i].device)
+            continue;
         int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
         e->disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
         if (!e->disk_ops[i])
@@ -131,7 +133,7 @@ void mt_engine_destroy(mt_engine **engine)
     mt_runnable_destroy_all(e);
     mt_model_destroy(&e->model);
     for (int i = 0; i < MT_N_POOLS; i++) {
-        for (void **b = e->buffers[i]; b && *b && i < MT_N_DEVICE_POOLS; b++)
+        for (void **b = e->buffers[i]; b && *b && mt_pools[i].device; b++)
             mt_device_free(e->dev, *b);
         free(e->buffers[i]);
     }
@@ -147,7 +149,7 @@ void mt_engine_destroy(mt_engine **engine)
         mt_device_unregister_host(e->dev, e->staging);
         mt_host_free(e->staging, e->staging_bytes);
     }
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
+    for (int i = 0; i < MT_N_POOLS; i++)
         free(e->disk_ops[i]);
     mt_pool_destroy(&e->adam_pool);
     mt_engine_plan_finish(&e->plan);

@@ -55,8 +55,7 @@ struct mt_engine_params {
 struct mt_engine_plan {
     struct mt_program_params program; /* `units` is owned by the plan */
     struct mt_unit_shape *units;
-    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included; from
-                                         MT_N_DEVICE_POOLS on in host memory */
+    size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included */
     size_t scratch, logits, inputs, tables;
     size_t device_bytes;              /* the sum of what is on the device */
     size_t spill_bytes;               /* host memory: boundaries, records and gradients on their way */
@@ -139,8 +138,7 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {
     uint8_t queue, op;
-    int16_t mb;
-    int32_t unit;
+    int32_t unit, mb, piece; /* as of the instruction */
     size_t bytes;
     int64_t begin_ns, end_ns;
 };

@@ -18,9 +18,12 @@ struct mt_runnable {
     mt_event **after;  /* and when the wait was over */
     mt_event *start, *turn, *end; /* of the step; turn: the last forward instruction */
     size_t turn_at;
-    int32_t *disk_list[2]; /* positions of the instructions of the disk's read and write queue */
-    size_t n_disk[2];
-    bool *ended;           /* [n_instrs] of those, in this run */
+    int32_t *positions; /* of all queues' lists */
+    struct mt_queue_list {
+        int32_t *at; /* positions of the queue's instructions in the program */
+        size_t n;
+    } queue[MT_N_QUEUES];
+    bool *ended; /* [n_instrs] of queues that end in any order, in this run */
     struct mt_exec_trace *trace; /* NULL: not traced */
     struct mt_runnable *next;
 };
@@ -76,8 +79,8 @@ struct mt_engine {
     /* newest instruction issued (device queues) or ended, with all before it (the others); under lock */
     int32_t progress[MT_N_QUEUES];
     bool closed[MT_N_QUEUES]; /* nothing more will come of the queue in this run; under lock */
-    size_t disk_head[2];      /* of disk_list: ended up to there; under lock */
-    int disk_in_flight[2];
+    size_t disk_head[MT_N_QUEUES]; /* of the disk's queues: ended up to there in the queue's list; under lock */
+    int disk_in_flight[MT_N_QUEUES];
     bool stop;   /* the run is given up, but for the pending update; under lock */
     bool broken; /* that too; under lock */
     pthread_mutex_t drain_lock;
@@ -100,8 +103,6 @@ void mt_exec_init(mt_engine *e);
 int mt_exec_start(mt_engine *e, struct mt_err *err);
 void mt_exec_stop(mt_engine *e);
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
-/** The device stream that a queue's instructions go to; false for queues of the host. */
-bool mt_exec_stream_of(int queue, enum mt_stream *s);
 
 /* runnable.c */
 /** The program of the mode, made when it is first asked for. */
@@ -112,10 +113,6 @@ void mt_runnable_destroy_all(mt_engine *e);
 static inline bool mt_runnable_uses_device(const struct mt_runnable *r)
 {
     return r->mode != MT_MODE_UPDATE;
-}
-static inline bool mt_is_device_queue(int q)
-{
-    return q <= MT_Q_D2H;
 }
 
 /* exec_ops.c: submits one instruction of a device queue. */
@@ -156,7 +153,8 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
                         struct mt_err *err);
 /** Sums the partial squares; NaN or infinite where the gradient is. *bad: first tensor at fault. */
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
-/** From each tensor's sum: blocks backward, the tensors of a block as they stand, however layers are cut. */
+/** Sums per-tensor squares in a fixed order (blocks last to first, tensors in layout order) so that splitting layers does
+ * not change the result. */
 double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
                     const struct mt_tensor **bad);
 

@@ -16,17 +16,6 @@
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 
-static const enum mt_stream stream_of[] = {
-    [MT_Q_COMPUTE] = MT_STREAM_COMPUTE, [MT_Q_H2D] = MT_STREAM_H2D, [MT_Q_D2H] = MT_STREAM_D2H};
-
-bool mt_exec_stream_of(int queue, enum mt_stream *s)
-{
-    if (queue > MT_Q_D2H)
-        return false;
-    *s = stream_of[queue];
-    return true;
-}
-
 /* Under lock. An interruption is no error: what goes wrong after it is told instead. */
 static void note_error(mt_engine *e, int code, const struct mt_err *err, bool update)
 {
@@ -87,7 +76,7 @@ static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, in
                                struct mt_err *err)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
-    enum mt_stream s = stream_of[in->queue];
+    enum mt_stream s = mt_queues[in->queue].stream;
     if (r->before[i])
         *rc = mt_event_record(e->dev, r->before[i], s, err);
     for (int q = 0; q < MT_N_QUEUES && !*rc; q++) {
@@ -95,7 +84,7 @@ static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, in
             continue;
         if (await(e, q, in->wait[q], false) != THERE)
             return false;
-        if (mt_is_device_queue(q))
+        if (mt_queues[q].device)
             *rc = mt_event_wait(e->dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
@@ -118,7 +107,7 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
     if (!rc)
         rc = mt_exec_trace_end(e, r, i, &err);
     if (!rc && r->done[i])
-        rc = mt_event_record(e->dev, r->done[i], stream_of[in->queue], &err);
+        rc = mt_event_record(e->dev, r->done[i], mt_queues[in->queue].stream, &err);
     if (rc) {
         give_up(e, rc, &err, false);
         return false;
@@ -130,8 +119,8 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
 
 static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
-    for (size_t i = 0; i < r->prog.n_instrs; i++)
-        if (r->prog.instrs[i].queue == q && !issue(e, r, i))
+    for (size_t k = 0; k < r->queue[q].n; k++)
+        if (!issue(e, r, (size_t)r->queue[q].at[k]))
             return;
 }
 
@@ -142,8 +131,8 @@ static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 static void drain_device(mt_engine *e)
 {
     pthread_mutex_lock(&e->lock);
-    for (int q = 0; mt_is_device_queue(q); q++)
-        while (!e->closed[q])
+    for (int q = 0; q < MT_N_QUEUES; q++)
+        while (mt_queues[q].device && !e->closed[q])
             pthread_cond_wait(&e->moved[q], &e->lock);
     pthread_mutex_unlock(&e->lock);
     pthread_mutex_lock(&e->drain_lock); /* nobody feeds the streams now: one of us may */
@@ -156,8 +145,9 @@ static void drain_device(mt_engine *e)
 /* --- updates and disk ------------------------------------------------------------------------ */
 
 /*
- * Device instruction `at` will not come. A wait for it stands for all that it and those before it wait for themselves:
- * of updates and the disk too, which go on. Until these are there; false: the update is given up.
+ * Device instruction `at` was abandoned. Waits that follow from it were pruned from the program, so this waits directly
+ * for every update and disk transfer that `at` and the device instructions before it were waiting for: those go on.
+ * Returns false if the update itself failed.
  */
 static bool await_in_its_place(mt_engine *e, struct mt_runnable *r, int32_t at)
 {
@@ -165,11 +155,11 @@ static bool await_in_its_place(mt_engine *e, struct mt_runnable *r, int32_t at)
     for (int q = 0; q < MT_N_QUEUES; q++)
         last[q] = -1;
     for (int32_t i = 0; i <= at; i++)
-        for (int q = 0; mt_is_device_queue(r->prog.instrs[i].queue) && q < MT_N_QUEUES; q++)
+        for (int q = 0; mt_queues[r->prog.instrs[i].queue].device && q < MT_N_QUEUES; q++)
             last[q] = MT_MAX(last[q], r->prog.instrs[i].wait[q]);
     drain_device(e);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        if (!mt_is_device_queue(q) && last[q] >= 0 && await(e, q, last[q], true) == GIVEN_UP)
+        if (!mt_queues[q].device && last[q] >= 0 && await(e, q, last[q], true) == GIVEN_UP)
             return false;
     return true;
 }
@@ -183,7 +173,7 @@ static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_i
         enum waited w = await(e, q, in->wait[q], true);
         if (w == GIVEN_UP)
             return false;
-        if (!mt_is_device_queue(q))
+        if (!mt_queues[q].device)
             continue;
         if (w == NEVER_COMES && !await_in_its_place(e, r, in->wait[q]))
             return false;
@@ -198,10 +188,9 @@ static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_i
 static void run_updates(mt_engine *e, struct mt_runnable *r)
 {
     int64_t busy = 0;
-    for (size_t i = 0; i < r->prog.n_instrs; i++) {
+    for (size_t k = 0; k < r->queue[MT_Q_HOST].n; k++) {
+        size_t i = (size_t)r->queue[MT_Q_HOST].at[k];
         const struct mt_instr *in = &r->prog.instrs[i];
-        if (in->queue != MT_Q_HOST)
-            continue;
         if (!await_on_host(e, r, in))
             return;
         struct mt_err err = {0};
@@ -224,10 +213,10 @@ static void run_updates(mt_engine *e, struct mt_runnable *r)
 static void end_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
 {
     enum mt_queue q = r->prog.instrs[at].queue;
-    int list = q == MT_Q_DISK_WRITE;
+    const struct mt_queue_list *list = &r->queue[q];
     r->ended[at] = true;
-    while (e->disk_head[list] < r->n_disk[list] && r->ended[r->disk_list[list][e->disk_head[list]]])
-        e->progress[q] = r->disk_list[list][e->disk_head[list]++];
+    while (e->disk_head[q] < list->n && r->ended[list->at[e->disk_head[q]]])
+        e->progress[q] = list->at[e->disk_head[q]++];
     pthread_cond_broadcast(&e->moved[q]);
 }
 
@@ -248,17 +237,17 @@ static void disk_op_done(struct mt_disk_request *request)
     }
     if (!request->rc || !in->update) /* what is no update must not keep updates behind it waiting */
         end_disk_op(e, r, op->at);
-    e->disk_in_flight[in->queue == MT_Q_DISK_WRITE]--;
+    e->disk_in_flight[in->queue]--;
     pthread_cond_broadcast(&e->moved[in->queue]);
     pthread_mutex_unlock(&e->lock);
 }
 
 /* An operation more is under way, unless the run is given up and it is of no update. */
-static bool enter_disk_op(mt_engine *e, bool write, bool update)
+static bool enter_disk_op(mt_engine *e, enum mt_queue q, bool update)
 {
     pthread_mutex_lock(&e->lock);
     bool enter = update || !e->stop;
-    e->disk_in_flight[write] += enter;
+    e->disk_in_flight[q] += enter;
     pthread_mutex_unlock(&e->lock);
     return enter;
 }
@@ -288,17 +277,16 @@ static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct
     return in->update && !load && !e->pending.any;
 }
 
-/* What is left out, since no update is pending or the run is given up, still waits its turn: a wait for it stands for all
- * that it waits for itself. */
+/* A skipped disk instruction must still complete in queue order: later waiters rely on it to imply everything it was
+ * waiting for. */
 static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
-    int list = q == MT_Q_DISK_WRITE;
-    for (size_t k = 0; k < r->n_disk[list]; k++) {
-        int32_t at = r->disk_list[list][k];
+    for (size_t k = 0; k < r->queue[q].n; k++) {
+        int32_t at = r->queue[q].at[k];
         const struct mt_instr *in = &r->prog.instrs[at];
         if (!await_on_host(e, r, in))
             break;
-        if (!is_idle(e, &r->prog, in) && enter_disk_op(e, list, in->update)) {
+        if (!is_idle(e, &r->prog, in) && enter_disk_op(e, q, in->update)) {
             start_disk_op(e, r, at);
             continue;
         }
@@ -307,7 +295,7 @@ static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
         pthread_mutex_unlock(&e->lock);
     }
     pthread_mutex_lock(&e->lock);
-    while (e->disk_in_flight[list])
+    while (e->disk_in_flight[q])
         pthread_cond_wait(&e->moved[q], &e->lock);
     pthread_mutex_unlock(&e->lock);
 }
@@ -318,7 +306,7 @@ static void run_queue(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
 {
     if (q == MT_Q_HOST)
         run_updates(e, r);
-    else if (mt_is_device_queue(q))
+    else if (mt_queues[q].device)
         run_copies(e, r, q);
     else
         run_disk(e, r, q);
@@ -359,12 +347,10 @@ void mt_exec_init(mt_engine *e)
 
 int mt_exec_start(mt_engine *e, struct mt_err *err)
 {
-    static const char *const names[MT_N_QUEUES] = {"",             "mt-h2d-issue", "mt-d2h-issue",
-                                                   "mt-optimizer", "mt-disk-read", "mt-disk-write"};
     mt_exec_init(e);
-    for (int q = MT_Q_COMPUTE + 1; q < MT_N_QUEUES; q++) {
+    for (int q = 0; q < MT_N_QUEUES; q++) {
         struct mt_worker *w = &e->worker[q];
-        if (!e->p.disk && q >= MT_Q_DISK_READ)
+        if (!mt_queues[q].thread || (mt_queues[q].disk && !e->p.disk))
             continue;
         w->e = e;
         w->queue = (enum mt_queue)q;
@@ -373,7 +359,7 @@ int mt_exec_start(mt_engine *e, struct mt_err *err)
             return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start the engine's threads: %s",
                            strerror(rc));
         w->started = true;
-        pthread_setname_np(w->thread, names[q]);
+        pthread_setname_np(w->thread, mt_queues[q].thread);
     }
     return 0;
 }
@@ -407,11 +393,9 @@ static void begin(mt_engine *e, struct mt_runnable *r)
         e->progress[q] = -1;
         e->closed[q] = false;
         e->n_busy += e->worker[q].started;
-    }
-    for (int list = 0; list < 2; list++) {
-        e->disk_head[list] = 0;
-        for (size_t k = 0; k < r->n_disk[list]; k++)
-            r->ended[r->disk_list[list][k]] = false;
+        e->disk_head[q] = 0;
+        for (size_t k = 0; k < r->queue[q].n; k++)
+            r->ended[r->queue[q].at[k]] = false;
     }
     e->generation++;
     pthread_cond_broadcast(&e->workers);

@@ -129,14 +129,14 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
                                   e->p.grad_dtype, err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
-                       mt_opcode_name(in->op));
+                       mt_opcodes[in->op].name);
     }
 }
 
 int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err)
 {
-    const char *op = mt_opcode_name(in->op), *unit = e->layout->units[in->unit].name;
+    const char *op = mt_opcodes[in->op].name, *unit = e->layout->units[in->unit].name;
     int rc;
     mt_device_range_begin(e->dev, "%s %s, %d", op, unit, in->mb);
     if (in->op == MT_OP_STATS)

@@ -11,15 +11,16 @@ void mt_memory_add_row(struct mt_memory_rows *rows, const char *tier, const char
     rows->row[rows->n++] = (struct mt_memory_row){tier, tag, bytes};
 }
 
-static void add_pools(struct mt_memory_rows *rows, const struct mt_engine_plan *p, const char *tier, int from, int to)
+static void add_pools(struct mt_memory_rows *rows, const struct mt_engine_plan *p, const char *tier, bool device)
 {
-    for (int i = from; i < to; i++)
-        mt_memory_add_row(rows, tier, mt_pool_id_name((enum mt_pool_id)i), p->pool_bytes[i]);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (mt_pools[i].device == device)
+            mt_memory_add_row(rows, tier, mt_pools[i].name, p->pool_bytes[i]);
 }
 
 void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
 {
-    add_pools(rows, p, "device", 0, MT_N_DEVICE_POOLS);
+    add_pools(rows, p, "device", true);
     mt_memory_add_row(rows, "device", "scratch", p->scratch);
     mt_memory_add_row(rows, "device", "logits", p->logits);
     mt_memory_add_row(rows, "device", "inputs", p->inputs);
@@ -28,7 +29,7 @@ void mt_engine_add_device_rows(struct mt_memory_rows *rows, const struct mt_engi
 
 void mt_engine_add_host_rows(struct mt_memory_rows *rows, const struct mt_engine_plan *p)
 {
-    add_pools(rows, p, "host", MT_N_DEVICE_POOLS, MT_N_POOLS);
+    add_pools(rows, p, "host", false);
     mt_memory_add_row(rows, "host", "boundaries and activations", p->spill_bytes);
     mt_memory_add_row(rows, "host", "staging", p->staging_bytes);
 }

@@ -58,7 +58,7 @@ static char *operand_of(const mt_engine *e, const struct mt_program *prog, const
 int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err)
 {
-    size_t unit = (size_t)in->unit, piece = (size_t)in->mb;
+    size_t unit = (size_t)in->unit, piece = (size_t)in->piece;
     const struct mt_unit *u = &e->layout->units[unit];
     char *state = operand_of(e, prog, in, MT_OBJ_STATE), *staged = operand_of(e, prog, in, MT_OBJ_STAGED);
     size_t from = state ? piece * prog->piece_elems : 0, to = from + in->elems;

@@ -17,7 +17,7 @@ static void destroy_runnable(struct mt_runnable *r)
     mt_event_destroy(&r->end);
     free(r->done);
     free(r->ended);
-    free(r->disk_list[0]);
+    free(r->positions);
     mt_exec_trace_destroy(r);
     mt_program_finish(&r->prog);
     free(r);
@@ -32,22 +32,20 @@ void mt_runnable_destroy_all(mt_engine *e)
     }
 }
 
-static int list_disk_ops(struct mt_runnable *r, struct mt_err *err)
+static int list_queues(struct mt_runnable *r, struct mt_err *err)
 {
-    size_t n = 0, reads = 0;
-    for (size_t i = 0; i < r->prog.n_instrs; i++) {
-        n += r->prog.instrs[i].queue >= MT_Q_DISK_READ;
-        reads += r->prog.instrs[i].queue == MT_Q_DISK_READ;
-    }
-    r->ended = mt_calloc(n ? r->prog.n_instrs : 1, sizeof(*r->ended));
-    r->disk_list[0] = mt_calloc(n, sizeof(int32_t));
-    if (!r->ended || !r->disk_list[0])
-        return mt_fail_nomem(err, "a step program", r->prog.n_instrs);
-    r->disk_list[1] = r->disk_list[0] + reads;
-    for (size_t i = 0; i < r->prog.n_instrs; i++) {
-        int list = r->prog.instrs[i].queue == MT_Q_DISK_WRITE;
-        if (r->prog.instrs[i].queue >= MT_Q_DISK_READ)
-            r->disk_list[list][r->n_disk[list]++] = (int32_t)i;
+    size_t n = r->prog.n_instrs, first = 0;
+    r->ended = mt_calloc(n, sizeof(*r->ended));
+    r->positions = mt_calloc(n, sizeof(*r->positions));
+    if (!r->ended || !r->positions)
+        return mt_fail_nomem(err, "a step program", n * sizeof(*r->positions));
+    for (int q = 0; q < MT_N_QUEUES; q++) {
+        struct mt_queue_list *list = &r->queue[q];
+        list->at = r->positions + first;
+        for (size_t i = 0; i < n; i++)
+            if (r->prog.instrs[i].queue == q)
+                list->at[list->n++] = (int32_t)i;
+        first += list->n;
     }
     return 0;
 }
@@ -69,14 +67,14 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
         rc = mt_event_create(e->dev, &r->end, err);
     for (size_t i = 0; !rc && i < n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        if (in->signals && mt_is_device_queue(in->queue))
+        if (in->signals && mt_queues[in->queue].device)
             rc = mt_event_create(e->dev, &r->done[i], err);
         if (!rc && in->queue == MT_Q_COMPUTE && in->wait[MT_Q_H2D] >= 0) {
             rc = mt_event_create(e->dev, &r->before[i], err);
             if (!rc)
                 rc = mt_event_create(e->dev, &r->after[i], err);
         }
-        if (in->op == MT_OP_HEAD || in->op == MT_OP_LOGITS)
+        if (mt_opcodes[in->op].ends_forward)
             r->turn_at = i;
     }
     return rc;
@@ -108,7 +106,7 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
                      n_micro, r->prog.spill_bytes, r->prog.disk_spill_bytes, e->plan.spill_bytes,
                      (unsigned long long)e->plan.disk_spill_bytes);
     if (!rc)
-        rc = list_disk_ops(r, err);
+        rc = list_queues(r, err);
     if (!rc)
         rc = create_events(e, r, err);
     if (rc) {

@@ -91,8 +91,9 @@ static uint64_t host_pools(const struct tiers *t)
     size_t bytes[MT_N_POOLS];
     uint64_t sum = 0;
     mt_program_buffer_bytes(&t->plan->program, bytes);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-        sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[i];
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (!mt_pools[i].device)
+            sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[i];
     return sum;
 }
 
@@ -112,8 +113,9 @@ static void least_buffers(const struct tiers *t)
     int n[MT_N_POOLS];
     struct mt_program_params *p = &t->plan->program;
     mt_program_min_buffers(p, n);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-        p->n_buffers[i] = n[i];
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (!mt_pools[i].device)
+            p->n_buffers[i] = n[i];
     if (n[MT_POOL_STATE])
         p->n_buffers[MT_POOL_STATE] = RING;
 }
@@ -133,7 +135,7 @@ static void choose_piece(const struct tiers *t)
         piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)most);
         piece = MT_MAX(piece, (size_t)MIN_PIECE);
     }
-    /* a piece's number must fit its field */
+    /* no more pieces than keep the step's program short */
     piece = MT_MAX(piece, mt_div_up(largest, 30000));
     p->piece_elems = mt_align_up(MT_MIN(piece, largest), MT_PIECE_ALIGN);
 }
@@ -242,9 +244,10 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     else
         least_buffers(&t);
     t.host += reserve;
-    if (spill) { /* before whole units: as much traffic a byte, and gone when there are no more */
-        grow(&t, MT_POOL_SPILLED, MT_MIN(wanted[0], INT16_MAX));
-        grow(&t, MT_POOL_SPILLED_RECORD, MT_MIN(wanted[1], INT16_MAX));
+    /* Spill buffers come before whole units: equal traffic saved per byte, and the number needed is bounded. */
+    if (spill) {
+        grow(&t, MT_POOL_SPILLED, MT_MIN(wanted[0], MT_MAX_BUFFERS));
+        grow(&t, MT_POOL_SPILLED_RECORD, MT_MIN(wanted[1], MT_MAX_BUFFERS));
     }
     if (states && p->states == MT_STATES_AUTO)
         keep_units(&t);
@@ -267,7 +270,9 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
         plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&plan->program, bytes);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++) {
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        if (mt_pools[i].device)
+            continue;
         if (!bytes[i])
             plan->program.n_buffers[i] = 0;
         plan->pool_bytes[i] = bytes[i] * (size_t)plan->program.n_buffers[i];

@@ -32,7 +32,6 @@ void mt_exec_trace_destroy(struct mt_runnable *r)
 int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;
-    enum mt_stream s;
     if (!e->tracing || r->mode != MT_MODE_TRAIN || r->trace) {
         e->traced = e->tracing && r->trace ? r : e->traced;
         return 0;
@@ -43,7 +42,7 @@ int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *er
     r->trace->n = n;
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
-        for (int k = 0; k < 2 && !rc && mt_exec_stream_of(r->prog.instrs[i].queue, &s); k++)
+        for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
             rc = mt_event_create(e->dev, &r->trace->at[i].event[k], err);
     if (rc)
         mt_exec_trace_destroy(r);
@@ -54,11 +53,11 @@ int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *er
 
 static int mark(mt_engine *e, struct mt_runnable *r, size_t i, int k, struct mt_err *err)
 {
-    enum mt_stream s;
+    const struct mt_queue_desc *q = &mt_queues[r->prog.instrs[i].queue];
     if (!e->tracing || !r->trace)
         return 0;
-    if (mt_exec_stream_of(r->prog.instrs[i].queue, &s))
-        return mt_event_record(e->dev, r->trace->at[i].event[k], s, err);
+    if (q->device)
+        return mt_event_record(e->dev, r->trace->at[i].event[k], q->stream, err);
     r->trace->at[i].ns[k] = mt_now_ns();
     return 0;
 }
@@ -88,8 +87,8 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
         return mt_fail_nomem(err, "a trace", r->trace->n * sizeof(*s));
     for (size_t i = 0; i < r->trace->n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
-        s[i] = (struct mt_trace_span){.queue = in->queue, .op = in->op, .mb = in->mb, .unit = in->unit,
-                                      .bytes = in->bytes, .begin_ns = time_of(r->trace, i, 0),
+        s[i] = (struct mt_trace_span){.queue = in->queue, .op = in->op, .mb = in->mb, .piece = in->piece,
+                                      .unit = in->unit, .bytes = in->bytes, .begin_ns = time_of(r->trace, i, 0),
                                       .end_ns = time_of(r->trace, i, 1)};
     }
     *spans = s;

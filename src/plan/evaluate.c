@@ -149,8 +149,8 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
                        (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->planes_bytes + c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
                     c->process_bytes + (r->machine->cpu ? c->engine.device_bytes : 0);
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++)
-        c->host_bytes += c->engine.pool_bytes[i];
+    for (int i = 0; i < MT_N_POOLS; i++)
+        c->host_bytes += mt_pools[i].device ? 0 : c->engine.pool_bytes[i];
     if (c->host_bytes > r->host_budget)
         return fail_host(r, c->host_bytes, err);
     uint64_t room = disk_room(r);

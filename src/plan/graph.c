@@ -76,12 +76,12 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
     for (size_t i = 0; i < g.n && !rc; i++) {
         const struct mt_instr *in = &prog->instrs[i];
         struct mt_sim_task *t = &g.tasks[i];
-        *t = (struct mt_sim_task){.queue = in->queue, .op = in->op, .mb = in->mb, .unit = in->unit,
-                                  .cause = -1};
+        *t = (struct mt_sim_task){.queue = in->queue, .op = in->op, .unit = in->unit, .mb = in->mb,
+                                  .piece = in->piece, .cause = -1};
         for (int q = 0; q < MT_N_QUEUES; q++)
             t->wait[q] = in->wait[q];
         rc = price(t, prog, in, costs, p, err);
-        if (in->op == MT_OP_HEAD || in->op == MT_OP_LOGITS)
+        if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }
     if (rc) {

@@ -9,9 +9,7 @@
 
 const char *mt_sim_resource_name(enum mt_sim_resource r)
 {
-    static const char *const names[MT_SIM_N_RESOURCES] = {
-        "compute", "H2D link", "D2H link", "host optimizer", "disk reads", "disk writes"};
-    return names[r];
+    return mt_queues[r].title;
 }
 
 struct state {
@@ -61,8 +59,7 @@ static bool ready(const struct state *s, const struct mt_sim_task *t)
 /* Behind another request the latency of one passes unseen. */
 static double latency(const struct state *s, int q)
 {
-    bool disk = q == MT_Q_DISK_READ || q == MT_Q_DISK_WRITE;
-    return disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
+    return mt_queues[q].disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
 }
 
 static bool start_tasks(struct state *s)
@@ -101,7 +98,9 @@ static double slowed(double share, double duty)
 static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
 {
     bool compute = s->active[MT_Q_COMPUTE] >= 0, adam = s->active[MT_Q_HOST] >= 0;
-    for (int q = MT_Q_H2D; q <= MT_Q_D2H; q++) {
+    static const enum mt_queue link[] = {MT_Q_H2D, MT_Q_D2H};
+    for (size_t i = 0; i < MT_ARRAY_LEN(link); i++) {
+        enum mt_queue q = link[i];
         double duty = copy_duty(s, q);
         speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
         speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
@@ -194,7 +193,7 @@ static int run_tasks(struct state *s, struct mt_sim_result *r, struct mt_err *er
             const struct mt_sim_task *t = &s->g->tasks[s->order[s->next[q]]];
             return mt_fail(err, MT_ERR_RUNTIME, -EDEADLK,
                            "simulation: %s of unit %d, micro-batch %d never starts",
-                           mt_opcode_name(t->op), t->unit, t->mb);
+                           mt_opcodes[t->op].name, t->unit, t->mb);
         }
     return 0;
 }

@@ -27,8 +27,7 @@ enum mt_sim_phase { MT_SIM_FORWARD, MT_SIM_BACKWARD, MT_SIM_N_PHASES };
 
 struct mt_sim_task {
     uint8_t queue, op; /* op: enum mt_opcode */
-    int16_t mb;
-    int32_t unit;
+    int32_t unit, mb, piece;
     int32_t wait[MT_N_QUEUES]; /* newest task of that queue that must have ended, or -1 */
     double seconds;                /* alone */
     double bytes, flops;

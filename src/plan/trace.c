@@ -11,9 +11,6 @@
 /* A disk has many requests under way at once: rows of a queue that they lie in beside each other. */
 enum { MEASURED = 1, PREDICTED = 2, MAX_ROWS = 8 };
 
-static const char *const queue_names[MT_N_QUEUES] = {"compute",        "H2D",        "D2H",
-                                                     "host optimizer", "disk reads", "disk writes"};
-
 static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
 {
     mt_str_printf(s, "{\"ph\":\"M\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
@@ -21,7 +18,7 @@ static void add_name(struct mt_str *s, const char *what, int pid, int tid, const
 }
 
 struct span {
-    int pid, row, op, mb, unit;
+    int pid, row, op, mb, piece, unit;
     double begin_us, length_us, bytes;
 };
 
@@ -29,17 +26,17 @@ static void add_span(struct mt_str *s, const struct span *p, const struct mt_lay
 {
     mt_str_printf(s,
                   "{\"ph\":\"X\",\"name\":\"%s %s\",\"cat\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,"
-                  "\"dur\":%.3f,\"args\":{\"unit\":%d,\"micro_batch\":%d,\"bytes\":%.0f}},\n",
-                  mt_opcode_name((enum mt_opcode)p->op), l->units[p->unit].name,
-                  mt_opcode_name((enum mt_opcode)p->op), p->pid, p->row, p->begin_us, p->length_us,
-                  p->unit, p->mb, p->bytes);
+                  "\"dur\":%.3f,\"args\":{\"unit\":%d,\"micro_batch\":%d,\"piece\":%d,\"bytes\":%.0f}},\n",
+                  mt_opcodes[p->op].name, l->units[p->unit].name,
+                  mt_opcodes[p->op].name, p->pid, p->row, p->begin_us, p->length_us,
+                  p->unit, p->mb, p->piece, p->bytes);
 }
 
 static void add_names(struct mt_str *s, int pid, const char *process)
 {
     add_name(s, "process_name", pid, 0, process);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        add_name(s, "thread_name", pid, q, queue_names[q]);
+        add_name(s, "thread_name", pid, q, mt_queues[q].title);
 }
 
 /* When each row of each queue is free again. */
@@ -52,11 +49,11 @@ static int find_row(struct rows *rows, struct mt_str *s, const struct mt_trace_s
 {
     int q = t->queue, k = 0, id;
     char name[64];
-    while (t->queue >= MT_Q_DISK_READ && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
+    while (!mt_queues[q].ends_in_order && k < MAX_ROWS - 1 && rows->free_at[k][q] > t->begin_ns)
         k++;
     id = k * MT_N_QUEUES + q;
     if (k && !rows->free_at[k][q]) {
-        snprintf(name, sizeof(name), "%s %d", queue_names[q], k + 1);
+        snprintf(name, sizeof(name), "%s %d", mt_queues[q].title, k + 1);
         add_name(s, "thread_name", MEASURED, id, name);
     }
     rows->free_at[k][q] = t->end_ns;
@@ -76,7 +73,7 @@ static void add_measured(struct mt_str *s, const struct mt_trace_span *spans, si
         const struct mt_trace_span *t = &spans[i];
         if (!t->begin_ns)
             continue;
-        struct span p = {MEASURED, find_row(&rows, s, t), t->op, t->mb, t->unit,
+        struct span p = {MEASURED, find_row(&rows, s, t), t->op, t->mb, t->piece, t->unit,
                          (double)(t->begin_ns - first) * 1e-3, (double)(t->end_ns - t->begin_ns) * 1e-3,
                          (double)t->bytes};
         add_span(s, &p, l);
@@ -88,7 +85,7 @@ static void add_predicted(struct mt_str *s, const struct mt_sim_graph *g, const 
     add_names(s, PREDICTED, "predicted");
     for (size_t i = 0; i < g->n; i++) {
         const struct mt_sim_task *t = &g->tasks[i];
-        struct span p = {PREDICTED, t->queue, t->op, t->mb, t->unit, t->start * 1e6,
+        struct span p = {PREDICTED, t->queue, t->op, t->mb, t->piece, t->unit, t->start * 1e6,
                          (t->end - t->start) * 1e6, t->queue == MT_Q_COMPUTE ? 0 : t->bytes};
         add_span(s, &p, l);
     }

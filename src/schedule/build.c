@@ -6,7 +6,9 @@
  */
 #include "schedule/build.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -20,17 +22,23 @@ struct writer {
     bool failed;
 };
 
-int mt_program_pool_class(const struct mt_program_params *p, size_t unit)
+static enum mt_size_class class_of(const struct mt_program_params *p, size_t unit)
 {
+    enum mt_size_class vocab = p->one_ring ? MT_CLASS_LAYER : MT_CLASS_VOCAB;
     switch (p->units[unit].kind) {
     case MT_SHAPE_LAYER:
-        return 0;
+        return MT_CLASS_LAYER;
     case MT_SHAPE_HEAD:
-        return p->tied ? 2 : p->one_ring ? 0 : 1;
+        return p->tied ? MT_CLASS_NORM : vocab;
     case MT_SHAPE_EMBED:
     default:
-        return p->one_ring ? 0 : 1;
+        return vocab;
     }
+}
+
+enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
+{
+    return mt_kinds[kind].pool[class_of(p, unit)];
 }
 
 static bool has_gradient(const struct mt_program_params *p, size_t unit)
@@ -38,8 +46,7 @@ static bool has_gradient(const struct mt_program_params *p, size_t unit)
     return p->mode == MT_MODE_TRAIN && p->units[unit].trainable;
 }
 
-static int add_object(struct writer *w, enum mt_object_kind kind, int pool, int unit, int mb,
-                      size_t bytes)
+static int add_object(struct writer *w, enum mt_object_kind kind, size_t unit, size_t mb, size_t bytes)
 {
     struct mt_program *g = &w->d->prog;
     if (!mt_grow(&g->objects, &g->cap_objects, g->n_objects + 1, sizeof(*g->objects))) {
@@ -47,12 +54,12 @@ static int add_object(struct writer *w, enum mt_object_kind kind, int pool, int 
         return NONE;
     }
     g->objects[g->n_objects] = (struct mt_object){
-        .kind = kind, .pool = pool, .unit = unit, .mb = mb, .bytes = bytes, .spill = -1};
+        .kind = kind, .pool = mt_program_pool(w->p, kind, unit), .unit = (int32_t)unit, .mb = (int32_t)mb,
+        .bytes = bytes, .spill = -1};
     return (int)g->n_objects++;
 }
 
-static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, enum mt_queue q, size_t unit,
-                                  size_t mb)
+static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t unit, size_t mb)
 {
     struct mt_program *g = &w->d->prog;
     if (!mt_grow(&g->instrs, &g->cap_instrs, g->n_instrs + 1, sizeof(*g->instrs))) {
@@ -60,8 +67,7 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, enum mt_q
         return &w->sink;
     }
     struct mt_instr *in = &g->instrs[g->n_instrs++];
-    *in = (struct mt_instr){.op = op, .queue = q, .unit = (int32_t)unit, .mb = (int16_t)mb,
-                            .wait = MT_NO_WAITS};
+    *in = mt_instr_make(op, unit, mb);
     return in;
 }
 
@@ -75,8 +81,7 @@ static int boundary(struct writer *w, size_t unit, size_t mb)
 {
     int *slot = &w->x[unit * w->p->n_micro + mb];
     if (*slot == NONE)
-        *slot = add_object(w, MT_OBJ_BOUNDARY, MT_POOL_BOUNDARY, (int)unit, (int)mb,
-                           w->p->boundary_bytes);
+        *slot = add_object(w, MT_OBJ_BOUNDARY, unit, mb, w->p->boundary_bytes);
     return *slot;
 }
 
@@ -86,8 +91,7 @@ static int record(struct writer *w, size_t unit, size_t mb)
         return NONE;
     int *slot = &w->rec[unit * w->p->n_micro + mb];
     if (*slot == NONE)
-        *slot = add_object(w, MT_OBJ_RECORD, MT_POOL_RECORD, (int)unit, (int)mb,
-                           w->p->units[unit].record_bytes);
+        *slot = add_object(w, MT_OBJ_RECORD, unit, mb, w->p->units[unit].record_bytes);
     return *slot;
 }
 
@@ -97,9 +101,8 @@ static int gradient(struct writer *w, size_t unit)
     if (!has_gradient(w->p, unit))
         return NONE;
     if (w->g[unit] == NONE) {
-        w->g[unit] = add_object(w, MT_OBJ_GRAD, MT_POOL_GRAD + mt_program_pool_class(w->p, unit), (int)unit, 0,
-                                w->p->units[unit].grad_elems * 4);
-        operand(add_instr(w, MT_OP_ZERO, MT_Q_COMPUTE, unit, 0), w->g[unit], MT_WRITE);
+        w->g[unit] = add_object(w, MT_OBJ_GRAD, unit, 0, w->p->units[unit].grad_elems * 4);
+        operand(add_instr(w, MT_OP_ZERO, unit, 0), w->g[unit], MT_WRITE);
     }
     return w->g[unit];
 }
@@ -108,7 +111,7 @@ static void write_forward(struct writer *w, size_t unit, size_t mb)
 {
     const struct mt_program_params *p = w->p;
     bool embed = p->units[unit].kind == MT_SHAPE_EMBED;
-    struct mt_instr *in = add_instr(w, embed ? MT_OP_EMBED : MT_OP_FORWARD, MT_Q_COMPUTE, unit, mb);
+    struct mt_instr *in = add_instr(w, embed ? MT_OP_EMBED : MT_OP_FORWARD, unit, mb);
     operand(in, w->w[unit], MT_READ);
     if (!embed)
         operand(in, boundary(w, unit, mb), MT_READ);
@@ -123,15 +126,14 @@ static void write_head(struct writer *w, size_t mb)
     size_t unit = p->n_units - 1, table = p->tied ? 0 : unit;
     bool train = p->mode == MT_MODE_TRAIN;
     int g = train ? gradient(w, unit) : NONE, gt = train && p->tied ? gradient(w, table) : NONE;
-    struct mt_instr *in = add_instr(w, p->mode == MT_MODE_LOGITS ? MT_OP_LOGITS : MT_OP_HEAD,
-                                    MT_Q_COMPUTE, unit, mb);
+    struct mt_instr *in = add_instr(w, p->mode == MT_MODE_LOGITS ? MT_OP_LOGITS : MT_OP_HEAD, unit, mb);
     operand(in, w->w[unit], MT_READ);
     if (p->tied)
         operand(in, w->w[table], MT_READ);
     operand(in, boundary(w, unit, mb), MT_READ);
     if (!train)
         return;
-    w->dx[mb] = add_object(w, MT_OBJ_DX, MT_POOL_BOUNDARY, 0, (int)mb, p->boundary_bytes);
+    w->dx[mb] = add_object(w, MT_OBJ_DX, 0, mb, p->boundary_bytes);
     operand(in, w->dx[mb], MT_WRITE);
     operand(in, g, MT_UPDATE);
     operand(in, gt, MT_UPDATE);
@@ -143,8 +145,7 @@ static void write_backward(struct writer *w, size_t unit, size_t mb)
     int g = gradient(w, unit);
     if (embed && g == NONE)
         return;
-    struct mt_instr *in =
-        add_instr(w, embed ? MT_OP_EMBED_BWD : MT_OP_BACKWARD, MT_Q_COMPUTE, unit, mb);
+    struct mt_instr *in = add_instr(w, embed ? MT_OP_EMBED_BWD : MT_OP_BACKWARD, unit, mb);
     if (!embed) {
         operand(in, w->w[unit], MT_READ);
         operand(in, boundary(w, unit, mb), MT_READ);
@@ -162,13 +163,13 @@ static void write_grad_out(struct writer *w, size_t unit)
         return;
     int g = gradient(w, unit), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes;
-    struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, MT_Q_COMPUTE, unit, 0);
+    struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
     operand(in, g, p->cast ? MT_READ : MT_UPDATE);
     if (p->cast) {
-        out = add_object(w, MT_OBJ_CAST, MT_POOL_CAST + mt_program_pool_class(p, unit), (int)unit, 0, bytes);
+        out = add_object(w, MT_OBJ_CAST, unit, 0, bytes);
         operand(in, out, MT_WRITE);
     }
-    in = add_instr(w, MT_OP_STORE_GRAD, MT_Q_D2H, unit, 0);
+    in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, out, MT_READ);
     in->bytes = bytes;
 }
@@ -236,9 +237,24 @@ static bool alloc_writer(struct writer *w)
     return true;
 }
 
+/* Positions and micro-batches are 32-bit numbers. */
+static int check_size(const struct mt_program_params *p, struct mt_err *err)
+{
+    const size_t most = INT32_MAX / 40; /* forward and backward, each with a copy in and out for every operand */
+    if (p->n_micro <= most / p->n_units)
+        return 0;
+    return mt_fail(err, MT_ERR_NO_FIT, -E2BIG,
+                   "a step of %zu micro-batches over %zu units has too many instructions (at most %zu micro-batches): "
+                   "raise train.micro_batch or lower train.tokens_per_step",
+                   p->n_micro, p->n_units, most / p->n_units);
+}
+
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct mt_err *err)
 {
     struct writer w = {.d = d, .p = p};
+    int rc = check_size(p, err);
+    if (rc)
+        return rc;
     *d = (struct mt_draft){.params = p};
     d->prog.n_units = p->n_units;
     d->prog.n_micro = p->n_micro;
@@ -248,12 +264,11 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     bool updates = p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_UPDATE;
     for (size_t u = 0; u < p->n_units; u++) {
         if (updates && p->units[u].trainable) {
-            struct mt_instr *in = add_instr(&w, MT_OP_ADAM, MT_Q_HOST, u, 0);
+            struct mt_instr *in = add_instr(&w, MT_OP_ADAM, u, 0);
             in->elems = p->units[u].grad_elems;
             in->update = true;
         }
-        w.w[u] = add_object(&w, MT_OBJ_WEIGHTS, MT_POOL_WEIGHTS + mt_program_pool_class(p, u), (int)u, 0,
-                            p->units[u].weight_bytes);
+        w.w[u] = add_object(&w, MT_OBJ_WEIGHTS, u, 0, p->units[u].weight_bytes);
     }
     if (p->mode == MT_MODE_UPDATE)
         ;
@@ -262,7 +277,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     else
         write_layered(&w);
     if (p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_EVAL)
-        add_instr(&w, MT_OP_STATS, MT_Q_D2H, p->n_units - 1, 0);
+        add_instr(&w, MT_OP_STATS, p->n_units - 1, 0);
     free(w.w);
     if (w.failed) {
         mt_program_finish(&d->prog);
@@ -271,45 +286,45 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     return 0;
 }
 
+/* The pool of a unit's objects of the kind holds one of that many bytes. */
+static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
+                 size_t object_bytes)
+{
+    size_t *b = &bytes[mt_program_pool(p, kind, unit)];
+    *b = MT_MAX(*b, object_bytes);
+}
+
 /* Of the pools in host memory; all are multiples of a page, as the disk wants them. */
 static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
 {
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
-        int c = mt_program_pool_class(p, u);
         size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->grad_elems, MT_PIECE_ALIGN));
-        size_t staged = mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes;
-        bytes[MT_POOL_STAGED + c] = MT_MAX(bytes[MT_POOL_STAGED + c], staged);
+        hold(p, bytes, MT_OBJ_STAGED, u, mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes);
         if (s->trainable)
-            bytes[MT_POOL_STATE] = MT_MAX(bytes[MT_POOL_STATE], piece * s->state_elem_bytes);
+            hold(p, bytes, MT_OBJ_STATE, u, piece * s->state_elem_bytes);
         if (s->trainable && s->grad_on_disk)
-            bytes[MT_POOL_GRAD_OUT + c] =
-                MT_MAX(bytes[MT_POOL_GRAD_OUT + c], mt_align_up(s->grad_elems * p->grad_bytes, 4096));
+            hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->grad_elems * p->grad_bytes, 4096));
     }
-    if (p->spill_disk) {
-        bytes[MT_POOL_SPILLED] = mt_align_up(bytes[MT_POOL_BOUNDARY], 4096);
-        bytes[MT_POOL_SPILLED_RECORD] = mt_align_up(bytes[MT_POOL_RECORD], 4096);
-    }
+    for (int i = 0; p->spill_disk && i < MT_N_POOLS; i++)
+        if (mt_pools[i].spilled != MT_NO_POOL)
+            bytes[mt_pools[i].spilled] = mt_align_up(bytes[i], 4096);
 }
 
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
 {
-    for (int i = 0; i < MT_N_POOLS; i++)
-        bytes[i] = 0;
+    memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
     for (size_t u = 0; u < p->n_units; u++) {
-        int c = mt_program_pool_class(p, u);
-        bytes[MT_POOL_WEIGHTS + c] = MT_MAX(bytes[MT_POOL_WEIGHTS + c], p->units[u].weight_bytes);
-        if (!has_gradient(p, u))
-            continue;
-        size_t g = p->units[u].grad_elems;
-        bytes[MT_POOL_GRAD + c] = MT_MAX(bytes[MT_POOL_GRAD + c], g * 4);
-        if (p->cast)
-            bytes[MT_POOL_CAST + c] = MT_MAX(bytes[MT_POOL_CAST + c], g * p->grad_bytes);
+        const struct mt_unit_shape *s = &p->units[u];
+        hold(p, bytes, MT_OBJ_WEIGHTS, u, s->weight_bytes);
+        if (has_gradient(p, u))
+            hold(p, bytes, MT_OBJ_GRAD, u, s->grad_elems * 4);
+        if (has_gradient(p, u) && p->cast)
+            hold(p, bytes, MT_OBJ_CAST, u, s->grad_elems * p->grad_bytes);
+        if (p->mode == MT_MODE_TRAIN && s->kind == MT_SHAPE_LAYER && !s->recompute)
+            hold(p, bytes, MT_OBJ_RECORD, u, s->record_bytes);
     }
-    bytes[MT_POOL_BOUNDARY] = p->boundary_bytes;
-    for (size_t u = 0; u < p->n_units; u++)
-        if (p->mode == MT_MODE_TRAIN && p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute)
-            bytes[MT_POOL_RECORD] = MT_MAX(bytes[MT_POOL_RECORD], p->units[u].record_bytes);
+    hold(p, bytes, MT_OBJ_BOUNDARY, 0, p->boundary_bytes);
     host_buffer_bytes(p, bytes);
 }
 
@@ -326,41 +341,41 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(p, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
-        n[i] = bytes[i] ? 1 : 0;
-    n[MT_POOL_WEIGHTS] = 2; /* a ring of one cannot prefetch */
-    n[MT_POOL_BOUNDARY] = 2;
-    const int rings[] = {MT_POOL_STATE, MT_POOL_STAGED, MT_POOL_SPILLED, MT_POOL_SPILLED_RECORD};
-    for (size_t i = 0; i < MT_ARRAY_LEN(rings); i++)
-        n[rings[i]] = bytes[rings[i]] ? 2 : 0;
+        n[i] = bytes[i] ? mt_pools[i].least : 0;
+}
+
+static int clip(size_t n_buffers)
+{
+    return (int)MT_MIN(n_buffers, (size_t)MT_MAX_BUFFERS);
 }
 
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS], n_mb = p->n_micro, between = p->n_units - 2, saved = 0;
-    int count[3] = {0};
     bool train = p->mode == MT_MODE_TRAIN;
     mt_program_buffer_bytes(p, bytes);
+    memset(n, 0, MT_N_POOLS * sizeof(n[0]));
     for (size_t u = 0; u < p->n_units; u++) {
-        count[mt_program_pool_class(p, u)]++;
+        static const enum mt_object_kind one_a_unit[] = {MT_OBJ_WEIGHTS, MT_OBJ_GRAD, MT_OBJ_CAST, MT_OBJ_STAGED,
+                                                         MT_OBJ_GRAD_OUT};
+        for (size_t k = 0; k < MT_ARRAY_LEN(one_a_unit); k++) {
+            int *count = &n[mt_program_pool(p, one_a_unit[k], u)];
+            /* gradients leave: two at once are enough; by micro-batches, all live to the end */
+            bool leaves = one_a_unit[k] == MT_OBJ_CAST || one_a_unit[k] == MT_OBJ_GRAD_OUT ||
+                          (one_a_unit[k] == MT_OBJ_GRAD && !p->microbatch);
+            *count = leaves ? MT_MIN(*count + 1, 2) : *count + 1;
+        }
         saved += p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute;
     }
-    for (int c = 0; c < 3; c++) {
-        n[MT_POOL_WEIGHTS + c] = count[c];
-        /* by layers, two gradients at once are enough; by micro-batches, all live to the end */
-        n[MT_POOL_GRAD + c] = p->microbatch ? count[c] : MT_MIN(count[c], 2);
-        n[MT_POOL_CAST + c] = MT_MIN(count[c], 2);
-        n[MT_POOL_STAGED + c] = count[c];
-        n[MT_POOL_GRAD_OUT + c] = MT_MIN(count[c], 2);
-    }
     n[MT_POOL_STATE] = 6; /* two each on their way in, in Adam's hands and on their way out */
-    n[MT_POOL_SPILLED] = (int)((between + 2) * n_mb + n_mb);
-    n[MT_POOL_SPILLED_RECORD] = (int)(saved * n_mb);
-    n[MT_POOL_BOUNDARY] = (int)((train ? between + 2 : 2) * n_mb);
-    n[MT_POOL_RECORD] = (int)(saved * n_mb);
+    n[MT_POOL_SPILLED] = clip((between + 2) * n_mb + n_mb);
+    n[MT_POOL_SPILLED_RECORD] = clip(saved * n_mb);
+    n[MT_POOL_BOUNDARY] = clip((train ? between + 2 : 2) * n_mb);
+    n[MT_POOL_RECORD] = clip(saved * n_mb);
     int least[MT_N_POOLS];
     mt_program_min_buffers(p, least);
-    for (int i = 0; i < MT_N_POOLS; i++) /* an operand's buffer is an int16_t */
-        n[i] = bytes[i] ? MT_MIN(MT_MAX(n[i], least[i]), INT16_MAX) : 0;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        n[i] = bytes[i] ? MT_MAX(n[i], least[i]) : 0;
 }
 
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,

@@ -23,7 +23,9 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 /** Drops waits that follow from others, and marks what is waited for: every wait left costs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
-/** A unit's class of size: its pools are MT_POOL_x + class. */
-int mt_program_pool_class(const struct mt_program_params *p, size_t unit);
+/** The pool of a unit's objects of that kind. */
+enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit);
+/** An instruction that waits for nothing and has no operands; its queue is the opcode's. */
+struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);
 
 #endif

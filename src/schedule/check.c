@@ -50,20 +50,15 @@ static bool ordered(const struct checker *c, int before, size_t i)
     return before == NONE || before == (int)i || c->clock[i][c->p->instrs[before].queue] >= before;
 }
 
-static bool ends_in_any_order(int queue)
-{
-    return queue == MT_Q_DISK_READ || queue == MT_Q_DISK_WRITE;
-}
-
 static int advance_clock(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    if (in->queue >= MT_N_QUEUES || in->op >= MT_N_OPCODES || in->n_operands > MT_MAX_OPERANDS)
+    if (in->op >= MT_N_OPCODES || in->queue != mt_opcodes[in->op].queue || in->n_operands > MT_MAX_OPERANDS)
         return fault(c, i, NONE, "malformed instruction");
     int32_t prev = c->last_of[in->queue];
     for (int q = 0; q < MT_N_QUEUES; q++)
         c->clock[i][q] = prev >= 0 ? c->clock[prev][q] : NONE;
-    if (prev >= 0 && !ends_in_any_order(in->queue))
+    if (prev >= 0 && mt_queues[in->queue].ends_in_order)
         c->clock[i][in->queue] = prev;
     for (int q = 0; q < MT_N_QUEUES; q++) {
         int32_t w = in->wait[q];
@@ -117,7 +112,7 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "loads weights before their update");
     c->loaded[o->unit] = o->kind == MT_OBJ_WEIGHTS ? (int)i : c->loaded[o->unit];
-    if (o->kind != MT_OBJ_WEIGHTS && home->object != object)
+    if (!mt_kinds[o->kind].begins_home && home->object != object)
         return fault(c, i, NONE, "loads what was never stored");
     if (home->version != c->latest[object])
         return fault(c, i, home->writer, "loads an old content");
@@ -141,8 +136,7 @@ static int check_disk_read(struct checker *c, size_t i, int object, struct place
 {
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
-    bool plane = o->kind == MT_OBJ_STATE || o->kind == MT_OBJ_STAGED;
-    if (o->kind < MT_OBJ_STATE || (!plane && home->object != object))
+    if (mt_kinds[o->kind].device || (!mt_kinds[o->kind].begins_home && home->object != object))
         return fault(c, i, NONE, "reads from the disk what was never written there");
     if (home->version != c->latest[object])
         return fault(c, i, home->writer, "reads an old content from the disk");
@@ -156,8 +150,8 @@ static int check_disk_write(struct checker *c, size_t i, int object, struct plac
     int rc = check_read(c, i, object, at);
     if (rc)
         return rc;
-    if (o->kind < MT_OBJ_STATE ||
-        (o->kind == MT_OBJ_SPILLED &&
+    if (mt_kinds[o->kind].device ||
+        (mt_kinds[o->kind].home == MT_HOME_SPILL &&
          (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
         return fault(c, i, NONE, "writes to no home");
     if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->adam[o->unit], i))
@@ -205,8 +199,8 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     int rc = o->kind == MT_OBJ_GRAD ? count_gradient(c, i, op->object) : 0;
     if (rc)
         return rc;
-    bool staged = o->pool >= MT_N_DEVICE_POOLS;
-    if (staged != (o->kind >= MT_OBJ_STATE))
+    bool staged = !mt_kinds[o->kind].device;
+    if (staged == mt_pools[o->pool].device)
         return fault(c, i, NONE, "has an object in a pool of another tier");
     switch (in->op) {
     case MT_OP_LOAD:
@@ -245,7 +239,7 @@ static int check_instr(struct checker *c, size_t i)
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
     if (!rc && in->op == MT_OP_ADAM) {
-        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->mb != c->pieces[in->unit]++)
+        if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
             return fault(c, i, NONE, "updates no unit, or one twice");
         if (c->loaded[in->unit] != NONE)
             return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
@@ -275,9 +269,8 @@ static int check_grads_leave(struct checker *c)
 static int check_planes_are_home(struct checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
-        enum mt_object_kind kind = c->p->objects[o].kind;
-        bool plane = kind == MT_OBJ_STATE || kind == MT_OBJ_STAGED || kind == MT_OBJ_GRAD_OUT;
-        if (plane && c->homes[o].version != c->latest[o])
+        const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
+        if (!kind->device && kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
             return fault(c, c->p->n_instrs - 1, NONE, "a plane that changed never reaches the disk");
     }
     return 0;

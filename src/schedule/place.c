@@ -9,6 +9,7 @@
  * starts as soon as its buffer is free, so the H2D queue is ordered by that moment (its release) and not by
  * use. Every load's release precedes its use, so the queues cannot wait for each other in a circle.
  */
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 
@@ -67,12 +68,6 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
     return e;
 }
 
-static struct mt_instr make_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
-{
-    return (struct mt_instr){.op = op, .queue = q, .unit = unit, .mb = (int16_t)mb,
-                             .wait = MT_NO_WAITS};
-}
-
 static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
 {
     in->operand[in->n_operands++] =
@@ -103,9 +98,9 @@ static bool find_next_uses(struct placer *p)
 static void emit_poison(struct placer *p, int pool, int buffer)
 {
     struct buffer *b = &p->buffers[pool][buffer];
-    if (!p->params->poison || b->last_compute == NONE || pool > MT_POOL_RECORD || b->object == NONE)
+    if (!p->params->poison || b->last_compute == NONE || !mt_pools[pool].poisonable || b->object == NONE)
         return;
-    struct mt_instr in = make_instr(MT_OP_POISON, MT_Q_COMPUTE, p->draft->objects[b->object].unit, 0);
+    struct mt_instr in = mt_instr_make(MT_OP_POISON, (size_t)p->draft->objects[b->object].unit, 0);
     add_operand(&in, b->object, buffer, MT_WRITE);
     struct mt_placed *e = push(p, &p->q.poisons, &in);
     if (e) {
@@ -127,10 +122,10 @@ static void emit_store(struct placer *p, int object)
 {
     struct object_state *s = &p->objects[object];
     struct mt_object *o = &p->draft->objects[object];
-    struct mt_instr in = make_instr(MT_OP_STORE, MT_Q_D2H, o->unit, o->mb);
+    struct mt_instr in = mt_instr_make(MT_OP_STORE, (size_t)o->unit, (size_t)o->mb);
     add_operand(&in, object, s->buffer, MT_READ);
     in.bytes = o->bytes;
-    bool staged = p->params->spill_disk && o->kind != MT_OBJ_GRAD; /* then its place is stage.c's */
+    bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c finds its home */
     if (o->spill < 0 && !staged) {
         o->spill = (int64_t)p->draft->spill_bytes;
         p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
@@ -171,7 +166,7 @@ static int take_buffer(struct placer *p, int object, struct mt_err *err)
     if (at == NONE)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                        "%d buffers of pool \"%s\" are too few for one instruction",
-                       p->draft->pool[pool].n, mt_pool_id_name(pool));
+                       p->draft->pool[pool].n, mt_pools[pool].name);
     struct buffer *b = &p->buffers[pool][at];
     if (b->object != NONE) {
         if (p->objects[b->object].dirty)
@@ -189,7 +184,7 @@ static void emit_load(struct placer *p, int object)
     struct object_state *s = &p->objects[object];
     const struct mt_object *o = &p->draft->objects[object];
     struct buffer *b = &p->buffers[o->pool][s->buffer];
-    struct mt_instr in = make_instr(MT_OP_LOAD, MT_Q_H2D, o->unit, o->mb);
+    struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS;
     add_operand(&in, object, s->buffer, MT_WRITE);
     in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
@@ -214,7 +209,7 @@ static void emit_load(struct placer *p, int object)
     s->loaded = true;
     s->load = e->key;
     if (weights && p->params->join) {
-        struct mt_instr join = make_instr(MT_OP_JOIN, MT_Q_COMPUTE, o->unit, 0);
+        struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
         struct mt_placed *j = push(p, &p->q.compute, &join);
         if (!j)
@@ -305,6 +300,15 @@ static void place_store(struct placer *p, size_t i)
     release_operands(p, &in, i);
 }
 
+static int check_pools(const struct mt_program_params *p, struct mt_err *err)
+{
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (p->n_buffers[i] > MT_MAX_BUFFERS)
+            return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the %d there can be",
+                           p->n_buffers[i], mt_pools[i].name, MT_MAX_BUFFERS);
+    return 0;
+}
+
 static bool alloc_placer(struct placer *p)
 {
     struct mt_program *d = p->draft;
@@ -362,7 +366,9 @@ static int place_all(struct placer *p, struct mt_err *err)
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err)
 {
     struct placer p = {.params = d->params, .draft = &d->prog, .first_load_release = NONE};
-    int rc = alloc_placer(&p) ? place_all(&p, err)
+    int rc = check_pools(d->params, err);
+    if (!rc)
+        rc = alloc_placer(&p) ? place_all(&p, err)
                               : mt_fail_nomem(err, "a step program", d->prog.n_instrs * sizeof(int));
     if (!rc)
         rc = mt_placed_merge(out, &d->prog, &p.q, err);

@@ -7,35 +7,10 @@
 #include "base/mem.h"
 #include "schedule/build.h"
 
-static const char *const opcode_names[MT_N_OPCODES] = {
-    "adam",    "load",   "store",    "join",      "zero",      "poison",     "embed", "forward",
-    "head",    "logits", "backward", "embed_bwd", "grad_cast", "store_grad", "stats",
-    "read",    "write",
-};
-
-static const char *const pool_names[MT_N_POOLS] = {
-    "weight slots",     "vocabulary weights",   "norm weights",   "boundaries",
-    "activations",      "gradients",            "vocabulary gradients", "norm gradients",
-    "gradient casts",   "vocabulary gradient casts", "norm gradient casts",
-    "state staging",    "weight staging",       "vocabulary weight staging",
-    "norm weight staging",  "gradient staging", "vocabulary gradient staging",
-    "norm gradient staging", "boundary staging", "activation staging",
-};
-
-static const char *const queue_names[MT_N_QUEUES] = {"compute", "h2d",       "d2h",
-                                                       "host",    "disk read", "disk write"};
-static const char *const kind_names[MT_N_OBJECT_KINDS] = {"w", "x", "dx", "rec", "g", "c",
-                                                            "s", "hw", "hg", "hx"};
-static const char *const use_names[MT_N_DISK_USES] = {"states", "weights", "gradients", "activations"};
-
-const char *mt_opcode_name(enum mt_opcode op)
+struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb)
 {
-    return opcode_names[op];
-}
-
-const char *mt_pool_id_name(enum mt_pool_id id)
-{
-    return pool_names[id];
+    return (struct mt_instr){
+        .op = op, .queue = mt_opcodes[op].queue, .unit = (int32_t)unit, .mb = (int32_t)mb, .wait = MT_NO_WAITS};
 }
 
 void mt_program_finish(struct mt_program *p)
@@ -54,23 +29,9 @@ size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q)
     return sum;
 }
 
-const char *mt_disk_use_name(enum mt_disk_use use)
-{
-    return use_names[use];
-}
-
 enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_instr *in)
 {
-    switch (p->objects[in->operand[0].object].kind) {
-    case MT_OBJ_STATE:
-        return MT_DISK_STATES;
-    case MT_OBJ_STAGED:
-        return MT_DISK_WEIGHTS;
-    case MT_OBJ_GRAD_OUT:
-        return MT_DISK_GRADIENTS;
-    default:
-        return MT_DISK_ACTIVATIONS;
-    }
+    return mt_kinds[p->objects[in->operand[0].object].kind].disk_use;
 }
 
 struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
@@ -89,17 +50,18 @@ struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i)
 {
     const struct mt_instr *in = &p->instrs[i];
-    int at = snprintf(buf, len, "%zu %s unit %d mb %d [", i, opcode_names[in->op], in->unit, in->mb);
+    /* what there are several of in a unit: micro-batches, or pieces of its update */
+    int at = snprintf(buf, len, "%zu %s unit %d mb %d [", i, mt_opcodes[in->op].name, in->unit, in->mb + in->piece);
     for (int k = 0; k < in->n_operands && at >= 0 && (size_t)at < len; k++) {
         const struct mt_object *o = &p->objects[in->operand[k].object];
-        at += snprintf(buf + at, len - (size_t)at, "%s%s%d.%d@%d", k ? " " : "", kind_names[o->kind],
-                       o->unit, o->mb, in->operand[k].buffer);
+        at += snprintf(buf + at, len - (size_t)at, "%s%s%d.%d@%d", k ? " " : "",
+                       mt_kinds[o->kind].name, o->unit, o->mb + o->piece, in->operand[k].buffer);
     }
     if (at >= 0 && (size_t)at < len)
         at += snprintf(buf + at, len - (size_t)at, "]");
     for (int q = 0; q < MT_N_QUEUES && at >= 0 && (size_t)at < len; q++)
         if (in->wait[q] >= 0)
-            at += snprintf(buf + at, len - (size_t)at, " waits %s %d", queue_names[q], in->wait[q]);
+            at += snprintf(buf + at, len - (size_t)at, " waits %s %d", mt_queues[q].name, in->wait[q]);
 }
 
 int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)

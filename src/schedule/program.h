@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "schedule/tables.h"
 
 /**
  * A step as data. A program is an array of instructions over objects that live in pools of equal device
@@ -25,85 +26,14 @@
  * written from them, and the optimizer's pass cut into pieces.
  */
 
-enum mt_queue {
-    MT_Q_COMPUTE, /* device operations */
-    MT_Q_H2D,
-    MT_Q_D2H,
-    MT_Q_HOST, /* optimizer threads */
-    MT_Q_DISK_READ,
-    MT_Q_DISK_WRITE,
-    MT_N_QUEUES,
-};
-
-enum mt_opcode {
-    MT_OP_ADAM,       /* HOST: pending update of a unit's planes, or (s (, hw)) of piece `mb` of them */
-    MT_OP_LOAD,       /* H2D: object from its home, or from its copy in host staging (hw, hx) */
-    MT_OP_STORE,      /* D2H: object to its home, or to host staging (hx) */
-    MT_OP_JOIN,       /* COMPUTE: hi and lo of loaded weights to f32 */
-    MT_OP_ZERO,       /* COMPUTE: object := 0 */
-    MT_OP_POISON,     /* COMPUTE: dead buffer := NaN pattern */
-    MT_OP_EMBED,      /* COMPUTE: w -> x */
-    MT_OP_FORWARD,    /* COMPUTE: w, x -> y (, record) */
-    MT_OP_HEAD,       /* COMPUTE: w, table, x -> loss (, dx; g, g_table) */
-    MT_OP_LOGITS,     /* COMPUTE: w, table, x -> logits of the last token, to the host */
-    MT_OP_BACKWARD,   /* COMPUTE: w, x (, record), dx -> dx; g */
-    MT_OP_EMBED_BWD,  /* COMPUTE: dx -> g */
-    MT_OP_GRAD_CAST,  /* COMPUTE: g -> c and partial sums of squares */
-    MT_OP_STORE_GRAD, /* D2H: c or g -> host gradient plane, or host staging (hg) */
-    MT_OP_STATS,      /* D2H: losses and partial sums -> host */
-    MT_OP_READ,       /* DISK_READ: object of host staging from its home on the disk */
-    MT_OP_WRITE,      /* DISK_WRITE: object of host staging to its home on the disk */
-    MT_N_OPCODES,
-};
-const char *mt_opcode_name(enum mt_opcode op);
-
-enum mt_object_kind {
-    MT_OBJ_WEIGHTS,  /* of a unit; home: its hi (and lo) plane, read only */
-    MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit; home: spill memory */
-    MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place; spill */
-    MT_OBJ_RECORD,   /* activation record of (unit, mb); spill */
-    MT_OBJ_GRAD,     /* FP32 gradient of a unit; spill */
-    MT_OBJ_CAST,     /* gradient as cast, on its way out; none */
-    /* in host staging: */
-    MT_OBJ_STATE,    /* piece `mb` of a unit's planes that only updates use; home: the disk */
-    MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use; home: the disk */
-    MT_OBJ_GRAD_OUT, /* a unit's gradient on its way to its plane on the disk */
-    MT_OBJ_SPILLED,  /* host copy of a boundary, dx or record; home: spill space of the disk */
-    MT_N_OBJECT_KINDS,
-};
-
 struct mt_object {
     enum mt_object_kind kind;
-    int pool, unit, mb;
+    enum mt_pool_id pool;
+    int32_t unit, mb;
+    int32_t piece; /* of optimizer states */
     size_t bytes;
     int64_t spill; /* offset of its home in spill memory (spilled: on the disk), -1: never stored */
 };
-
-enum mt_pool_id {
-    MT_POOL_WEIGHTS,       /* decoder layers or their halves: the slot ring */
-    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
-    MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
-    MT_POOL_BOUNDARY,      /* boundaries and their gradients */
-    MT_POOL_RECORD,
-    MT_POOL_GRAD,
-    MT_POOL_GRAD_VOCAB,
-    MT_POOL_GRAD_NORM,
-    MT_POOL_CAST,
-    MT_POOL_CAST_VOCAB,
-    MT_POOL_CAST_NORM,
-    MT_POOL_STATE,         /* host memory from here on: pieces of optimizer states */
-    MT_POOL_STAGED,        /* weights between disk and device, of the three classes */
-    MT_POOL_STAGED_VOCAB,
-    MT_POOL_STAGED_NORM,
-    MT_POOL_GRAD_OUT,      /* gradients between device and disk */
-    MT_POOL_GRAD_OUT_VOCAB,
-    MT_POOL_GRAD_OUT_NORM,
-    MT_POOL_SPILLED,       /* boundaries and their gradients between device and disk */
-    MT_POOL_SPILLED_RECORD,
-    MT_N_POOLS,
-    MT_N_DEVICE_POOLS = MT_POOL_STATE,
-};
-const char *mt_pool_id_name(enum mt_pool_id id);
 
 struct mt_pool_shape {
     int n;        /* buffers */
@@ -111,7 +41,7 @@ struct mt_pool_shape {
 };
 
 enum mt_access { MT_READ = 1, MT_WRITE = 2, MT_UPDATE = 3 };
-enum { MT_MAX_OPERANDS = 6, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
+enum { MT_MAX_OPERANDS = 6, MT_MAX_BUFFERS = INT16_MAX, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
 
 struct mt_operand {
     int32_t object;
@@ -123,15 +53,14 @@ struct mt_instr {
     uint8_t op, queue, n_operands;
     bool signals; /* some instruction of another queue waits for this one */
     bool update;  /* part of the pending update: carried out even when the run is given up */
-    int16_t mb;   /* micro-batch; of updates: the piece */
-    int32_t unit;
+    int32_t unit, mb;
+    int32_t piece; /* of updates: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
     int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or -1 */
     size_t bytes;              /* moved, for copies */
     size_t elems;              /* ADAM: parameters updated */
 };
-#define MT_NO_WAITS                                                                                \
-    {MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT, MT_NO_WAIT}
+#define MT_NO_WAITS {[0 ... MT_N_QUEUES - 1] = MT_NO_WAIT}
 
 struct mt_program {
     struct mt_pool_shape pool[MT_N_POOLS];
@@ -191,7 +120,8 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
-/** Builds and places a program. -ENOSPC (names the pool) where a pool is too small. */
+/** Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -EINVAL where one has more than
+ * MT_MAX_BUFFERS, -E2BIG where the step has more instructions than a program can number. */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 
@@ -206,15 +136,6 @@ int mt_program_check(const struct mt_program *p, struct mt_err *err);
 /** Bytes over a link in one run of the program. */
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);
 
-/** What disk traffic is for. */
-enum mt_disk_use {
-    MT_DISK_STATES, /* gradients that are read with them included */
-    MT_DISK_WEIGHTS,
-    MT_DISK_GRADIENTS,
-    MT_DISK_ACTIVATIONS,
-    MT_N_DISK_USES,
-};
-const char *mt_disk_use_name(enum mt_disk_use use);
 /** Of a READ or WRITE. */
 enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_instr *in);
 struct mt_disk_traffic {

@@ -45,32 +45,36 @@ static size_t on_disk(size_t elems, size_t elem_bytes)
 
 /* --- objects --------------------------------------------------------------------------------- */
 
-static int add_object(struct mt_stager *s, enum mt_object_kind kind, int pool, int unit, int mb,
-                      size_t bytes)
+static int add_object(struct mt_stager *s, const struct mt_object *o)
 {
     struct mt_program *g = s->out;
     if (!mt_grow(&g->objects, &g->cap_objects, g->n_objects + 1, sizeof(*g->objects))) {
         s->failed = true;
         return MT_STAGE_NONE;
     }
-    g->objects[g->n_objects] = (struct mt_object){
-        .kind = kind, .pool = pool, .unit = unit, .mb = mb, .bytes = bytes, .spill = -1};
+    g->objects[g->n_objects] = *o;
     return (int)g->n_objects++;
+}
+
+static int add_unit_object(struct mt_stager *s, enum mt_object_kind kind, size_t unit, size_t piece, size_t bytes)
+{
+    return add_object(s, &(struct mt_object){.kind = kind, .pool = mt_program_pool(s->params, kind, unit),
+                                             .unit = (int32_t)unit, .piece = (int32_t)piece, .bytes = bytes,
+                                             .spill = -1});
 }
 
 static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
-    int c = mt_program_pool_class(s->params, unit);
     if (u->staged_elem_bytes)
-        s->unit_staged[unit] = add_object(s, MT_OBJ_STAGED, MT_POOL_STAGED + c, (int)unit, 0,
-                                          on_disk(u->grad_elems, u->staged_elem_bytes));
+        s->unit_staged[unit] =
+            add_unit_object(s, MT_OBJ_STAGED, unit, 0, on_disk(u->grad_elems, u->staged_elem_bytes));
     if (u->grad_on_disk)
-        s->unit_grad[unit] = add_object(s, MT_OBJ_GRAD_OUT, MT_POOL_GRAD_OUT + c, (int)unit, 0,
-                                        mt_align_up(u->grad_elems * s->params->grad_bytes, 4096));
+        s->unit_grad[unit] = add_unit_object(s, MT_OBJ_GRAD_OUT, unit, 0,
+                                             mt_align_up(u->grad_elems * s->params->grad_bytes, 4096));
     for (size_t p = 0; updated && u->state_elem_bytes && p < mt_stage_n_pieces(s, unit); p++) {
-        int o = add_object(s, MT_OBJ_STATE, MT_POOL_STATE, (int)unit, (int)p,
-                           on_disk(mt_stage_piece_elems(s, unit, p), u->state_elem_bytes));
+        int o = add_unit_object(s, MT_OBJ_STATE, unit, p,
+                                on_disk(mt_stage_piece_elems(s, unit, p), u->state_elem_bytes));
         if (!p)
             s->unit_state[unit] = o;
     }
@@ -84,10 +88,11 @@ static void add_spilled(struct mt_stager *s)
         int o = in->operand[0].object;
         if (in->op != MT_OP_STORE || s->out->objects[o].spill >= 0 || s->spilled[o] != MT_STAGE_NONE)
             continue;
-        struct mt_object d = s->out->objects[o];
-        s->spilled[o] = add_object(s, MT_OBJ_SPILLED,
-                                   d.kind == MT_OBJ_RECORD ? MT_POOL_SPILLED_RECORD : MT_POOL_SPILLED,
-                                   d.unit, d.mb, mt_align_up(d.bytes, 4096));
+        struct mt_object copy = s->out->objects[o];
+        copy.kind = MT_OBJ_SPILLED;
+        copy.pool = mt_pools[copy.pool].spilled;
+        copy.bytes = mt_align_up(copy.bytes, 4096);
+        s->spilled[o] = add_object(s, &copy);
     }
 }
 
@@ -194,8 +199,8 @@ static bool alloc_lists(struct mt_stager *s)
     s->spilled = s->unit_state + units;
     for (size_t i = 0; i < 3 * units + objects; i++)
         s->unit_staged[i] = MT_STAGE_NONE;
-    for (int i = MT_N_DEVICE_POOLS; i < MT_N_POOLS; i++) {
-        int k, count = s->out->pool[i].n;
+    for (int i = 0; i < MT_N_POOLS; i++) {
+        int k, count = mt_pools[i].device ? 0 : s->out->pool[i].n;
         s->buffers[i] = mt_calloc((size_t)count, sizeof(struct mt_stage_buffer));
         if (!s->buffers[i])
             return false;
@@ -218,7 +223,7 @@ static bool add_objects(struct mt_stager *s)
     s->staged = mt_calloc(s->out->n_objects, sizeof(*s->staged));
     for (size_t o = 0; s->staged && o < s->out->n_objects; o++) {
         s->staged[o] = (struct mt_staged){.buffer = MT_STAGE_NONE, .next_use = MT_STAGE_NEVER, .home = MT_NO_WAIT};
-        s->staged[o].made = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, 0, 0);
+        s->staged[o].made = mt_instr_make(MT_OP_READ, 0, 0);
     }
     return s->staged && !s->failed;
 }
@@ -227,9 +232,9 @@ static int check_pools(const struct mt_stager *s, struct mt_err *err)
 {
     for (size_t o = 0; o < s->out->n_objects; o++) {
         const struct mt_object *x = &s->out->objects[o];
-        if (x->pool >= MT_N_DEVICE_POOLS && s->out->pool[x->pool].n < 1)
+        if (!mt_pools[x->pool].device && s->out->pool[x->pool].n < 1)
             return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "0 buffers of pool \"%s\" are too few",
-                           mt_pool_id_name((enum mt_pool_id)x->pool));
+                           mt_pools[x->pool].name);
     }
     return 0;
 }

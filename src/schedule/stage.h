@@ -50,9 +50,6 @@ size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit);
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece);
 /** The staged object of a step, or MT_STAGE_NONE; *made: the step makes its content anew. */
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made);
-/** An instruction that waits for nothing. */
-struct mt_instr mt_stage_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb);
-
 /** The update of a unit, with the reads before it and the writes behind; the position of its last piece. */
 int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t);
 /** An instruction of the placed program, with what brings its staged object to memory. */

@@ -6,9 +6,12 @@
 #include "base/mem.h"
 #include "schedule/stage.h"
 
-struct mt_instr mt_stage_instr(enum mt_opcode op, enum mt_queue q, int unit, int mb)
+static struct mt_instr transfer(enum mt_opcode op, const struct mt_object *o)
 {
-    return (struct mt_instr){.op = op, .queue = q, .unit = unit, .mb = (int16_t)mb, .wait = MT_NO_WAITS};
+    struct mt_instr in = mt_instr_make(op, (size_t)o->unit, (size_t)o->mb);
+    in.piece = o->piece;
+    in.bytes = o->bytes;
+    return in;
 }
 
 static void need(struct mt_instr *in, const int32_t wait[MT_N_QUEUES])
@@ -40,7 +43,7 @@ static int32_t emit(struct mt_stager *s, const struct mt_instr *in)
     g->instrs[g->n_instrs] = *in;
     for (int k = 0; k < in->n_operands; k++) {
         int pool = g->objects[in->operand[k].object].pool;
-        if (pool >= MT_N_DEVICE_POOLS)
+        if (!mt_pools[pool].device)
             s->buffers[pool][in->operand[k].buffer].touched[in->queue] = (int32_t)g->n_instrs;
     }
     return (int32_t)g->n_instrs++;
@@ -56,14 +59,14 @@ static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, en
 static void set_made(struct mt_stager *s, int object, int q, int32_t at)
 {
     struct mt_staged *t = &s->staged[object];
-    t->made = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, 0, 0);
+    t->made = mt_instr_make(MT_OP_READ, 0, 0);
     t->made.wait[q] = at;
 }
 
 static int64_t spill_home(struct mt_stager *s, int object)
 {
     struct mt_object *o = &s->out->objects[object];
-    if (o->kind == MT_OBJ_SPILLED && o->spill < 0) {
+    if (mt_kinds[o->kind].home == MT_HOME_SPILL && o->spill < 0) {
         o->spill = (int64_t)s->out->disk_spill_bytes;
         s->out->disk_spill_bytes += o->bytes;
     }
@@ -75,9 +78,8 @@ static void write_home(struct mt_stager *s, int object, bool update)
     struct mt_staged *t = &s->staged[object];
     const struct mt_object *o = &s->out->objects[object];
     spill_home(s, object);
-    struct mt_instr in = mt_stage_instr(MT_OP_WRITE, MT_Q_DISK_WRITE, o->unit, o->mb);
+    struct mt_instr in = transfer(MT_OP_WRITE, o);
     in.update = update;
-    in.bytes = o->bytes;
     if (o->kind == MT_OBJ_STATE)
         in.bytes = o->bytes / s->params->units[o->unit].state_elem_bytes *
                    s->params->units[o->unit].state_elem_bytes_written;
@@ -121,9 +123,8 @@ static void make_resident(struct mt_stager *s, int object, bool update)
     if (t->buffer != MT_STAGE_NONE)
         return;
     take_buffer(s, object);
-    struct mt_instr in = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, o->unit, o->mb);
+    struct mt_instr in = transfer(MT_OP_READ, o);
     in.update = update;
-    in.bytes = o->bytes;
     add_operand(s, &in, object, MT_WRITE);
     need(&in, buffer_of(s, object)->touched);
     need_one(&in, MT_Q_DISK_WRITE, t->home);
@@ -140,20 +141,21 @@ static void make_room(struct mt_stager *s, int object)
 static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
 {
     int state = s->unit_state[unit];
-    struct mt_instr adam = mt_stage_instr(MT_OP_ADAM, MT_Q_HOST, (int)unit, (int)piece);
+    struct mt_instr adam = mt_instr_make(MT_OP_ADAM, unit, 0);
+    adam.piece = (int32_t)piece;
     adam.update = true;
     adam.elems = mt_stage_piece_elems(s, unit, piece);
     if (state != MT_STAGE_NONE) {
         state += (int)piece;
         /* a ring: each buffer in turn, not whichever is free first */
-        int at = (int)(s->next_piece++ % (size_t)s->out->pool[MT_POOL_STATE].n);
+        const struct mt_object *o = &s->out->objects[state];
+        int at = (int)(s->next_piece++ % (size_t)s->out->pool[o->pool].n);
         s->staged[state].buffer = at;
-        s->buffers[MT_POOL_STATE][at].object = state;
-        struct mt_instr in = mt_stage_instr(MT_OP_READ, MT_Q_DISK_READ, (int)unit, (int)piece);
+        s->buffers[o->pool][at].object = state;
+        struct mt_instr in = transfer(MT_OP_READ, o);
         in.update = true;
-        in.bytes = s->out->objects[state].bytes;
         add_operand(s, &in, state, MT_WRITE);
-        need(&in, s->buffers[MT_POOL_STATE][at].touched);
+        need(&in, s->buffers[o->pool][at].touched);
         need_one(&adam, MT_Q_DISK_READ, emit(s, &in));
         add_operand(s, &adam, state, MT_UPDATE);
     }

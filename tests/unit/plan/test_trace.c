@@ -61,7 +61,7 @@ static void spans_are_in_the_rows_of_their_queues(void **state)
         moved(MT_Q_DISK_READ, 3, 100, 200),
         moved(MT_Q_DISK_WRITE, 4, 100, 200),
     };
-    static const char *const rows[] = {"compute", "H2D", "disk reads", "disk writes"};
+    static const char *const rows[] = {"compute", "H2D link", "disk reads", "disk writes"};
     cJSON *root = write_and_read(spans, 4);
     (void)state;
     for (int i = 0; i < 4; i++)

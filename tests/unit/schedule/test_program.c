@@ -10,61 +10,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "schedule/program.h"
-
-enum { MAX_UNITS = 16 };
-
-struct fixture {
-    struct mt_unit_shape units[MAX_UNITS];
-    struct mt_program_params p;
-};
-
-static void make(struct fixture *f, size_t layers, size_t n_micro)
-{
-    memset(f, 0, sizeof(*f));
-    for (size_t u = 0; u < layers + 2; u++)
-        f->units[u] = (struct mt_unit_shape){
-            .kind = u == 0 ? MT_SHAPE_EMBED : u <= layers ? MT_SHAPE_LAYER : MT_SHAPE_HEAD,
-            .weight_bytes = 1000,
-            .link_bytes = 1000,
-            .grad_elems = 500,
-            .trainable = true,
-            .record_bytes = 256 - 64 * (u & 1), /* halves of layers differ */
-            .recompute = true,
-        };
-    f->p = (struct mt_program_params){
-        .mode = MT_MODE_TRAIN,
-        .units = f->units,
-        .n_units = layers + 2,
-        .n_micro = n_micro,
-        .cast = true,
-        .boundary_bytes = 64,
-        .grad_bytes = 2,
-    };
-    mt_program_min_buffers(&f->p, f->p.n_buffers);
-}
-
-static int build_and_check(struct fixture *f, struct mt_program *prog, struct mt_err *err)
-{
-    int rc = mt_program_build(prog, &f->p, err);
-    return rc ? rc : mt_program_check(prog, err);
-}
-
-/* Planes on the disk from the unit `from` on: bits of `what`. */
-enum { STATES = 1, WEIGHTS = 2, GRADS = 4, SPILLS = 8 };
-static void put_on_disk(struct fixture *f, unsigned what, size_t from)
-{
-    f->p.piece_elems = MT_PIECE_ALIGN;
-    f->p.spill_disk = what & SPILLS;
-    for (size_t u = from; u < f->p.n_units; u++) {
-        struct mt_unit_shape *s = &f->units[u];
-        s->grad_elems = 5000 + 900 * u; /* three pieces and more */
-        s->staged_elem_bytes = what & WEIGHTS ? 2 : 0;
-        s->state_elem_bytes_written = what & STATES ? 10 : 0;
-        s->grad_on_disk = what & GRADS && s->trainable;
-        s->state_elem_bytes = s->state_elem_bytes_written + (s->grad_on_disk ? 2 : 0);
-    }
-}
+#include "made_program.h"
 
 static size_t count(const struct mt_program *p, enum mt_opcode op)
 {
@@ -129,7 +75,7 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         for (int i = 0; i < MT_N_POOLS; i++) {
             int few = MT_MIN(least[i] + 1, MT_MAX(most[i], least[i]));
             f.p.n_buffers[i] = v >> 9 & 1 ? few : v >> 10 & 1 ? most[i] : least[i];
-            if (i >= MT_N_DEVICE_POOLS) /* host memory is short or not whatever the device has */
+            if (!mt_pools[i].device) /* host memory is short or not whatever the device has */
                 f.p.n_buffers[i] = v >> 11 & 1 ? few : v >> 12 & 1 ? most[i] : least[i];
         }
         struct mt_program prog = {0};

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "schedule/tables.h"
+
+const struct mt_queue_desc mt_queues[MT_N_QUEUES] = {
+    [MT_Q_COMPUTE] = {.name = "compute", .title = "compute", .device = true, .stream = MT_STREAM_COMPUTE,
+                      .ends_in_order = true},
+    [MT_Q_H2D] = {.name = "h2d", .title = "H2D link", .thread = "mt-h2d-issue", .device = true,
+                  .stream = MT_STREAM_H2D, .ends_in_order = true},
+    [MT_Q_D2H] = {.name = "d2h", .title = "D2H link", .thread = "mt-d2h-issue", .device = true,
+                  .stream = MT_STREAM_D2H, .ends_in_order = true},
+    [MT_Q_HOST] = {.name = "host", .title = "host optimizer", .thread = "mt-optimizer", .ends_in_order = true},
+    [MT_Q_DISK_READ] = {.name = "disk read", .title = "disk reads", .thread = "mt-disk-read", .disk = true},
+    [MT_Q_DISK_WRITE] = {.name = "disk write", .title = "disk writes", .thread = "mt-disk-write", .disk = true},
+};
+
+#define DEVICE_POOL(text, min, host_pool, poison)                                                                      \
+    {.name = text, .device = true, .least = min, .spilled = host_pool, .poisonable = poison}
+#define HOST_POOL(text, min) {.name = text, .least = min, .spilled = MT_NO_POOL}
+
+const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
+    [MT_POOL_WEIGHTS] = DEVICE_POOL("weight slots", 2, MT_NO_POOL, true),
+    [MT_POOL_WEIGHTS_VOCAB] = DEVICE_POOL("vocabulary weights", 1, MT_NO_POOL, true),
+    [MT_POOL_WEIGHTS_NORM] = DEVICE_POOL("norm weights", 1, MT_NO_POOL, true),
+    [MT_POOL_BOUNDARY] = DEVICE_POOL("boundaries", 2, MT_POOL_SPILLED, true),
+    [MT_POOL_RECORD] = DEVICE_POOL("activations", 1, MT_POOL_SPILLED_RECORD, true),
+    [MT_POOL_GRAD] = DEVICE_POOL("gradients", 1, MT_NO_POOL, false),
+    [MT_POOL_GRAD_VOCAB] = DEVICE_POOL("vocabulary gradients", 1, MT_NO_POOL, false),
+    [MT_POOL_GRAD_NORM] = DEVICE_POOL("norm gradients", 1, MT_NO_POOL, false),
+    [MT_POOL_CAST] = DEVICE_POOL("gradient casts", 1, MT_NO_POOL, false),
+    [MT_POOL_CAST_VOCAB] = DEVICE_POOL("vocabulary gradient casts", 1, MT_NO_POOL, false),
+    [MT_POOL_CAST_NORM] = DEVICE_POOL("norm gradient casts", 1, MT_NO_POOL, false),
+    [MT_POOL_STATE] = HOST_POOL("state staging", 2),
+    [MT_POOL_STAGED] = HOST_POOL("weight staging", 2),
+    [MT_POOL_STAGED_VOCAB] = HOST_POOL("vocabulary weight staging", 1),
+    [MT_POOL_STAGED_NORM] = HOST_POOL("norm weight staging", 1),
+    [MT_POOL_GRAD_OUT] = HOST_POOL("gradient staging", 1),
+    [MT_POOL_GRAD_OUT_VOCAB] = HOST_POOL("vocabulary gradient staging", 1),
+    [MT_POOL_GRAD_OUT_NORM] = HOST_POOL("norm gradient staging", 1),
+    [MT_POOL_SPILLED] = HOST_POOL("boundary staging", 2),
+    [MT_POOL_SPILLED_RECORD] = HOST_POOL("activation staging", 2),
+};
+
+/* Pools of a kind whose objects have the size of a unit's parameters, and of one whose objects have one size. */
+#define BY_CLASS(pool) {[MT_CLASS_LAYER] = pool, [MT_CLASS_VOCAB] = pool##_VOCAB, [MT_CLASS_NORM] = pool##_NORM}
+#define ONE_POOL(pool) {[0 ... MT_N_CLASSES - 1] = pool}
+
+const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
+    [MT_OBJ_WEIGHTS] = {"w", true, MT_HOME_PLANE, true, MT_DISK_WEIGHTS, BY_CLASS(MT_POOL_WEIGHTS)},
+    [MT_OBJ_BOUNDARY] = {"x", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_BOUNDARY)},
+    [MT_OBJ_DX] = {"dx", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_BOUNDARY)},
+    [MT_OBJ_RECORD] = {"rec", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_RECORD)},
+    [MT_OBJ_GRAD] = {"g", true, MT_HOME_SPILL, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_GRAD)},
+    [MT_OBJ_CAST] = {"c", true, MT_HOME_NONE, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_CAST)},
+    [MT_OBJ_STATE] = {"s", false, MT_HOME_PLANE, true, MT_DISK_STATES, ONE_POOL(MT_POOL_STATE)},
+    [MT_OBJ_STAGED] = {"hw", false, MT_HOME_PLANE, true, MT_DISK_WEIGHTS, BY_CLASS(MT_POOL_STAGED)},
+    [MT_OBJ_GRAD_OUT] = {"hg", false, MT_HOME_PLANE, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_GRAD_OUT)},
+    /* its pool follows from that of what it is a copy of */
+    [MT_OBJ_SPILLED] = {"hx", false, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_NO_POOL)},
+};
+
+const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
+    [MT_OP_ADAM] = {"adam", MT_Q_HOST},
+    [MT_OP_LOAD] = {"load", MT_Q_H2D},
+    [MT_OP_STORE] = {"store", MT_Q_D2H},
+    [MT_OP_JOIN] = {"join", MT_Q_COMPUTE},
+    [MT_OP_ZERO] = {"zero", MT_Q_COMPUTE},
+    [MT_OP_POISON] = {"poison", MT_Q_COMPUTE},
+    [MT_OP_EMBED] = {"embed", MT_Q_COMPUTE},
+    [MT_OP_FORWARD] = {"forward", MT_Q_COMPUTE},
+    [MT_OP_HEAD] = {"head", MT_Q_COMPUTE, .ends_forward = true},
+    [MT_OP_LOGITS] = {"logits", MT_Q_COMPUTE, .ends_forward = true},
+    [MT_OP_BACKWARD] = {"backward", MT_Q_COMPUTE},
+    [MT_OP_EMBED_BWD] = {"embed_bwd", MT_Q_COMPUTE},
+    [MT_OP_GRAD_CAST] = {"grad_cast", MT_Q_COMPUTE},
+    [MT_OP_STORE_GRAD] = {"store_grad", MT_Q_D2H},
+    [MT_OP_STATS] = {"stats", MT_Q_D2H},
+    [MT_OP_READ] = {"read", MT_Q_DISK_READ},
+    [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE},
+};
+
+static const char *const use_names[MT_N_DISK_USES] = {
+    [MT_DISK_STATES] = "states",
+    [MT_DISK_WEIGHTS] = "weights",
+    [MT_DISK_GRADIENTS] = "gradients",
+    [MT_DISK_ACTIVATIONS] = "activations",
+};
+
+const char *mt_disk_use_name(enum mt_disk_use use)
+{
+    return use_names[use];
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_SCHEDULE_TABLES_H
+#define MT_SCHEDULE_TABLES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+/**
+ * What there is to know of each queue, pool, kind of object and opcode of a step program. The order of an enum means
+ * nothing: whoever wants to know something of a value asks its row. A new queue, pool, kind or opcode is a row here.
+ */
+
+enum mt_queue {
+    MT_Q_COMPUTE,
+    MT_Q_H2D,
+    MT_Q_D2H,
+    MT_Q_HOST,
+    MT_Q_DISK_READ,
+    MT_Q_DISK_WRITE,
+    MT_N_QUEUES,
+};
+
+/** Instructions of a queue start in program order. */
+struct mt_queue_desc {
+    const char *name;      /* in programs: "h2d" */
+    const char *title;     /* in plans and traces: "H2D link" */
+    const char *thread;    /* name of the thread that issues them; NULL: the thread that runs the step */
+    bool device;           /* they are submitted to `stream`; else the queue's thread carries them out */
+    enum mt_stream stream;
+    bool disk;             /* they are disk transfers */
+    bool ends_in_order;    /* else many are under way at once, and who waits for one waits for all before it */
+};
+extern const struct mt_queue_desc mt_queues[MT_N_QUEUES];
+
+/** Units whose buffers are alike in size share pools. */
+enum mt_size_class { MT_CLASS_LAYER, MT_CLASS_VOCAB, MT_CLASS_NORM, MT_N_CLASSES };
+
+enum mt_pool_id {
+    MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
+    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
+    MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
+    MT_POOL_BOUNDARY,      /* boundaries and their gradients */
+    MT_POOL_RECORD,
+    MT_POOL_GRAD,
+    MT_POOL_GRAD_VOCAB,
+    MT_POOL_GRAD_NORM,
+    MT_POOL_CAST,
+    MT_POOL_CAST_VOCAB,
+    MT_POOL_CAST_NORM,
+    MT_POOL_STATE,         /* host: pieces of optimizer states */
+    MT_POOL_STAGED,        /* host: weights between disk and device */
+    MT_POOL_STAGED_VOCAB,
+    MT_POOL_STAGED_NORM,
+    MT_POOL_GRAD_OUT,      /* host: gradients between device and disk */
+    MT_POOL_GRAD_OUT_VOCAB,
+    MT_POOL_GRAD_OUT_NORM,
+    MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
+    MT_POOL_SPILLED_RECORD,
+    MT_N_POOLS,
+    MT_NO_POOL = MT_N_POOLS,
+};
+
+struct mt_pool_desc {
+    const char *name;        /* in memory tables and messages */
+    bool device;             /* device memory, else host memory */
+    bool poisonable;         /* dead buffers can be overwritten so that a stale read shows */
+    int least;               /* buffers with which it works: two where one is filled while the other is in use */
+    enum mt_pool_id spilled; /* host pool of the copies of what leaves it for the disk; MT_NO_POOL: it never does */
+};
+extern const struct mt_pool_desc mt_pools[MT_N_POOLS];
+
+/** What disk traffic is for. */
+enum mt_disk_use {
+    MT_DISK_STATES, /* gradients that are read with them included */
+    MT_DISK_WEIGHTS,
+    MT_DISK_GRADIENTS,
+    MT_DISK_ACTIVATIONS,
+    MT_N_DISK_USES,
+};
+const char *mt_disk_use_name(enum mt_disk_use use);
+
+enum mt_object_kind {
+    MT_OBJ_WEIGHTS,  /* of a unit */
+    MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
+    MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place */
+    MT_OBJ_RECORD,   /* activation record of (unit, mb) */
+    MT_OBJ_GRAD,     /* FP32 gradient of a unit */
+    MT_OBJ_CAST,     /* gradient as cast, on its way out */
+    /* in host staging: */
+    MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
+    MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
+    MT_OBJ_GRAD_OUT, /* a unit's gradient on its way to its plane on the disk */
+    MT_OBJ_SPILLED,  /* host copy of a boundary, dx or record */
+    MT_N_OBJECT_KINDS,
+};
+
+/** Where a content goes that leaves its buffer and is wanted again. */
+enum mt_home {
+    MT_HOME_NONE,
+    MT_HOME_PLANE, /* the unit's planes, in host memory or on the disk */
+    MT_HOME_SPILL, /* spill memory of the host; of host copies: spill space of the disk */
+};
+
+struct mt_kind_desc {
+    const char *name;                   /* in programs: "w" */
+    bool device;                        /* in device memory, else in host staging */
+    enum mt_home home;
+    bool begins_home;                   /* its home holds its content when the step begins */
+    enum mt_disk_use disk_use;          /* of its transfers */
+    enum mt_pool_id pool[MT_N_CLASSES]; /* by the unit's class */
+};
+extern const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS];
+
+enum mt_opcode {
+    MT_OP_ADAM,       /* pending update of a unit's planes, or (s (, hw)) of a piece of them */
+    MT_OP_LOAD,       /* object from its home, or from its copy in host staging (hw, hx) */
+    MT_OP_STORE,      /* object to its home, or to host staging (hx) */
+    MT_OP_JOIN,       /* hi and lo of loaded weights to f32 */
+    MT_OP_ZERO,       /* object := 0 */
+    MT_OP_POISON,     /* dead buffer := NaN pattern */
+    MT_OP_EMBED,      /* w -> x */
+    MT_OP_FORWARD,    /* w, x -> y (, record) */
+    MT_OP_HEAD,       /* w, table, x -> loss (, dx; g, g_table) */
+    MT_OP_LOGITS,     /* w, table, x -> logits of the last token, to the host */
+    MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */
+    MT_OP_EMBED_BWD,  /* dx -> g */
+    MT_OP_GRAD_CAST,  /* g -> c and partial sums of squares */
+    MT_OP_STORE_GRAD, /* c or g -> host gradient plane, or host staging (hg) */
+    MT_OP_STATS,      /* losses and partial sums -> host */
+    MT_OP_READ,       /* object of host staging from its home on the disk */
+    MT_OP_WRITE,      /* object of host staging to its home on the disk */
+    MT_N_OPCODES,
+};
+
+struct mt_opcode_desc {
+    const char *name;
+    enum mt_queue queue;
+    bool ends_forward; /* the last of them in a program ends the forward pass */
+};
+extern const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES];
+
+#endif

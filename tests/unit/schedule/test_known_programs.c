@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Programs of a few placements, instruction for instruction as they were when every result was compared between
+ * placements on real models. A change here is no error by itself, but it has to be meant: it changes the order of copies,
+ * and with MT_Q_COMPUTE's order the bits.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "made_program.h"
+
+enum { TIED = 1, ONE_RING = 2, JOIN = 4, IN_PLACE = 8, BY_MICROBATCH = 16, POISON = 32, RECORDS = 64, FROZEN = 128 };
+
+struct known {
+    unsigned flags, disk; /* disk: of put_on_disk(), from the second unit on */
+    enum mt_program_mode mode;
+    int layers, micro, more; /* buffers of each pool beyond the fewest */
+    size_t n_instrs;
+    uint64_t hash;
+};
+
+static const struct known known[] = {
+    {0, 0, MT_MODE_TRAIN, 4, 3, 0, 135, 0xddfab569d5f3f216},
+    {TIED, 0, MT_MODE_TRAIN, 3, 2, 0, 80, 0xf8ff02ca049968c4},
+    {TIED | JOIN | RECORDS, 0, MT_MODE_TRAIN, 5, 4, 1, 223, 0x22d9e4030c9f10cb},
+    {ONE_RING | IN_PLACE, 0, MT_MODE_TRAIN, 5, 2, 1, 85, 0x496a21bfd3ae24ca},
+    {BY_MICROBATCH | RECORDS, 0, MT_MODE_TRAIN, 3, 3, 0, 112, 0xfadf6e256795621b},
+    {BY_MICROBATCH | TIED | JOIN, 0, MT_MODE_TRAIN, 4, 2, 2, 69, 0x2e2e669b5f3b68d2},
+    {POISON | RECORDS, 0, MT_MODE_TRAIN, 4, 3, 1, 205, 0x28c555c0098ccb0b},
+    {FROZEN | JOIN, 0, MT_MODE_TRAIN, 4, 2, 0, 85, 0x0410cae057c2bd30},
+    {TIED | FROZEN | RECORDS, 0, MT_MODE_TRAIN, 3, 3, 1, 72, 0xbdb907c3ab5b7343},
+    {JOIN, 0, MT_MODE_EVAL, 6, 3, 1, 59, 0x7913dbb32cffbd4c},
+    {TIED, 0, MT_MODE_LOGITS, 4, 1, 0, 12, 0xd6fefa2fe04f5a56},
+    {RECORDS, 15, MT_MODE_TRAIN, 4, 3, 0, 305, 0x0e38de474781d7a5},
+    {TIED | JOIN | POISON, 15, MT_MODE_TRAIN, 3, 2, 1, 144, 0xcc98b29f9bf278d6},
+    {ONE_RING | RECORDS, 3, MT_MODE_TRAIN, 5, 2, 0, 232, 0xe3961e767fa4b5e7},
+    {0, 13, MT_MODE_TRAIN, 3, 4, 2, 171, 0x2b6c324f405ccb59},
+    {FROZEN, 7, MT_MODE_UPDATE, 5, 2, 0, 82, 0xd64334f814da203b},
+    {JOIN, 2, MT_MODE_EVAL, 4, 2, 0, 46, 0x2dbcfbf9af633c7e},
+    {BY_MICROBATCH, 15, MT_MODE_TRAIN, 3, 2, 1, 110, 0x8a24121c808d9159},
+};
+
+static uint64_t hash_text(uint64_t h, const char *text)
+{
+    for (; *text; text++)
+        h = (h ^ (unsigned char)*text) * 1099511628211u; /* FNV-1a */
+    return h;
+}
+
+static void make_known(struct fixture *f, const struct known *k)
+{
+    make(f, (size_t)k->layers, (size_t)k->micro);
+    f->p.tied = k->flags & TIED;
+    f->p.one_ring = k->flags & ONE_RING;
+    f->p.join = k->flags & JOIN;
+    f->p.cast = !(k->flags & IN_PLACE);
+    f->p.microbatch = k->flags & BY_MICROBATCH;
+    f->p.poison = k->flags & POISON;
+    f->p.mode = k->mode;
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        f->units[u].recompute = !(k->flags & RECORDS);
+        f->units[u].trainable = !(k->flags & FROZEN) || u > 1;
+    }
+    if (k->disk)
+        put_on_disk(f, k->disk, 1);
+    mt_program_min_buffers(&f->p, f->p.n_buffers);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        f->p.n_buffers[i] += f->p.n_buffers[i] ? k->more : 0;
+}
+
+static void known_placements_give_the_same_programs(void **state)
+{
+    (void)state;
+    for (size_t n = 0; n < sizeof(known) / sizeof(known[0]); n++) {
+        struct fixture f;
+        struct mt_program prog = {0};
+        struct mt_err err = {0};
+        uint64_t h = 14695981039346656037u;
+        make_known(&f, &known[n]);
+        if (build_and_check(&f, &prog, &err))
+            fail_msg("program %zu: %s", n, err.msg);
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            char line[512];
+            mt_instr_format(line, sizeof(line), &prog, i);
+            h = hash_text(h, line);
+        }
+        if (h != known[n].hash || prog.n_instrs != known[n].n_instrs)
+            fail_msg("program %zu has %zu instructions, hash 0x%016llx; known are %zu, 0x%016llx", n, prog.n_instrs,
+                     (unsigned long long)h, known[n].n_instrs, (unsigned long long)known[n].hash);
+        mt_program_finish(&prog);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(known_placements_give_the_same_programs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
