@@ -12,7 +12,7 @@
 #include "device/ops.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
-#include "optim/adam.h"
+#include "optim/optimizer.h"
 #include "machine/measure.h"
 
 /* Prints an object as "key: value" lines, or as JSON. */
@@ -205,7 +205,7 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     if (!rc && !strcmp(what, "adam")) {
         rc = mt_probe_adam(n, cpus, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
-        cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (26.0 / gbs));
+        cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_BF16) / gbs));
     }
     struct mt_measure_params p = {.n_threads = n, .cpus = cpus};
     if (!rc && !strcmp(what, "gemm"))

@@ -64,8 +64,8 @@ void cli_print_session(const struct mt_session *s)
     fprintf(stderr, "Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
             (unsigned long long)s->total_steps, s->rows_per_step, s->n_micro,
             (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
-    fprintf(stderr, "Device   %s, %d threads, Adam %s, budget %s\n", mt_device_limits(s->dev)->name,
-            s->n_threads,
+    fprintf(stderr, "Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
+            s->n_threads, s->optimizer->title,
             mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);

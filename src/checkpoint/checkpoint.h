@@ -9,8 +9,8 @@
 
 /**
  * A checkpoint, DIR/checkpoint-<step>/, is a complete Hugging Face folder in bf16 plus megatrain/: a
- * state-*.safetensors a unit with <name>.master, .exp_avg and .exp_avg_sq in F32, and state.json with the
- * size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed, and the parent
+ * state-*.safetensors a unit with <name>.master in F32 and the optimizer's states (.exp_avg and .exp_avg_sq), and
+ * state.json with the size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed, and the parent
  * synced: either all of it is there or none.
  */
 struct mt_checkpoint_save {
@@ -24,8 +24,8 @@ struct mt_checkpoint_save {
     uint64_t shard_bytes;
 };
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
-/** Bytes a checkpoint takes. */
-uint64_t mt_checkpoint_bytes(const struct mt_layout *l, bool full);
+/** Bytes a checkpoint takes; desc: the rows of the planes that are saved. */
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full);
 
 struct mt_prune_policy {
     uint64_t keep, keep_every; /* newest; multiples of */

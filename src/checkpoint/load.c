@@ -18,6 +18,7 @@
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
+#include "model/ranges.h"
 
 static int damaged(struct mt_err *err, const char *path, const char *what)
 {
@@ -180,28 +181,50 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     return rc;
 }
 
-static int load_part(const struct mt_st_model *st, const struct mt_tensor *t, const char *suffix,
-                     float *buf, size_t piece, mt_plane_set *planes, enum mt_plane_kind kind,
+/* A tensor of a state file, as it is read and where it goes. */
+struct part {
+    const struct mt_tensor *t;
+    const struct mt_plane_desc *state; /* NULL: the FP32 master */
+    enum mt_plane_kind kind;
+};
+
+static int load_piece(const struct mt_st_model *st, const struct mt_st_tensor *src, const struct part *p, size_t at,
+                      size_t n, float *buf, mt_plane_set *planes, struct mt_err *err)
+{
+    size_t size = mt_st_dtype_size(src->dtype);
+    int rc = mt_st_read_raw(st, src, at * size, n * size, buf, err);
+    if (rc)
+        return rc;
+    return p->state ? mt_planes_write(planes, p->t->unit, p->kind, p->t->first + at, n, buf, err)
+                    : mt_tensor_write_masters(planes, p->t, at, n, buf, err);
+}
+
+static int load_part(const struct mt_st_model *st, const struct part *p, float *buf, size_t piece, mt_plane_set *planes,
                      struct mt_err *err)
 {
     char name[192];
-    snprintf(name, sizeof(name), "%s.%s", t->name, suffix);
+    enum mt_dtype dtype = p->state ? p->state->dtype : MT_F32;
+    snprintf(name, sizeof(name), "%s.%s", p->t->name, p->state ? p->state->saved_as : "master");
     const struct mt_st_tensor *src = mt_st_find(st, name);
-    if (!src || src->dtype != MT_ST_F32 || src->n_elems != t->n)
+    if (!src || src->dtype != (dtype == MT_F32 ? MT_ST_F32 : MT_ST_BF16) || src->n_elems != p->t->n)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
-                       "another shape than the model", st->files[0].path, name);
-    for (size_t at = 0; at < t->n; at += piece) {
-        size_t n = MT_MIN(piece, t->n - at);
-        int rc = mt_st_read_f32(st, src, at, n, buf, err);
-        if (rc)
-            return rc;
-        rc = kind == MT_PLANE_HI
-                 ? mt_planes_write_masters(planes, t->unit, t->first + at, n, buf, err)
-                 : mt_planes_write(planes, t->unit, kind, t->first + at, n, buf, err);
-        if (rc)
-            return rc;
+                       "another shape or dtype than the model and its optimizer", st->files[0].path, name);
+    int rc = 0;
+    for (size_t at = 0; at < p->t->n && !rc; at += piece)
+        rc = load_piece(st, src, p, at, MT_MIN(piece, p->t->n - at), buf, planes, err);
+    return rc;
+}
+
+static int load_tensor(const struct mt_st_model *st, const struct mt_tensor *t, float *buf, size_t piece,
+                       mt_plane_set *planes, struct mt_err *err)
+{
+    int rc = load_part(st, &(struct part){.t = t}, buf, piece, planes, err);
+    for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
+        struct part p = {t, mt_plane_desc_of(planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
+        if (p.state->saved_as)
+            rc = load_part(st, &p, buf, piece, planes, err);
     }
-    return 0;
+    return rc;
 }
 
 int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set *planes,
@@ -220,14 +243,8 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
                 err->kind = MT_ERR_CHECKPOINT;
             break;
         }
-        for (size_t i = 0; i < l->units[u].n_tensors && !rc; i++) {
-            const struct mt_tensor *t = &l->tensors[l->units[u].first_tensor + i];
-            rc = load_part(&st, t, "master", buf, PIECE, planes, MT_PLANE_HI, err);
-            if (!rc && t->trainable)
-                rc = load_part(&st, t, "exp_avg", buf, PIECE, planes, MT_PLANE_M, err);
-            if (!rc && t->trainable)
-                rc = load_part(&st, t, "exp_avg_sq", buf, PIECE, planes, MT_PLANE_V, err);
-        }
+        for (size_t i = 0; i < l->units[u].n_tensors && !rc; i++)
+            rc = load_tensor(&st, &l->tensors[l->units[u].first_tensor + i], buf, PIECE, planes, err);
         mt_st_close(&st);
     }
     free(buf);

@@ -12,6 +12,7 @@
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
 #include "hw/hw.h"
+#include "model/ranges.h"
 
 struct saver {
     const struct mt_checkpoint_save *s;
@@ -22,14 +23,25 @@ struct saver {
     cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
 };
 
-enum part { MASTER, EXP_AVG, EXP_AVG_SQ, N_PARTS };
+/* What is saved of a tensor besides its bf16 weights: the master, and the kinds of planes that are states. */
+enum { N_PARTS = MT_N_PLANES, MASTER = MT_PLANE_HI };
 
-uint64_t mt_checkpoint_bytes(const struct mt_layout *l, bool full)
+static bool has_part(const struct mt_plane_desc *d, int part, const struct mt_tensor *t)
 {
-    uint64_t n = 0;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        n += l->tensors[i].n * (2 + (full ? (l->units[l->tensors[i].unit].trainable ? 12 : 4) : 0));
-    return n + (1 << 20);
+    return part == MASTER || (d->saved_as && t->trainable);
+}
+
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full)
+{
+    uint64_t n = 1 << 20;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        n += mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
+        for (int k = 0; full && k < N_PARTS; k++)
+            if (has_part(&desc[k], k, t))
+                n += k == MASTER ? t->n * sizeof(float) : mt_plane_desc_bytes(&desc[k], t->n);
+    }
+    return n;
 }
 
 static int tensor_done(void *ctx, size_t index, unsigned long long sum, struct mt_err *err)
@@ -98,22 +110,9 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
 {
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
-    mt_plane_set *p = v->s->planes;
-    size_t at = t->first + first, part = index % N_PARTS;
-    if (part != MASTER)
-        return mt_planes_read(p, t->unit, part == EXP_AVG ? MT_PLANE_M : MT_PLANE_V, at, n, dst, err);
-    uint16_t hi[1024], lo[1024];
-    for (size_t done = 0; done < n; done += MT_ARRAY_LEN(hi)) {
-        size_t k = MT_MIN(MT_ARRAY_LEN(hi), n - done);
-        int rc = mt_planes_read(p, t->unit, MT_PLANE_HI, at + done, k, hi, err);
-        if (!rc)
-            rc = mt_planes_read(p, t->unit, MT_PLANE_LO, at + done, k, lo, err);
-        if (rc)
-            return rc;
-        for (size_t i = 0; i < k; i++)
-            ((float *)dst)[done + i] = mt_master_join(hi[i], lo[i]);
-    }
-    return 0;
+    int part = (int)(index % N_PARTS);
+    return part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
+                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->first + first, n, dst, err);
 }
 
 /* The units from *unit on that are of one block: a file, however layers are cut. */
@@ -129,8 +128,9 @@ static int write_block_state(struct saver *v, const struct mt_hf_dir *h, size_t 
     if (!which)
         return mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(size_t));
     for (size_t t = first; t < end; t++)
-        for (size_t p = 0; p < (l->tensors[t].trainable ? N_PARTS : 1); p++)
-            which[n++] = t * N_PARTS + p;
+        for (int p = 0; p < N_PARTS; p++)
+            if (has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
+                which[n++] = t * N_PARTS + (size_t)p;
     snprintf(name, sizeof(name), "state-%05d.safetensors", block);
     int rc = mt_hf_write_file(h, name, which, n, err);
     free(which);
@@ -139,7 +139,6 @@ static int write_block_state(struct saver *v, const struct mt_hf_dir *h, size_t 
 
 static int write_state(struct saver *v, struct mt_err *err)
 {
-    static const char *const suffix[] = {"master", "exp_avg", "exp_avg_sq"};
     const struct mt_layout *l = v->s->layout;
     size_t n = l->n_tensors * N_PARTS;
     char dir[4200];
@@ -149,8 +148,11 @@ static int write_state(struct saver *v, struct mt_err *err)
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
     for (size_t i = 0; i < n && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i / N_PARTS];
-        snprintf(names[i], sizeof(names[i]), "%s.%s", t->name, suffix[i % N_PARTS]);
-        decls[i] = (struct mt_st_decl){.name = names[i], .dtype = MT_ST_F32, .n_dims = t->n_dims,
+        int part = (int)(i % N_PARTS);
+        const struct mt_plane_desc *d = mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)part);
+        bool f32 = part == MASTER || d->dtype == MT_F32;
+        snprintf(names[i], sizeof(names[i]), "%s.%s", t->name, part == MASTER ? "master" : d->saved_as ? d->saved_as : "");
+        decls[i] = (struct mt_st_decl){.name = names[i], .dtype = f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = t->n_dims,
                                        .shape = {t->shape[0], t->shape[1]}};
     }
     struct mt_hf_dir h = {.vfs = v->vfs, .dir = dir, .decls = decls, .n_decls = n,
@@ -234,7 +236,7 @@ static int write_all(struct saver *v, struct mt_err *err)
 
 static int check_space(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
-    uint64_t need = mt_checkpoint_bytes(s->layout, s->full), have;
+    uint64_t need = mt_checkpoint_bytes(s->layout, mt_plane_desc_of(s->planes, MT_PLANE_HI), s->full), have;
     char a[32], b[32];
     int rc = mt_hw_disk_free(s->dir, &have, err);
     if (!rc && need > have)

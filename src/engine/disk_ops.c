@@ -7,14 +7,14 @@
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 
-static size_t elem_bytes(const mt_engine *e, enum mt_plane_kind k)
+static size_t bytes_of(const mt_engine *e, enum mt_plane_kind k, size_t n)
 {
-    return mt_dtype_size(mt_plane_dtype(e->p.planes, k)); /* hi and lo are as wide as bf16 */
+    return mt_plane_desc_bytes(mt_plane_desc_of(e->p.planes, k), n);
 }
 
 static bool is_loaded(const mt_engine *e, enum mt_plane_kind k)
 {
-    return k == MT_PLANE_HI || (k == MT_PLANE_LO && e->p.dtype == MT_F32);
+    return mt_plane_is_loaded(k, e->p.dtype);
 }
 
 /* Elements of a plane that a staging buffer has room for. */
@@ -32,7 +32,7 @@ static size_t offset_in(const mt_engine *e, size_t unit, enum mt_plane_kind k, b
     for (int i = 0; i < (int)k; i++)
         if (mt_plane_on_disk(e->p.planes, unit, (enum mt_plane_kind)i, &unused) &&
             is_loaded(e, (enum mt_plane_kind)i) == staged)
-            at += room(e, unit, staged) * elem_bytes(e, (enum mt_plane_kind)i);
+            at += bytes_of(e, (enum mt_plane_kind)i, room(e, unit, staged));
     return at;
 }
 
@@ -55,12 +55,11 @@ static void fill_planes(const mt_engine *e, size_t unit, bool staged, size_t fir
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
-        size_t size = elem_bytes(e, k);
         if (!mt_plane_on_disk(e->p.planes, unit, k, &at) || is_loaded(e, k) != staged ||
-            (r->write && k == MT_PLANE_GRAD))
+            (r->write && mt_plane_desc_of(e->p.planes, k)->role == MT_ROLE_GRADIENT))
             continue;
-        r->span[r->n_spans++] = (struct mt_disk_span){at + first * size, buf + offset_in(e, unit, k, staged),
-                                                      mt_align_up(n * size, MT_DISK_ALIGN)};
+        r->span[r->n_spans++] = (struct mt_disk_span){at + bytes_of(e, k, first), buf + offset_in(e, unit, k, staged),
+                                                      mt_align_up(bytes_of(e, k, n), MT_DISK_ALIGN)};
     }
 }
 

@@ -53,15 +53,15 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     return mt_device_register_host(e->dev, e->staging, e->staging_bytes, err);
 }
 
-/* Those that are copied to the device or from it; moments never are. */
+/* Those that are copied to the device or from it; states never are. */
 static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         size_t bytes;
         void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
-        bool copied = k == MT_PLANE_HI || k == MT_PLANE_GRAD || (k == MT_PLANE_LO && e->p.dtype == MT_F32);
-        if (!p || !copied)
+        bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
+        if (!p || !(gradient || mt_plane_is_loaded((enum mt_plane_kind)k, e->p.dtype)))
             continue;
         rc = mt_device_register_host(e->dev, p, bytes, err);
         if (!rc)

@@ -7,7 +7,7 @@
 #include "device/device.h"
 #include "schedule/program.h"
 #include "model/layout.h"
-#include "optim/adam.h"
+#include "optim/optimizer.h"
 #include "store/planes.h"
 
 /**
@@ -36,7 +36,9 @@ struct mt_engine_params {
     bool microbatch;                /* schedule for comparison */
     bool poison;                    /* overwrite dead buffers: a stale read becomes a NaN */
 
-    double beta1, beta2, eps, weight_decay, grad_clip; /* grad_clip 0: off */
+    const struct mt_optimizer *optimizer;  /* NULL where train is false */
+    struct mt_optimizer_keys optimizer_keys;
+    double grad_clip;               /* 0: off */
     enum mt_adam_isa isa;
     int adam_threads;
     const int *adam_cpus;           /* [adam_threads] or NULL */

@@ -8,6 +8,7 @@
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "model/model.h"
+#include "model/ranges.h"
 
 /** A program and the events its device instructions signal by. */
 struct mt_runnable {

@@ -9,33 +9,31 @@ struct views {
     struct mt_plane_view plane[MT_N_PLANES];
 };
 
-static void *element(const struct views *v, enum mt_plane_kind k, size_t i, size_t size)
+static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
 {
-    return v->plane[k].data + (i - v->plane[k].first) * size;
+    const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
+    return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
 static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first,
                       size_t n, struct mt_err *err)
 {
-    enum mt_dtype sd = mt_plane_dtype(e->p.planes, MT_PLANE_M);
-    struct mt_adam a = {
+    const struct mt_optimizer *o = e->p.optimizer;
+    struct mt_update u = {
         .n = n,
-        .hi = element(v, MT_PLANE_HI, first, 2),
-        .lo = element(v, MT_PLANE_LO, first, 2),
-        .m = element(v, MT_PLANE_M, first, mt_dtype_size(sd)),
-        .v = element(v, MT_PLANE_V, first, mt_dtype_size(sd)),
-        .grad = element(v, MT_PLANE_GRAD, first, mt_dtype_size(e->p.grad_dtype)),
-        .state_dtype = sd,
+        .hi = element(e, v, MT_PLANE_HI, first),
+        .lo = element(e, v, MT_PLANE_LO, first),
+        .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.grad_dtype,
+        .keys = &e->p.optimizer_keys,
         .lr = e->pending.lr,
-        .beta1 = e->p.beta1,
-        .beta2 = e->p.beta2,
-        .eps = e->p.eps,
-        .weight_decay = t->decay ? e->p.weight_decay : 0,
+        .weight_decay = t->decay ? e->p.optimizer_keys.weight_decay : 0,
         .t = e->pending.t,
         .clip = e->pending.clip,
     };
-    uint64_t bad = mt_adam_run_pool(&a, e->p.isa, e->adam_pool);
+    for (int i = 0; i < o->n_states; i++)
+        u.state[i] = element(e, v, MT_PLANE_STATE + i, first);
+    uint64_t bad = o->update(o, &u, e->p.isa, e->adam_pool);
     if (bad)
         return mt_fail(err, MT_ERR_TRAINING, -EDOM,
                        "update %llu made %llu weights of %s not finite: lower "

@@ -11,12 +11,7 @@
 #include "engine/engine_priv.h"
 
 enum {
-    HI = 1 << MT_PLANE_HI,
-    LO = 1 << MT_PLANE_LO,
-    M = 1 << MT_PLANE_M,
-    V = 1 << MT_PLANE_V,
-    GRAD = 1 << MT_PLANE_GRAD,
-    RING = 6, /* two pieces each on their way in, with Adam, and on their way out */
+    RING = 6, /* two pieces each on their way in, with the optimizer, and on their way out */
     LARGE_PIECE = 4 << 20,
     MIN_PIECE = 64 << 10,
     MANY_PIECES = 64, /* of a unit: enough to flow; more would only make the step's program long */
@@ -26,34 +21,67 @@ enum {
 struct tiers {
     struct mt_engine_plan *plan;
     const struct mt_engine_params *p;
+    struct mt_plane_desc desc[MT_N_PLANES];
+    uint8_t loaded;    /* bits of the kinds that loads read */
+    uint8_t updated;   /* that updates read and write, and loads do not */
+    uint8_t gradients; /* that backward writes and updates read */
     uint64_t host; /* what there is */
 };
 
+/* What planes there are and what each kind is for. */
+static void sort_kinds(struct tiers *t)
+{
+    mt_plane_descs(t->desc, t->p->train ? t->p->optimizer : NULL, t->p->grad_dtype);
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        uint8_t bit = (uint8_t)(1 << k);
+        if (t->desc[k].role == MT_ROLE_GRADIENT)
+            t->gradients |= bit;
+        else if (mt_plane_is_loaded((enum mt_plane_kind)k, t->p->dtype))
+            t->loaded |= bit;
+        else if (t->desc[k].ranges & MT_RANGE_TRAINED)
+            t->updated |= bit;
+    }
+}
+
+static struct mt_plane_elems elems_of(const struct tiers *t, size_t unit)
+{
+    return mt_unit_plane_elems(&t->p->layout->units[unit], t->desc);
+}
+
 static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
 {
-    size_t size = k == MT_PLANE_GRAD ? mt_dtype_size(t->p->grad_dtype) : k >= MT_PLANE_M ? 4 : 2;
-    bool has = k <= MT_PLANE_LO || (t->p->train && t->plan->units[unit].trainable);
-    return has ? mt_align_up(t->plan->units[unit].grad_elems * size, MT_DISK_ALIGN) : 0;
+    return mt_align_up(mt_plane_desc_bytes(&t->desc[k], elems_of(t, unit).n[k]), MT_DISK_ALIGN);
 }
 
 static uint8_t has_planes(const struct tiers *t, size_t unit)
 {
-    return t->p->train && t->plan->units[unit].trainable ? HI | LO | M | V | GRAD : HI | LO;
+    struct mt_plane_elems e = elems_of(t, unit);
+    uint8_t has = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        has |= (uint8_t)((e.n[k] > 0) << k);
+    return has;
+}
+
+/* Bytes of an element of several planes. Pieces are whole blocks of all of them. */
+static size_t elem_bytes(const struct tiers *t, uint8_t kinds)
+{
+    size_t sum = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        if (kinds >> k & 1)
+            sum += mt_plane_desc_bytes(&t->desc[k], MT_PIECE_ALIGN);
+    return sum / MT_PIECE_ALIGN;
 }
 
 /* What follows for the step program from a unit's planes on the disk. */
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
-    uint8_t disk = t->plan->on_disk[unit], loads = t->p->dtype == MT_F32 ? HI | LO : HI;
-    uint8_t pieces = disk & (uint8_t)~loads;
-    size_t grad = mt_dtype_size(t->p->grad_dtype);
-    bool updates = has_planes(t, unit) & M;
-    s->staged_elem_bytes = (disk & loads & HI ? 2 : 0) + (disk & loads & LO ? 2 : 0);
-    s->grad_on_disk = disk & GRAD;
-    s->state_elem_bytes_written =
-        updates ? (pieces & LO ? 2 : 0) + (pieces & M ? 4 : 0) + (pieces & V ? 4 : 0) : 0;
-    s->state_elem_bytes = s->state_elem_bytes_written + (pieces & GRAD ? grad : 0);
+    uint8_t disk = t->plan->on_disk[unit];
+    bool updates = has_planes(t, unit) & t->gradients;
+    s->staged_elem_bytes = elem_bytes(t, disk & t->loaded);
+    s->grad_on_disk = disk & t->gradients;
+    s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->updated) : 0;
+    s->state_elem_bytes = updates ? s->state_elem_bytes_written + elem_bytes(t, disk & t->gradients) : 0;
 }
 
 static void describe_all(const struct tiers *t)
@@ -76,12 +104,12 @@ static uint64_t planes_in_host(const struct tiers *t)
 static uint64_t windows(const struct tiers *t)
 {
     uint64_t sum = 0;
-    for (int k = 0; k < MT_PLANE_GRAD; k++) {
+    for (int k = 0; k < MT_N_PLANES; k++) {
         size_t most = 0;
-        for (size_t u = 0; u < t->plan->program.n_units; u++)
+        for (size_t u = 0; u < t->plan->program.n_units && t->desc[k].role != MT_ROLE_GRADIENT; u++)
             if (t->plan->on_disk[u] >> k & 1)
                 most = MT_MAX(most, plane_bytes(t, u, k));
-        sum += MT_MIN(most, (size_t)8 << 20);
+        sum += MT_MIN(most, (size_t)MT_PLANE_WINDOW);
     }
     return sum;
 }
@@ -196,12 +224,13 @@ static uint64_t spill_reserve(const struct tiers *t, const int wanted[2])
 
 static void choose_states(const struct tiers *t)
 {
+    const uint8_t hi = 1 << MT_PLANE_HI; /* all else but gradients goes first: a byte of it saves the least traffic */
     for (size_t u = 0; u < t->plan->program.n_units; u++)
-        put(t, u, LO | M | V, true);
+        put(t, u, (uint8_t)~(hi | t->gradients), true);
     choose_piece(t);
     least_buffers(t);
-    move_until_fits(t, GRAD);
-    move_until_fits(t, HI);
+    move_until_fits(t, t->gradients);
+    move_until_fits(t, hi);
     /* a third staging buffer lets reading, Adam and loading each have one */
     int most[MT_N_POOLS];
     mt_program_max_buffers(&t->plan->program, most);
@@ -228,6 +257,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
     bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
     uint64_t beside = 0;
+    sort_kinds(&t);
     memset(plan->on_disk, 0, plan->program.n_units);
     describe_all(&t);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "config/ini.h"
 #include "hw/hw.h"
+#include "optim/optimizer.h"
 
 static const struct rate_key {
     const char *section, *key, *unit, *help;
@@ -166,10 +167,10 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
     derive(m, MT_RATE_DISK_US, 100);
     derive(m, MT_RATE_STEP_US, 500);
     derive(m, MT_RATE_TOKEN_NS, 20);
-    if (!m->n_adam) { /* bound by memory: 26 B a parameter; a core moves some 12 GB/s */
+    if (!m->n_adam) { /* bound by memory; a core moves some 12 GB/s */
         double cores = r[MT_RATE_CORES].value, dram = r[MT_RATE_DRAM].value;
         m->adam[0].threads = (int)cores;
-        m->adam[0].ns = 26 / MT_MIN(0.85 * dram, 12 * cores);
+        m->adam[0].ns = mt_optimizer_bytes(&mt_adamw, MT_BF16) / MT_MIN(0.85 * dram, 12 * cores);
         m->n_adam = 1;
         m->adam_source = MT_RATE_RATED;
     }

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "base/pool.h"
 #include "hf/safetensors.h"
+#include "model/ranges.h"
 
 enum { PIECE = 1 << 20 }; /* elements */
 
@@ -75,7 +76,7 @@ static int load_tensor(const struct mt_st_model *st, const struct mt_st_tensor *
                            "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and "
                            "below 3.39e38",
                            st->files[src->file].path, t->name, (double)buf[bad], at + bad);
-        rc = mt_planes_write_masters(planes, t->unit, t->first + at, n, buf, err);
+        rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
         if (rc)
             return rc;
     }
@@ -168,7 +169,7 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
     for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
         j.n = MT_MIN((size_t)PIECE, t->n - j.at);
         mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
-        rc = mt_planes_write_masters(planes, t->unit, t->first + j.at, j.n, buf, err);
+        rc = mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
     }
     return rc;
 }

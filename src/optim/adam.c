@@ -5,6 +5,7 @@
 
 #include "base/isa.h"
 #include "optim/adam_kernel.h"
+#include "optim/optimizer.h"
 
 enum { CHUNK = 65536 }; /* elements a thread takes at a time */
 
@@ -84,3 +85,35 @@ uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool
     mt_pool_run(pool, chunk_main, &j, mt_div_up(a->n, CHUNK));
     return j.bad;
 }
+
+static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa, mt_pool *pool)
+{
+    struct mt_adam a = {
+        .n = u->n,
+        .hi = u->hi,
+        .lo = u->lo,
+        .m = u->state[0],
+        .v = u->state[1],
+        .grad = u->grad,
+        .state_dtype = o->state_dtype,
+        .grad_dtype = u->grad_dtype,
+        .lr = u->lr,
+        .beta1 = u->keys->beta1,
+        .beta2 = u->keys->beta2,
+        .eps = u->keys->eps,
+        .weight_decay = u->weight_decay,
+        .t = u->t,
+        .clip = u->clip,
+    };
+    return mt_adam_run_pool(&a, isa, pool);
+}
+
+#define ADAMW(dtype_, bytes)                                                                                       \
+    {                                                                                                              \
+        .type = "adamw", .title = "AdamW", .state_dtype = dtype_, .n_states = 2, .update = update,                 \
+        .state = {{"exp_avg", "first moments", dtype_, 1, bytes},                                                  \
+                  {"exp_avg_sq", "second moments", dtype_, 1, bytes}},                                             \
+    }
+const struct mt_optimizer mt_adamw = ADAMW(MT_F32, 4);
+extern const struct mt_optimizer mt_adamw_bf16;
+const struct mt_optimizer mt_adamw_bf16 = ADAMW(MT_BF16, 2);

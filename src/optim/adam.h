@@ -25,7 +25,9 @@ bool mt_adam_isa_available(enum mt_adam_isa isa);
  *   w  = w - lr * weight_decay * w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
  * in FP32 with the scalars computed in double and rounded once; the order of operations is that of
- * torch.optim.AdamW. w is the split master (hi, lo).
+ * torch.optim.AdamW. w is the split master (hi, lo). Moments in bf16 are read to FP32, updated there, used as
+ * they are, and rounded to the nearest (ties to even) once, when they are stored: a second moment that shrinks by
+ * less than 1/512 of itself an update (beta2 above 0.998) rounds back to what it was.
  *
  * Memory   host pointers, borrowed; any alignment; planes do not overlap.
  * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).

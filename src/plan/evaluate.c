@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "model/model.h"
+#include "model/ranges.h"
 #include "plan/evaluate.h"
 #include "store/planes.h"
 
@@ -45,6 +46,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         .layout = r->layout,
         .dtype = r->dtype,
         .grad_dtype = r->grad_dtype,
+        .optimizer = r->optimizer,
         .max_tokens = micro * r->seq_len,
         .max_docs = micro * MT_MAX(r->docs_per_row, (size_t)1),
         .max_len = r->seq_len,
@@ -98,28 +100,18 @@ static enum mt_unit_tier tier_of(uint8_t on_disk)
 /* What the planes take, by the arithmetic that will size them. */
 static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
-    size_t n = r->layout->n_units;
-    size_t *elems = mt_calloc(n, sizeof(*elems));
-    bool *trainable = mt_calloc(n, sizeof(*trainable));
-    if (!elems || !trainable) {
-        free(elems);
-        free(trainable);
-        return mt_fail_nomem(err, "a plan", n * sizeof(*elems));
-    }
-    for (size_t u = 0; u < n; u++) {
-        elems[u] = r->layout->units[u].n_elems;
-        trainable[u] = r->layout->units[u].trainable;
-        c->n_tier[tier_of(c->engine.on_disk[u])]++;
-    }
-    struct mt_plane_set_params pp = {.n_units = n, .n_elems = elems, .trainable = trainable,
-                                     .state_dtype = MT_F32, .grad_dtype = r->grad_dtype,
-                                     .on_disk = c->engine.on_disk};
+    struct mt_plane_set_params pp;
+    int rc = mt_layout_plane_params(&pp, r->layout, r->optimizer, r->grad_dtype, err);
+    if (rc)
+        return rc;
+    pp.on_disk = c->engine.on_disk;
+    for (size_t u = 0; u < pp.n_units; u++)
+        c->n_tier[tier_of(pp.on_disk[u])]++;
     for (int k = 0; k < MT_N_PLANES; k++)
         c->planes_bytes += mt_plane_set_plane_bytes(&pp, (enum mt_plane_kind)k);
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
     c->disk_bytes = mt_plane_set_disk_bytes(&pp) + c->engine.disk_spill_bytes;
-    free(elems);
-    free(trainable);
+    free(pp.elems);
     return 0;
 }
 
@@ -211,7 +203,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                     struct mt_err *err)
 {
     struct mt_sim_graph g = {0};
-    struct mt_sim_params sp = {.machine = r->machine, .grad_dtype = r->grad_dtype,
+    struct mt_sim_params sp = {.machine = r->machine, .optimizer = r->optimizer, .grad_dtype = r->grad_dtype,
                                .adam_threads = r->threads, .drives = r->drives, .link_gbps = r->link_gbps,
                                .tokens = (double)(r->rows_per_step * r->seq_len)};
     int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);

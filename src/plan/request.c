@@ -100,6 +100,7 @@ int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *c,
     r.grad_dtype = c->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? r.dtype
                    : c->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
                                                                  : MT_BF16;
+    r.optimizer = mt_optimizer_find(c->optimizer.type, c->optimizer.state_dtype == MT_CFG_F32 ? MT_F32 : MT_BF16);
     r.host_budget = size_of(&c->memory.host_budget, host, (uint64_t)((double)host * 0.9));
     uint64_t spare = device - MT_MIN(device, gib / 2); /* the driver and the display want some */
     r.device_budget = m->cpu ? size_of(&c->memory.device_budget, r.host_budget, r.host_budget / 4)

@@ -11,6 +11,7 @@ struct mt_plan_request {
     const struct mt_layout *halves;   /* the same model in halves of layers, for where whole ones do not fit or are
                                          slower; or NULL */
     enum mt_dtype dtype, grad_dtype;
+    const struct mt_optimizer *optimizer;
     size_t seq_len, rows_per_step, docs_per_row;
     size_t micro_batch, logits_chunk; /* 0: to be chosen */
     int slots, keep_layers;           /* or MT_CFG_AUTO */

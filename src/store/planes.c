@@ -18,7 +18,8 @@ enum { GAP = 0 };
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-enum { PAGE = 4096, WINDOW = 8 << 20 };
+enum { PAGE = 4096 };
+_Static_assert(MT_N_PLANES <= 8, "mt_plane_set_params.on_disk has a bit for each kind");
 
 /* Part of a plane on the disk that is held in memory. */
 struct window {
@@ -32,36 +33,22 @@ struct window {
 struct mt_plane_set {
     char *base;
     size_t bytes, n_units;
-    size_t *n_elems;
+    struct mt_plane_desc desc[MT_N_PLANES];
+    struct mt_plane_elems *elems;
     size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
     uint64_t (*disk_at)[MT_N_PLANES]; /* on the disk; UINT64_MAX: not there */
-    enum mt_dtype state_dtype, grad_dtype;
     mt_disk *disk;
     struct window window[MT_N_PLANES];
 };
 
-const char *mt_plane_name(enum mt_plane_kind k)
+size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n)
 {
-    static const char *const names[] = {"hi", "lo", "m", "v", "gradient"};
-    return names[k];
-}
-
-static size_t elem_size(enum mt_plane_kind k, enum mt_dtype state, enum mt_dtype grad)
-{
-    switch (k) {
-    case MT_PLANE_M:
-    case MT_PLANE_V:
-        return mt_dtype_size(state);
-    case MT_PLANE_GRAD:
-        return mt_dtype_size(grad);
-    default:
-        return 2;
-    }
+    return d->block ? mt_div_up(n, d->block) * d->block_bytes : 0;
 }
 
 static bool has_plane(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return k <= MT_PLANE_LO || p->trainable[unit];
+    return p->desc[k].block && p->elems[unit].n[k];
 }
 
 static bool is_on_disk(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
@@ -76,7 +63,13 @@ static bool is_in_host(const struct mt_plane_set_params *p, size_t unit, enum mt
 
 static size_t plane_bytes(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return mt_align_up(p->n_elems[unit] * elem_size(k, p->state_dtype, p->grad_dtype), PAGE);
+    return mt_align_up(mt_plane_desc_bytes(&p->desc[k], p->elems[unit].n[k]), PAGE);
+}
+
+/* Of a plane of the set, without the rest of its last page. */
+static size_t bytes_of(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
+{
+    return mt_plane_desc_bytes(&s->desc[k], s->elems[unit].n[k]);
 }
 
 size_t mt_plane_set_plane_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k)
@@ -109,10 +102,10 @@ uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p)
 static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kind k)
 {
     size_t most = 0;
-    for (size_t u = 0; u < p->n_units && k != MT_PLANE_GRAD; u++)
+    for (size_t u = 0; u < p->n_units && p->desc[k].role != MT_ROLE_GRADIENT; u++)
         if (is_on_disk(p, u, k))
             most = MT_MAX(most, plane_bytes(p, u, k));
-    return MT_MIN(most, p->window_bytes ? p->window_bytes : (size_t)WINDOW);
+    return MT_MIN(most, p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW);
 }
 
 size_t mt_plane_set_window_bytes(const struct mt_plane_set_params *p)
@@ -188,16 +181,15 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     if (!s)
         return mt_fail_nomem(err, "the planes", sizeof(*s));
     s->n_units = p->n_units;
-    s->state_dtype = p->state_dtype;
-    s->grad_dtype = p->grad_dtype;
+    memcpy(s->desc, p->desc, sizeof(s->desc));
     s->at = mt_calloc(p->n_units, sizeof(*s->at));
     s->disk_at = mt_calloc(p->n_units, sizeof(*s->disk_at));
-    s->n_elems = mt_calloc(p->n_units, sizeof(size_t));
-    if (!s->at || !s->disk_at || !s->n_elems) {
+    s->elems = mt_calloc(p->n_units, sizeof(*s->elems));
+    if (!s->at || !s->disk_at || !s->elems) {
         mt_plane_set_destroy(&s);
         return mt_fail_nomem(err, "the planes", p->n_units * sizeof(*s->at));
     }
-    memcpy(s->n_elems, p->n_elems, p->n_units * sizeof(size_t));
+    memcpy(s->elems, p->elems, p->n_units * sizeof(*s->elems));
     s->bytes = lay_out(s, p);
     void *base = NULL;
     int rc = mt_host_alloc(&base, s->bytes, "weights and optimizer states", err);
@@ -213,8 +205,7 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     for (size_t u = 0; u < p->n_units; u++)
         for (int k = 0; k < MT_N_PLANES; k++)
             if (s->at[u][k] != SIZE_MAX)
-                UNPOISON(s->base + s->at[u][k],
-                         p->n_elems[u] * elem_size(k, p->state_dtype, p->grad_dtype));
+                UNPOISON(s->base + s->at[u][k], bytes_of(s, u, k));
     *out = s;
     return 0;
 }
@@ -231,7 +222,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
         mt_host_free(s->window[k].mem, s->window[k].room);
     free(s->at);
     free(s->disk_at);
-    free(s->n_elems);
+    free(s->elems);
     free(s);
     *set = NULL;
 }
@@ -241,25 +232,25 @@ void *mt_plane(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
     return s->at[unit][k] == SIZE_MAX ? NULL : s->base + s->at[unit][k];
 }
 
-size_t mt_plane_elems(const mt_plane_set *s, size_t unit)
+size_t mt_plane_elems(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
-    return s->n_elems[unit];
+    return s->desc[k].block ? s->elems[unit].n[k] : 0;
 }
 
-enum mt_dtype mt_plane_dtype(const mt_plane_set *s, enum mt_plane_kind k)
+const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plane_kind k)
 {
-    return k == MT_PLANE_GRAD ? s->grad_dtype : k <= MT_PLANE_LO ? MT_BF16 : s->state_dtype;
+    return &s->desc[k];
 }
 
 void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes)
 {
     size_t from = SIZE_MAX, to = 0;
     for (size_t u = 0; u < s->n_units; u++) {
-        size_t at = s->at[u][k], n = s->n_elems[u] * elem_size(k, s->state_dtype, s->grad_dtype);
+        size_t at = s->at[u][k];
         if (at == SIZE_MAX)
             continue;
         from = MT_MIN(from, at);
-        to = MT_MAX(to, at + mt_align_up(n, PAGE));
+        to = MT_MAX(to, at + mt_align_up(bytes_of(s, u, k), PAGE));
     }
     *bytes = to > from ? to - from : 0;
     return *bytes ? s->base + from : NULL;
@@ -288,7 +279,7 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
 {
     struct window *w = &s->window[k];
     uint64_t plane = s->disk_at[unit][k], offset = plane + at;
-    size_t end = mt_align_up(s->n_elems[unit] * elem_size(k, s->state_dtype, s->grad_dtype), PAGE);
+    size_t end = mt_align_up(bytes_of(s, unit, k), PAGE);
     int rc = 0;
     if (!w->bytes || offset < w->offset || offset >= w->offset + w->bytes) {
         if (w->dirty)
@@ -312,12 +303,12 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
 static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                       char *dst, const char *src, struct mt_err *err)
 {
-    size_t size = elem_size(k, s->state_dtype, s->grad_dtype), at = first * size, left = n * size;
+    size_t at = mt_plane_desc_bytes(&s->desc[k], first), left = mt_plane_desc_bytes(&s->desc[k], first + n) - at;
     char *host = mt_plane(s, unit, k);
     int rc = 0;
     if (!host && s->disk_at[unit][k] == UINT64_MAX)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu has no plane of %s", unit,
-                       mt_plane_name(k));
+                       s->desc[k].use ? s->desc[k].use : "this kind");
     while (left && !rc) {
         char *mem = host ? host + at : NULL;
         size_t have = left;
@@ -349,23 +340,6 @@ int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t f
                     const void *src, struct mt_err *err)
 {
     return copy_plane(s, unit, k, first, n, NULL, src, err);
-}
-
-int mt_planes_write_masters(mt_plane_set *s, size_t unit, size_t first, size_t n,
-                            const float *masters, struct mt_err *err)
-{
-    uint16_t hi[2048], lo[2048];
-    for (size_t at = 0; at < n; at += MT_ARRAY_LEN(hi)) {
-        size_t k = MT_MIN(MT_ARRAY_LEN(hi), n - at);
-        for (size_t i = 0; i < k; i++)
-            mt_master_split(masters[at + i], &hi[i], &lo[i]);
-        int rc = mt_planes_write(s, unit, MT_PLANE_HI, first + at, k, hi, err);
-        if (!rc)
-            rc = mt_planes_write(s, unit, MT_PLANE_LO, first + at, k, lo, err);
-        if (rc)
-            return rc;
-    }
-    return 0;
 }
 
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err)

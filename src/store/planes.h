@@ -11,22 +11,59 @@
 #include "store/disk.h"
 
 /**
- * The training state: for each unit, one contiguous 4 KiB-aligned plane of each kind over all its
- * elements. Element i of every plane of a unit belongs to the same parameter.
+ * The training state: for each unit, one contiguous 4 KiB-aligned plane of each kind. The weights' high halves
+ * (hi) cover all of the unit's elements; the other kinds hold the parameters of some ranges alone.
+ *
+ * A kind is an index into a table of descriptors: what follows from a kind is in its row, never in its number.
  */
-enum mt_plane_kind { MT_PLANE_HI, MT_PLANE_LO, MT_PLANE_M, MT_PLANE_V, MT_PLANE_GRAD, MT_N_PLANES };
-const char *mt_plane_name(enum mt_plane_kind k);
+enum { MT_MAX_STATES = 4 }; /* optimizer states of an element */
+enum mt_plane_kind {
+    MT_PLANE_HI,        /* bf16, rounded from the FP32 master */
+    MT_PLANE_LO,        /* the rest of the master, of what is trained */
+    MT_PLANE_FROZEN_LO, /* the rest of frozen weights that are stored wider than bf16 */
+    MT_PLANE_STATE,     /* the first of up to MT_MAX_STATES optimizer states */
+    MT_PLANE_GRAD = MT_PLANE_STATE + MT_MAX_STATES,
+    MT_N_PLANES,
+};
+
+enum mt_plane_role { MT_ROLE_WEIGHT, MT_ROLE_STATE, MT_ROLE_GRADIENT };
+
+/** Sets of parameters, as bits: which of them a kind of plane holds. */
+enum mt_range_kind {
+    MT_RANGE_TRAINED = 1,
+    MT_RANGE_FROZEN = 2,      /* stored as bf16: its FP32 master is its hi */
+    MT_RANGE_FROZEN_WIDE = 4, /* stored as f16 or f32: it has a lo */
+    MT_RANGE_ALL = 7,
+};
+
+struct mt_plane_desc {
+    const char *use;      /* in the memory table and in messages: "first moments" */
+    const char *saved_as; /* of a state: what follows the tensor's name in checkpoints, "exp_avg" */
+    enum mt_plane_role role;
+    unsigned ranges;      /* bits of enum mt_range_kind */
+    enum mt_dtype dtype;
+    size_t block, block_bytes; /* elements that are encoded together, and their bytes; block 0: no such kind */
+};
+
+/** Bytes of n elements. */
+size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n);
 
 enum mt_tier { MT_TIER_DEVICE, MT_TIER_HOST, MT_TIER_DISK };
 
+enum { MT_PLANE_WINDOW = 8 << 20 }; /* bytes of a window where the parameters do not say */
+
+/** Elements of a unit's planes, by kind; 0: the unit has none. */
+struct mt_plane_elems {
+    size_t n[MT_N_PLANES];
+};
+
 struct mt_plane_set_params {
     size_t n_units;
-    const size_t *n_elems;    /* [n_units] */
-    const bool *trainable;    /* [n_units] false: no m, v, grad */
-    enum mt_dtype state_dtype, grad_dtype;
+    struct mt_plane_desc desc[MT_N_PLANES];
+    struct mt_plane_elems *elems; /* [n_units], read only */
     const uint8_t *on_disk;   /* [n_units] bit k: plane k is on the disk; NULL: all in host memory */
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
-    size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: 8 MiB */
+    size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: MT_PLANE_WINDOW */
 };
 
 /**
@@ -51,8 +88,9 @@ uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p);
 uint64_t mt_plane_set_plane_disk_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k);
 /** First element of a plane in host memory; NULL where the unit has none, or has it on the disk. */
 void *mt_plane(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
-size_t mt_plane_elems(const mt_plane_set *s, size_t unit);
-enum mt_dtype mt_plane_dtype(const mt_plane_set *s, enum mt_plane_kind k); /* hi, lo: bf16-sized */
+size_t mt_plane_elems(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
+/** The kind's row in the set's table; block is 0 where the set has no such kind. */
+const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plane_kind k);
 /** Offset of a plane on the disk, or false. A plane begins and ends at a multiple of MT_DISK_ALIGN. */
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset);
 
@@ -61,9 +99,6 @@ int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t fi
                    void *dst, struct mt_err *err);
 int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                     const void *src, struct mt_err *err);
-/** Splits FP32 masters into elements of the hi and lo planes. */
-int mt_planes_write_masters(mt_plane_set *s, size_t unit, size_t first, size_t n,
-                            const float *masters, struct mt_err *err);
 /** Brings what was written to the disk and forgets the windows: before somebody else moves the planes. */
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err);
 

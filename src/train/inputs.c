@@ -26,6 +26,8 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     s->grad_dtype = s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? s->dtype
                     : s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
                                                                        : MT_BF16;
+    s->optimizer = mt_optimizer_find(s->cfg->optimizer.type,
+                                     s->cfg->optimizer.state_dtype == MT_CFG_F32 ? MT_F32 : MT_BF16);
     if (s->cfg->data.seq_len > s->hf.max_pos)
         mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
                 (long long)s->cfg->data.seq_len, (long long)s->hf.max_pos);

@@ -13,16 +13,13 @@ static void add_limit(struct mt_memory *m, const char *tier, const char *source,
         m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
 }
 
-static const char *const plane_tags[] = {"weights (hi)", "weights (lo)", "first moments",
-                                         "second moments", "gradients"};
-
 /* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
 static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_set_params *pp,
                              struct mt_memory *m)
 {
     uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
     for (int k = 0; k < MT_N_PLANES; k++) {
-        mt_memory_add_row(&m->rows, "nvme", plane_tags[k], mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
+        mt_memory_add_row(&m->rows, "nvme", pp->desc[k].use, mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
         sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
     }
     mt_engine_add_disk_rows(&m->rows, &s->plan);
@@ -37,11 +34,12 @@ static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_s
 }
 
 /* A checkpoint, beside what of the scratch is on the same file system. */
-static void add_checkpoint_row(const struct mt_session *s, uint64_t scratch, struct mt_memory *m)
+static void add_checkpoint_row(const struct mt_session *s, const struct mt_plane_set_params *pp, uint64_t scratch,
+                               struct mt_memory *m)
 {
     const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
     uint64_t have, beside = 0;
-    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, s->cfg->checkpoint.save == MT_SAVE_FULL);
+    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->cfg->checkpoint.save == MT_SAVE_FULL);
     if (mt_hw_disk_free(s->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)
@@ -55,19 +53,18 @@ static void add_checkpoint_row(const struct mt_session *s, uint64_t scratch, str
 
 int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
 {
-    struct mt_plane_set_params pp;
+    struct mt_plane_set_params pp = {.elems = NULL};
     struct mt_hw_memory hw;
-    size_t *elems = NULL;
-    bool *trainable = NULL;
     *m = (struct mt_memory){0};
-    int rc = mt_session_plane_params(s, &pp, &elems, &trainable, err);
+    int rc = mt_session_plane_params(s, &pp, err);
     if (!rc)
         rc = mt_hw_memory(&hw, "", err);
     if (!rc) {
         mt_engine_add_device_rows(&m->rows, &s->plan);
         m->device_bytes = s->plan.device_bytes;
         for (int k = 0; k < MT_N_PLANES; k++)
-            mt_memory_add_row(&m->rows, "host", plane_tags[k], mt_plane_set_plane_bytes(&pp, k));
+            mt_memory_add_row(&m->rows, "host", pp.desc[k].use,
+                              mt_plane_set_plane_bytes(&pp, (enum mt_plane_kind)k));
         mt_memory_add_row(&m->rows, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
         mt_engine_add_host_rows(&m->rows, &s->plan);
         mt_memory_add_row(&m->rows, "host", "process", mt_session_process_bytes(s) +
@@ -84,9 +81,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
     if (!rc && s->plan.uses_disk)
         add_scratch_rows(s, &pp, m);
     if (!rc && s->train)
-        add_checkpoint_row(s, m->disk_bytes, m);
-    free(elems);
-    free(trainable);
+        add_checkpoint_row(s, &pp, m->disk_bytes, m);
+    free(pp.elems);
     return rc;
 }
 

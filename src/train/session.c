@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "model/ranges.h"
 
 uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_memory *hw)
 {
@@ -202,10 +203,8 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
                                                             : 0,
         .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
         .poison = getenv("MEGATRAIN_POISON") != NULL,
-        .beta1 = c->optimizer.beta1,
-        .beta2 = c->optimizer.beta2,
-        .eps = c->optimizer.eps,
-        .weight_decay = c->optimizer.weight_decay,
+        .optimizer = s->optimizer,
+        .optimizer_keys = {c->optimizer.beta1, c->optimizer.beta2, c->optimizer.eps, c->optimizer.weight_decay},
         .grad_clip = c->train.grad_clip,
         .adam_threads = s->n_threads,
         .adam_cpus = s->cpus,
@@ -307,22 +306,12 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
     return rc;
 }
 
-int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, size_t **elems,
-                        bool **trainable, struct mt_err *err)
+int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, struct mt_err *err)
 {
-    size_t n = s->layout->n_units;
-    *elems = mt_calloc(n, sizeof(size_t));
-    *trainable = mt_calloc(n, sizeof(bool));
-    if (!*elems || !*trainable)
-        return mt_fail_nomem(err, "the planes", n * sizeof(size_t));
-    for (size_t u = 0; u < n; u++) {
-        (*elems)[u] = s->layout->units[u].n_elems;
-        (*trainable)[u] = s->train && s->layout->units[u].trainable;
-    }
-    *p = (struct mt_plane_set_params){.n_units = n, .n_elems = *elems, .trainable = *trainable,
-                                      .state_dtype = MT_F32, .grad_dtype = s->grad_dtype,
-                                      .on_disk = s->plan.on_disk, .disk = s->disk};
-    return 0;
+    int rc = mt_layout_plane_params(p, s->layout, s->train ? s->optimizer : NULL, s->grad_dtype, err);
+    p->on_disk = s->plan.on_disk;
+    p->disk = s->disk;
+    return rc;
 }
 
 /* Scratch for planes and what is spilled, in that order. */
@@ -352,17 +341,14 @@ static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, 
 
 int mt_session_start(struct mt_session *s, struct mt_err *err)
 {
-    struct mt_plane_set_params p;
-    size_t *elems = NULL;
-    bool *trainable = NULL;
-    int rc = mt_session_plane_params(s, &p, &elems, &trainable, err);
+    struct mt_plane_set_params p = {.elems = NULL};
+    int rc = mt_session_plane_params(s, &p, err);
     if (!rc)
         rc = open_disk(s, &p, err);
     p.disk = s->disk;
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
-    free(elems);
-    free(trainable);
+    free(p.elems);
     s->engine_params.planes = s->planes;
     return rc ? rc : mt_engine_create(&s->engine, &s->engine_params, err);
 }

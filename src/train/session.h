@@ -34,6 +34,7 @@ struct mt_session {
     uint64_t warmup_steps;
     size_t rows_per_step, micro_batch, n_micro;
     enum mt_dtype dtype, grad_dtype;
+    const struct mt_optimizer *optimizer;
 
     mt_device *dev;
     uint64_t resident; /* bytes that the process has in memory before anything planned is allocated; 0: not known */

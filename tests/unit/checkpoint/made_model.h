@@ -10,7 +10,7 @@
 #include "base/fs.h"
 #include "base/philox.h"
 #include "model/layout.h"
-#include "store/planes.h"
+#include "model/ranges.h"
 
 /** A small layout with random planes, and a folder whose config.json is its model's. */
 struct made_model {
@@ -30,7 +30,7 @@ static inline void made_fill(const struct made_model *m, uint64_t seed)
         const struct mt_tensor *t = &m->layout->tensors[i];
         uint16_t *hi = mt_plane(m->planes, t->unit, MT_PLANE_HI);
         uint16_t *lo = mt_plane(m->planes, t->unit, MT_PLANE_LO);
-        float *mm = mt_plane(m->planes, t->unit, MT_PLANE_M), *v = mt_plane(m->planes, t->unit, MT_PLANE_V);
+        float *mm = mt_plane(m->planes, t->unit, MT_PLANE_STATE), *v = mt_plane(m->planes, t->unit, MT_PLANE_STATE + 1);
         for (size_t k = t->first; k < t->first + t->n; k++) {
             float w = (float)mt_philox_uniform(seed, i, k) - 0.5f;
             mt_master_split(w, &hi[k], &lo[k]);
@@ -43,8 +43,6 @@ static inline void made_fill(const struct made_model *m, uint64_t seed)
 static inline int made_model_init(struct made_model *m)
 {
     static struct mt_hf_config cfg;
-    size_t elems[8];
-    bool trainable[8];
     snprintf(m->dir, sizeof(m->dir), "/tmp/mt-test-XXXXXX");
     if (!mkdtemp(m->dir))
         return -1;
@@ -56,12 +54,12 @@ static inline int made_model_init(struct made_model *m)
         mt_layout_create(&m->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
                          NULL))
         return -1;
-    for (size_t u = 0; u < m->layout->n_units; u++) {
-        elems[u] = m->layout->units[u].n_elems;
-        trainable[u] = true;
-    }
-    struct mt_plane_set_params p = {m->layout->n_units, elems, trainable, MT_F32, MT_BF16};
-    if (mt_plane_set_create(&m->planes, &p, NULL))
+    struct mt_plane_set_params p;
+    if (mt_layout_plane_params(&p, m->layout, &mt_adamw, MT_BF16, NULL))
+        return -1;
+    int rc = mt_plane_set_create(&m->planes, &p, NULL);
+    free(p.elems);
+    if (rc)
         return -1;
     made_fill(m, 1);
     return 0;

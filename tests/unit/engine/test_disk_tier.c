@@ -19,6 +19,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "engine/engine.h"
+#include "model/ranges.h"
 #include "model/weights.h"
 
 enum { TOKENS = 24, MICRO = 2, STEPS = 3 };
@@ -114,19 +115,13 @@ static size_t least_budget(struct trainer *t)
 
 static void make_planes(struct trainer *t, const struct placing *p)
 {
-    size_t elems[16];
-    bool trainable[16];
     struct mt_io_fault f;
     struct mt_err err = {0};
     const char *dirs[] = {root};
-    for (size_t u = 0; u < t->layout->n_units; u++) {
-        elems[u] = t->layout->units[u].n_elems;
-        trainable[u] = true;
-    }
-    struct mt_plane_set_params pp = {.n_units = t->layout->n_units, .n_elems = elems,
-                                     .trainable = trainable, .state_dtype = MT_F32,
-                                     .grad_dtype = p->dtype, .on_disk = t->plan.on_disk,
-                                     .window_bytes = 8192};
+    struct mt_plane_set_params pp;
+    assert_int_equal(mt_layout_plane_params(&pp, t->layout, t->ep.optimizer, p->dtype, NULL), 0);
+    pp.on_disk = t->plan.on_disk;
+    pp.window_bytes = 8192;
     if (t->plan.uses_disk) {
         struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .io = p->io, .request_bytes = 8192,
                                     .bytes = mt_plane_set_disk_bytes(&pp) + t->plan.disk_spill_bytes};
@@ -140,6 +135,7 @@ static void make_planes(struct trainer *t, const struct placing *p)
     pp.disk = t->ep.disk = t->disk;
     t->ep.disk_spill_at = mt_plane_set_disk_bytes(&pp);
     assert_int_equal(mt_plane_set_create(&t->planes, &pp, NULL), 0);
+    free(pp.elems);
     t->ep.planes = t->planes;
 }
 
@@ -168,8 +164,8 @@ static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
     t->ep = (struct mt_engine_params){
         .layout = t->layout, .dtype = p->dtype, .grad_dtype = p->dtype,
         .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .logits_chunk = 64,
-        .train = true, .slots = 2, .activations = p->act, .poison = true, .beta1 = 0.9, .beta2 = 0.99,
-        .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 0.5, .adam_threads = 2, .states = p->states,
+        .train = true, .slots = 2, .activations = p->act, .poison = true,
+        .optimizer = &mt_adamw, .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 0.5, .adam_threads = 2, .states = p->states,
         .may_use_disk = p->states != MT_STATES_HOST || p->act == MT_ACT_DISK,
         .host_bytes = p->host_bytes, .piece_elems = MT_PIECE_ALIGN};
     t->device_bytes = p->device_bytes ? p->device_bytes : least_budget(t);
@@ -200,8 +196,11 @@ static char *snapshot(struct trainer *t, size_t *bytes)
     char *all = NULL;
     struct mt_err err;
     for (size_t u = 0; u < t->layout->n_units; u++)
-        for (int k = 0; k < MT_PLANE_GRAD; k++) {
-            size_t n = t->layout->units[u].n_elems, size = k <= MT_PLANE_LO ? 2 : 4;
+        for (int k = 0; k < MT_N_PLANES; k++) {
+            const struct mt_plane_desc *d = mt_plane_desc_of(t->planes, (enum mt_plane_kind)k);
+            size_t n = mt_plane_elems(t->planes, u, (enum mt_plane_kind)k), size = d->block_bytes;
+            if (!n || d->role == MT_ROLE_GRADIENT)
+                continue;
             assert_true(mt_grow(&all, &cap, at + n * size, 1));
             if (mt_planes_read(t->planes, u, (enum mt_plane_kind)k, 0, n, all + at, &err))
                 fail_msg("%s", err.msg);

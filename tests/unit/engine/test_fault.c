@@ -52,8 +52,8 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
     *r = (struct rig){0};
     made_fill(&model, 5);
     for (size_t u = 0; u < model.layout->n_units; u++) /* moments like those of a fresh run */
-        for (int k = MT_PLANE_M; k <= MT_PLANE_V; k++)
-            memset(mt_plane(model.planes, u, k), 0, mt_plane_elems(model.planes, u) * 4);
+        for (int k = 0; k < mt_adamw.n_states; k++)
+            memset(mt_plane(model.planes, u, MT_PLANE_STATE + k), 0, mt_plane_elems(model.planes, u, MT_PLANE_STATE) * 4);
     make_data(&r->data);
     assert_int_equal(mt_device_create(&cpu, &p, NULL), 0);
     if (what)
@@ -67,8 +67,8 @@ static int create_engine(struct rig *r, struct mt_err *err)
     struct mt_engine_params p = {
         .dev = r->dev, .layout = model.layout, .planes = model.planes, .dtype = MT_BF16,
         .grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
-        .logits_chunk = 64, .train = true, .slots = 2, .activations = MT_ACT_OFFLOAD, .beta1 = 0.9,
-        .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1, .isa = MT_ADAM_SCALAR,
+        .logits_chunk = 64, .train = true, .slots = 2, .activations = MT_ACT_OFFLOAD,
+        .optimizer = &mt_adamw, .optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .grad_clip = 1, .isa = MT_ADAM_SCALAR,
         .adam_threads = 1};
     return mt_engine_create(&r->engine, &p, err);
 }
@@ -99,9 +99,12 @@ static uint64_t state_hash(void)
 {
     uint64_t h = 0;
     for (size_t u = 0; u < model.layout->n_units; u++)
-        for (int k = 0; k < MT_PLANE_GRAD; k++)
-            h = XXH3_64bits_withSeed(mt_plane(model.planes, u, k),
-                                     mt_plane_elems(model.planes, u) * (k <= MT_PLANE_LO ? 2 : 4), h);
+        for (int k = 0; k < MT_N_PLANES; k++) {
+            const struct mt_plane_desc *d = mt_plane_desc_of(model.planes, (enum mt_plane_kind)k);
+            size_t bytes = mt_plane_desc_bytes(d, mt_plane_elems(model.planes, u, k));
+            if (bytes && d->role != MT_ROLE_GRADIENT)
+                h = XXH3_64bits_withSeed(mt_plane(model.planes, u, k), bytes, h);
+        }
     return h;
 }
 

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "hf/safetensors.h"
+#include "model/ranges.h"
 #include "model/weights.h"
 
 enum { MAX_TENSORS = 64 };
@@ -35,17 +36,13 @@ struct rig {
 static void open_rig(struct rig *r, bool tied)
 {
     const char *json = tied ? SMALL(", \"tie_word_embeddings\": true") : SMALL("");
-    size_t elems[8];
-    bool trainable[8];
     assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
     assert_int_equal(mt_layout_create(&r->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
                                       NULL), 0);
-    for (size_t u = 0; u < r->layout->n_units; u++) {
-        elems[u] = r->layout->units[u].n_elems;
-        trainable[u] = true;
-    }
-    struct mt_plane_set_params p = {r->layout->n_units, elems, trainable, MT_F32, MT_BF16};
+    struct mt_plane_set_params p;
+    assert_int_equal(mt_layout_plane_params(&p, r->layout, &mt_adamw, MT_BF16, NULL), 0);
     assert_int_equal(mt_plane_set_create(&r->planes, &p, NULL), 0);
+    free(p.elems);
     snprintf(r->dir, sizeof(r->dir), "/tmp/mt-weights-XXXXXX");
     assert_non_null(mkdtemp(r->dir));
 }

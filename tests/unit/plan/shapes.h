@@ -73,6 +73,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .layout = l,
         .dtype = MT_BF16,
         .grad_dtype = MT_BF16,
+        .optimizer = &mt_adamw,
         .seq_len = seq_len,
         .rows_per_step = rows,
         .docs_per_row = 1,

@@ -13,7 +13,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/philox.h"
-#include "store/planes.h"
+#include "made_planes.h"
 
 enum { UNITS = 3, WINDOW = 8192 };
 
@@ -43,9 +43,10 @@ struct fixture {
 static void open_set(struct fixture *f, const uint8_t *on_disk, const struct mt_io_fault *fault)
 {
     const char *dirs[] = {root};
-    *f = (struct fixture){.p = {.n_units = UNITS, .n_elems = elems, .trainable = trainable,
-                                .state_dtype = MT_F32, .grad_dtype = MT_BF16, .on_disk = on_disk,
-                                .window_bytes = WINDOW}};
+    static struct mt_plane_elems by_kind[UNITS];
+    *f = (struct fixture){.p = made_planes(UNITS, elems, trainable, by_kind, MT_F32, MT_BF16)};
+    f->p.on_disk = on_disk;
+    f->p.window_bytes = WINDOW;
     struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .bytes = mt_plane_set_disk_bytes(&f->p),
                                 .fault = fault};
     assert_int_equal(mt_disk_open(&f->disk, &dp, NULL), 0);
@@ -63,7 +64,7 @@ static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
 {
     (void)state;
     struct fixture f;
-    const uint8_t masks[UNITS] = {0x1e, 0x1f, 0};
+    const uint8_t masks[UNITS] = {0xff - (1 << MT_PLANE_HI), 0xff, 0};
     uint64_t at;
     size_t host = 0;
     open_set(&f, masks, NULL);
@@ -77,10 +78,10 @@ static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
     assert_null(mt_plane(f.set, 0, MT_PLANE_LO));
     assert_true(mt_plane_on_disk(f.set, 0, MT_PLANE_LO, &at) && at % MT_DISK_ALIGN == 0);
     assert_false(mt_plane_on_disk(f.set, 0, MT_PLANE_HI, &at));
-    assert_false(mt_plane_on_disk(f.set, 1, MT_PLANE_M, &at));
+    assert_false(mt_plane_on_disk(f.set, 1, MADE_M, &at));
     float x;
     struct mt_err err;
-    assert_int_equal(mt_planes_read(f.set, 1, MT_PLANE_M, 0, 1, &x, &err), -EINVAL);
+    assert_int_equal(mt_planes_read(f.set, 1, MADE_M, 0, 1, &x, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "no plane"));
     close_set(&f);
 }
@@ -89,14 +90,16 @@ static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
 {
     (void)state;
     struct fixture a, b;
-    const uint8_t all[UNITS] = {0x1f, 0x1f, 0x1f};
+    const uint8_t all[UNITS] = {0xff, 0xff, 0xff};
     open_set(&a, NULL, NULL);
     open_set(&b, all, NULL);
     char buf[3000 * 4], got[3000 * 4];
     for (uint64_t i = 0; i < 3000; i++) {
         size_t u = (size_t)(mt_philox_uniform(1, 0, i) * UNITS);
-        enum mt_plane_kind k = (enum mt_plane_kind)(mt_philox_uniform(1, 1, i) * (trainable[u] ? 4 : 2));
-        size_t size = k <= MT_PLANE_LO ? 2 : 4, first = (size_t)(mt_philox_uniform(1, 2, i) * (double)elems[u]);
+        const enum mt_plane_kind kinds[] = {MT_PLANE_HI, MT_PLANE_LO, MADE_M, MADE_V};
+        size_t which = (size_t)(mt_philox_uniform(1, 1, i) * (trainable[u] ? 4 : 2));
+        enum mt_plane_kind k = kinds[which];
+        size_t size = which < 2 ? 2 : 4, first = (size_t)(mt_philox_uniform(1, 2, i) * (double)elems[u]);
         size_t n = MT_MIN((size_t)(mt_philox_uniform(1, 3, i) * 3000), elems[u] - first);
         for (size_t j = 0; j < n * size; j++)
             buf[j] = (char)(i * 7 + j);
@@ -119,26 +122,21 @@ static void settling_brings_all_to_the_disk_itself(void **state)
 {
     (void)state;
     struct fixture f;
-    const uint8_t masks[UNITS] = {0, 0, 0x1f};
-    float masters[3000];
-    uint16_t hi[4096];
+    const uint8_t masks[UNITS] = {0, 0, 0xff};
+    uint16_t hi[4096], want[3000];
     uint64_t at;
     void *p = NULL;
     open_set(&f, masks, NULL);
     for (size_t i = 0; i < 3000; i++)
-        masters[i] = (float)mt_philox_uniform(5, 5, i);
-    assert_int_equal(mt_planes_write_masters(f.set, 2, 0, 3000, masters, NULL), 0);
+        want[i] = (uint16_t)(mt_philox_uniform(5, 5, i) * 65536);
+    assert_int_equal(mt_planes_write(f.set, 2, MT_PLANE_HI, 0, 3000, want, NULL), 0);
     assert_int_equal(mt_planes_settle(f.set, NULL), 0);
     assert_true(mt_plane_on_disk(f.set, 2, MT_PLANE_HI, &at));
     assert_int_equal(posix_memalign(&p, MT_DISK_ALIGN, 8192), 0);
     struct mt_disk_request r = {.n_spans = 1, .span = {{at, p, 8192}}};
     assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
     memcpy(hi, p, 8192);
-    for (size_t i = 0; i < 3000; i++) {
-        uint16_t want, lo;
-        mt_master_split(masters[i], &want, &lo);
-        assert_int_equal(hi[i], want);
-    }
+    assert_memory_equal(hi, want, sizeof(want));
     /* and what the disk holds then is seen again, not a window from before */
     memset(p, 0, 8192);
     r.write = true;
@@ -154,7 +152,7 @@ static void a_write_that_fails_is_told_when_it_happens(void **state)
     (void)state;
     struct fixture f;
     struct mt_err err;
-    const uint8_t masks[UNITS] = {0x1f, 0, 0};
+    const uint8_t masks[UNITS] = {0xff, 0, 0};
     struct mt_io_fault fault = {MT_IO_FAULT_EIO, false, true, 1, 0};
     uint16_t x[4] = {1, 2, 3, 4};
     open_set(&f, masks, &fault);

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "store/planes.h"
+#include "made_planes.h"
 
 enum { UNITS = 3 };
 static const size_t elems[UNITS] = {8192, 100, 4097};
@@ -16,12 +16,16 @@ static const bool trainable[UNITS] = {true, false, true};
 
 static struct mt_plane_set_params params(enum mt_dtype state, enum mt_dtype grad)
 {
-    return (struct mt_plane_set_params){UNITS, elems, trainable, state, grad};
+    static struct mt_plane_elems by_kind[UNITS];
+    return made_planes(UNITS, elems, trainable, by_kind, state, grad);
 }
 
-static size_t size_of(enum mt_plane_kind k, const struct mt_plane_set_params *p)
+static size_t bytes_of(const struct mt_plane_set_params *p, size_t unit, int k)
 {
-    return k <= MT_PLANE_LO ? 2 : mt_dtype_size(k == MT_PLANE_GRAD ? p->grad_dtype : p->state_dtype);
+    size_t size = k == MT_PLANE_HI || k == MT_PLANE_LO ? 2 : mt_dtype_size(p->desc[k].dtype);
+    bool has = k == MT_PLANE_HI || k == MT_PLANE_LO ||
+               (trainable[unit] && (k == MADE_M || k == MADE_V || k == MT_PLANE_GRAD));
+    return has ? elems[unit] * size : 0;
 }
 
 static void planes_are_zero_aligned_and_apart(void **state)
@@ -34,8 +38,8 @@ static void planes_are_zero_aligned_and_apart(void **state)
         for (size_t u = 0; u < UNITS; u++)
             for (int k = 0; k < MT_N_PLANES; k++) {
                 unsigned char *plane = mt_plane(s, u, k);
-                size_t n = elems[u] * size_of(k, &p);
-                if (!trainable[u] && k > MT_PLANE_LO) {
+                size_t n = bytes_of(&p, u, k);
+                if (!n) {
                     assert_null(plane);
                     continue;
                 }
@@ -51,11 +55,12 @@ static void planes_are_zero_aligned_and_apart(void **state)
         for (size_t u = 0; u < UNITS; u++)
             for (int k = 0; k < MT_N_PLANES; k++) {
                 unsigned char *plane = mt_plane(s, u, k);
-                for (size_t i = 0; plane && i < elems[u] * size_of(k, &p); i++)
+                for (size_t i = 0; plane && i < bytes_of(&p, u, k); i++)
                     assert_int_equal(plane[i], 1 + u * MT_N_PLANES + (size_t)k);
-                assert_int_equal(mt_dtype_size(mt_plane_dtype(s, k)), size_of(k, &p));
             }
-        assert_int_equal(mt_plane_elems(s, 2), 4097);
+        assert_int_equal(mt_plane_elems(s, 2, MADE_V), 4097);
+        assert_int_equal(mt_plane_elems(s, 1, MADE_V), 0);
+        assert_int_equal(mt_plane_desc_of(s, MADE_V)->dtype, v & 1 ? MT_BF16 : MT_F32);
         mt_plane_set_destroy(&s);
         assert_null(s);
         mt_plane_set_destroy(&s);
@@ -70,10 +75,8 @@ static void the_arithmetic_is_that_of_the_mapping(void **state)
     for (int k = 0; k < MT_N_PLANES; k++) {
         size_t want = 0;
         for (size_t u = 0; u < UNITS; u++)
-            if (trainable[u] || k <= MT_PLANE_LO)
-                want += mt_align_up(elems[u] * size_of(k, &p), 4096);
+            want += mt_align_up(bytes_of(&p, u, k), 4096);
         assert_int_equal(mt_plane_set_plane_bytes(&p, k), want);
-        assert_true(strlen(mt_plane_name(k)) > 0);
         sum += want;
     }
     assert_int_equal(mt_plane_set_bytes(&p), sum);
@@ -91,12 +94,23 @@ static void the_arithmetic_is_that_of_the_mapping(void **state)
     mt_plane_set_destroy(&s);
 }
 
+static void a_block_is_whole_also_where_few_of_its_elements_are_used(void **state)
+{
+    (void)state;
+    const struct mt_plane_desc packed = {.block = 64, .block_bytes = 34};
+    assert_int_equal(mt_plane_desc_bytes(&packed, 0), 0);
+    assert_int_equal(mt_plane_desc_bytes(&packed, 1), 34);
+    assert_int_equal(mt_plane_desc_bytes(&packed, 64), 34);
+    assert_int_equal(mt_plane_desc_bytes(&packed, 65), 68);
+}
+
 static void more_than_there_is_cannot_be_mapped(void **state)
 {
     (void)state;
     size_t huge[1] = {(size_t)1 << 55};
     bool yes[1] = {true};
-    struct mt_plane_set_params p = {1, huge, yes, MT_F32, MT_BF16};
+    struct mt_plane_elems by_kind[1];
+    struct mt_plane_set_params p = made_planes(1, huge, yes, by_kind, MT_F32, MT_BF16);
     mt_plane_set *s = NULL;
     struct mt_err err = {0};
     void *m = NULL;
@@ -114,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(planes_are_zero_aligned_and_apart),
         cmocka_unit_test(the_arithmetic_is_that_of_the_mapping),
+        cmocka_unit_test(a_block_is_whole_also_where_few_of_its_elements_are_used),
         cmocka_unit_test(more_than_there_is_cannot_be_mapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

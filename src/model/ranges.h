@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_RANGES_H
+#define MT_MODEL_RANGES_H
+
+#include "model/layout.h"
+#include "optim/optimizer.h"
+#include "store/planes.h"
+
+/**
+ * From units and an optimizer to planes: the rows of the kinds, and how many elements of each a unit has.
+ * Everything that sizes planes or reaches into them goes through here.
+ */
+
+/** Rows of the kinds. `optimizer` NULL: nothing is trained, there are neither states nor gradients. */
+void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_dtype grad);
+
+/** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
+bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
+
+/** Elements of each plane of the unit. */
+struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
+
+/**
+ * The planes of a whole layout: fills desc, n_units and elems; the rest stays zero. elems is allocated, the
+ * caller's to free.
+ */
+int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layout *l,
+                           const struct mt_optimizer *optimizer, enum mt_dtype grad, struct mt_err *err);
+
+/** FP32 masters of the tensor's elements [first, first + n), to and from the planes that hold them. */
+int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n,
+                            const float *masters, struct mt_err *err);
+int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, float *masters,
+                           struct mt_err *err);
+
+#endif
