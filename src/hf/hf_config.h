@@ -65,10 +65,19 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
  */
 int mt_hf_find_model(char **dir, const char *model, struct mt_err *err);
 
+/** How the rotary embedding of a document depends on its length. */
+enum mt_rope_lengths {
+    MT_ROPE_ONE_TABLE,    /* not at all */
+    MT_ROPE_TWO_TABLES,   /* longrope: up to *limit tokens the short factors, beyond the long ones */
+    MT_ROPE_A_TABLE_EACH, /* dynamic: up to *limit tokens one table, beyond one for every length */
+};
+/** For documents of up to max_len tokens; *limit: of the first table (one table: max_len). */
+enum mt_rope_lengths mt_rope_lengths(const struct mt_hf_config *cfg, size_t max_len, size_t *limit);
+
 /**
- * Rotary tables for positions [0, n_pos): cos_t and sin_t of [n_pos, rot/2] f32, computed in the
- * precision and order of transformers (inv_freq in f32), times the attention factor. `seq_len` selects
- * dynamic and longrope variants. Returns rot (0 on bad arguments).
+ * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t of
+ * [n_pos, rot/2] f32, computed in the precision and order of transformers (inv_freq in f32), times the
+ * attention factor.
  */
 size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg);
 void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,

@@ -246,3 +246,13 @@ void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len
             sin_t[p * half + i] = (float)sin((double)angle) * scale;
         }
 }
+
+enum mt_rope_lengths mt_rope_lengths(const struct mt_hf_config *cfg, size_t max_len, size_t *limit)
+{
+    bool dynamic = cfg->rope.type == MT_ROPE_DYNAMIC, longrope = cfg->rope.type == MT_ROPE_LONGROPE;
+    size_t most = dynamic ? (size_t)cfg->max_pos : longrope ? (size_t)cfg->rope.original_max_pos : max_len;
+    *limit = MT_MIN(most, max_len);
+    if (max_len <= most)
+        return MT_ROPE_ONE_TABLE;
+    return dynamic ? MT_ROPE_A_TABLE_EACH : MT_ROPE_TWO_TABLES;
+}

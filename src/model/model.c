@@ -8,7 +8,7 @@
 #include "model/part.h"
 #include "store/planes.h"
 
-enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 8 };
+enum { ALIGN = MT_RECORD_ALIGN };
 
 struct mt_widths mt_widths(const struct mt_hf_config *cfg)
 {
@@ -95,20 +95,6 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     return at;
 }
 
-/* The arrays of a micro-batch's input block, in the order of struct mt_inputs; returns its bytes. */
-static size_t input_layout(struct mt_inputs *in, const struct mt_model_params *p, void *base)
-{
-    int32_t **array[N_INPUT_ARRAYS] = {&in->ids,     &in->positions, &in->cu_seqlens,
-                                       &in->loss_rows, &in->targets,   &in->run_ids,
-                                       &in->run_starts, &in->order};
-    size_t at = 0;
-    for (int i = 0; i < N_INPUT_ARRAYS; i++) {
-        size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
-        *array[i] = mt_take(base, &at, n * sizeof(int32_t));
-    }
-    return at;
-}
-
 static size_t n_partials(const struct mt_layout *l, size_t *at)
 {
     size_t n = 0;
@@ -133,11 +119,6 @@ static size_t stats_bytes(const struct mt_model_params *p)
            mt_align_up(n_partials(p->layout, NULL) * 4, ALIGN);
 }
 
-static size_t table_elems(const struct mt_model_params *p)
-{
-    return p->max_len * mt_rope_rotated_dims(&p->layout->cfg) / 2;
-}
-
 static size_t logits_bytes(const struct mt_model_params *p)
 {
     size_t rows = MT_MIN(p->logits_chunk, p->max_tokens);
@@ -153,29 +134,10 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = logits_bytes(p),
-        .inputs = p->max_micro * input_layout(&in, p, NULL) + stats_bytes(p),
-        .tables = 2 * mt_align_up(table_elems(p) * 4, ALIGN),
+        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + stats_bytes(p),
+        .tables = mt_rope_table_bytes(p),
     };
     return 0;
-}
-
-static int upload_tables(mt_model *m, struct mt_err *err)
-{
-    size_t n = table_elems(&m->p), bytes = n * 4;
-    float *host = mt_calloc(2 * n, sizeof(float));
-    if (!host)
-        return mt_fail_nomem(err, "rotary tables", 2 * n * sizeof(float));
-    m->cos_t = m->tables;
-    m->sin_t = (float *)(void *)((char *)m->tables + mt_align_up(bytes, ALIGN));
-    mt_rope_tables(&m->layout->cfg, m->p.max_len, m->p.max_len, host, host + n);
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->cos_t, bytes, host, bytes, bytes, 1}, err);
-    if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->sin_t, bytes, host + n, bytes, bytes, 1}, err);
-    int sync = mt_device_sync(m->dev, rc ? NULL : err);
-    free(host);
-    return rc ? rc : sync;
 }
 
 static int alloc_host(mt_model *m, struct mt_err *err)
@@ -224,7 +186,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->layout = p->layout;
     m->dt = p->dtype;
     m->wd = mt_widths(&p->layout->cfg);
-    m->input_bytes = input_layout(&in, p, NULL);
+    m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->stats_bytes = stats_bytes(p);
     m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
@@ -242,8 +204,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     n_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
     for (size_t i = 0; i < p->max_micro; i++)
-        input_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
-    rc = upload_tables(m, err);
+        mt_inputs_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
+    rc = mt_model_upload_tables(m, err);
     if (rc) {
         mt_model_destroy(&m);
         return rc;
@@ -270,61 +232,6 @@ void mt_model_destroy(mt_model **model)
     free(m->partials_at);
     free(m);
     *model = NULL;
-}
-
-static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
-{
-    struct mt_inputs host, *dev = &m->inputs[i];
-    input_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
-    const struct {
-        int32_t *dst;
-        const int32_t *src;
-        size_t n;
-    } part[] = {
-        {host.ids, b->ids, b->n_tokens},
-        {host.positions, b->positions, b->n_tokens},
-        {host.cu_seqlens, b->cu_seqlens, b->n_docs + 1},
-        {host.loss_rows, b->loss_rows, b->n_loss},
-        {host.targets, b->targets, b->n_loss},
-        {host.run_ids, b->run_ids, b->n_runs},
-        {host.run_starts, b->run_starts, b->n_runs + 1},
-        {host.order, b->order, b->n_tokens},
-    };
-    for (size_t k = 0; k < MT_ARRAY_LEN(part); k++)
-        memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
-    dev->n_tokens = b->n_tokens;
-    dev->n_docs = b->n_docs;
-    dev->max_len = b->max_doc_len;
-    dev->n_loss = b->n_loss;
-    dev->n_runs = b->n_runs;
-    dev->cu_seqlens_host = host.cu_seqlens;
-}
-
-int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
-                    struct mt_err *err)
-{
-    m->loss_scale = loss_scale;
-    for (size_t i = 0; i < n; i++) {
-        if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
-            micro[i].max_doc_len > m->p.max_len)
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
-                           "micro-batch %zu: %zu tokens in %zu documents of up to %zu; planned for "
-                           "%zu in %zu of %zu",
-                           i, micro[i].n_tokens, micro[i].n_docs, micro[i].max_doc_len,
-                           m->p.max_tokens, m->p.max_docs, m->p.max_len);
-        /* runs are in order of their ids: the last is the largest */
-        uint32_t largest = micro[i].n_runs ? (uint32_t)micro[i].run_ids[micro[i].n_runs - 1] : 0;
-        if (largest >= (uint64_t)m->layout->cfg.vocab)
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                           "micro-batch %zu holds token %u, the model's vocab_size is %lld: the cache of "
-                           "tokens is damaged; remove data.cache_dir",
-                           i, largest, (long long)m->layout->cfg.vocab);
-        fill_block(m, i, &micro[i]);
-    }
-    size_t bytes = n * m->input_bytes;
-    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                          &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1},
-                          err);
 }
 
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb)

@@ -18,9 +18,15 @@ void *mt_take(void *base, size_t *at, size_t bytes);
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_inputs {
     int32_t *ids, *positions, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
+    float *own_cos, *own_sin; /* [max_tokens, rot/2] rotary rows of this micro-batch alone; NULL: never needed */
+    /* what `positions` are rows of: the model's tables or own_cos and own_sin */
+    const float *cos_t, *sin_t;
+    size_t n_table_rows;
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     const int32_t *cu_seqlens_host;
 };
+/** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
+size_t mt_inputs_layout(struct mt_inputs *in, const struct mt_model_params *p, void *base);
 
 struct mt_model {
     mt_device *dev;
@@ -36,7 +42,7 @@ struct mt_model {
     void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
     float *logits;
     void *tables; /* cos, sin */
-    float *cos_t, *sin_t;
+    float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
 
     size_t input_bytes; /* of one micro-batch's block */
     void *inputs_dev, *inputs_host;
@@ -50,6 +56,10 @@ struct mt_model {
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);
+
+/** Device bytes of the rotary tables. */
+size_t mt_rope_table_bytes(const struct mt_model_params *p);
+int mt_model_upload_tables(mt_model *m, struct mt_err *err);
 
 /** Element `at` of an array of the compute dtype. */
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)

@@ -76,6 +76,31 @@ def packed_training_equals_unpacked_training(tmp, family):
     assert len(packed) == len(single) == 5 and len(a) == len(b) >= 30 and worst <= 2e-6 and grads <= 5e-6
 
 
+def rotary_scaling_goes_by_the_samples_own_length(tmp, name, scaling):
+    """A sample's loss is the same alone in a row of its own length, and in packed rows beside shorter and longer ones."""
+    half = 8
+    model = write_model(os.path.join(tmp, name), config("llama", num_hidden_layers=2, max_position_embeddings=24, initializer_range=0.3,
+        rope_scaling={"factor": 4.0, **scaling, **({"short_factor": [1.0 + i / 9 for i in range(half)],
+            "long_factor": [2.0 + i for i in range(half)], "original_max_position_embeddings": 24} if "longrope" in scaling.values() else {})}))
+    r = random.Random(4)
+    rows = [{"input_ids": [r.randrange(272) for _ in range(n)]} for n in (20, 24, 25, 40, 64, 2, 30, 23)]
+    data = write(os.path.join(tmp, name + ".jsonl"), rows)
+    out = os.path.join(tmp, name + "-run")
+    megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, data__eval="", data__seq_len=SEQ, train__steps=1)))
+
+    def losses(rows, seq_len):
+        ini = write_ini(out + ".e.ini", base(model, data, out, data__eval=write(os.path.join(tmp, name + ".e.jsonl"), rows),
+            data__seq_len=seq_len, train__micro_batch=1))
+        said = megatrain("-q", "eval", ini, "--model", os.path.join(out, "checkpoint-1"), "--per-sample", "--json",
+                         "--set", "data.overlong=drop").stdout
+        return {f["sample"]: f["loss_sum"] for f in map(json.loads, said.splitlines()) if "sample" in f}
+
+    packed = losses(rows, SEQ)
+    for i, row in enumerate(rows):
+        alone = losses([row], len(row["input_ids"]))[0]
+        assert abs(packed[i] - alone) <= 2e-6 * alone, (name, i, len(row["input_ids"]), packed[i], alone)
+
+
 def nothing_leaks_between_samples_of_a_row(tmp, family, dtype):
     model = write_model(os.path.join(tmp, family), config(family, num_hidden_layers=3))
     rows = samples()
@@ -103,6 +128,9 @@ def nothing_leaks_between_samples_of_a_row(tmp, family, dtype):
 
 
 with tempfile.TemporaryDirectory() as tmp:
+    for name, scaling in (("longrope", {"rope_type": "longrope"}), ("dynamic", {"rope_type": "dynamic"})):
+        rotary_scaling_goes_by_the_samples_own_length(tmp, name, scaling)
+        print(f"ok {name}", flush=True)
     for family in ("qwen3", "mistral"):
         t0 = time.time()
         packed_training_equals_unpacked_training(tmp, family)

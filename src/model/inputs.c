@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What forward and backward read besides weights: the micro-batches' tokens, and rotary tables.
+ *
+ * Where the rotary embedding depends on a document's length, so does the table that its tokens read: with
+ * longrope there are two on the device and the positions of longer documents index the second; with dynamic
+ * scaling each length beyond the model's own has its own angles, and a micro-batch with such a document brings
+ * the rows of all its tokens along.
+ */
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "model/model_priv.h"
+#include "model/part.h"
+
+enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 8 };
+
+static size_t half_of(const struct mt_model_params *p)
+{
+    return mt_rope_rotated_dims(&p->layout->cfg) / 2;
+}
+
+/* Rows of the first table and of all of them together. */
+struct table_rows {
+    enum mt_rope_lengths lengths;
+    size_t first, all;
+};
+
+static struct table_rows table_rows(const struct mt_model_params *p)
+{
+    size_t limit;
+    struct table_rows r = {.lengths = mt_rope_lengths(&p->layout->cfg, p->max_len, &limit)};
+    r.first = r.lengths == MT_ROPE_ONE_TABLE ? p->max_len : limit;
+    r.all = r.first + (r.lengths == MT_ROPE_TWO_TABLES ? p->max_len : 0);
+    return r;
+}
+
+size_t mt_rope_table_bytes(const struct mt_model_params *p)
+{
+    return 2 * mt_align_up(table_rows(p).all * half_of(p) * 4, ALIGN);
+}
+
+int mt_model_upload_tables(mt_model *m, struct mt_err *err)
+{
+    const struct mt_hf_config *cfg = &m->layout->cfg;
+    struct table_rows r = table_rows(&m->p);
+    size_t half = half_of(&m->p), n = r.all * half, bytes = n * 4;
+    float *host = mt_calloc(2 * n, sizeof(float));
+    if (!host)
+        return mt_fail_nomem(err, "rotary tables", 2 * n * sizeof(float));
+    m->cos_t = m->tables;
+    m->sin_t = (float *)(void *)((char *)m->tables + mt_align_up(bytes, ALIGN));
+    mt_rope_tables(cfg, r.first, r.first, host, host + n);
+    if (r.lengths == MT_ROPE_TWO_TABLES)
+        mt_rope_tables(cfg, m->p.max_len, m->p.max_len, host + r.first * half, host + n + r.first * half);
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->cos_t, bytes, host, bytes, bytes, 1}, err);
+    if (!rc)
+        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->sin_t, bytes, host + n, bytes, bytes, 1}, err);
+    int sync = mt_device_sync(m->dev, rc ? NULL : err);
+    free(host);
+    return rc ? rc : sync;
+}
+
+size_t mt_inputs_layout(struct mt_inputs *in, const struct mt_model_params *p, void *base)
+{
+    int32_t **array[N_INPUT_ARRAYS] = {&in->ids,     &in->positions, &in->cu_seqlens,
+                                       &in->loss_rows, &in->targets,   &in->run_ids,
+                                       &in->run_starts, &in->order};
+    size_t at = 0, own = table_rows(p).lengths == MT_ROPE_A_TABLE_EACH ? p->max_tokens * half_of(p) * 4 : 0;
+    for (int i = 0; i < N_INPUT_ARRAYS; i++) {
+        size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
+        *array[i] = mt_take(base, &at, n * sizeof(int32_t));
+    }
+    in->own_cos = own ? mt_take(base, &at, own) : NULL;
+    in->own_sin = own ? mt_take(base, &at, own) : NULL;
+    return at;
+}
+
+/* Gives each token of the micro-batch a row of the rotary tables: *dev says which tables, host->positions the row. */
+static void place_positions(const mt_model *m, const struct mt_batch *b, struct mt_inputs *host, struct mt_inputs *dev)
+{
+    struct table_rows r = table_rows(&m->p);
+    size_t half = half_of(&m->p);
+    bool own = r.lengths == MT_ROPE_A_TABLE_EACH && b->max_doc_len > r.first;
+    dev->cos_t = own ? dev->own_cos : m->cos_t;
+    dev->sin_t = own ? dev->own_sin : m->sin_t;
+    dev->n_table_rows = own ? m->p.max_tokens : r.all;
+    for (size_t d = 0; d < b->n_docs; d++) {
+        size_t first = (size_t)b->cu_seqlens[d], len = (size_t)b->cu_seqlens[d + 1] - first;
+        int32_t row = own ? (int32_t)first : len > r.first ? (int32_t)r.first : 0;
+        if (own)
+            mt_rope_tables(&m->layout->cfg, len, len, host->own_cos + first * half, host->own_sin + first * half);
+        for (size_t i = first; i < first + len; i++)
+            host->positions[i] = b->positions[i] + row;
+    }
+}
+
+static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
+{
+    struct mt_inputs host, *dev = &m->inputs[i];
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
+    const struct {
+        int32_t *dst;
+        const int32_t *src;
+        size_t n;
+    } part[] = {
+        {host.ids, b->ids, b->n_tokens},
+        {host.cu_seqlens, b->cu_seqlens, b->n_docs + 1},
+        {host.loss_rows, b->loss_rows, b->n_loss},
+        {host.targets, b->targets, b->n_loss},
+        {host.run_ids, b->run_ids, b->n_runs},
+        {host.run_starts, b->run_starts, b->n_runs + 1},
+        {host.order, b->order, b->n_tokens},
+    };
+    for (size_t k = 0; k < MT_ARRAY_LEN(part); k++)
+        memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
+    place_positions(m, b, &host, dev);
+    dev->n_tokens = b->n_tokens;
+    dev->n_docs = b->n_docs;
+    dev->max_len = b->max_doc_len;
+    dev->n_loss = b->n_loss;
+    dev->n_runs = b->n_runs;
+    dev->cu_seqlens_host = host.cu_seqlens;
+}
+
+int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
+                    struct mt_err *err)
+{
+    m->loss_scale = loss_scale;
+    for (size_t i = 0; i < n; i++) {
+        if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
+            micro[i].max_doc_len > m->p.max_len)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
+                           "micro-batch %zu: %zu tokens in %zu documents of up to %zu; planned for "
+                           "%zu in %zu of %zu",
+                           i, micro[i].n_tokens, micro[i].n_docs, micro[i].max_doc_len,
+                           m->p.max_tokens, m->p.max_docs, m->p.max_len);
+        /* runs are in order of their ids: the last is the largest */
+        uint32_t largest = micro[i].n_runs ? (uint32_t)micro[i].run_ids[micro[i].n_runs - 1] : 0;
+        if (largest >= (uint64_t)m->layout->cfg.vocab)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                           "micro-batch %zu holds token %u, the model's vocab_size is %lld: the cache of "
+                           "tokens is damaged; remove data.cache_dir",
+                           i, largest, (long long)m->layout->cfg.vocab);
+        fill_block(m, i, &micro[i]);
+    }
+    size_t bytes = n * m->input_bytes;
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                          &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1},
+                          err);
+}
