@@ -16,6 +16,7 @@
 #include "sanitizers.h"
 
 __thread struct mt_emu_dim mt_emu_thread_idx, mt_emu_block_idx, mt_emu_block_dim, mt_emu_grid_dim;
+__thread uint64_t mt_emu_epoch, mt_emu_block_epoch;
 
 enum state { READY, AT_BARRIER, AT_COLLECTIVE, LEFT };
 enum { MAX_SHARED = 227 << 10, SHARED_GAP = 64, MAX_WARPS = MT_EMU_MAX_THREADS / MT_EMU_WARP };
@@ -306,6 +307,7 @@ MT_EMU_UNCHECKED void mt_emu_barrier(const char *file, int line)
     t->divergent = t->divergent || t->barrier_line != line || t->barrier_file != file;
     if (t->n_at_barrier == t->n_threads && !t->divergent) {
         t->barriers++;
+        mt_emu_epoch++;
         make_all_ready(t);
     }
     wait_here(t, th);
@@ -333,7 +335,14 @@ MT_EMU_UNCHECKED static unsigned source_lane(const struct warp *w, enum mt_emu_c
 MT_EMU_UNCHECKED static void complete(struct team *t, struct warp *w, struct thread *lanes,
                                       const struct group *g)
 {
+    struct mt_emu_lane *call[MT_EMU_WARP], *first = NULL;
     unsigned ballot = 0;
+    for (unsigned i = MT_EMU_WARP; g->op == MT_EMU_CALL && i--;) {
+        call[i] = g->mask >> i & 1 ? (struct mt_emu_lane *)(uintptr_t)w->value[i] : NULL;
+        first = call[i] ? call[i] : first;
+    }
+    if (first)
+        first->all(call, g->mask);
     for (unsigned i = 0; i < MT_EMU_WARP; i++)
         ballot |= (g->mask >> i & 1 && w->value[i] ? 1u : 0u) << i;
     for (unsigned i = 0; i < MT_EMU_WARP; i++) {
@@ -397,6 +406,11 @@ MT_EMU_UNCHECKED uint64_t mt_emu_collective(enum mt_emu_collective_op op, unsign
     return w->result[lane];
 }
 
+void mt_emu_warp_call(unsigned mask, struct mt_emu_lane *mine, const char *file, int line)
+{
+    mt_emu_collective(MT_EMU_CALL, mask, (uint64_t)(uintptr_t)mine, 0, MT_EMU_WARP, file, line);
+}
+
 void *mt_emu_dynamic_shared(void)
 {
     return team->shared + SHARED_GAP;
@@ -429,6 +443,7 @@ static void prepare(struct team *t, const struct mt_emu_launch *l, uint64_t inde
         form(t, b);
     t->launch = l;
     t->barriers = 0;
+    mt_emu_block_epoch = ++mt_emu_epoch;
     mt_emu_block_dim = b;
     mt_emu_grid_dim = g;
     mt_emu_block_idx = (struct mt_emu_dim){(unsigned)(index % g.x), (unsigned)(index / g.x % g.y),

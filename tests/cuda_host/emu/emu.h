@@ -31,8 +31,6 @@ const struct mt_emu_settings *mt_emu_settings(void);
 
 /** Says on stderr what the program under test did wrong. */
 void mt_emu_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/** The same for what a GPU would hang or go wild on; does not return. */
-void mt_emu_die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /** Remembers e as this thread's last error; returns the process's sticky error when there is one. */
 cudaError_t mt_emu_result(cudaError_t e);

@@ -132,6 +132,17 @@ bool mt_emu_check_device(const char *what, const void *p, size_t bytes)
     return ok;
 }
 
+int mt_emu_allocation_of(const void *p, uintptr_t *base, size_t *bytes)
+{
+    pthread_rwlock_rdlock(&lock);
+    const struct allocation *a = find(p);
+    bool ok = a && (const char *)p < a->base + a->bytes;
+    *base = ok ? (uintptr_t)a->base : 0;
+    *bytes = ok ? a->bytes : 0;
+    pthread_rwlock_unlock(&lock);
+    return ok;
+}
+
 int mt_emu_check_pointer(const char *kernel, int arg, const void *p)
 {
     pthread_rwlock_rdlock(&lock);

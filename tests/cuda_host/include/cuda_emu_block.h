@@ -30,6 +30,7 @@ enum mt_emu_collective_op {
     MT_EMU_SHFL_UP,
     MT_EMU_SHFL_DOWN,
     MT_EMU_SHFL_XOR,
+    MT_EMU_CALL,
 };
 
 /** __syncthreads: every thread of the block, at the same line; else the process ends with a report. */
@@ -40,6 +41,20 @@ void mt_emu_barrier(const char *file, int line);
  */
 uint64_t mt_emu_collective(enum mt_emu_collective_op op, unsigned mask, uint64_t value, int arg,
                            int width, const char *file, int line);
+/**
+ * What a lane brings to mt_emu_warp_call, as the first member of a struct of its own. When the last lane of the
+ * mask has arrived, `all` is called once, before any of them goes on; lanes outside the mask are NULL.
+ */
+struct mt_emu_lane {
+    void (*all)(struct mt_emu_lane *const lanes[32], unsigned mask);
+};
+/** A collective as above, of which `all` is the operation; it must be the same in all lanes. */
+void mt_emu_warp_call(unsigned mask, struct mt_emu_lane *mine, const char *file, int line);
+/**
+ * Of the OS thread: counts the blocks that began and the barriers that completed. What two threads of a block
+ * do at the same count no barrier orders. block_epoch: its value when the block began.
+ */
+extern __thread uint64_t mt_emu_epoch, mt_emu_block_epoch;
 /** The block's dynamic shared memory: 16-byte aligned, filled with NaN patterns when a block begins. */
 void *mt_emu_dynamic_shared(void);
 
@@ -55,6 +70,10 @@ struct mt_emu_launch {
     void *args;
 };
 cudaError_t mt_emu_launch(const struct mt_emu_launch *l);
+/** The live allocation of device memory that holds p; false where there is none. */
+int mt_emu_allocation_of(const void *p, uintptr_t *base, size_t *bytes);
+/** Says on stderr what the kernel did that a GPU would fault or go wild on; does not return. */
+void mt_emu_die(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 /** Whether a kernel may be given this pointer (device memory or NULL); reports when not. */
 int mt_emu_check_pointer(const char *kernel, int arg, const void *p);
 /** The same for an argument that is a struct: no word of it may point to host memory known as such. */
