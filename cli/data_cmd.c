@@ -37,7 +37,7 @@ static int print_prepared(const struct mt_session *s)
                src->stats.from_cache ? " (cached)" : "");
     }
     printf("%llu rows of %lld tokens, %.1f%% full; %llu steps a pass\n",
-           (unsigned long long)mt_sampler_rows_per_epoch(s->sampler), (long long)s->cfg->data.seq_len,
+           (unsigned long long)mt_sampler_rows_per_epoch(s->sampler), (long long)s->cfg->numerics.seq_len,
            100 * mt_sampler_efficiency(s->sampler),
            (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
     return 0;
@@ -172,7 +172,7 @@ static void print_stats(const struct mt_session *s, const struct tally *t, bool 
     printf("Tokens      %llu, %.1f%% trained\n", (unsigned long long)d->n_tokens,
            share(d->n_trained, d->n_tokens));
     printf("Over-long   %llu of more than data.seq_len = %lld: %llu truncated, %llu dropped, %llu split%s\n",
-           (unsigned long long)d->n_overlong, (long long)s->cfg->data.seq_len,
+           (unsigned long long)d->n_overlong, (long long)s->cfg->numerics.seq_len,
            (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
            (unsigned long long)d->n_split,
            refused && d->n_overlong ? " here, for these figures: with data.overlong = error a run refuses them" : "");
@@ -187,7 +187,7 @@ static void print_stats(const struct mt_session *s, const struct tally *t, bool 
     printf("\nEvaluation  %llu samples\n", (unsigned long long)s->held_out.n);
     printf("Packing     %llu rows of %lld tokens, %.2f%% full, %.1f samples a row at most; %llu steps a "
            "pass\n",
-           (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->data.seq_len,
+           (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->numerics.seq_len,
            100 * mt_sampler_efficiency(s->sampler), (double)mt_sampler_max_docs_per_row(s->sampler),
            (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
 }

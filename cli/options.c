@@ -151,10 +151,10 @@ int cli_parse_size(const struct cli_args *args, const char *name, uint64_t *out,
     int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
     if (!rc)
         rc = mt_config_override(cfg, "memory.host_budget", text, name, err);
-    if (!rc && (cfg->memory.host_budget.is_auto || cfg->memory.host_budget.is_ratio))
+    if (!rc && (cfg->placement.host_budget.is_auto || cfg->placement.host_budget.is_ratio))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s %s: bytes with a unit, such as 1MiB", name, text);
     if (!rc)
-        *out = cfg->memory.host_budget.bytes;
+        *out = cfg->placement.host_budget.bytes;
     mt_config_destroy(&cfg);
     return rc;
 }

@@ -104,8 +104,8 @@ static int load_local(struct plan_view *v, struct mt_err *err)
     struct mt_device_info gpu;
     int rc = mt_hw_cores(&cpus, &n, err);
     free(cpus);
-    if (cfg->device.cpu_threads != MT_CFG_AUTO)
-        n = (int)cfg->device.cpu_threads;
+    if (cfg->placement.threads != MT_AUTO)
+        n = (int)cfg->placement.threads;
     struct mt_measure_params p = {.device_kind = mt_plan_device_kind(cfg, &gpu), .device_index = (int)cfg->device.index,
                                   .n_threads = n};
     if (!rc)
@@ -228,8 +228,8 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
-                                   .device_index = (int)v->cfg->device.index, .n_threads = r.threads,
-                                   .cpus = r.threads <= n_cores ? cpus : NULL,
+                                   .device_index = (int)v->cfg->device.index, .n_threads = (int)r.placement.threads,
+                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL,
                                    .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
         rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);
@@ -243,7 +243,7 @@ static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err 
 {
     char path[4096];
     int rc = plan_view_measure(v, cli, false, err);
-    mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), v->request.threads);
+    mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), (int)v->request.placement.threads);
     return rc ? rc : mt_machine_write(&v->machine, path, err);
 }
 

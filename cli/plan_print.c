@@ -40,12 +40,12 @@ static struct figures figure(const struct plan_view *v)
 {
     const struct mt_plan_request *r = &v->request;
     const struct mt_rate *rate = v->machine.rate;
-    struct figures f = {.tokens = (double)(r->rows_per_step * r->seq_len)};
+    struct figures f = {.tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     double s = v->choice.sim.seconds;
     f.tok_s = f.tokens / s;
-    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, r->seq_len);
+    f.model_flops = f.tokens * mt_layout_flops_per_token(v->layout, (size_t)r->numerics.seq_len);
     f.tflops = f.model_flops / s * 1e-12;
-    f.peak = rate[r->dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
+    f.peak = rate[r->numerics.dtype == MT_BF16 ? MT_RATE_PEAK_BF16 : MT_RATE_PEAK_F32].value;
     f.run_tokens = v->cfg->train.tokens ? (double)v->cfg->train.tokens
                    : v->cfg->train.steps ? (double)v->cfg->train.steps * f.tokens
                                          : 1e9;
@@ -64,28 +64,29 @@ static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_trie
 {
     switch (k) {
     case KNOB_MICRO_BATCH:
-        return t->micro_batch == c->micro_batch;
+        return t->numerics.micro_batch == c->numerics.micro_batch;
     case KNOB_SLOTS:
-        return t->slots == c->slots;
+        return t->placement.slots == c->placement.slots;
     case KNOB_ACTIVATIONS:
-        return t->activations == c->activations && t->keep_layers == c->keep_layers;
+        return t->placement.activations == c->placement.activations &&
+               t->placement.keep_layers == c->placement.keep_layers;
     default:
-        return t->logits_chunk == c->logits_chunk;
+        return t->numerics.logits_chunk == c->numerics.logits_chunk;
     }
 }
 
 static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t, enum knob k)
 {
     if (k == KNOB_MICRO_BATCH)
-        snprintf(buf, len, "%zu", t->micro_batch);
+        snprintf(buf, len, "%lld", (long long)t->numerics.micro_batch);
     else if (k == KNOB_SLOTS)
-        snprintf(buf, len, "%d", t->slots);
+        snprintf(buf, len, "%lld", (long long)t->placement.slots);
     else if (k == KNOB_CHUNK)
-        snprintf(buf, len, "%zu", t->logits_chunk);
-    else if (t->keep_layers)
-        snprintf(buf, len, "%s, %d kept", act_names[t->activations], t->keep_layers);
+        snprintf(buf, len, "%lld", (long long)t->numerics.logits_chunk);
+    else if (t->placement.keep_layers)
+        snprintf(buf, len, "%s, %lld kept", act_names[t->placement.activations], (long long)t->placement.keep_layers);
     else
-        snprintf(buf, len, "%s", act_names[t->activations]);
+        snprintf(buf, len, "%s", act_names[t->placement.activations]);
 }
 
 static void explain(char *buf, size_t len, const struct plan_view *v, enum knob k, bool fixed)
@@ -125,12 +126,12 @@ static void print_head(const struct plan_view *v)
     char a[32], b[32];
     bool measured = v->machine.rate[MT_RATE_GEMM_BF16].source == MT_RATE_MEASURED;
     printf("Model     %s, %.4gB parameters, %lld layers, %s\n", v->hf.family->architecture,
-           (double)v->layout->n_params * 1e-9, (long long)v->hf.n_layers, mt_dtype_name(r->dtype));
+           (double)v->layout->n_params * 1e-9, (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
     printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
-    printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->device_budget),
-           mt_format_bytes(b, sizeof(b), r->host_budget));
-    printf("Step      %zu tokens: %zu rows of %zu in %zu micro-batches\n", r->rows_per_step * r->seq_len,
-           r->rows_per_step, r->seq_len, c->n_micro);
+    printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->placement.device_budget.bytes),
+           mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
+    long long rows = r->numerics.rows_per_step, len = r->numerics.seq_len;
+    printf("Step      %lld tokens: %lld rows of %lld in %zu micro-batches\n", rows * len, rows, len, c->n_micro);
 }
 
 static void print_choices(const struct plan_view *v)
@@ -139,8 +140,8 @@ static void print_choices(const struct plan_view *v)
     const struct mt_plan_request *r = &v->request;
     char why[96];
     printf("\nChoice                  value      why\n");
-    explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->micro_batch != 0);
-    printf("  train.micro_batch     %-9zu  %s\n", c->micro_batch, why);
+    explain(why, sizeof(why), v, KNOB_MICRO_BATCH, r->numerics.micro_batch != MT_AUTO);
+    printf("  train.micro_batch     %-9lld  %s\n", (long long)c->numerics.micro_batch, why);
     if (c->layout->cut.n_units > 1) {
         snprintf(why, sizeof(why), "layer: %.1f%% longer", 100 * (c->whole_seconds / c->sim.seconds - 1));
         printf("  memory.unit           half       %s\n",
@@ -148,14 +149,15 @@ static void print_choices(const struct plan_view *v)
                : c->whole_seconds > 0 ? why
                                       : "whole layers are too large for the device");
     }
-    explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->activations != MT_ACT_AUTO);
-    printf("  memory.activations    %-9s  %s\n", act_names[c->activations], why);
-    if (c->activations == MT_ACT_RECOMPUTE)
-        printf("  memory.keep_layers    %-9d  of %lld layers\n", c->keep_layers, (long long)v->hf.n_layers);
-    explain(why, sizeof(why), v, KNOB_SLOTS, r->slots != MT_CFG_AUTO);
-    printf("  memory.slots          %-9d  %s\n", c->slots, why);
-    explain(why, sizeof(why), v, KNOB_CHUNK, r->logits_chunk != 0);
-    printf("  memory.logits_chunk   %-9zu  %s\n", c->logits_chunk, why);
+    explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->placement.activations != MT_ACT_AUTO);
+    printf("  memory.activations    %-9s  %s\n", act_names[c->placement.activations], why);
+    if (c->placement.activations == MT_ACT_RECOMPUTE)
+        printf("  memory.keep_layers    %-9lld  of %lld layers\n", (long long)c->placement.keep_layers,
+               (long long)v->hf.n_layers);
+    explain(why, sizeof(why), v, KNOB_SLOTS, r->placement.slots != MT_AUTO);
+    printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
+    explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
+    printf("  memory.logits_chunk   %-9lld  %s\n", (long long)c->numerics.logits_chunk, why);
     printf("  memory.states         %-9s  units:", c->n_tier[0] == c->layout->n_units ? "host" : "disk");
     const char *comma = "";
     for (int t = 0; t < MT_N_UNIT_TIERS; t++) {
@@ -259,12 +261,12 @@ static void add_choice(cJSON *o, const struct plan_view *v)
 {
     const struct mt_plan_choice *c = &v->choice;
     cJSON *k = cJSON_AddObjectToObject(o, "settings");
-    cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->micro_batch);
+    cJSON_AddNumberToObject(k, "train.micro_batch", (double)c->numerics.micro_batch);
     cJSON_AddStringToObject(k, "memory.unit", c->layout->cut.name);
-    cJSON_AddStringToObject(k, "memory.activations", act_names[c->activations]);
-    cJSON_AddNumberToObject(k, "memory.keep_layers", c->keep_layers);
-    cJSON_AddNumberToObject(k, "memory.slots", c->slots);
-    cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->logits_chunk);
+    cJSON_AddStringToObject(k, "memory.activations", act_names[c->placement.activations]);
+    cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
+    cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
+    cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     cJSON *t = cJSON_AddObjectToObject(o, "units");
     for (int i = 0; i < MT_N_UNIT_TIERS; i++)
         cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);
@@ -278,8 +280,8 @@ static void add_memory(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(o, "device_bytes", (double)v->choice.engine.device_bytes);
     cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);
     cJSON_AddNumberToObject(o, "disk_bytes", (double)v->choice.disk_bytes);
-    cJSON_AddNumberToObject(o, "device_budget", (double)v->request.device_budget);
-    cJSON_AddNumberToObject(o, "host_budget", (double)v->request.host_budget);
+    cJSON_AddNumberToObject(o, "device_budget", (double)v->request.placement.device_budget.bytes);
+    cJSON_AddNumberToObject(o, "host_budget", (double)v->request.placement.host_budget.bytes);
 }
 
 static void add_times(cJSON *o, const struct plan_view *v)

@@ -49,12 +49,12 @@ void cli_print_session(const struct mt_session *s)
     char a[32], b[32];
     fprintf(stderr, "Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
             s->hf.family->architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
-            (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->dtype));
+            (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->numerics.dtype));
     fprintf(stderr,
             "Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
-            (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->data.seq_len,
+            (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->numerics.seq_len,
             100 * mt_sampler_efficiency(s->sampler));
     if (d->n_truncated || d->n_dropped || d->n_split || d->n_untrained)
         fprintf(stderr, "         %llu samples truncated, %llu dropped, %llu split, %llu without a "
@@ -62,10 +62,10 @@ void cli_print_session(const struct mt_session *s)
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     fprintf(stderr, "Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)s->total_steps, s->rows_per_step, s->n_micro,
+            (unsigned long long)s->total_steps, (size_t)s->numerics.rows_per_step, s->n_micro,
             (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
     fprintf(stderr, "Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
-            s->n_threads, s->optimizer->title,
+            (int)s->placement.threads, s->numerics.optimizer->title,
             mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);

@@ -121,8 +121,8 @@ static int keep_numerics(void *ctx, const char *file, int line, const char *sect
     (void)file;
     (void)line;
     snprintf(name, sizeof(name), "%.20s.%.40s", section, key);
-    bool open = (!strcmp(name, "train.micro_batch") && c->train.micro_batch == MT_CFG_AUTO) ||
-                (!strcmp(name, "memory.logits_chunk") && c->memory.logits_chunk == MT_CFG_AUTO);
+    bool open = (!strcmp(name, "train.micro_batch") && c->numerics.micro_batch == MT_AUTO) ||
+                (!strcmp(name, "memory.logits_chunk") && c->numerics.logits_chunk == MT_AUTO);
     return open ? mt_config_override(r->cfg, name, value, "checkpoint", err) : 0;
 }
 
@@ -186,7 +186,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "host", host);
     cJSON_AddStringToObject(o, "device", mt_device_limits(r->session.dev)->name);
-    cJSON_AddNumberToObject(o, "threads", r->session.n_threads);
+    cJSON_AddNumberToObject(o, "threads", (double)r->session.placement.threads);
     cJSON_AddStringToObject(o, "model", r->session.model_dir);
     cJSON_AddNumberToObject(o, "parameters", (double)r->session.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->session.data));
@@ -215,7 +215,7 @@ static int fill_weights(struct run *r, struct mt_err *err)
         return mt_checkpoint_load(r->resume, s->layout, s->planes, err);
     if (r->cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(s->layout, s->planes, (uint64_t)r->cfg->train.seed,
-                                      s->n_threads, err);
+                                      (int)s->placement.threads, err);
     return mt_weights_load(s->layout, s->planes, s->model_dir, err);
 }
 

@@ -7,8 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/** Element types of device buffers and state planes. */
-enum mt_dtype { MT_F32, MT_BF16 };
+/** Element types of device buffers and state planes; auto: of a setting that is not decided yet. */
+enum mt_dtype { MT_DTYPE_AUTO = -1, MT_F32, MT_BF16 };
 
 static inline size_t mt_dtype_size(enum mt_dtype t)
 {

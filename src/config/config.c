@@ -162,7 +162,7 @@ static int need_one(const char *path, const char *names, int n, struct mt_err *e
 static int check_keys(const struct mt_config *c, const char *path, struct mt_err *err)
 {
     int rc = 0;
-    int64_t tps = c->train.tokens_per_step, len = c->data.seq_len;
+    int64_t tps = c->train.tokens_per_step, len = c->numerics.seq_len;
     if (!c->model.path[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
     if (!c->data.train.n)
@@ -178,14 +178,14 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
                      "%lld: the nearest are %lld and %lld",
                      path, (long long)tps, (long long)len, (long long)(tps / len * len),
                      (long long)(tps / len * len + len));
-    if (!rc && c->memory.logits_chunk > 0 && c->memory.logits_chunk % 64)
+    if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
-    bool disk = c->memory.states == MT_STATES_DISK || c->memory.activations == MT_ACT_DISK;
+    bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s: memory.%s = disk needs memory.nvme_paths: folders on the drives to use", path,
-                     c->memory.states == MT_STATES_DISK ? "states" : "activations");
+                     c->placement.states == MT_STATES_DISK ? "states" : "activations");
     return rc;
 }
 

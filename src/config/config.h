@@ -7,11 +7,10 @@
 
 #include "base/err.h"
 #include "base/strbuf.h"
+#include "settings/settings.h"
 
 /* Values of choice keys, in the order of the schema's choice lists (schema.c). */
 enum mt_cfg_init { MT_INIT_WEIGHTS, MT_INIT_RANDOM };
-enum mt_cfg_dtype { MT_CFG_BF16, MT_CFG_F32 };
-enum mt_cfg_auto_dtype { MT_CFG_DTYPE_AUTO, MT_CFG_DTYPE_BF16, MT_CFG_DTYPE_F32 };
 enum mt_cfg_format {
     MT_FORMAT_AUTO,
     MT_FORMAT_MESSAGES,
@@ -24,16 +23,6 @@ enum mt_cfg_format {
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 enum mt_cfg_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
-enum mt_cfg_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DISK };
-enum mt_cfg_activations {
-    MT_ACT_AUTO,
-    MT_ACT_KEEP,
-    MT_ACT_OFFLOAD,
-    MT_ACT_DISK,
-    MT_ACT_RECOMPUTE,
-};
-enum mt_cfg_unit { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
-enum mt_cfg_schedule { MT_SCHEDULE_LAYERED, MT_SCHEDULE_MICROBATCH };
 enum mt_cfg_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
@@ -53,13 +42,6 @@ struct mt_cfg_amount {
     int64_t count;
 };
 
-/** "20GiB", "90%", or "auto". */
-struct mt_cfg_size {
-    bool is_auto, is_ratio;
-    double ratio;
-    uint64_t bytes;
-};
-
 /** "500" steps, or "30m" (then `is_time`, in seconds). 0 = never. */
 struct mt_cfg_interval {
     bool is_time;
@@ -67,17 +49,17 @@ struct mt_cfg_interval {
     double seconds;
 };
 
-#define MT_CFG_AUTO (-1) /* value of an integer key that says "auto"; 0 where one is unset */
-
 /**
  * A whole configuration, typed. Strings and lists are owned by the config and never NULL; a key that
- * is unset is "" or 0. Units: bytes, seconds, tokens.
+ * is unset is "" or 0. Units: bytes, seconds, tokens. What a step takes from here as a whole is in `numerics` and
+ * `placement`, whatever the section of its key.
  */
 struct mt_config {
+    struct mt_numerics numerics;   /* rows_per_step is not a key: 0 */
+    struct mt_placement placement;
     struct {
         char *path;
         enum mt_cfg_init init;
-        enum mt_cfg_dtype dtype;
         struct mt_cfg_list freeze;
     } model;
     struct {
@@ -87,7 +69,6 @@ struct mt_config {
         char *tokenizer; /* "model" or "byte" */
         char *template_; /* key "template" */
         enum mt_cfg_train_on train_on;
-        int64_t seq_len;
         bool packing;
         enum mt_cfg_overlong overlong;
         bool shuffle;
@@ -99,32 +80,18 @@ struct mt_config {
         int64_t tokens;
         int64_t tokens_per_step; /* exactly one of this and batch_size is > 0 */
         int64_t batch_size;
-        int64_t micro_batch; /* sequences, or MT_CFG_AUTO */
         double learning_rate;
         enum mt_cfg_lr_schedule schedule;
         struct mt_cfg_amount warmup;
         double min_lr_ratio;
-        double grad_clip; /* 0 = off */
         int64_t seed;
         int64_t max_skips;
     } train;
     struct {
         char *type; /* "adamw" */
-        double beta1, beta2, eps, weight_decay;
-        bool decay_embeddings;
-        enum mt_cfg_dtype state_dtype; /* of m and v */
-        enum mt_cfg_auto_dtype grad_dtype;
     } optimizer;
     struct {
-        struct mt_cfg_size device_budget, host_budget;
-        enum mt_cfg_states states;
         struct mt_cfg_list nvme_paths;
-        int64_t slots; /* or MT_CFG_AUTO */
-        enum mt_cfg_unit unit;
-        enum mt_cfg_activations activations;
-        int64_t keep_layers; /* or MT_CFG_AUTO */
-        enum mt_cfg_schedule schedule;
-        int64_t logits_chunk; /* tokens, or MT_CFG_AUTO */
         enum mt_cfg_pin pin;
     } memory;
     struct {
@@ -151,7 +118,6 @@ struct mt_config {
         enum mt_cfg_device kind;
         int64_t index;
         double link_gbps; /* cpu device: throttle of each copy direction in GB/s; 0 = none */
-        int64_t cpu_threads; /* or MT_CFG_AUTO */
         char *numa;
     } device;
 

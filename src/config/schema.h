@@ -13,12 +13,14 @@ enum mt_key_type {
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of such */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
+    MT_KEY_WORD,     /* a string, one of `choices` */
+    MT_KEY_DTYPE,    /* enum mt_dtype, one of `choices` by its name; "auto" = MT_DTYPE_AUTO */
     MT_KEY_BOOL,
     MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 where the default is */
-    MT_KEY_COUNT_AUTO, /* or "auto" = MT_CFG_AUTO */
+    MT_KEY_COUNT_AUTO, /* or "auto" = MT_AUTO */
     MT_KEY_REAL,
     MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */
-    MT_KEY_SIZE,     /* struct mt_cfg_size: bytes with unit, N%, auto */
+    MT_KEY_SIZE,     /* struct mt_size: bytes with unit, N%, auto */
     MT_KEY_BYTES,    /* uint64_t: bytes with unit */
     MT_KEY_DURATION, /* double seconds: 30m, 12h, 0 */
     MT_KEY_INTERVAL, /* struct mt_cfg_interval: steps or a duration */
@@ -30,7 +32,7 @@ struct mt_key {
     enum mt_key_type type;
     size_t offset; /* into struct mt_config */
     const char *def;
-    const char *choices;     /* "a|b|c", of MT_KEY_CHOICE */
+    const char *choices;     /* "a|b|c", of MT_KEY_CHOICE, MT_KEY_WORD and MT_KEY_DTYPE */
     double min, max;         /* of numbers; min > max: no bounds */
     const char *unsupported; /* values, "a|b", that are refused: not built yet */
     const char *help;

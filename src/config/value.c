@@ -157,9 +157,9 @@ static int parse_bool(const char *text, bool *out, char *buf, size_t len)
     return 0;
 }
 
-static int parse_size(const char *text, struct mt_cfg_size *out, char *buf, size_t len)
+static int parse_size(const char *text, struct mt_size *out, char *buf, size_t len)
 {
-    struct mt_cfg_size s = {0};
+    struct mt_size s = {0};
     double v;
     if (!strcmp(text, "auto"))
         s.is_auto = true;
@@ -228,12 +228,9 @@ static int parse_amount(const struct mt_key *key, const char *text, struct mt_cf
     return parse_count(key, text, &out->count, buf, len);
 }
 
-/* The model key "type" and the tokenizer are choices kept as strings. */
-static bool string_choice(const struct mt_key *key)
+static enum mt_dtype dtype_of(const char *name)
 {
-    return key->type == MT_KEY_CHOICE &&
-           (key->offset == offsetof(struct mt_config, optimizer.type) ||
-            key->offset == offsetof(struct mt_config, data.tokenizer));
+    return !strcmp(name, "auto") ? MT_DTYPE_AUTO : !strcmp(name, mt_dtype_name(MT_F32)) ? MT_F32 : MT_BF16;
 }
 
 static int set_string(char **dst, const char *text, char *buf, size_t len)
@@ -320,16 +317,20 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         rc = parse_list(text, f, buf, len);
         return rc ? rc : check_list(f, buf, len);
     case MT_KEY_CHOICE:
+        return parse_choice(key, text, f, buf, len);
+    case MT_KEY_WORD:
         rc = parse_choice(key, text, &unused, buf, len);
-        if (rc || string_choice(key))
-            return rc ? rc : set_string(f, text, buf, len);
-        *(int *)f = unused;
-        return 0;
+        return rc ? rc : set_string(f, text, buf, len);
+    case MT_KEY_DTYPE:
+        rc = parse_choice(key, text, &unused, buf, len);
+        if (!rc)
+            *(enum mt_dtype *)f = dtype_of(text);
+        return rc;
     case MT_KEY_BOOL:
         return parse_bool(text, f, buf, len);
     case MT_KEY_COUNT_AUTO:
         if (!strcmp(text, "auto")) {
-            *(int64_t *)f = MT_CFG_AUTO;
+            *(int64_t *)f = MT_AUTO;
             return 0;
         }
         return parse_count(key, text, f, buf, len);
@@ -399,10 +400,11 @@ static void print_list(const struct mt_cfg_list *l, bool paths, struct mt_str *o
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
 {
     const void *f = (const char *)cfg + key->offset;
-    const struct mt_cfg_size *size = f;
+    const struct mt_size *size = f;
     const struct mt_cfg_amount *amount = f;
     const struct mt_cfg_interval *interval = f;
     struct mt_str path = {0};
+    enum mt_dtype dtype;
     switch (key->type) {
     case MT_KEY_STRING:
         print_text(*(char *const *)f, out);
@@ -422,17 +424,21 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         print_list(f, key->type == MT_KEY_PATHS, out);
         break;
     case MT_KEY_CHOICE:
-        if (string_choice(key))
-            mt_str_printf(out, "%s", *(char *const *)f);
-        else
-            print_choice(key->choices, *(const int *)f, out);
+        print_choice(key->choices, *(const int *)f, out);
+        break;
+    case MT_KEY_WORD:
+        mt_str_printf(out, "%s", *(char *const *)f);
+        break;
+    case MT_KEY_DTYPE:
+        dtype = *(const enum mt_dtype *)f;
+        mt_str_printf(out, "%s", dtype == MT_DTYPE_AUTO ? "auto" : mt_dtype_name(dtype));
         break;
     case MT_KEY_BOOL:
         mt_str_printf(out, *(const bool *)f ? "on" : "off");
         break;
     case MT_KEY_COUNT_AUTO:
     case MT_KEY_COUNT:
-        if (key->type == MT_KEY_COUNT_AUTO && *(const int64_t *)f == MT_CFG_AUTO)
+        if (key->type == MT_KEY_COUNT_AUTO && *(const int64_t *)f == MT_AUTO)
             mt_str_printf(out, "auto");
         else if (*(const int64_t *)f || *key->def)
             mt_str_printf(out, "%lld", (long long)*(const int64_t *)f);
@@ -482,7 +488,7 @@ void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
 {
     void *f = field(cfg, key);
     if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
-        string_choice(key)) {
+        key->type == MT_KEY_WORD) {
         free(*(char **)f);
         *(char **)f = NULL;
     } else if (is_list(key)) {

@@ -17,22 +17,27 @@ struct budget {
     int *n, most[MT_N_POOLS];
 };
 
+static size_t kept_layers(const struct mt_engine_params *p)
+{
+    return (size_t)MT_MAX(p->placement.keep_layers, 0);
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
     /* the last layers: their records live shortest, from the turn on they are given up one by one */
-    size_t first_kept = l->n_units - 1 - MT_MIN((size_t)p->keep_layers * l->cut.n_units, l->n_units - 2);
+    size_t first_kept = l->n_units - 1 - MT_MIN(kept_layers(p) * l->cut.n_units, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
             .kind = unit->kind == MT_UNIT_EMBED   ? MT_SHAPE_EMBED
                     : unit->kind == MT_UNIT_LAYER ? MT_SHAPE_LAYER
                                                   : MT_SHAPE_HEAD,
-            .weight_bytes = unit->n_elems * mt_dtype_size(p->dtype),
-            .link_bytes = unit->n_elems * mt_dtype_size(p->dtype),
+            .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
+            .link_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .grad_elems = unit->n_elems,
             .trainable = unit->trainable,
-            .record_bytes = mt_unit_record_bytes(l, u, p->dtype, p->max_tokens),
+            .record_bytes = mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
             .recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept,
         };
     }
@@ -51,12 +56,12 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .n_micro = p->max_micro,
         .tied = p->layout->tied,
         .one_ring = saving & ONE_RING,
-        .join = p->dtype == MT_F32,
-        .cast = p->grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
-        .microbatch = p->microbatch,
-        .poison = p->poison,
-        .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->dtype, p->max_tokens),
-        .grad_bytes = mt_dtype_size(p->grad_dtype),
+        .join = p->numerics.dtype == MT_F32,
+        .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
+        .microbatch = p->numerics.schedule == MT_SCHEDULE_MICROBATCH,
+        .poison = p->placement.poison,
+        .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->numerics.dtype, p->max_tokens),
+        .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
     };
 }
 
@@ -75,13 +80,13 @@ static void grow(struct budget *b, int pool, int want)
 static void divide(struct budget *b, const struct mt_engine_params *p, bool keep)
 {
     int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD};
-    grow(b, MT_POOL_WEIGHTS, p->slots == MT_CFG_AUTO ? 3 : p->slots);
+    grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
         grow(b, spare[i], b->n[spare[i]] + 1);
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
     if (keep)
         grow(b, MT_POOL_RECORD, b->most[MT_POOL_RECORD]);
-    if (p->slots == MT_CFG_AUTO)
+    if (p->placement.slots == MT_AUTO)
         grow(b, MT_POOL_WEIGHTS, b->most[MT_POOL_WEIGHTS]);
     grow(b, MT_POOL_WEIGHTS_VOCAB, b->most[MT_POOL_WEIGHTS_VOCAB]);
 }
@@ -114,12 +119,12 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
     size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
-    bool keep_records = keep || (plan->activations == MT_ACT_RECOMPUTE && p->keep_layers);
+    bool keep_records = keep || (plan->activations == MT_ACT_RECOMPUTE && kept_layers(p));
     mt_program_buffer_bytes(&plan->program, b.bytes);
     mt_program_min_buffers(&plan->program, b.n);
     mt_program_max_buffers(&plan->program, b.most);
-    if (p->slots > b.n[MT_POOL_WEIGHTS])
-        b.n[MT_POOL_WEIGHTS] = MT_MIN(p->slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
+    if (p->placement.slots > b.n[MT_POOL_WEIGHTS])
+        b.n[MT_POOL_WEIGHTS] = MT_MIN((int)p->placement.slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (!mt_pools[i].device)
             continue;
@@ -146,9 +151,9 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
 /* Try memory savings only if no activation mode fits without them. On failure report the attempt that came closest. */
 static int choose_way(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
 {
-    const enum mt_cfg_activations ways[] = {p->activations == MT_ACT_AUTO ? MT_ACT_KEEP : p->activations,
-                                            MT_ACT_RECOMPUTE};
-    size_t n_ways = p->activations == MT_ACT_AUTO ? 2 : 1, least = SIZE_MAX;
+    bool open = p->placement.activations == MT_ACT_AUTO;
+    const enum mt_activations ways[] = {open ? MT_ACT_KEEP : p->placement.activations, MT_ACT_RECOMPUTE};
+    size_t n_ways = open ? 2 : 1, least = SIZE_MAX;
     for (size_t i = 0; i < n_ways * MT_ARRAY_LEN(thrift); i++) {
         int saving = thrift[i / n_ways];
         struct mt_err why = {0};
@@ -210,12 +215,12 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
 {
     return (struct mt_model_params){
         .layout = p->layout,
-        .dtype = p->dtype,
+        .dtype = p->numerics.dtype,
         .max_tokens = p->max_tokens,
         .max_docs = p->max_docs,
         .max_len = p->max_len,
         .max_micro = p->max_micro,
-        .logits_chunk = p->logits_chunk,
+        .logits_chunk = (size_t)p->numerics.logits_chunk,
         .backward = p->train,
     };
 }

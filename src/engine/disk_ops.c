@@ -14,7 +14,7 @@ static size_t bytes_of(const mt_engine *e, enum mt_plane_kind k, size_t n)
 
 static bool is_loaded(const mt_engine *e, enum mt_plane_kind k)
 {
-    return mt_plane_is_loaded(k, e->p.dtype);
+    return mt_plane_is_loaded(k, e->p.numerics.dtype);
 }
 
 /* Elements of a plane that a staging buffer has room for. */

@@ -61,7 +61,7 @@ static int lock_planes(mt_engine *e, struct mt_err *err)
         size_t bytes;
         void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
         bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
-        if (!p || !(gradient || mt_plane_is_loaded((enum mt_plane_kind)k, e->p.dtype)))
+        if (!p || !(gradient || mt_plane_is_loaded((enum mt_plane_kind)k, e->p.numerics.dtype)))
             continue;
         rc = mt_device_register_host(e->dev, p, bytes, err);
         if (!rc)
@@ -91,7 +91,7 @@ static int create_parts(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
     struct mt_model_params mp = mt_engine_model_params(p);
-    struct mt_pool_params adam = {"adam", p->train ? p->adam_threads : 1, p->adam_cpus, NULL};
+    struct mt_pool_params adam = {"adam", p->train ? (int)p->placement.threads : 1, p->adam_cpus, NULL};
     int rc = mt_model_create(&e->model, e->dev, &mp, err);
     if (!rc)
         rc = alloc_pools(e, err);
@@ -216,7 +216,7 @@ static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
             memcpy(res->bad_tensor, bad->name, sizeof(res->bad_tensor));
         return;
     }
-    res->clip = mt_clip_factor(res->grad_norm, e->p.grad_clip);
+    res->clip = mt_clip_factor(res->grad_norm, e->p.numerics.grad_clip);
     e->pending = (struct mt_pending){true, lr, res->clip, e->updates + 1};
 }
 

@@ -2,12 +2,12 @@
 #ifndef MT_ENGINE_ENGINE_H
 #define MT_ENGINE_ENGINE_H
 
-#include "config/config.h"
 #include "data/batch.h"
 #include "device/device.h"
 #include "schedule/program.h"
 #include "model/layout.h"
 #include "optim/optimizer.h"
+#include "settings/settings.h"
 #include "store/planes.h"
 
 /**
@@ -25,30 +25,16 @@ struct mt_engine_params {
     mt_device *dev;                 /* borrowed, as all below */
     const struct mt_layout *layout;
     mt_plane_set *planes;           /* may be NULL for mt_engine_plan() */
-    enum mt_dtype dtype, grad_dtype;
+    struct mt_numerics numerics;    /* none is auto; rows and micro-batches as the sizes that follow */
+    struct mt_placement placement;  /* what is auto takes the rules of budget.c; not read: unit, budgets */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; micro-batches of a step */
-    size_t logits_chunk;
     bool train;                     /* false: evaluation alone, no gradients or optimizer */
-
-    int slots;                      /* weight slots of layers or their halves, or MT_CFG_AUTO */
-    enum mt_cfg_activations activations;
-    int keep_layers;                /* with recompute: the last layers whose records stay all the same */
-    bool microbatch;                /* schedule for comparison */
-    bool poison;                    /* overwrite dead buffers: a stale read becomes a NaN */
-
-    const struct mt_optimizer *optimizer;  /* NULL where train is false */
-    struct mt_optimizer_keys optimizer_keys;
-    double grad_clip;               /* 0: off */
     enum mt_adam_isa isa;
-    int adam_threads;
-    const int *adam_cpus;           /* [adam_threads] or NULL */
-
-    enum mt_cfg_states states;      /* disk: of all units; auto: of those that host memory cannot hold */
+    const int *adam_cpus;           /* [placement.threads] or NULL */
     bool may_use_disk;              /* there are folders to put it in */
     uint64_t host_bytes;            /* host memory for planes, staging and, where it is of the host, the
                                        device's; UINT64_MAX: any amount */
     uint64_t drive_bytes;           /* of it, what else the process takes once anything is on the disk */
-    size_t piece_elems;             /* of updates from disk, a multiple of MT_PIECE_ALIGN; 0: chosen */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and where nothing is there */
     uint64_t disk_spill_at;         /* plan.disk_spill_bytes from there on are the engine's */
 };
@@ -63,7 +49,7 @@ struct mt_engine_plan {
     size_t spill_bytes;               /* host memory: boundaries, records and gradients on their way */
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
-    enum mt_cfg_activations activations; /* as decided */
+    enum mt_activations activations;  /* as decided */
     uint8_t *on_disk;                 /* [n_units] bit k: plane k lives on the disk; owned by the plan */
     bool uses_disk;
     uint64_t disk_spill_bytes;

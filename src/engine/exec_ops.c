@@ -44,7 +44,7 @@ static int load_weights(mt_engine *e, int unit, void *dst, char *staged, struct 
 {
     size_t n = e->layout->units[unit].n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
     const void *hi = mt_plane_view(e, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
-    if (e->p.dtype == MT_BF16)
+    if (e->p.numerics.dtype == MT_BF16)
         return copy_flat(e, MT_STREAM_H2D, dst, hi, n * 2, err);
     const void *lo = mt_plane_view(e, (size_t)unit, MT_PLANE_LO, 0, NULL, staged).data;
     struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
@@ -126,7 +126,7 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
         return mt_model_backward(e->model, unit, mb, NULL, NULL, NULL, r.kind[MT_OBJ_DX], g, err);
     case MT_OP_GRAD_CAST:
         return mt_model_grad_cast(e->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
-                                  e->p.grad_dtype, err);
+                                  e->p.numerics.grad_dtype, err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);

@@ -18,16 +18,16 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
 static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first,
                       size_t n, struct mt_err *err)
 {
-    const struct mt_optimizer *o = e->p.optimizer;
+    const struct mt_optimizer *o = e->p.numerics.optimizer;
     struct mt_update u = {
         .n = n,
         .hi = element(e, v, MT_PLANE_HI, first),
         .lo = element(e, v, MT_PLANE_LO, first),
         .grad = element(e, v, MT_PLANE_GRAD, first),
-        .grad_dtype = e->p.grad_dtype,
-        .keys = &e->p.optimizer_keys,
+        .grad_dtype = e->p.numerics.grad_dtype,
+        .keys = &e->p.numerics.optimizer_keys,
         .lr = e->pending.lr,
-        .weight_decay = t->decay ? e->p.optimizer_keys.weight_decay : 0,
+        .weight_decay = t->decay ? e->p.numerics.optimizer_keys.weight_decay : 0,
         .t = e->pending.t,
         .clip = e->pending.clip,
     };

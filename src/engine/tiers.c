@@ -31,12 +31,12 @@ struct tiers {
 /* What planes there are and what each kind is for. */
 static void sort_kinds(struct tiers *t)
 {
-    mt_plane_descs(t->desc, t->p->train ? t->p->optimizer : NULL, t->p->grad_dtype);
+    mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
     for (int k = 0; k < MT_N_PLANES; k++) {
         uint8_t bit = (uint8_t)(1 << k);
         if (t->desc[k].role == MT_ROLE_GRADIENT)
             t->gradients |= bit;
-        else if (mt_plane_is_loaded((enum mt_plane_kind)k, t->p->dtype))
+        else if (mt_plane_is_loaded((enum mt_plane_kind)k, t->p->numerics.dtype))
             t->loaded |= bit;
         else if (t->desc[k].ranges & MT_RANGE_TRAINED)
             t->updated |= bit;
@@ -157,7 +157,7 @@ static void choose_piece(const struct tiers *t)
         largest = MT_MAX(largest, t->plan->units[u].grad_elems);
         widest = MT_MAX(widest, t->plan->units[u].state_elem_bytes);
     }
-    size_t piece = t->p->piece_elems;
+    size_t piece = t->p->placement.piece_elems;
     if (!piece) {
         size_t most = MT_MAX((size_t)LARGE_PIECE, largest / MANY_PIECES);
         piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)most);
@@ -262,8 +262,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     describe_all(&t);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
-    bool states = p->may_use_disk && (p->states == MT_STATES_DISK ||
-                                      (p->states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
+    bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
+                                      (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
     if (states && !spill)
         set_aside(&t, &beside, p->drive_bytes);
@@ -279,7 +279,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         grow(&t, MT_POOL_SPILLED, MT_MIN(wanted[0], MT_MAX_BUFFERS));
         grow(&t, MT_POOL_SPILLED_RECORD, MT_MIN(wanted[1], MT_MAX_BUFFERS));
     }
-    if (states && p->states == MT_STATES_AUTO)
+    if (states && p->placement.states == MT_STATES_AUTO)
         keep_units(&t);
     describe_all(&t);
     return in_use(&t) + beside;
@@ -293,7 +293,7 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
     /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps */
     uint64_t takes = choose(plan, p, wanted, spill);
     if (takes > p->host_bytes && may_spill && plan->activations == MT_ACT_RECOMPUTE &&
-        p->states != MT_STATES_HOST)
+        p->placement.states != MT_STATES_HOST)
         takes = choose(plan, p, wanted, true);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)

@@ -8,12 +8,8 @@
 #include "base/dtype.h"
 #include "base/pool.h"
 #include "optim/adam.h"
+#include "settings/settings.h"
 #include "store/planes.h"
-
-/** The configuration's [optimizer] section, as far as updates read it. An optimizer uses what it needs. */
-struct mt_optimizer_keys {
-    double beta1, beta2, eps, weight_decay;
-};
 
 /** A state that an optimizer keeps of every trained element. */
 struct mt_optimizer_state {

@@ -29,11 +29,13 @@ static bool fits(const struct mt_plan_request *r, double *seconds)
 static bool could_fit(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    t.micro_batch = r->micro_batch ? r->micro_batch : 1;
-    t.slots = r->slots == MT_CFG_AUTO ? 2 : r->slots;
-    t.keep_layers = MT_MAX(r->keep_layers, 0);
-    if (t.activations == MT_ACT_AUTO)
-        t.activations = MT_ACT_RECOMPUTE;
+    if (t.numerics.micro_batch == MT_AUTO)
+        t.numerics.micro_batch = 1;
+    if (t.placement.slots == MT_AUTO)
+        t.placement.slots = 2;
+    t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
+    if (t.placement.activations == MT_ACT_AUTO)
+        t.placement.activations = MT_ACT_RECOMPUTE;
     return !mt_plan_fits(&t, NULL);
 }
 
@@ -45,7 +47,7 @@ static void consider(struct list *l, const struct mt_plan_request *r, bool hardw
     struct mt_plan_change *c = &l->c[l->n];
     *c = (struct mt_plan_change){.seconds = s, .hardware = hardware};
     snprintf(c->what, sizeof(c->what), "%s", what);
-    l->per_token[l->n++] = s / (double)(r->rows_per_step * r->seq_len);
+    l->per_token[l->n++] = s / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
 }
 
 /* `budget` is a field of *t. The least of it that is enough, rounded up to whole GiB from 1 GiB on. */
@@ -78,45 +80,45 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
     char text[160];
-    if (r->activations != MT_ACT_AUTO && r->activations != MT_ACT_RECOMPUTE) {
-        t.activations = MT_ACT_RECOMPUTE;
+    if (r->placement.activations != MT_ACT_AUTO && r->placement.activations != MT_ACT_RECOMPUTE) {
+        t.placement.activations = MT_ACT_RECOMPUTE;
         consider(l, &t, false, "memory.activations = recompute");
         t = *r;
     }
-    if (r->slots > 2) {
-        t.slots = 2;
+    if (r->placement.slots > 2) {
+        t.placement.slots = 2;
         consider(l, &t, false, "memory.slots = 2");
         t = *r;
     }
-    for (size_t mb = r->micro_batch / 2; mb >= 1 && r->micro_batch; mb /= 2) {
+    for (int64_t mb = r->numerics.micro_batch / 2; mb >= 1; mb /= 2) {
         size_t before = l->n;
-        t.micro_batch = mb;
-        snprintf(text, sizeof(text), "train.micro_batch = %zu", mb);
+        t.numerics.micro_batch = mb;
+        snprintf(text, sizeof(text), "train.micro_batch = %lld", (long long)mb);
         consider(l, &t, false, text);
         if (l->n > before)
             break;
     }
     t = *r;
-    if (r->states == MT_STATES_HOST) {
-        t.states = MT_STATES_AUTO;
+    if (r->placement.states == MT_STATES_HOST) {
+        t.placement.states = MT_STATES_AUTO;
         consider(l, &t, false, "memory.states = auto, with nvme_paths");
         t = *r;
     }
-    for (size_t len = r->seq_len / 2; len >= 128; len /= 2) {
+    for (int64_t len = r->numerics.seq_len / 2; len >= 128; len /= 2) {
         size_t before = l->n;
-        t.seq_len = len;
-        t.rows_per_step = r->rows_per_step * (r->seq_len / len);
-        snprintf(text, sizeof(text), "data.seq_len = %zu", len);
+        t.numerics.seq_len = len;
+        t.numerics.rows_per_step = r->numerics.rows_per_step * (r->numerics.seq_len / len);
+        snprintf(text, sizeof(text), "data.seq_len = %lld", (long long)len);
         consider(l, &t, false, text);
         if (l->n > before)
             break;
     }
     t = *r;
-    for (size_t rows = r->rows_per_step / 2; rows >= 1; rows /= 2) {
+    for (int64_t rows = r->numerics.rows_per_step / 2; rows >= 1; rows /= 2) {
         size_t before = l->n;
-        t.rows_per_step = rows;
-        t.micro_batch = MT_MIN(t.micro_batch, rows);
-        snprintf(text, sizeof(text), "train.batch_size = %zu", rows);
+        t.numerics.rows_per_step = rows;
+        t.numerics.micro_batch = MT_MIN(t.numerics.micro_batch, rows);
+        snprintf(text, sizeof(text), "train.batch_size = %lld", (long long)rows);
         consider(l, &t, false, text);
         if (l->n > before)
             break;
@@ -126,8 +128,8 @@ static void consider_settings(struct list *l, const struct mt_plan_request *r)
 static void consider_hardware(struct list *l, const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
-    consider_budget(l, &t, &t.device_budget, "device memory");
-    consider_budget(l, &t, &t.host_budget, "host memory");
+    consider_budget(l, &t, &t.placement.device_budget.bytes, "device memory");
+    consider_budget(l, &t, &t.placement.host_budget.bytes, "host memory");
     struct mt_machine m = *r->machine;
     char text[160];
     if (r->drives > 0)
@@ -138,7 +140,7 @@ static void consider_hardware(struct list *l, const struct mt_plan_request *r)
         m.rate[id[i]] = (struct mt_rate){typical[i], MT_RATE_RATED};
     t.machine = &m;
     t.drives = 2;
-    t.states = MT_STATES_AUTO;
+    t.placement.states = MT_STATES_AUTO;
     snprintf(text, sizeof(text), "two NVMe drives for the states (memory.nvme_paths)");
     consider(l, &t, true, text);
 }

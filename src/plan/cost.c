@@ -14,8 +14,8 @@ struct entry {
 };
 
 struct mt_cost_table {
-    struct mt_cost_params p;
-    struct mt_engine_params engine_params;
+    const struct mt_machine *machine;
+    struct mt_engine_params engine_params; /* of the dry engine */
     mt_device *meter;
     mt_engine *engine;
     struct mt_batch batch[2]; /* a full micro-batch; the last one, where it is smaller */
@@ -32,7 +32,7 @@ struct mt_cost_table {
 static void on_operation(void *ctx, const struct mt_metered *op)
 {
     mt_cost_table *t = ctx;
-    t->sum.seconds += mt_machine_op_seconds(t->p.machine, op);
+    t->sum.seconds += mt_machine_op_seconds(t->machine, op);
     t->sum.flops += op->flops;
     t->sum.bytes += op->bytes;
     for (size_t i = 0; i < t->n_ops; i++)
@@ -46,7 +46,7 @@ static void on_operation(void *ctx, const struct mt_metered *op)
 
 static int classify_units(mt_cost_table *t, struct mt_err *err)
 {
-    const struct mt_layout *l = t->p.engine->layout;
+    const struct mt_layout *l = t->engine_params.layout;
     t->unit_class = mt_calloc(l->n_units, sizeof(int));
     if (!t->unit_class)
         return mt_fail_nomem(err, "a cost table", l->n_units * sizeof(int));
@@ -60,7 +60,7 @@ static int classify_units(mt_cost_table *t, struct mt_err *err)
 static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 {
     struct mt_batch *b = &t->batch[t->n_batches];
-    size_t len = t->p.seq_len, vocab = (size_t)t->p.engine->layout->cfg.vocab;
+    size_t len = t->engine_params.max_len, vocab = (size_t)t->engine_params.layout->cfg.vocab;
     int rc = mt_batch_init(b, rows * len, rows, err);
     if (rc)
         return rc;
@@ -80,22 +80,19 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 static int make_engine(mt_cost_table *t, struct mt_err *err)
 {
     struct mt_meter_params mp = {
-        .kind = mt_machine_device_kind(t->p.machine),
+        .kind = mt_machine_device_kind(t->machine),
         .budget_bytes = SIZE_MAX / 2,
-        .n_threads = (int)t->p.machine->rate[MT_RATE_CORES].value,
+        .n_threads = (int)t->machine->rate[MT_RATE_CORES].value,
         .fn = on_operation,
         .ctx = t,
     };
     int rc = mt_device_create_meter(&t->meter, &mp, err);
     if (rc)
         return rc;
-    t->engine_params = *t->p.engine;
     t->engine_params.dev = t->meter;
     t->engine_params.planes = NULL;
     t->engine_params.max_micro = t->n_batches;
-    t->engine_params.max_tokens = t->p.micro_batch * t->p.seq_len;
-    t->engine_params.max_docs = t->p.micro_batch;
-    t->engine_params.max_len = t->p.seq_len;
+    t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
     rc = mt_engine_create_dry(&t->engine, &t->engine_params, err);
     return rc ? rc : mt_engine_dry_upload(t->engine, t->batch, t->n_batches, err);
 }
@@ -105,12 +102,14 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     mt_cost_table *t = mt_calloc(1, sizeof(*t));
     if (!t)
         return mt_fail_nomem(err, "a cost table", sizeof(*t));
-    t->p = *p;
-    t->n_micro = mt_div_up(p->rows_per_step, p->micro_batch);
-    size_t rest = p->rows_per_step % p->micro_batch;
+    t->machine = p->machine;
+    t->engine_params = *p->engine;
+    size_t micro = (size_t)p->engine->numerics.micro_batch, rows = (size_t)p->engine->numerics.rows_per_step;
+    t->n_micro = p->engine->max_micro;
+    size_t rest = rows % micro;
     int rc = classify_units(t, err);
     if (!rc)
-        rc = make_batch(t, MT_MIN(p->micro_batch, p->rows_per_step), err);
+        rc = make_batch(t, MT_MIN(micro, rows), err);
     if (!rc && rest && t->n_micro > 1)
         rc = make_batch(t, rest, err);
     if (!rc)

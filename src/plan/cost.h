@@ -18,10 +18,10 @@ struct mt_cost {
 typedef struct mt_cost_table mt_cost_table;
 
 struct mt_cost_params {
-    const struct mt_engine_params *engine; /* layout, dtypes, logits_chunk; dev and planes are not used */
+    const struct mt_engine_params *engine; /* layout and numerics; dev and planes are not used */
     const struct mt_machine *machine;      /* borrowed */
-    size_t seq_len, rows_per_step, micro_batch; /* full rows of one document each */
 };
+/** Rows are full, of one document each. */
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);
 void mt_cost_table_destroy(mt_cost_table **t);
 int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,

@@ -20,7 +20,7 @@ static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_p
 {
     return mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
                                                            .layout = r->layout,
-                                                           .threads = r->threads,
+                                                           .threads = (int)r->placement.threads,
                                                            .tokens_per_step = tokens_per_step});
 }
 
@@ -31,45 +31,40 @@ int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t bud
                                       .kind = mt_machine_device_kind(r->machine),
                                       .name = r->machine->name,
                                       .budget_bytes = (size_t)budget,
-                                      .n_threads = r->threads,
+                                      .n_threads = (int)r->placement.threads,
                                   },
                                   err);
 }
 
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev)
 {
-    size_t micro = MT_MIN(r->micro_batch ? r->micro_batch : 1, r->rows_per_step);
-    size_t n_micro = mt_div_up(r->rows_per_step, micro);
-    uint64_t process = process_bytes(r, n_micro * micro * r->seq_len);
-    return (struct mt_engine_params){
+    struct mt_engine_params p = {
         .dev = dev,
         .layout = r->layout,
-        .dtype = r->dtype,
-        .grad_dtype = r->grad_dtype,
-        .optimizer = r->optimizer,
-        .max_tokens = micro * r->seq_len,
-        .max_docs = micro * MT_MAX(r->docs_per_row, (size_t)1),
-        .max_len = r->seq_len,
-        .max_micro = n_micro,
-        .logits_chunk = r->logits_chunk ? r->logits_chunk : mt_model_auto_logits_chunk(r->layout),
+        .numerics = r->numerics,
+        .placement = r->placement,
         .train = true,
-        .slots = r->slots,
-        .activations = r->activations,
-        .keep_layers = MT_MAX(r->keep_layers, 0),
-        .microbatch = r->microbatch,
-        .poison = r->poison,
-        .adam_threads = r->threads,
-        .states = r->states,
         .may_use_disk = r->drives > 0,
-        .host_bytes = r->host_budget - MT_MIN(r->host_budget, process),
         .drive_bytes = mt_plan_drive_bytes(r->layout),
     };
+    struct mt_numerics *n = &p.numerics;
+    n->micro_batch = MT_MIN(n->micro_batch == MT_AUTO ? 1 : n->micro_batch, n->rows_per_step);
+    if (n->logits_chunk == MT_AUTO)
+        n->logits_chunk = (int64_t)mt_model_auto_logits_chunk(r->layout);
+    p.placement.keep_layers = MT_MAX(p.placement.keep_layers, 0);
+    p.max_len = (size_t)n->seq_len;
+    p.max_tokens = (size_t)n->micro_batch * p.max_len;
+    p.max_docs = (size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1);
+    p.max_micro = mt_div_up((size_t)n->rows_per_step, (size_t)n->micro_batch);
+    uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
+    p.host_bytes = host - MT_MIN(host, process);
+    return p;
 }
 
 bool mt_plan_fits_device(const struct mt_plan_request *r)
 {
     mt_device *dev = NULL;
-    if (mt_plan_meter(&dev, r, r->device_budget, NULL))
+    if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
         return false;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
     bool fits = mt_engine_fits(&p);
@@ -82,11 +77,8 @@ struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const
     struct mt_plan_request t = *r;
     t.layout = c->layout;
     t.halves = NULL;
-    t.micro_batch = c->micro_batch;
-    t.logits_chunk = c->logits_chunk;
-    t.slots = c->slots;
-    t.keep_layers = c->keep_layers;
-    t.activations = c->activations;
+    t.numerics = c->numerics;
+    t.placement = c->placement;
     return t;
 }
 
@@ -101,7 +93,7 @@ static enum mt_unit_tier tier_of(uint8_t on_disk)
 static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plane_set_params pp;
-    int rc = mt_layout_plane_params(&pp, r->layout, r->optimizer, r->grad_dtype, err);
+    int rc = mt_layout_plane_params(&pp, r->layout, r->numerics.optimizer, r->numerics.grad_dtype, err);
     if (rc)
         return rc;
     pp.on_disk = c->engine.on_disk;
@@ -120,8 +112,8 @@ static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_e
     char a[32], b[32], c[32];
     return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
                    "the host budget of %s is short by %s: %s are needed%s",
-                   mt_format_bytes(a, sizeof(a), r->host_budget),
-                   mt_format_bytes(b, sizeof(b), need - r->host_budget),
+                   mt_format_bytes(a, sizeof(a), r->placement.host_budget.bytes),
+                   mt_format_bytes(b, sizeof(b), need - r->placement.host_budget.bytes),
                    mt_format_bytes(c, sizeof(c), need),
                    r->drives > 0 ? "" : ", and there is no drive for states");
 }
@@ -137,13 +129,13 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
     int rc = measure_planes(c, r, err);
     if (rc)
         return rc;
-    c->process_bytes = process_bytes(r, c->n_micro * c->micro_batch * r->seq_len) +
+    c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->planes_bytes + c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
                     c->process_bytes + (r->machine->cpu ? c->engine.device_bytes : 0);
     for (int i = 0; i < MT_N_POOLS; i++)
         c->host_bytes += mt_pools[i].device ? 0 : c->engine.pool_bytes[i];
-    if (c->host_bytes > r->host_budget)
+    if (c->host_bytes > r->placement.host_budget.bytes)
         return fail_host(r, c->host_bytes, err);
     uint64_t room = disk_room(r);
     char a[32], b[32];
@@ -161,15 +153,14 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
                  struct mt_err *err)
 {
     mt_device *dev = NULL;
-    int rc = mt_plan_meter(&dev, r, r->device_budget, err);
+    int rc = mt_plan_meter(&dev, r, r->placement.device_budget.bytes, err);
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
     c->layout = r->layout;
-    c->micro_batch = p.max_tokens / r->seq_len;
+    c->numerics = p.numerics;
+    c->placement = p.placement;
     c->n_micro = p.max_micro;
-    c->logits_chunk = p.logits_chunk;
-    c->keep_layers = p.keep_layers;
     if (c->n_micro > INT16_MAX)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%zu micro-batches a step are more than %d", c->n_micro,
                      INT16_MAX);
@@ -178,11 +169,12 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
         rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     mt_device_destroy(&dev);
     if (rc && host > p.host_bytes)
-        return fail_host(r, host + r->host_budget - p.host_bytes, err);
+        return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
     if (rc)
         return rc;
-    c->activations = c->engine.activations;
-    c->slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
+    c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
+    c->placement.activations = c->engine.activations;
+    c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
     return check_room(c, r, err);
 }
 
@@ -203,9 +195,9 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                     struct mt_err *err)
 {
     struct mt_sim_graph g = {0};
-    struct mt_sim_params sp = {.machine = r->machine, .optimizer = r->optimizer, .grad_dtype = r->grad_dtype,
-                               .adam_threads = r->threads, .drives = r->drives, .link_gbps = r->link_gbps,
-                               .tokens = (double)(r->rows_per_step * r->seq_len)};
+    struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,
+                               .adam_threads = (int)r->placement.threads, .drives = r->drives, .link_gbps = r->link_gbps,
+                               .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
     if (!rc)
         rc = mt_sim_run(&c->sim, &g, &sp, err);
@@ -236,13 +228,7 @@ int mt_plan_with_costs(struct mt_plan_choice *out, const struct mt_plan_request 
 int mt_plan_costs(mt_cost_table **out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_engine_params p = mt_plan_engine_params(r, NULL);
-    return mt_cost_table_create(out,
-                                &(struct mt_cost_params){.engine = &p,
-                                                         .machine = r->machine,
-                                                         .seq_len = r->seq_len,
-                                                         .rows_per_step = r->rows_per_step,
-                                                         .micro_batch = p.max_tokens / r->seq_len},
-                                err);
+    return mt_cost_table_create(out, &(struct mt_cost_params){.engine = &p, .machine = r->machine}, err);
 }
 
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,

@@ -21,9 +21,9 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
 bool mt_plan_fits_device(const struct mt_plan_request *r);
 enum { MT_PLAN_MAX_CHUNKS = 2, MT_PLAN_MAX_MICRO_BATCHES = 16 };
 /** Logits chunks worth a look: the model's own, and larger ones where the product is long enough. How many. */
-size_t mt_plan_chunks(const struct mt_plan_request *r, size_t chunk[MT_PLAN_MAX_CHUNKS]);
+size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS]);
 /** Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. How many. */
-size_t mt_plan_micro_batches(const struct mt_plan_request *r, size_t list[MT_PLAN_MAX_MICRO_BATCHES]);
+size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES]);
 /** A device of the request's kind and this budget that only counts. */
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err);
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev);

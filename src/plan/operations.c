@@ -6,26 +6,28 @@
 #include "model/model.h"
 #include "plan/evaluate.h"
 
-size_t mt_plan_chunks(const struct mt_plan_request *r, size_t chunk[MT_PLAN_MAX_CHUNKS])
+size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS])
 {
-    chunk[0] = r->logits_chunk ? r->logits_chunk : mt_model_auto_logits_chunk(r->layout);
+    bool open = r->numerics.logits_chunk == MT_AUTO;
+    chunk[0] = open ? (int64_t)mt_model_auto_logits_chunk(r->layout) : r->numerics.logits_chunk;
     chunk[1] = chunk[0] * 8;
-    return r->logits_chunk || chunk[1] > 8192 ? 1 : 2;
+    return !open || chunk[1] > 8192 ? 1 : 2;
 }
 
-size_t mt_plan_micro_batches(const struct mt_plan_request *r, size_t list[MT_PLAN_MAX_MICRO_BATCHES])
+size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES])
 {
     struct mt_plan_request t = *r;
+    int64_t rows = r->numerics.rows_per_step;
     size_t n = 0;
-    if (r->micro_batch) {
-        list[0] = r->micro_batch;
+    if (r->numerics.micro_batch != MT_AUTO) {
+        list[0] = r->numerics.micro_batch;
         return 1;
     }
-    for (size_t mb = 1; mb < r->rows_per_step * 2 && n < MT_PLAN_MAX_MICRO_BATCHES; mb *= 2) {
-        t.micro_batch = MT_MIN(mb, r->rows_per_step);
+    for (int64_t mb = 1; mb < rows * 2 && n < MT_PLAN_MAX_MICRO_BATCHES; mb *= 2) {
+        t.numerics.micro_batch = MT_MIN(mb, rows);
         if (n && !mt_plan_fits_device(&t))
             break;
-        list[n++] = t.micro_batch;
+        list[n++] = t.numerics.micro_batch;
     }
     return n;
 }
@@ -76,13 +78,13 @@ static int compare_operations(const void *a, const void *b)
 static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const struct mt_plan_request *r,
                       struct mt_err *err)
 {
-    size_t list[MT_PLAN_MAX_MICRO_BATCHES], chunk[MT_PLAN_MAX_CHUNKS], n_mb = mt_plan_micro_batches(r, list);
-    size_t n_chunks = mt_plan_chunks(r, chunk);
+    int64_t list[MT_PLAN_MAX_MICRO_BATCHES], chunk[MT_PLAN_MAX_CHUNKS];
+    size_t n_mb = mt_plan_micro_batches(r, list), n_chunks = mt_plan_chunks(r, chunk);
     int rc = 0;
     for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
         struct mt_plan_request t = *r;
-        t.micro_batch = list[i / n_chunks];
-        t.logits_chunk = chunk[i % n_chunks];
+        t.numerics.micro_batch = list[i / n_chunks];
+        t.numerics.logits_chunk = chunk[i % n_chunks];
         rc = add_operations(ops, n, cap, &t, err);
     }
     return rc;

@@ -8,7 +8,7 @@
 
 static const uint64_t gib = (uint64_t)1 << 30;
 
-static uint64_t size_of(const struct mt_cfg_size *s, uint64_t whole, uint64_t when_auto)
+static uint64_t size_of(const struct mt_size *s, uint64_t whole, uint64_t when_auto)
 {
     return s->is_auto ? when_auto : s->is_ratio ? (uint64_t)((double)whole * s->ratio) : s->bytes;
 }
@@ -46,12 +46,12 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
-        .decay_embeddings = c->optimizer.decay_embeddings,
-        .cut = c->memory.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
+        .decay_embeddings = c->numerics.decay_embeddings,
+        .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
     };
     int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
-    if (rc || c->memory.unit != MT_CUT_AUTO)
+    if (rc || c->placement.unit != MT_CUT_AUTO)
         return rc;
     p.cut = mt_cut_half;
     return mt_layout_create(halves, hf, &p, err);
@@ -74,37 +74,30 @@ int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *c,
         rc = count_drives(&drives, c, m, local, err);
     if (rc)
         return rc;
-    int64_t len = c->data.seq_len;
-    int64_t rows = c->train.batch_size ? c->train.batch_size : c->train.tokens_per_step / len;
-    if (rows < 1)
-        rows = MT_MAX((int64_t)65536 / len, (int64_t)1);
     struct mt_plan_request r = {
         .machine = m,
         .layout = layout,
-        .dtype = c->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16,
-        .seq_len = (size_t)len,
-        .rows_per_step = (size_t)rows,
+        .numerics = c->numerics,
+        .placement = c->placement,
         .docs_per_row = 1,
-        .micro_batch = c->train.micro_batch == MT_CFG_AUTO ? 0 : (size_t)c->train.micro_batch,
-        .logits_chunk = c->memory.logits_chunk == MT_CFG_AUTO ? 0 : (size_t)c->memory.logits_chunk,
-        .slots = (int)c->memory.slots,
-        .keep_layers = (int)c->memory.keep_layers,
-        .activations = c->memory.activations,
-        .states = c->memory.states,
-        .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
-        .threads = c->device.cpu_threads == MT_CFG_AUTO ? (int)m->rate[MT_RATE_CORES].value
-                                                         : (int)c->device.cpu_threads,
         .drives = drives,
         .link_gbps = m->cpu ? c->device.link_gbps : 0,
     };
-    r.grad_dtype = c->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? r.dtype
-                   : c->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
-                                                                 : MT_BF16;
-    r.optimizer = mt_optimizer_find(c->optimizer.type, c->optimizer.state_dtype == MT_CFG_F32 ? MT_F32 : MT_BF16);
-    r.host_budget = size_of(&c->memory.host_budget, host, (uint64_t)((double)host * 0.9));
+    struct mt_numerics *n = &r.numerics;
+    struct mt_placement *p = &r.placement;
+    n->rows_per_step = c->train.batch_size ? c->train.batch_size : c->train.tokens_per_step / n->seq_len;
+    if (n->rows_per_step < 1)
+        n->rows_per_step = MT_MAX((int64_t)65536 / n->seq_len, (int64_t)1);
+    if (n->grad_dtype == MT_DTYPE_AUTO)
+        n->grad_dtype = n->dtype;
+    n->optimizer = mt_optimizer_find(c->optimizer.type, n->state_dtype);
+    if (p->threads == MT_AUTO)
+        p->threads = (int)m->rate[MT_RATE_CORES].value;
+    p->host_budget.bytes = size_of(&c->placement.host_budget, host, (uint64_t)((double)host * 0.9));
     uint64_t spare = device - MT_MIN(device, gib / 2); /* the driver and the display want some */
-    r.device_budget = m->cpu ? size_of(&c->memory.device_budget, r.host_budget, r.host_budget / 4)
-                             : size_of(&c->memory.device_budget, device, spare);
+    p->device_budget.bytes = m->cpu ? size_of(&c->placement.device_budget, p->host_budget.bytes,
+                                              p->host_budget.bytes / 4)
+                                    : size_of(&c->placement.device_budget, device, spare);
     *out = r;
     return 0;
 }

@@ -29,9 +29,10 @@ static bool remember(struct search *s, const struct mt_plan_request *r, const st
 {
     if (!mt_grow(&s->tried, &s->cap_tried, s->n_tried + 1, sizeof(*s->tried)))
         return false;
-    s->tried[s->n_tried++] = (struct mt_plan_tried){r->micro_batch, r->logits_chunk,
-                                                    c ? c->slots : r->slots, r->keep_layers,
-                                                    r->activations, c ? c->sim.seconds : 0};
+    struct mt_plan_tried *t = &s->tried[s->n_tried++];
+    *t = (struct mt_plan_tried){r->numerics, r->placement, c ? c->sim.seconds : 0};
+    if (c)
+        t->placement.slots = c->placement.slots;
     return true;
 }
 
@@ -49,7 +50,8 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
         return mt_fail_nomem(err, "a search", s->n_tried * sizeof(*s->tried));
     }
     if (rc == -ENOSPC) {
-        bool least = r->activations != MT_ACT_KEEP && r->activations != MT_ACT_OFFLOAD && r->keep_layers <= 0;
+        const struct mt_placement *p = &r->placement;
+        bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
         if (least || !s->has_err) /* the newest of the frugal ones: the smallest micro-batch */
             s->err = why;
         s->has_err = true;
@@ -80,7 +82,7 @@ static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep,
 {
     struct mt_plan_request t = *r;
     struct mt_engine_plan plan;
-    t.keep_layers = keep;
+    t.placement.keep_layers = keep;
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (mt_engine_divide(&plan, &p, NULL))
         return false;
@@ -95,7 +97,7 @@ static int most_kept(const struct mt_plan_request *r)
     int lo = 0, hi = (int)r->layout->cfg.n_layers;
     bool apart, apart_at_none;
     mt_device *dev = NULL;
-    if (mt_plan_meter(&dev, r, r->device_budget, NULL))
+    if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
         return 0;
     bool fits = fits_kept(dev, r, 0, &apart_at_none);
     while (fits && lo < hi) {
@@ -164,33 +166,35 @@ static int add_activations(struct groups *all, const struct mt_plan_request *r, 
                            struct mt_err *err)
 {
     /* records on the disk, where that is asked for: they would wear drives out within weeks */
-    static const enum mt_cfg_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
+    static const enum mt_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(ways) && !rc; i++) {
         struct mt_plan_request t = *r;
-        if (r->activations == MT_ACT_AUTO ? ways[i] == MT_ACT_DISK : r->activations != ways[i])
+        if (r->placement.activations == MT_ACT_AUTO ? ways[i] == MT_ACT_DISK : r->placement.activations != ways[i])
             continue;
-        t.activations = ways[i];
-        t.keep_layers = MT_MAX(r->keep_layers, 0);
+        t.placement.activations = ways[i];
+        t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
         rc = add_group(all, &t, costs, err);
-        if (rc || ways[i] != MT_ACT_RECOMPUTE || r->keep_layers != MT_CFG_AUTO)
+        if (rc || ways[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO)
             continue;
-        t.keep_layers = most_kept(&t);
-        for (int n = 0; n < MAX_KEPT && t.keep_layers > 0 && !rc; n++, t.keep_layers = t.keep_layers * 2 / 3)
+        t.placement.keep_layers = most_kept(&t);
+        for (int n = 0; n < MAX_KEPT && t.placement.keep_layers > 0 && !rc; n++) {
             rc = add_group(all, &t, costs, err);
+            t.placement.keep_layers = t.placement.keep_layers * 2 / 3;
+        }
     }
     return rc;
 }
 
 static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, struct mt_err *err)
 {
-    size_t chunk[MT_PLAN_MAX_CHUNKS];
+    int64_t chunk[MT_PLAN_MAX_CHUNKS];
     int rc = 0;
     size_t n = mt_plan_chunks(r, chunk);
     for (size_t i = 0; i < n && !rc; i++) {
         struct mt_plan_request t = *r;
         mt_cost_table **costs = &all->costs[all->n_costs++];
-        t.logits_chunk = chunk[i];
+        t.numerics.logits_chunk = chunk[i];
         rc = mt_plan_costs(costs, &t, err);
         if (!rc)
             rc = add_activations(all, &t, *costs, err);
@@ -205,17 +209,18 @@ static int try_group(struct search *s, const struct group *g, struct mt_err *err
     struct mt_plan_request t = g->r;
     struct mt_sim_result sim;
     size_t between = t.layout->n_units - 2; /* embedding and head */
-    size_t instrs = between * mt_div_up(t.rows_per_step, MT_MAX(t.micro_batch, (size_t)1)) * 3;
+    size_t rows = (size_t)t.numerics.rows_per_step, micro = (size_t)MT_MAX(t.numerics.micro_batch, 1);
+    size_t instrs = between * mt_div_up(rows, micro) * 3;
     int rc = try_one(s, &t, g->costs, &sim, err);
     bool fits = sim.seconds > 0;
-    if (rc || !fits || t.slots != MT_CFG_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
+    if (rc || !fits || t.placement.slots != MT_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
         return rc;
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
         struct mt_sim_result other;
         double near = s->found ? s->best.sim.makespan : 0;
         if (s->found && g->least * NEAR_ENOUGH >= near)
             return 0;
-        t.slots = more[i];
+        t.placement.slots = more[i];
         if ((size_t)more[i] <= between)
             rc = try_one(s, &t, g->costs, &other, err);
     }
@@ -259,11 +264,12 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
 {
     struct search s = {.r = r};
     struct groups *all = mt_calloc(1, sizeof(*all));
-    size_t choices[MT_PLAN_MAX_MICRO_BATCHES], n = mt_plan_micro_batches(r, choices);
+    int64_t choices[MT_PLAN_MAX_MICRO_BATCHES];
+    size_t n = mt_plan_micro_batches(r, choices);
     int rc = all ? 0 : mt_fail_nomem(err, "a search", sizeof(*all));
     for (size_t i = n; i-- > 0 && !rc;) {
         struct mt_plan_request t = *r;
-        t.micro_batch = choices[i];
+        t.numerics.micro_batch = choices[i];
         rc = add_micro_batch(all, &t, err);
     }
     if (!rc)
@@ -291,10 +297,10 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
 /* Smaller buffers leave room for more records, and for casts beside their gradients: may halves be faster? */
 static bool wants_room(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
-    bool in_place = r->grad_dtype != MT_F32 && !c->engine.program.cast;
-    bool gives_up = r->activations == MT_ACT_AUTO && c->activations != MT_ACT_KEEP;
-    bool keeps_fewer = r->keep_layers == MT_CFG_AUTO && c->activations == MT_ACT_RECOMPUTE;
-    bool all_kept = c->activations == MT_ACT_RECOMPUTE && c->keep_layers >= r->layout->cfg.n_layers;
+    bool in_place = r->numerics.grad_dtype != MT_F32 && !c->engine.program.cast;
+    bool gives_up = r->placement.activations == MT_ACT_AUTO && c->placement.activations != MT_ACT_KEEP;
+    bool keeps_fewer = r->placement.keep_layers == MT_AUTO && c->placement.activations == MT_ACT_RECOMPUTE;
+    bool all_kept = c->placement.activations == MT_ACT_RECOMPUTE && c->placement.keep_layers >= r->layout->cfg.n_layers;
     return in_place || (!all_kept && (gives_up || keeps_fewer));
 }
 

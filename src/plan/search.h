@@ -2,34 +2,28 @@
 #ifndef MT_PLAN_SEARCH_H
 #define MT_PLAN_SEARCH_H
 
+#include "config/config.h"
 #include "plan/sim.h"
 
-/** What is to be trained, on what, and what the user has fixed. 0 or MT_CFG_AUTO: to be chosen. */
+/** What is to be trained, on what, and what the user has fixed; what is auto is to be chosen. */
 struct mt_plan_request {
     const struct mt_machine *machine; /* borrowed, as layout */
     const struct mt_layout *layout;
     const struct mt_layout *halves;   /* the same model in halves of layers, for where whole ones do not fit or are
                                          slower; or NULL */
-    enum mt_dtype dtype, grad_dtype;
-    const struct mt_optimizer *optimizer;
-    size_t seq_len, rows_per_step, docs_per_row;
-    size_t micro_batch, logits_chunk; /* 0: to be chosen */
-    int slots, keep_layers;           /* or MT_CFG_AUTO */
-    enum mt_cfg_activations activations;
-    enum mt_cfg_states states;
-    bool microbatch, poison; /* as struct mt_engine_params */
-    uint64_t device_budget, host_budget;
+    struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto */
+    struct mt_placement placement; /* threads and budgets are not auto */
+    size_t docs_per_row;
     uint64_t resident;    /* bytes that the process has in memory already; 0: not known */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
-    int threads, drives;  /* drives 0: nothing may live on the disk */
+    int drives;           /* 0: nothing may live on the disk */
     double link_gbps;
 };
 
-/** A candidate of a search: its knobs and its simulated step; seconds 0: it does not fit. */
+/** A candidate of a search and its simulated step; seconds 0: it does not fit. */
 struct mt_plan_tried {
-    size_t micro_batch, logits_chunk;
-    int slots, keep_layers;
-    enum mt_cfg_activations activations;
+    struct mt_numerics numerics;
+    struct mt_placement placement;
     double seconds;
 };
 
@@ -45,9 +39,9 @@ enum mt_unit_tier {
 struct mt_plan_choice {
     const struct mt_layout *layout; /* the request's, or its halves: */
     double whole_seconds;           /* then of a step with whole layers, where they fit and both were searched */
-    size_t micro_batch, n_micro, logits_chunk;
-    int slots, keep_layers;
-    enum mt_cfg_activations activations;
+    struct mt_numerics numerics;    /* the request's, nothing auto any more; as placement: */
+    struct mt_placement placement;
+    size_t n_micro;                 /* micro-batches of a step */
     struct mt_engine_plan engine;   /* its `program.units` and `on_disk` as trained */
     size_t n_tier[MT_N_UNIT_TIERS]; /* units in each tier */
     uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device its arena too */

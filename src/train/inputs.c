@@ -22,15 +22,19 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
         rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, err);
     if (rc)
         return rc;
-    s->dtype = s->cfg->model.dtype == MT_CFG_F32 ? MT_F32 : MT_BF16;
-    s->grad_dtype = s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_AUTO  ? s->dtype
-                    : s->cfg->optimizer.grad_dtype == MT_CFG_DTYPE_F32 ? MT_F32
-                                                                       : MT_BF16;
-    s->optimizer = mt_optimizer_find(s->cfg->optimizer.type,
-                                     s->cfg->optimizer.state_dtype == MT_CFG_F32 ? MT_F32 : MT_BF16);
-    if (s->cfg->data.seq_len > s->hf.max_pos)
+    s->numerics = s->cfg->numerics;
+    s->placement = s->cfg->placement;
+    s->placement.poison = getenv("MEGATRAIN_POISON") != NULL;
+    /* small, so that tests have several pieces of small models */
+    const char *piece = getenv("MEGATRAIN_DISK_PIECE");
+    if (piece)
+        s->placement.piece_elems = mt_align_up(strtoull(piece, NULL, 10), MT_PIECE_ALIGN);
+    if (s->numerics.grad_dtype == MT_DTYPE_AUTO)
+        s->numerics.grad_dtype = s->numerics.dtype;
+    s->numerics.optimizer = mt_optimizer_find(s->cfg->optimizer.type, s->numerics.state_dtype);
+    if (s->cfg->numerics.seq_len > s->hf.max_pos)
         mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
-                (long long)s->cfg->data.seq_len, (long long)s->hf.max_pos);
+                (long long)s->cfg->numerics.seq_len, (long long)s->hf.max_pos);
     return 0;
 }
 
@@ -52,8 +56,8 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
     free(cpus);
     if (rc)
         return rc;
-    if (s->cfg->device.cpu_threads != MT_CFG_AUTO)
-        n = (int)s->cfg->device.cpu_threads;
+    if (s->cfg->placement.threads != MT_AUTO)
+        n = (int)s->cfg->placement.threads;
     cache_dir(s->cfg, cache, sizeof(cache));
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
@@ -61,7 +65,7 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
                                .format = s->cfg->data.format,
                                .tokenizer = s->cfg->data.tokenizer,
                                .overlong = s->cfg->data.overlong,
-                               .seq_len = (size_t)s->cfg->data.seq_len,
+                               .seq_len = (size_t)s->cfg->numerics.seq_len,
                                .vocab = (size_t)s->hf.vocab,
                                .cache_dir = cache,
                                .model_dir = s->model_dir,
@@ -88,16 +92,14 @@ static int open_data(struct mt_session *s, struct mt_err *err)
 
 static void choose_batch(struct mt_session *s)
 {
-    struct mt_config *c = s->cfg;
-    int64_t len = c->data.seq_len;
-    s->rows_per_step = (size_t)(c->train.batch_size ? c->train.batch_size
-                                                    : c->train.tokens_per_step / len);
-    /* numerics: of the configuration alone; or the plan's, once, and kept on resume */
-    int64_t micro = c->train.micro_batch != MT_CFG_AUTO ? c->train.micro_batch
-                    : s->has_choice                     ? (int64_t)s->choice.micro_batch
-                                                        : MT_MAX(AUTO_MICRO_TOKENS / len, (int64_t)1);
-    s->micro_batch = MT_MIN((size_t)micro, s->rows_per_step);
-    s->n_micro = mt_div_up(s->rows_per_step, s->micro_batch);
+    const struct mt_config *c = s->cfg;
+    struct mt_numerics *n = &s->numerics;
+    n->rows_per_step = c->train.batch_size ? c->train.batch_size : c->train.tokens_per_step / n->seq_len;
+    /* of the configuration alone; or the plan's, once, and kept on resume */
+    if (n->micro_batch == MT_AUTO)
+        n->micro_batch = MT_MAX(AUTO_MICRO_TOKENS / n->seq_len, (int64_t)1);
+    n->micro_batch = MT_MIN(n->micro_batch, n->rows_per_step);
+    s->n_micro = mt_div_up((size_t)n->rows_per_step, (size_t)n->micro_batch);
 }
 
 static struct mt_sampler_params sampler_params(const struct mt_session *s)
@@ -105,9 +107,9 @@ static struct mt_sampler_params sampler_params(const struct mt_session *s)
     return (struct mt_sampler_params){
         .data = s->data,
         .split = &s->split,
-        .seq_len = (size_t)s->cfg->data.seq_len,
-        .rows_per_step = s->rows_per_step,
-        .micro_batch = s->micro_batch,
+        .seq_len = (size_t)s->numerics.seq_len,
+        .rows_per_step = (size_t)s->numerics.rows_per_step,
+        .micro_batch = (size_t)s->numerics.micro_batch,
         .packing = s->cfg->data.packing,
         .shuffle = s->cfg->data.shuffle,
         .seed = (uint64_t)s->cfg->train.seed,
@@ -148,7 +150,7 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
         s->total_steps = (uint64_t)llround(c->train.epochs * (double)per_epoch);
     else
         s->total_steps = mt_div_up((size_t)c->train.tokens,
-                                   s->rows_per_step * (size_t)c->data.seq_len);
+                                   (size_t)(s->numerics.rows_per_step * s->numerics.seq_len));
     if (!s->total_steps)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
                        c->train.epochs);

@@ -12,7 +12,7 @@
 uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_memory *hw)
 {
     uint64_t have = MT_MIN(MT_MIN(hw->available, hw->cgroup_free), hw->address_space);
-    const struct mt_cfg_size *b = &c->memory.host_budget;
+    const struct mt_size *b = &c->placement.host_budget;
     if (b->is_auto)
         return (uint64_t)((double)have * 0.9);
     return b->is_ratio ? (uint64_t)((double)have * b->ratio) : b->bytes;
@@ -23,8 +23,8 @@ uint64_t mt_session_process_bytes(const struct mt_session *s)
     return mt_plan_process_bytes(&(struct mt_plan_process){
         .resident = s->resident,
         .layout = s->layout,
-        .threads = s->n_threads,
-        .tokens_per_step = (uint64_t)s->micro_batch * (uint64_t)s->cfg->data.seq_len * (uint64_t)s->n_micro,
+        .threads = (int)s->placement.threads,
+        .tokens_per_step = (uint64_t)(s->numerics.micro_batch * s->numerics.seq_len) * s->n_micro,
     });
 }
 
@@ -52,15 +52,16 @@ static int open_device(struct mt_session *s, struct mt_err *err)
 {
     struct mt_hw_memory hw;
     const struct mt_config *c = s->cfg;
-    const struct mt_cfg_size *b = &c->memory.device_budget;
+    const struct mt_size *b = &c->placement.device_budget;
     uint64_t memory = 0;
     int n = 0, rc = mt_hw_memory(&hw, "", err);
     if (!rc)
         rc = mt_hw_cores(&s->cpus, &n, err);
     if (rc)
         return rc;
-    s->n_threads = c->device.cpu_threads == MT_CFG_AUTO ? n : (int)c->device.cpu_threads;
-    if (s->n_threads > n) { /* more threads than cores are not bound */
+    if (s->placement.threads == MT_AUTO)
+        s->placement.threads = n;
+    if (s->placement.threads > n) { /* more threads than cores are not bound */
         free(s->cpus);
         s->cpus = NULL;
     }
@@ -74,7 +75,7 @@ static int open_device(struct mt_session *s, struct mt_err *err)
                               .kind = kind,
                               .index = (int)c->device.index,
                               .budget_bytes = (size_t)budget,
-                              .n_threads = s->n_threads,
+                              .n_threads = (int)s->placement.threads,
                               .cpus = s->cpus,
                               .link_gbps = c->device.link_gbps,
                               .warm = warm,
@@ -106,7 +107,7 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
     const struct mt_device_limits *lim = mt_device_limits(s->dev);
     struct mt_hw_memory hw;
     struct mt_err why = {0};
-    int rc = mt_machine_load_cached(&s->machine, lim->kind, lim->name, s->n_threads, &why);
+    int rc = mt_machine_load_cached(&s->machine, lim->kind, lim->name, (int)s->placement.threads, &why);
     if (rc) {
         if (rc != -ENOENT)
             mt_warn("no prediction: %s", why.msg);
@@ -124,16 +125,20 @@ static int search_plan(struct mt_session *s, struct mt_err *err)
         *err = why;
         return rc;
     }
-    s->request.device_budget = lim->budget_bytes;
+    s->request.placement.device_budget.bytes = lim->budget_bytes;
     s->request.resident = s->resident;
-    s->request.host_budget = mt_session_host_budget(s->cfg, &hw);
-    s->request.docs_per_row = s->request.seq_len; /* at most: how many is not known yet */
-    s->request.poison = getenv("MEGATRAIN_POISON") != NULL;
+    s->request.placement.host_budget.bytes = mt_session_host_budget(s->cfg, &hw);
+    s->request.docs_per_row = (size_t)s->numerics.seq_len; /* at most: how many is not known yet */
+    s->request.placement.poison = s->placement.poison;
     s->request.halves = s->halves;
     rc = mt_plan_search(&s->choice, &s->request, &why);
     s->has_choice = !rc;
-    if (s->has_choice && s->choice.layout == s->halves)
+    if (rc)
+        return 0;
+    if (s->choice.layout == s->halves)
         cut_layers(s);
+    s->numerics = s->choice.numerics;
+    s->placement = s->choice.placement;
     return 0; /* what does not fit is told by the engine's plan */
 }
 
@@ -144,12 +149,7 @@ static int request_as_run(const struct mt_session *s, struct mt_plan_request *r,
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        s->has_machine ? "the search found no placement"
                                       : "this machine has not been measured: megatrain probe all");
-    *r = s->request;
-    r->micro_batch = s->micro_batch;
-    r->logits_chunk = s->engine_params.logits_chunk;
-    r->slots = s->engine_params.slots;
-    r->activations = s->plan.activations;
-    r->keep_layers = s->engine_params.keep_layers;
+    *r = mt_plan_request_as(&s->request, &s->choice);
     return 0;
 }
 
@@ -182,41 +182,24 @@ static int make_plan(struct mt_session *s, struct mt_err *err)
     size_t docs = s->sampler ? mt_sampler_max_docs_per_row(s->sampler) : 1;
     if (s->eval_sampler)
         docs = MT_MAX(docs, mt_sampler_max_docs_per_row(s->eval_sampler));
+    if (s->numerics.logits_chunk == MT_AUTO)
+        s->numerics.logits_chunk = (int64_t)mt_model_auto_logits_chunk(s->layout);
+    size_t micro = (size_t)s->numerics.micro_batch, len = (size_t)s->numerics.seq_len;
     s->engine_params = (struct mt_engine_params){
         .dev = s->dev,
         .layout = s->layout,
-        .dtype = s->dtype,
-        .grad_dtype = s->grad_dtype,
-        .max_tokens = s->micro_batch * (size_t)c->data.seq_len,
-        .max_docs = s->micro_batch * docs,
-        .max_len = (size_t)c->data.seq_len,
+        .numerics = s->numerics,
+        .placement = s->placement,
+        .max_tokens = micro * len,
+        .max_docs = micro * docs,
+        .max_len = len,
         .max_micro = s->n_micro,
-        .logits_chunk = c->memory.logits_chunk != MT_CFG_AUTO ? (size_t)c->memory.logits_chunk
-                        : s->has_choice                       ? s->choice.logits_chunk
-                                                              : mt_model_auto_logits_chunk(s->layout),
         .train = s->train,
-        .slots = c->memory.slots == MT_CFG_AUTO && s->has_choice ? s->choice.slots : (int)c->memory.slots,
-        .activations = c->memory.activations == MT_ACT_AUTO && s->has_choice ? s->choice.activations
-                                                                             : c->memory.activations,
-        .keep_layers = c->memory.keep_layers != MT_CFG_AUTO ? (int)c->memory.keep_layers
-                       : s->has_choice                      ? s->choice.keep_layers
-                                                            : 0,
-        .microbatch = c->memory.schedule == MT_SCHEDULE_MICROBATCH,
-        .poison = getenv("MEGATRAIN_POISON") != NULL,
-        .optimizer = s->optimizer,
-        .optimizer_keys = {c->optimizer.beta1, c->optimizer.beta2, c->optimizer.eps, c->optimizer.weight_decay},
-        .grad_clip = c->train.grad_clip,
-        .adam_threads = s->n_threads,
         .adam_cpus = s->cpus,
-        .states = c->memory.states,
         .may_use_disk = c->memory.nvme_paths.n > 0,
         .host_bytes = subtract(mt_session_host_budget(c, &hw), mt_session_process_bytes(s)),
         .drive_bytes = mt_plan_drive_bytes(s->layout),
     };
-    /* small, so that tests have several pieces of small models */
-    const char *piece = getenv("MEGATRAIN_DISK_PIECE");
-    if (piece)
-        s->engine_params.piece_elems = mt_align_up(strtoull(piece, NULL, 10), MT_PIECE_ALIGN);
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
     for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
         if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
@@ -237,24 +220,24 @@ static const char *const act_names[] = {"auto", "keep", "offload", "disk", "reco
 static int record_choices(struct mt_session *s, struct mt_err *err)
 {
     char v[32];
-    snprintf(v, sizeof(v), "%zu", s->micro_batch);
+    snprintf(v, sizeof(v), "%lld", (long long)s->numerics.micro_batch);
     int rc = mt_config_override(s->cfg, "train.micro_batch", v, "chosen", err);
-    snprintf(v, sizeof(v), "%zu", s->engine_params.logits_chunk);
+    snprintf(v, sizeof(v), "%lld", (long long)s->numerics.logits_chunk);
     if (!rc)
         rc = mt_config_override(s->cfg, "memory.logits_chunk", v, "chosen", err);
     if (!rc)
-        rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->grad_dtype),
+        rc = mt_config_override(s->cfg, "optimizer.grad_dtype", mt_dtype_name(s->numerics.grad_dtype),
                                 "chosen", err);
     bool cut = s->layout->cut.n_units > 1;
-    if (!rc && s->cfg->memory.unit == MT_CUT_AUTO && (s->has_choice || cut))
+    if (!rc && s->cfg->placement.unit == MT_CUT_AUTO && (s->has_choice || cut))
         rc = mt_config_override(s->cfg, "memory.unit", cut ? "half" : "layer", "chosen", err);
-    snprintf(v, sizeof(v), "%d", s->engine_params.slots);
-    if (!rc && s->has_choice && s->cfg->memory.slots == MT_CFG_AUTO)
+    snprintf(v, sizeof(v), "%lld", (long long)s->placement.slots);
+    if (!rc && s->has_choice && s->cfg->placement.slots == MT_AUTO)
         rc = mt_config_override(s->cfg, "memory.slots", v, "chosen", err);
-    snprintf(v, sizeof(v), "%d", s->engine_params.keep_layers);
-    if (!rc && s->has_choice && s->cfg->memory.keep_layers == MT_CFG_AUTO)
+    snprintf(v, sizeof(v), "%lld", (long long)s->placement.keep_layers);
+    if (!rc && s->has_choice && s->cfg->placement.keep_layers == MT_AUTO)
         rc = mt_config_override(s->cfg, "memory.keep_layers", v, "chosen", err);
-    if (!rc && s->has_choice && s->cfg->memory.activations == MT_ACT_AUTO)
+    if (!rc && s->has_choice && s->cfg->placement.activations == MT_ACT_AUTO)
         rc = mt_config_override(s->cfg, "memory.activations", act_names[s->plan.activations], "chosen",
                                 err);
     return rc;
@@ -293,9 +276,10 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, 
 int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t max_len,
                              struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg, .rows_per_step = 1, .micro_batch = 1, .n_micro = 1};
-    cfg->data.seq_len = (int64_t)max_len;
+    *s = (struct mt_session){.cfg = cfg, .n_micro = 1};
+    cfg->numerics.seq_len = (int64_t)max_len;
     int rc = mt_session_open_model(s, err);
+    s->numerics.rows_per_step = s->numerics.micro_batch = 1;
     if (!rc)
         rc = open_device(s, err);
     if (!rc)
@@ -308,7 +292,7 @@ int mt_session_prepare_model(struct mt_session *s, struct mt_config *cfg, size_t
 
 int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, struct mt_err *err)
 {
-    int rc = mt_layout_plane_params(p, s->layout, s->train ? s->optimizer : NULL, s->grad_dtype, err);
+    int rc = mt_layout_plane_params(p, s->layout, s->train ? s->numerics.optimizer : NULL, s->numerics.grad_dtype, err);
     p->on_disk = s->plan.on_disk;
     p->disk = s->disk;
     return rc;

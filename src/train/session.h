@@ -32,14 +32,13 @@ struct mt_session {
     mt_sampler *sampler, *eval_sampler; /* NULL where there is nothing to train or evaluate on */
     uint64_t total_steps;         /* optimizer steps of the whole run */
     uint64_t warmup_steps;
-    size_t rows_per_step, micro_batch, n_micro;
-    enum mt_dtype dtype, grad_dtype;
-    const struct mt_optimizer *optimizer;
+    struct mt_numerics numerics;   /* the configuration's, `auto` replaced by what was decided; as placement: */
+    struct mt_placement placement;
+    size_t n_micro;                /* micro-batches of a step */
 
     mt_device *dev;
     uint64_t resident; /* bytes that the process has in memory before anything planned is allocated; 0: not known */
-    int n_threads;
-    int *cpus;
+    int *cpus;                     /* [placement.threads] or NULL */
     struct mt_engine_params engine_params;
     struct mt_engine_plan plan;
 

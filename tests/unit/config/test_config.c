@@ -188,18 +188,18 @@ static void values_are_read_with_their_units(void **state)
         "[checkpoint]\nevery = 1h30m\ntime_limit = 1d2h3m4s\nshard_size = 2 GB\n"
         "[device]\ncpu_threads = 3\n");
     assert_int_equal(c->train.steps, 10000);
-    assert_int_equal(c->data.seq_len, 4096);
+    assert_int_equal(c->numerics.seq_len, 4096);
     assert_false(c->data.packing);
     assert_int_equal(c->train.batch_size, 8);
     assert_true(c->train.warmup.is_ratio && c->train.warmup.ratio == 0.075);
     assert_true(c->train.learning_rate == 2.5e-5);
-    assert_int_equal(c->train.micro_batch, MT_CFG_AUTO);
-    assert_int_equal(c->memory.device_budget.bytes, UINT64_C(3) << 29);
+    assert_int_equal(c->numerics.micro_batch, MT_AUTO);
+    assert_int_equal(c->placement.device_budget.bytes, UINT64_C(3) << 29);
     assert_true(c->checkpoint.every.is_time && c->checkpoint.every.seconds == 5400);
     assert_true(c->checkpoint.time_limit == 86400 + 7200 + 180 + 4);
     assert_int_equal(c->checkpoint.shard_size, 2000000000);
-    assert_int_equal(c->device.cpu_threads, 3);
-    assert_int_equal(c->model.dtype, MT_CFG_F32);
+    assert_int_equal(c->placement.threads, 3);
+    assert_int_equal(c->numerics.dtype, MT_F32);
     assert_int_equal(c->model.freeze.n, 2);
     assert_string_equal(c->model.freeze.items[1], "lm_head.*");
     assert_int_equal(c->data.train.n, 1);
@@ -260,7 +260,7 @@ static void sets_win_over_the_file(void **state)
     assert_non_null(strstr(text.p, "run.ini:7"));
     assert_non_null(strstr(text.p, "seq_len = 4096 ; default"));
     assert_int_equal(mt_config_override(c, "train.micro_batch", "2", "decided", &err), 0);
-    assert_int_equal(c->train.micro_batch, 2);
+    assert_int_equal(c->numerics.micro_batch, 2);
     assert_int_equal(mt_config_override(c, "train.nothing", "2", "decided", &err), -EINVAL);
     assert_int_equal(mt_config_override(c, "train.micro_batch", "x", "decided", &err), -EINVAL);
     mt_str_finish(&text);

@@ -50,8 +50,8 @@ static int tear_down(void **state)
 struct placing {
     enum mt_dtype dtype;
     bool tied;
-    enum mt_cfg_states states;
-    enum mt_cfg_activations act;
+    enum mt_states states;
+    enum mt_activations act;
     uint64_t host_bytes;
     size_t device_bytes; /* 0: the least that works */
     enum mt_io_kind io;
@@ -119,7 +119,7 @@ static void make_planes(struct trainer *t, const struct placing *p)
     struct mt_err err = {0};
     const char *dirs[] = {root};
     struct mt_plane_set_params pp;
-    assert_int_equal(mt_layout_plane_params(&pp, t->layout, t->ep.optimizer, p->dtype, NULL), 0);
+    assert_int_equal(mt_layout_plane_params(&pp, t->layout, t->ep.numerics.optimizer, p->dtype, NULL), 0);
     pp.on_disk = t->plan.on_disk;
     pp.window_bytes = 8192;
     if (t->plan.uses_disk) {
@@ -162,12 +162,12 @@ static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
     *t = (struct trainer){0};
     make_layout(t, p->tied);
     t->ep = (struct mt_engine_params){
-        .layout = t->layout, .dtype = p->dtype, .grad_dtype = p->dtype,
-        .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .logits_chunk = 64,
-        .train = true, .slots = 2, .activations = p->act, .poison = true,
-        .optimizer = &mt_adamw, .optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .grad_clip = 0.5, .adam_threads = 2, .states = p->states,
+        .layout = t->layout, .numerics.dtype = p->dtype, .numerics.grad_dtype = p->dtype,
+        .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .numerics.logits_chunk = 64,
+        .train = true, .placement.slots = 2, .placement.activations = p->act, .placement.poison = true,
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .numerics.grad_clip = 0.5, .placement.threads = 2, .placement.states = p->states,
         .may_use_disk = p->states != MT_STATES_HOST || p->act == MT_ACT_DISK,
-        .host_bytes = p->host_bytes, .piece_elems = MT_PIECE_ALIGN};
+        .host_bytes = p->host_bytes, .placement.piece_elems = MT_PIECE_ALIGN};
     t->device_bytes = p->device_bytes ? p->device_bytes : least_budget(t);
     if (make_plan(t, t->device_bytes, err))
         fail_msg("%s", err->msg);

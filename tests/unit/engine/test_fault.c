@@ -65,11 +65,11 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
 static int create_engine(struct rig *r, struct mt_err *err)
 {
     struct mt_engine_params p = {
-        .dev = r->dev, .layout = model.layout, .planes = model.planes, .dtype = MT_BF16,
-        .grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
-        .logits_chunk = 64, .train = true, .slots = 2, .activations = MT_ACT_OFFLOAD,
-        .optimizer = &mt_adamw, .optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .grad_clip = 1, .isa = MT_ADAM_SCALAR,
-        .adam_threads = 1};
+        .dev = r->dev, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
+        .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
+        .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ADAM_SCALAR,
+        .placement.threads = 1};
     return mt_engine_create(&r->engine, &p, err);
 }
 

@@ -54,8 +54,8 @@ static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
     struct mt_plan_choice c;
     struct mt_err err = {0};
-    r.activations = MT_ACT_RECOMPUTE;
-    r.keep_layers = 0;
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    r.placement.keep_layers = 0;
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     expect_near("parameters", (double)l->n_params, 70.55e9, 0.001);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama70b, 262144, 4096, LAYERS), 0.02);
@@ -73,7 +73,7 @@ static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
     /* gradients leave once, in bf16; boundaries at most once each */
     assert_true(c.sim.bytes[MT_SIM_D2H] >= 2 * all_elems(&llama70b));
     assert_true(c.sim.bytes[MT_SIM_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
-    assert_true(c.engine.device_bytes <= r.device_budget && c.host_bytes <= r.host_budget);
+    assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
     mt_layout_destroy(&l);
 }
@@ -92,10 +92,10 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     struct mt_plan_request r = make_request(l, &m, 4096, 2);
     struct mt_plan_choice c;
     struct mt_err err = {0};
-    r.states = MT_STATES_DISK;
-    r.activations = MT_ACT_RECOMPUTE;
-    r.keep_layers = 0;
-    r.micro_batch = 1;
+    r.placement.states = MT_STATES_DISK;
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    r.placement.keep_layers = 0;
+    r.numerics.micro_batch = 1;
     assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), 0);
     double n_states = 0, n_grads = 0;
     for (size_t u = 0; u < l->n_units; u++) {
@@ -106,7 +106,7 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     }
     expect_near("states on disk", n_states, all_elems(&llama70b), 0.01);
     /* weights and gradients are 282 GB of 247, beside them at most 11 GB of boundaries and 8 of rings */
-    double over = 4 * all_elems(&llama70b) - (double)r.host_budget;
+    double over = 4 * all_elems(&llama70b) - (double)r.placement.host_budget.bytes;
     assert_true(n_grads >= over / 2 && n_grads <= (over + 19e9) / 2);
     assert_int_equal(c.engine.disk_spill_bytes, 0);
     double each_way = 10 * n_states + 2 * n_grads;
@@ -134,7 +134,7 @@ static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
     struct mt_err err = {0};
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     expect_near("parameters", (double)l->n_params, 122.6e9, 0.001);
-    assert_int_equal(c.activations, MT_ACT_RECOMPUTE);
+    assert_int_equal(c.placement.activations, MT_ACT_RECOMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&mistral123b, 262144, 4096, LAYERS), 0.02);
     assert_true(c.n_tier[MT_UNIT_ON_DISK] + c.n_tier[MT_UNIT_STATES_ON_DISK] > 60);
@@ -186,12 +186,12 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     expect_near("parameters", (double)l->n_params, 405.8e9, 0.001);
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     assert_ptr_equal(c.layout, halves);
-    assert_int_equal(c.activations, MT_ACT_RECOMPUTE);
+    assert_int_equal(c.placement.activations, MT_ACT_RECOMPUTE);
     expect_near("slots", (double)c.engine.pool_bytes[MT_POOL_WEIGHTS], 2 * 2 * mlp, 1e-6);
     expect_near("gradients", (double)c.engine.pool_bytes[MT_POOL_GRAD], 4 * mlp, 1e-6);
     assert_int_equal(c.engine.pool_bytes[MT_POOL_CAST], 0);
     assert_int_equal(c.engine.pool_bytes[MT_POOL_WEIGHTS_VOCAB], 0);
-    assert_true(c.engine.device_bytes <= r.device_budget && c.host_bytes <= r.host_budget);
+    assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama405b, 262144, 4096, HALVES), 0.02);
     /* 262,144 tokens: some 18 and 14 B a parameter on four drives cost 260 and 284 s, compute 9,100; gradients
      * that leave where they were made keep the next half waiting for its 10.5 GB at 25 GB/s, 252 times */
@@ -201,7 +201,7 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     /* all of the state but the weights that host memory has room for; boundaries go where they can */
     double state_bytes = (double)(c.disk_bytes - c.engine.disk_spill_bytes);
     assert_true(state_bytes <= 14.01 * all_elems(&llama405b));
-    assert_true(state_bytes >= 14 * all_elems(&llama405b) - (double)r.host_budget);
+    assert_true(state_bytes >= 14 * all_elems(&llama405b) - (double)r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
     mt_layout_destroy(&l);
     mt_layout_destroy(&halves);

@@ -15,7 +15,7 @@
 /* The least simulated step over a grid of placements, each evaluated by itself. */
 static double exhaustive(const struct mt_plan_request *base, size_t *n)
 {
-    static const enum mt_cfg_activations acts[] = {MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_RECOMPUTE};
+    static const enum mt_activations acts[] = {MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_RECOMPUTE};
     static const size_t micro[] = {1, 2, 4, 8};
     double best = INFINITY;
     for (size_t a = 0; a < 3; a++)
@@ -24,10 +24,10 @@ static double exhaustive(const struct mt_plan_request *base, size_t *n)
                 for (int keep = 0; keep <= (acts[a] == MT_ACT_RECOMPUTE ? small.layers : 0); keep++) {
                     struct mt_plan_request r = *base;
                     struct mt_plan_choice c;
-                    r.activations = acts[a];
-                    r.micro_batch = micro[mb];
-                    r.slots = slots;
-                    r.keep_layers = keep;
+                    r.placement.activations = acts[a];
+                    r.numerics.micro_batch = micro[mb];
+                    r.placement.slots = slots;
+                    r.placement.keep_layers = keep;
                     ++*n;
                     if (mt_plan_evaluate(&c, &r, NULL, NULL))
                         continue;
@@ -53,7 +53,7 @@ static void the_choice_is_near_the_best_of_an_exhaustive_grid(void **state)
             m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = links[i];
             m.rate[MT_RATE_H2D_BOTH].value = m.rate[MT_RATE_D2H_BOTH].value = links[i];
             struct mt_plan_request r = make_request(l, &m, 128, 8);
-            r.logits_chunk = 64;
+            r.numerics.logits_chunk = 64;
             double best = exhaustive(&r, &n);
             assert_true(n >= 60);
             int rc = mt_plan_search(&c, &r, &err);
@@ -80,11 +80,11 @@ static void the_printed_values_give_the_same_step_again(void **state)
     struct mt_plan_choice c, again;
     struct mt_err err = {0};
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
-    r.micro_batch = c.micro_batch;
-    r.logits_chunk = c.logits_chunk;
-    r.slots = c.slots;
-    r.keep_layers = c.keep_layers;
-    r.activations = c.activations;
+    r.numerics.micro_batch = c.numerics.micro_batch;
+    r.numerics.logits_chunk = c.numerics.logits_chunk;
+    r.placement.slots = c.placement.slots;
+    r.placement.keep_layers = c.placement.keep_layers;
+    r.placement.activations = c.placement.activations;
     assert_int_equal(mt_plan_search(&again, &r, &err), 0);
     assert_int_equal(again.n_tried, 1);
     assert_true(again.sim.seconds == c.sim.seconds);
@@ -149,12 +149,12 @@ static void layers_are_cut_where_that_is_faster(void **state)
         only += isinf(whole);
         faster += isfinite(whole) && c.layout == halves;
         not_worth += c.layout == l && half < whole;
-        all_kept += c.layout == l && c.activations == MT_ACT_KEEP;
+        all_kept += c.layout == l && c.placement.activations == MT_ACT_KEEP;
         assert_true(c.sim.seconds == (c.layout == halves ? half : whole));
         if (c.layout == halves)
             assert_true(isinf(whole) ? c.whole_seconds == 0 : c.whole_seconds == whole && half < whole / 1.05);
         else
-            assert_true(c.activations == MT_ACT_KEEP || c.keep_layers == small.layers || half >= whole / 1.06);
+            assert_true(c.placement.activations == MT_ACT_KEEP || c.placement.keep_layers == small.layers || half >= whole / 1.06);
         mt_plan_choice_finish(&c);
     }
     assert_true(only && faster && not_worth && all_kept);
@@ -171,8 +171,8 @@ static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
     struct mt_plan_choice c;
     struct mt_plan_change change[3];
     struct mt_err err = {0};
-    r.micro_batch = 8;
-    r.activations = MT_ACT_KEEP;
+    r.numerics.micro_batch = 8;
+    r.placement.activations = MT_ACT_KEEP;
     assert_int_equal(mt_plan_search(&c, &r, &err), -ENOSPC);
     assert_non_null(strstr(err.msg, "is short"));
     size_t n = mt_plan_changes(change, 3, &r);
@@ -186,13 +186,13 @@ static void what_is_short_is_said_and_each_change_makes_it_fit(void **state)
     for (size_t i = 0; i < n; i++) {
         struct mt_plan_request t = r;
         if (sscanf(change[i].what, "train.micro_batch = %zu", &mb) == 1)
-            t.micro_batch = mb;
+            t.numerics.micro_batch = mb;
         else if (!strcmp(change[i].what, "memory.activations = recompute"))
-            t.activations = MT_ACT_RECOMPUTE;
+            t.placement.activations = MT_ACT_RECOMPUTE;
         else if (sscanf(change[i].what, "device memory of %lf MiB", &gib) == 1)
-            t.device_budget = (uint64_t)(gib * 1.001 * 1048576);
+            t.placement.device_budget.bytes = (uint64_t)(gib * 1.001 * 1048576);
         else if (sscanf(change[i].what, "device memory of %lf GiB", &gib) == 1)
-            t.device_budget = (uint64_t)(gib * 1.001 * 1073741824);
+            t.placement.device_budget.bytes = (uint64_t)(gib * 1.001 * 1073741824);
         else
             continue;
         assert_int_equal(mt_plan_search(&c, &t, &err), 0);
@@ -214,13 +214,13 @@ static void states_leave_the_host_in_reverse_order_of_need(void **state)
     for (uint64_t part = 1; part <= 8; part++) {
         struct mt_plan_request r = make_request(l, &m, 128, 8);
         struct mt_plan_choice c;
-        r.micro_batch = 2;
-        r.activations = MT_ACT_RECOMPUTE;
+        r.numerics.micro_batch = 2;
+        r.placement.activations = MT_ACT_RECOMPUTE;
         struct mt_plan_process process = {.layout = l, .threads = 16, .tokens_per_step = 8 * 128};
-        r.host_budget = mt_plan_process_bytes(&process) + mt_plan_drive_bytes(l) + all / 2 + all * part / 8;
+        r.placement.host_budget.bytes = mt_plan_process_bytes(&process) + mt_plan_drive_bytes(l) + all / 2 + all * part / 8;
         if (mt_plan_search(&c, &r, &err))
             continue;
-        assert_true(c.host_bytes <= r.host_budget);
+        assert_true(c.host_bytes <= r.placement.host_budget.bytes);
         assert_true(c.n_tier[MT_UNIT_ON_HOST] >= before); /* more memory, more units at home */
         before = c.n_tier[MT_UNIT_ON_HOST];
         for (size_t u = 1; u < l->n_units; u++) /* the first units of forward are the first to stay */

@@ -171,10 +171,10 @@ static void a_step_takes_at_least_what_each_resource_takes(void **state)
             struct mt_plan_choice c;
             struct mt_sim_graph g;
             struct mt_err err = {0};
-            r.states = slots == 5 ? MT_STATES_HOST : MT_STATES_DISK;
-            r.activations = (enum mt_cfg_activations)act;
-            r.slots = slots;
-            r.micro_batch = 4; /* 6 rows: the second micro-batch is smaller */
+            r.placement.states = slots == 5 ? MT_STATES_HOST : MT_STATES_DISK;
+            r.placement.activations = (enum mt_activations)act;
+            r.placement.slots = slots;
+            r.numerics.micro_batch = 4; /* 6 rows: the second micro-batch is smaller */
             assert_int_equal(mt_plan_evaluate(&c, &r, &g, &err), 0);
             assert_int_equal(c.n_micro, 2);
             double most = 0;
