@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -59,30 +60,13 @@ static bool is_empty(const char *dir)
     return empty;
 }
 
-/* A run that starts over: what an earlier one saved must not pass for its own, now or on resume. */
-static int remove_checkpoints(const char *dir, struct mt_err *err)
-{
-    DIR *d = opendir(dir);
-    int rc = 0;
-    for (struct dirent *e; d && !rc && (e = readdir(d));) {
-        char path[4400];
-        if (strncmp(e->d_name, "checkpoint-", 11))
-            continue;
-        snprintf(path, sizeof(path), "%.4000s/%.300s", dir, e->d_name);
-        mt_warn("--force: removing %s", path);
-        rc = mt_remove_tree(path, err);
-    }
-    if (d)
-        closedir(d);
-    return rc;
-}
-
 struct run {
     struct cli *cli;
     const struct cli_args *args;
     struct mt_config *cfg;
     struct mt_session session;
     struct mt_train_state state;
+    struct mt_history history;
     char *resume; /* checkpoint to go on from, or NULL */
     int lock;
 };
@@ -101,8 +85,10 @@ static int open_output(struct run *r, struct mt_err *err)
         r->resume = rc ? NULL : strdup(resume);
         return rc;
     }
-    if (resume)
-        return mt_checkpoint_find_newest(dir, &r->resume, err);
+    if (resume) {
+        mt_history_adopt(NULL, dir);
+        return mt_checkpoint_find_newest(dir, cli_arg(r->args, "force") != NULL, &r->resume, err);
+    }
     if (!is_empty(dir) && !cli_arg(r->args, "force"))
         return mt_fail(err, MT_ERR_USAGE, -ENOTEMPTY,
                        "%s is not empty: go on with --resume, start over with --force, or choose "
@@ -130,6 +116,34 @@ static int read_resume(struct run *r, struct mt_err *err)
 {
     int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
     return rc ? rc : mt_ini_parse(r->state.config, strlen(r->state.config), r->resume, keep_numerics, r, err);
+}
+
+static bool same_folder(const char *a, const char *b)
+{
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* Whose checkpoints this run will write, and what of the output folder is its own already. */
+static int begin_history(struct run *r, struct mt_err *err)
+{
+    const char *dir = r->cfg->checkpoint.dir;
+    struct mt_train_state *st = &r->state;
+    struct mt_history *h = &r->history;
+    char path[4200];
+    *h = (struct mt_history){.lineage = &st->lineage};
+    if (!r->resume) {
+        /* What an earlier run saved must not pass for this one's, now or on resume. */
+        bool force = cli_arg(r->args, "force") != NULL;
+        int rc = mt_lineage_begin(&st->lineage, err);
+        h->removes = force && !cli_arg(r->args, "resume");
+        return rc || !force ? rc : mt_history_set_all_aside(h, NULL, dir, err);
+    }
+    snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)st->step);
+    h->has = h->full = same_folder(path, r->resume);
+    h->step = st->step;
+    memcpy(h->sum, st->sum, sizeof(h->sum));
+    return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
 static int check_resume(struct run *r, struct mt_err *err)
@@ -246,6 +260,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                         r->cfg->log.progress != MT_PROGRESS_OFF};
     struct mt_train_params p = {.session = &r->session,
                                 .state = &r->state,
+                                .history = &r->history,
                                 .control = &control,
                                 .dir = r->cfg->checkpoint.dir,
                                 .trace = cli_arg(r->args, "trace"),
@@ -304,8 +319,8 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = check_resume(&r, &err);
     if (!rc && !r.resume)
         r.state.data_hash = mt_dataset_hash(r.session.data);
-    if (!rc && !dry && !r.resume && cli_arg(args, "force"))
-        rc = remove_checkpoints(r.cfg->checkpoint.dir, &err);
+    if (!rc && !dry)
+        rc = begin_history(&r, &err);
     if (!rc && !dry) {
         catch_signals();
         if (r.resume && !cli->quiet)

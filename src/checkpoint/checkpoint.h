@@ -2,6 +2,7 @@
 #ifndef MT_CHECKPOINT_CHECKPOINT_H
 #define MT_CHECKPOINT_CHECKPOINT_H
 
+#include "checkpoint/history.h"
 #include "checkpoint/state.h"
 #include "checkpoint/vfs.h"
 #include "model/layout.h"
@@ -10,8 +11,9 @@
 /**
  * A checkpoint, DIR/checkpoint-<step>/, is a complete Hugging Face folder in bf16 plus megatrain/: a
  * state-*.safetensors a unit with <name>.master in F32 and the optimizer's states (.exp_avg and .exp_avg_sq), and
- * state.json with the size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed, and the parent
- * synced: either all of it is there or none.
+ * state.json with the size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed,
+ * and the parent synced: either all of it is there or none. With weights alone, megatrain/ has the list of files and
+ * sums.
  */
 struct mt_checkpoint_save {
     const struct mt_vfs *vfs; /* NULL: the real one */
@@ -20,26 +22,26 @@ struct mt_checkpoint_save {
     const struct mt_layout *layout;
     mt_plane_set *planes;     /* on the disk or not: read a window at a time */
     const struct mt_train_state *state;
+    struct mt_history *history; /* updated; NULL: nothing is known of what is in the folder */
     bool full;                /* with training state */
     uint64_t shard_bytes;
 };
+/** Writes nothing where the folder holds this process's own bytes of that step; else what has its name is set aside. */
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
 /** Bytes a checkpoint takes; desc: the rows of the planes that are saved. */
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full);
 
-struct mt_prune_policy {
-    uint64_t keep, keep_every; /* newest; multiples of */
-    bool keep_best;
-    uint64_t best_step;
-};
-/** Removes older checkpoints of DIR and left-over temporary ones. */
-int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
-                        struct mt_err *err);
-
-/** The newest full checkpoint of DIR that verifies; *path is the caller's, NULL where there is none. */
-int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err);
+/**
+ * The newest checkpoint of DIR that can be resumed and verifies; *path is the caller's, NULL where the folder has no
+ * checkpoint at all. One that another of the folder went on past from an earlier step comes after that one. -EBADMSG
+ * (MT_ERR_CHECKPOINT) where there are some and none will do; the error of reading one, which says nothing of its bytes.
+ * `pass`: passes over both, and then *path may be NULL.
+ */
+int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err);
 /** Every file's size and sum; a bad byte is told by file and tensor. MT_ERR_CHECKPOINT. */
 int mt_checkpoint_verify(const char *path, struct mt_err *err);
+/** Whether every file that it lists is there in its size; their bytes are not read. */
+bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
 /** Fills the planes with exactly what was saved. */
 int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,

@@ -17,54 +17,13 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "model/ranges.h"
 
 static int damaged(struct mt_err *err, const char *path, const char *what)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
-}
-
-/* The seal itself must be whole; then it says what state.json must be. */
-static int read_seal(const char *path, char want[MT_SUM_TEXT], struct mt_err *err)
-{
-    char *text = NULL, *whole = NULL;
-    size_t len = 0;
-    unsigned long long sum = 0;
-    int rc = mt_read_file(path, &text, &len, err);
-    if (rc) {
-        if (err)
-            err->kind = MT_ERR_CHECKPOINT;
-        return rc;
-    }
-    bool ok = sscanf(text, "{ \"state.json\": \"%16llx", &sum) == 1 && (whole = mt_seal_text(sum)) &&
-              len == strlen(whole) && !memcmp(text, whole, len);
-    free(text);
-    free(whole);
-    if (!ok)
-        return damaged(err, path, "it is not what was written");
-    mt_sum_format(want, sum);
-    return 0;
-}
-
-/* state.json, after its own sum. */
-static int read_sealed(const char *dir, cJSON **out, struct mt_err *err)
-{
-    char path[4096], seal[4096], want[MT_SUM_TEXT], have[MT_SUM_TEXT];
-    uint64_t sum, size;
-    snprintf(path, sizeof(path), "%.4000s/megatrain/state.json", dir);
-    snprintf(seal, sizeof(seal), "%.4000s/megatrain/seal.json", dir);
-    if (!mt_path_exists(path))
-        return damaged(err, dir, "holds no training state (megatrain/state.json)");
-    int rc = read_seal(seal, want, err);
-    if (!rc)
-        rc = mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
-    if (rc)
-        return rc;
-    mt_sum_format(have, sum);
-    if (strcmp(have, want))
-        return damaged(err, path, "its checksum is not the one that was sealed");
-    return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
 }
 
 /* Names of a damaged file's tensors whose sums are not those that were written: "a, b and 3 more". */
@@ -135,38 +94,178 @@ static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
 static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
 {
     int rc = 0;
-    if (!cJSON_IsObject(files) || !files->child)
-        return damaged(err, dir, "its state.json lists no files");
     for (const cJSON *f = files->child; f && !rc; f = f->next)
         rc = verify_file(dir, f, err);
     return rc;
 }
 
+/* Names that every checkpoint has: one that its list leaves out would not be missed. */
+static int check_list(const char *dir, const cJSON *files, bool full, struct mt_err *err)
+{
+    char name[64];
+    size_t n = 0, states = 0;
+    for (const cJSON *f = files ? files->child : NULL; f; f = f->next)
+        states += !strncmp(f->string, "megatrain/state-", 16);
+    for (; full && n < states; n++) {
+        snprintf(name, sizeof(name), "megatrain/state-%05zu.safetensors", n);
+        if (!mt_json_get(files, name))
+            break;
+    }
+    bool weights = mt_json_get(files, "model.safetensors") || mt_json_get(files, "model.safetensors.index.json");
+    if (!weights || !mt_json_get(files, "config.json") || (full && (!states || n != states)))
+        return damaged(err, dir, "its list of files is not complete");
+    return 0;
+}
+
+static int verify_list(const char *dir, const cJSON *sealed, bool full, struct mt_err *err)
+{
+    const cJSON *files = mt_json_get(sealed, "files");
+    int rc = cJSON_IsObject(files) && files->child ? 0 : damaged(err, dir, "its state.json lists no files");
+    return rc ? rc : check_list(dir, files, full, err);
+}
+
 int mt_checkpoint_verify(const char *dir, struct mt_err *err)
 {
-    cJSON *state = NULL;
-    int rc = read_sealed(dir, &state, err);
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT];
+    bool full;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
     if (!rc)
-        rc = verify_files(dir, mt_json_get(state, "files"), err);
-    cJSON_Delete(state);
+        rc = verify_list(dir, sealed, full, err);
+    if (!rc)
+        rc = verify_files(dir, mt_json_get(sealed, "files"), err);
+    if (!rc && full) {
+        struct mt_train_state st;
+        rc = mt_train_state_from_json(&st, sealed, dir, err);
+        if (!rc)
+            mt_train_state_finish(&st);
+    }
+    cJSON_Delete(sealed);
     return rc;
 }
 
-int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err)
+bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT], path[4096];
+    bool full;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, err);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, err);
+    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
+    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+        const cJSON *size = mt_json_get(f, "size");
+        struct stat st;
+        snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
+        if (stat(path, &st) || !cJSON_IsNumber(size) || (double)st.st_size != size->valuedouble)
+            rc = damaged(err, path, "is missing or has another size than was written");
+    }
+    cJSON_Delete(sealed);
+    return !rc;
+}
+
+/* --- the newest ----------------------------------------------------------------------------------- */
+
+struct candidate {
+    char path[4096];
+    struct mt_checkpoint_id id;
+    bool known;    /* id is read */
+    bool given_up; /* another of the folder went on from before it */
+};
+
+/* Bytes that are wrong, against a file that cannot be read now. */
+static bool is_damage(int rc)
+{
+    return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -EISDIR || rc == -EINVAL;
+}
+
+static int no_good(const char *dir, bool weights, struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
+                   "%s has checkpoints and none can be resumed (%s): name another folder with --resume=DIR, or start "
+                   "anew with --force, which sets them aside",
+                   dir, weights ? "there are weights alone: they can be model.path" : "see the warnings above");
+}
+
+/* What is newest comes first; what was given up comes last. */
+static int compare_candidates(const void *a, const void *b)
+{
+    const struct candidate *x = *(struct candidate *const *)a, *y = *(struct candidate *const *)b;
+    if (x->given_up != y->given_up)
+        return x->given_up ? 1 : -1;
+    return (x->id.step < y->id.step) - (x->id.step > y->id.step);
+}
+
+static int identify(struct candidate *c, const char *dir, uint64_t step, bool pass, bool *weights, struct mt_err *err)
+{
+    struct mt_err why = {0};
+    snprintf(c->path, sizeof(c->path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)step);
+    int rc = mt_checkpoint_identify(c->path, &c->id, &why);
+    if (!rc && c->id.step != step) {
+        mt_warn("passing over %s: it is of step %llu", c->path, (unsigned long long)c->id.step);
+    } else if (!rc && !c->id.full) {
+        *weights = true;
+    } else if (!rc) {
+        c->known = true;
+    } else if (pass || is_damage(rc)) {
+        mt_warn("passing over %s: %s", c->path, why.msg);
+        rc = 0;
+    } else if (err) {
+        *err = why;
+    }
+    c->id.step = step;
+    return rc;
+}
+
+/* *path: the first that verifies. */
+static int first_good(struct candidate **list, size_t n, bool pass, char **path, struct mt_err *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct mt_err why = {0};
+        int rc = list[i]->known ? mt_checkpoint_verify(list[i]->path, &why) : -EBADMSG;
+        if (!rc) {
+            *path = strdup(list[i]->path);
+            return *path ? 0 : mt_fail_nomem(err, list[i]->path, strlen(list[i]->path));
+        }
+        if (!pass && !is_damage(rc))
+            return mt_fail(err, MT_ERR_CHECKPOINT, rc,
+                           "%s cannot be read (%s), which says nothing about its bytes: try again, name another with "
+                           "--resume=DIR, or pass over it with --force",
+                           list[i]->path, why.msg);
+        if (list[i]->known)
+            mt_warn("passing over %s: %s", list[i]->path, why.msg);
+    }
+    return 0;
+}
+
+int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err)
 {
     uint64_t *steps;
     size_t n;
+    bool weights = false;
     *path = NULL;
     int rc = mt_checkpoint_list(dir, &steps, &n, err);
-    for (size_t i = 0; i < n && !rc && !*path; i++) {
-        char p[4096];
-        struct mt_err why = {0};
-        snprintf(p, sizeof(p), "%.4000s/checkpoint-%llu", dir, (unsigned long long)steps[i]);
-        if (mt_checkpoint_verify(p, &why))
-            mt_warn("passing over %s: %s", p, why.msg);
-        else if (!(*path = strdup(p)))
-            rc = mt_fail_nomem(err, p, strlen(p));
+    if (rc || !n)
+        return rc;
+    struct candidate *c = mt_calloc(n, sizeof(*c)), **order = mt_calloc(n, sizeof(*order));
+    rc = c && order ? 0 : mt_fail_nomem(err, dir, n * sizeof(*c));
+    for (size_t i = 0; i < n && !rc; i++) {
+        order[i] = &c[i];
+        rc = identify(&c[i], dir, steps[i], pass, &weights, err);
     }
+    for (size_t i = 0; i < n && !rc; i++)
+        for (size_t k = 0; k < n && c[i].known; k++)
+            c[i].given_up |= c[k].known && mt_lineage_gave_up(&c[k].id.lineage, c[i].id.lineage.run, c[i].id.step);
+    if (!rc) {
+        qsort(order, n, sizeof(*order), compare_candidates);
+        rc = first_good(order, n, pass, path, err);
+    }
+    if (!rc && !*path && !pass)
+        rc = no_good(dir, weights, err);
+    for (size_t i = 0; i < n && c; i++)
+        mt_checkpoint_id_finish(&c[i].id);
+    free(c);
+    free(order);
     free(steps);
     return rc;
 }
@@ -174,9 +273,16 @@ int mt_checkpoint_find_newest(const char *dir, char **path, struct mt_err *err)
 int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)
 {
     cJSON *state = NULL;
-    int rc = read_sealed(dir, &state, err);
+    char sum[MT_SUM_TEXT];
+    bool full;
+    int rc = mt_seal_read(dir, &state, sum, &full, err);
+    if (!rc && !full)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
+                     "%s holds weights alone and no training state: it cannot be resumed, but it can be model.path", dir);
     if (!rc)
         rc = mt_train_state_from_json(out, state, dir, err);
+    if (!rc)
+        memcpy(out->sum, sum, sizeof(sum));
     cJSON_Delete(state);
     return rc;
 }

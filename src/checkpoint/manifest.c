@@ -16,12 +16,12 @@ void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum)
     snprintf(text, MT_SUM_TEXT, "%016llx", (unsigned long long)sum);
 }
 
-char *mt_seal_text(uint64_t state_sum)
+char *mt_seal_text(const char *name, uint64_t sealed)
 {
     char *text = NULL, sum[MT_SUM_TEXT], own[MT_SUM_TEXT];
-    mt_sum_format(sum, state_sum);
-    mt_sum_format(own, XXH3_64bits(sum, MT_SUM_TEXT - 1)); /* tells a bad seal from a bad state.json */
-    if (asprintf(&text, "{\n\t\"state.json\":\t\"%s\",\n\t\"seal.json\":\t\"%s\"\n}\n", sum, own) < 0)
+    mt_sum_format(sum, sealed);
+    mt_sum_format(own, XXH3_64bits(sum, MT_SUM_TEXT - 1)); /* tells a bad seal from a bad sealed file */
+    if (asprintf(&text, "{\n\t\"%s\":\t\"%s\",\n\t\"seal.json\":\t\"%s\"\n}\n", name, sum, own) < 0)
         return NULL;
     return text;
 }
@@ -68,27 +68,53 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
+bool mt_checkpoint_parse_name(const char *name, const char *suffix, uint64_t *step)
+{
+    static const char head[] = "checkpoint-";
+    const char *p = name + sizeof(head) - 1;
+    if (strncmp(name, head, sizeof(head) - 1))
+        return false;
+    size_t digits = strspn(p, "0123456789");
+    if (!digits || (digits > 1 && *p == '0') || strcmp(p + digits, suffix))
+        return false;
+    errno = 0;
+    *step = strtoull(p, NULL, 10);
+    return !errno;
+}
+
 int mt_checkpoint_list(const char *dir, uint64_t **steps, size_t *n, struct mt_err *err)
 {
     DIR *d = opendir(dir);
     size_t cap = 0;
+    int rc = 0;
     *steps = NULL;
     *n = 0;
     if (!d)
         return errno == ENOENT ? 0
                                : mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir,
                                          strerror(errno));
-    for (struct dirent *e; (e = readdir(d));) {
-        char *end;
-        if (strncmp(e->d_name, "checkpoint-", 11) || e->d_name[11] < '0' || e->d_name[11] > '9')
+    while (!rc) {
+        uint64_t step;
+        errno = 0;
+        const struct dirent *e = readdir(d);
+        if (!e && errno)
+            rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot list %s: %s", dir, strerror(errno));
+        if (!e)
+            break;
+        if (!mt_checkpoint_parse_name(e->d_name, "", &step))
             continue;
-        uint64_t step = strtoull(e->d_name + 11, &end, 10);
-        if (*end || !mt_grow(steps, &cap, *n + 1, sizeof(uint64_t)))
-            continue;
-        (*steps)[(*n)++] = step;
+        if (mt_grow(steps, &cap, *n + 1, sizeof(uint64_t)))
+            (*steps)[(*n)++] = step;
+        else
+            rc = mt_fail_nomem(err, dir, (*n + 1) * sizeof(uint64_t));
     }
     closedir(d);
-    if (*n)
+    if (rc) {
+        free(*steps);
+        *steps = NULL;
+        *n = 0;
+    } else if (*n) {
         qsort(*steps, *n, sizeof(uint64_t), newest_first);
-    return 0;
+    }
+    return rc;
 }

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 #include "base/dtype.h"
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
@@ -21,6 +21,7 @@ struct saver {
     const char *prefix; /* of the names in the file list */
     const struct mt_st_decl *decls; /* of what is being written */
     cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
+    char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
 
 /* What is saved of a tensor besides its bf16 weights: the master, and the kinds of planes that are states. */
@@ -193,19 +194,42 @@ static int write_json(struct saver *v, const char *name, cJSON *json, struct mt_
     return rc;
 }
 
+/* What is known of a checkpoint without training state. */
+static cJSON *manifest_json(const struct mt_train_state *s)
+{
+    cJSON *o = cJSON_CreateObject();
+    char step[32];
+    snprintf(step, sizeof(step), "%llu", (unsigned long long)s->step);
+    cJSON_AddNumberToObject(o, "version", 1);
+    cJSON_AddStringToObject(o, "step", step);
+    mt_lineage_to_json(&s->lineage, o);
+    return o;
+}
+
+/* The list of files, and the seal over it. */
 static int write_seal(struct saver *v, struct mt_err *err)
 {
-    cJSON *o = mt_train_state_to_json(v->s->state);
+    const char *name = v->s->full ? MT_STATE_NAME : MT_MANIFEST_NAME;
+    cJSON *o = v->s->full ? mt_train_state_to_json(v->s->state) : manifest_json(v->s->state);
+    char path[64];
     struct mt_out_file f;
     cJSON_AddItemToObject(o, "files", cJSON_Duplicate(v->files, 1));
-    int rc = write_json(v, "megatrain/state.json", o, &f, err);
+    snprintf(path, sizeof(path), "megatrain/%s", name);
+    int rc = write_json(v, path, o, &f, err);
     if (rc)
         return rc;
-    char *text = mt_seal_text(f.sum);
+    mt_sum_format(v->sum, f.sum);
+    char *text = mt_seal_text(name, f.sum);
     rc = text ? write_text(v, "megatrain/seal.json", text, &f, err)
               : mt_fail_nomem(err, "a checkpoint's seal", 64);
     free(text);
     return rc;
+}
+
+static int sync_dir(const struct saver *v, const char *dir, struct mt_err *err)
+{
+    int rc = v->vfs->sync_dir(v->vfs->ctx, dir);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot sync %s: %s", dir, strerror(-rc)) : 0;
 }
 
 static int write_all(struct saver *v, struct mt_err *err)
@@ -219,18 +243,19 @@ static int write_all(struct saver *v, struct mt_err *err)
     if (!rc)
         rc = file_done(v, "trainer_state.json", &f, err);
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
-    if (!rc && v->s->full) {
-        rc = v->vfs->make_dir(v->vfs->ctx, dir);
-        if (rc)
-            return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc));
+    if (rc)
+        return rc;
+    rc = v->vfs->make_dir(v->vfs->ctx, dir);
+    if (rc)
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc));
+    if (v->s->full)
         rc = write_state(v, err);
-        if (!rc)
-            rc = write_seal(v, err);
-        if (!rc)
-            rc = v->vfs->sync_dir(v->vfs->ctx, dir);
-    }
     if (!rc)
-        rc = v->vfs->sync_dir(v->vfs->ctx, v->tmp);
+        rc = write_seal(v, err);
+    if (!rc)
+        rc = sync_dir(v, dir, err);
+    if (!rc)
+        rc = sync_dir(v, v->tmp, err);
     return rc;
 }
 
@@ -246,18 +271,64 @@ static int check_space(const struct mt_checkpoint_save *s, struct mt_err *err)
     return rc;
 }
 
+/* The .tmp gets its name; what has it is set aside. */
+static int put_in_place(struct saver *v, const char *final, struct mt_err *err)
+{
+    const struct mt_checkpoint_save *s = v->s;
+    char aside[4096] = "";
+    int rc = 0;
+    bool weaker = s->history && mt_history_holds(s->history, s->dir, s->state->step, false); /* own weights alone */
+    if (mt_path_exists(final))
+        rc = mt_history_set_aside(s->history, v->vfs, s->dir, s->state->step, aside, err);
+    if (rc)
+        return rc;
+    rc = v->vfs->rename(v->vfs->ctx, v->tmp, final);
+    if (rc) {
+        mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", v->tmp, final, strerror(-rc));
+        if (aside[0])
+            v->vfs->rename(v->vfs->ctx, aside, final);
+        return rc;
+    }
+    if (weaker)
+        v->vfs->remove_tree(v->vfs->ctx, aside);
+    else if (aside[0])
+        mt_warn("%s was there and is not of this run: it is now %s", final, aside);
+    return 0;
+}
+
+/* Whatever fails from here on, the checkpoint is there. */
+static int make_known(struct saver *v, const char *name, struct mt_err *err)
+{
+    const struct mt_checkpoint_save *s = v->s;
+    char latest[4096];
+    struct mt_err why;
+    if (s->history) {
+        s->history->has = true;
+        s->history->full = s->full;
+        s->history->step = s->state->step;
+        memcpy(s->history->sum, v->sum, sizeof(v->sum));
+    }
+    snprintf(latest, sizeof(latest), "%.4080s/latest", s->dir);
+    int rc = v->vfs->link(v->vfs->ctx, name, latest); /* a convenience: not needed to resume */
+    if (rc)
+        mt_warn("%s does not lead to %s: %s", latest, name, strerror(-rc));
+    rc = sync_dir(v, s->dir, err);
+    if (!rc && s->history && mt_history_settle(s->history, v->vfs, s->dir, &why))
+        mt_warn("checkpoints of another history stay: %s", why.msg);
+    return rc;
+}
+
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
     struct saver v = {.s = s, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
-    char final[4096], name[64], latest[4096];
+    char final[4096], name[64];
     void *ctx = v.vfs->ctx;
     snprintf(name, sizeof(name), "checkpoint-%llu", (unsigned long long)s->state->step);
     if (snprintf(final, sizeof(final), "%s/%s", s->dir, name) >= 4000)
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", s->dir);
     snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
-    snprintf(latest, sizeof(latest), "%.4080s/latest", s->dir);
-    if (mt_is_dir(final) && (!s->full || !mt_checkpoint_verify(final, NULL)))
-        return 0;
+    if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
+        return sync_dir(&v, s->dir, err); /* it may have failed when it was written */
     int rc = check_space(s, err);
     if (rc)
         return rc;
@@ -268,74 +339,13 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", v.tmp, strerror(-rc));
     if (!rc)
         rc = write_all(&v, err);
+    if (!rc)
+        rc = put_in_place(&v, final, err);
     cJSON_Delete(v.files);
     cJSON_Delete(v.tensors);
     if (rc) {
         v.vfs->remove_tree(ctx, v.tmp);
         return rc;
     }
-    if (mt_path_exists(final)) /* one that does not verify */
-        v.vfs->remove_tree(ctx, final);
-    rc = v.vfs->rename(ctx, v.tmp, final);
-    if (!rc)
-        rc = v.vfs->sync_dir(ctx, s->dir);
-    if (rc)
-        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot complete %s: %s", final, strerror(-rc));
-    v.vfs->link(ctx, name, latest); /* a convenience: not needed to resume */
-    return 0;
-}
-
-static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)
-{
-    return newer < p->keep || (p->keep_every && step % p->keep_every == 0) ||
-           (p->keep_best && step == p->best_step);
-}
-
-/* What a killed save or prune left. */
-static int remove_leftovers(const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
-{
-    DIR *d = opendir(dir);
-    char path[4400];
-    int rc = 0;
-    for (struct dirent *e; d && !rc && (e = readdir(d));) {
-        size_t n = strlen(e->d_name);
-        if (strncmp(e->d_name, "checkpoint-", 11) || n < 4 || strcmp(e->d_name + n - 4, ".tmp"))
-            continue;
-        snprintf(path, sizeof(path), "%.4000s/%s", dir, e->d_name);
-        rc = vfs->remove_tree(vfs->ctx, path);
-        if (rc)
-            mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc));
-    }
-    if (d)
-        closedir(d);
-    return rc;
-}
-
-/* Under another name first: a kill half-way leaves no folder that looks like a checkpoint and is none. */
-static int remove_checkpoint(const struct mt_vfs *vfs, const char *dir, uint64_t step, struct mt_err *err)
-{
-    char path[4096], tmp[4120];
-    snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)step);
-    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
-    int rc = vfs->rename(vfs->ctx, path, tmp);
-    if (!rc)
-        rc = vfs->remove_tree(vfs->ctx, tmp);
-    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot remove %s: %s", path, strerror(-rc)) : 0;
-}
-
-int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct mt_prune_policy *p,
-                        struct mt_err *err)
-{
-    uint64_t *steps;
-    size_t n;
-    if (!vfs)
-        vfs = &mt_vfs_posix;
-    int rc = mt_checkpoint_list(dir, &steps, &n, err);
-    if (!rc)
-        rc = remove_leftovers(vfs, dir, err);
-    for (size_t i = 0; i < n && !rc; i++)
-        if (!keeps(p, steps[i], i))
-            rc = remove_checkpoint(vfs, dir, steps[i], err);
-    free(steps);
-    return rc;
+    return make_known(&v, name, err);
 }

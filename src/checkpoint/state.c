@@ -25,6 +25,7 @@ void mt_train_state_finish(struct mt_train_state *s)
 {
     free(s->config);
     cJSON_Delete(s->log_history);
+    mt_lineage_finish(&s->lineage);
     *s = (struct mt_train_state){0};
 }
 
@@ -40,6 +41,7 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
         cJSON_AddStringToObject(o, counts[i].name, text);
     }
+    mt_lineage_to_json(&s->lineage, o);
     cJSON_AddNumberToObject(o, "seconds", s->seconds);
     if (isfinite(s->best_loss))
         cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
@@ -71,6 +73,9 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         s.best_loss = best->valuedouble;
     if (cJSON_IsNumber(sec))
         s.seconds = sec->valuedouble;
+    int rc = mt_lineage_from_json(&s.lineage, o, name, err);
+    if (rc)
+        return rc;
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
     s.log_history = cJSON_IsArray(log) ? cJSON_Duplicate(log, 1) : cJSON_CreateArray();
     if (!s.config || !s.log_history) {

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "checkpoint/lineage.h"
 
 /** What a run is besides its planes. All of it is in megatrain/state.json. */
 struct mt_train_state {
@@ -22,6 +23,8 @@ struct mt_train_state {
     double seconds;           /* trained so far */
     char *config;             /* INI text; owned */
     cJSON *log_history;       /* array of records for trainer_state.json; owned */
+    struct mt_lineage lineage; /* owned */
+    char sum[MT_RUN_ID];      /* of the state.json it was read from; not written */
 };
 
 void mt_train_state_finish(struct mt_train_state *s);

@@ -23,7 +23,7 @@ struct loop {
     struct mt_metrics *metrics;
     mt_loader *loader;
     int64_t start_ns, saved_ns;
-    uint64_t saved_step, first_step;
+    uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step already */
 };
@@ -110,7 +110,7 @@ static int save(struct loop *l, bool full, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
     int64_t t0 = mt_now_ns();
-    if (l->saved_step == l->st->step && l->st->step != l->first_step)
+    if (mt_history_holds(l->p->history, l->p->dir, l->st->step, full))
         return 0;
     mt_train_phase(l->p->control, "saving a checkpoint");
     int rc = mt_engine_flush(l->s->engine, err);
@@ -121,18 +121,20 @@ static int save(struct loop *l, bool full, struct mt_err *err)
                                                              .layout = l->s->layout,
                                                              .planes = l->s->planes,
                                                              .state = l->st,
+                                                             .history = l->p->history,
                                                              .full = full,
                                                              .shard_bytes = c->checkpoint.shard_size},
                                 err);
     if (rc)
         return rc;
-    l->saved_step = l->st->step;
     l->saved_ns = mt_now_ns();
     if (l->p->events.saved)
         l->p->events.saved(l->p->events.ctx, l->st->step, since(t0));
-    struct mt_prune_policy prune = {(uint64_t)c->checkpoint.keep, (uint64_t)c->checkpoint.keep_every,
-                                    c->checkpoint.keep_best && isfinite(l->st->best_loss),
-                                    l->st->best_step};
+    struct mt_prune_policy prune = {.keep = (uint64_t)c->checkpoint.keep,
+                                    .keep_every = (uint64_t)c->checkpoint.keep_every,
+                                    .keep_best = c->checkpoint.keep_best && isfinite(l->st->best_loss),
+                                    .best_step = l->st->best_step,
+                                    .lineage = &l->st->lineage};
     struct mt_err why;
     if (mt_checkpoint_prune(NULL, l->p->dir, &prune, &why))
         mt_warn("old checkpoints stay: %s", why.msg);
@@ -335,7 +337,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
 {
     struct loop l = {.p = p, .s = p->session, .st = p->state, .start_ns = mt_now_ns()};
     l.saved_ns = l.start_ns;
-    l.first_step = l.saved_step = p->state->step;
+    l.first_step = p->state->step;
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.s->sampler);
     p->state->total_steps = l.s->total_steps;
     mt_engine_set_updates(l.s->engine, p->state->updates);

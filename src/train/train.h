@@ -53,6 +53,7 @@ enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_SIGNAL, MT_END_TIME };
 struct mt_train_params {
     struct mt_session *session;    /* started, weights in place */
     struct mt_train_state *state;  /* where to go on; updated */
+    struct mt_history *history;    /* of dir's checkpoints; updated */
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */

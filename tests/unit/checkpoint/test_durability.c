@@ -262,7 +262,7 @@ static void a_power_cut_at_any_point_leaves_a_good_checkpoint(void **state)
                 snprintf(cmd, sizeof(cmd), "cp -r %s/checkpoint-2 %s/", old, cut);
                 assert_int_equal(system(cmd), 0);
             }
-            assert_int_equal(mt_checkpoint_find_newest(cut, &found, NULL), 0);
+            assert_int_equal(mt_checkpoint_find_newest(cut, false, &found, NULL), 0);
             assert_non_null(found);
             assert_non_null(strstr(found, fresh ? "checkpoint-4" : "checkpoint-2"));
             news += fresh;
@@ -287,7 +287,7 @@ static void a_full_disk_leaves_the_older_checkpoint(void **state)
         assert_int_equal(save(&m, NULL, 2), 0);
         int rc = save(&m, &vfs, 4);
         assert_true(rc == -ENOSPC || (rc == 0 && rec->writes < at));
-        assert_int_equal(mt_checkpoint_find_newest(m.dir, &found, NULL), 0);
+        assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, NULL), 0);
         assert_non_null(strstr(found, rc ? "checkpoint-2" : "checkpoint-4"));
         snprintf(tmp, sizeof(tmp), "%s/checkpoint-4.tmp", m.dir);
         assert_false(mt_path_exists(tmp));

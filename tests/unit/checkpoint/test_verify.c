@@ -186,7 +186,7 @@ static void checkpoints_are_listed_newest_first(void **state)
 {
     (void)state;
     static const char *const names[] = {"checkpoint-10", "checkpoint-9", "checkpoint-100.tmp", "checkpoint-",
-                                        "checkpoint-x", "checkpoint--5", "checkpoint-+7", "checkpoint- 8", "other"};
+                                        "checkpoint-x", "checkpoint-007", "checkpoint-18446744073709551616", "checkpoint--5", "checkpoint-+7", "checkpoint- 8", "other"};
     char path[300];
     uint64_t *steps = NULL;
     size_t n = 99;

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/seal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+
+static int damaged(struct mt_err *err, const char *path, const char *what)
+{
+    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
+}
+
+/* The seal itself must be whole; then it says what the sealed file must be. */
+static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT], struct mt_err *err)
+{
+    char *text = NULL, *whole = NULL;
+    size_t len = 0;
+    unsigned long long sum = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc) {
+        if (err)
+            err->kind = MT_ERR_CHECKPOINT;
+        return rc;
+    }
+    const char *colon = memchr(text, ':', len);
+    bool ok = colon && sscanf(colon, ": \"%16llx", &sum) == 1;
+    if (ok && !(whole = mt_seal_text(name, sum)))
+        rc = mt_fail_nomem(err, path, len);
+    ok = ok && whole && len == strlen(whole) && !memcmp(text, whole, len);
+    free(text);
+    free(whole);
+    if (rc || !ok)
+        return rc ? rc : damaged(err, path, "it is not what was written");
+    mt_sum_format(want, sum);
+    return 0;
+}
+
+int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool *full, struct mt_err *err)
+{
+    char path[4096], seal[4096], want[MT_SUM_TEXT];
+    uint64_t sum, size;
+    const char *name = MT_STATE_NAME;
+    snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_STATE_NAME, dir);
+    snprintf(seal, sizeof(seal), "%.4000s/megatrain/seal.json", dir);
+    *full = mt_path_exists(path);
+    if (!*full) {
+        name = MT_MANIFEST_NAME;
+        snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_MANIFEST_NAME, dir);
+        if (!mt_path_exists(path))
+            return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
+                           "%s: holds no training state (megatrain/state.json)", dir);
+    }
+    int rc = read_seal(seal, name, want, err);
+    if (!rc)
+        rc = mt_sum_file(path, 0, UINT64_MAX, &sum, &size, err);
+    if (rc)
+        return rc;
+    mt_sum_format(sum_text, sum);
+    if (strcmp(sum_text, want))
+        return damaged(err, path, "its checksum is not the one that was sealed");
+    return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
+}
+
+void mt_checkpoint_id_finish(struct mt_checkpoint_id *id)
+{
+    mt_lineage_finish(&id->lineage);
+}
+
+int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err)
+{
+    struct mt_checkpoint_id id = {0};
+    cJSON *o = NULL;
+    char *end = NULL;
+    int rc = mt_seal_read(dir, &o, id.sum, &id.full, err);
+    if (rc)
+        return rc;
+    const cJSON *step = mt_json_get(o, "step");
+    id.step = cJSON_IsString(step) ? strtoull(step->valuestring, &end, 10) : 0;
+    if (!end || *end || end == step->valuestring)
+        rc = damaged(err, dir, "it does not say its step");
+    if (!rc)
+        rc = mt_lineage_from_json(&id.lineage, o, dir, err);
+    cJSON_Delete(o);
+    if (!rc)
+        *out = id;
+    return rc;
+}

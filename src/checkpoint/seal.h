@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_SEAL_H
+#define MT_CHECKPOINT_SEAL_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+
+#include "checkpoint/lineage.h"
+#include "checkpoint/manifest.h"
+
+/** What a checkpoint's sealed file says of where it comes from. */
+struct mt_checkpoint_id {
+    uint64_t step;
+    bool full;             /* can be resumed */
+    char sum[MT_SUM_TEXT]; /* of the sealed file */
+    struct mt_lineage lineage;
+};
+void mt_checkpoint_id_finish(struct mt_checkpoint_id *id);
+
+/**
+ * DIR/megatrain/state.json, or manifest.json where there is no training state, after its own sum, which goes to
+ * `sum`. MT_ERR_CHECKPOINT: -EBADMSG where it is damaged, -ENOENT where there is none, else the error of reading it.
+ */
+int mt_seal_read(const char *dir, cJSON **out, char sum[MT_SUM_TEXT], bool *full, struct mt_err *err);
+/** The same, of its history alone. */
+int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err);
+
+#endif

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which of a folder's checkpoints are a run's own, which is its newest, and what is never touched. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/seal.h"
+#include "made_model.h"
+
+static int no_sync(void *ctx, int fd)
+{
+    (void)ctx;
+    (void)fd;
+    return 0;
+}
+
+static int no_sync_dir(void *ctx, const char *path)
+{
+    (void)ctx;
+    (void)path;
+    return 0;
+}
+
+static struct mt_vfs quick; /* syncs take most of a save's time */
+
+/* A process: its history, and what it has trained to. */
+struct run {
+    struct made_model *m;
+    struct mt_train_state st;
+    struct mt_history h;
+};
+
+static void begin(struct run *r, struct made_model *m)
+{
+    *r = (struct run){.m = m, .st = {.best_loss = 1.5}};
+    r->st.config = strdup("[train]\nsteps = 4\n");
+    r->h.lineage = &r->st.lineage;
+    assert_int_equal(mt_lineage_begin(&r->st.lineage, NULL), 0);
+}
+
+static void go_on(struct run *r, struct made_model *m, uint64_t step)
+{
+    char path[200];
+    *r = (struct run){.m = m};
+    snprintf(path, sizeof(path), "%s/checkpoint-%d", m->dir, (int)step);
+    assert_int_equal(mt_checkpoint_read_state(path, &r->st, NULL), 0);
+    r->h = (struct mt_history){.lineage = &r->st.lineage, .has = true, .full = true, .step = step};
+    memcpy(r->h.sum, r->st.sum, sizeof(r->h.sum));
+    assert_int_equal(mt_lineage_go_on(&r->st.lineage, step, r->st.sum, NULL), 0);
+}
+
+/* Trains to `step`, which gives the planes of that seed, and saves. */
+static int save(struct run *r, uint64_t step, uint64_t seed, bool full, size_t keep, const struct mt_vfs *vfs)
+{
+    vfs = vfs ? vfs : &quick;
+    r->st.step = step;
+    made_fill(r->m, seed);
+    int rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.vfs = vfs, .dir = r->m->dir,
+                                                             .model_dir = r->m->model_dir, .layout = r->m->layout,
+                                                             .planes = r->m->planes, .state = &r->st,
+                                                             .history = &r->h, .full = full, .shard_bytes = 2000},
+                                NULL);
+    struct mt_prune_policy p = {.keep = keep, .lineage = &r->st.lineage};
+    return rc || !keep ? rc : mt_checkpoint_prune(vfs, r->m->dir, &p, NULL);
+}
+
+static bool there(const struct made_model *m, const char *name)
+{
+    char path[300];
+    snprintf(path, sizeof(path), "%s/%s", m->dir, name);
+    return mt_is_dir(path);
+}
+
+/* The newest checkpoint is of that step and loads as the planes of that seed. */
+static void expect_newest(const struct made_model *m, uint64_t step, uint64_t seed)
+{
+    struct made_model want;
+    struct mt_err err = {0};
+    char *path = NULL, name[64];
+    if (mt_checkpoint_find_newest(m->dir, false, &path, &err))
+        fail_msg("%s", err.msg);
+    snprintf(name, sizeof(name), "/checkpoint-%d", (int)step);
+    assert_non_null(path);
+    assert_string_equal(path + strlen(m->dir), name);
+    assert_int_equal(made_model_init(&want), 0);
+    made_fill(&want, seed);
+    made_fill(m, 1000);
+    assert_int_equal(mt_checkpoint_load(path, m->layout, m->planes, NULL), 0);
+    for (size_t i = 0; i < m->layout->n_tensors; i++) {
+        const struct mt_tensor *t = &m->layout->tensors[i];
+        for (int k = 0; k < MT_PLANE_GRAD; k++) {
+            size_t size = k <= MT_PLANE_LO ? 2 : 4;
+            assert_memory_equal((char *)mt_plane(m->planes, t->unit, k) + t->first * size,
+                                (char *)mt_plane(want.planes, t->unit, k) + t->first * size, t->n * size);
+        }
+    }
+    made_model_finish(&want);
+    free(path);
+}
+
+static void finish(struct run *r)
+{
+    mt_train_state_finish(&r->st);
+}
+
+static void a_branch_saves_its_own_bytes_and_sets_the_others_aside(void **state)
+{
+    struct made_model m;
+    struct run a, b;
+    char name[64];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    for (uint64_t s = 2; s <= 6; s += 2)
+        assert_int_equal(save(&a, s, s, true, 9, NULL), 0);
+    go_on(&b, &m, 2);
+    assert_int_equal(save(&b, 4, 40, true, 9, NULL), 0);
+    expect_newest(&m, 4, 40);
+    assert_false(there(&m, "checkpoint-6"));
+    for (int s = 4; s <= 6; s += 2) {
+        snprintf(name, sizeof(name), "checkpoint-%d.abandoned-%s", s, b.st.lineage.run);
+        assert_true(there(&m, name));
+    }
+    assert_true(there(&m, "checkpoint-2"));
+    finish(&a);
+    finish(&b);
+    made_model_finish(&m);
+}
+
+static void own_bytes_are_not_written_twice(void **state)
+{
+    struct made_model m;
+    struct run a;
+    struct stat was, is;
+    char path[200];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state.json", m.dir);
+    assert_int_equal(stat(path, &was), 0);
+    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    assert_int_equal(save(&a, 2, 1, false, 2, NULL), 0);
+    assert_int_equal(stat(path, &is), 0);
+    assert_true(was.st_ino == is.st_ino);
+    finish(&a);
+    go_on(&a, &m, 2);
+    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    assert_int_equal(stat(path, &is), 0);
+    assert_true(was.st_ino == is.st_ino);
+    assert_int_equal(remove(path), 0); /* now they are not there any more */
+    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    expect_newest(&m, 2, 1);
+    finish(&a);
+    made_model_finish(&m);
+}
+
+static void keep_counts_its_own_lineage(void **state)
+{
+    struct made_model m;
+    struct run a;
+    char cmd[400];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
+    snprintf(cmd, sizeof(cmd), "cp -r %s/checkpoint-3 %s/checkpoint-20251101", m.dir, m.dir);
+    assert_int_equal(system(cmd), 0);
+    assert_int_equal(save(&a, 4, 4, true, 1, NULL), 0);
+    assert_true(there(&m, "checkpoint-20251101"));
+    assert_false(there(&m, "checkpoint-3"));
+    expect_newest(&m, 4, 4);
+    finish(&a);
+    made_model_finish(&m);
+}
+
+static void weights_alone_do_not_push_out_what_can_be_resumed(void **state)
+{
+    struct made_model m;
+    struct run a;
+    char path[200];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
+    assert_int_equal(save(&a, 5, 5, false, 1, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-5", m.dir);
+    assert_int_equal(mt_checkpoint_verify(path, NULL), 0); /* it is sealed, too */
+    expect_newest(&m, 3, 3);
+    assert_int_equal(save(&a, 5, 5, true, 1, NULL), 0); /* room came back */
+    expect_newest(&m, 5, 5);
+    assert_false(there(&m, "checkpoint-3"));
+    finish(&a);
+    made_model_finish(&m);
+}
+
+static int n_left; /* operations until the power goes */
+static int cut(void)
+{
+    return n_left-- > 0 ? 0 : -EIO;
+}
+#define CUT(name, args, pass) \
+    static int cut_##name args \
+    { \
+        int rc = cut(); \
+        return rc ? rc : mt_vfs_posix.name pass; \
+    }
+CUT(create, (void *c, const char *p), (c, p))
+CUT(write, (void *c, int fd, const void *d, size_t n), (c, fd, d, n))
+CUT(make_dir, (void *c, const char *p), (c, p))
+CUT(rename, (void *c, const char *f, const char *t), (c, f, t))
+CUT(remove_tree, (void *c, const char *p), (c, p))
+CUT(link, (void *c, const char *t, const char *p), (c, t, p))
+
+/* Nothing happens from the n-th operation on, as after a kill: whichever it is, either the old newest or the new one loads. */
+static void a_branch_that_is_killed_anywhere_loses_nothing(void **state)
+{
+    struct mt_vfs vfs = quick;
+    bool done = false;
+    (void)state;
+    vfs.create = cut_create;
+    vfs.write = cut_write;
+    vfs.make_dir = cut_make_dir;
+    vfs.rename = cut_rename;
+    vfs.remove_tree = cut_remove_tree;
+    vfs.link = cut_link;
+    for (int at = 0; !done; at += at < 20 ? 5 : 1) {
+        struct made_model m;
+        struct run a, b;
+        uint64_t *steps = NULL;
+        size_t n = 0;
+        char *path = NULL;
+        struct mt_checkpoint_id id;
+        assert_int_equal(made_model_init(&m), 0);
+        begin(&a, &m);
+        for (uint64_t s = 2; s <= 6; s += 2)
+            assert_int_equal(save(&a, s, s, true, 9, NULL), 0);
+        go_on(&b, &m, 2);
+        n_left = at;
+        bool durable = !save(&b, 4, 40, true, 1, &vfs) || b.h.has;
+        done = n_left > 0;
+        mt_history_adopt(NULL, m.dir);
+        assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &path, NULL), 0);
+        assert_int_equal(mt_checkpoint_identify(path, &id, NULL), 0);
+        bool new = !strcmp(id.lineage.run, b.st.lineage.run);
+        assert_true(new || !durable || b.h.step != 4);
+        expect_newest(&m, new ? 4 : 6, new ? 40 : 6);
+        mt_checkpoint_id_finish(&id);
+        assert_int_equal(mt_checkpoint_list(m.dir, &steps, &n, NULL), 0);
+        free(steps);
+        free(path);
+        finish(&a);
+        finish(&b);
+        made_model_finish(&m);
+    }
+}
+
+static void none_that_is_good_is_not_none_at_all(void **state)
+{
+    struct made_model m;
+    struct run a;
+    struct mt_err err = {0};
+    char path[200], *found = NULL;
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, &err), 0);
+    assert_null(found);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-3/megatrain/state-00001.safetensors", m.dir);
+    assert_int_equal(truncate(path, 100), 0);
+    assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, &err), -EBADMSG);
+    assert_int_equal(err.kind, MT_ERR_CHECKPOINT);
+    assert_int_equal(mt_checkpoint_find_newest(m.dir, true, &found, &err), 0);
+    assert_null(found);
+    finish(&a);
+    made_model_finish(&m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_branch_saves_its_own_bytes_and_sets_the_others_aside),
+        cmocka_unit_test(own_bytes_are_not_written_twice),
+        cmocka_unit_test(keep_counts_its_own_lineage),
+        cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
+        cmocka_unit_test(a_branch_that_is_killed_anywhere_loses_nothing),
+        cmocka_unit_test(none_that_is_good_is_not_none_at_all),
+    };
+    quick = mt_vfs_posix;
+    quick.sync = no_sync;
+    quick.sync_dir = no_sync_dir;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
