@@ -82,7 +82,11 @@ static int posix_link(void *ctx, const char *target, const char *path)
     (void)ctx;
     snprintf(tmp, sizeof(tmp), "%s.tmp", path);
     unlink(tmp);
-    return symlink(target, tmp) || rename(tmp, path) ? -errno : 0;
+    if (!symlink(target, tmp) && !rename(tmp, path))
+        return 0;
+    int rc = -errno;
+    unlink(tmp);
+    return rc;
 }
 
 const struct mt_vfs mt_vfs_posix = {
