@@ -140,7 +140,14 @@ class Walk:
         if how == "kill":
             time.sleep(self.rng.random() * 0.03)
             p.kill()
-        err = p.communicate(timeout=60)[1]
+        try:
+            err = p.communicate(timeout=120)[1]
+        except subprocess.TimeoutExpired:
+            for task in os.listdir(f"/proc/{p.pid}/task"):
+                for name in ("comm", "wchan", "syscall", "stat"):
+                    print(task, name, open(f"/proc/{p.pid}/task/{task}/{name}").read().strip(), file=sys.stderr)
+            p.kill()
+            raise
         if how == "end":
             assert p.returncode == 0, (cmd, p.returncode, err)
         if source and p.returncode == 0:
