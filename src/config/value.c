@@ -11,84 +11,12 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "config/schema.h"
-
-struct unit {
-    const char *name;
-    double factor;
-};
-
-static const struct unit byte_units[] = {
-    {"B", 1},         {"kB", 1e3},      {"KB", 1e3},       {"MB", 1e6},
-    {"GB", 1e9},      {"TB", 1e12},     {"KiB", 0x1p10},   {"MiB", 0x1p20},
-    {"GiB", 0x1p30},  {"TiB", 0x1p40},  {NULL, 0}};
-static const struct unit count_units[] = {{"", 1},     {"k", 1e3},    {"M", 1e6},
-                                          {"G", 1e9},  {"Ki", 0x1p10}, {"Mi", 0x1p20},
-                                          {"Gi", 0x1p30}, {NULL, 0}};
-static const struct unit time_units[] = {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}, {NULL, 0}};
 
 static void *field(struct mt_config *cfg, const struct mt_key *key)
 {
     return (char *)cfg + key->offset;
-}
-
-static bool number(const char *text, double *out, const char **end)
-{
-    char *e;
-    if (isspace((unsigned char)*text) || !strncasecmp(text, "0x", 2))
-        return false;
-    *out = strtod(text, &e);
-    *end = e;
-    return e != text && isfinite(*out);
-}
-
-static bool with_unit(const char *text, const struct unit *units, double *out)
-{
-    const char *end;
-    if (!number(text, out, &end))
-        return false;
-    while (*end == ' ')
-        end++;
-    for (; units->name; units++)
-        if (!strcmp(end, units->name)) {
-            *out *= units->factor;
-            return true;
-        }
-    return false;
-}
-
-/* "11h30m": terms of a number and a unit. */
-static bool duration(const char *text, double *out)
-{
-    double sum = 0;
-    if (!strcmp(text, "0")) {
-        *out = 0;
-        return true;
-    }
-    do {
-        double v;
-        const char *end;
-        const struct unit *u = time_units;
-        if (!number(text, &v, &end) || v < 0)
-            return false;
-        while (u->name && *u->name != *end)
-            u++;
-        if (!u->name)
-            return false;
-        sum += v * u->factor;
-        text = end + 1;
-    } while (*text);
-    *out = sum;
-    return true;
-}
-
-static bool percent(const char *text, double *ratio)
-{
-    const char *end;
-    if (!number(text, ratio, &end) || strcmp(end, "%"))
-        return false;
-    *ratio /= 100;
-    return true;
 }
 
 static int fail(char *buf, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -110,22 +38,19 @@ static int check_range(const struct mt_key *key, double v, char *buf, size_t len
 
 static int parse_count(const struct mt_key *key, const char *text, int64_t *out, char *buf, size_t len)
 {
-    double v = 0;
     if (!*text) {
         *out = 0;
         return 0;
     }
-    if (!with_unit(text, count_units, &v) || v != floor(v) || fabs(v) > 0x1p62)
+    if (!mt_parse_count(text, out))
         return fail(buf, len, "must be a whole number (k, M, Ki, Mi allowed)");
-    *out = (int64_t)v;
-    return check_range(key, v, buf, len);
+    return check_range(key, (double)*out, buf, len);
 }
 
 static int parse_real(const struct mt_key *key, const char *text, double *out, char *buf, size_t len)
 {
-    const char *end;
     double v = 0;
-    if (*text && (!number(text, &v, &end) || *end))
+    if (*text && !mt_parse_real(text, &v))
         return fail(buf, len, "must be a number");
     *out = v;
     return check_range(key, v, buf, len);
@@ -160,14 +85,11 @@ static int parse_bool(const char *text, bool *out, char *buf, size_t len)
 static int parse_size(const char *text, struct mt_size *out, char *buf, size_t len)
 {
     struct mt_size s = {0};
-    double v;
     if (!strcmp(text, "auto"))
         s.is_auto = true;
-    else if (percent(text, &s.ratio) && s.ratio > 0 && s.ratio <= 1)
+    else if (mt_parse_percent(text, &s.ratio) && s.ratio > 0 && s.ratio <= 1)
         s.is_ratio = true;
-    else if (with_unit(text, byte_units, &v) && v >= 0 && v < 0x1p62)
-        s.bytes = (uint64_t)v;
-    else
+    else if (!mt_parse_bytes(text, &s.bytes))
         return fail(buf, len, "must be a size with a unit, such as 20GiB, a share such as 90%%, or auto");
     *out = s;
     return 0;
@@ -206,11 +128,12 @@ static int parse_choice(const struct mt_key *key, const char *text, int *out, ch
 static int parse_interval(const char *text, struct mt_cfg_interval *out, char *buf, size_t len)
 {
     double v;
-    if (with_unit(text, count_units, &v) && v >= 0 && v == floor(v) && v < 0x1p62) {
-        *out = (struct mt_cfg_interval){.steps = (int64_t)v};
+    int64_t steps;
+    if (mt_parse_count(text, &steps) && steps >= 0) {
+        *out = (struct mt_cfg_interval){.steps = steps};
         return 0;
     }
-    if (!duration(text, &v))
+    if (!mt_parse_duration(text, &v))
         return fail(buf, len, "must be steps, or a duration such as 30m");
     *out = (struct mt_cfg_interval){.is_time = true, .seconds = v};
     return 0;
@@ -220,7 +143,7 @@ static int parse_amount(const struct mt_key *key, const char *text, struct mt_cf
                         char *buf, size_t len)
 {
     double r;
-    if (percent(text, &r)) {
+    if (mt_parse_percent(text, &r)) {
         *out = (struct mt_cfg_amount){.is_ratio = true, .ratio = r};
         return r >= 0 && r <= 1 ? 0 : fail(buf, len, "must be between 0%% and 100%%");
     }
@@ -298,7 +221,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
 {
     void *f = field(cfg, key);
     int unused = 0, rc;
-    double v;
+    uint64_t bytes;
     if (!*text && *key->def && is_number(key))
         return fail(buf, len, "a number is missing; without this line it is %s", key->def);
     if (is_text(key) && check_text(text, buf, len))
@@ -343,14 +266,14 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     case MT_KEY_SIZE:
         return parse_size(text, f, buf, len);
     case MT_KEY_BYTES:
-        if (!with_unit(text, byte_units, &v) || !(fabs(v) < 0x1p62))
+        if (!mt_parse_bytes(text, &bytes))
             return fail(buf, len, "must be a size with a unit, such as 5GB");
-        rc = check_range(key, v, buf, len);
+        rc = check_range(key, (double)bytes, buf, len);
         if (!rc)
-            *(uint64_t *)f = (uint64_t)v;
+            *(uint64_t *)f = bytes;
         return rc;
     case MT_KEY_DURATION:
-        if (!duration(text, f))
+        if (!mt_parse_duration(text, f))
             return fail(buf, len, "must be a duration with units, such as 11h30m");
         return 0;
     case MT_KEY_INTERVAL:

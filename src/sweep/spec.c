@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "config/ini.h"
 #include "config/schema.h"
 #include "sweep/sweep.h"
@@ -97,15 +98,6 @@ static int add_dotted(struct mt_sweep_list *l, const char *file, int line, const
     return add_key(l, file, line, section, dot + 1, value, err);
 }
 
-static bool parse_seconds(const char *text, double *out)
-{
-    char *end;
-    double v = strtod(text, &end);
-    double unit = !*end || !strcmp(end, "s") ? 1 : !strcmp(end, "m") ? 60 : !strcmp(end, "ms") ? 1e-3 : 0;
-    *out = v * unit;
-    return end != text && v >= 0 && unit > 0;
-}
-
 static int sweep_setting(struct spec *p, const char *file, int line, const char *key, const char *value,
                          bool *known, struct mt_err *err)
 {
@@ -118,8 +110,12 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
     *known = true;
     for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++)
         if (!strcmp(key, counts[i].key)) {
-            *counts[i].field = atoi(value);
-            return *counts[i].field >= counts[i].least ? 0 : usage(err, file, line, key, value);
+            int64_t n;
+            if (!mt_parse_count(value, &n) || n < counts[i].least || n > INT32_MAX)
+                return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s must be a whole number of %d or more, not \"%s\"",
+                               file, line, key, counts[i].least, value);
+            *counts[i].field = (int)n;
+            return 0;
         }
     if (!strcmp(key, "mode")) {
         s->zip = !strcmp(value, "zip");
@@ -132,7 +128,7 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
                    : usage(err, file, line, "on_oom is record or abort", value);
     }
     if (!strcmp(key, "cooldown"))
-        return parse_seconds(value, &s->cooldown) ? 0 : usage(err, file, line, "a duration", value);
+        return mt_parse_duration(value, &s->cooldown) ? 0 : usage(err, file, line, "a duration such as 10s", value);
     if (!strcmp(key, "spread")) {
         s->spread = atof(value) / 100;
         return strchr(value, '%') && s->spread > 0 ? 0 : usage(err, file, line, "spread is N%", value);

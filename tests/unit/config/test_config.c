@@ -140,7 +140,7 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[checkpoint]\ntime_limit = 12\n", {"run.ini:2", "a duration with units"}},
         {"[checkpoint]\ntime_limit = -3h\n", {"run.ini:2", "a duration with units"}},
         {"[checkpoint]\nshard_size = 5\n", {"run.ini:2", "a size with a unit"}},
-        {"[checkpoint]\nshard_size = -5GB\n", {"run.ini:2", "between"}},
+        {"[checkpoint]\nshard_size = -5GB\n", {"run.ini:2", "size with a unit"}},
         {"[checkpoint]\nshard_size = 1e300GB\n", {"run.ini:2", "a size with a unit"}},
         {"[optimizer]\ntype = sgd\n", {"run.ini:2", "adamw"}},
         {"[model]\nfreeze = ,; a\"b\n", {"run.ini:2", "must not hold a quote"}},

@@ -96,7 +96,8 @@ static void every_bad_line_is_named(void **state)
         const char *text, *word;
     } bad[] = {{"[sweep]\nmode = dance\n", "grid or zip"},
                {"[sweep]\nrepeats = 3\n", "repeats"},
-               {"[sweep]\nrepeat = 0\n", "repeat"},
+               {"[sweep]\nrepeat = 0\n", "repeat must be a whole number of 1 or more"},
+               {"[sweep]\nsteps = 3x\n", "steps must be"},
                {"[sweep]\ntrain.micro_bach = 1\n", "micro_batch"},
                {"[sweep]\non_oom = cry\n", "record or abort"},
                {"[sweep]\ncooldown = soon\n", "duration"},

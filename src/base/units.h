@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_UNITS_H
+#define MT_BASE_UNITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/**
+ * Numbers as people write them, in configurations, sweeps and options. Each takes the whole text: true and
+ * *out, or false and *out as it was. Infinities, NaN, hexadecimal numbers and leading white space are refused.
+ *
+ * Thread-safety: any thread.
+ */
+
+/** "1e-5" */
+bool mt_parse_real(const char *text, double *out);
+/** "65536", "64Ki", "64 Ki", "-1": units k, M, G (powers of 1000), Ki, Mi, Gi; whole, |value| <= 2^62. */
+bool mt_parse_count(const char *text, int64_t *out);
+/** "20GiB", "5 GB", "512B": units B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB; one is needed; below 2^62. */
+bool mt_parse_bytes(const char *text, uint64_t *out);
+/** "25GB/s" in bytes a second: a unit of bytes and "/s". */
+bool mt_parse_rate(const char *text, double *out);
+/** "3%" as 0.03 */
+bool mt_parse_percent(const char *text, double *out);
+/** "90s", "30m", "11h30m", "250ms", "2d", "0" in seconds. */
+bool mt_parse_duration(const char *text, double *out);
+
+#endif
