@@ -52,7 +52,7 @@ struct cli_command {
 extern const struct cli_command cli_commands[];
 extern const struct cli_option cli_global_options[];
 
-/** Value of the last `name`; "" where it was given without; NULL where it was not given. */
+/** Value of the last `name`; "" where it was given without a value; NULL where it was not given. */
 const char *cli_arg(const struct cli_args *a, const char *name);
 /** Parses argv[1..]; prints what is wrong and returns an exit code, or -1 to go on. */
 int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **argv,

@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "data/text.h"
 
-/* Samples to show, and the way. */
+/* Samples to show, and how. */
 struct show {
     const struct mt_session *s;
     uint64_t first, n;

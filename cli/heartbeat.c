@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-/* Seconds of silence before the first beat, and between two. */
+/* Seconds before the first report, and between two. */
 enum { FIRST_S = 20, NEXT_S = 30, POLL_MS = 200 };
 
 struct io {

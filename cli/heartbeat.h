@@ -7,7 +7,7 @@
 #include "train/train.h"
 
 /**
- * A thread that tells on standard error that a long phase (loading, saving, evaluating, a slow step) is
+ * A thread that reports on standard error that a long phase (loading, saving, evaluating, a slow step) is
  * alive, and answers requests for the status.
  */
 struct cli_heartbeat {

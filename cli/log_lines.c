@@ -17,7 +17,7 @@ enum { EVERY_S = 10, COLUMNS = 80 };
 /* Standard error; the log's lock guards it. */
 static struct {
     bool json, progress, rewrites;
-    bool open;       /* the line that the cursor is in is progress */
+    bool open;       /* the cursor is in a progress line */
     int64_t told_ns; /* 0: nothing is under way */
 } out;
 

@@ -5,8 +5,8 @@
 #include "cli.h"
 
 /**
- * Sends what the libraries log to standard error, as text or JSON. Progress is one line that is written over on a
- * terminal; elsewhere a line now and then, once something takes long.
+ * Sends what the libraries log to standard error, as text or JSON. Progress is one line that is rewritten on a
+ * terminal; elsewhere a line is printed from time to time, once something takes long.
  */
 void cli_log_lines(const struct cli *cli);
 /** As --no-progress does. */

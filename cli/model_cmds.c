@@ -162,7 +162,7 @@ static bool ends_turn(const struct mt_session *s, const struct sampling *p, size
     return false;
 }
 
-/* Draws tokens behind the prompt; with bytes they are shown as they come. */
+/* Generates tokens after the prompt; with the byte tokenizer each is printed at once. */
 static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
                        struct mt_batch *b, float *logits, struct mt_err *err)
 {

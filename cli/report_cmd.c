@@ -17,7 +17,7 @@ static int write_html(const struct mt_report *r, const char *path, const char *t
     return rc;
 }
 
-/* One file a picture; those of later sections of the same name get their number. */
+/* One file for each picture; equal names in later sections get a number. */
 static int write_svgs(const struct mt_report *r, const char *dir, struct mt_err *err)
 {
     int rc = mt_mkdir_p(dir, err);

@@ -154,7 +154,7 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
         if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
             return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver; "
                            "install it, or set device.kind = cpu");
-        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; mend it, or set device.kind = cpu",
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; fix that, or set device.kind = cpu",
                        mt_cuda_error_text(text, sizeof(text), rc));
     }
     if (index < 0 || index >= n)

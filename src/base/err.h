@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-/** What went wrong, as the command line tells it apart: one exit code each (cli/exit_codes.h). */
+/** What went wrong: the command line has an exit code for each kind (cli/cli.h). */
 enum mt_err_kind {
     MT_ERR_RUNTIME,    /* I/O, allocation, internal */
     MT_ERR_USAGE,      /* command line or config file */

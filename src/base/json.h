@@ -17,8 +17,8 @@ int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
 int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, struct mt_err *err);
 
 /**
- * The values of a file of JSON lines, as an array; a line that is none, as a torn last one, is a null in it. For files
- * that fit memory some times over. Freed with cJSON_Delete().
+ * The values of a file of JSON lines, as an array; a line that is not valid, such as an incomplete last one,
+ * becomes null. For files much smaller than memory. Freed with cJSON_Delete().
  */
 int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err);
 

@@ -49,7 +49,7 @@ const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)
 
 const char *mt_format_seconds(char *buf, size_t len, double seconds)
 {
-    static const double most = 1e9; /* 30 years; also what is not finite */
+    static const double most = 1e9; /* 30 years; also catches values that are not finite */
     long long s = (long long)(seconds < most ? MT_MAX(seconds, 0.0) + 0.5 : most);
     if (s < 100)
         snprintf(buf, len, "%llds", s);

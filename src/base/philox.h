@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /**
- * Philox4x32-10, a counter-based generator (Salmon et al. 2011): the same key and counter give the
- * same 128 bits, whatever was drawn before. A stream is named by (seed, stream); `index` counts.
+ * Philox4x32-10, a counter-based generator (Salmon et al. 2011): the same key and counter always give the same
+ * 128 bits. A stream is named by (seed, stream); `index` counts.
  */
 struct mt_philox {
     uint32_t v[4];

@@ -24,15 +24,15 @@ struct mt_pool {
     pthread_cond_t start, done;
     atomic_uint generation; /* of the loop; a change starts the workers */
     atomic_int busy;        /* workers inside the loop; changed under lock */
-    bool open, stop;        /* may a worker still join the loop? under lock */
+    bool open, stop;        /* whether a worker may still join the loop; under lock */
     mt_pool_fn fn;
     void *ctx;
     size_t n_chunks;
     atomic_size_t next;
 };
 
-/* A worker looks this often for the next loop before it sleeps, and the caller for the loop's end: loops come in quick
- * succession, and to sleep and be woken takes longer than many of them last. */
+/* Iterations that a worker spins for the next loop before it sleeps, and the caller for the loop's end: loops
+ * follow each other quickly, and sleeping and waking takes longer than many of them last. */
 enum { SPIN = 2000 };
 
 void mt_bind_thread(int cpu)
@@ -77,7 +77,7 @@ static void *worker_main(void *arg)
         pthread_mutex_unlock(&p->lock);
         if (stop)
             return NULL;
-        if (!join) /* woke after the others had done it all */
+        if (!join) /* woke after the others had finished the loop */
             continue;
         drain(p, w->index);
         pthread_mutex_lock(&p->lock);

@@ -24,7 +24,7 @@ typedef void (*mt_pool_fn)(void *ctx, size_t chunk, int thread);
 struct mt_pool_params {
     const char *name;  /* of the threads, at most 12 characters */
     int n_threads;     /* including the caller; at least 1 */
-    const int *cpus;   /* one CPU number a thread to bind to, or NULL; entry 0 is not used */
+    const int *cpus;   /* [n_threads] CPU that each thread is bound to, or NULL; entry 0 is not used */
     void (*thread_init)(void); /* called once in each thread but the caller's; may be NULL */
 };
 

@@ -12,7 +12,7 @@ struct mt_read_progress {
 };
 
 void mt_read_progress_begin(struct mt_read_progress *m, const char *what, uint64_t total_bytes);
-/** Adds what was read since; cheap enough for every line. */
+/** Adds bytes read since the last call; cheap enough to call for every line. */
 void mt_read_progress_add(struct mt_read_progress *m, uint64_t bytes);
 void mt_read_progress_end(struct mt_read_progress *m);
 

@@ -6,7 +6,7 @@
 
 /** Ascending; no NaN. */
 void mt_sort_doubles(double *v, size_t n);
-/** For qsort(): of the doubles pointed at. */
+/** For qsort(), of doubles. */
 int mt_compare_doubles(const void *a, const void *b);
 
 #endif

@@ -14,7 +14,7 @@ struct mt_str {
 
 void mt_str_append(struct mt_str *s, const char *data, size_t n);
 void mt_str_printf(struct mt_str *s, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/** A finite number in the fewest digits that read back to the very same double. */
+/** Appends a finite number in the fewest digits that read back as the same double. */
 void mt_str_number(struct mt_str *s, double v);
 void mt_str_finish(struct mt_str *s);
 

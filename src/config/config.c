@@ -123,7 +123,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
         return rc;
     size_t i = index_of(key);
     if (cfg->priv->set_file[i] && !strcmp(cfg->priv->set_file[i], file))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: key \"%s.%s\" stands twice (first in line %d)",
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: key \"%s.%s\" appears twice (first in line %d)",
                        origin, section, name, cfg->priv->set_line[i]);
     free(cfg->priv->set_file[i]);
     cfg->priv->set_file[i] = strdup(file);
@@ -174,7 +174,7 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
                       (tps > 0) + (c->train.batch_size > 0), err);
     if (!rc && tps % len)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "%s: train.tokens_per_step = %lld is no whole number of rows of data.seq_len = "
+                     "%s: train.tokens_per_step = %lld must be a multiple of data.seq_len = "
                      "%lld: the nearest are %lld and %lld",
                      path, (long long)tps, (long long)len, (long long)(tps / len * len),
                      (long long)(tps / len * len + len));

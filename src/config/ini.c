@@ -100,7 +100,7 @@ static int clean_value(struct parser *p, char **value)
             return complain(p, "a quote that is not closed");
         char *rest = trim(end + 1);
         if (*rest && *rest != ';')
-            return complain(p, "text behind a closed quote");
+            return complain(p, "text after a closing quote");
         *end = 0;
         *value = v + 1;
         return 0;
@@ -142,7 +142,7 @@ static int open_section(struct parser *p, char *line)
     snprintf(p->section, sizeof(p->section), "%s", trim(line + 1));
     for (int i = 0; i < p->n_seen; i++)
         if (!strcmp(p->seen[i], p->section))
-            return complain(p, "section [%s] stands twice", p->section);
+            return complain(p, "duplicate section [%s]", p->section);
     if (p->n_seen < MAX_SECTIONS)
         memcpy(p->seen[p->n_seen++], p->section, sizeof(p->section));
     return 0;

@@ -72,7 +72,7 @@ static void hash_folder(XXH3_state_t *state, const char *dir)
     free(names);
 }
 
-/* What the helper's tokens depend on beside the file. */
+/* Everything but the file that the helper's tokens depend on. */
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
     static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
@@ -123,12 +123,12 @@ static int hash_source(uint64_t *out, const struct mt_source_file *f, bool helpe
     int rc = helper ? hash_helper(state, p, err) : 0;
     if (!rc)
         rc = hash_file(state, f->path, true, err);
-    *out = XXH3_64bits_digest(state) | 1; /* never 0, which means any */
+    *out = XXH3_64bits_digest(state) | 1; /* never 0, which matches any hash */
     XXH3_freeState(state);
     return rc;
 }
 
-/* A shard's making killed halfway leaves its parts; who holds the lock may clear them away. */
+/* Removes temporary files of a process that was killed while making a shard. The caller holds the lock. */
 static void clear_parts(const char *dir)
 {
     DIR *d = opendir(dir);
@@ -259,7 +259,8 @@ struct wanted {
     bool helper;
 };
 
-/* The lock is held: makes what is missing, ours first, then the helper's in one go. */
+/* Makes missing shards, with the lock held: first those that C code reads, then all others in one run of the
+ * helper. */
 static int make_missing(struct mt_shard *shards, bool *made, const struct wanted *want,
                         const struct mt_source_list *l, const struct mt_dataset_params *p,
                         struct mt_err *err)
@@ -270,7 +271,7 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
         if (!mt_shard_open(&shards[i], want[i].path, want[i].hash, NULL))
             continue;
         made[i] = true;
-        for (size_t k = 0; k < i; k++) /* the same content twice is made once */
+        for (size_t k = 0; k < i; k++) /* files of equal content share a shard */
             if (made[k] && want[k].hash == want[i].hash)
                 goto next;
         if (want[i].helper) {

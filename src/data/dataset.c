@@ -102,11 +102,11 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
         return 0;
     case MT_OVERLONG_ERROR:
     default:
-        return 0; /* all are counted before it is an error */
+        return 0; /* all are counted before the error is reported */
     }
 }
 
-/* What rows are made of: the shard's samples, the over-long ones treated as the configuration says. */
+/* The samples that rows are made of: the shard's, with over-long ones treated as the configuration says. */
 static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_params *dp,
                      struct mt_err *err)
 {
@@ -152,7 +152,7 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
 }
 
-/* Errors that only the whole tells. */
+/* Errors that show only when all files have been read. */
 static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = &d->stats;
@@ -206,7 +206,7 @@ static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct m
     d->stats.from_cache = true;
     for (size_t i = 0; shards && d->parts && i < d->files.n; i++) {
         struct part *part = &d->parts[d->n_parts++];
-        part->shard = shards[i]; /* also on failure: it is closed with the rest */
+        part->shard = shards[i]; /* also on failure, so that it is closed with the others */
         part->pub = (struct mt_data_source){.path = d->files.items[i].path,
                                             .weight = d->files.items[i].weight,
                                             .first = d->stats.n_samples};

@@ -20,26 +20,26 @@ struct mt_dataset_params {
     const char *tokenizer;           /* "byte", or "model": the tokenizer.json of model_dir */
     enum mt_cfg_overlong overlong;
     size_t seq_len;
-    size_t vocab;                    /* of the model: an id beyond is an error */
+    size_t vocab;                    /* of the model: a larger id is an error */
     const char *cache_dir;           /* token shards; created */
     const char *model_dir;           /* NULL where the data need no tokenizer */
     const char *template_;           /* chat template: "model", a built-in name, a file; NULL = "model" */
     enum mt_cfg_train_on train_on;
-    int n_processes;                 /* that make tokens; 0 is 1 */
+    int n_processes;                 /* that make tokens; 0 means 1 */
 };
 
 /**
- * A tokenised data set: memory-mapped token shards, one a file (made when missing or stale), and a view of
+ * A tokenised data set: memory-mapped token shards, one for each file (made when missing or stale), and a view of
  * the samples in them that keeps none longer than seq_len. Immutable once opened: any thread may read.
  */
 typedef struct mt_dataset mt_dataset;
 
 struct mt_dataset_stats {
-    uint64_t n_samples, n_tokens, n_trained, max_len; /* n_trained: targets, as the loss counts them */
+    uint64_t n_samples, n_tokens, n_trained, max_len; /* n_trained: tokens that get a loss */
     uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
     uint64_t n_untrained; /* samples left out: no loss token */
     uint64_t n_endless;   /* samples that train no token that ends a turn */
-    uint64_t longest;     /* sample, before it is cut */
+    uint64_t longest;     /* tokens of the longest sample, before it is cut */
     bool from_cache;
     const char *format; /* the one detected; "mixed" where files differ */
 };
@@ -87,7 +87,7 @@ struct mt_sampler_params {
 };
 
 /**
- * Which rows make which step. Rows (one or several samples of at most seq_len tokens in all) are made
+ * Decides which rows make which step. Rows (one or several samples of at most seq_len tokens in all) are made
  * once, in a fixed order; each epoch visits them in another counter-based permutation, so any step is
  * found in O(1) and a resume needs nothing but the step's number.
  *
@@ -106,7 +106,7 @@ uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
 double mt_sampler_efficiency(const mt_sampler *s);
 /** Documents a row holds at most: the capacity a micro-batch needs is micro_batch times that. */
 size_t mt_sampler_max_docs_per_row(const mt_sampler *s);
-/** Room for a step; finish with mt_step_data_finish(). */
+/** Allocates buffers for a step; release them with mt_step_data_finish(). */
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err);
 void mt_step_data_finish(struct mt_step_data *sd);
 /** Fills the micro-batches of step `step` (from 0, over all epochs). The last step of an epoch is

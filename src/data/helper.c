@@ -22,7 +22,7 @@ static char *join3(const char *a, const char *b, const char *c)
     return asprintf(&p, "%s/%s/%s", a, b, c) < 0 ? NULL : p;
 }
 
-/* DIR of the program, then its parents: an installed tree and a build tree look alike from there. */
+/* Looks in the program's folder and its parents: works in an installed tree and in a build tree. */
 static char *find_script(void)
 {
     static const char *const folders[] = {"share/megatrain", "scripts"};
@@ -93,7 +93,7 @@ static void child(const char *python, const char *script, int in, int out, int e
     _exit(127);
 }
 
-/* A file without a name that holds `text`, at its begin. */
+/* An unnamed file that holds `text`, positioned at its start. */
 static int memory_file(const char *name, const char *text)
 {
     int fd = memfd_create(name, MFD_CLOEXEC);
@@ -111,7 +111,7 @@ static enum mt_err_kind kind_of(const char *name)
     return strcmp(name, "usage") ? MT_ERR_RUNTIME : MT_ERR_USAGE;
 }
 
-/* One line of the helper; 1 where it is the last. */
+/* Handles one line of the helper's output; 1 where it is the last. */
 static int on_line(const char *line, size_t len, const char *script, int *result,
                    void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
 {

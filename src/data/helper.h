@@ -21,7 +21,7 @@
 int mt_helper_run(const cJSON *job, void (*on_event)(void *ctx, const cJSON *event), void *ctx,
                   struct mt_err *err);
 
-/** The helper's folder, for the key of what it makes; freed with free(). NULL where it is not found. */
+/** The helper's folder, whose code is part of the hash of a shard; freed with free(). NULL where it is not found. */
 char *mt_helper_dir(void);
 
 #endif

@@ -18,9 +18,9 @@ struct mt_loader {
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int ahead;         /* index of the data that is the thread's */
-    int64_t wanted;    /* step to be made; NOTHING: none */
-    int64_t made;      /* step that is made; NOTHING: none */
+    int ahead;         /* index of the buffer that the thread fills */
+    int64_t wanted;    /* step that is wanted; NOTHING: none */
+    int64_t made;      /* step that is ready; NOTHING: none */
     int rc;            /* of making it */
     struct mt_err err;
     bool quit;
@@ -102,7 +102,7 @@ int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, 
 {
     pthread_mutex_lock(&l->lock);
     if (l->wanted != (int64_t)step) {
-        while (l->wanted != NOTHING && l->made != l->wanted) /* what is under way is thrown away */
+        while (l->wanted != NOTHING && l->made != l->wanted) /* the step under way is dropped */
             pthread_cond_wait(&l->changed, &l->lock);
         l->wanted = (int64_t)step;
         pthread_cond_broadcast(&l->changed);

@@ -6,13 +6,13 @@
 
 /**
  * Makes the micro-batches of the next step on a thread of its own while the caller trains on those of
- * this one. What a step holds is the sampler's business alone: the loader only looks one step ahead.
+ * this one. The sampler alone decides what a step holds; the loader only works one step ahead.
  *
  * Thread-safety: one caller; the sampler is the loader's as long as it lives.
  */
 typedef struct mt_loader mt_loader;
 
-/** Begins at once with `first_step`. Steps at and beyond `end_step` are not looked ahead to. */
+/** Begins with `first_step` at once. Never prepares `end_step` or later ones ahead. */
 int mt_loader_create(mt_loader **out, mt_sampler *s, uint64_t first_step, uint64_t end_step,
                      struct mt_err *err);
 /** Accepts NULL; sets *l to NULL. */

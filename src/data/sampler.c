@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rows are packed best-fit decreasing, a window of samples at a time, with the rows of earlier windows
- * still open: near the quality of one big sort, in bounded time. Open rows hang in lists by room left; a
- * bitmap over the room finds the tightest that fits.
+ * still open: near the quality of one big sort, in bounded time. Open rows are kept in lists by free tokens; a
+ * bitmap over those lengths finds the tightest fit.
  *
- * Files whose weights differ are packed apart, in groups; each group's rows are one range.
+ * Files of different weights are packed separately, in groups; each group's rows are one range.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -42,8 +42,8 @@ struct mt_sampler {
 struct packer {
     mt_sampler *s;
     const struct group *g;
-    uint32_t *row_of, *next;       /* by place in the order; by row: next in its list */
-    uint32_t *head;                /* by room left: first row, or NONE */
+    uint32_t *row_of, *next;       /* row of the sample at each place of the order; next row of a row's list */
+    uint32_t *head;                /* by free tokens: first row, or NONE */
     uint64_t *bitmap;
     struct item {
         uint64_t place;
@@ -81,7 +81,7 @@ static void push_row(struct packer *k, uint32_t row, size_t room)
     k->bitmap[room / 64] |= UINT64_C(1) << (room % 64);
 }
 
-/* Takes the row with the least room >= len, or opens one; *room is what it had. */
+/* Takes the row with the fewest free tokens that suffice, or opens one; *room is what it had free. */
 static uint32_t take_row(struct packer *k, size_t len, size_t *room)
 {
     size_t words = k->s->p.seq_len / 64 + 1;
@@ -117,7 +117,7 @@ static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err
         size_t room = s->p.seq_len, len = k->window[i].len;
         uint32_t row = s->p.packing ? take_row(k, len, &room) : (uint32_t)s->n_rows++;
         k->row_of[k->window[i].place] = row;
-        if (s->p.packing && room - len > 1) /* a token alone cannot be trained */
+        if (s->p.packing && room - len > 1) /* a single token cannot be trained */
             push_row(k, row, room - len);
     }
     return 0;
@@ -188,7 +188,7 @@ static int pack(mt_sampler *s, struct mt_err *err)
     return rc;
 }
 
-/* The group of a weight, made where it is new. There is room for one a file. */
+/* The group of a weight, added where it is new. There are at most as many as files. */
 static struct group *group_of(mt_sampler *s, double weight)
 {
     for (size_t i = 0; i < s->n_groups; i++)

@@ -44,11 +44,11 @@ void mt_note_place(char *list, size_t size, const char *where)
     int commas = 0;
     for (size_t i = 0; i < len; i++)
         commas += list[i] == ',';
-    if (commas < 2) /* of a long path, the end tells more */
+    if (commas < 2) /* of a long path, keep the end */
         snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
 }
 
-/* The sample under way is whole. */
+/* Ends the sample that is being built. */
 static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t place,
                          struct mt_err *err)
 {
@@ -88,7 +88,7 @@ static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *whe
     if (rc)
         return rc;
     if (!cJSON_IsString(text))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or no string", where);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or not a string", where);
     rc = push(r, MT_BYTE_BOS, false, err);
     if (!rc)
         rc = push_bytes(r, text->valuestring, strlen(text->valuestring), true, err);
@@ -127,7 +127,7 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
     for (const cJSON *v = ids->child; v; v = v->next, i++, l = l ? l->next : NULL) {
         double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
         if (!(id >= 0) || id != floor(id))
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: input_ids[%zu] is no token id", where, i);
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: input_ids[%zu] is not a token id", where, i);
         if (id >= (double)r->vocab)
             return mt_fail(err, MT_ERR_INPUT, -ERANGE,
                            "%s: input_ids[%zu] = %.0f is beyond the model's vocab_size of %zu", where,
@@ -176,10 +176,10 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
         break;
     case MT_FORMAT_AUTO:
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: no format is known by the keys of the sample: set data.format",
+                       "%s: the sample's keys fit no known format: set data.format",
                        where);
     default:
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: data.format is %s, which the sample is not", where,
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample is not of data.format = %s", where,
                        mt_format_name(r->format));
     }
     return rc ? rc : finish_sample(r, where, place, err);

@@ -12,9 +12,9 @@
 struct mt_sample_reader {
     enum mt_cfg_format format; /* detected by the first sample, AUTO before that */
     bool bytes;                /* the byte tokenizer */
-    size_t vocab;              /* of the model: an id beyond is an error */
+    size_t vocab;              /* of the model: a larger id is an error */
     struct mt_shard_writer *out;
-    struct mt_shard_header header; /* what commit wants: counts and format */
+    struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
     uint32_t *ids;                 /* the sample under way */
     uint8_t *mask;
     size_t n, cap_ids, cap_mask;
@@ -24,7 +24,7 @@ struct mt_sample_reader {
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err);
 void mt_samples_finish(struct mt_sample_reader *r);
 const char *mt_format_name(enum mt_cfg_format f);
-/** Adds a place to a list of at most three, cut where it is full. */
+/** Adds a place to a list of at most three, truncated where the buffer is full. */
 void mt_note_place(char *list, size_t size, const char *where);
 
 #endif

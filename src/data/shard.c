@@ -170,7 +170,7 @@ void mt_shard_writer_finish(struct mt_shard_writer *w)
     if (w->f)
         fclose(w->f);
     if (w->tmp[0])
-        unlink(w->tmp); /* gone where it was committed */
+        unlink(w->tmp); /* no such file any more where it was committed */
     free(w->offsets);
     free(w->places);
     free(w->mask);

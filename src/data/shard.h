@@ -14,9 +14,9 @@ enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum { MT_SHARD_PLAIN_TEXT = 1 }; /* flag: one text, to be cut where rows end */
 
 /**
- * A token shard, one a source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, a bit a
+ * A token shard, one for each source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, a bit a
  * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; n_samples places in the source, u64.
- * Samples are whole, whatever the length of rows will be. Little-endian. Written to a temporary name and
+ * Samples are whole, independent of the length of rows. Little-endian. Written to a temporary name and
  * renamed; scripts/megatrain_data/shard.py writes the same.
  */
 struct mt_shard_header {
@@ -41,7 +41,7 @@ struct mt_shard {
     size_t map_bytes;
 };
 
-/** Maps a shard and checks every size in it against the file. -EINVAL where it is not whole. */
+/** Maps a shard and checks every size in it against the file. -EINVAL where they do not agree. */
 int mt_shard_open(struct mt_shard *s, const char *path, uint64_t source_hash, struct mt_err *err);
 void mt_shard_close(struct mt_shard *s);
 /** Trained tokens in [first, first + n). */

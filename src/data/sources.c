@@ -178,7 +178,7 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     if (!ends_with(f->path, ".jsonl") && !ends_with(f->path, ".json"))
         return !bytes;
     cJSON *r = first_record(f->path);
-    if (!r) /* empty or broken: our own reader says where */
+    if (!r) /* empty or broken: the reader reports where */
         return false;
     bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
                 mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt"));

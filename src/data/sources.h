@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "config/config.h"
 
-/** One data file, with what the configuration says of it. */
+/** One data file, with its settings. */
 struct mt_source_file {
     char *path;
     double weight; /* times an epoch visits its samples */

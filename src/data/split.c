@@ -32,8 +32,8 @@ static int split_limit(const mt_dataset *d, const char *eval, uint64_t *limit, s
     }
     if (end == eval || *end || v < 0 || v >= (double)n)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "data.eval = %s: not a file, a percentage, or fewer samples than the %llu there "
-                       "are",
+                       "data.eval = %s: must be a file, a percentage, or a number of samples below "
+                       "%llu",
                        eval, (unsigned long long)n);
     uint64_t *h = mt_calloc(n, sizeof(*h));
     if (!h)

@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 
-/** Whose tokens: bytes, or those of a model's tokenizer.json through the data helper. */
+/** Which tokenizer: bytes, or a model's tokenizer.json through the data helper. */
 struct mt_text_params {
     bool bytes;
     const char *model_dir; /* and its chat template */
@@ -21,10 +21,10 @@ struct mt_text_sample {
     size_t n;
 };
 
-/** Called for each run of tokens that are trained or not, in order; text is UTF-8 but for bytes' own. */
+/** Called for each run of tokens that are trained or not, in order; text is UTF-8, except with the byte tokenizer. */
 typedef void (*mt_text_piece_fn)(void *ctx, size_t sample, const char *text, size_t len, bool trained);
 
-/** The text of samples. Special tokens show by name. */
+/** The text of samples. Special tokens are shown by name. */
 int mt_text_decode(const struct mt_text_params *p, const struct mt_text_sample *samples, size_t n,
                    mt_text_piece_fn fn, void *ctx, struct mt_err *err);
 

@@ -91,7 +91,7 @@ static const struct mt_family *read_family(struct reader *r, struct mt_hf_config
     return c->family;
 }
 
-/* What would change the computation and is not built must not be passed over. */
+/* A key that changes the computation and is not supported must be refused, never ignored. */
 static void refuse_unsupported(struct reader *r)
 {
     static const char *const absent[] = {
@@ -166,7 +166,7 @@ static void read_windows(struct reader *r, struct mt_hf_config *c)
         c->window[i] = upper && i < from ? 0 : window;
 }
 
-/* -1 where it is none. */
+/* -1 where the value is not a token id. */
 static int64_t token_id(const cJSON *v)
 {
     return cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < 0x1p31

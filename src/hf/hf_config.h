@@ -54,7 +54,7 @@ struct mt_hf_config {
  * (MT_ERR_INPUT); warnings (yarn factor that differs, ...) go to the log.
  */
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err);
-/** The same from text, for tests and fuzzing; `name` stands in messages. */
+/** The same from text, for tests and fuzzing; `name` is used in messages. */
 int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
                        struct mt_err *err);
 

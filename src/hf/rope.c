@@ -157,7 +157,7 @@ static void llama3_freqs(float *f, size_t half, const struct mt_rope_config *r)
     }
 }
 
-/* Dimension at which a rotation is done `turns` times over the original context (Peng et al. 2023). */
+/* Dimension whose rotation completes `turns` periods over the original context (Peng et al. 2023). */
 static double yarn_dim(double turns, size_t rot, const struct mt_rope_config *r)
 {
     return (double)rot * log((double)r->original_max_pos / (turns * 2 * M_PI)) / (2 * log(r->theta));

@@ -109,7 +109,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct mt_st_tensor *)a)->name, ((const struct mt_st_tensor *)b)->name);
 }
 
-/* Tensors must cover the data exactly: no holes, no overlaps, nothing behind. */
+/* Tensors must cover the data exactly: no holes, no overlaps, nothing after the last. */
 static int check_cover(struct mt_st_tensor *t, size_t n, uint64_t data_at, uint64_t file_size,
                        const char *file, struct mt_err *err)
 {
@@ -124,12 +124,12 @@ static int check_cover(struct mt_st_tensor *t, size_t n, uint64_t data_at, uint6
             return bad(err, file, t[i].name, "ends beyond the file: it is truncated");
     }
     if (at != file_size)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %llu bytes behind the last tensor", file,
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %llu bytes after the last tensor", file,
                        (unsigned long long)(file_size - at));
     qsort(t, n, sizeof(*t), by_name);
     for (size_t i = 1; i < n; i++)
         if (!strcmp(t[i - 1].name, t[i].name))
-            return bad(err, file, t[i].name, "stands twice");
+            return bad(err, file, t[i].name, "appears twice");
     return 0;
 }
 
@@ -180,7 +180,7 @@ int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *hea
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a safetensors file", name);
     int rc = mt_json_parse(&root, header, len, name, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsObject(root))
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the header is no JSON object", name);
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the header is not a JSON object", name);
     if (!rc)
         rc = collect(tensors, n, root, 8 + (uint64_t)len, file_size, name, err);
     cJSON_Delete(root);

@@ -27,8 +27,10 @@ struct mt_st_tensor {
     int file;        /* index into mt_st_model.files */
 };
 
-/** One or several safetensors files, opened and checked (format rules: no holes, overlaps, duplicates,
- * lies about size; untrusted header). Tensors are sorted by name. */
+/**
+ * One or several safetensors files, opened and checked (format rules: no holes, overlaps, duplicates or wrong
+ * sizes; the header is untrusted). Tensors are sorted by name.
+ */
 struct mt_st_model {
     struct mt_st_tensor *tensors;
     size_t n_tensors;

@@ -8,23 +8,23 @@
 
 #include "base/err.h"
 
-/** CPUs this process may use: one a core, in hwloc's order, within the affinity mask; no more than the
+/** CPUs this process may use: one for each core, in hwloc's order, within the affinity mask; no more than the
  * cgroup's CPU quota. *cpus is the caller's. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 
-/** Memory there is, in bytes; UINT64_MAX where there is no such limit. */
+/** Limits of memory, in bytes; UINT64_MAX where there is no such limit. */
 struct mt_hw_memory {
     uint64_t total, available;        /* MemTotal, MemAvailable */
     uint64_t cgroup_free;             /* least of limit - usage without cached files, up the hierarchy */
     uint64_t address_space;           /* RLIMIT_AS less what is mapped */
     uint64_t memlock;                 /* RLIMIT_MEMLOCK */
 };
-/** `root` is put before /proc and /sys: "" but for tests. */
+/** `root` is put before /proc and /sys; "" except in tests. */
 int mt_hw_memory(struct mt_hw_memory *out, const char *root, struct mt_err *err);
 /**
- * Bytes that this process has in memory now; some hundred KiB more or less from one process to the next, so that
- * MEGATRAIN_RESIDENT in the environment says otherwise, for tests of budgets. 0: not known, as with a sanitizer, whose
- * own memory is most of it.
+ * Resident bytes of this process. They vary by some hundred KiB between processes, so tests of budgets override
+ * them with MEGATRAIN_RESIDENT in the environment. 0: not known, as with a sanitizer, whose own memory is most
+ * of it.
  */
 int mt_hw_resident(uint64_t *bytes, struct mt_err *err);
 /** Bytes free for this user on the file system of `path` (or of its nearest parent that exists). */

@@ -17,7 +17,7 @@ static FILE *open_under(const char *root, const char *path)
     return fopen(full, "re");
 }
 
-/* "Name:  123 kB" of a /proc file, in bytes; 0 where it is not there. */
+/* "Name:  123 kB" of a /proc file, in bytes; 0 where there is no such line. */
 static uint64_t proc_field(const char *root, const char *file, const char *name)
 {
     char line[256];
@@ -33,7 +33,7 @@ static uint64_t proc_field(const char *root, const char *file, const char *name)
     return kb * 1024;
 }
 
-/* A file that holds one number; UINT64_MAX for "max", or where it is not there. */
+/* A file that holds one number; UINT64_MAX for "max", or where the file is missing. */
 static uint64_t number_in(const char *root, const char *dir, const char *name)
 {
     char path[4096], text[64] = "";
@@ -45,11 +45,11 @@ static uint64_t number_in(const char *root, const char *dir, const char *name)
     if (!got || text[0] < '0' || text[0] > '9')
         return UINT64_MAX;
     uint64_t v = strtoull(text, NULL, 10);
-    return v >= (UINT64_C(1) << 62) ? UINT64_MAX : v; /* version 1 says "none" so */
+    return v >= (UINT64_C(1) << 62) ? UINT64_MAX : v; /* how cgroup version 1 says "no limit" */
 }
 
-/* Bytes of files that a group's usage counts and that the kernel gives up before it kills: usage is full of
- * them after every build and every download. */
+/* Page cache counted in a group's usage, which the kernel drops before it kills a process: after a build or a
+ * download most of usage is that. */
 static uint64_t cached_in(const char *root, const char *dir)
 {
     static const char *const names[] = {"active_file", "inactive_file", "total_active_file",
@@ -74,7 +74,7 @@ static uint64_t free_under(uint64_t limit, uint64_t used)
     return limit > used ? limit - used : 0;
 }
 
-/* From a group up to the root, the least of what each leaves. */
+/* The least free memory of the group and its parents, up to the root. */
 static uint64_t walk_up(const char *root, const char *mount, char *group, const char *limit,
                         const char *usage)
 {
@@ -149,13 +149,13 @@ int mt_hw_resident(uint64_t *bytes, struct mt_err *err)
     *bytes = fixed ? strtoull(fixed, NULL, 10) : 0;
     if (fixed || sanitized)
         return 0;
-    *bytes = proc_field("", "/proc/self/smaps_rollup", "Rss"); /* exact; what status says may lag */
+    *bytes = proc_field("", "/proc/self/smaps_rollup", "Rss"); /* exact; /proc/self/status may lag */
     if (!*bytes)
         *bytes = proc_field("", "/proc/self/status", "VmRSS");
     return *bytes ? 0 : mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "cannot read VmRSS of /proc/self/status");
 }
 
-/* Of the file system that holds the path, or would. */
+/* Of the file system that holds the path, or would hold it. */
 static int file_system_of(const char *path, struct statvfs *st)
 {
     char p[4096];

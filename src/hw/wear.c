@@ -18,7 +18,7 @@ enum { PAGE = 512, DATA_UNIT = 512000, GET_LOG_PAGE = 0x02, SMART = 0x02 };
 void mt_hw_wear_parse(struct mt_hw_wear *out, const uint8_t page[PAGE])
 {
     uint64_t units = 0;
-    for (int i = 7; i >= 0; i--) /* the upper half of its 128 bits is for later ages */
+    for (int i = 7; i >= 0; i--) /* the upper half of its 128 bits is always zero in practice */
         units = units << 8 | page[48 + i];
     out->percent_used = page[5];
     out->written_bytes = units > UINT64_MAX / DATA_UNIT ? UINT64_MAX : units * DATA_UNIT;

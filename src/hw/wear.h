@@ -8,7 +8,7 @@
 /** What an NVMe drive says of its age (NVM Express base specification 2.0, 5.16.1.3: SMART log page). */
 struct mt_hw_wear {
     char drive[64];          /* "/dev/nvme0n1" */
-    unsigned percent_used;   /* of the endurance the vendor rates; may pass 100 */
+    unsigned percent_used;   /* of the endurance that the vendor rates; may exceed 100 */
     uint64_t written_bytes;  /* by hosts, so far */
     uint64_t rated_bytes;    /* what 100 percent would be at this rate; 0: too new to tell */
 };

@@ -16,7 +16,7 @@ void mt_axis_include(struct mt_axis *a, double v);
 void mt_axis_round(struct mt_axis *a, bool zero);
 double mt_axis_at(const struct mt_axis *a, double v);
 bool mt_axis_shows(const struct mt_axis *a, double v);
-/** Round values between the ends; returns their number, at most `max`. */
+/** Fills in round values between the ends; returns their number, at most `max`. */
 size_t mt_axis_ticks(const struct mt_axis *a, double *ticks, size_t max);
 /** "12k", "1e-05", "0.25". */
 const char *mt_axis_label(char *buf, size_t len, double v);

@@ -49,7 +49,7 @@ void mt_chart_heat_map(struct mt_str *out, const struct mt_heat_map *m)
                 mt_str_printf(out, "fill=\"rgb(%d,%d,%d)\"/>\n", rgb[0], rgb[1], rgb[2]);
             else
                 mt_str_printf(out, "fill=\"%s\"/>\n", cell->text ? "url(#mt-hatch)" : "none");
-            if (cell->text && !value) /* a plate, so that it reads on the hatching */
+            if (cell->text && !value) /* a plain background, so that text can be read on the hatching */
                 mt_str_printf(out, "<rect class=\"mt-bg\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"16\" rx=\"3\"/>\n",
                               x + w / 2 - 3.4 * (double)strlen(cell->text) - 3, y + CELL_H / 2.0 - 8,
                               6.8 * (double)strlen(cell->text) + 6);

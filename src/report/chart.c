@@ -15,7 +15,7 @@ enum { MAX_POINTS = 1200 };
 
 void mt_chart_style(struct mt_str *out)
 {
-    /* Okabe and Ito's colours, which the colour-blind can tell apart; lightened for the dark page */
+    /* Okabe and Ito's colours, which colour-blind readers can distinguish; lightened for the dark page */
     static const char *const light[] = {"#0072b2", "#d55e00", "#009e73", "#b8860b",
                                         "#a2488a", "#2f8fc9", "#6b6b6b", "#7a5c00"};
     static const char *const dark[] = {"#4db3ea", "#ff8a3d", "#2fcf9f", "#e8c547",
@@ -86,7 +86,7 @@ static void no_data(struct mt_str *out)
     mt_svg_text(out, MT_CHART_W / 2.0, MT_CHART_H / 2.0, "mt-label", "middle", "no data");
 }
 
-/* Every stride-th point, but of each run the extremes: spikes must not vanish. */
+/* Thins to every stride-th point, keeping the extremes of each stride: spikes must not vanish. */
 static void draw_line(struct mt_str *out, const struct mt_series *s, const struct mt_axis *x,
                       const struct mt_axis *y)
 {
@@ -178,7 +178,7 @@ static void draw_layer(struct mt_str *out, const struct mt_series *s, double *ba
         base[i] += finite_or_0(s->y[i]);
 }
 
-/* Where the axis ends: a few steps that are far longer than the rest (the first one) go over the edge. */
+/* Where the axis ends: a few steps that are far longer than the rest (such as the first) are cut off. */
 static double usual_top(const double *v, size_t n)
 {
     double *sorted = mt_calloc(n, sizeof(double)), top = INFINITY;

@@ -28,13 +28,13 @@ struct mt_series {
 };
 struct mt_chart {
     const char *title, *x_label, *y_label;
-    bool log_y, zero; /* zero: the axis begins there */
+    bool log_y, zero; /* the axis begins at zero */
     const struct mt_series *series;
     size_t n_series;
 };
 void mt_chart_lines(struct mt_str *out, const struct mt_chart *c);
 
-/** Layers over each other: y of series k stands on the sum of those before. Lines (dashed) do not stack. */
+/** Stacked layers: y of series k is drawn on the sum of those before. Lines (dashed) are not stacked. */
 void mt_chart_stack(struct mt_str *out, const struct mt_chart *c);
 
 /** Points, and the line on which both are equal; both axes logarithmic. labels[i] is shown on hovering. */

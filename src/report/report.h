@@ -8,7 +8,7 @@
 
 /** A picture or table of a report. */
 struct mt_panel {
-    char section[160]; /* heading it stands under */
+    char section[160]; /* its heading */
     char name[64];     /* file name of its SVG, without ".svg"; "" for a table */
     char *content;     /* an <svg> element, or HTML */
 };
@@ -19,7 +19,7 @@ struct mt_report {
 
 /**
  * Reads folders of runs (metrics.jsonl, run.json, trace.json) and of sweeps (sweep.json) and draws what is
- * there; a run that crashed has its metrics up to then, a torn last line is left out. Several runs share
+ * there; a run that crashed is drawn up to the crash, an incomplete last line is ignored. Several runs share
  * the panels of loss, rate and norm. MT_ERR_INPUT names a folder that is neither.
  */
 int mt_report_make(struct mt_report *out, const char *const *dirs, size_t n, struct mt_err *err);

@@ -33,7 +33,7 @@ struct mt_run_data {
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
 void mt_run_data_finish(struct mt_run_data *r);
 
-/** Takes the text, which may have failed. */
+/** Takes ownership of the text, which may be in a failed state. */
 int mt_report_add(struct mt_report *r, const char *section, const char *name, struct mt_str *content,
                   struct mt_err *err);
 /** Panels of several runs at once, then of each alone. */

@@ -38,7 +38,7 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
     if (!r->eval_step || !r->eval_loss)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line); /* a torn last line is no record */
+        cJSON *o = cJSON_Parse(line); /* an incomplete last line */
         const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
         if (cJSON_IsNumber(step) && eval) {
             r->eval_step[r->n_eval] = step->valuedouble;
@@ -91,7 +91,7 @@ void mt_run_data_finish(struct mt_run_data *r)
     *r = (struct mt_run_data){{0}};
 }
 
-/* Exponential mean that starts at the first value and skips what is not finite. */
+/* Exponential mean; starts at the first value, skips values that are not finite. */
 static double *smooth(const double *v, size_t n)
 {
     double *out = mt_calloc(n + 1, sizeof(double)), mean = NAN;
@@ -112,7 +112,7 @@ static int add_lines(struct mt_report *r, const char *section, const char *name,
     return mt_report_add(r, section, name, &s, err);
 }
 
-/* Loss over steps, or over tokens: every step faint, its mean, and the evaluations. */
+/* Loss over steps, or over tokens: each step (faint), the running mean, and the evaluations. */
 static int add_loss(struct mt_report *r, const char *section, const struct mt_run_data *runs, size_t n,
                     int x, struct mt_err *err)
 {

@@ -39,7 +39,7 @@ static size_t index_of(struct values *l, const char *value)
     return l->n++;
 }
 
-/* What a row is apart from its first two axes: each such gives a map. */
+/* A row's values on all axes but the first two: each combination gets a map of its own. */
 static void rest_of(char *buf, size_t len, const cJSON *row)
 {
     const cJSON *a;
@@ -188,7 +188,7 @@ static int add_table(struct mt_report *r, const char *section, const cJSON *rows
         add_cell(&s, mt_json_get(row, "job"));
         cJSON_ArrayForEach(a, mt_json_get(row, "axes")) add_cell(&s, a);
         add_cell(&s, mt_json_get(row, "status"));
-        bool any = mt_json_get(row, "tok_s") != NULL; /* what does not fit has no figures */
+        bool any = mt_json_get(row, "tok_s") != NULL; /* a job that does not fit has no figures */
         for (size_t i = 0; i < MT_ARRAY_LEN(shown); i++)
             add_cell(&s, any ? mt_json_get(row, shown[i].key) : NULL);
         mt_str_printf(&s, "</tr>\n");

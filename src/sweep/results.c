@@ -100,7 +100,7 @@ static double median_prediction(const struct mt_sweep_run *runs, size_t n)
     return median;
 }
 
-/* Of the runs that ended well; `predicted` 0: as each has it. */
+/* Of the runs that succeeded; `predicted` 0: each run's own prediction. */
 static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, double predicted)
 {
     double *v = mt_calloc(n, sizeof(double));

@@ -69,7 +69,7 @@ static int usage(struct mt_err *err, const char *file, int line, const char *wha
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s: \"%s\"", file, line, what, value);
 }
 
-/* A configuration key with its path made whole; into `l`. */
+/* Adds a configuration key to `l`; a relative path becomes absolute. */
 static int add_key(struct mt_sweep_list *l, const char *file, int line, const char *section,
                    const char *name, const char *value, struct mt_err *err)
 {
@@ -150,7 +150,7 @@ static struct variant *find_variant(struct spec *p, const char *name)
     return v;
 }
 
-/* A job without keys is a job too, and the parser tells of keys alone. */
+/* The parser calls back for keys only, so jobs without keys are found here. */
 static int list_variants(struct spec *p, const char *path, struct mt_err *err)
 {
     char *text = NULL, *save = NULL;
@@ -186,7 +186,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     return add_dotted(&v->set, file, line, key, value, err);
 }
 
-/* The k-th of a comma list, trimmed, into buf; false behind the last. */
+/* The k-th item of a comma list, trimmed, into buf; false past the last. */
 static bool item(char *buf, size_t len, const char *list, size_t k)
 {
     while (k--) {
@@ -256,7 +256,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
         item(value, sizeof(value), p->axes.p[i].value, at[i]);
         ok = set(&all, p->axes.p[i].key, value) && set(&j->axes, p->axes.p[i].key, value);
     }
-    /* so many steps, and nothing else that takes time */
+    /* that many steps, without evaluation, checkpoints or anything else that takes time */
     snprintf(steps, sizeof(steps), "%d", s->warmup_steps + s->steps);
     const char *fixed[][2] = {{"train.steps", steps},  {"train.epochs", ""},      {"train.tokens", ""},
                               {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},

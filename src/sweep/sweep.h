@@ -34,7 +34,7 @@ struct mt_sweep {
     bool zip;
     int warmup_steps, steps, repeat, max_repeat;
     double spread;             /* deviation over median above which a job is run again */
-    double cooldown;           /* seconds before each run */
+    double cooldown;           /* pause before each run, in seconds */
     bool abort_on_oom;
     struct mt_sweep_job *jobs;
     size_t n_jobs;
@@ -51,18 +51,18 @@ struct mt_stats {
 };
 struct mt_stats mt_stats_of(const double *v, size_t n);
 
-/** One run of a job; kept as DIR/HASH.K.json, so that a sweep goes on where it was. */
+/** One run of a job; kept as DIR/HASH.K.json, so that an interrupted sweep can be continued. */
 struct mt_sweep_run {
     char status[64];      /* "ok", "does not fit", "exit 3", "signal 9" */
     double seconds;       /* median of the measured steps */
     double tok_s, t_fwd, t_bwd, t_wait, t_adam, h2d_bytes, d2h_bytes;
-    double device_bytes;  /* the arena as planned */
-    double peak_bytes;    /* largest resident set of the process; 0: not its own alone */
+    double device_bytes;  /* device memory as planned */
+    double peak_bytes;    /* largest resident set of the process; 0: not known for this run alone */
     double planned_bytes; /* host memory as planned before it began, arena included */
     double predicted, ratio; /* by the rates of the very time: medians over steps of what they predict, and of measured
                                 over predicted; 0: none. Not kept */
 };
-/** What was said about a job beforehand; seconds 0: nothing was. */
+/** The prediction for a job; seconds 0: there is none. */
 struct mt_sweep_prediction {
     double seconds, device_bytes, host_bytes, model_flops, peak_flops, tokens;
     char bound[2][24]; /* forward, backward */

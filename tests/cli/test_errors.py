@@ -49,7 +49,7 @@ def config_cases(tmp, model, data):
     check("wrong type", run(ini("[train]\nsteps = soon\n")), 2, "c.ini:2", "train.steps", "whole number")
     check("missing unit", run(ini("[memory]\ndevice_budget = 20\n")), 2, "c.ini:2", "unit")
     check("duplicate key", run(ini("[train]\nsteps = 1\nsteps = 2\n")), 2, "c.ini:3", "twice", "line 2")
-    check("duplicate section", run(ini("[train]\nsteps = 1\n[data]\n[train]\n")), 2, "c.ini:4", "twice")
+    check("duplicate section", run(ini("[train]\nsteps = 1\n[data]\n[train]\n")), 2, "c.ini:4", "duplicate section")
     check("undefined variable", run(ini("[model]\npath = ${NO_SUCH_VARIABLE}\n")), 2, "c.ini:2", "NO_SUCH_VARIABLE")
     check("key before section", run(ini("steps = 1\n")), 2, "c.ini:1", "section")
     check("no equals sign", run(ini("[train]\nsteps\n")), 2, "c.ini:2")
@@ -118,7 +118,7 @@ def model_cases(tmp, data):
         "too short": (lambda d: open(os.path.join(d, "model.safetensors"), "wb").write(b"abc"), "too short"),
         "header length lies": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(8), 1 << 60), "truncated"),
         "truncated data": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(4)), "truncated"),
-        "trailing bytes": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(9)), "behind the last"),
+        "trailing bytes": (lambda d: safetensors(d + "/model.safetensors", {"a": one}, bytes(9)), "after the last"),
         "overlap": (lambda d: safetensors(d + "/model.safetensors", {"a": one, "b": one}, bytes(8)), "overlaps"),
         "hole": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "data_offsets": [4, 12]}}, bytes(12)), "hole"),
         "shape lies": (lambda d: safetensors(d + "/model.safetensors", {"a": {**one, "shape": [3]}}, bytes(8)), "do not fit"),

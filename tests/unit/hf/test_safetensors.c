@@ -70,7 +70,7 @@ static void headers_that_lie_are_refused(void **state)
         {"{" T("a", "F32", "[2]", 0, 8) "}", 8, 0, "not a safetensors"},
         {"{" T("a", "F32", "[2]", 0, 8) "}", 8, 1, "not a safetensors"},
         {"{" T("a", "F32", "[2]", 0, 8) "}", 7, -1, "truncated"},
-        {"{" T("a", "F32", "[2]", 0, 8) "}", 9, -1, "1 bytes behind"},
+        {"{" T("a", "F32", "[2]", 0, 8) "}", 9, -1, "1 bytes after"},
         {"{" T("a", "F32", "[2]", 0, 8) "," T("b", "F32", "[2]", 4, 12) "}", 12, -1, "overlaps"},
         {"{" T("a", "F32", "[2]", 0, 8) "," T("b", "F32", "[2]", 0, 8) "}", 8, -1, "overlaps"},
         {"{" T("a", "F32", "[2]", 0, 8) "," T("b", "F32", "[2]", 12, 20) "}", 20, -1, "hole"},
@@ -140,7 +140,7 @@ static void unusual_files_are_read(void **state)
     (void)state;
     struct mt_st_model m;
     struct mt_err err = {0};
-    /* spaces behind, no metadata first, scalars, empty tensors at one offset, tensors out of order */
+    /* spaces at the end, no metadata first, scalars, empty tensors at one offset, tensors out of order */
     put("u", "{" T("c", "U8", "[]", 8, 9) "," T("z", "F32", "[0,5]", 8, 8) ",\"__metadata__\":{\"format\":\"pt\"},"
         T("a", "BF16", "[2,2]", 0, 8) "," T("y", "I64", "[0]", 0, 0) "}      ", 9, -1);
     if (mt_st_open_file(&m, at("u"), &err))
