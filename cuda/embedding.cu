@@ -99,7 +99,7 @@ static __global__ void __launch_bounds__(WARP *RUN_WARPS)
         }
         return;
     }
-    for (size_t last = tile + RUN_WARPS; tile < last && tile < tiles; tile++) {
+    for (int i = 0; i < RUN_WARPS && tile < tiles; i++, tile++) {
         float sum[N] = {};
         size_t column = (tile * WARP + threadIdx.x) * N;
         if (column < a.c)

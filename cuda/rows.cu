@@ -136,11 +136,11 @@ static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *
             for (int k = 0; k < N; k++)
                 x[k] += y[k];
             store16(out + i, pack<T>(x));
-        } else {
-            for (; i < n; i++)
-                store(out + i, load(a + i) + load(b + i));
         }
     }
+    size_t rest = n - n % N + threadIdx.x; /* what fills no access, by the last block */
+    if (blockIdx.x + 1 == gridDim.x && rest < n)
+        store(out + rest, load(a + rest) + load(b + rest));
 }
 
 template <typename T> static cudaError_t run_add(const struct mt_add *a, cudaStream_t stream)
