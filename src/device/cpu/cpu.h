@@ -38,15 +38,21 @@ size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size
 /**
  * Hot loops are compiled for several instruction sets and chosen at load time. Contraction is off and
  * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not go with the
- * resolver that this needs.
+ * resolver that this needs, and Clang 14 gives it a name that other files do not find.
  */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__x86_64__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__) || !defined(__x86_64__)
 #define MT_HOT
 #else
 #define MT_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 /** What several hot loops share: compiled anew in each, for its constants and its instruction set. */
 #define MT_HOT_PART static inline __attribute__((always_inline))
+/** Before a loop: no iteration reads what another one writes. */
+#ifdef __clang__
+#define MT_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define MT_INDEPENDENT _Pragma("GCC ivdep")
+#endif
 enum { MT_LANES = 16 };
 
 /** Rows of a chunk so that one has some 32k elements; depends on the shape alone. */

@@ -32,7 +32,7 @@ MT_HOT static float exp_sum(const float *x, float shift, size_t n)
 /* y may be x. */
 MT_HOT static void softmax_piece(float *y, const float *x, float shift, float scale, size_t n)
 {
-#pragma GCC ivdep
+    MT_INDEPENDENT
     for (size_t i = 0; i < n; i++)
         y[i] = mt_exp_negative(x[i] - shift) * scale;
 }

@@ -202,5 +202,8 @@ float *mt_cpu_bf16_gemm_sums(struct mt_cpu_bf16_gemm *g)
 void mt_cpu_bf16_gemm_describe(char *buf, size_t len)
 {
     const dnnl_version_t *v = dnnl_version();
-    snprintf(buf, len, wanted() ? "oneDNN %d.%d.%d" : "", v->major, v->minor, v->patch);
+    if (wanted())
+        snprintf(buf, len, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+    else if (len)
+        *buf = '\0';
 }

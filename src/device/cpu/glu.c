@@ -48,7 +48,7 @@ MT_HOT_PART void backward_of(enum mt_glu_kind kind, const struct pieces *p, size
 {
     float *dg = p->dg, *du = p->du, *y = p->y;
     const float *g = p->g, *u = p->u, *dy = p->dy;
-#pragma GCC ivdep
+    MT_INDEPENDENT
     for (size_t i = 0; i < n; i++) {
         float s = gate_of(kind, g[i]), act = g[i] * s, up = u[i], gate = dy[i] * up;
         du[i] = dy[i] * act;

@@ -45,7 +45,7 @@ static int tear_down(void **state)
 /* Turns a bit of a byte, verifies, turns it back. The message must hold all words. */
 static void turn(const char *path, off_t at, int bit, const char *words[3])
 {
-    unsigned char c, bad;
+    unsigned char c = 0, bad;
     struct mt_err err = {0};
     int fd = open(path, O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0 && pread(fd, &c, 1, at) == 1);
