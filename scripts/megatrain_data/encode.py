@@ -210,7 +210,8 @@ class Encoder:
 
     def around(self, ids, mask):
         """Puts what the tokenizer has in front of a text, once, and an end of text, once."""
-        ahead = [] if len(ids) >= len(self.tok.prefix) and list(ids[:len(self.tok.prefix)]) == self.tok.prefix else self.tok.prefix
+        prefix = self.tok.prefix
+        ahead = [] if len(ids) >= len(prefix) and list(ids[:len(prefix)]) == prefix else prefix
         behind = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
         behind = [] if behind and list(ids[-len(behind):]) == behind else behind
         if ahead or behind:

@@ -24,7 +24,8 @@ class Chunker:
 
     def __call__(self, chunk):
         if chunk[0] == "text":
-            ids = self.encoder.tok.encode([sources.text_of(chunk)])[0] if chunk[3] > chunk[2] else np.zeros(0, np.uint32)
+            empty = chunk[3] <= chunk[2]
+            ids = np.zeros(0, np.uint32) if empty else self.encoder.tok.encode([sources.text_of(chunk)])[0]
             return ids, None, np.array([len(ids)]), None, 1, {}
         rows, places = sources.records(chunk)
         samples = []

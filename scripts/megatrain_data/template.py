@@ -159,8 +159,9 @@ class ChatTemplate:
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
         env.filters["tojson"] = to_json
         now = lambda: datetime.strptime(date, "%Y-%m-%d") if date else datetime.now()
-        env.globals.update(raise_exception=raise_exception, strftime_now=lambda f: now().strftime(f), dict=TemplateDict(),
-                           namespace=TemplateNamespace, _mt_tracker=self.tracker, **{ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
+        env.globals.update(raise_exception=raise_exception, strftime_now=lambda f: now().strftime(f),
+                           dict=TemplateDict(), namespace=TemplateNamespace, _mt_tracker=self.tracker,
+                           **{ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
         try:
             tree = env.parse(source)
             tree.body = instrument(tree.body)

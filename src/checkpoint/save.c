@@ -113,7 +113,8 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
     const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
     int part = (int)(index % N_PARTS);
     return part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
-                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->first + first, n, dst, err);
+                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->first + first, n, dst,
+                                         err);
 }
 
 /* The units from *unit on that are of one block: a file, however layers are cut. */

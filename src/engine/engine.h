@@ -12,8 +12,9 @@
 
 /**
  * The streaming engine: trains a model whose planes are in host memory or on a disk, on a device that
- * holds a few units at a time. A step runs forward and backward while the update of the step before runs under its forward
- * on host threads; the update of the newest step is pending until the next step or mt_engine_flush().
+ * holds a few units at a time. A step runs forward and backward while the update of the step before runs
+ * under its forward on host threads; the update of the newest step is pending until the next step or
+ * mt_engine_flush().
  *
  * Placement (slots, buffers, threads, budget) never changes a bit of the result.
  *

@@ -154,8 +154,8 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
                         struct mt_err *err);
 /** Sums the partial squares; NaN or infinite where the gradient is. *bad: first tensor at fault. */
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
-/** Sums per-tensor squares in a fixed order (blocks last to first, tensors in layout order) so that splitting layers does
- * not change the result. */
+/** Sums per-tensor squares in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
+ * does not change the result. */
 double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
                     const struct mt_tensor **bad);
 

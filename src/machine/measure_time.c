@@ -190,7 +190,8 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
     for (int r = 0; r < WARM_ROUNDS && !rc; r++)
         rc = mt_turns_run(t, all, err);
     int64_t begin = mt_now_ns();
-    while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < IN_TURN * mt_measure_round_ns(p)))
+    while (!rc && rounds < MOST_ROUNDS &&
+           (rounds < LEAST_ROUNDS || mt_now_ns() - begin < IN_TURN * mt_measure_round_ns(p)))
         rc = mt_turns_run(t, all + (size_t)rounds++ * n, err);
     if (!rc)
         mean_of_middle(seconds, all, n, rounds);

@@ -84,7 +84,8 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     const struct mt_hf_config *c = &p->layout->cfg;
     struct mt_widths w = mt_widths(c);
     size_t n = p->max_tokens;
-    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c), mt_op_bias_bwd_workspace(dev, n, MT_MAX(w.qkv, w.c)));
+    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c),
+                         mt_op_bias_bwd_workspace(dev, n, MT_MAX(w.qkv, w.c)));
     return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, n, (size_t)c->n_heads, (size_t)c->n_kv_heads,
                                                     (size_t)c->head_dim));
 }

@@ -39,7 +39,8 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
         rc = cast_piece(c, first, at, piece, apart ? c->m->cast_start : to, err);
         if (!rc && apart)
             rc = mt_device_copy(c->m->dev, MT_STREAM_COMPUTE,
-                                &(struct mt_copy){to, piece * size, c->m->cast_start, piece * size, piece * size, 1}, err);
+                                &(struct mt_copy){to, piece * size, c->m->cast_start, piece * size, piece * size, 1},
+                                err);
     }
     return rc;
 }

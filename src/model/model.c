@@ -89,7 +89,8 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     unit_bytes(&scratch, &workspace, dev, p);
     m->h = mt_take(base, &at, hidden);
     m->dh = mt_take(base, &at, hidden);
-    m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0); /* of a cast to 16 bits in place */
+    /* of a cast to 16 bits in place */
+    m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->workspace = mt_take(base, &at, workspace);
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;

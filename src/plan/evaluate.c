@@ -196,7 +196,8 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
 {
     struct mt_sim_graph g = {0};
     struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,
-                               .adam_threads = (int)r->placement.threads, .drives = r->drives, .link_gbps = r->link_gbps,
+                               .adam_threads = (int)r->placement.threads, .drives = r->drives,
+                               .link_gbps = r->link_gbps,
                                .tokens = (double)(r->numerics.rows_per_step * r->numerics.seq_len)};
     int rc = mt_sim_graph_build(&g, prog, costs, &sp, err);
     if (!rc)

@@ -21,7 +21,8 @@ static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const
     /* bound by memory: as fast a byte as what the machine was measured with */
     double n = (double)in->elems, bytes = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
     t->bytes = n * bytes;
-    t->seconds = n * mt_machine_adam_ns(p->machine, p->adam_threads) * 1e-9 * bytes / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    t->seconds = n * mt_machine_adam_ns(p->machine, p->adam_threads) * 1e-9 * bytes /
+                 mt_optimizer_bytes(&mt_adamw, MT_BF16);
 }
 
 static void price_copy(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)

@@ -8,7 +8,7 @@ enum {
     KIB = 1 << 10,
     MIB = 1 << 20,
     LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of tokens */
-    CODE = 6 * MIB,             /* pages of libraries, code made and thread caches that the first moments did not touch */
+    CODE = 6 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
     STACK = 32 * KIB,           /* as deep as threads go */
     OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
     TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */

@@ -56,7 +56,8 @@ def piece_level(special, size, prepend):
     t = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     steps = [normalizers.Prepend("▁")] * prepend + [normalizers.Replace(" ", "▁")]
     t.normalizer = normalizers.Sequence(steps)
-    t.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=size, show_progress=False, special_tokens=special + fallback))
+    t.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=size, show_progress=False,
+                                                        special_tokens=special + fallback))
     state = json.loads(t.to_str())  # the bytes are pieces of the vocabulary, not tokens that text is searched for
     state["added_tokens"] = [a for a in state["added_tokens"] if a["content"] in special]
     t = Tokenizer.from_str(json.dumps(state))

@@ -50,7 +50,8 @@ def a_build_that_fails_is_reported_with_its_message(tmp):
 
 
 with tempfile.TemporaryDirectory() as tmp:
-    for test in (a_build_equals_itself, a_small_change_of_numerics_is_reported, a_change_that_only_a_resumed_run_sees_is_reported,
+    for test in (a_build_equals_itself, a_small_change_of_numerics_is_reported,
+                 a_change_that_only_a_resumed_run_sees_is_reported,
                  a_build_that_fails_is_reported_with_its_message):
         test(tmp)
         print(f"ok {test.__name__}", flush=True)

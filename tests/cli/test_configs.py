@@ -25,7 +25,8 @@ with tempfile.TemporaryDirectory() as tmp:
     for path in paths:
         name = os.path.basename(path)[:-4]
         family, style, end = MODELS[name]
-        model = write_model(os.path.join(tmp, name), config(family, vocab_size=704, num_hidden_layers=2, max_position_embeddings=8192))
+        small = config(family, vocab_size=704, num_hidden_layers=2, max_position_embeddings=8192)
+        model = write_model(os.path.join(tmp, name), small)
         assert write_tokenizer(model, style) <= 704
         r = random.Random(name)
         data = os.path.join(tmp, name + ".jsonl")

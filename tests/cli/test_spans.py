@@ -33,7 +33,8 @@ def texts(r, n=400):
 def compare(tokenizer, samples):
     """How many of the samples the lengths told."""
     batch, spans = zip(*samples)
-    by_length = [byte_level.mask(t, ids, ss, tokenizer.lengths) for t, ids, ss in zip(batch, tokenizer.encode(batch), spans)]
+    by_length = [byte_level.mask(t, ids, ss, tokenizer.lengths)
+                 for t, ids, ss in zip(batch, tokenizer.encode(batch), spans)]
     got, want = tokenizer.encode_spans(batch, spans), tokenizer._by_offsets(batch, spans)
     for k, ((a, m), (b, n)) in enumerate(zip(got, want)):
         assert a.tolist() == b.tolist() and m.tolist() == n.tolist(), (batch[k], spans[k], m.tolist(), n.tolist())

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA runtime that nvcc's launch code calls and that its headers hide: registration of kernels by name,
- * and launches, which run the C++ of the kernel's PTX on the emulation. Layouts and names are those of
- * crt/host_runtime.h. With MT_PTX_COVERAGE=FILE a line a kernel is appended at exit: its mangled name, the PTX file, its
- * blocks of code as LINE:INSTRUCTIONS:EXECUTED.
+ * The part of the CUDA runtime that nvcc's launch code calls and that its headers hide: registration of kernels by
+ * name, and launches, which run the C++ of the kernel's PTX on the emulation. Layouts and names are those of
+ * crt/host_runtime.h. With MT_PTX_COVERAGE=FILE a line a kernel is appended at exit: its mangled name, the PTX file,
+ * its blocks of code as LINE:INSTRUCTIONS:EXECUTED.
  */
 #include <cxxabi.h>
 
@@ -106,7 +106,8 @@ void **__cudaRegisterFatBinary(void *)
 void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
 
-void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, void *, void *, void *, void *, int *)
+void __cudaRegisterFunction(void **, const char *host, char *, const char *name, int, void *, void *, void *,
+                            void *, int *)
 {
     std::lock_guard<std::mutex> l(lock);
     table()[host] = {host, name, nullptr, readable(name)};
@@ -141,7 +142,8 @@ cudaError_t __cudaGetKernel(const void **kernel, const void *host)
     return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
+cudaError_t __cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                             cudaStream_t stream)
 {
     static std::atomic<uint32_t> serial;
     const registered &r = *static_cast<const registered *>(kernel);

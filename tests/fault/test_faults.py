@@ -14,7 +14,8 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import BINARY, FULL, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
+from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, metrics, planes,  # noqa: E402
+                  write_data, write_ini, write_model)
 
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
 STEPS = 6
@@ -80,7 +81,8 @@ def a_drive_that_stays_broken_ends_the_run(p):
 def space_that_is_short_is_refused_before_anything_is_done(p):
     """A limit on file sizes stands in for a small drive; a small file system where one may be mounted."""
     out, ini = p.ini("short")
-    cap = lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
+    cap = lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
+                   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
     r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=cap)
     assert r.returncode == 4, (r.returncode, r.stderr)
     assert "of scratch are wanted" in r.stderr and p.drive in r.stderr, r.stderr

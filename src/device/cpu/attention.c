@@ -30,7 +30,7 @@ _Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "so is a run of keys");
 struct room {
     const struct mt_cpu_gemm_isa *isa;
     float *k, *v, *t;         /* strips of [len, d]: keys, values, and one of them with its dimensions as lanes */
-    float *s;                 /* scores [key][query] of a strip of queries; in backward of BLOCK queries and KEYS keys, */
+    float *s;                 /* scores [key][query] of a strip of queries; in backward BLOCK queries, KEYS keys, */
     float *ds, *dp;           /* as are their gradients, and these as strips of queries */
     float *q, *dO;            /* strips of [BLOCK, d], queries as lanes */
     float *q_rows, *dO_rows;  /* and dimensions as lanes */
@@ -303,7 +303,8 @@ static void leave_out(const struct room *r, size_t key, size_t from, size_t to, 
 }
 
 /* out[key][d] += sum over n queries, whole strips, of s[key][query] rows[query][d], for the keys [from, to). */
-static void gather(const struct room *r, size_t from, size_t to, size_t n, const float *s, const float *rows, float *out)
+static void gather(const struct room *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
+                   float *out)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     for (size_t i = from; i < to; i += isa->mr, s += isa->mr * BLOCK)
@@ -386,7 +387,8 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     v.base = a->v;
     v.ld = a->ld_v;
     size_t mr = r.isa->mr;
-    struct mt_cpu_pack packs[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v), strips(&k, false, 1, mr, r.t)};
+    struct mt_cpu_pack packs[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v),
+                                  strips(&k, false, 1, mr, r.t)};
     for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++)
         r.isa->pack_a(&packs[i]);
     size_t sums = (len + r.isa->mr) * r.width * sizeof(float);

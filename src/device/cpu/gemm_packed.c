@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * D is computed a block at a time, and in each the panels of K in order. Whoever begins a part of a block's columns packs
- * the strips of B that it needs for itself; they stay in its core's L2 cache while A goes by, a piece of rows at a time,
- * and others join with strips of their own when they have nothing else to do. A is read as it is where a cache allows it,
- * or else packed once, by all threads for all. How D is cut does not change an element's sum, so it may be what suits
- * the threads.
+ * D is computed a block at a time, and in each the panels of K in order. Whoever begins a part of a block's columns
+ * packs the strips of B that it needs for itself; they stay in its core's L2 cache while A goes by, a piece of rows at
+ * a time, and others join with strips of their own when they have nothing else to do. A is read as it is where a cache
+ * allows it, or else packed once, by all threads for all. How D is cut does not change an element's sum, so it may be
+ * what suits the threads.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -19,8 +19,8 @@
 enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
 /* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
-/* Strips of B in a part, a quarter of an L2 cache, or where there are threads for more parts; parts of a block; strips of
- * A in a piece; pieces left that are worth packing a part's B once more for. */
+/* Strips of B in a part, a quarter of an L2 cache, or where there are threads for more parts; parts of a block; strips
+ * of A in a piece; pieces left that are worth packing a part's B once more for. */
 enum { PART_STRIPS = 4, LEAST_STRIPS = 2, PARTS = 256, PIECE_STRIPS = 2, WORTH_JOINING = 3 };
 enum { PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 

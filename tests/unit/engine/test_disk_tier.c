@@ -81,8 +81,8 @@ static void make_layout(struct trainer *t, bool tied)
     assert_int_equal(mt_mkdir_p(dir, NULL), 0);
     assert_int_equal(mt_write_file(path, text, strlen(text), NULL), 0);
     assert_int_equal(mt_hf_config_read(&cfg, dir, NULL), 0);
-    assert_int_equal(mt_layout_create(&t->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
-                                      NULL), 0);
+    struct mt_layout_params lp = {.decay_embeddings = true, .cut = mt_cut_layer};
+    assert_int_equal(mt_layout_create(&t->layout, &cfg, &lp, NULL), 0);
 }
 
 static int make_plan(struct trainer *t, size_t device_bytes, struct mt_err *err)

@@ -53,7 +53,8 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
     made_fill(&model, 5);
     for (size_t u = 0; u < model.layout->n_units; u++) /* moments like those of a fresh run */
         for (int k = 0; k < mt_adamw.n_states; k++)
-            memset(mt_plane(model.planes, u, MT_PLANE_STATE + k), 0, mt_plane_elems(model.planes, u, MT_PLANE_STATE) * 4);
+            memset(mt_plane(model.planes, u, MT_PLANE_STATE + k), 0,
+                   mt_plane_elems(model.planes, u, MT_PLANE_STATE) * 4);
     make_data(&r->data);
     assert_int_equal(mt_device_create(&cpu, &p, NULL), 0);
     if (what)

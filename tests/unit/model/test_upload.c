@@ -26,8 +26,8 @@ static void batches_that_do_not_fit_the_model_are_refused(void **state)
     struct mt_err err = {0};
     struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
     assert_int_equal(mt_hf_config_parse(&cfg, config, strlen(config), "config.json", NULL), 0);
-    assert_int_equal(mt_layout_create(&layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
-                                      NULL), 0);
+    struct mt_layout_params lp = {.decay_embeddings = true, .cut = mt_cut_layer};
+    assert_int_equal(mt_layout_create(&layout, &cfg, &lp, NULL), 0);
     assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
     struct mt_model_params p = {.layout = layout, .dtype = MT_F32, .max_tokens = TOKENS, .max_docs = 2,
                                 .max_len = TOKENS, .max_micro = 1, .logits_chunk = 64};

@@ -37,8 +37,8 @@ static void open_rig(struct rig *r, bool tied)
 {
     const char *json = tied ? SMALL(", \"tie_word_embeddings\": true") : SMALL("");
     assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
-    assert_int_equal(mt_layout_create(&r->layout, &cfg, &(struct mt_layout_params){.decay_embeddings = true, .cut = mt_cut_layer},
-                                      NULL), 0);
+    struct mt_layout_params lp = {.decay_embeddings = true, .cut = mt_cut_layer};
+    assert_int_equal(mt_layout_create(&r->layout, &cfg, &lp, NULL), 0);
     struct mt_plane_set_params p;
     assert_int_equal(mt_layout_plane_params(&p, r->layout, &mt_adamw, MT_BF16, NULL), 0);
     assert_int_equal(mt_plane_set_create(&r->planes, &p, NULL), 0);

@@ -2,6 +2,14 @@
 #ifndef TESTS_PLAN_SHAPES_H
 #define TESTS_PLAN_SHAPES_H
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
 #include "plan/search.h"
 
 /** Dense decoder shapes, and a machine of round numbers on which times can be worked out by hand. */

@@ -101,7 +101,8 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     for (size_t u = 0; u < l->n_units; u++) {
         double n = (double)l->units[u].n_elems;
         assert_false(on_disk(&c, u, MT_PLANE_HI)); /* 141 GB of weights have their place */
-        n_states += on_disk(&c, u, MT_PLANE_LO) && on_disk(&c, u, MT_PLANE_STATE) && on_disk(&c, u, MT_PLANE_STATE + 1) ? n : 0;
+        bool states = on_disk(&c, u, MT_PLANE_STATE) && on_disk(&c, u, MT_PLANE_STATE + 1);
+        n_states += on_disk(&c, u, MT_PLANE_LO) && states ? n : 0;
         n_grads += on_disk(&c, u, MT_PLANE_GRAD) ? n : 0;
     }
     expect_near("states on disk", n_states, all_elems(&llama70b), 0.01);
