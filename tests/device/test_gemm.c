@@ -52,6 +52,7 @@ static void products_of_odd_shapes(struct harness *h)
         {400, 390, 33, true, false, false, true, true},
         {390, 20, 2100, false, true, false, false, true},
         {3, 500, 40, false, true, true, false, true},
+        {3, 20, 40, false, true, true, true, true},
         {2047, 1024, 9, false, true, false, true, false}, /* several blocks, of a strip more than is even */
         {40, 33, 1100, false, false, true, true, false},  /* several panels that do not end in D */
         {60, 96, 1024, false, false, false, true, true},  /* rows that begin in the same place of a page */

@@ -18,6 +18,14 @@ static double gate(double x, enum mt_glu_kind kind, double *slope)
     return 0.5 * x * (1 + t);
 }
 
+/*
+ * The slope is s (1 + x (1 - s)) with the gate s = 1 / (1 + e^-x), and for GELU s + x (2 s (1 - s)) z'(x), with
+ * z'(x) = 0.8 (1 + 0.134 x^2). Where s is nearly 1, a relative error of s is one of x, or of 2 x z'(x), times as much
+ * in 1 - s. A GPU's reciprocal promises 1 ulp, 2^-23, and two are allowed for here; over gates of spread 3 the root
+ * mean square of 2 x z'(x), x > 0, is 19: 19 * 2^-22 = 4.5e-6, in SiLU a tenth of it.
+ */
+#define GLU_DX_F32 5e-6
+
 static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kind)
 {
     double *x, *dy, slope;
@@ -36,8 +44,8 @@ static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kin
         }
     expect_close(h, "y", buf_get(h, y), want, n * f, tolerance(h, 1e-6, 3e-3));
     expect_close(h, "y once more, over dy", buf_get(h, g), want, n * f, tolerance(h, 1e-6, 3e-3));
-    expect_close(h, "dx", buf_get(h, apart), want_dx, n * 2 * f, tolerance(h, 1e-6, 3e-3));
-    expect_close(h, "dx in place", buf_get(h, gu), want_dx, n * 2 * f, tolerance(h, 1e-6, 3e-3));
+    expect_close(h, "dx", buf_get(h, apart), want_dx, n * 2 * f, tolerance(h, GLU_DX_F32, 3e-3));
+    expect_close(h, "dx in place", buf_get(h, gu), want_dx, n * 2 * f, tolerance(h, GLU_DX_F32, 3e-3));
 }
 
 static void gated_units_match(struct harness *h)
@@ -48,6 +56,8 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 3, 7, MT_GLU_SILU);
     glu_case(h, 9, 1001, MT_GLU_GELU_TANH);
     glu_case(h, 2, 9000, MT_GLU_SILU);
+    glu_case(h, 1, 4104, MT_GLU_GELU_TANH);
+    glu_case(h, 2, 601, MT_GLU_SILU);
 }
 
 static void gated_units_survive_large_inputs(struct harness *h)
@@ -62,10 +72,12 @@ static void gated_units_survive_large_inputs(struct harness *h)
     expect_close(h, "y", got, want, F, tolerance(h, 1e-6, 3e-3));
 }
 
-static void loss_case(struct harness *h, size_t n, size_t vocab, bool in_place)
+/* `pad` elements between rows of logits; without them the gradient takes the logits' place. */
+static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad)
 {
     double *x, scale = 0.125;
-    size_t ld = in_place ? vocab : vocab + 3, ldd = in_place ? ld * 4 / mt_dtype_size(h->dtype) : vocab + 1;
+    bool in_place = pad == 0;
+    size_t ld = vocab + pad, ldd = in_place ? ld * 4 / mt_dtype_size(h->dtype) : vocab + 1;
     int32_t *t = (int32_t *)(void *)scratch(h, n);
     for (size_t i = 0; i < n; i++)
         t[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919) % vocab);
@@ -144,13 +156,18 @@ static void the_first_of_the_largest_is_the_guess(struct harness *h)
 
 static void cross_entropy_matches(struct harness *h)
 {
-    loss_case(h, 3, 7, false);
-    loss_case(h, 5, 20011, true);
-    loss_case(h, 2, 20012, false);
-    loss_case(h, 1, 8, false);
-    loss_case(h, 23, 1001, false);
-    loss_case(h, 9, 5003, true);
-    loss_case(h, 40, 272, true);
+    loss_case(h, 3, 7, 3);
+    loss_case(h, 5, 20011, 0);
+    loss_case(h, 2, 20012, 3);
+    loss_case(h, 1, 8, 3);
+    loss_case(h, 23, 1001, 3);
+    loss_case(h, 9, 5003, 0);
+    loss_case(h, 40, 272, 0);
+    for (size_t part = 0; part < 4; part++) { /* rows that end in each part of what a GPU's thread has at once */
+        for (size_t pad = 1; pad < 4; pad++)
+            loss_case(h, 4, 2048 * part + 12 - pad, pad);
+        loss_case(h, 4, 2048 * part + 11, 3); /* with rows that are not aligned */
+    }
 }
 
 const struct device_test loss_tests[] = {

@@ -56,7 +56,12 @@ static void rmsnorm_matches_the_definition(struct harness *h)
     rmsnorm_case(h, 6, 40, false, true);
     rmsnorm_case(h, 7, 33, false, false);
     rmsnorm_case(h, 7, 33, true, true);
+    rmsnorm_case(h, 2, 2056, true, false);
+    rmsnorm_case(h, 2, 2056, true, true);
+    rmsnorm_case(h, 2, 2056, false, true);
     rmsnorm_case(h, 2, 9000, true, false);
+    rmsnorm_case(h, 1, 9000, true, true);
+    rmsnorm_case(h, 1, 9000, false, true);
     rmsnorm_case(h, 2, 16400, true, false);
     rmsnorm_case(h, 1, 33000, false, false);
 }
@@ -116,7 +121,8 @@ static void rmsnorm_backward_matches_the_derivative(struct harness *h)
         {1, 8, false, false, false},   {67, 72, false, true, false}, {40, 2056, true, false, false},
         {33, 136, true, true, false},  {21, 40, true, true, true},   {13, 33, false, true, false},
         {9, 35, true, true, true},     {6, 9000, true, false, false}, {3, 16400, false, true, false},
-        {5003, 8, true, false, false},
+        {5003, 8, true, false, false}, {3, 6008, true, false, false}, {3, 6008, false, true, true},
+        {3, 12008, false, true, true}, {3, 12008, false, false, false}, {2, 33, false, false, true},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rmsnorm_backward_case(h, &shapes[i]);
@@ -273,6 +279,9 @@ static void rope_turns_pairs(struct harness *h)
     rope_case(h, &(struct rope){21, 3, 1, 80, 80, true});
     rope_case(h, &(struct rope){13, 3, 1, 20, 12, true});
     rope_case(h, &(struct rope){13, 5, 5, 20, 6, false});
+    rope_case(h, &(struct rope){3, 2, 1, 262, 260, true});
+    rope_case(h, &(struct rope){2, 1, 1, 262, 260, false});
+    rope_case(h, &(struct rope){2, 1, 1, 270, 12, true});
     rope_case(h, &(struct rope){6, 2, 1, 32, 0, true});
     rope_case(h, &(struct rope){6, 4, 1, 256, 256, true});
     rope_case(h, &(struct rope){3, 1, 1, 512, 512, true});

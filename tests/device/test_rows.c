@@ -30,6 +30,7 @@ static void embedding_copies_rows(struct harness *h)
 {
     embedding_case(h, 72);
     embedding_case(h, 5);
+    embedding_case(h, 1201);
     embedding_case(h, 4104);
 }
 
@@ -123,11 +124,13 @@ static void add_and_cast(struct harness *h)
     add_and_cast_case(h, 70001);
     add_and_cast_case(h, 8192);
     add_and_cast_case(h, 3);
+    for (size_t n = 1; n < 7; n++) /* that end in each part of a thread */
+        add_and_cast_case(h, n * 1024 + 7);
 }
 
-static void gradient_cast_sums_what_it_cast(struct harness *h)
+static void gradient_cast_case(struct harness *h, size_t n)
 {
-    size_t n = 2 * MT_SUMSQ_BLOCK + 1001, blocks = 3;
+    size_t blocks = mt_div_up(n, MT_SUMSQ_BLOCK);
     double *g, *sums = scratch(h, blocks);
     struct dbuf *src = buf_random(h, MT_F32, n, 0.01, &g), *dst = buf_nan(h, h->dtype, n);
     struct dbuf *part = buf_nan(h, MT_F32, blocks);
@@ -139,6 +142,13 @@ static void gradient_cast_sums_what_it_cast(struct harness *h)
     }
     expect_close(h, "cast", got, want, n, 0);
     expect_close(h, "partial sums", buf_get(h, part), sums, blocks, 1e-6);
+}
+
+static void gradient_cast_sums_what_it_cast(struct harness *h)
+{
+    gradient_cast_case(h, 2 * MT_SUMSQ_BLOCK + 1001);
+    for (size_t part = 0; part < 4; part++)
+        gradient_cast_case(h, 2048 * part + 7);
 }
 
 /* Source and destination only aligned to elements: the same bits. */
