@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "device/cuda_workspace.h"
 
 int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err)
 {
@@ -35,12 +34,6 @@ void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_
         mt_cuda_fused_describe(d, buf, len);
     else
         snprintf(buf, len, "tiled");
-}
-
-size_t mt_cuda_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                   size_t head_dim, enum mt_dtype dtype)
-{
-    return mt_cuda_attention_bytes(mt_cuda(dev)->fused, n, max_len, n_q, n_kv, head_dim, dtype);
 }
 
 int mt_cuda_op_attention(mt_device *dev, const struct mt_attention *a, struct mt_err *err)

@@ -13,8 +13,6 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);
 /** "cuDNN 9.19.0" or "tiled". */
 void mt_cuda_attention_describe(const struct mt_cuda_device *d, char *buf, size_t len);
-size_t mt_cuda_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                   size_t head_dim, enum mt_dtype dtype);
 
 /* --- attention_tiled.c ------------------------------------------------------------------------- */
 

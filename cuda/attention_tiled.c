@@ -9,17 +9,12 @@
  * Forward, a tile is some queries with all keys that they see; backward, where the rows' sums are known, 512
  * queries with some of their keys, and dQ is summed in f32 over these. The tiles depend on the document's
  * length and the heads alone, so a document's bits do not depend on what else is in the batch; their memory is
- * linear in the length (device/cuda_workspace.h).
+ * linear in the length (workspace.h).
  */
 #include "attention.h"
 #include "blas.h"
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 #include "softmax.h"
-
-static struct mt_cuda_tiled_room room_of(const struct mt_attention *a)
-{
-    return mt_cuda_tiled_room_of(a->workspace, a->max_len, a->n_q, a->n_kv, a->head_dim, a->dtype);
-}
 
 struct tile {
     size_t doc, len;      /* the document's first row, its length */
@@ -182,7 +177,7 @@ static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd 
 int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
                             struct mt_err *err)
 {
-    struct mt_cuda_tiled_room r = room_of(a);
+    struct mt_cuda_tiled_room r = mt_cuda_tiled_room_of(a);
     struct mt_attention_bwd b = {.fwd = *a};
     int rc = 0;
     for (size_t doc = 0; doc < a->n_docs && !rc; doc++) {
@@ -271,7 +266,7 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 struct mt_err *err)
 {
-    struct mt_cuda_tiled_room r = room_of(&b->fwd);
+    struct mt_cuda_tiled_room r = mt_cuda_tiled_room_of(&b->fwd);
     int rc = 0;
     for (size_t doc = 0; doc < b->fwd.n_docs && !rc; doc++)
         rc = backward_document(d, b, &r, doc, err);

@@ -3,7 +3,7 @@
  * db += column sums of dy. A block adds up 32 packs of columns over its rows, 8 rows at a time, then over
  * its warps in order; the blocks' sums are folded (fold.cu). Reads s bytes an element of s bytes.
  */
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"

@@ -101,9 +101,10 @@ int mt_cuda_status(mt_device *dev, struct mt_err *err);
 
 /* --- ops.c ------------------------------------------------------------------------------------- */
 
-#define MT_CUDA_OP(name, type)                                                                     \
+int mt_cuda_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);
+#define MT_CUDA_OP(ID, name, type)                                                                 \
     int mt_cuda_op_##name(mt_device *dev, const type *a, struct mt_err *err);
-MT_DEVICE_OPS(MT_CUDA_OP)
+MT_DEVICE_OPS(MT_CUDA_OP, MT_CUDA_OP)
 #undef MT_CUDA_OP
 
 /* --- names.c or names_none.c (NVTX) ------------------------------------------------------------ */

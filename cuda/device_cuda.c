@@ -8,7 +8,8 @@
 #include "attention.h"
 #include "blas.h"
 #include "cuda_priv.h"
-#include "device/cuda_workspace.h"
+#include "kind.h"
+#include "workspace.h"
 
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
 {
@@ -91,25 +92,10 @@ static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
                       "poison of %zu bytes", bytes);
 }
 
-static size_t cuda_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
-    (void)dev;
-    return mt_cuda_rmsnorm_bwd_workspace(n, c);
-}
-
-static size_t cuda_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
-{
-    (void)dev;
-    return mt_cuda_bias_bwd_workspace(n, c);
-}
-
-static size_t cuda_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv,
-                                         size_t head_dim)
-{
-    (void)dev;
-    (void)n_q;
-    (void)n_kv;
-    return mt_cuda_qk_rope_bwd_workspace(n, head_dim);
+    bool tiled = op == MT_DEV_ATTENTION && !mt_cuda(dev)->fused;
+    return tiled ? mt_cuda_tiled_room_of(args).bytes : mt_cuda_workspace(op, args);
 }
 
 static const struct mt_device_backend cuda_backend = {
@@ -131,13 +117,8 @@ static const struct mt_device_backend cuda_backend = {
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
     .range = mt_cuda_range,
-    .rmsnorm_bwd_workspace = cuda_rmsnorm_bwd_workspace,
-    .bias_bwd_workspace = cuda_bias_bwd_workspace,
-    .qk_rope_bwd_workspace = cuda_qk_rope_bwd_workspace,
-    .attention_workspace = mt_cuda_attention_workspace,
-#define CUDA_ENTRY(name, type) .name = mt_cuda_op_##name,
-    MT_DEVICE_OPS(CUDA_ENTRY)
-#undef CUDA_ENTRY
+    .submit = mt_cuda_submit,
+    .workspace = cuda_workspace,
 };
 
 /* The oldest GPU that the kernels are built for. */
@@ -211,11 +192,8 @@ static void set_limits(struct mt_cuda_device *d, const struct cudaDeviceProp *pr
     char blas[40], attention[40];
     mt_cuda_blas_describe(blas, sizeof(blas));
     mt_cuda_attention_describe(d, attention, sizeof(attention));
-    *l = (struct mt_device_limits){.kind = "cuda",
-                                   .budget_bytes = p->budget_bytes - mt_arena_used(d->arena),
-                                   .n_threads = p->n_threads,
-                                   .native_bf16 = true,
-                                   .alignment = MT_ARENA_ALIGNMENT};
+    *l = mt_device_kind_limits(&mt_cuda_kind, p->budget_bytes - mt_arena_used(d->arena), p->n_threads);
+    l->native_bf16 = true;
     snprintf(l->name, sizeof(l->name), "cuda %d (%.40s, sm_%d, %.20s, attention: %.20s)", d->index,
              prop->name, d->sm, blas, attention);
 }

@@ -18,7 +18,7 @@
 
 #include "attention.h"
 #include "base/log.h"
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 #include "pack.h"
 
 enum { MAX_HEAD_DIM = 256 };
@@ -72,11 +72,6 @@ static bool suits(const struct mt_attention *a)
     return a->dtype == MT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= MAX_HEAD_DIM &&
            rows_fit(a->q, a->ld_q) && rows_fit(a->k, a->ld_k) && rows_fit(a->v, a->ld_v) &&
            rows_fit(a->o, a->ld_o) && (uintptr_t)a->workspace % 16 == 0;
-}
-
-static struct mt_cuda_fused_room room_of(const struct mt_attention *a)
-{
-    return mt_cuda_fused_room_of(a->workspace, a->n, a->max_len, a->n_q, a->n_kv, a->head_dim);
 }
 
 static size_t doc_len(const struct mt_attention *a, size_t doc)
@@ -178,7 +173,7 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
 static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a,
                             struct mt_err *err)
 {
-    struct mt_cuda_fused_room r = room_of(a);
+    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(a);
     bool same = even(a);
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
     struct mt_fused_shape s = shape_of(a, same ? a->n_docs : mt_cuda_next_power(a->n_docs), len);
@@ -401,7 +396,7 @@ static enum outcome backward(struct mt_cuda_device *d, const struct mt_attention
                              struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    struct mt_cuda_fused_room r = room_of(a);
+    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(a);
     if (even(a))
         return backward_even(d, b, &r, err);
     enum outcome rc = backward_ragged(d, b, &r, err);

@@ -10,7 +10,7 @@
  * first all their q heads, then their k heads, and adds up the weights' gradients over its groups in order;
  * 3 s bytes. Head sizes that do not divide into packs: a warp does a head element by element.
  */
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"

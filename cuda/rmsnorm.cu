@@ -10,7 +10,7 @@
  * dw in registers; the parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 a partial.
  * Rows that do not divide into packs, or are too long for the registers, are read twice, element by element.
  */
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"

@@ -1,38 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The front door: checks what every backend may then trust. */
+/* The kinds of device, and the front door of all but the operations (ops.c). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "device/backend.h"
 
-void mt_device_probe(struct mt_device_info *out, const char *kind, int index)
+static const struct mt_device_kind *const kinds[] = {&mt_cpu_kind, &mt_cuda_kind};
+
+const struct mt_device_kind *mt_device_kind(const char *name)
 {
-    if (!strcmp(kind, "cuda"))
-        mt_cuda_probe(out, index);
+    for (size_t i = 0; i < MT_ARRAY_LEN(kinds); i++)
+        if (!strcmp(kinds[i]->name, name))
+            return kinds[i];
+    return NULL;
+}
+
+struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads)
+{
+    return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
+                                     .shares_host_memory = k->shares_host_memory, .alignment = k->alignment};
+}
+
+void mt_device_probe(struct mt_device_info *out, const char *name, int index)
+{
+    const struct mt_device_kind *kind = mt_device_kind(name);
+    *out = (struct mt_device_info){.present = false};
+    if (kind)
+        kind->probe(out, index);
     else
-        *out = (struct mt_device_info){.present = !strcmp(kind, "cpu"), .text = "cpu"};
+        snprintf(out->text, sizeof(out->text), "no device is called \"%.100s\"", name);
 }
 
 const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu)
 {
     *gpu = (struct mt_device_info){0};
-    if (strcmp(kind, "cpu"))
-        mt_device_probe(gpu, "cuda", index);
-    return strcmp(kind, "auto") ? kind : gpu->present ? "cuda" : "cpu";
+    if (strcmp(kind, mt_cpu_kind.name))
+        mt_device_probe(gpu, mt_cuda_kind.name, index);
+    return strcmp(kind, "auto") ? kind : gpu->present ? mt_cuda_kind.name : mt_cpu_kind.name;
 }
 
 int mt_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
+    const struct mt_device_kind *kind = mt_device_kind(p->kind);
     if (p->n_threads < 1 || p->link_gbps < 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device: %d threads and a link of %g GB/s",
                        p->n_threads, p->link_gbps);
-    if (!strcmp(p->kind, "cpu"))
-        return mt_cpu_device_create(out, p, err);
-    if (!strcmp(p->kind, "cuda"))
-        return mt_cuda_device_create(out, p, err);
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "no device is called \"%s\" (cpu, cuda)", p->kind);
+    return kind ? kind->create(out, p, err)
+                : mt_fail(err, MT_ERR_USAGE, -EINVAL, "no device is called \"%s\" (cpu, cuda)", p->kind);
 }
 
 void mt_device_destroy(mt_device **dev)

@@ -27,7 +27,7 @@ typedef struct mt_event mt_event;
 enum mt_stream { MT_STREAM_COMPUTE, MT_STREAM_H2D, MT_STREAM_D2H, MT_N_STREAMS };
 
 struct mt_device_params {
-    const char *kind;      /* "cpu" or "cuda" */
+    const char *kind;      /* of mt_device_kind(): "cpu" or "cuda" */
     int index;
     size_t budget_bytes;   /* of the arena; cuda: libraries' workspace comes out of it */
     int n_threads;         /* cpu: compute threads, at least 1 */
@@ -39,6 +39,7 @@ struct mt_device_params {
 struct mt_device_limits {
     char name[128];        /* "cpu (AVX-512)" */
     const char *kind;
+    bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */
     size_t budget_bytes;   /* what allocations may take in all */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
@@ -51,7 +52,7 @@ struct mt_device_info {
     char text[256];                  /* its name, or why there is none */
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
 };
-/** For kind "cpu" or "cuda". Thread-safety: any thread. */
+/** For a kind by name; not present where no kind is called so. Thread-safety: any thread. */
 void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
 
 /** What "auto" stands for: "cuda" where that GPU is present, else "cpu". Other kinds are returned as they are. *gpu is

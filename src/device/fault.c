@@ -11,11 +11,12 @@
 
 #include "base/mem.h"
 #include "device/backend.h"
+#include "device/op.h"
 
 struct fault_device {
     struct mt_device base;
     mt_device *inner;
-    const char *what; /* a name of `kinds` */
+    const char *what; /* of `submissions`, `resources` or an operation */
     bool async;
     int64_t nth;
     pthread_mutex_t lock;
@@ -28,9 +29,7 @@ struct fault_event {
     mt_event *inner;
 };
 
-#define FAULT_NAME(name, type) #name,
-static const char *const submissions[] = {"any", "copy", "record", "wait", MT_DEVICE_OPS(FAULT_NAME)};
-#undef FAULT_NAME
+static const char *const submissions[] = {"any", "copy", "record", "wait"}; /* and every operation's name */
 static const char *const resources[] = {"alloc", "event", "register"};
 
 static struct fault_device *fault(mt_device *dev)
@@ -198,36 +197,17 @@ static int fault_status(mt_device *dev, struct mt_err *err)
     return rc ? rc : sticky(fault(dev), err);
 }
 
-#define FAULT_OP(name, type)                                                                       \
-    static int fault_##name(mt_device *dev, const type *a, struct mt_err *err)                     \
-    {                                                                                              \
-        bool drop;                                                                                 \
-        mt_device *inner = fault(dev)->inner;                                                      \
-        int rc = submit(fault(dev), #name, &drop, err);                                            \
-        return drop ? rc : inner->backend->name(inner, a, err);                                    \
-    }
-MT_DEVICE_OPS(FAULT_OP)
-#undef FAULT_OP
-
-static size_t fault_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+static int fault_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
 {
-    return mt_op_rmsnorm_bwd_workspace(fault(dev)->inner, n, c);
+    bool drop;
+    mt_device *inner = fault(dev)->inner;
+    int rc = submit(fault(dev), mt_dev_op_name(op), &drop, err);
+    return drop ? rc : inner->backend->submit(inner, op, args, err);
 }
 
-static size_t fault_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
+static size_t fault_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
-    return mt_op_bias_bwd_workspace(fault(dev)->inner, n, c);
-}
-
-static size_t fault_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d)
-{
-    return mt_op_qk_rope_bwd_workspace(fault(dev)->inner, n, n_q, n_kv, d);
-}
-
-static size_t fault_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q,
-                                        size_t n_kv, size_t d, enum mt_dtype dtype)
-{
-    return mt_op_attention_workspace(fault(dev)->inner, n, max_len, n_q, n_kv, d, dtype);
+    return mt_device_workspace(fault(dev)->inner, op, args);
 }
 
 static const struct mt_device_backend fault_backend = {
@@ -248,13 +228,8 @@ static const struct mt_device_backend fault_backend = {
     .copy = fault_copy,
     .sync = fault_sync,
     .status = fault_status,
-    .rmsnorm_bwd_workspace = fault_rmsnorm_bwd_workspace,
-    .bias_bwd_workspace = fault_bias_bwd_workspace,
-    .qk_rope_bwd_workspace = fault_qk_rope_bwd_workspace,
-    .attention_workspace = fault_attention_workspace,
-#define FAULT_ENTRY(name, type) .name = fault_##name,
-    MT_DEVICE_OPS(FAULT_ENTRY)
-#undef FAULT_ENTRY
+    .submit = fault_submit,
+    .workspace = fault_workspace,
 };
 
 /* The list's own string, which outlives the caller's; NULL where there is no such name. */
@@ -266,11 +241,19 @@ static const char *look_up(const char *const *list, size_t n, const char *name)
     return NULL;
 }
 
+static const char *look_up_submission(const char *name)
+{
+    for (int op = 0; op < MT_N_DEV_OPS; op++)
+        if (!strcmp(mt_dev_op_name((enum mt_dev_op)op), name))
+            return mt_dev_op_name((enum mt_dev_op)op);
+    return look_up(submissions, MT_ARRAY_LEN(submissions), name);
+}
+
 int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, int64_t nth,
                            struct mt_err *err)
 {
     bool async = !strncmp(what, "async ", 6);
-    const char *name = look_up(submissions, MT_ARRAY_LEN(submissions), what + (async ? 6 : 0));
+    const char *name = look_up_submission(what + (async ? 6 : 0));
     if (!name && !async)
         name = look_up(resources, MT_ARRAY_LEN(resources), what);
     if (!name || nth < 1)

@@ -5,7 +5,8 @@
 #include "device/device.h"
 
 /**
- * Operations of a device, all on its COMPUTE stream. Rules for every one, checked once by device.c:
+ * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of them all.
+ * Rules for every one, checked once by ops.c before a device sees the arguments:
  *
  * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned where
  *          the op says nothing else. Outputs do not alias inputs unless said.
@@ -26,7 +27,6 @@ struct mt_embedding {
     const void *table;    /* [vocab, c] */
     void *out;            /* [n, c] */
 };
-int mt_op_embedding(mt_device *dev, const struct mt_embedding *a, struct mt_err *err);
 
 /**
  * dtable[id,:] += scale * sum of dout rows whose token is id, in the order given. The tokens come sorted
@@ -42,7 +42,6 @@ struct mt_embedding_bwd {
     const void *dout;       /* [n, c] */
     float *dtable;          /* [vocab, c], accumulated */
 };
-int mt_op_embedding_bwd(mt_device *dev, const struct mt_embedding_bwd *a, struct mt_err *err);
 
 /**
  * y = (x + residual) * rstd * w, rstd = 1/sqrt(mean((x + residual)^2) + eps)  (Zhang and Sennrich 2019,
@@ -63,7 +62,6 @@ struct mt_rmsnorm {
     float *rstd;          /* [n] written; or, with use_rstd, read instead of computed */
     bool use_rstd;
 };
-int mt_op_rmsnorm(mt_device *dev, const struct mt_rmsnorm *a, struct mt_err *err);
 
 /** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat. */
 struct mt_rmsnorm_bwd {
@@ -78,8 +76,6 @@ struct mt_rmsnorm_bwd {
     float *dw;        /* [c] accumulated; NULL: not wanted */
     void *workspace;  /* mt_op_rmsnorm_bwd_workspace() bytes */
 };
-int mt_op_rmsnorm_bwd(mt_device *dev, const struct mt_rmsnorm_bwd *a, struct mt_err *err);
-size_t mt_op_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c);
 
 /**
  * D[m,n] = op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
@@ -98,7 +94,6 @@ struct mt_gemm {
     const void *c;    /* or NULL */
     void *d;
 };
-int mt_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err);
 
 /** db[c] += sum over rows of dy[n, c]. */
 struct mt_bias_bwd {
@@ -108,8 +103,6 @@ struct mt_bias_bwd {
     float *db;
     void *workspace; /* mt_op_bias_bwd_workspace() bytes */
 };
-int mt_op_bias_bwd(mt_device *dev, const struct mt_bias_bwd *a, struct mt_err *err);
-size_t mt_op_bias_bwd_workspace(mt_device *dev, size_t n, size_t c);
 
 /**
  * QK-norm (where the weights are not NULL) and rotary embedding (Su et al. 2021; halves paired, i with
@@ -131,7 +124,6 @@ struct mt_qk_rope {
     const void *q_norm, *k_norm; /* [head_dim], both or none */
     float *rstd;                 /* [n, n_q + n_kv] written where there is QK-norm */
 };
-int mt_op_qk_rope(mt_device *dev, const struct mt_qk_rope *a, struct mt_err *err);
 
 /** From d(qk) to d(qkv)'s q and k parts (may be the same memory), and dq_norm, dk_norm accumulated. */
 struct mt_qk_rope_bwd {
@@ -151,9 +143,6 @@ struct mt_qk_rope_bwd {
     float *dq_norm, *dk_norm; /* [head_dim]; NULL: not wanted */
     void *workspace;          /* mt_op_qk_rope_bwd_workspace() bytes */
 };
-int mt_op_qk_rope_bwd(mt_device *dev, const struct mt_qk_rope_bwd *a, struct mt_err *err);
-size_t mt_op_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv,
-                                   size_t head_dim);
 
 /**
  * Causal attention with grouped queries, block-diagonal over documents: token i of document s sees
@@ -172,9 +161,8 @@ struct mt_attention {
     void *o; /* [n, n_q * head_dim], ld_o */
     size_t ld_o;
     float *lse;      /* [n_q, n] */
-    void *workspace; /* mt_op_attention_workspace() bytes */
+    void *workspace; /* mt_op_attention_workspace() bytes: for forward and backward of up to n tokens */
 };
-int mt_op_attention(mt_device *dev, const struct mt_attention *a, struct mt_err *err);
 
 struct mt_attention_bwd {
     struct mt_attention fwd; /* as in forward: o and lse are read */
@@ -182,10 +170,6 @@ struct mt_attention_bwd {
     void *dq, *dk, *dv;      /* written, not accumulated; ld_dq ... */
     size_t ld_dq, ld_dk, ld_dv;
 };
-int mt_op_attention_bwd(mt_device *dev, const struct mt_attention_bwd *a, struct mt_err *err);
-/** Enough for forward and backward of up to n tokens in documents of up to max_len. */
-size_t mt_op_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                 size_t head_dim, enum mt_dtype dtype);
 
 enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH };
 /** out[i, j] = act(gate_up[i, j]) * gate_up[i, f + j]  (Shazeer 2020). */
@@ -196,7 +180,6 @@ struct mt_glu {
     const void *gate_up; /* [n, 2f] */
     void *out;           /* [n, f] */
 };
-int mt_op_glu(mt_device *dev, const struct mt_glu *a, struct mt_err *err);
 /** The gradient of gate and up; and mt_op_glu()'s output once more, while they are at hand. */
 struct mt_glu_bwd {
     size_t n, f;
@@ -206,7 +189,6 @@ struct mt_glu_bwd {
     void *dgate_up; /* may be gate_up */
     void *out;      /* [n, f]; may be dout; NULL: not wanted */
 };
-int mt_op_glu_bwd(mt_device *dev, const struct mt_glu_bwd *a, struct mt_err *err);
 
 /**
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
@@ -225,7 +207,6 @@ struct mt_cross_entropy {
     size_t ld_dlogits;
     float scale;
 };
-int mt_op_cross_entropy(mt_device *dev, const struct mt_cross_entropy *a, struct mt_err *err);
 
 /** dst[i,:] = src[rows[i],:] for i < n; scatter: dst[rows[i],:] = src[i,:] and all other rows of the
  * n_dst rows of dst are set to 0. rows strictly ascending. */
@@ -236,8 +217,6 @@ struct mt_rows {
     const void *src;
     void *dst;
 };
-int mt_op_gather_rows(mt_device *dev, const struct mt_rows *a, struct mt_err *err);
-int mt_op_scatter_rows(mt_device *dev, const struct mt_rows *a, struct mt_err *err);
 
 /** out = a + b; may alias either. */
 struct mt_add {
@@ -246,7 +225,6 @@ struct mt_add {
     const void *a, *b;
     void *out;
 };
-int mt_op_add(mt_device *dev, const struct mt_add *a, struct mt_err *err);
 
 /** Elements of a block of mt_op_grad_cast: the partial sums' order is part of the numerics. */
 enum { MT_SUMSQ_BLOCK = 16384 };
@@ -261,7 +239,6 @@ struct mt_grad_cast {
     void *dst;
     float *partials;
 };
-int mt_op_grad_cast(mt_device *dev, const struct mt_grad_cast *a, struct mt_err *err);
 
 /** Elements of a block of mt_op_join. */
 enum { MT_JOIN_BLOCK = 8192 };
@@ -270,17 +247,81 @@ enum { MT_JOIN_BLOCK = 8192 };
  * MT_JOIN_BLOCK hi values, then its lo values (so a 2D copy of each plane puts it there); n is a
  * multiple of MT_JOIN_BLOCK. On return buf[i] is the FP32 master of element i.
  */
-int mt_op_join(mt_device *dev, void *buf, size_t n, struct mt_err *err);
+struct mt_join {
+    void *buf;
+    size_t n;
+};
 
 /** Sets bytes to zero. */
-int mt_op_zero(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
+struct mt_zero {
+    void *ptr;
+    size_t bytes;
+};
 
+/** dst = src in another dtype, or the same. */
 struct mt_cast {
     size_t n;
     enum mt_dtype src_dtype, dst_dtype;
     const void *src;
     void *dst;
 };
-int mt_op_cast(mt_device *dev, const struct mt_cast *a, struct mt_err *err);
+
+/* --- the table ---------------------------------------------------------------------------------- */
+
+/**
+ * Every operation: X(ID, name, arguments), or W where it has a workspace. A new one is its arguments above and a row
+ * here, its description in ops/<name>.c (device/op.h), its code in cpu/<name>.c, and a kernel in cuda/<name>.cu with a
+ * line in cuda/kernels.h. The front door, messages, faults, costs, measuring, benchmark and conformance follow.
+ */
+#define MT_DEVICE_OPS(X, W)                                                                        \
+    X(GEMM, gemm, struct mt_gemm)                                                                  \
+    W(ATTENTION, attention, struct mt_attention)                                                   \
+    X(ATTENTION_BWD, attention_bwd, struct mt_attention_bwd)                                       \
+    X(EMBEDDING, embedding, struct mt_embedding)                                                   \
+    X(EMBEDDING_BWD, embedding_bwd, struct mt_embedding_bwd)                                       \
+    X(RMSNORM, rmsnorm, struct mt_rmsnorm)                                                         \
+    W(RMSNORM_BWD, rmsnorm_bwd, struct mt_rmsnorm_bwd)                                             \
+    W(BIAS_BWD, bias_bwd, struct mt_bias_bwd)                                                      \
+    X(QK_ROPE, qk_rope, struct mt_qk_rope)                                                         \
+    W(QK_ROPE_BWD, qk_rope_bwd, struct mt_qk_rope_bwd)                                             \
+    X(GLU, glu, struct mt_glu)                                                                     \
+    X(GLU_BWD, glu_bwd, struct mt_glu_bwd)                                                         \
+    X(CROSS_ENTROPY, cross_entropy, struct mt_cross_entropy)                                       \
+    X(GATHER_ROWS, gather_rows, struct mt_rows)                                                    \
+    X(SCATTER_ROWS, scatter_rows, struct mt_rows)                                                  \
+    X(ADD, add, struct mt_add)                                                                     \
+    X(GRAD_CAST, grad_cast, struct mt_grad_cast)                                                   \
+    X(JOIN, join, struct mt_join)                                                                  \
+    X(ZERO, zero, struct mt_zero)                                                                  \
+    X(CAST, cast, struct mt_cast)
+
+enum mt_dev_op {
+#define MT_DEV_OP_ID(ID, name, type) MT_DEV_##ID,
+    MT_DEVICE_OPS(MT_DEV_OP_ID, MT_DEV_OP_ID)
+#undef MT_DEV_OP_ID
+    MT_N_DEV_OPS,
+};
+
+/** Checks the arguments (a pointer to the struct of the table) and submits the operation. */
+int mt_device_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);
+/** Bytes of workspace for arguments of this shape, or a smaller one; pointers in them may be NULL. */
+size_t mt_device_workspace(mt_device *dev, enum mt_dev_op op, const void *args);
+
+/* The same for each operation, typed: int mt_op_gemm(dev, const struct mt_gemm *, err). */
+#define MT_OP_SUBMIT(ID, name, type)                                                               \
+    static inline int mt_op_##name(mt_device *dev, const type *a, struct mt_err *err)              \
+    {                                                                                              \
+        return mt_device_submit(dev, MT_DEV_##ID, a, err);                                         \
+    }
+/* And size_t mt_op_bias_bwd_workspace(dev, const struct mt_bias_bwd *). */
+#define MT_OP_WORKSPACE(ID, name, type)                                                            \
+    MT_OP_SUBMIT(ID, name, type)                                                                   \
+    static inline size_t mt_op_##name##_workspace(mt_device *dev, const type *a)                   \
+    {                                                                                              \
+        return mt_device_workspace(dev, MT_DEV_##ID, a);                                           \
+    }
+MT_DEVICE_OPS(MT_OP_SUBMIT, MT_OP_WORKSPACE)
+#undef MT_OP_SUBMIT
+#undef MT_OP_WORKSPACE
 
 #endif

@@ -255,7 +255,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
                    bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
-    bool shared = !strcmp(mt_device_limits(p->dev)->kind, "cpu"); /* its memory is the host's */
+    bool shared = mt_device_limits(p->dev)->shares_host_memory;
     uint64_t beside = 0;
     sort_kinds(&t);
     memset(plan->on_disk, 0, plan->program.n_units);

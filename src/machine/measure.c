@@ -4,15 +4,15 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
+#include "device/kind.h"
+#include "device/op.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/adam.h"
 #include "machine/measure_priv.h"
 
-enum { MAX_OPS = 256 };
 static const size_t TOGETHER = (size_t)1 << 30;
 
 static void tell(const struct mt_measure_params *p, const char *what)
@@ -28,8 +28,9 @@ static void put(struct mt_machine *m, enum mt_rate_id id, double v)
 
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err)
 {
-    size_t own = !strcmp(p->device_kind, "cpu") ? (size_t)1 << 20 : (size_t)64 << 20; /* cuBLASLt's 32, and some */
-    struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index, .budget_bytes = bytes + own,
+    const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
+    struct mt_device_params dp = {.kind = p->device_kind, .index = p->device_index,
+                                  .budget_bytes = bytes + (kind ? kind->library_bytes : 0),
                                   .n_threads = p->n_threads, .cpus = p->cpus, .warm = true};
     return mt_device_create(dev, &dp, err);
 }
@@ -98,106 +99,99 @@ int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *
     return missing ? measure_all(m, p, ops, n, err) : 0;
 }
 
-struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,
-                                  uint64_t kk)
+struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m, uint64_t n, uint64_t k)
 {
-    double e = (double)mt_dtype_size(t);
-    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 3, .dim = {m, n, kk}};
-    double out = e;
-    if (k == MT_METER_GEMM_TN) {
+    struct mt_metered op = {.op = MT_DEV_GEMM, .variant = variant, .dtype = t, .n_dims = 3, .dim = {m, n, k}};
+    if (variant == MT_GEMM_TN)
         op.flags = MT_METER_ADDS | (t == MT_BF16 ? MT_METER_F32_OUT : 0);
-        out = 8;
-    }
-    op.flops = 2.0 * (double)m * (double)n * (double)kk;
-    op.bytes = e * (double)(m * kk + kk * n) + out * (double)(m * n);
+    mt_metered_count(&op);
     return op;
 }
 
-static struct mt_metered rows_op(enum mt_meter_kind k, enum mt_dtype t, uint64_t n, uint64_t c, double per)
+/* n tokens in documents of `len`. */
+static struct mt_metered attention_op(enum mt_dev_op id, enum mt_dtype t, uint64_t n, uint64_t len)
 {
-    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 2, .dim = {n, c}};
-    op.bytes = (double)(n * c) * per;
+    struct mt_metered op = {.op = id, .dtype = t, .n_dims = 5, .dim = {n, len + 1, 8, 4, 64}};
+    mt_metered_count(&op);
     return op;
 }
 
-static struct mt_metered attention_op(enum mt_meter_kind k, enum mt_dtype t, uint64_t n, uint64_t len)
+static void add_to_grid(struct mt_measure_grid *g, const struct mt_metered *op)
 {
-    enum { HEADS = 8, KV = 4, D = 64 };
-    struct mt_metered op = {.kind = k, .dtype = t, .n_dims = 5, .dim = {n, len, HEADS, KV, D}};
-    op.flops = (double)n * (double)len / 2 * HEADS * D * (k == MT_METER_ATTENTION ? 4 : 10);
-    op.bytes = (double)n * D * 2 * (HEADS + KV) * (double)mt_dtype_size(t);
-    return op;
+    for (size_t i = 0; i < g->n; i++)
+        if (mt_same_operation(&g->ops[i], op))
+            return;
+    if (g->n < MT_ARRAY_LEN(g->ops) && op->bytes > 0)
+        g->ops[g->n++] = *op;
+    else
+        g->failed = true;
 }
 
-/* The grid that `probe all` times: products by shape and dtype, attention by length, the rest by bytes.
- * Widths are scaled by `scale`, all but the number of heads divided by `part`. */
-static size_t list_grid(struct mt_metered *ops, uint64_t scale, uint64_t part)
+/* Products by shape and attention by length: their rates depend on those. */
+static void list_products(struct mt_measure_grid *g, enum mt_dtype t, uint64_t scale, uint64_t part)
 {
     static const uint64_t shape[][3] = {{256, 256, 256},    {512, 512, 512},   {1024, 512, 512},
                                         {512, 2048, 512},   {512, 512, 2048},  {1024, 1024, 1024},
                                         {2048, 256, 1024},  {256, 4096, 512}};
-    static const enum mt_dtype dtypes[] = {MT_F32, MT_BF16};
-    size_t at = 0;
-    for (size_t d = 0; d < 2; d++) {
-        enum mt_dtype t = dtypes[d];
-        double e = (double)mt_dtype_size(t);
-        for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
-            for (int k = MT_METER_GEMM_NT; k <= MT_METER_GEMM_TN; k++)
-                ops[at++] = mt_measure_gemm((enum mt_meter_kind)k, t, shape[i][0] * scale / part,
-                                            shape[i][1] * scale / part, shape[i][2] * scale / part);
-        for (uint64_t len = 128; len <= 2048; len *= 4)
-            for (int k = MT_METER_ATTENTION; k <= MT_METER_ATTENTION_BWD; k++)
-                ops[at++] = attention_op((enum mt_meter_kind)k, t, 2048 * scale / part, len / part);
-        for (uint64_t n = 512 / part; n <= 4096 / part; n *= 8) {
-            uint64_t c = 512 * scale / part;
-            struct mt_metered rope = {.kind = MT_METER_QK_ROPE, .dtype = t, .n_dims = 3, .dim = {n, 12, 64}};
-            rope.bytes = (double)n * 12 * 64 * 2 * e;
-            ops[at++] = rope;
-            rope.kind = MT_METER_QK_ROPE_BWD;
-            ops[at++] = rope;
-            ops[at++] = rows_op(MT_METER_RMSNORM, t, n, c, 2 * e);
-            ops[at++] = rows_op(MT_METER_RMSNORM_BWD, t, n, c, 4 * e);
-            ops[at++] = rows_op(MT_METER_GLU, t, n, 2 * c, 3 * e);
-            ops[at++] = rows_op(MT_METER_GLU_BWD, t, n, 2 * c, 6 * e);
-            ops[at++] = rows_op(MT_METER_BIAS_BWD, t, n, c, e);
-            ops[at++] = rows_op(MT_METER_EMBEDDING, t, n, c, 2 * e);
-            ops[at++] = rows_op(MT_METER_GATHER_ROWS, t, n, c, 2 * e);
-            ops[at++] = rows_op(MT_METER_SCATTER_ROWS, t, n, c, 2 * e);
-            ops[at++] = rows_op(MT_METER_CROSS_ENTROPY, t, n / 8, 8 * c, 8 + e);
-            struct mt_metered bwd = {.kind = MT_METER_EMBEDDING_BWD, .dtype = t, .n_dims = 3,
-                                     .dim = {n, c, n / 2}};
-            bwd.bytes = (double)c * ((double)n * e + 4.0 * (double)n);
-            ops[at++] = bwd;
-            struct mt_metered flat = {.kind = MT_METER_GRAD_CAST, .dtype = t, .n_dims = 1, .dim = {n * 1024}};
-            flat.bytes = (double)(n * 1024) * (4 + e);
-            ops[at++] = flat;
-            if (t == MT_F32) {
-                flat.kind = MT_METER_JOIN;
-                ops[at++] = flat;
-                flat.kind = MT_METER_ZERO;
-                flat.bytes = (double)(n * 1024);
-                ops[at++] = flat;
-            }
+    for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++)
+        for (unsigned v = MT_GEMM_NT; v <= MT_GEMM_TN; v++) {
+            struct mt_metered op = mt_measure_gemm(v, t, shape[i][0] * scale / part, shape[i][1] * scale / part,
+                                                   shape[i][2] * scale / part);
+            add_to_grid(g, &op);
         }
+    for (uint64_t len = 128; len <= 2048; len *= 4)
+        for (int bwd = 0; bwd < 2; bwd++) {
+            enum mt_dev_op id = bwd ? MT_DEV_ATTENTION_BWD : MT_DEV_ATTENTION;
+            struct mt_metered op = attention_op(id, t, 2048 * scale / part, len / part);
+            add_to_grid(g, &op);
+        }
+}
+
+/* All others, in every variant, with n rows of c elements. */
+static void list_by_bytes(struct mt_measure_grid *g, enum mt_dtype t, uint64_t n, uint64_t c)
+{
+    const struct mt_op_sizes sizes = {{
+        [MT_SIZE_ROWS] = n, [MT_SIZE_HIDDEN] = c, [MT_SIZE_FFN] = 2 * c, [MT_SIZE_LOSS_ROWS] = n / 8,
+        [MT_SIZE_VOCAB] = 8 * c, [MT_SIZE_RUNS] = n / 2, [MT_SIZE_HEADS] = 8, [MT_SIZE_KV_HEADS] = 4,
+        [MT_SIZE_ALL_HEADS] = 12, [MT_SIZE_HEAD_DIM] = 64, [MT_SIZE_LENGTH] = n + 1, [MT_SIZE_ELEMENTS] = n * 1024}};
+    struct mt_metered op;
+    int rc = 0;
+    for (int id = 0; id < MT_N_DEV_OPS; id++) {
+        if (mt_dev_op((enum mt_dev_op)id)->bound != MT_BOUND_BYTES)
+            continue;
+        for (unsigned which = 0; !(rc = mt_metered_example(&op, (enum mt_dev_op)id, which, &sizes, t)); which++)
+            add_to_grid(g, &op);
+        g->failed |= rc != -ERANGE;
     }
-    return at;
+}
+
+void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t part)
+{
+    *g = (struct mt_measure_grid){.n = 0};
+    for (int t = MT_F32; t <= MT_BF16; t++) {
+        list_products(g, (enum mt_dtype)t, scale, part);
+        for (uint64_t n = 512 / part; n <= 4096 / part; n *= 8)
+            list_by_bytes(g, (enum mt_dtype)t, n, 512 * scale / part);
+    }
 }
 
 static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    struct mt_metered *ops = mt_calloc(MAX_OPS, sizeof(*ops));
-    if (!ops)
-        return mt_fail_nomem(err, "a machine profile", MAX_OPS * sizeof(*ops));
-    size_t n = list_grid(ops, m->cpu ? 1 : 4, p->small ? 16 : 1);
-    int rc = mt_measure_operations(m, p, ops, n, err);
-    free(ops);
+    struct mt_measure_grid *g = mt_calloc(1, sizeof(*g));
+    if (!g)
+        return mt_fail_nomem(err, "a machine profile", sizeof(*g));
+    mt_measure_list_grid(g, m->cpu ? 1 : 4, p->small ? 16 : 1);
+    int rc = g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "cannot list more than %zu operations to measure", g->n)
+                       : mt_measure_operations(m, p, g->ops, g->n, err);
+    free(g);
     return rc;
 }
 
 static struct mt_metered add_op(uint64_t n)
 {
-    return (struct mt_metered){
-        .kind = MT_METER_ADD, .dtype = MT_F32, .n_dims = 1, .dim = {n}, .bytes = 12.0 * (double)n};
+    struct mt_metered op = {.op = MT_DEV_ADD, .dtype = MT_F32, .n_dims = 1, .dim = {n}};
+    mt_metered_count(&op);
+    return op;
 }
 
 /* What stands for shapes without samples: large products, attention and a memory-bound operation, and one that is
@@ -208,10 +202,10 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
     const struct {
         enum mt_rate_id id;
         struct mt_metered op;
-    } rates[] = {{MT_RATE_GEMM_BF16, mt_measure_gemm(MT_METER_GEMM_NT, MT_BF16, side, side, side)},
-                 {MT_RATE_GEMM_F32, mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, side, side, side)},
-                 {MT_RATE_ATTENTION, attention_op(MT_METER_ATTENTION, MT_BF16, m->cpu ? len : 4 * len, len)},
-                 {MT_RATE_ATTENTION_BWD, attention_op(MT_METER_ATTENTION_BWD, MT_BF16, m->cpu ? len : 4 * len, len)},
+    } rates[] = {{MT_RATE_GEMM_BF16, mt_measure_gemm(MT_GEMM_NT, MT_BF16, side, side, side)},
+                 {MT_RATE_GEMM_F32, mt_measure_gemm(MT_GEMM_NT, MT_F32, side, side, side)},
+                 {MT_RATE_ATTENTION, attention_op(MT_DEV_ATTENTION, MT_BF16, m->cpu ? len : 4 * len, len)},
+                 {MT_RATE_ATTENTION_BWD, attention_op(MT_DEV_ATTENTION_BWD, MT_BF16, m->cpu ? len : 4 * len, len)},
                  {MT_RATE_DEVICE_GBS, add_op((16 << 20) / part / part)},
                  {MT_RATE_OP_US, add_op(64)}};
     mt_device *dev = NULL;
@@ -277,7 +271,8 @@ int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, co
 
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err)
 {
-    struct mt_machine m = {.cpu = !strcmp(p->device_kind, "cpu")};
+    const struct mt_device_kind *kind = mt_device_kind(p->device_kind);
+    struct mt_machine m = {.cpu = kind && kind->shares_host_memory};
     struct mt_device_info info;
     mt_device *dev = NULL;
     mt_device_probe(&info, p->device_kind, p->device_index);

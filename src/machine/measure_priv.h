@@ -4,29 +4,19 @@
 
 #include "machine/measure.h"
 
-/** A product's description as the meter gives it: a layer, its input gradient, its weight gradient. */
-struct mt_metered mt_measure_gemm(enum mt_meter_kind k, enum mt_dtype t, uint64_t m, uint64_t n,
-                                  uint64_t kk);
+/** A product's description as the counting device gives it; MT_GEMM_*. A weight gradient adds to one in f32. */
+struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m, uint64_t n, uint64_t k);
 /** How long a round of an operation lasts. */
 int64_t mt_measure_round_ns(const struct mt_measure_params *p);
 
-/** What goes from one operation to the next: a buffer on the device that several read and none writes. */
-struct mt_flow {
-    void *data; /* freed with mt_device_free() */
-    size_t bytes;
+/** The operations that `probe all` times: products and attention by shape, all others of the table in every variant.
+ * Widths are multiplied by `scale`, and all but the number of heads divided by `part`. */
+struct mt_measure_grid {
+    struct mt_metered ops[512];
+    size_t n;
+    bool failed; /* there was no memory, or there are more */
 };
-int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err);
-
-/**
- * An operation that can be run again and again, on buffers of its own with random data in them. With `flow`
- * (borrowed, or NULL) it reads there what in a step the operation before it has just written.
- */
-struct mt_trial;
-int mt_trial_create(struct mt_trial **out, mt_device *dev, const struct mt_metered *op,
-                    const struct mt_flow *flow, struct mt_err *err);
-/** Waits for the device; accepts NULL; sets *t to NULL. */
-void mt_trial_destroy(struct mt_trial **t);
-int mt_trial_submit(struct mt_trial *t, struct mt_err *err);
+void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t part);
 
 /** Sorts. */
 double mt_measure_median(double *v, int n);

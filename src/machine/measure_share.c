@@ -318,7 +318,7 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
     static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,
                                                  MT_RATE_SHARE_ADAM};
     struct link l = {0};
-    struct gemm_load gemm = {.op = mt_measure_gemm(MT_METER_GEMM_NT, MT_F32, 512, 512, 512),
+    struct gemm_load gemm = {.op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 512),
                              .round_ns = mt_measure_round_ns(p)};
     double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
     int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(p, &gemm.op), err);

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/sort.h"
+#include "device/example.h"
 #include "machine/measure_priv.h"
 
 /* In turn: for as long as 100 rounds alone, if the number of rounds allows. */
@@ -19,12 +20,12 @@ double mt_measure_median(double *v, int n)
 /* --- by itself ------------------------------------------------------------------------------------ */
 
 /* Nanoseconds of `reps` submissions, on the stream. */
-static int time_round(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int reps, int64_t *ns,
+static int time_round(mt_example *x, mt_device *dev, mt_event *ev[2], int reps, int64_t *ns,
                       struct mt_err *err)
 {
     int rc = mt_event_record(dev, ev[0], MT_STREAM_COMPUTE, err);
     for (int i = 0; i < reps && !rc; i++)
-        rc = mt_trial_submit(t, err);
+        rc = mt_example_submit(x, err);
     if (!rc)
         rc = mt_event_record(dev, ev[1], MT_STREAM_COMPUTE, err);
     if (!rc)
@@ -33,17 +34,17 @@ static int time_round(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int r
     return rc;
 }
 
-static int time_rounds(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int64_t round_ns,
+static int time_rounds(mt_example *x, mt_device *dev, mt_event *ev[2], int64_t round_ns,
                        double *seconds, struct mt_err *err)
 {
     double round[ALONE_ROUNDS];
     int64_t ns = 0;
-    int reps = 1, rc = time_round(t, dev, ev, 1, &ns, err); /* warm */
+    int reps = 1, rc = time_round(x, dev, ev, 1, &ns, err); /* warm */
     if (!rc)
-        rc = time_round(t, dev, ev, 1, &ns, err);
+        rc = time_round(x, dev, ev, 1, &ns, err);
     reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
     for (int r = 0; r < ALONE_ROUNDS && !rc; r++) {
-        rc = time_round(t, dev, ev, reps, &ns, err);
+        rc = time_round(x, dev, ev, reps, &ns, err);
         round[r] = (double)ns * 1e-9 / reps;
     }
     if (rc)
@@ -55,14 +56,14 @@ static int time_rounds(struct mt_trial *t, mt_device *dev, mt_event *ev[2], int6
 int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
                          struct mt_err *err)
 {
-    struct mt_trial *t = NULL;
+    mt_example *x = NULL;
     mt_event *ev[2] = {NULL, NULL};
-    int rc = mt_trial_create(&t, dev, op, NULL, err);
+    int rc = mt_example_create(&x, &(struct mt_example_params){.dev = dev, .shape = *op}, err);
     for (int i = 0; i < 2 && !rc; i++)
         rc = mt_event_create(dev, &ev[i], err);
     if (!rc)
-        rc = time_rounds(t, dev, ev, round_ns, seconds, err);
-    mt_trial_destroy(&t);
+        rc = time_rounds(x, dev, ev, round_ns, seconds, err);
+    mt_example_destroy(&x);
     for (int i = 0; i < 2; i++)
         mt_event_destroy(&ev[i]);
     return rc;
@@ -74,7 +75,7 @@ struct mt_turns {
     mt_device *dev;
     size_t n;
     struct mt_flow flow;
-    struct mt_trial **trial; /* [n] */
+    mt_example **example;    /* [n] */
     mt_event **ev;           /* [n + 1] before, between and behind them */
 };
 
@@ -95,17 +96,18 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
 {
     size_t flow;
     mt_turns *t = mt_calloc(1, sizeof(*t));
-    if (!t || !(t->trial = mt_calloc(n, sizeof(struct mt_trial *))) ||
+    if (!t || !(t->example = mt_calloc(n, sizeof(mt_example *))) ||
         !(t->ev = mt_calloc(n + 1, sizeof(mt_event *)))) {
         mt_turns_destroy(&t);
-        return mt_fail_nomem(err, "a measurement", n * sizeof(struct mt_trial *));
+        return mt_fail_nomem(err, "a measurement", n * sizeof(mt_example *));
     }
     t->n = n;
     int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err);
     if (!rc)
         rc = mt_flow_create(&t->flow, t->dev, flow, err);
     for (size_t i = 0; i < n && !rc; i++)
-        rc = mt_trial_create(&t->trial[i], t->dev, &ops[i], &t->flow, err);
+        rc = mt_example_create(&t->example[i],
+                               &(struct mt_example_params){.dev = t->dev, .shape = ops[i], .flow = t->flow}, err);
     for (size_t i = 0; i <= n && !rc; i++)
         rc = mt_event_create(t->dev, &t->ev[i], err);
     if (rc) {
@@ -121,14 +123,14 @@ void mt_turns_destroy(mt_turns **turns)
     mt_turns *t = *turns;
     if (!t)
         return;
-    for (size_t i = 0; t->trial && i < t->n; i++)
-        mt_trial_destroy(&t->trial[i]);
+    for (size_t i = 0; t->example && i < t->n; i++)
+        mt_example_destroy(&t->example[i]);
     for (size_t i = 0; t->ev && i <= t->n; i++)
         mt_event_destroy(&t->ev[i]);
     if (t->dev)
         mt_device_free(t->dev, t->flow.data);
     mt_device_destroy(&t->dev);
-    free(t->trial);
+    free(t->example);
     free(t->ev);
     free(t);
     *turns = NULL;
@@ -138,7 +140,7 @@ int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err)
 {
     int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
     for (size_t i = 0; i < t->n && !rc; i++) {
-        rc = mt_trial_submit(t->trial[i], err);
+        rc = mt_example_submit(t->example[i], err);
         if (!rc)
             rc = mt_event_record(t->dev, t->ev[i + 1], MT_STREAM_COMPUTE, err);
     }

@@ -6,11 +6,18 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "device/op.h"
 #include "machine/machine.h"
+
+/* Operations whose times say something about each other. */
+static bool same_kind(const struct mt_metered *a, const struct mt_metered *b)
+{
+    return a->op == b->op && a->variant == b->variant && a->dtype == b->dtype;
+}
 
 bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b)
 {
-    return a->kind == b->kind && a->dtype == b->dtype && a->flags == b->flags &&
+    return same_kind(a, b) && a->flags == b->flags &&
            !memcmp(a->dim, b->dim, sizeof(a->dim));
 }
 
@@ -36,7 +43,7 @@ bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, do
 /* kind.dtype.flags.DIMxDIM...:flops:bytes */
 void mt_operation_format(char *buf, size_t len, const struct mt_metered *op)
 {
-    int at = snprintf(buf, len, "%s.%s.%u.", mt_meter_kind_name(op->kind), mt_dtype_name(op->dtype),
+    int at = snprintf(buf, len, "%s.%s.%u.", mt_metered_name(op), mt_dtype_name(op->dtype),
                       op->flags);
     for (int i = 0; i < op->n_dims && at >= 0 && (size_t)at < len; i++)
         at += snprintf(buf + at, len - (size_t)at, "%s%llu", i ? "x" : "",
@@ -53,10 +60,9 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
     if (sscanf(text, "%31[a-z_].%7[a-z0-9].%u.%127[0-9x]:%lf:%lf", kind, dtype, &flags, dims, &flops,
                &bytes) != 6)
         return false;
-    *op = (struct mt_metered){.kind = MT_N_METER_KINDS, .flags = flags, .flops = flops, .bytes = bytes};
-    for (int k = 0; k < MT_N_METER_KINDS; k++)
-        if (!strcmp(mt_meter_kind_name((enum mt_meter_kind)k), kind))
-            op->kind = (enum mt_meter_kind)k;
+    *op = (struct mt_metered){.flags = flags, .flops = flops, .bytes = bytes};
+    if (!mt_metered_find(op, kind))
+        return false;
     op->dtype = strcmp(dtype, "f32") ? MT_BF16 : MT_F32;
     for (char *p = dims; op->n_dims < MT_METER_DIMS;) {
         char *end;
@@ -67,7 +73,7 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
             break;
         p = end + 1;
     }
-    return op->kind != MT_N_METER_KINDS && (flops > 0 || bytes > 0);
+    return flops > 0 || bytes > 0;
 }
 
 /* Squared distance in the logarithms of the shape. */
@@ -87,7 +93,7 @@ static bool from_samples(const struct mt_machine *m, const struct mt_metered *op
     double sum = 0, weights = 0;
     for (size_t i = 0; i < m->n_samples; i++) {
         const struct mt_op_sample *s = &m->samples[i];
-        if (s->op.kind != op->kind || s->op.dtype != op->dtype)
+        if (!same_kind(&s->op, op))
             continue;
         double d2 = distance2(op, &s->op);
         if (d2 < 1e-12) {
@@ -113,9 +119,9 @@ static double product_seconds(const struct mt_machine *m, const struct mt_metere
     return fmax(op->flops * waste / rate, op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
 }
 
-static double attention_seconds(const struct mt_machine *m, const struct mt_metered *op)
+static double attention_seconds(const struct mt_machine *m, const struct mt_metered *op, enum mt_rate_id id)
 {
-    double rate = m->rate[op->kind == MT_METER_ATTENTION ? MT_RATE_ATTENTION : MT_RATE_ATTENTION_BWD].value;
+    double rate = m->rate[id].value;
     if (op->dtype == MT_F32)
         rate *= m->rate[MT_RATE_GEMM_F32].value / m->rate[MT_RATE_GEMM_BF16].value;
     return fmax(op->flops / (rate * 1e12), op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
@@ -123,23 +129,24 @@ static double attention_seconds(const struct mt_machine *m, const struct mt_mete
 
 double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
-    double s;
+    double s = 0;
     if (!(work_of(op) > 0))
         return 0;
     if (from_samples(m, op, &s))
         return s;
-    switch (op->kind) {
-    case MT_METER_GEMM_NT:
-    case MT_METER_GEMM_NN:
-    case MT_METER_GEMM_TN:
+    switch (mt_dev_op(op->op)->bound) {
+    case MT_BOUND_PRODUCT:
         s = product_seconds(m, op);
         break;
-    case MT_METER_ATTENTION:
-    case MT_METER_ATTENTION_BWD:
-        s = attention_seconds(m, op);
+    case MT_BOUND_ATTENTION:
+        s = attention_seconds(m, op, MT_RATE_ATTENTION);
         break;
-    default:
+    case MT_BOUND_ATTENTION_BWD:
+        s = attention_seconds(m, op, MT_RATE_ATTENTION_BWD);
+        break;
+    case MT_BOUND_BYTES:
         s = op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9);
+        break;
     }
     return s + m->rate[MT_RATE_OP_US].value * 1e-6;
 }

@@ -67,8 +67,9 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
     const struct mt_hf_config *c = &p->layout->cfg;
     struct scratch s;
     size_t at = lay_out_scratch(&s, p, NULL);
-    mt_take(NULL, &at, mt_op_attention_workspace(dev, p->max_tokens, p->max_len, (size_t)c->n_heads,
-                                                 (size_t)c->n_kv_heads, (size_t)c->head_dim, p->dtype));
+    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .n_q = (size_t)c->n_heads,
+                             .n_kv = (size_t)c->n_kv_heads, .head_dim = (size_t)c->head_dim, .dtype = p->dtype};
+    mt_take(NULL, &at, mt_op_attention_workspace(dev, &a));
     return at;
 }
 
@@ -84,10 +85,12 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     const struct mt_hf_config *c = &p->layout->cfg;
     struct mt_widths w = mt_widths(c);
     size_t n = p->max_tokens;
-    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, n, w.c),
-                         mt_op_bias_bwd_workspace(dev, n, MT_MAX(w.qkv, w.c)));
-    return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, n, (size_t)c->n_heads, (size_t)c->n_kv_heads,
-                                                    (size_t)c->head_dim));
+    struct mt_rmsnorm_bwd norm = {.n = n, .c = w.c};
+    struct mt_bias_bwd bias = {.n = n, .c = MT_MAX(w.qkv, w.c)};
+    struct mt_qk_rope_bwd rope = {.n = n, .n_q = (size_t)c->n_heads, .n_kv = (size_t)c->n_kv_heads,
+                                  .head_dim = (size_t)c->head_dim};
+    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
 }
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)

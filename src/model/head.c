@@ -31,7 +31,8 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
 
 static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 {
-    return mt_op_rmsnorm_bwd_workspace(dev, p->max_tokens, (size_t)p->layout->cfg.hidden);
+    return mt_op_rmsnorm_bwd_workspace(
+        dev, &(struct mt_rmsnorm_bwd){.n = p->max_tokens, .c = (size_t)p->layout->cfg.hidden});
 }
 
 static struct scratch scratch_of(const mt_model *m)
@@ -180,7 +181,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                            .rows = in->loss_rows};
     if (!in->n_loss)
-        return a->dx ? mt_op_zero(m->dev, a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt), err)
+        return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt)}, err)
                      : 0;
     rows.src = a->x;
     rows.dst = m->h;

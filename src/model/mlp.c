@@ -48,8 +48,9 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
 static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 {
     struct mt_widths w = mt_widths(&p->layout->cfg);
-    return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, p->max_tokens, w.c),
-                  mt_op_bias_bwd_workspace(dev, p->max_tokens, MT_MAX(2 * w.f, w.c)));
+    struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = w.c};
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(2 * w.f, w.c)};
+    return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
 }
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)

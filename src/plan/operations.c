@@ -65,7 +65,7 @@ static int add_operations(struct mt_metered **ops, size_t *n, size_t *cap, const
 static int compare_operations(const void *a, const void *b)
 {
     const struct mt_metered *x = a, *y = b;
-    const int64_t of_x[] = {x->kind, x->dtype, x->flags}, of_y[] = {y->kind, y->dtype, y->flags};
+    const int64_t of_x[] = {x->op, x->variant, x->dtype, x->flags}, of_y[] = {y->op, y->variant, y->dtype, y->flags};
     for (size_t i = 0; i < MT_ARRAY_LEN(of_x); i++)
         if (of_x[i] != of_y[i])
             return of_x[i] < of_y[i] ? -1 : 1;

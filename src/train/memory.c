@@ -71,8 +71,8 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
                           (s->plan.uses_disk ? mt_plan_drive_bytes(s->layout) : 0));
         for (int i = 0; i < m->rows.n; i++)
             m->host_bytes += strcmp(m->rows.row[i].tier, "host") ? 0 : m->rows.row[i].bytes;
-        bool cpu = !strcmp(mt_device_limits(s->dev)->kind, "cpu"); /* its arena is host memory too */
-        uint64_t all = m->host_bytes + (cpu ? m->device_bytes : 0);
+        bool shared = mt_device_limits(s->dev)->shares_host_memory;
+        uint64_t all = m->host_bytes + (shared ? m->device_bytes : 0);
         add_limit(m, "host", "memory.host_budget", all, mt_session_host_budget(s->cfg, &hw));
         add_limit(m, "host", "MemAvailable", all, hw.available);
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);

@@ -188,7 +188,7 @@ static void copies_of_pageable_memory_keep_their_place_in_the_stream(void **stat
     for (int i = 0; i < 4; i++) { /* no waiting between them */
         must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){device, N, a, N, N, 1});
         must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){device, N, b, N, N, 1});
-        assert_int_equal(mt_op_zero(dev, device, 16, &err), 0);
+        assert_int_equal(mt_op_zero(dev, &(struct mt_zero){device, 16}, &err), 0);
         must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){out, N, device, N, N, 1});
     }
     must_sync(dev);
@@ -260,7 +260,7 @@ static void the_first_error_stays(void **state)
     assert_int_equal(err.kind, MT_ERR_DEVICE);
     assert_int_equal(mt_device_status(dev, &later), rc);
     assert_string_equal(later.msg, err.msg);
-    assert_int_equal(mt_op_zero(dev, device, 64, &later), rc);
+    assert_int_equal(mt_op_zero(dev, &(struct mt_zero){device, 64}, &later), rc);
     assert_int_equal(mt_event_record(dev, ev, MT_STREAM_COMPUTE, &later), rc);
     assert_int_equal(mt_event_sync(dev, ev, &later), rc);
     mt_event_destroy(&ev);
@@ -318,14 +318,19 @@ static void the_planner_knows_the_workspaces(void **state)
     assert_int_equal(mt_device_create_meter(&meter, &p, &err), 0);
     for (size_t i = 0; i < MT_ARRAY_LEN(tokens); i++) {
         size_t n = tokens[i];
-        assert_int_equal(mt_op_rmsnorm_bwd_workspace(dev, n, 896), mt_op_rmsnorm_bwd_workspace(meter, n, 896));
-        assert_int_equal(mt_op_bias_bwd_workspace(dev, n, 4608), mt_op_bias_bwd_workspace(meter, n, 4608));
-        assert_int_equal(mt_op_qk_rope_bwd_workspace(dev, n, 28, 4, 128),
-                         mt_op_qk_rope_bwd_workspace(meter, n, 28, 4, 128));
+        struct mt_rmsnorm_bwd norm = {.n = n, .c = 896};
+        struct mt_bias_bwd bias = {.n = n, .c = 4608};
+        struct mt_qk_rope_bwd rope = {.n = n, .n_q = 28, .n_kv = 4, .head_dim = 128};
+        assert_int_equal(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_rmsnorm_bwd_workspace(meter, &norm));
+        assert_int_equal(mt_op_bias_bwd_workspace(dev, &bias), mt_op_bias_bwd_workspace(meter, &bias));
+        assert_int_equal(mt_op_qk_rope_bwd_workspace(dev, &rope), mt_op_qk_rope_bwd_workspace(meter, &rope));
         for (size_t k = 0; k < MT_ARRAY_LEN(lens) && lens[k] <= n; k++)
-            for (int t = MT_F32; t <= MT_BF16; t++)
-                assert_int_equal(mt_op_attention_workspace(dev, n, lens[k], 28, 4, 128, (enum mt_dtype)t),
-                                 mt_op_attention_workspace(meter, n, lens[k], 28, 4, 128, (enum mt_dtype)t));
+            for (int t = MT_F32; t <= MT_BF16; t++) {
+                struct mt_attention a = {.n = n, .max_len = lens[k], .n_q = 28, .n_kv = 4, .head_dim = 128,
+                                         .dtype = (enum mt_dtype)t};
+                assert_true(mt_op_attention_workspace(dev, &a) > 0);
+                assert_int_equal(mt_op_attention_workspace(dev, &a), mt_op_attention_workspace(meter, &a));
+            }
     }
     mt_device_destroy(&meter);
     mt_device_destroy(&dev);

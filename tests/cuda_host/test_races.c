@@ -130,14 +130,14 @@ static void norms(enum mt_dtype t, size_t n, size_t c)
     RUN(mt_op_rmsnorm_bwd,
         (struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = t, .dy = x, .x = sum, .w = w, .rstd = rstd, .dres = r,
                                 .dx = output("dx", t, n * c), .dw = columns ? numbers(MT_F32, c) : NULL,
-                                .workspace = take(mt_op_rmsnorm_bwd_workspace(dev, n, c))});
+                                .workspace = take(mt_op_rmsnorm_bwd_workspace(dev, &(struct mt_rmsnorm_bwd){.n = n, .c = c}))});
     if (!columns) {
         check_all();
         return;
     }
     RUN(mt_op_bias_bwd, (struct mt_bias_bwd){.n = n, .c = c, .ld = c, .dtype = t, .dy = x,
                                              .db = numbers(MT_F32, c),
-                                             .workspace = take(mt_op_bias_bwd_workspace(dev, n, c))});
+                                             .workspace = take(mt_op_bias_bwd_workspace(dev, &(struct mt_bias_bwd){.n = n, .c = c}))});
     check_all();
 }
 
@@ -163,7 +163,7 @@ static void rope(enum mt_dtype t, size_t n, size_t d, bool norm)
             .qkv = qkv, .ld_qkv = ld, .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw,
             .k_norm = kw, .rstd = rstd, .dq_norm = norm ? numbers(MT_F32, d) : NULL,
             .dk_norm = norm ? numbers(MT_F32, d) : NULL,
-            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, n, n_q, n_kv, d))});
+            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, &(struct mt_qk_rope_bwd){.n = n, .n_q = n_q, .head_dim = d}))});
     check_all();
 }
 
@@ -177,8 +177,8 @@ static void attention(enum mt_dtype t, size_t window)
         .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .window = window, .n_docs = 2, .max_len = 33, .dtype = t,
         .scale = 0.2f, .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu, .q = qkv, .k = qkv + qw * e,
         .v = qkv + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = output("o", t, n * qw), .ld_o = qw,
-        .lse = output("lse", MT_F32, n_q * n),
-        .workspace = take(mt_op_attention_workspace(dev, n, 33, n_q, n_kv, d, t))};
+        .lse = output("lse", MT_F32, n_q * n)};
+    a.workspace = take(mt_op_attention_workspace(dev, &a));
     RUN(mt_op_attention, a);
     RUN(mt_op_attention_bwd,
         (struct mt_attention_bwd){.fwd = a, .d_o = numbers(t, n * qw), .dq = dqkv, .dk = dqkv + qw * e,
@@ -242,8 +242,8 @@ static void casts(enum mt_dtype t)
     RUN(mt_op_grad_cast, (struct mt_grad_cast){n, src, t, output("cast gradient", t, n),
                                                output("squares", MT_F32, 2)});
     RUN(mt_op_cast, (struct mt_cast){n, MT_F32, t, src, output("cast", t, n)});
-    must("join", mt_op_join(dev, joined, MT_JOIN_BLOCK, &err));
-    must("zero", mt_op_zero(dev, output("zero", t, n), n * mt_dtype_size(t), &err));
+    RUN(mt_op_join, (struct mt_join){joined, MT_JOIN_BLOCK});
+    RUN(mt_op_zero, (struct mt_zero){output("zero", t, n), n * mt_dtype_size(t)});
     check_all();
 }
 

@@ -75,9 +75,8 @@ static void attention_case(struct harness *h, const struct shape *s)
         .n_docs = (size_t)s->n_docs, .max_len = max_len, .dtype = h->dtype, .scale = (float)scale,
         .cu_seqlens = bcu->p, .cu_seqlens_host = cu, .q = qkv->p, .k = (char *)qkv->p + qw * e,
         .v = (char *)qkv->p + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = o->p, .ld_o = qw,
-        .lse = lse->p,
-        .workspace = workspace(h, mt_op_attention_workspace(h->dev, n, max_len, s->n_q, s->n_kv, d,
-                                                            h->dtype))};
+        .lse = lse->p};
+    a.workspace = workspace(h, mt_op_attention_workspace(h->dev, &a));
     RUN(h, mt_op_attention, &a);
     struct mt_attention_bwd b = {.fwd = a, .d_o = g->p, .dq = dqkv->p, .dk = (char *)dqkv->p + qw * e,
                                  .dv = (char *)dqkv->p + (qw + kw) * e, .ld_dq = ld, .ld_dk = ld,
@@ -131,9 +130,8 @@ static void attention_keeps_documents_apart(struct harness *h)
                              .max_len = LEN, .dtype = h->dtype, .scale = 0.25f,
                              .cu_seqlens = buf_ints(h, cu, 3)->p, .cu_seqlens_host = cu, .q = two->p,
                              .k = (char *)two->p + D * e, .v = (char *)two->p + 2 * D * e, .ld_q = 3 * D,
-                             .ld_k = 3 * D, .ld_v = 3 * D, .o = oa->p, .ld_o = D, .lse = la->p,
-                             .workspace = workspace(h, mt_op_attention_workspace(h->dev, 2 * LEN, LEN, 1,
-                                                                                 1, D, h->dtype))};
+                             .ld_k = 3 * D, .ld_v = 3 * D, .o = oa->p, .ld_o = D, .lse = la->p};
+    a.workspace = workspace(h, mt_op_attention_workspace(h->dev, &a));
     RUN(h, mt_op_attention, &a);
     size_t skip = (size_t)LEN * 3 * D * e;
     a.n = LEN;

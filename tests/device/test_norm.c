@@ -90,7 +90,7 @@ static void rmsnorm_backward_case(struct harness *h, const struct norm_shape *sh
     RUN(h, mt_op_rmsnorm_bwd, &a); /* without dw */
     a.dx = dx->p;
     a.dw = bdw->p;
-    a.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, n, c));
+    a.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, &a));
     RUN(h, mt_op_rmsnorm_bwd, &a);
     double *want = scratch(h, n * c), *want_dw = scratch(h, c);
     for (size_t i = 0; i < n; i++) {
@@ -132,9 +132,9 @@ static void bias_case(struct harness *h, size_t n, size_t c, size_t ld)
 {
     double *dy, *db0, *want = scratch(h, c);
     struct dbuf *by = buf_random(h, h->dtype, n * ld, 1, &dy), *db = buf_random(h, MT_F32, c, 1, &db0);
-    RUN(h, mt_op_bias_bwd,
-        &(struct mt_bias_bwd){.n = n, .c = c, .ld = ld, .dtype = h->dtype, .dy = by->p, .db = db->p,
-                              .workspace = workspace(h, mt_op_bias_bwd_workspace(h->dev, n, c))});
+    struct mt_bias_bwd a = {.n = n, .c = c, .ld = ld, .dtype = h->dtype, .dy = by->p, .db = db->p};
+    a.workspace = workspace(h, mt_op_bias_bwd_workspace(h->dev, &a));
+    RUN(h, mt_op_bias_bwd, &a);
     for (size_t k = 0; k < c; k++) {
         want[k] = db0[k];
         for (size_t i = 0; i < n; i++)
@@ -179,8 +179,8 @@ static void rope_in_place(struct harness *h, const struct rope *s, const struct 
         .dqk = b->dqk->p, .ld_dqk = qk, .dqkv = b->dqk->p, .ld_dqkv = qk, .qkv = b->qkv->p, .ld_qkv = ld,
         .positions = b->positions->p, .cos_t = b->cos_t->p, .sin_t = b->sin_t->p, .max_pos = s->n + 3,
         .q_norm = s->norm ? b->q_norm->p : NULL, .k_norm = s->norm ? b->k_norm->p : NULL,
-        .rstd = b->rstd->p,
-        .workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, s->n, s->n_q, s->n_kv, s->d))};
+        .rstd = b->rstd->p};
+    a.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &a));
     RUN(h, mt_op_qk_rope_bwd, &a);
     for (size_t i = 0; i < s->n; i++)
         memcpy(want + i * qk, want_dx + i * ld, qk * sizeof(double));
@@ -221,14 +221,14 @@ static void rope_case(struct harness *h, const struct rope *s)
     struct dbuf *g = buf_random(h, h->dtype, s->n * ldo, 1, &dy), *dqkv = buf_nan(h, h->dtype, s->n * ld);
     struct dbuf *bdq = s->norm ? buf_random(h, MT_F32, s->d, 1, &dq0) : NULL;
     struct dbuf *bdk = s->norm ? buf_random(h, MT_F32, s->d, 1, &dk0) : NULL;
-    RUN(h, mt_op_qk_rope_bwd,
-        &(struct mt_qk_rope_bwd){
-            .n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
-            .dtype = h->dtype, .dqk = g->p, .ld_dqk = ldo, .dqkv = dqkv->p, .ld_dqkv = ld,
-            .qkv = qkv->p, .ld_qkv = ld, .positions = bp->p, .cos_t = bc->p, .sin_t = bs->p,
-            .max_pos = pos_max, .q_norm = bq ? bq->p : NULL, .k_norm = bk ? bk->p : NULL,
-            .rstd = rstd->p, .dq_norm = bdq ? bdq->p : NULL, .dk_norm = bdk ? bdk->p : NULL,
-            .workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, s->n, s->n_q, s->n_kv, s->d))});
+    struct mt_qk_rope_bwd a = {
+        .n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
+        .dtype = h->dtype, .dqk = g->p, .ld_dqk = ldo, .dqkv = dqkv->p, .ld_dqkv = ld,
+        .qkv = qkv->p, .ld_qkv = ld, .positions = bp->p, .cos_t = bc->p, .sin_t = bs->p,
+        .max_pos = pos_max, .q_norm = bq ? bq->p : NULL, .k_norm = bk ? bk->p : NULL,
+        .rstd = rstd->p, .dq_norm = bdq ? bdq->p : NULL, .dk_norm = bdk ? bdk->p : NULL};
+    a.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &a));
+    RUN(h, mt_op_qk_rope_bwd, &a);
     double *want = scratch(h, s->n * ldo), *want_dx = scratch(h, s->n * ld), *got_dx = buf_get(h, dqkv);
     double *wdq = scratch(h, s->d), *wdk = scratch(h, s->d);
     for (size_t i = 0; i < s->n; i++)

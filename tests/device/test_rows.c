@@ -205,7 +205,7 @@ static void join_restores_masters(struct harness *h)
     c.src = lo;
     RUN(h, mt_device_copy, MT_STREAM_H2D, &c);
     mt_device_sync(h->dev, NULL);
-    RUN(h, mt_op_join, buf->p, N);
+    RUN(h, mt_op_join, &(struct mt_join){buf->p, N});
     expect_close(h, "masters", buf_get(h, buf), want, N, 0);
 }
 
@@ -230,7 +230,7 @@ static void zero_clears_all_and_no_more(struct harness *h)
 {
     enum { N = 300001 };
     struct dbuf *b = buf_nan(h, h->dtype, N);
-    RUN(h, mt_op_zero, b->p, N * mt_dtype_size(h->dtype));
+    RUN(h, mt_op_zero, &(struct mt_zero){b->p, N * mt_dtype_size(h->dtype)});
     expect_close(h, "zeros", buf_get(h, b), scratch(h, N), N, 0);
 }
 

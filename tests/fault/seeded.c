@@ -14,7 +14,7 @@ static int overrun(mt_device *dev)
     void *a = NULL, *b = NULL;
     if (mt_device_alloc(dev, 1024, "a", &a, NULL) || mt_device_alloc(dev, 1024, "b", &b, NULL))
         return 1;
-    mt_op_zero(dev, a, 1025, NULL);
+    mt_op_zero(dev, &(struct mt_zero){a, 1025}, NULL);
     mt_device_sync(dev, NULL);
     return 0;
 }
@@ -27,7 +27,7 @@ static int race(mt_device *dev)
     if (mt_device_alloc(dev, bytes, "slot", &slot, NULL))
         return 1;
     mt_device_copy(dev, MT_STREAM_H2D, &(struct mt_copy){slot, bytes, host, bytes, bytes, 1}, NULL);
-    mt_op_zero(dev, slot, bytes, NULL); /* must have waited for the copy */
+    mt_op_zero(dev, &(struct mt_zero){slot, bytes}, NULL); /* must have waited for the copy */
     mt_device_sync(dev, NULL);
     return 0;
 }

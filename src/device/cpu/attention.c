@@ -81,15 +81,10 @@ static struct room room_of(struct mt_cpu_device *dev, const struct mt_attention 
     return r;
 }
 
-size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                  size_t head_dim, enum mt_dtype dtype)
+size_t mt_cpu_attention_workspace(const struct mt_device_limits *l, const struct mt_attention *a)
 {
     struct room r;
-    (void)n;
-    (void)n_q;
-    (void)n_kv;
-    (void)dtype;
-    return (size_t)dev->limits.n_threads * lay_out(&r, NULL, max_len, head_dim) * sizeof(float);
+    return (size_t)l->n_threads * lay_out(&r, NULL, a->max_len, a->head_dim) * sizeof(float);
 }
 
 /* Rows [row, row + n) of a head, of d elements. */

@@ -12,8 +12,8 @@
 /**
  * The cpu device's insides. An operation is enqueued on the COMPUTE stream with a copy of its
  * arguments; the stream's thread then calls mt_cpu_run_<op>(), which spreads the work over `pool` in
- * chunks cut by shape alone. The run functions are the specification of the operations: written to be
- * read.
+ * chunks cut by shape alone. These are fast implementations, blocked and vectorised; what an operation is to do
+ * stands in device/ops.h, and plain references in double in tests/device.
  */
 struct mt_cpu_device {
     struct mt_device base;
@@ -24,16 +24,14 @@ struct mt_cpu_device {
     struct mt_cpu_stream *streams[MT_N_STREAMS];
 };
 
-#define MT_CPU_RUN(name, type) void mt_cpu_run_##name(struct mt_cpu_device *d, const type *a);
-MT_DEVICE_OPS(MT_CPU_RUN)
+#define MT_CPU_RUN(ID, name, type) void mt_cpu_run_##name(struct mt_cpu_device *d, const type *a);
+/* With the bytes of its workspace on a device with such limits. */
+#define MT_CPU_RUN_IN_WORKSPACE(ID, name, type)                                                    \
+    MT_CPU_RUN(ID, name, type)                                                                     \
+    size_t mt_cpu_##name##_workspace(const struct mt_device_limits *l, const type *a);
+MT_DEVICE_OPS(MT_CPU_RUN, MT_CPU_RUN_IN_WORKSPACE)
 #undef MT_CPU_RUN
-
-/* Workspace of the operations that need one; bytes. */
-size_t mt_cpu_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c);
-size_t mt_cpu_bias_bwd_workspace(mt_device *dev, size_t n, size_t c);
-size_t mt_cpu_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d);
-size_t mt_cpu_attention_workspace(mt_device *dev, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                  size_t head_dim, enum mt_dtype dtype);
+#undef MT_CPU_RUN_IN_WORKSPACE
 
 /**
  * Hot loops are compiled for several instruction sets and chosen at load time. Contraction is off and

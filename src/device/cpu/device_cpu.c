@@ -129,21 +129,50 @@ static int cpu_status(mt_device *dev, struct mt_err *err)
     return 0;
 }
 
-#define CPU_OP(name, type)                                                                         \
+#define CPU_COMMAND(ID, name, type)                                                                \
+    _Static_assert(sizeof(type) <= MT_CPU_MAX_ARGS, "arguments fit a command");                    \
     static void command_##name(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args) \
     {                                                                                              \
         (void)s;                                                                                   \
         mt_cpu_run_##name(d, args);                                                                \
-    }                                                                                              \
-    static int cpu_##name(mt_device *dev, const type *a, struct mt_err *err)                       \
-    {                                                                                              \
-        _Static_assert(sizeof(*a) <= MT_CPU_MAX_ARGS, "arguments fit a command");                  \
-        (void)err;                                                                                 \
-        mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], command_##name, a, sizeof(*a)); \
-        return 0;                                                                                  \
     }
-MT_DEVICE_OPS(CPU_OP)
-#undef CPU_OP
+MT_DEVICE_OPS(CPU_COMMAND, CPU_COMMAND)
+#undef CPU_COMMAND
+
+static int cpu_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
+{
+    static const struct {
+        mt_cpu_command run;
+        size_t bytes;
+    } command[MT_N_DEV_OPS] = {
+#define CPU_ENTRY(ID, name, type) {command_##name, sizeof(type)},
+        MT_DEVICE_OPS(CPU_ENTRY, CPU_ENTRY)
+#undef CPU_ENTRY
+    };
+    (void)err;
+    mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], command[op].run, args, command[op].bytes);
+    return 0;
+}
+
+static size_t kind_workspace(const struct mt_device_limits *l, enum mt_dev_op op, const void *args)
+{
+    switch (op) {
+#define WITHOUT(ID, name, type)
+#define WITH(ID, name, type)                                                                       \
+    case MT_DEV_##ID:                                                                              \
+        return mt_cpu_##name##_workspace(l, args);
+        MT_DEVICE_OPS(WITHOUT, WITH)
+#undef WITHOUT
+#undef WITH
+    default:
+        return 0;
+    }
+}
+
+static size_t cpu_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
+{
+    return kind_workspace(&dev->limits, op, args);
+}
 
 static const struct mt_device_backend cpu_backend = {
     .destroy = cpu_destroy,
@@ -163,13 +192,8 @@ static const struct mt_device_backend cpu_backend = {
     .copy = cpu_copy,
     .sync = cpu_sync,
     .status = cpu_status,
-    .rmsnorm_bwd_workspace = mt_cpu_rmsnorm_bwd_workspace,
-    .bias_bwd_workspace = mt_cpu_bias_bwd_workspace,
-    .qk_rope_bwd_workspace = mt_cpu_qk_rope_bwd_workspace,
-    .attention_workspace = mt_cpu_attention_workspace,
-#define CPU_ENTRY(name, type) .name = cpu_##name,
-    MT_DEVICE_OPS(CPU_ENTRY)
-#undef CPU_ENTRY
+    .submit = cpu_submit,
+    .workspace = cpu_workspace,
 };
 
 static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
@@ -199,7 +223,7 @@ static int create_stream(struct mt_cpu_device *d, const struct mt_device_params 
     return mt_cpu_stream_create(&d->streams[s], d, &sp, err);
 }
 
-int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
+static int create(mt_device **out, const struct mt_device_params *p, struct mt_err *err)
 {
     struct mt_cpu_device *d = mt_calloc(1, sizeof(*d));
     if (!d)
@@ -207,10 +231,7 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
     char gemm[96];
     mt_cpu_gemm_describe(gemm, sizeof(gemm));
     d->base.backend = &cpu_backend;
-    d->base.limits = (struct mt_device_limits){.kind = "cpu",
-                                               .budget_bytes = p->budget_bytes,
-                                               .n_threads = p->n_threads,
-                                               .alignment = MT_CPU_ALIGNMENT};
+    d->base.limits = mt_device_kind_limits(&mt_cpu_kind, p->budget_bytes, p->n_threads);
     snprintf(d->base.limits.name, sizeof(d->base.limits.name), "cpu (%s)", gemm);
     struct mt_pool_params pool = {"compute", p->n_threads, p->cpus, mt_cpu_bf16_gemm_thread_init};
     int rc = mt_cpu_arena_create(&d->arena, p->budget_bytes, err);
@@ -231,3 +252,19 @@ int mt_cpu_device_create(mt_device **out, const struct mt_device_params *p, stru
     *out = &d->base;
     return 0;
 }
+
+static void probe(struct mt_device_info *out, int index)
+{
+    (void)index;
+    *out = (struct mt_device_info){.present = true, .text = "cpu"};
+}
+
+const struct mt_device_kind mt_cpu_kind = {
+    .name = "cpu",
+    .shares_host_memory = true,
+    .alignment = MT_CPU_ALIGNMENT,
+    .library_bytes = 1 << 20,
+    .workspace = kind_workspace,
+    .probe = probe,
+    .create = create,
+};

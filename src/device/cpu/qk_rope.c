@@ -58,12 +58,10 @@ void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
     mt_pool_run(d->pool, forward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, ROW_BLOCK));
 }
 
-size_t mt_cpu_qk_rope_bwd_workspace(mt_device *dev, size_t n, size_t n_q, size_t n_kv, size_t d)
+size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const struct mt_qk_rope_bwd *a)
 {
-    (void)dev;
-    (void)n_q;
-    (void)n_kv;
-    return mt_div_up(n, ROW_BLOCK) * 2 * d * sizeof(float);
+    (void)l;
+    return mt_div_up(a->n, ROW_BLOCK) * 2 * a->head_dim * sizeof(float);
 }
 
 /* g: gradient of the normalised, weighted head; becomes that of its input. */

@@ -84,10 +84,10 @@ void mt_cpu_run_rmsnorm(struct mt_cpu_device *d, const struct mt_rmsnorm *a)
     mt_pool_run(d->pool, forward_chunk, &j, mt_div_up(a->n, j.per_chunk));
 }
 
-size_t mt_cpu_rmsnorm_bwd_workspace(mt_device *dev, size_t n, size_t c)
+size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *l, const struct mt_rmsnorm_bwd *a)
 {
-    (void)dev;
-    return mt_div_up(n, ROW_BLOCK) * c * sizeof(float);
+    (void)l;
+    return mt_div_up(a->n, ROW_BLOCK) * a->c * sizeof(float);
 }
 
 /* sum over the row of dy w x; its product with rstd is the sum of g xhat. */
@@ -191,10 +191,10 @@ void mt_cpu_run_rmsnorm_bwd(struct mt_cpu_device *d, const struct mt_rmsnorm_bwd
 
 enum { BIAS_ROWS = 64 };
 
-size_t mt_cpu_bias_bwd_workspace(mt_device *dev, size_t n, size_t c)
+size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *l, const struct mt_bias_bwd *a)
 {
-    (void)dev;
-    return mt_div_up(n, BIAS_ROWS) * c * sizeof(float);
+    (void)l;
+    return mt_div_up(a->n, BIAS_ROWS) * a->c * sizeof(float);
 }
 
 static void bias_chunk(void *ctx, size_t chunk, int thread)

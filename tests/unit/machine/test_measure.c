@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,38 +10,40 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "machine/measure.h"
+#include "device/op.h"
+#include "machine/measure_priv.h"
 
 static const struct mt_measure_params here = {.device_kind = "cpu", .n_threads = 2};
 
-/* One of every kind, of odd shapes. Bytes that are far too few: an operand may be larger than what goes from one to the
- * next. */
+enum { MAX_EXAMPLES = 128 };
+
+/* Every operation in each of its variants, of odd shapes. Bytes that are far too few: an operand may be larger than what
+ * goes from one to the next. */
 static size_t one_of_each(struct mt_metered *ops, enum mt_dtype t)
 {
-    static const uint64_t dims[MT_N_METER_KINDS][MT_METER_DIMS] = {
-        [MT_METER_GEMM_NT] = {33, 47, 65}, [MT_METER_GEMM_NN] = {33, 47, 65}, [MT_METER_GEMM_TN] = {33, 47, 65},
-        [MT_METER_ATTENTION] = {70, 31, 4, 2, 16}, [MT_METER_ATTENTION_BWD] = {70, 31, 4, 2, 16},
-        [MT_METER_EMBEDDING] = {37, 24}, [MT_METER_EMBEDDING_BWD] = {37, 24, 11}, [MT_METER_RMSNORM] = {37, 24},
-        [MT_METER_RMSNORM_BWD] = {37, 24}, [MT_METER_BIAS_BWD] = {37, 24}, [MT_METER_QK_ROPE] = {37, 3, 16},
-        [MT_METER_QK_ROPE_BWD] = {37, 3, 16}, [MT_METER_GLU] = {37, 40}, [MT_METER_GLU_BWD] = {37, 40},
-        [MT_METER_CROSS_ENTROPY] = {19, 320}, [MT_METER_GATHER_ROWS] = {37, 24}, [MT_METER_SCATTER_ROWS] = {37, 24},
-        [MT_METER_ADD] = {1001}, [MT_METER_GRAD_CAST] = {1001}, [MT_METER_JOIN] = {1001}, [MT_METER_ZERO] = {1001},
-        [MT_METER_CAST] = {1001}};
-    for (int k = 0; k < MT_N_METER_KINDS; k++) {
-        ops[k] = (struct mt_metered){.kind = (enum mt_meter_kind)k, .dtype = t, .bytes = k % 2 ? 100000 : 64};
-        memcpy(ops[k].dim, dims[k], sizeof(dims[k]));
-        while (ops[k].n_dims < MT_METER_DIMS && ops[k].dim[ops[k].n_dims])
-            ops[k].n_dims++;
-    }
-    return MT_N_METER_KINDS;
+    static const struct mt_op_sizes sizes = {{
+        [MT_SIZE_ROWS] = 70, [MT_SIZE_HIDDEN] = 65, [MT_SIZE_FFN] = 47, [MT_SIZE_LOSS_ROWS] = 19,
+        [MT_SIZE_VOCAB] = 320, [MT_SIZE_RUNS] = 11, [MT_SIZE_HEADS] = 4, [MT_SIZE_KV_HEADS] = 2,
+        [MT_SIZE_ALL_HEADS] = 3, [MT_SIZE_HEAD_DIM] = 16, [MT_SIZE_LENGTH] = 32, [MT_SIZE_ELEMENTS] = 1001}};
+    size_t n = 0;
+    for (int id = 0; id < MT_N_DEV_OPS; id++)
+        for (unsigned which = 0; n < MAX_EXAMPLES; which++, n++) {
+            int rc = mt_metered_example(&ops[n], (enum mt_dev_op)id, which, &sizes, t);
+            if (rc == -ERANGE)
+                break;
+            assert_int_equal(rc, 0);
+            ops[n].bytes = n % 2 ? 100000 : 64;
+        }
+    assert_true(n > MT_N_DEV_OPS && n < MAX_EXAMPLES);
+    return n;
 }
 
 static void every_operation_is_timed_in_turn(void **state)
 {
     (void)state;
-    struct mt_metered ops[MT_N_METER_KINDS];
+    struct mt_metered ops[MAX_EXAMPLES];
     for (int t = MT_F32; t <= MT_BF16; t++) {
-        double seconds[MT_N_METER_KINDS] = {0};
+        double seconds[MAX_EXAMPLES] = {0};
         struct mt_err err = {0};
         size_t n = one_of_each(ops, (enum mt_dtype)t);
         assert_int_equal(mt_measure_in_turn(seconds, &here, ops, n, &err), 0);
@@ -49,11 +52,34 @@ static void every_operation_is_timed_in_turn(void **state)
     }
 }
 
+/* And its name in a profile reads back. */
+static void every_operation_is_in_the_grid(void **state)
+{
+    static struct mt_measure_grid g;
+    struct mt_metered back;
+    char text[160];
+    (void)state;
+    for (uint64_t part = 1; part <= 16; part *= 16) {
+        int found[MT_N_DEV_OPS][MT_OP_VARIANTS][2] = {{{0}}};
+        mt_measure_list_grid(&g, 4, part);
+        assert_false(g.failed);
+        for (size_t i = 0; i < g.n; i++) {
+            found[g.ops[i].op][g.ops[i].variant][g.ops[i].dtype == MT_BF16]++;
+            mt_operation_format(text, sizeof(text), &g.ops[i]);
+            assert_true(mt_operation_parse(&back, text) && mt_same_operation(&back, &g.ops[i]));
+        }
+        for (int op = 0; op < MT_N_DEV_OPS; op++)
+            for (unsigned v = 0; mt_dev_op((enum mt_dev_op)op)->name[v]; v++)
+                for (int t = 0; t < 2; t++)
+                    assert_true(found[op][v][t] > 0 || (t && mt_dev_op((enum mt_dev_op)op)->f32_only));
+    }
+}
+
 static void more_work_takes_longer(void **state)
 {
     (void)state;
-    struct mt_metered ops[2] = {{.kind = MT_METER_GEMM_NT, .dtype = MT_F32, .n_dims = 3, .dim = {64, 64, 64}},
-                                {.kind = MT_METER_GEMM_NT, .dtype = MT_F32, .n_dims = 3, .dim = {256, 256, 512}}};
+    struct mt_metered ops[2] = {{.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {64, 64, 64}},
+                                {.op = MT_DEV_GEMM, .dtype = MT_F32, .n_dims = 3, .dim = {256, 256, 512}}};
     double seconds[2];
     struct mt_err err = {0};
     for (int i = 0; i < 2; i++) {
@@ -67,8 +93,8 @@ static void more_work_takes_longer(void **state)
 static void all_is_timed_where_something_is_not_known(void **state)
 {
     (void)state;
-    struct mt_metered ops[2] = {{.kind = MT_METER_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {4096}, .bytes = 4096},
-                                {.kind = MT_METER_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {8192}, .bytes = 8192}};
+    struct mt_metered ops[2] = {{.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {4096}, .bytes = 4096},
+                                {.op = MT_DEV_ZERO, .dtype = MT_F32, .n_dims = 1, .dim = {8192}, .bytes = 8192}};
     struct mt_machine m = {.cpu = true};
     struct mt_err err = {0};
     assert_true(mt_machine_add_sample(&m, &ops[0], 42));
@@ -86,6 +112,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_is_timed_in_turn),
+        cmocka_unit_test(every_operation_is_in_the_grid),
         cmocka_unit_test(more_work_takes_longer),
         cmocka_unit_test(all_is_timed_where_something_is_not_known),
     };

@@ -123,7 +123,7 @@ static void a_profile_of_other_hardware_is_not_used(void **state)
 
 static struct mt_metered gemm(uint64_t m, uint64_t n, uint64_t k)
 {
-    return (struct mt_metered){.kind = MT_METER_GEMM_NT, .dtype = MT_BF16, .n_dims = 3, .dim = {m, n, k},
+    return (struct mt_metered){.op = MT_DEV_GEMM, .variant = MT_GEMM_NT, .dtype = MT_BF16, .n_dims = 3, .dim = {m, n, k},
                                .flops = 2.0 * (double)(m * n * k),
                                .bytes = 2.0 * (double)(m * k + k * n + m * n)};
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of cuda/ where there was no nvcc at build time. */
+/* In place of device_cuda.c where there was no nvcc at build time. */
 #include <stdio.h>
 
-#include "device/backend.h"
+#include "kind.h"
 
 #define HOW                                                                                        \
     "this build has no CUDA device: install the CUDA toolkit (nvcc, cuBLAS), and build again with "  \

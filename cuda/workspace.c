@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "device/cuda_workspace.h"
+#include "workspace.h"
 
 #include "base/mem.h"
 #include "device/arena.h"
@@ -24,19 +24,19 @@ size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
     return MT_MAX(mt_div_up(n, blocks), (size_t)MIN_BIAS_ROWS);
 }
 
-size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c)
+size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
 {
-    return mt_div_up(n, mt_cuda_rmsnorm_bwd_rows(n)) * c * sizeof(float);
+    return mt_div_up(a->n, mt_cuda_rmsnorm_bwd_rows(a->n)) * a->c * sizeof(float);
 }
 
-size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c)
+size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 {
-    return mt_div_up(n, mt_cuda_bias_bwd_rows(n, c)) * c * sizeof(float);
+    return mt_div_up(a->n, mt_cuda_bias_bwd_rows(a->n, a->c)) * a->c * sizeof(float);
 }
 
-size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t head_dim)
+size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
 {
-    return mt_div_up(n, mt_cuda_qk_rope_bwd_rows(n)) * 2 * head_dim * sizeof(float);
+    return mt_div_up(a->n, mt_cuda_qk_rope_bwd_rows(a->n)) * 2 * a->head_dim * sizeof(float);
 }
 
 /* --- a workspace's parts ----------------------------------------------------------------------- */
@@ -84,19 +84,19 @@ static size_t most_scores(size_t max_len, size_t n_q)
     return most;
 }
 
-struct mt_cuda_tiled_room mt_cuda_tiled_room_of(void *base, size_t max_len, size_t n_q, size_t n_kv,
-                                                size_t head_dim, enum mt_dtype dtype)
+struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a)
 {
-    size_t scores = most_scores(max_len, n_q), rows = MT_MIN(max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
-    size_t kv = n_kv * max_len * head_dim;
+    size_t scores = most_scores(a->max_len, a->n_q), rows = MT_MIN(a->max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t kv = a->n_kv * a->max_len * a->head_dim, half = scores * mt_dtype_size(a->dtype);
+    char *base = a->workspace;
     struct mt_cuda_tiled_room r;
     r.s = take(base, &at, scores * sizeof(float));
     r.dp = take(base, &at, scores * sizeof(float));
-    r.dq = take(base, &at, n_q * rows * head_dim * sizeof(float));
+    r.dq = take(base, &at, a->n_q * rows * a->head_dim * sizeof(float));
     r.dk = take(base, &at, kv * sizeof(float));
     r.dv = take(base, &at, kv * sizeof(float));
-    r.p = dtype == MT_F32 ? r.s : take(base, &at, scores * mt_dtype_size(dtype));
-    r.ds = dtype == MT_F32 ? r.dp : take(base, &at, scores * mt_dtype_size(dtype));
+    r.p = a->dtype == MT_F32 ? r.s : take(base, &at, half);
+    r.ds = a->dtype == MT_F32 ? r.dp : take(base, &at, half);
     r.bytes = at;
     return r;
 }
@@ -141,31 +141,47 @@ static size_t longest_fused(size_t len, size_t group)
     return len;
 }
 
-struct mt_cuda_fused_room mt_cuda_fused_room_of(void *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                                size_t head_dim)
+struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a)
 {
-    size_t len = mt_cuda_padded_len(max_len), at = 0, batch = mt_cuda_next_power(n);
+    size_t n = a->n, n_q = a->n_q, len = mt_cuda_padded_len(a->max_len), at = 0, batch = mt_cuda_next_power(n);
     /* each term grows with n and max_len: a smaller call fits where a larger one was planned */
-    size_t group = n_q / n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
+    size_t group = n_q / a->n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
     size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
+    char *base = a->workspace;
     struct mt_cuda_fused_room r = {
         .pad_tokens = MT_MAX(longest_fused(len, group), MT_MIN((size_t)PAD_TOKENS, 2 * n))};
     size_t tokens = MT_MAX(MT_MIN(n, (size_t)LINEAR_TOKENS), r.pad_tokens);
     r.stats = take(base, &at, MT_MAX(n, r.pad_tokens) * n_q * sizeof(float));
     r.lens = take(base, &at, batch * sizeof(int32_t));
     r.tables = take(base, &at, MT_CUDA_FUSED_TABLES * (batch + 1) * sizeof(int64_t));
-    r.padded = take(base, &at, r.pad_tokens * 4 * (n_q + n_kv) * head_dim * 2);
-    r.lib_bytes = mt_cuda_fused_linear_bytes(tokens, n_q, head_dim) + MT_MAX(one, all);
+    r.padded = take(base, &at, r.pad_tokens * 4 * (n_q + a->n_kv) * a->head_dim * 2);
+    r.lib_bytes = mt_cuda_fused_linear_bytes(tokens, n_q, a->head_dim) + MT_MAX(one, all);
     r.lib = take(base, &at, r.lib_bytes);
     r.bytes = at;
     return r;
 }
 
-size_t mt_cuda_attention_bytes(bool fused, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                               size_t head_dim, enum mt_dtype dtype)
+/* --- of all operations ------------------------------------------------------------------------- */
+
+size_t mt_cuda_attention_workspace(const struct mt_attention *a)
 {
-    size_t bytes = mt_cuda_tiled_room_of(NULL, max_len, n_q, n_kv, head_dim, dtype).bytes;
-    if (!fused || dtype != MT_BF16 || !n || !max_len)
+    size_t bytes = mt_cuda_tiled_room_of(a).bytes;
+    if (a->dtype != MT_BF16 || !a->n || !a->max_len)
         return bytes;
-    return MT_MAX(bytes, mt_cuda_fused_room_of(NULL, n, max_len, n_q, n_kv, head_dim).bytes);
+    return MT_MAX(bytes, mt_cuda_fused_room_of(a).bytes);
+}
+
+size_t mt_cuda_workspace(enum mt_dev_op op, const void *args)
+{
+    switch (op) {
+#define WITHOUT(ID, name, type)
+#define WITH(ID, name, type)                                                                       \
+    case MT_DEV_##ID:                                                                              \
+        return mt_cuda_##name##_workspace(args);
+        MT_DEVICE_OPS(WITHOUT, WITH)
+#undef WITHOUT
+#undef WITH
+    default:
+        return 0;
+    }
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef MT_DEVICE_CUDA_WORKSPACE_H
-#define MT_DEVICE_CUDA_WORKSPACE_H
+#ifndef MT_CUDA_WORKSPACE_H
+#define MT_CUDA_WORKSPACE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/dtype.h"
+#include "device/ops.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,7 +14,7 @@ extern "C" {
 
 /**
  * How the CUDA device cuts its workspaces: functions of the shape alone, so that the planner knows them
- * where there is no GPU (meter.c), and so that a buffer's size never changes the bits. No CUDA in here.
+ * where there is no GPU (kind.c), and so that a buffer's size never changes the bits. No CUDA in here.
  */
 
 /** Rows of a block of the sums over rows: each block leaves one partial row of c floats. */
@@ -22,9 +22,14 @@ size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
 size_t mt_cuda_qk_rope_bwd_rows(size_t n);
 
-size_t mt_cuda_rmsnorm_bwd_workspace(size_t n, size_t c);
-size_t mt_cuda_bias_bwd_workspace(size_t n, size_t c);
-size_t mt_cuda_qk_rope_bwd_workspace(size_t n, size_t head_dim);
+/** Of every operation that has one. Attention: as with fused attention, which takes more, so that what is planned fits
+ * with either way. */
+#define MT_CUDA_WITHOUT(ID, name, type)
+#define MT_CUDA_WORKSPACE(ID, name, type) size_t mt_cuda_##name##_workspace(const type *a);
+MT_DEVICE_OPS(MT_CUDA_WITHOUT, MT_CUDA_WORKSPACE)
+#undef MT_CUDA_WITHOUT
+#undef MT_CUDA_WORKSPACE
+size_t mt_cuda_workspace(enum mt_dev_op op, const void *args);
 
 /* --- tiled attention --------------------------------------------------------------------------- */
 
@@ -46,9 +51,8 @@ struct mt_cuda_tiled_room {
     void *p, *ds; /* in f32 they lie over s and dp */
     size_t bytes;
 };
-/** base NULL: only `bytes` means something. */
-struct mt_cuda_tiled_room mt_cuda_tiled_room_of(void *base, size_t max_len, size_t n_q, size_t n_kv,
-                                                size_t head_dim, enum mt_dtype dtype);
+/** In the arguments' workspace; where that is NULL only `bytes` means something. */
+struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a);
 
 /* --- fused attention --------------------------------------------------------------------------- */
 
@@ -70,13 +74,8 @@ struct mt_cuda_fused_room {
     char *lib;
     size_t lib_bytes, bytes;
 };
-/** base NULL: only sizes mean something. `bytes` grows with n and max_len. */
-struct mt_cuda_fused_room mt_cuda_fused_room_of(void *base, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                                                size_t head_dim);
-
-/** Of both ways; `fused`: the device has an engine for it. */
-size_t mt_cuda_attention_bytes(bool fused, size_t n, size_t max_len, size_t n_q, size_t n_kv,
-                               size_t head_dim, enum mt_dtype dtype);
+/** In the arguments' workspace; where that is NULL only sizes mean something. `bytes` grows with n and max_len. */
+struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a);
 
 #ifdef __cplusplus
 }

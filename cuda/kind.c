@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of CUDA devices where there is none. */
+#include "kind.h"
+
+#include "device/arena.h"
+#include "workspace.h"
+
+static size_t workspace(const struct mt_device_limits *l, enum mt_dev_op op, const void *args)
+{
+    (void)l;
+    return mt_cuda_workspace(op, args);
+}
+
+const struct mt_device_kind mt_cuda_kind = {
+    .name = "cuda",
+    .alignment = MT_ARENA_ALIGNMENT,
+    .library_bytes = 64 << 20, /* cuBLASLt's 32, and some */
+    .workspace = workspace,
+    .probe = mt_cuda_probe,
+    .create = mt_cuda_device_create,
+};

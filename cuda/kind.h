@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_KIND_H
+#define MT_CUDA_KIND_H
+
+#include "device/kind.h"
+
+/* Of device_cuda.c, or of stub.c in a build without nvcc. */
+int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err);
+void mt_cuda_probe(struct mt_device_info *out, int index);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_EXAMPLE_H
+#define MT_DEVICE_EXAMPLE_H
+
+#include "device/metered.h"
+
+/**
+ * An operation of a given shape with arguments and buffers, so that it can be run: for the planner's measuring,
+ * the kernel benchmark and the conformance suite. Every operation's row (device/op.h) fills in its own.
+ */
+typedef struct mt_example mt_example;
+
+/** What the operation does with a buffer; 0: workspace. */
+enum {
+    MT_USE_READ = 1,
+    MT_USE_WRITE = 2, /* alone: all of it is overwritten */
+    MT_USE_FRESH = 4, /* in a step the operation before has just written it */
+};
+
+/** What several operations hand on: a buffer on the device that fresh operands are taken from. */
+struct mt_flow {
+    void *data;
+    size_t bytes;
+};
+
+struct mt_example_params {
+    mt_device *dev;
+    struct mt_metered shape;
+    struct mt_flow flow; /* borrowed; all 0: every buffer is the example's own */
+    bool dry;            /* only to see what it takes: the buffers stay as they are */
+    /* In place of the device's arena: a buffer of n elements, owned by the callee; NULL where there is none. */
+    void *(*take)(void *ctx, unsigned use, enum mt_dtype dtype, size_t n);
+    void *ctx;
+};
+/** Buffers come from the device's arena and hold random values near 1, sane as f32 and as pairs of bf16. */
+int mt_example_create(mt_example **out, const struct mt_example_params *p, struct mt_err *err);
+/** Waits for the device; accepts NULL; sets *x to NULL. */
+void mt_example_destroy(mt_example **x);
+int mt_example_submit(mt_example *x, struct mt_err *err);
+/** The arguments, of the type that the table of operations says; the caller may change what costs nothing. */
+void *mt_example_args(mt_example *x);
+int mt_example_n_buffers(const mt_example *x);
+/** A buffer of `bytes` with the same random values, to be freed with mt_device_free(). */
+int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err);
+
+/* --- for rows ------------------------------------------------------------------------------------
+ * After a failure buffers are NULL; the failure is kept, and mt_example_create() returns it. */
+
+mt_device *mt_example_device(const mt_example *x);
+/** A device buffer of n elements, for a `use` of MT_USE_*. */
+void *mt_example_take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n);
+static inline void *mt_example_read(mt_example *x, enum mt_dtype dtype, size_t n)
+{
+    return mt_example_take(x, MT_USE_READ, dtype, n);
+}
+static inline void *mt_example_write(mt_example *x, enum mt_dtype dtype, size_t n)
+{
+    return mt_example_take(x, MT_USE_WRITE, dtype, n);
+}
+static inline void *mt_example_update(mt_example *x, enum mt_dtype dtype, size_t n)
+{
+    return mt_example_take(x, MT_USE_READ | MT_USE_WRITE, dtype, n);
+}
+static inline void *mt_example_fresh(mt_example *x, enum mt_dtype dtype, size_t n)
+{
+    return mt_example_take(x, MT_USE_READ | MT_USE_FRESH, dtype, n);
+}
+void *mt_example_workspace(mt_example *x, size_t bytes);
+/** n integers in host memory that lives as long as the example, v[i] = (first + i * mul) % mod; mod 0: no remainder.
+ * NULL where there is no memory. */
+int32_t *mt_example_host_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod);
+/** The same on the device. */
+int32_t *mt_example_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod);
+/** Of host integers; NULL for NULL. */
+int32_t *mt_example_upload(mt_example *x, const int32_t *host, size_t n);
+
+#endif

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+static const char *check(const void *args)
+{
+    const struct mt_gemm *a = args;
+    MT_OP_NEED(a->a && a->b && a->d && a->n && a->k);
+    MT_OP_NEED(a->d_dtype == a->dtype || a->d_dtype == MT_F32);
+    MT_OP_NEED(a->lda >= (a->trans_a ? a->m : a->k));
+    MT_OP_NEED(a->ldb >= (a->trans_b ? a->k : a->n));
+    MT_OP_NEED(a->ldd >= a->n && (!a->c || a->ldc >= a->n));
+    MT_OP_NEED(a->d != a->a && a->d != a->b);
+    MT_OP_NEED(a->c != a->d || a->ldc == a->ldd);
+    return NULL;
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_gemm *a = args;
+    out->variant = a->trans_a ? MT_GEMM_TN : a->trans_b ? MT_GEMM_NT : MT_GEMM_NN;
+    out->dtype = a->dtype;
+    out->flags = (a->bias || a->c ? MT_METER_ADDS : 0) | (a->d_dtype != a->dtype ? MT_METER_F32_OUT : 0);
+    out->dim[0] = a->m;
+    out->dim[1] = a->n;
+    out->dim[2] = a->k;
+    out->flops = 2 * (double)a->m * (double)a->n * (double)a->k;
+    out->bytes = mt_op_bytes(a->m, a->k, a->dtype) + mt_op_bytes(a->k, a->n, a->dtype) +
+                 mt_op_bytes(a->m, a->n, a->d_dtype) * (a->c ? 2 : 1);
+}
+
+/* A weight gradient adds to itself, a layer to its input. */
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    struct mt_gemm *a = args;
+    size_t m = (size_t)shape->dim[0], n = (size_t)shape->dim[1], k = (size_t)shape->dim[2];
+    bool adds = shape->flags & MT_METER_ADDS;
+    *a = (struct mt_gemm){.m = m, .n = n, .k = k, .dtype = shape->dtype,
+                          .d_dtype = shape->flags & MT_METER_F32_OUT ? MT_F32 : shape->dtype,
+                          .trans_a = shape->variant == MT_GEMM_TN, .trans_b = shape->variant == MT_GEMM_NT};
+    a->a = mt_example_fresh(x, a->dtype, m * k);
+    a->b = mt_example_read(x, a->dtype, k * n);
+    a->d = adds && a->trans_a ? mt_example_update(x, a->d_dtype, m * n) : mt_example_write(x, a->d_dtype, m * n);
+    a->lda = a->trans_a ? m : k;
+    a->ldb = a->trans_b ? k : n;
+    a->ldd = n;
+    if (adds) {
+        a->c = a->trans_a ? a->d : mt_example_read(x, a->d_dtype, m * n);
+        a->ldc = n;
+    }
+}
+
+const struct mt_op mt_op_row_gemm = {
+    .name = {"gemm_nt", "gemm_nn", "gemm_tn"},
+    .bound = MT_BOUND_PRODUCT,
+    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN, MT_SIZE_HIDDEN},
+    .flags = {0, MT_METER_ADDS, MT_METER_ADDS | MT_METER_F32_OUT},
+    .args_bytes = sizeof(struct mt_gemm),
+    .count = offsetof(struct mt_gemm, m),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+static const char *check(const void *args)
+{
+    const struct mt_glu *a = args;
+    MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->out) && a->gate_up != a->out);
+    return NULL;
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_glu *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->f;
+    out->bytes = 3 * mt_op_bytes(a->n, a->f, a->dtype);
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
+    *(struct mt_glu *)args = (struct mt_glu){.n = n, .f = f, .dtype = shape->dtype,
+                                             .gate_up = mt_example_fresh(x, shape->dtype, 2 * n * f),
+                                             .out = mt_example_write(x, shape->dtype, n * f)};
+}
+
+const struct mt_op mt_op_row_glu = {
+    .name = {"glu"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN},
+    .args_bytes = sizeof(struct mt_glu),
+    .count = offsetof(struct mt_glu, n),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_glu_bwd *a = args;
+    MT_OP_NEED(a->f && aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up));
+    MT_OP_NEED(a->dout != a->dgate_up);
+    MT_OP_NEED(!a->out || (aligned(a->out) && a->out != a->gate_up && a->out != a->dgate_up));
+    return NULL;
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    const struct mt_glu_bwd *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->f;
+    out->bytes = (a->out ? 6 : 5) * mt_op_bytes(a->n, a->f, a->dtype);
+}
+
+/* As in a layer: the output takes the place of its gradient. */
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
+    struct mt_glu_bwd a = {.n = n, .f = f, .dtype = shape->dtype};
+    a.gate_up = mt_example_read(x, a.dtype, 2 * n * f);
+    a.out = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, a.dtype, n * f);
+    a.dout = a.out;
+    a.dgate_up = mt_example_write(x, a.dtype, 2 * n * f);
+    *(struct mt_glu_bwd *)args = a;
+}
+
+const struct mt_op mt_op_row_glu_bwd = {
+    .name = {"glu_bwd"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_FFN},
+    .args_bytes = sizeof(struct mt_glu_bwd),
+    .count = offsetof(struct mt_glu_bwd, n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};

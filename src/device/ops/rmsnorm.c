@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+static const char *check(const void *args)
+{
+    const struct mt_rmsnorm *a = args;
+    MT_OP_NEED(a->c && a->eps >= 0);
+    MT_OP_NEED(aligned(a->x) && aligned(a->w) && aligned(a->y) && a->rstd);
+    MT_OP_NEED(!a->residual == !a->sum);
+    MT_OP_NEED(aligned_or_null(a->residual) && aligned_or_null(a->sum));
+    return NULL;
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_rmsnorm *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->c;
+    out->bytes = (a->residual ? 4 : 2) * mt_op_bytes(a->n, a->c, a->dtype);
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    *(struct mt_rmsnorm *)args = (struct mt_rmsnorm){
+        .n = n, .c = c, .dtype = shape->dtype, .eps = 1e-6f, .x = mt_example_fresh(x, shape->dtype, n * c),
+        .w = mt_example_read(x, shape->dtype, c), .y = mt_example_write(x, shape->dtype, n * c),
+        .rstd = mt_example_write(x, MT_F32, n)};
+}
+
+const struct mt_op mt_op_row_rmsnorm = {
+    .name = {"rmsnorm"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
+    .args_bytes = sizeof(struct mt_rmsnorm),
+    .count = offsetof(struct mt_rmsnorm, n),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_rmsnorm_bwd *a = args;
+    MT_OP_NEED(a->c);
+    MT_OP_NEED(aligned(a->dy) && aligned(a->x) && aligned(a->w) && aligned(a->dx) && a->rstd);
+    MT_OP_NEED(aligned_or_null(a->dres));
+    MT_OP_NEED(!a->dw || a->workspace);
+    return NULL;
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    const struct mt_rmsnorm_bwd *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->c;
+    out->bytes = (a->dres ? 4 : 3) * mt_op_bytes(a->n, a->c, a->dtype);
+}
+
+/* As in a layer: the gradient that goes past the norm is added in place. */
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    struct mt_rmsnorm_bwd a = {.n = n, .c = c, .dtype = shape->dtype};
+    a.x = mt_example_read(x, a.dtype, n * c);
+    a.dx = mt_example_update(x, a.dtype, n * c);
+    a.dres = a.dx;
+    a.w = mt_example_read(x, a.dtype, c);
+    a.rstd = mt_example_read(x, MT_F32, n);
+    a.dy = mt_example_fresh(x, a.dtype, n * c);
+    a.dw = mt_example_update(x, MT_F32, c);
+    a.workspace = mt_example_workspace(x, mt_op_rmsnorm_bwd_workspace(mt_example_device(x), &a));
+    *(struct mt_rmsnorm_bwd *)args = a;
+}
+
+const struct mt_op mt_op_row_rmsnorm_bwd = {
+    .name = {"rmsnorm_bwd"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
+    .args_bytes = sizeof(struct mt_rmsnorm_bwd),
+    .count = offsetof(struct mt_rmsnorm_bwd, n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};
