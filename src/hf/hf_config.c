@@ -38,7 +38,9 @@ static int64_t read_int(struct reader *r, const char *key, int64_t def, int64_t 
         return def;
     if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble) ||
         !(v->valuedouble >= (double)min && v->valuedouble <= (double)max)) {
-        refuse(r, key, "is not a whole number in the range that makes sense");
+        char why[96];
+        snprintf(why, sizeof(why), "must be an integer between %lld and %lld", (long long)min, (long long)max);
+        refuse(r, key, why);
         return def;
     }
     return (int64_t)v->valuedouble;
@@ -57,7 +59,7 @@ static double read_positive(struct reader *r, const char *key, double def)
     if (!v)
         return def;
     if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0) || !isfinite(v->valuedouble)) {
-        refuse(r, key, "is not a number of 0 or more");
+        refuse(r, key, "must be a number, 0 or more");
         return def;
     }
     return v->valuedouble;
@@ -69,7 +71,7 @@ static bool read_bool(struct reader *r, const char *key, bool def)
     if (!v)
         return def;
     if (!cJSON_IsBool(v)) {
-        refuse(r, key, "is not true or false");
+        refuse(r, key, "must be true or false");
         return def;
     }
     return cJSON_IsTrue(v);

@@ -114,14 +114,15 @@ static void finish_piece(struct mt_disk *d, struct piece *p)
     }
 }
 
-/* The request whose turn it is; those of which all is on its way end with their last piece. */
+/* The request to submit pieces of next. One whose pieces are all submitted leaves the list, and ends with
+ * its last piece. */
 static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
 {
     struct mt_disk_request *r;
     while ((r = d->going[dir].first) && fully_started(r)) {
         drop_first(&d->going[dir]);
         if (!r->in_flight)
-            r->done(r); /* nothing was wanted */
+            r->done(r); /* an empty request */
     }
     return r;
 }
@@ -202,7 +203,7 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
 {
     if (res == -EINTR || res == -EAGAIN) {
         if (++p->retries < MAX_RETRIES) {
-            if (res == -EAGAIN) /* short of memory or of requests: give it time */
+            if (res == -EAGAIN) /* the kernel is short of memory or of requests: wait a little */
                 nanosleep(&(struct timespec){0, 100000}, NULL);
             count(d, p->r->write, 0, false, true);
             submit_piece(d, p);
@@ -223,7 +224,7 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
         finish_piece(d, p);
         return;
     }
-    /* direct I/O goes on at a border: what lies before it is moved again */
+    /* direct I/O must continue at an aligned offset: bytes after the last one are moved again */
     const struct mt_disk_file *f = &d->files[p->file];
     size_t step = f->direct ? f->align : 1, next = (p->done + n) / step * step;
     if (next == p->done && ++p->retries >= MAX_RETRIES) {

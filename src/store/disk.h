@@ -12,13 +12,13 @@
 /**
  * Scratch space on drives: one address space [0, bytes), striped over a file in each of several folders.
  *
- * What is in it is never the truth: that is the last checkpoint. The files carry the id of their run in
+ * It is scratch: the last checkpoint is what a run is restored from. The files carry the id of their run in
  * their names and a lock for as long as it lives; they are made new, are never opened by another run, and
- * are removed at the end. What a killed run left is known by its lock being free, and is removed by the
- * next run that uses the folder.
+ * are removed at the end. Files of a killed run are recognised by their free lock, and removed by the next
+ * run that uses the folder.
  *
  * Space is reserved when the disk is opened. Requests bypass the page cache (O_DIRECT) where the file
- * system lets them, many at a time; every result is checked, short transfers are finished, EINTR and
+ * system allows it, many at a time; every result is checked, short transfers are finished, EINTR and
  * EAGAIN retried; any other error ends the request and names file, offset and drive.
  *
  * Thread-safety: mt_disk_submit() and mt_disk_run() from any thread; the rest from one.
@@ -41,14 +41,14 @@ struct mt_disk_params {
 };
 
 /**
- * -ENOSPC (MT_ERR_NO_FIT) says how much is wanted and how much there is, by folder. Logs how it will do
- * its I/O where that is not io_uring with O_DIRECT.
+ * -ENOSPC (MT_ERR_NO_FIT): the message has the bytes wanted and available, by folder. Logs the kind of I/O
+ * where it is not io_uring with O_DIRECT.
  */
 int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err);
 /** Removes the files; accepts NULL. Nothing may be under way. */
 void mt_disk_close(mt_disk **d);
 
-/** Memory that requests will use, registered with the kernel where it lets us. Nothing may be under way. */
+/** Registers memory that requests will use with the kernel, where that is allowed. Nothing may be under way. */
 void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n);
 
 struct mt_disk_span {
@@ -57,7 +57,10 @@ struct mt_disk_span {
     size_t bytes;
 };
 
-/** Several spans, read or written in any order. Owned by the caller, and still until done. */
+/**
+ * Several spans, read or written in any order. Owned by the caller, who leaves it unchanged until done() is
+ * called.
+ */
 struct mt_disk_request {
     bool write;
     int n_spans;
@@ -76,7 +79,7 @@ struct mt_disk_request {
 };
 /** Starts a request. Requests of one direction start in order; they may end in any. */
 void mt_disk_submit(mt_disk *d, struct mt_disk_request *r);
-/** Submits and waits; `done` and `ctx` are not the caller's then. */
+/** Submits and waits; sets `done` and `ctx` itself. */
 int mt_disk_run(mt_disk *d, struct mt_disk_request *r, struct mt_err *err);
 
 struct mt_disk_stats {

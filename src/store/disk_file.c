@@ -92,8 +92,8 @@ static bool direct_works(int fd)
 }
 
 /*
- * On file systems that write elsewhere what is overwritten (btrfs), space would not stay reserved, and the
- * file would go to pieces: asks that this one be written in place. Others refuse, which is as good.
+ * Copy-on-write file systems (btrfs) would not keep the space reserved and would fragment the file: asks
+ * for writes in place. Other file systems refuse the request, which does no harm.
  */
 static void write_in_place(int fd)
 {
@@ -118,7 +118,7 @@ static int open_locked(struct mt_disk_file *f, const char *dir, size_t index, st
         if (f->fd < 0)
             return mt_fail(err, MT_ERR_USAGE, -errno, "memory.nvme_paths: cannot create %s: %s",
                            f->path, strerror(errno));
-        /* between the two another run that starts may have taken it for stale */
+        /* between creating and locking it, another run that starts may have removed it as stale */
         if (!flock(f->fd, LOCK_EX | LOCK_NB) && !fstat(f->fd, &st) && st.st_nlink)
             return 0;
         close(f->fd);
@@ -140,7 +140,7 @@ static int fail_space(const struct mt_disk_file *f, const char *dir, struct mt_e
                    mt_format_bytes(gap, sizeof(gap), f->bytes > left ? f->bytes - left : 0));
 }
 
-/* For file systems without fallocate: space is only sure once something is written there. */
+/* For file systems without fallocate: space is reserved only by writing to it. */
 static int write_zeros(int fd, uint64_t bytes)
 {
     enum { PIECE = 1 << 20 };

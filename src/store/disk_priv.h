@@ -15,7 +15,7 @@ struct mt_disk_file {
 
 /* disk_file.c */
 
-/** Removes files of runs that are no more. */
+/** Removes files of runs that have ended. */
 void mt_disk_remove_stale(const char *dir);
 /** Makes the file, locks it and reserves its space. On failure nothing is left. */
 int mt_disk_file_open(struct mt_disk_file *f, const char *dir, size_t index, uint64_t bytes,

@@ -9,7 +9,7 @@
 #include "store/disk.h"
 #include "store/planes.h"
 
-enum { SLOTS = 4 }; /* requests at once, each as much as the depth holds */
+enum { SLOTS = 4 }; /* requests at once, each of as many bytes as the depth allows */
 
 struct probe {
     mt_disk *disk;
@@ -63,7 +63,7 @@ static double cpu_seconds(void)
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Goes over the file in each direction that is wanted, again until the time is over. */
+/* Passes over the file in each wanted direction until the time is over. */
 static void run(struct probe *p, const bool wanted[2], double seconds, double *rate, double *cpu)
 {
     int64_t t0 = mt_now_ns();
@@ -91,7 +91,7 @@ static void run(struct probe *p, const bool wanted[2], double seconds, double *r
     *cpu = (cpu_seconds() - c0) / took;
 }
 
-/* Drives that compress or know zeros would look faster than they are. */
+/* Random data: drives that compress or detect zeros would look faster than they are. */
 static void fill_random(uint32_t *dst, size_t n)
 {
     for (size_t i = 0; i + 4 <= n; i += 4) {
@@ -104,7 +104,7 @@ static int measure(struct probe *p, struct mt_disk_rates *out, const struct mt_d
 {
     static const bool reads[2] = {true, false}, writes[2] = {false, true}, both[2] = {true, true};
     double unused;
-    run(p, writes, 0, &out->write, &out->cpu_write); /* what was never written reads as fast as zeros */
+    run(p, writes, 0, &out->write, &out->cpu_write); /* blocks that were never written read as fast as zeros */
     if (!p->rc && a->seconds > 0)
         run(p, writes, a->seconds, &out->write, &out->cpu_write);
     if (!p->rc)
@@ -130,7 +130,7 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
     p.slot_bytes = info.depth / 2 * (a->request_bytes ? a->request_bytes : 1 << 20);
     p.slot_bytes = mt_align_up(MT_MAX(p.slot_bytes, (size_t)MT_DISK_ALIGN), MT_DISK_ALIGN);
     size_t bytes = 2 * SLOTS * p.slot_bytes;
-    void *memory = NULL; /* as staging is: on huge pages, of which a request needs few segments */
+    void *memory = NULL; /* on huge pages, as staging is: a request then needs few segments */
     rc = mt_host_alloc(&memory, bytes, "the disk probe", err);
     if (!rc) {
         p.memory = memory;

@@ -11,8 +11,8 @@
 
 /**
  * Raw asynchronous file I/O: what a backend (io_uring, or threads with pread and pwrite) implements. An
- * operation is one request to the kernel; its result is what the kernel said, short counts and errors
- * included: store/disk.h is the layer that finishes and retries.
+ * operation is one request to the kernel; its result is what the kernel returned, short counts and errors
+ * included: store/disk.h finishes and retries.
  *
  * Thread-safety: one thread, except mt_io_wake().
  */
@@ -62,7 +62,7 @@ enum mt_io_fault_kind {
     MT_IO_FAULT_EAGAIN,
     MT_IO_FAULT_EINTR,
     MT_IO_FAULT_SHORT,   /* about half is moved */
-    MT_IO_FAULT_ZERO,    /* nothing is moved, and no error told */
+    MT_IO_FAULT_ZERO,    /* nothing is moved, and no error is returned */
     MT_IO_FAULT_DELAY,   /* started only when all others have ended */
     MT_IO_FAULT_REORDER, /* results come in reverse */
 };

@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "store/io_backend.h"
 
-enum { REORDERED = 4 }; /* results that are held to be told in reverse */
+enum { REORDERED = 4 }; /* results that are held back, to be returned in reverse order */
 
 struct fault_io {
     struct mt_io base;
@@ -15,7 +15,7 @@ struct fault_io {
     struct mt_io_fault f;
     uint64_t seen;
     unsigned inner_in_flight;
-    struct mt_io_result *made; /* results that no operation stood behind */
+    struct mt_io_result *made; /* results made up without an operation */
     size_t n_made;
     struct mt_io_op *late; /* operations that wait until nothing else is under way */
     size_t n_late;

@@ -58,7 +58,7 @@ static void threads_destroy(mt_io *io)
 {
     struct threads *t = threads(io);
     pthread_mutex_lock(&t->lock);
-    t->quit = true; /* a thread ends when nothing waits any more */
+    t->quit = true; /* a thread ends when the queue is empty */
     pthread_cond_broadcast(&t->work);
     pthread_mutex_unlock(&t->lock);
     for (int i = 0; i < t->n_threads; i++)

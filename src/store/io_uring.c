@@ -68,7 +68,7 @@ static void uring_destroy(mt_io *io)
     while (u->in_flight && mt_io_wait(io, r, 16) >= 0)
         ;
     if (u->has_ring) {
-        if (u->wake_armed) { /* its buffer is ours: it must have ended */
+        if (u->wake_armed) { /* it reads into our buffer, so it must have ended */
             struct io_uring_cqe *cqe;
             mt_io_wake(io);
             while (u->wake_armed && !io_uring_wait_cqe(&u->ring, &cqe)) {
@@ -194,7 +194,7 @@ static void uring_wake(mt_io *io)
 {
     uint64_t one = 1;
     ssize_t n = write(uring(io)->wake_fd, &one, sizeof(one));
-    (void)n; /* full: then it is awake anyway */
+    (void)n; /* the counter is full: the waiter is awake already */
 }
 
 static const struct mt_io_backend backend = {

@@ -16,8 +16,8 @@ typedef uint32_t words4 VECTOR(uint32_t, 4);
 #define INLINE static inline __attribute__((always_inline))
 
 enum { COLS = VECS * LANES, AHEAD = 8 };
-_Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS, "others reckon with it");
-_Static_assert((int)MT_CPU_GEMM_COLS % (int)COLS == 0, "and with that");
+_Static_assert((int)ROWS <= (int)MT_CPU_GEMM_ROWS, "MT_CPU_GEMM_ROWS is the most rows that a kernel may have");
+_Static_assert((int)MT_CPU_GEMM_COLS % (int)COLS == 0, "COLS must divide MT_CPU_GEMM_COLS");
 
 INLINE void fetch_tile(const float *tile, size_t ld, bool to_write)
 {
