@@ -161,12 +161,8 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     c->numerics = p.numerics;
     c->placement = p.placement;
     c->n_micro = p.max_micro;
-    if (c->n_micro > INT16_MAX)
-        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%zu micro-batches a step are more than %d", c->n_micro,
-                     INT16_MAX);
     uint64_t host = 0;
-    if (!rc)
-        rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
+    rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     mt_device_destroy(&dev);
     if (rc && host > p.host_bytes)
         return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
