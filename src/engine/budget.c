@@ -29,18 +29,17 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     size_t first_kept = l->n_units - 1 - MT_MIN(kept_layers(p) * l->cut.n_units, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
+        bool recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept;
         plan->units[u] = (struct mt_unit_shape){
-            .kind = unit->kind == MT_UNIT_EMBED   ? MT_SHAPE_EMBED
-                    : unit->kind == MT_UNIT_LAYER ? MT_SHAPE_LAYER
-                                                  : MT_SHAPE_HEAD,
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .link_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .grad_elems = unit->n_elems,
             .trainable = unit->trainable,
-            .record_bytes = mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
-            .recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept,
+            .record_bytes = recompute ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
         };
     }
+    size_t boundary = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens);
+    mt_chain_describe(plan->units, plan->values, &(struct mt_chain){l->n_units, l->tied, boundary});
 }
 
 /* Ways to save memory, beginning with what costs the least time. */
@@ -53,14 +52,14 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
         .units = plan->units,
         .n_units = p->layout->n_units,
+        .values = plan->values,
+        .n_values = mt_chain_n_values(p->layout->n_units),
         .n_micro = p->max_micro,
-        .tied = p->layout->tied,
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
         .microbatch = p->numerics.schedule == MT_SCHEDULE_MICROBATCH,
         .poison = p->placement.poison,
-        .boundary_bytes = mt_layout_boundary_bytes(p->layout, p->numerics.dtype, p->max_tokens),
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
     };
 }
@@ -189,13 +188,15 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
 static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
 {
-    int wanted[2] = {0, 0};
+    int wanted[MT_N_POOLS] = {0};
     int rc = build_program(plan, prog, err);
     if (rc)
         return rc;
-    for (size_t i = 0; i < prog->n_objects; i++)
-        if (prog->objects[i].spill >= 0 && prog->objects[i].kind != MT_OBJ_GRAD)
-            wanted[prog->objects[i].kind == MT_OBJ_RECORD]++;
+    for (size_t i = 0; i < prog->n_objects; i++) {
+        enum mt_pool_id spilled = mt_pools[prog->objects[i].pool].spilled;
+        if (prog->objects[i].spill >= 0 && spilled != MT_NO_POOL)
+            wanted[spilled]++;
+    }
     uint64_t takes = mt_tiers_choose(plan, p, wanted);
     if (host_bytes) {
         *host_bytes = takes;
@@ -241,7 +242,8 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.staging_bytes = mb.inputs;
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
-    if (!plan.units || !plan.on_disk) {
+    plan.values = mt_calloc(mt_chain_n_values(p->layout->n_units), sizeof(*plan.values));
+    if (!plan.units || !plan.on_disk || !plan.values) {
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
@@ -300,6 +302,7 @@ int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p,
 void mt_engine_plan_finish(struct mt_engine_plan *plan)
 {
     free(plan->units);
+    free(plan->values);
     free(plan->on_disk);
     *plan = (struct mt_engine_plan){0};
 }

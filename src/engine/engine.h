@@ -42,8 +42,9 @@ struct mt_engine_params {
 
 /** Where the device budget goes; the engine allocates exactly this. */
 struct mt_engine_plan {
-    struct mt_program_params program; /* `units` is owned by the plan */
+    struct mt_program_params program; /* `units` and `values` are owned by the plan */
     struct mt_unit_shape *units;
+    struct mt_value *values;
     size_t pool_bytes[MT_N_POOLS];    /* all buffers of the pool, alignment included */
     size_t scratch, logits, inputs, tables;
     size_t device_bytes;              /* the sum of what is on the device */

@@ -135,10 +135,10 @@ struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plan
                                    char *state, char *staged);
 
 /* tiers.c */
-/** Decides what lives on the disk; sizes the host pools. `wanted`: boundaries and records that leave the
- * device in a step. Returns the host memory that the plan takes, which may be more than there is. */
+/** Decides what lives on the disk; sizes the host pools. `wanted`: by host pool, objects that leave the
+ * device for it in a step. Returns the host memory that the plan takes, which may be more than there is. */
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[2]);
+                     const int wanted[MT_N_POOLS]);
 /* trace.c: around an instruction; nothing where the run is not traced. */
 int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err);
 int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err);

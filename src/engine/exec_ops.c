@@ -107,7 +107,7 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
     case MT_OP_JOIN:
         return mt_op_join(e->dev, &(struct mt_join){w, e->layout->units[unit].n_elems}, err);
     case MT_OP_ZERO:
-        return mt_op_zero(e->dev, &(struct mt_zero){g, o->bytes}, err);
+        return mt_op_zero(e->dev, &(struct mt_zero){buffer_of(e, prog, &in->operand[0]), o->bytes}, err);
     case MT_OP_POISON:
         mt_device_poison(e->dev, buffer_of(e, prog, &in->operand[0]), o->bytes);
         return 0;

@@ -213,12 +213,13 @@ static void grow(const struct tiers *t, int pool, int want)
 
 /* What leaves the device in forward waits behind the writes of whole units' states: a share of host memory that
  * weights do not get. */
-static uint64_t spill_reserve(const struct tiers *t, const int wanted[2])
+static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&t->plan->program, bytes);
-    uint64_t want = (uint64_t)wanted[0] * bytes[MT_POOL_SPILLED] +
-                    (uint64_t)wanted[1] * bytes[MT_POOL_SPILLED_RECORD];
+    uint64_t want = 0;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        want += (uint64_t)wanted[i] * bytes[i];
     return t->host == UINT64_MAX ? 0 : MT_MIN(want, t->host / SPILL_SHARE);
 }
 
@@ -251,7 +252,7 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
 }
 
 /* With or without what leaves the device on the disk. Returns the host memory that this takes. */
-static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[2],
+static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[MT_N_POOLS],
                    bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
@@ -275,10 +276,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         least_buffers(&t);
     t.host += reserve;
     /* Spill buffers come before whole units: equal traffic saved per byte, and the number needed is bounded. */
-    if (spill) {
-        grow(&t, MT_POOL_SPILLED, MT_MIN(wanted[0], MT_MAX_BUFFERS));
-        grow(&t, MT_POOL_SPILLED_RECORD, MT_MIN(wanted[1], MT_MAX_BUFFERS));
-    }
+    for (int i = 0; spill && i < MT_N_POOLS; i++)
+        grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS));
     if (states && p->placement.states == MT_STATES_AUTO)
         keep_units(&t);
     describe_all(&t);
@@ -286,9 +285,11 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
 }
 
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[2])
+                     const int wanted[MT_N_POOLS])
 {
-    bool may_spill = p->may_use_disk && wanted[0] + wanted[1] > 0;
+    bool may_spill = false;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        may_spill |= p->may_use_disk && wanted[i] > 0;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps */
     uint64_t takes = choose(plan, p, wanted, spill);

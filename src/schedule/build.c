@@ -8,55 +8,37 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 
 enum { NONE = -1 };
 
+/* A value as the draft is written. */
+struct state {
+    int32_t *objects;      /* [n_micro], or [1] where it lives for the step; NONE: not yet made */
+    int32_t parts, so_far; /* contributions that complete an object; made so far, where it is the step's */
+};
+
 struct writer {
     struct mt_draft *d;
     const struct mt_program_params *p;
-    int *w, *g, *x, *rec, *dx; /* objects: by unit; x and rec by unit * n_micro + mb; dx by mb */
-    struct mt_instr sink;           /* takes what is added after memory ran out */
+    struct state *values;
+    int32_t *objects;     /* of all values */
+    struct mt_instr sink; /* takes what is added after memory ran out */
     bool failed;
 };
 
-static enum mt_size_class class_of(const struct mt_program_params *p, size_t unit)
-{
-    enum mt_size_class vocab = p->one_ring ? MT_CLASS_LAYER : MT_CLASS_VOCAB;
-    switch (p->units[unit].kind) {
-    case MT_SHAPE_LAYER:
-        return MT_CLASS_LAYER;
-    case MT_SHAPE_HEAD:
-        return p->tied ? MT_CLASS_NORM : vocab;
-    case MT_SHAPE_EMBED:
-    default:
-        return vocab;
-    }
-}
-
-enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
-{
-    return mt_kinds[kind].pool[class_of(p, unit)];
-}
-
-static bool has_gradient(const struct mt_program_params *p, size_t unit)
-{
-    return p->mode == MT_MODE_TRAIN && p->units[unit].trainable;
-}
-
-static int add_object(struct writer *w, enum mt_object_kind kind, size_t unit, size_t mb, size_t bytes)
+static int32_t add_object(struct writer *w, const struct mt_object *o)
 {
     struct mt_program *g = &w->d->prog;
     if (!mt_grow(&g->objects, &g->cap_objects, g->n_objects + 1, sizeof(*g->objects))) {
         w->failed = true;
         return NONE;
     }
-    g->objects[g->n_objects] = (struct mt_object){
-        .kind = kind, .pool = mt_program_pool(w->p, kind, unit), .unit = (int32_t)unit, .mb = (int32_t)mb,
-        .bytes = bytes, .spill = -1};
-    return (int)g->n_objects++;
+    g->objects[g->n_objects] = *o;
+    g->objects[g->n_objects].pool = mt_program_pool(w->p, o->kind, (size_t)o->unit);
+    g->objects[g->n_objects].spill = -1;
+    return (int32_t)g->n_objects++;
 }
 
 static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t unit, size_t mb)
@@ -71,102 +53,38 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t un
     return in;
 }
 
-static void operand(struct mt_instr *in, int object, enum mt_access access)
+static void operand(struct mt_instr *in, int32_t object, enum mt_access access)
 {
-    if (object != NONE)
-        in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access};
+    in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access};
 }
 
-static int boundary(struct writer *w, size_t unit, size_t mb)
+static int32_t *object_of(struct writer *w, int32_t value, size_t mb)
 {
-    int *slot = &w->x[unit * w->p->n_micro + mb];
-    if (*slot == NONE)
-        *slot = add_object(w, MT_OBJ_BOUNDARY, unit, mb, w->p->boundary_bytes);
-    return *slot;
+    return &w->values[value].objects[w->p->values[value].life == MT_LIFE_MICROBATCH ? mb : 0];
 }
 
-static int record(struct writer *w, size_t unit, size_t mb)
+static int32_t make_object(struct writer *w, int32_t value, size_t mb)
 {
-    if (w->p->mode != MT_MODE_TRAIN || w->p->units[unit].recompute)
-        return NONE;
-    int *slot = &w->rec[unit * w->p->n_micro + mb];
-    if (*slot == NONE)
-        *slot = add_object(w, MT_OBJ_RECORD, unit, mb, w->p->units[unit].record_bytes);
-    return *slot;
+    const struct mt_value *v = &w->p->values[value];
+    int32_t *o = object_of(w, value, mb);
+    if (*o == NONE)
+        *o = add_object(w, &(struct mt_object){.kind = v->kind, .unit = v->unit, .bytes = v->bytes,
+                                               .mb = v->life == MT_LIFE_MICROBATCH ? (int32_t)mb : 0,
+                                               .parts = w->values[value].parts});
+    return *o;
 }
 
-/* The unit's gradient, zeroed at its first use. */
-static int gradient(struct writer *w, size_t unit)
-{
-    if (!has_gradient(w->p, unit))
-        return NONE;
-    if (w->g[unit] == NONE) {
-        w->g[unit] = add_object(w, MT_OBJ_GRAD, unit, 0, w->p->units[unit].grad_elems * 4);
-        operand(add_instr(w, MT_OP_ZERO, unit, 0), w->g[unit], MT_WRITE);
-    }
-    return w->g[unit];
-}
-
-static void write_forward(struct writer *w, size_t unit, size_t mb)
+/* A unit's gradient is complete: it leaves. */
+static void write_grad_out(struct writer *w, int32_t gradient)
 {
     const struct mt_program_params *p = w->p;
-    bool embed = p->units[unit].kind == MT_SHAPE_EMBED;
-    struct mt_instr *in = add_instr(w, embed ? MT_OP_EMBED : MT_OP_FORWARD, unit, mb);
-    operand(in, w->w[unit], MT_READ);
-    if (!embed)
-        operand(in, boundary(w, unit, mb), MT_READ);
-    operand(in, boundary(w, unit + 1, mb), MT_WRITE);
-    if (!embed)
-        operand(in, record(w, unit, mb), MT_WRITE);
-}
-
-static void write_head(struct writer *w, size_t mb)
-{
-    const struct mt_program_params *p = w->p;
-    size_t unit = p->n_units - 1, table = p->tied ? 0 : unit;
-    bool train = p->mode == MT_MODE_TRAIN;
-    int g = train ? gradient(w, unit) : NONE, gt = train && p->tied ? gradient(w, table) : NONE;
-    struct mt_instr *in = add_instr(w, p->mode == MT_MODE_LOGITS ? MT_OP_LOGITS : MT_OP_HEAD, unit, mb);
-    operand(in, w->w[unit], MT_READ);
-    if (p->tied)
-        operand(in, w->w[table], MT_READ);
-    operand(in, boundary(w, unit, mb), MT_READ);
-    if (!train)
-        return;
-    w->dx[mb] = add_object(w, MT_OBJ_DX, 0, mb, p->boundary_bytes);
-    operand(in, w->dx[mb], MT_WRITE);
-    operand(in, g, MT_UPDATE);
-    operand(in, gt, MT_UPDATE);
-}
-
-static void write_backward(struct writer *w, size_t unit, size_t mb)
-{
-    bool embed = w->p->units[unit].kind == MT_SHAPE_EMBED;
-    int g = gradient(w, unit);
-    if (embed && g == NONE)
-        return;
-    struct mt_instr *in = add_instr(w, embed ? MT_OP_EMBED_BWD : MT_OP_BACKWARD, unit, mb);
-    if (!embed) {
-        operand(in, w->w[unit], MT_READ);
-        operand(in, boundary(w, unit, mb), MT_READ);
-        operand(in, record(w, unit, mb), MT_READ); /* consumed: no later reader */
-    }
-    operand(in, w->dx[mb], embed ? MT_READ : MT_UPDATE);
-    operand(in, g, MT_UPDATE);
-}
-
-/* The unit has seen its last micro-batch: its gradient leaves. */
-static void write_grad_out(struct writer *w, size_t unit)
-{
-    const struct mt_program_params *p = w->p;
-    if (!has_gradient(p, unit))
-        return;
-    int g = gradient(w, unit), out = g;
+    size_t unit = (size_t)p->values[gradient].unit;
+    int32_t g = *object_of(w, gradient, 0), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes;
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
     operand(in, g, p->cast ? MT_READ : MT_UPDATE);
     if (p->cast) {
-        out = add_object(w, MT_OBJ_CAST, unit, 0, bytes);
+        out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
         operand(in, out, MT_WRITE);
     }
     in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
@@ -174,66 +92,132 @@ static void write_grad_out(struct writer *w, size_t unit)
     in->bytes = bytes;
 }
 
-/* Backward stops at the first unit that is trained: below it no gradient is wanted. */
+/* The first of several contributions makes the object; an object that is added to is zeroed before. */
+static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t mb)
+{
+    if (*object_of(w, u->value, mb) != NONE)
+        return u->access == MT_FILL ? MT_ADD : (enum mt_access)u->access;
+    if (u->access == MT_ADD) {
+        int32_t o = make_object(w, u->value, mb);
+        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE);
+    }
+    return (enum mt_access)u->access;
+}
+
+static void write_call(struct writer *w, size_t unit, const struct mt_call *c, size_t mb)
+{
+    const struct mt_program_params *p = w->p;
+    enum mt_access access[MT_MAX_OPERANDS];
+    for (int k = 0; k < c->n_uses; k++)
+        if (mt_use_is_made(p, &c->use[k]))
+            access[k] = c->use[k].access & MT_PART ? begin_part(w, &c->use[k], mb) : (enum mt_access)c->use[k].access;
+    struct mt_instr *in = add_instr(w, c->op, unit, mb);
+    for (int k = 0; k < c->n_uses; k++)
+        if (mt_use_is_made(p, &c->use[k]))
+            operand(in, make_object(w, c->use[k].value, mb), access[k]);
+    for (int k = 0; k < c->n_uses; k++) {
+        struct state *s = &w->values[c->use[k].value];
+        bool gradient = p->values[c->use[k].value].kind == MT_OBJ_GRAD && mt_use_is_made(p, &c->use[k]);
+        if (gradient && ++s->so_far == s->parts)
+            write_grad_out(w, c->use[k].value);
+    }
+}
+
+static bool uses_gradient(const struct mt_program_params *p, const struct mt_call *c)
+{
+    for (int k = 0; k < c->n_uses; k++)
+        if (p->values[c->use[k].value].kind == MT_OBJ_GRAD && mt_use_is_made(p, &c->use[k]))
+            return true;
+    return false;
+}
+
+/* Backward stops at the first unit in which something is trained: below it no gradient is wanted. */
 static size_t first_trained(const struct mt_program_params *p)
 {
     size_t u = 0;
-    while (u + 1 < p->n_units && !p->units[u].trainable)
+    while (u < p->n_units && !uses_gradient(p, &p->units[u].backward) && !uses_gradient(p, &p->units[u].forward))
         u++;
     return u;
 }
 
+/* All micro-batches, or the one time. */
+static void write_pass(struct writer *w, size_t unit, const struct mt_call *c)
+{
+    size_t n = !c->n_uses ? 0 : c->scope == MT_SCOPE_STEP ? 1 : w->p->n_micro;
+    for (size_t mb = 0; mb < n; mb++)
+        write_call(w, unit, c, mb);
+}
+
 static void write_layered(struct writer *w)
 {
-    size_t head = w->p->n_units - 1, n_mb = w->p->n_micro, first = first_trained(w->p);
-    for (size_t u = 0; u < head; u++)
-        for (size_t mb = 0; mb < n_mb; mb++)
-            write_forward(w, u, mb);
-    for (size_t mb = 0; mb < n_mb; mb++)
-        write_head(w, mb);
-    if (w->p->mode != MT_MODE_TRAIN)
-        return;
-    write_grad_out(w, head);
-    for (size_t u = head; u-- > first;) {
-        for (size_t mb = 0; mb < n_mb; mb++)
-            write_backward(w, u, mb);
-        write_grad_out(w, u);
-    }
+    const struct mt_program_params *p = w->p;
+    for (size_t u = 0; u < p->n_units; u++)
+        write_pass(w, u, mt_forward_call(p, u));
+    for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
+        write_pass(w, u, &p->units[u].backward);
 }
 
 static void write_by_microbatch(struct writer *w)
 {
-    size_t head = w->p->n_units - 1, n_mb = w->p->n_micro, first = first_trained(w->p);
-    for (size_t mb = 0; mb < n_mb; mb++) {
-        bool last = mb + 1 == n_mb;
-        for (size_t u = 0; u < head; u++)
-            write_forward(w, u, mb);
-        write_head(w, mb);
-        if (w->p->mode != MT_MODE_TRAIN)
-            continue;
-        if (last)
-            write_grad_out(w, head);
-        for (size_t u = head; u-- > first;) {
-            write_backward(w, u, mb);
-            if (last)
-                write_grad_out(w, u);
-        }
+    const struct mt_program_params *p = w->p;
+    for (size_t mb = 0; mb < p->n_micro; mb++) {
+        for (size_t u = 0; u < p->n_units; u++)
+            if (mt_forward_call(p, u)->n_uses)
+                write_call(w, u, mt_forward_call(p, u), mb);
+        for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
+            if (p->units[u].backward.n_uses)
+                write_call(w, u, &p->units[u].backward, mb);
     }
+}
+
+/* Counts what contributes to each value; refuses what cannot be scheduled. */
+static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, struct mt_err *err)
+{
+    const struct mt_program_params *p = w->p;
+    bool once = c->scope == MT_SCOPE_STEP;
+    if (once && c->n_uses && p->microbatch)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
+                       "unit %zu runs once a step, over all micro-batches: train.schedule must be layered", unit);
+    for (int k = 0; k < c->n_uses; k++) {
+        const struct mt_use *u = &c->use[k];
+        bool of_step = p->values[u->value].life == MT_LIFE_STEP;
+        if (once && !of_step)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu runs once a step and uses a micro-batch's \"%s\"",
+                           unit, mt_kinds[p->values[u->value].kind].name);
+        if (u->access & MT_PART && mt_use_is_made(p, u))
+            w->values[u->value].parts += of_step && !once ? (int32_t)p->n_micro : 1;
+    }
+    return 0;
+}
+
+static int survey(struct writer *w, struct mt_err *err)
+{
+    const struct mt_program_params *p = w->p;
+    int rc = 0;
+    for (size_t u = 0; u < p->n_units && !rc; u++)
+        rc = survey_call(w, u, mt_forward_call(p, u), err);
+    for (size_t u = first_trained(p); p->mode == MT_MODE_TRAIN && u < p->n_units && !rc; u++)
+        rc = survey_call(w, u, &p->units[u].backward, err);
+    return rc;
 }
 
 static bool alloc_writer(struct writer *w)
 {
-    size_t n = w->p->n_units, nm = (n + 1) * w->p->n_micro, total = 2 * n + 2 * nm + w->p->n_micro;
-    int *all = mt_calloc(total, sizeof(int));
-    if (!all)
+    const struct mt_program_params *p = w->p;
+    size_t n = 0;
+    for (size_t v = 0; v < p->n_values; v++)
+        n += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+    w->values = mt_calloc(p->n_values, sizeof(*w->values));
+    w->objects = mt_calloc(n, sizeof(*w->objects));
+    if (!w->values || !w->objects)
         return false;
-    for (size_t i = 0; i < total; i++)
-        all[i] = NONE;
-    w->w = all;
-    w->g = w->w + n;
-    w->x = w->g + n;
-    w->rec = w->x + nm;
-    w->dx = w->rec + nm;
+    for (size_t i = 0; i < n; i++)
+        w->objects[i] = NONE;
+    n = 0;
+    for (size_t v = 0; v < p->n_values; v++) {
+        w->values[v].objects = w->objects + n;
+        n += p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+    }
     return true;
 }
 
@@ -249,83 +233,53 @@ static int check_size(const struct mt_program_params *p, struct mt_err *err)
                    p->n_micro, p->n_units, most / p->n_units);
 }
 
+static void write_updates(struct writer *w)
+{
+    for (size_t u = 0; u < w->p->n_units; u++) {
+        if (!w->p->units[u].trainable)
+            continue;
+        struct mt_instr *in = add_instr(w, MT_OP_ADAM, u, 0);
+        in->elems = w->p->units[u].grad_elems;
+        in->update = true;
+    }
+}
+
+static void write_draft(struct writer *w)
+{
+    const struct mt_program_params *p = w->p;
+    if (p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_UPDATE)
+        write_updates(w);
+    if (p->mode == MT_MODE_UPDATE)
+        return;
+    if (p->microbatch)
+        write_by_microbatch(w);
+    else
+        write_layered(w);
+    if (p->mode != MT_MODE_LOGITS)
+        add_instr(w, MT_OP_STATS, p->n_units - 1, 0);
+}
+
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct mt_err *err)
 {
     struct writer w = {.d = d, .p = p};
-    int rc = check_size(p, err);
-    if (rc)
-        return rc;
     *d = (struct mt_draft){.params = p};
     d->prog.n_units = p->n_units;
     d->prog.n_micro = p->n_micro;
     d->prog.backward = p->mode == MT_MODE_TRAIN;
-    if (!alloc_writer(&w))
-        return mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(int));
-    bool updates = p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_UPDATE;
-    for (size_t u = 0; u < p->n_units; u++) {
-        if (updates && p->units[u].trainable) {
-            struct mt_instr *in = add_instr(&w, MT_OP_ADAM, u, 0);
-            in->elems = p->units[u].grad_elems;
-            in->update = true;
-        }
-        w.w[u] = add_object(&w, MT_OBJ_WEIGHTS, u, 0, p->units[u].weight_bytes);
-    }
-    if (p->mode == MT_MODE_UPDATE)
-        ;
-    else if (p->microbatch)
-        write_by_microbatch(&w);
-    else
-        write_layered(&w);
-    if (p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_EVAL)
-        add_instr(&w, MT_OP_STATS, p->n_units - 1, 0);
-    free(w.w);
-    if (w.failed) {
+    int rc = check_size(p, err);
+    if (!rc && !alloc_writer(&w))
+        rc = mt_fail_nomem(err, "a step program", p->n_values * p->n_micro * sizeof(int32_t));
+    if (!rc)
+        rc = survey(&w, err);
+    if (!rc)
+        write_draft(&w);
+    free(w.values);
+    free(w.objects);
+    if (!rc && w.failed)
+        rc = mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(struct mt_instr));
+    if (rc)
         mt_program_finish(&d->prog);
-        return mt_fail_nomem(err, "a step program", p->n_units * p->n_micro * sizeof(struct mt_instr));
-    }
-    return 0;
-}
-
-/* The pool of a unit's objects of the kind holds one of that many bytes. */
-static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
-                 size_t object_bytes)
-{
-    size_t *b = &bytes[mt_program_pool(p, kind, unit)];
-    *b = MT_MAX(*b, object_bytes);
-}
-
-/* Of the pools in host memory; all are multiples of a page, as the disk wants them. */
-static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
-{
-    for (size_t u = 0; u < p->n_units; u++) {
-        const struct mt_unit_shape *s = &p->units[u];
-        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->grad_elems, MT_PIECE_ALIGN));
-        hold(p, bytes, MT_OBJ_STAGED, u, mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes);
-        if (s->trainable)
-            hold(p, bytes, MT_OBJ_STATE, u, piece * s->state_elem_bytes);
-        if (s->trainable && s->grad_on_disk)
-            hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->grad_elems * p->grad_bytes, 4096));
-    }
-    for (int i = 0; p->spill_disk && i < MT_N_POOLS; i++)
-        if (mt_pools[i].spilled != MT_NO_POOL)
-            bytes[mt_pools[i].spilled] = mt_align_up(bytes[i], 4096);
-}
-
-void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
-{
-    memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
-    for (size_t u = 0; u < p->n_units; u++) {
-        const struct mt_unit_shape *s = &p->units[u];
-        hold(p, bytes, MT_OBJ_WEIGHTS, u, s->weight_bytes);
-        if (has_gradient(p, u))
-            hold(p, bytes, MT_OBJ_GRAD, u, s->grad_elems * 4);
-        if (has_gradient(p, u) && p->cast)
-            hold(p, bytes, MT_OBJ_CAST, u, s->grad_elems * p->grad_bytes);
-        if (p->mode == MT_MODE_TRAIN && s->kind == MT_SHAPE_LAYER && !s->recompute)
-            hold(p, bytes, MT_OBJ_RECORD, u, s->record_bytes);
-    }
-    hold(p, bytes, MT_OBJ_BOUNDARY, 0, p->boundary_bytes);
-    host_buffer_bytes(p, bytes);
+    return rc;
 }
 
 bool mt_program_uses_disk(const struct mt_program_params *p)
@@ -334,48 +288,6 @@ bool mt_program_uses_disk(const struct mt_program_params *p)
     for (size_t u = 0; u < p->n_units && !any; u++)
         any = p->units[u].staged_elem_bytes || p->units[u].state_elem_bytes || p->units[u].grad_on_disk;
     return any;
-}
-
-void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
-{
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p, bytes);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        n[i] = bytes[i] ? mt_pools[i].least : 0;
-}
-
-static int clip(size_t n_buffers)
-{
-    return (int)MT_MIN(n_buffers, (size_t)MT_MAX_BUFFERS);
-}
-
-void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
-{
-    size_t bytes[MT_N_POOLS], n_mb = p->n_micro, between = p->n_units - 2, saved = 0;
-    bool train = p->mode == MT_MODE_TRAIN;
-    mt_program_buffer_bytes(p, bytes);
-    memset(n, 0, MT_N_POOLS * sizeof(n[0]));
-    for (size_t u = 0; u < p->n_units; u++) {
-        static const enum mt_object_kind one_a_unit[] = {MT_OBJ_WEIGHTS, MT_OBJ_GRAD, MT_OBJ_CAST, MT_OBJ_STAGED,
-                                                         MT_OBJ_GRAD_OUT};
-        for (size_t k = 0; k < MT_ARRAY_LEN(one_a_unit); k++) {
-            int *count = &n[mt_program_pool(p, one_a_unit[k], u)];
-            /* gradients leave: two at once are enough; by micro-batches, all live to the end */
-            bool leaves = one_a_unit[k] == MT_OBJ_CAST || one_a_unit[k] == MT_OBJ_GRAD_OUT ||
-                          (one_a_unit[k] == MT_OBJ_GRAD && !p->microbatch);
-            *count = leaves ? MT_MIN(*count + 1, 2) : *count + 1;
-        }
-        saved += p->units[u].kind == MT_SHAPE_LAYER && !p->units[u].recompute;
-    }
-    n[MT_POOL_STATE] = 6; /* two each on their way in, in Adam's hands and on their way out */
-    n[MT_POOL_SPILLED] = clip((between + 2) * n_mb + n_mb);
-    n[MT_POOL_SPILLED_RECORD] = clip(saved * n_mb);
-    n[MT_POOL_BOUNDARY] = clip((train ? between + 2 : 2) * n_mb);
-    n[MT_POOL_RECORD] = clip(saved * n_mb);
-    int least[MT_N_POOLS];
-    mt_program_min_buffers(p, least);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        n[i] = bytes[i] ? MT_MAX(n[i], least[i]) : 0;
 }
 
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,

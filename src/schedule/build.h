@@ -23,6 +23,10 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 /** Drops waits that follow from others, and marks what is waited for: every wait left costs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
+/** Is the operand in the program? Not of frozen units' gradients, nor without training what only training has. */
+bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u);
+/** The unit's operation in the forward pass of the mode; n_uses 0: none. */
+const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);
 /** The pool of a unit's objects of that kind. */
 enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit);
 /** An instruction that waits for nothing and has no operands; its queue is the opcode's. */

@@ -29,8 +29,8 @@ struct checker {
     struct place *homes; /* by object */
     int *latest;         /* by object: newest version */
     int *adam;           /* by unit: its update, or NONE */
+    int *parts;          /* by object: contributions so far */
     int *taken;          /* by unit: GRAD_CAST, or NONE */
-    int *updates;        /* by unit: contributions to its gradient */
     int *pieces;         /* by unit: pieces updated */
     int *loaded;         /* by unit: a load of its weights, or NONE */
     struct mt_err *err;
@@ -169,20 +169,23 @@ static int check_store_grad(struct checker *c, size_t i, int object, struct plac
     return check_read(c, i, object, at);
 }
 
-static int count_gradient(struct checker *c, size_t i, int object)
+/* What several operations contribute to. */
+static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    int unit = c->p->objects[object].unit;
-    if (in->op == MT_OP_GRAD_CAST) {
-        if (!c->updates[unit] || (size_t)c->updates[unit] % c->p->n_micro)
-            return fault(c, i, NONE, "takes a gradient before the last micro-batch");
-        c->taken[unit] = (int)i;
-    } else if (in->op != MT_OP_ZERO && in->op != MT_OP_LOAD && in->op != MT_OP_STORE &&
-               in->op != MT_OP_STORE_GRAD) {
-        if (c->taken[unit] != NONE)
-            return fault(c, i, c->taken[unit], "adds to a gradient that was taken");
-        c->updates[unit]++;
+    const struct mt_object *o = &c->p->objects[op->object];
+    int *n = &c->parts[op->object];
+    if (op->access & MT_PART) {
+        if (*n == o->parts)
+            return fault(c, i, NONE, "adds to what was complete");
+        ++*n;
+    } else if (op->access & MT_READ && !mt_opcodes[in->op].moves && *n != o->parts) {
+        return fault(c, i, NONE, "reads what is not complete");
+    } else if (in->op == MT_OP_ZERO && *n) {
+        return fault(c, i, NONE, "zeroes what was added to");
     }
+    if (in->op == MT_OP_GRAD_CAST && o->kind == MT_OBJ_GRAD)
+        c->taken[o->unit] = (int)i;
     return 0;
 }
 
@@ -196,7 +199,7 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
         o->bytes > c->p->pool[o->pool].bytes)
         return fault(c, i, NONE, "names no buffer of its pool");
     struct place *at = &c->buffers[o->pool][op->buffer];
-    int rc = o->kind == MT_OBJ_GRAD ? count_gradient(c, i, op->object) : 0;
+    int rc = count_part(c, i, op);
     if (rc)
         return rc;
     bool staged = !mt_kinds[o->kind].device;
@@ -287,13 +290,13 @@ static bool init_checker(struct checker *c)
     const struct mt_program *p = c->p;
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
-    c->latest = mt_calloc(p->n_objects, sizeof(int));
-    c->adam = mt_calloc(5 * p->n_units, sizeof(int));
+    c->latest = mt_calloc(2 * p->n_objects, sizeof(int));
+    c->adam = mt_calloc(4 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->adam)
         return false;
+    c->parts = c->latest + p->n_objects;
     c->taken = c->adam + p->n_units;
-    c->updates = c->taken + p->n_units;
-    c->pieces = c->updates + p->n_units;
+    c->pieces = c->taken + p->n_units;
     c->loaded = c->pieces + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
         c->adam[u] = c->taken[u] = c->loaded[u] = NONE;

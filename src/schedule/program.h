@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "schedule/tables.h"
+#include "schedule/unit.h"
 
 /**
  * A step as data. A program is an array of instructions over objects that live in pools of equal device
@@ -31,6 +31,7 @@ struct mt_object {
     enum mt_pool_id pool;
     int32_t unit, mb;
     int32_t piece; /* of optimizer states */
+    int32_t parts; /* contributions (MT_PART) that complete it; 0: any write does */
     size_t bytes;
     int64_t spill; /* offset of its home in spill memory (spilled: on the disk), -1: never stored */
 };
@@ -40,13 +41,12 @@ struct mt_pool_shape {
     size_t bytes; /* of each */
 };
 
-enum mt_access { MT_READ = 1, MT_WRITE = 2, MT_UPDATE = 3 };
-enum { MT_MAX_OPERANDS = 6, MT_MAX_BUFFERS = INT16_MAX, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
+enum { MT_MAX_BUFFERS = INT16_MAX, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
 
 struct mt_operand {
     int32_t object;
     int16_t buffer; /* of the object's pool; given by the placer */
-    uint8_t access;
+    uint8_t access; /* enum mt_access */
 };
 
 struct mt_instr {
@@ -77,36 +77,21 @@ struct mt_program {
 
 void mt_program_finish(struct mt_program *p);
 
-/** What the builder needs to know of a unit. */
-struct mt_unit_shape {
-    enum { MT_SHAPE_EMBED, MT_SHAPE_LAYER, MT_SHAPE_HEAD } kind;
-    size_t weight_bytes; /* on the device, in the compute dtype */
-    size_t link_bytes;   /* of a load */
-    size_t grad_elems;
-    bool trainable;
-    size_t record_bytes; /* layers: of the activation record of a micro-batch */
-    bool recompute;      /* layers: no activation record */
-    /* planes on the disk; all 0: none */
-    size_t staged_elem_bytes; /* bytes of an element that loads take from the disk */
-    size_t state_elem_bytes;  /* that updates alone take from it, gradient included, and give back: */
-    size_t state_elem_bytes_written;
-    bool grad_on_disk;
-};
-
 /** UPDATE: the pending update alone. */
 enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
 
 struct mt_program_params {
     enum mt_program_mode mode;
     const struct mt_unit_shape *units;
-    size_t n_units, n_micro;
-    bool tied;
-    bool one_ring;   /* embedding and untied head share the layers' buffers */
+    size_t n_units;
+    const struct mt_value *values;
+    size_t n_values;
+    size_t n_micro;
+    bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
     bool join;       /* weights come as hi and lo and are joined after each load */
     bool cast;       /* gradients are cast into a buffer of their own; else in place */
     bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
-    size_t boundary_bytes;
     size_t grad_bytes;            /* of a gradient element as cast */
     size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* boundaries and records that leave the device may go on to the disk */
@@ -120,16 +105,19 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
-/** Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -EINVAL where one has more than
- * MT_MAX_BUFFERS, -E2BIG where the step has more instructions than a program can number. */
+/**
+ * Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -E2BIG where the step has more
+ * instructions than a program can number, -EINVAL where a pool has more buffers than MT_MAX_BUFFERS, or an operation
+ * that runs once a step uses a value of micro-batches or stands in the schedule by micro-batches.
+ */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 
 /**
  * Proves, from the instructions alone, that every read sees the newest content of its object, that no
- * buffer or home is overwritten before its last reader and no copy read before it is complete, that a
- * gradient is taken only after all micro-batches of its unit, and that weights are loaded only after
- * their update. -EPROTO names the two instructions of the first fault.
+ * buffer or home is overwritten before its last reader and no copy read before it is complete, that what
+ * several operations contribute to (a gradient, rows of a whole step) is read only after the last of them,
+ * and that weights are loaded only after their update. -EPROTO names the two instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
 

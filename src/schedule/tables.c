@@ -23,6 +23,9 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_WEIGHTS_NORM] = DEVICE_POOL("norm weights", 1, MT_NO_POOL, true),
     [MT_POOL_BOUNDARY] = DEVICE_POOL("boundaries", 2, MT_POOL_SPILLED, true),
     [MT_POOL_RECORD] = DEVICE_POOL("activations", 1, MT_POOL_SPILLED_RECORD, true),
+    [MT_POOL_ROWS] = DEVICE_POOL("rows of a step", 1, MT_POOL_SPILLED_ROWS, true),
+    [MT_POOL_SUM] = DEVICE_POOL("sums of a step", 1, MT_POOL_SPILLED_SUM, true),
+    [MT_POOL_ROUTING] = DEVICE_POOL("routing", 1, MT_POOL_SPILLED_ROUTING, true),
     [MT_POOL_GRAD] = DEVICE_POOL("gradients", 1, MT_NO_POOL, false),
     [MT_POOL_GRAD_VOCAB] = DEVICE_POOL("vocabulary gradients", 1, MT_NO_POOL, false),
     [MT_POOL_GRAD_NORM] = DEVICE_POOL("norm gradients", 1, MT_NO_POOL, false),
@@ -38,6 +41,9 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_GRAD_OUT_NORM] = HOST_POOL("norm gradient staging", 1),
     [MT_POOL_SPILLED] = HOST_POOL("boundary staging", 2),
     [MT_POOL_SPILLED_RECORD] = HOST_POOL("activation staging", 2),
+    [MT_POOL_SPILLED_ROWS] = HOST_POOL("staging of rows", 2),
+    [MT_POOL_SPILLED_SUM] = HOST_POOL("staging of sums", 2),
+    [MT_POOL_SPILLED_ROUTING] = HOST_POOL("staging of routing", 2),
 };
 
 /* Pools of a kind whose objects have the size of a unit's parameters, and of one whose objects have one size. */
@@ -45,23 +51,39 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
 #define ONE_POOL(pool) {[0 ... MT_N_CLASSES - 1] = pool}
 
 const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
-    [MT_OBJ_WEIGHTS] = {"w", true, MT_HOME_PLANE, true, MT_DISK_WEIGHTS, BY_CLASS(MT_POOL_WEIGHTS)},
-    [MT_OBJ_BOUNDARY] = {"x", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_BOUNDARY)},
-    [MT_OBJ_DX] = {"dx", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_BOUNDARY)},
-    [MT_OBJ_RECORD] = {"rec", true, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_POOL_RECORD)},
-    [MT_OBJ_GRAD] = {"g", true, MT_HOME_SPILL, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_GRAD)},
-    [MT_OBJ_CAST] = {"c", true, MT_HOME_NONE, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_CAST)},
-    [MT_OBJ_STATE] = {"s", false, MT_HOME_PLANE, true, MT_DISK_STATES, ONE_POOL(MT_POOL_STATE)},
-    [MT_OBJ_STAGED] = {"hw", false, MT_HOME_PLANE, true, MT_DISK_WEIGHTS, BY_CLASS(MT_POOL_STAGED)},
-    [MT_OBJ_GRAD_OUT] = {"hg", false, MT_HOME_PLANE, false, MT_DISK_GRADIENTS, BY_CLASS(MT_POOL_GRAD_OUT)},
+    [MT_OBJ_WEIGHTS] = {.name = "w", .device = true, .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
+                        .pool = BY_CLASS(MT_POOL_WEIGHTS)},
+    [MT_OBJ_BOUNDARY] = {.name = "x", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                         .pool = ONE_POOL(MT_POOL_BOUNDARY)},
+    [MT_OBJ_DX] = {.name = "dx", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,
+                   .pool = ONE_POOL(MT_POOL_BOUNDARY)},
+    [MT_OBJ_RECORD] = {.name = "rec", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,
+                       .pool = ONE_POOL(MT_POOL_RECORD)},
+    [MT_OBJ_ROWS] = {.name = "a", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                     .pool = ONE_POOL(MT_POOL_ROWS)},
+    [MT_OBJ_SUM] = {.name = "sum", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                    .pool = ONE_POOL(MT_POOL_SUM)},
+    [MT_OBJ_ROUTING] = {.name = "rt", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                        .pool = ONE_POOL(MT_POOL_ROUTING)},
+    [MT_OBJ_GRAD] = {.name = "g", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_GRADIENTS,
+                     .pool = BY_CLASS(MT_POOL_GRAD)},
+    [MT_OBJ_CAST] = {.name = "c", .device = true, .home = MT_HOME_NONE, .training = true, .disk_use = MT_DISK_GRADIENTS,
+                     .pool = BY_CLASS(MT_POOL_CAST)},
+    [MT_OBJ_STATE] = {.name = "s", .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_STATES,
+                      .pool = ONE_POOL(MT_POOL_STATE)},
+    [MT_OBJ_STAGED] = {.name = "hw", .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
+                       .pool = BY_CLASS(MT_POOL_STAGED)},
+    [MT_OBJ_GRAD_OUT] = {.name = "hg", .home = MT_HOME_PLANE, .disk_use = MT_DISK_GRADIENTS,
+                         .pool = BY_CLASS(MT_POOL_GRAD_OUT)},
     /* its pool follows from that of what it is a copy of */
-    [MT_OBJ_SPILLED] = {"hx", false, MT_HOME_SPILL, false, MT_DISK_ACTIVATIONS, ONE_POOL(MT_NO_POOL)},
+    [MT_OBJ_SPILLED] = {.name = "hx", .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
+                        .pool = ONE_POOL(MT_NO_POOL)},
 };
 
 const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_ADAM] = {"adam", MT_Q_HOST},
-    [MT_OP_LOAD] = {"load", MT_Q_H2D},
-    [MT_OP_STORE] = {"store", MT_Q_D2H},
+    [MT_OP_LOAD] = {"load", MT_Q_H2D, .moves = true},
+    [MT_OP_STORE] = {"store", MT_Q_D2H, .moves = true},
     [MT_OP_JOIN] = {"join", MT_Q_COMPUTE},
     [MT_OP_ZERO] = {"zero", MT_Q_COMPUTE},
     [MT_OP_POISON] = {"poison", MT_Q_COMPUTE},
@@ -72,10 +94,10 @@ const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
     [MT_OP_BACKWARD] = {"backward", MT_Q_COMPUTE},
     [MT_OP_EMBED_BWD] = {"embed_bwd", MT_Q_COMPUTE},
     [MT_OP_GRAD_CAST] = {"grad_cast", MT_Q_COMPUTE},
-    [MT_OP_STORE_GRAD] = {"store_grad", MT_Q_D2H},
+    [MT_OP_STORE_GRAD] = {"store_grad", MT_Q_D2H, .moves = true},
     [MT_OP_STATS] = {"stats", MT_Q_D2H},
-    [MT_OP_READ] = {"read", MT_Q_DISK_READ},
-    [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE},
+    [MT_OP_READ] = {"read", MT_Q_DISK_READ, .moves = true},
+    [MT_OP_WRITE] = {"write", MT_Q_DISK_WRITE, .moves = true},
 };
 
 static const char *const use_names[MT_N_DISK_USES] = {

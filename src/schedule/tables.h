@@ -43,6 +43,9 @@ enum mt_pool_id {
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD,
+    MT_POOL_ROWS,          /* of all micro-batches of a step */
+    MT_POOL_SUM,
+    MT_POOL_ROUTING,
     MT_POOL_GRAD,
     MT_POOL_GRAD_VOCAB,
     MT_POOL_GRAD_NORM,
@@ -58,6 +61,9 @@ enum mt_pool_id {
     MT_POOL_GRAD_OUT_NORM,
     MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
     MT_POOL_SPILLED_RECORD,
+    MT_POOL_SPILLED_ROWS,
+    MT_POOL_SPILLED_SUM,
+    MT_POOL_SPILLED_ROUTING,
     MT_N_POOLS,
     MT_NO_POOL = MT_N_POOLS,
 };
@@ -86,13 +92,16 @@ enum mt_object_kind {
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place */
     MT_OBJ_RECORD,   /* activation record of (unit, mb) */
+    MT_OBJ_ROWS,     /* rows of all micro-batches of a step, which each micro-batch fills in part */
+    MT_OBJ_SUM,      /* the same in FP32, which units that run once a step add into */
+    MT_OBJ_ROUTING,  /* which rows go to which expert, and with what weight */
     MT_OBJ_GRAD,     /* FP32 gradient of a unit */
     MT_OBJ_CAST,     /* gradient as cast, on its way out */
     /* in host staging: */
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
     MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
     MT_OBJ_GRAD_OUT, /* a unit's gradient on its way to its plane on the disk */
-    MT_OBJ_SPILLED,  /* host copy of a boundary, dx or record */
+    MT_OBJ_SPILLED,  /* host copy of what left the device for spill memory */
     MT_N_OBJECT_KINDS,
 };
 
@@ -107,6 +116,7 @@ struct mt_kind_desc {
     const char *name;                   /* in programs: "w" */
     bool device;                        /* in device memory, else in host staging */
     enum mt_home home;
+    bool training;                      /* there are such objects in steps that train alone */
     bool begins_home;                   /* its home holds its content when the step begins */
     enum mt_disk_use disk_use;          /* of its transfers */
     enum mt_pool_id pool[MT_N_CLASSES]; /* by the unit's class */
@@ -137,6 +147,7 @@ enum mt_opcode {
 struct mt_opcode_desc {
     const char *name;
     enum mt_queue queue;
+    bool moves;        /* copies an object as it is, complete or not */
     bool ends_forward; /* the last of them in a program ends the forward pass */
 };
 extern const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES];

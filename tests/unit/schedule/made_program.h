@@ -11,21 +11,31 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
+    struct mt_value values[4 * MAX_UNITS + 1];
     struct mt_program_params p;
+    bool tied;
+    bool keeps[MAX_UNITS]; /* units whose records are kept */
 };
+
+/* After what decides on its operations has changed. */
+static inline void describe(struct fixture *f)
+{
+    for (size_t u = 0; u < f->p.n_units; u++)
+        f->units[u].record_bytes = f->keeps[u] ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
+    mt_chain_describe(f->units, f->values, &(struct mt_chain){f->p.n_units, f->tied, 64});
+    f->p.n_values = mt_chain_n_values(f->p.n_units);
+    f->p.values = f->values;
+}
 
 static inline void make(struct fixture *f, size_t layers, size_t n_micro)
 {
     memset(f, 0, sizeof(*f));
     for (size_t u = 0; u < layers + 2; u++)
         f->units[u] = (struct mt_unit_shape){
-            .kind = u == 0 ? MT_SHAPE_EMBED : u <= layers ? MT_SHAPE_LAYER : MT_SHAPE_HEAD,
             .weight_bytes = 1000,
             .link_bytes = 1000,
             .grad_elems = 500,
             .trainable = true,
-            .record_bytes = 256 - 64 * (u & 1), /* halves of layers differ */
-            .recompute = true,
         };
     f->p = (struct mt_program_params){
         .mode = MT_MODE_TRAIN,
@@ -33,9 +43,9 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
         .n_units = layers + 2,
         .n_micro = n_micro,
         .cast = true,
-        .boundary_bytes = 64,
         .grad_bytes = 2,
     };
+    describe(f);
     mt_program_min_buffers(&f->p, f->p.n_buffers);
 }
 
@@ -59,6 +69,7 @@ static inline void put_on_disk(struct fixture *f, unsigned what, size_t from)
         s->grad_on_disk = what & GRADS && s->trainable;
         s->state_elem_bytes = s->state_elem_bytes_written + (s->grad_on_disk ? 2 : 0);
     }
+    describe(f);
 }
 
 #endif

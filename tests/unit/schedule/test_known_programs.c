@@ -56,7 +56,7 @@ static uint64_t hash_text(uint64_t h, const char *text)
 static void make_known(struct fixture *f, const struct known *k)
 {
     make(f, (size_t)k->layers, (size_t)k->micro);
-    f->p.tied = k->flags & TIED;
+    f->tied = k->flags & TIED;
     f->p.one_ring = k->flags & ONE_RING;
     f->p.join = k->flags & JOIN;
     f->p.cast = !(k->flags & IN_PLACE);
@@ -64,11 +64,12 @@ static void make_known(struct fixture *f, const struct known *k)
     f->p.poison = k->flags & POISON;
     f->p.mode = k->mode;
     for (size_t u = 0; u < f->p.n_units; u++) {
-        f->units[u].recompute = !(k->flags & RECORDS);
+        f->keeps[u] = k->flags & RECORDS;
         f->units[u].trainable = !(k->flags & FROZEN) || u > 1;
     }
     if (k->disk)
         put_on_disk(f, k->disk, 1);
+    describe(f);
     mt_program_min_buffers(&f->p, f->p.n_buffers);
     for (int i = 0; i < MT_N_POOLS; i++)
         f->p.n_buffers[i] += f->p.n_buffers[i] ? k->more : 0;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,17 +27,18 @@ static void every_variant_passes_the_checker(void **state)
     for (int v = 0; v < 4096; v++) {
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
-        f.p.tied = v >> 3 & 1;
-        f.p.one_ring = !f.p.tied && v % 3 == 1;
+        f.tied = v >> 3 & 1;
+        f.p.one_ring = !f.tied && v % 3 == 1;
         f.p.join = v >> 4 & 1;
         f.p.cast = !(v >> 5 & 1);
         f.p.microbatch = v >> 6 & 1;
         f.p.poison = v >> 7 & 1;
         f.p.mode = (v >> 8 & 3) == 3 ? MT_MODE_EVAL : MT_MODE_TRAIN;
         for (size_t u = 0; u < f.p.n_units; u++) {
-            f.units[u].recompute = (v >> 10 & 1) || (u & 1);
+            f.keeps[u] = !(v >> 10 & 1) && !(u & 1);
             f.units[u].trainable = (v >> 11 & 1) || u > 1;
         }
+        describe(&f);
         int least[MT_N_POOLS], most[MT_N_POOLS];
         mt_program_min_buffers(&f.p, least);
         mt_program_max_buffers(&f.p, most);
@@ -58,14 +60,14 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
     for (int v = 0; v < 8192; v++) {
         struct fixture f;
         make(&f, 1 + (size_t)(v & 3) * 2, 1 + (size_t)((v >> 2) & 1) * 3);
-        f.p.tied = v >> 3 & 1;
-        f.p.one_ring = !f.p.tied && v % 3 == 1;
+        f.tied = v >> 3 & 1;
+        f.p.one_ring = !f.tied && v % 3 == 1;
         f.p.join = v >> 4 & 1;
         f.p.microbatch = (v >> 5 & 3) == 3;
         f.p.poison = v >> 6 & 1;
         f.p.mode = (enum mt_program_mode)(v % 7 < 4 ? MT_MODE_TRAIN : v % 7 - 3);
         for (size_t u = 0; u < f.p.n_units; u++) {
-            f.units[u].recompute = (v >> 7 & 1) || (u & 1);
+            f.keeps[u] = !(v >> 7 & 1) && !(u & 1);
             f.units[u].trainable = (v >> 8 & 1) || u > 1;
         }
         put_on_disk(&f, 1 + (unsigned)v % 15, (size_t)v % 3);
@@ -154,7 +156,7 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
     struct mt_program prog;
     make(&f, 8, 3);
     for (size_t u = 0; u < f.p.n_units; u++)
-        f.units[u].recompute = false;
+        f.keeps[u] = true;
     put_on_disk(&f, SPILLS, 0);
     int most[MT_N_POOLS];
     mt_program_min_buffers(&f.p, f.p.n_buffers);
@@ -317,9 +319,9 @@ static void drop_each_wait(unsigned disk)
     struct fixture f;
     struct mt_program prog;
     make(&f, 5, 3);
-    f.p.tied = true;
+    f.tied = true;
     for (size_t u = 0; u < f.p.n_units; u++)
-        f.units[u].recompute = !disk;
+        f.keeps[u] = disk;
     if (disk)
         put_on_disk(&f, disk, 0);
     mt_program_min_buffers(&f.p, f.p.n_buffers);
@@ -428,6 +430,37 @@ static void a_pool_too_small_is_named(void **state)
     assert_non_null(strstr(err.msg, "boundaries"));
 }
 
+static void micro_batches_may_be_more_than_16_bits_number(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 1, 40000);
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    int32_t next = 0;
+    for (size_t i = 0; i < prog.n_instrs; i++)
+        if (prog.instrs[i].op == MT_OP_HEAD)
+            assert_int_equal(prog.instrs[i].mb, next++);
+    assert_int_equal(next, 40000);
+    mt_program_finish(&prog);
+    f.p.n_micro = INT32_MAX; /* and two copies of each */
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -E2BIG);
+    assert_non_null(strstr(err.msg, "train.micro_batch"));
+}
+
+static void a_pool_of_more_buffers_than_operands_can_name_is_refused(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 3, 1);
+    f.p.n_buffers[MT_POOL_BOUNDARY] = MT_MAX_BUFFERS + 1;
+    assert_int_equal(mt_program_build(&prog, &f.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "boundaries"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -447,6 +480,8 @@ int main(void)
         cmocka_unit_test(dropping_a_wait_is_rejected),
         cmocka_unit_test(reusing_a_slot_before_its_last_reader_is_rejected),
         cmocka_unit_test(taking_a_gradient_early_is_rejected),
+        cmocka_unit_test(micro_batches_may_be_more_than_16_bits_number),
+        cmocka_unit_test(a_pool_of_more_buffers_than_operands_can_name_is_refused),
         cmocka_unit_test(a_pool_too_small_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

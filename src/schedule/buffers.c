@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What follows from the units for their pools: bytes of a buffer, the fewest that work, the most that are of use. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "schedule/build.h"
+
+enum { PAGE = 4096 };
+
+enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
+{
+    enum mt_size_class c = p->units[unit].size_class;
+    return mt_kinds[kind].pool[c == MT_CLASS_VOCAB && p->one_ring ? MT_CLASS_LAYER : c];
+}
+
+const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit)
+{
+    const struct mt_unit_shape *u = &p->units[unit];
+    return p->mode == MT_MODE_LOGITS && u->logits.n_uses ? &u->logits : &u->forward;
+}
+
+bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
+{
+    const struct mt_value *v = &p->values[u->value];
+    if (mt_kinds[v->kind].training && p->mode != MT_MODE_TRAIN)
+        return false;
+    return v->kind != MT_OBJ_GRAD || p->units[v->unit].trainable;
+}
+
+static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct mt_use *u)
+{
+    return mt_program_pool(p, p->values[u->value].kind, (size_t)p->values[u->value].unit);
+}
+
+/* The pool of a unit's objects of the kind holds one of that many bytes. */
+static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
+                 size_t object_bytes)
+{
+    size_t *b = &bytes[mt_program_pool(p, kind, unit)];
+    *b = MT_MAX(*b, object_bytes);
+}
+
+static void hold_values(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], const struct mt_call *c)
+{
+    for (int k = 0; k < c->n_uses; k++) {
+        const struct mt_value *v = &p->values[c->use[k].value];
+        if (mt_use_is_made(p, &c->use[k]))
+            hold(p, bytes, v->kind, (size_t)v->unit, v->bytes);
+    }
+}
+
+/* Of the pools in host memory; all are multiples of a page, as the disk wants them. */
+static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
+{
+    for (size_t u = 0; u < p->n_units; u++) {
+        const struct mt_unit_shape *s = &p->units[u];
+        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->grad_elems, MT_PIECE_ALIGN));
+        hold(p, bytes, MT_OBJ_STAGED, u, mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes);
+        if (s->trainable)
+            hold(p, bytes, MT_OBJ_STATE, u, piece * s->state_elem_bytes);
+        if (s->trainable && s->grad_on_disk)
+            hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->grad_elems * p->grad_bytes, PAGE));
+    }
+    for (int i = 0; p->spill_disk && i < MT_N_POOLS; i++)
+        if (mt_pools[i].spilled != MT_NO_POOL)
+            bytes[mt_pools[i].spilled] = mt_align_up(bytes[i], PAGE);
+}
+
+void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
+{
+    bool train = p->mode == MT_MODE_TRAIN;
+    memset(bytes, 0, MT_N_POOLS * sizeof(bytes[0]));
+    for (size_t u = 0; u < p->n_units; u++) {
+        hold_values(p, bytes, mt_forward_call(p, u));
+        if (train)
+            hold_values(p, bytes, &p->units[u].backward);
+        if (train && p->cast && p->units[u].trainable)
+            hold(p, bytes, MT_OBJ_CAST, u, p->units[u].grad_elems * p->grad_bytes);
+    }
+    host_buffer_bytes(p, bytes);
+}
+
+/* The buffers of each pool that one operation uses at once. */
+static void need_for_call(const struct mt_program_params *p, const struct mt_call *c, int n[MT_N_POOLS])
+{
+    int used[MT_N_POOLS] = {0};
+    for (int k = 0; k < c->n_uses; k++) {
+        if (!mt_use_is_made(p, &c->use[k]))
+            continue;
+        enum mt_pool_id pool = pool_of(p, &c->use[k]);
+        used[pool]++;
+        n[pool] = MT_MAX(n[pool], used[pool]);
+    }
+}
+
+void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+{
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(p, bytes);
+    for (int i = 0; i < MT_N_POOLS; i++)
+        n[i] = bytes[i] ? mt_pools[i].least : 0;
+    for (size_t u = 0; u < p->n_units; u++) {
+        need_for_call(p, mt_forward_call(p, u), n);
+        need_for_call(p, &p->units[u].backward, n);
+    }
+}
+
+/* When the objects of a value are in use: positions of operations, forward and then back. */
+struct span {
+    size_t first, last;
+};
+
+static void extend_spans(const struct mt_program_params *p, struct span *s, const struct mt_call *c, size_t at)
+{
+    for (int k = 0; k < c->n_uses; k++) {
+        struct span *v = &s[c->use[k].value];
+        if (!mt_use_is_made(p, &c->use[k]))
+            continue;
+        v->first = v->last ? v->first : at;
+        v->last = at;
+    }
+}
+
+static struct span *find_spans(const struct mt_program_params *p)
+{
+    struct span *s = mt_calloc(p->n_values, sizeof(*s));
+    for (size_t u = 0; s && u < p->n_units; u++)
+        extend_spans(p, s, mt_forward_call(p, u), 1 + u);
+    for (size_t u = p->n_units; s && p->mode == MT_MODE_TRAIN && u-- > 0;)
+        extend_spans(p, s, &p->units[u].backward, 2 * p->n_units - u);
+    return s;
+}
+
+/* Objects of each pool that are in use at once. Without memory to find out: all of them. */
+static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS])
+{
+    struct span *s = find_spans(p);
+    for (size_t at = 1; at <= 2 * p->n_units; at++) {
+        size_t live[MT_N_POOLS] = {0};
+        for (size_t i = 0; i < p->n_values; i++) {
+            const struct mt_value *v = &p->values[i];
+            enum mt_pool_id pool = mt_program_pool(p, v->kind, (size_t)v->unit);
+            if (s ? s[i].first <= at && at <= s[i].last : true)
+                live[pool] += v->life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+        }
+        for (int i = 0; i < MT_N_POOLS; i++)
+            most[i] = MT_MAX(most[i], live[i]);
+    }
+    free(s);
+}
+
+/* Objects of the kind, one a unit; of gradients, which leave, two at once are enough. */
+static void count_units(const struct mt_program_params *p, enum mt_object_kind kind, bool leave,
+                        size_t most[MT_N_POOLS])
+{
+    size_t count[MT_N_POOLS] = {0};
+    for (size_t u = 0; u < p->n_units; u++)
+        count[mt_program_pool(p, kind, u)]++;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (count[i])
+            most[i] = leave ? MT_MIN(count[i], (size_t)2) : count[i];
+}
+
+void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+{
+    size_t bytes[MT_N_POOLS], most[MT_N_POOLS] = {0};
+    mt_program_buffer_bytes(p, bytes);
+    mt_program_min_buffers(p, n);
+    count_live(p, most);
+    count_units(p, MT_OBJ_WEIGHTS, false, most);
+    count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batches, all live to the end */
+    count_units(p, MT_OBJ_CAST, true, most);
+    count_units(p, MT_OBJ_STAGED, false, most);
+    count_units(p, MT_OBJ_GRAD_OUT, true, most);
+    most[mt_kinds[MT_OBJ_STATE].pool[MT_CLASS_LAYER]] = 6; /* two each on their way in, with Adam, on their way out */
+    for (int i = 0; i < MT_N_POOLS; i++)
+        if (mt_pools[i].spilled != MT_NO_POOL)
+            most[mt_pools[i].spilled] = most[i];
+    for (int i = 0; i < MT_N_POOLS; i++)
+        n[i] = bytes[i] ? MT_MAX(n[i], (int)MT_MIN(most[i], (size_t)MT_MAX_BUFFERS)) : 0;
+}

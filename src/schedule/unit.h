@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_SCHEDULE_UNIT_H
+#define MT_SCHEDULE_UNIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "schedule/tables.h"
+
+/**
+ * A model as the builder sees it: units in the order in which forward passes them, and the values that they read and
+ * write. A unit is what is streamed at once; its operations name the values they use, so units can be a chain, or
+ * several that add into one sum, or one that works on the rows of a whole step.
+ */
+
+/** How long the objects of a value live. */
+enum mt_lifetime {
+    MT_LIFE_MICROBATCH, /* an object for each micro-batch */
+    MT_LIFE_STEP,       /* one object for all micro-batches of a step */
+};
+
+struct mt_value {
+    enum mt_object_kind kind; /* of device memory */
+    enum mt_lifetime life;
+    int32_t unit;             /* whose it is: its size class, and what programs print */
+    size_t bytes;             /* of an object */
+};
+
+/**
+ * How an operation uses an object. FILL and ADD contribute to an object that is complete once all operations that do so
+ * have: FILL writes a part of its own of it (a micro-batch's rows), ADD adds to all of it (a gradient). An object whose
+ * first contribution is an ADD is zeroed before.
+ */
+enum mt_access {
+    MT_READ = 1,
+    MT_WRITE = 2,
+    MT_UPDATE = MT_READ | MT_WRITE,
+    MT_PART = 4,
+    MT_FILL = MT_WRITE | MT_PART,
+    MT_ADD = MT_UPDATE | MT_PART,
+};
+
+enum { MT_MAX_OPERANDS = 8 };
+
+struct mt_use {
+    int32_t value; /* position in mt_program_params.values */
+    uint8_t access;
+};
+
+/** How often an operation of a unit runs. */
+enum mt_scope {
+    MT_SCOPE_MICROBATCH, /* for each micro-batch */
+    MT_SCOPE_STEP,       /* once, over all micro-batches: it uses values that live for the step alone */
+};
+
+struct mt_call {
+    enum mt_opcode op;
+    enum mt_scope scope;
+    uint8_t n_uses; /* 0: the unit has no such operation */
+    struct mt_use use[MT_MAX_OPERANDS];
+};
+
+/**
+ * A unit. A use is left out of the program where nothing wants what it makes: the gradient of a unit that is frozen,
+ * and in steps that do not train whatever only training has (mt_kind_desc.training).
+ */
+struct mt_unit_shape {
+    enum mt_size_class size_class;
+    size_t weight_bytes; /* on the device, in the compute dtype */
+    size_t link_bytes;   /* of a load */
+    size_t grad_elems;
+    bool trainable;
+    size_t record_bytes; /* of a chain's layers: activation record of a micro-batch; 0: backward recomputes */
+    struct mt_call forward, backward;
+    struct mt_call logits; /* in place of forward where only the last token's logits are wanted; n_uses 0: forward */
+    /* planes on the disk; all 0: none */
+    size_t staged_elem_bytes; /* bytes of an element that loads take from the disk */
+    size_t state_elem_bytes;  /* that updates alone take from it, gradient included, and give back: */
+    size_t state_elem_bytes_written;
+    bool grad_on_disk;
+};
+
+/** A model that is a chain: embedding, decoder layers or parts of them, head. */
+struct mt_chain {
+    size_t n_units;        /* the first is the embedding, the last the head */
+    bool tied;             /* the head's table is the embedding's */
+    size_t boundary_bytes; /* of a micro-batch */
+};
+
+/** Values of a chain of so many units. */
+static inline size_t mt_chain_n_values(size_t n_units)
+{
+    return 4 * n_units + 1;
+}
+/** Fills in the units' classes and operations, whose sizes are there, and `values`, [mt_chain_n_values()]. */
+void mt_chain_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_chain *c);
+
+#endif
