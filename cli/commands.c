@@ -140,5 +140,5 @@ const struct cli_command cli_commands[] = {
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,
      cli_cmd_completion},
-    {"help", "[COMMAND]", "Show help.", help_options, 0, 1, cli_cmd_help},
+    {"help", "[COMMAND|environment]", "Show help.", help_options, 0, 1, cli_cmd_help},
     {NULL, NULL, NULL, NULL, 0, 0, NULL}};

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
 
@@ -22,6 +23,48 @@ static const struct {
     {130, "SIGINT, checkpoint saved"},
     {143, "SIGTERM or SIGHUP, checkpoint saved"},
 };
+
+/* Every variable that is read anywhere: tests/lint/environment.py looks. */
+static const struct variable {
+    const char *name, *meaning;
+} user_variables[] = {
+    {"HF_HUB_CACHE", "the Hugging Face cache in which models are looked up by name"},
+    {"HF_HOME", "its parent folder; else ~/.cache/huggingface"},
+    {"XDG_CACHE_HOME", "where caches and this machine's measurements are kept; else ~/.cache"},
+    {"HOME", "the parent of ~/.cache"},
+    {"MEGATRAIN_PYTHON", "the Python with the data helper's modules; else .venv-data beside the scripts, or python3"},
+    {"MEGATRAIN_DATA_HELPER", "path of prepare_data.py; else it is looked for beside the program"},
+    {"SOURCE_DATE_EPOCH", "the day that chat templates see as today, in seconds since 1970"},
+    {"NO_COLOR", "no colour, where --color does not say otherwise"},
+    {"TERM", "dumb: no colour and no progress line"},
+    {"COLUMNS", "width of the progress line"},
+}, test_variables[] = {
+    {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
+    {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},
+    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, or fused (an error where cuDNN has none)"},
+    {"MEGATRAIN_CUDA_APART", "set: each allocation on the GPU is one of its own, for compute-sanitizer"},
+    {"MEGATRAIN_IO", "threads: no io_uring"},
+    {"MEGATRAIN_IO_FAULT", "faults of the drive, such as write:eio:12"},
+    {"MEGATRAIN_DISK_PIECE", "elements of an update that are read from the drive at a time"},
+    {"MEGATRAIN_POISON", "set: buffers that are out of use are filled with NaN"},
+    {"MEGATRAIN_RESIDENT", "bytes that the process is taken to need for itself"},
+    {"MEGATRAIN_PROBE_SMALL", "set: probe measures small shapes"},
+};
+
+static void print_variables(const struct variable *v, size_t n, const char *format)
+{
+    for (size_t i = 0; i < n; i++)
+        printf(format, v[i].name, v[i].meaning);
+}
+
+static void help_environment(void)
+{
+    printf("Environment variables. In a configuration, ${NAME} stands for any variable's value and\n"
+           "${NAME:-value} has a default.\n\n");
+    print_variables(user_variables, MT_ARRAY_LEN(user_variables), "  %-22s %s\n");
+    printf("\nFor tests and measurements of megatrain itself:\n\n");
+    print_variables(test_variables, MT_ARRAY_LEN(test_variables), "  %-22s %s\n");
+}
 
 static void print_options(const struct cli_option *o)
 {
@@ -57,7 +100,8 @@ void cli_help_all(void)
     printf("\nGlobal options\n");
     print_options(cli_global_options);
     printf("\nmegatrain help COMMAND shows a command's options; megatrain config keys, all keys of\n"
-           "the configuration; megatrain help --man, the manual page with the exit codes.\n");
+           "the configuration; megatrain help environment, the environment variables;\n"
+           "megatrain help --man, the manual page with the exit codes.\n");
 }
 
 static void roff_options(const struct cli_option *o)
@@ -86,6 +130,10 @@ void cli_manual(void)
     mt_str_finish(&keys);
     for (size_t i = 0; i < sizeof(exit_codes) / sizeof(*exit_codes); i++)
         printf(".TP\n.B %d\n%s\n", exit_codes[i].code, exit_codes[i].meaning);
+    printf(".SH ENVIRONMENT\n");
+    print_variables(user_variables, MT_ARRAY_LEN(user_variables), ".TP\n.B %s\n%s\n");
+    printf(".PP\nFor tests and measurements of megatrain itself:\n");
+    print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
     printf(".SH SIGNALS\nSIGINT and SIGTERM abandon the step under way, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
            "status line.\nThe files STOP and SAVE in the output folder do the same.\n");
@@ -100,6 +148,10 @@ int cli_cmd_help(struct cli *cli, const struct cli_args *args)
     }
     if (!args->n_operands) {
         cli_help_all();
+        return 0;
+    }
+    if (!strcmp(args->operands[0], "environment")) {
+        help_environment();
         return 0;
     }
     for (const struct cli_command *c = cli_commands; c->name; c++)
