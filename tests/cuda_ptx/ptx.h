@@ -229,6 +229,15 @@ static inline uint32_t bfe_u32(uint32_t a, uint32_t at, uint32_t n)
     uint64_t rest = at < 32 ? a >> at : 0;
     return static_cast<uint32_t>(n < 32 ? rest & ((uint64_t(1) << n) - 1) : rest);
 }
+/** b with the n lowest bits of a at bit `at`. */
+static inline uint32_t bfi_b32(uint32_t a, uint32_t b, uint32_t at, uint32_t n)
+{
+    at &= 255, n &= 255;
+    if (at >= 32)
+        return b;
+    uint64_t mask = n < 32 ? ((uint64_t(1) << n) - 1) << at : ~uint64_t(0) << at;
+    return static_cast<uint32_t>((b & ~mask) | ((uint64_t(a) << at) & mask));
+}
 /** Of the eight bytes b:a, the four that c's nibbles name; a nibble's high bit asks for the byte's sign. */
 static inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -366,6 +366,11 @@ def _(w):
     return w.result("u32", "ptx::bfe_u32({}, {}, {})".format(*w.args("u32", "u32", "u32")))
 
 
+@op(r"bfi\.b32")
+def _(w):
+    return w.result("b32", "ptx::bfi_b32({}, {}, {}, {})".format(*w.args("b32", "b32", "u32", "u32")))
+
+
 @op(r"prmt\.b32")
 def _(w):
     return w.result("b32", "ptx::prmt({}, {}, {})".format(*w.args("b32", "b32", "b32")))
