@@ -94,7 +94,7 @@ static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
         return rc;
     rc = plan_view_open(v, path, b->args, err);
     if (!rc)
-        rc = mt_plan_search(&v->choice, &v->request, err);
+        rc = mt_resolve(&v->choice, &v->request, err);
     if (!rc) {
         take_prediction(p, v);
         b->predicted = true;

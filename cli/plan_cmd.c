@@ -96,22 +96,15 @@ static int find_machine(char *buf, size_t len, const char *name, struct mt_err *
                    "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
 }
 
-static int load_local(struct plan_view *v, struct mt_err *err)
+static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
 {
     const struct mt_config *cfg = v->cfg;
-    int *cpus = NULL, n = 0;
     mt_device *dev = NULL;
-    struct mt_device_info gpu;
-    int rc = mt_hw_cores(&cpus, &n, err);
-    free(cpus);
-    if (cfg->placement.threads != MT_AUTO)
-        n = (int)cfg->placement.threads;
-    struct mt_measure_params p = {.device_kind = mt_plan_device_kind(cfg, &gpu), .device_index = (int)cfg->device.index,
-                                  .n_threads = n};
+    int n = (int)v->request.placement.threads;
+    struct mt_measure_params p = {.device_kind = limits->kind, .device_index = (int)cfg->device.index, .n_threads = n};
+    int rc = mt_measure_device(&dev, &p, 0, err);
     if (!rc)
-        rc = mt_measure_device(&dev, &p, 0, err);
-    if (!rc)
-        rc = mt_hw_resident(&v->resident, err);
+        rc = mt_hw_resident(&v->request.resident, err);
     if (!rc)
         rc = mt_machine_load_cached(&v->machine, p.device_kind, mt_device_limits(dev)->name, n, err);
     if (rc == -ENOENT || rc == -ESTALE)
@@ -123,16 +116,25 @@ static int load_local(struct plan_view *v, struct mt_err *err)
 static int load_machine(struct plan_view *v, const struct cli_args *args, struct mt_err *err)
 {
     char path[4096];
+    struct mt_plan_limits limits;
     const char *name = cli_arg(args, "machine");
+    int rc;
     v->local = !name;
-    if (!name)
-        return load_local(v, err);
-    int rc = find_machine(path, sizeof(path), name, err);
+    if (!name) {
+        rc = mt_plan_limits_here(&limits, v->cfg, err);
+        if (!rc)
+            rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
+        return rc ? rc : load_local(v, &limits, err);
+    }
+    rc = find_machine(path, sizeof(path), name, err);
     if (!rc)
         rc = mt_machine_read(&v->machine, path, err);
     if (!rc)
         rc = apply_options(&v->machine, args, err);
-    return rc;
+    if (rc)
+        return rc;
+    limits = mt_plan_limits_of(&v->machine);
+    return mt_resolve_request(&v->request, v->cfg, &limits, err);
 }
 
 static int read_model(struct plan_view *v, struct mt_err *err)
@@ -191,9 +193,8 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
         rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, err);
     if (!rc)
         rc = load_machine(v, args, err);
-    if (!rc)
-        rc = mt_plan_request_make(&v->request, v->cfg, v->layout, &v->machine, v->local, err);
-    v->request.resident = v->resident;
+    v->request.machine = &v->machine;
+    v->request.layout = v->layout;
     v->request.halves = v->halves;
     return rc;
 }
@@ -272,7 +273,7 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
     if (!rc && cli_arg(args, "measure"))
         rc = measure_and_keep(&v, cli, &err);
     if (!rc)
-        rc = mt_plan_search(&v.choice, &v.request, &err);
+        rc = mt_resolve(&v.choice, &v.request, &err);
     if (rc == -ENOSPC && err.kind == MT_ERR_NO_FIT && v.layout)
         code = no_fit(&v, args, &err);
     else if (rc)

@@ -18,19 +18,6 @@ static const char *const phase_names[] = {"forward, with the update", "backward"
 
 /* --- what the table and the JSON both say -------------------------------------------------------- */
 
-static struct mt_memory_rows memory_rows(const struct mt_plan_choice *c)
-{
-    struct mt_memory_rows rows = {0};
-    mt_engine_add_device_rows(&rows, &c->engine);
-    mt_memory_add_row(&rows, "host", "weights, moments, gradients", c->planes_bytes);
-    mt_memory_add_row(&rows, "host", "windows to the disk", c->windows_bytes);
-    mt_engine_add_host_rows(&rows, &c->engine);
-    mt_memory_add_row(&rows, "host", "process", c->process_bytes);
-    mt_memory_add_row(&rows, "nvme", "training state", c->disk_bytes - c->engine.disk_spill_bytes);
-    mt_engine_add_disk_rows(&rows, &c->engine);
-    return rows;
-}
-
 struct figures {
     double tokens, tok_s, model_flops, tflops, peak, days_run, run_tokens, joules_token;
     double disk_read, disk_write; /* bytes a step */
@@ -171,7 +158,8 @@ static void print_choices(const struct plan_view *v)
 
 static void print_memory(const struct plan_view *v)
 {
-    struct mt_memory_rows rows = memory_rows(&v->choice);
+    struct mt_memory_rows rows = {0};
+    mt_plan_add_rows(&rows, &v->choice);
     char a[32];
     const char *tier = "";
     printf("\nMemory     use                                 bytes\n");
@@ -275,7 +263,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
 
 static void add_memory(cJSON *o, const struct plan_view *v)
 {
-    struct mt_memory_rows rows = memory_rows(&v->choice);
+    struct mt_memory_rows rows = {0};
+    mt_plan_add_rows(&rows, &v->choice);
     cli_add_memory(o, &rows);
     cJSON_AddNumberToObject(o, "device_bytes", (double)v->choice.engine.device_bytes);
     cJSON_AddNumberToObject(o, "host_bytes", (double)v->choice.host_bytes);

@@ -3,7 +3,7 @@
 #define CLI_PLAN_PRINT_H
 
 #include "cli.h"
-#include "plan/search.h"
+#include "plan/resolve.h"
 
 /** What `megatrain plan` shows. */
 struct plan_view {
@@ -12,7 +12,6 @@ struct plan_view {
     struct mt_layout *layout, *halves; /* halves: where memory.unit is auto */
     struct mt_machine machine;
     bool local; /* the machine is this one */
-    uint64_t resident; /* bytes of a process here with its device open; 0 for another machine */
     struct mt_plan_request request;
     struct mt_plan_choice choice;
 };

@@ -44,7 +44,7 @@ void cli_print_memory(const struct mt_memory *m)
 void cli_print_session(const struct mt_session *s)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
-    const struct mt_engine_plan *p = &s->plan;
+    const struct mt_engine_plan *p = &s->choice.engine;
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
     char a[32], b[32];
     fprintf(stderr, "Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
@@ -62,7 +62,7 @@ void cli_print_session(const struct mt_session *s)
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     fprintf(stderr, "Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)s->total_steps, (size_t)s->numerics.rows_per_step, s->n_micro,
+            (unsigned long long)s->total_steps, (size_t)s->numerics.rows_per_step, s->choice.n_micro,
             (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
     fprintf(stderr, "Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
             (int)s->placement.threads, s->numerics.optimizer->title,
@@ -74,7 +74,7 @@ void cli_print_session(const struct mt_session *s)
             p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
             p->program.one_ring ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
-    if (s->has_choice)
+    if (s->predicted)
         fprintf(stderr, "Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
                 s->choice.sim.seconds, s->choice.sim.phase[MT_SIM_FORWARD],
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
@@ -99,17 +99,17 @@ void cli_print_wear(const struct mt_session *s, uint64_t tbw)
     struct mt_wear w;
     char a[32], b[32];
     size_t on_disk = 0;
-    if (!s->plan.uses_disk)
+    if (!s->choice.engine.uses_disk)
         return;
     for (size_t u = 0; u < s->layout->n_units; u++)
-        on_disk += s->plan.on_disk[u] != 0;
+        on_disk += s->choice.engine.on_disk[u] != 0;
     mt_session_wear(s, tbw, &w);
     fprintf(stderr, "Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
             mt_format_bytes(a, sizeof(a), w.read_bytes));
-    print_uses(" (", s->plan.traffic.read);
+    print_uses(" (", s->choice.engine.traffic.read);
     fprintf(stderr, "%s, writes %s", w.read_bytes ? ")" : "",
             mt_format_bytes(a, sizeof(a), w.written_bytes));
-    print_uses(" (", s->plan.traffic.written);
+    print_uses(" (", s->choice.engine.traffic.written);
     fprintf(stderr, "%s\nWear     the run writes %s to a drive", w.written_bytes ? ")" : "",
             mt_format_bytes(a, sizeof(a), w.run_bytes));
     if (w.rated_bytes)

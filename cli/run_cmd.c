@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
-#include "config/ini.h"
 #include "heartbeat.h"
 #include "model/weights.h"
 #include "rates.h"
@@ -97,25 +96,10 @@ static int open_output(struct run *r, struct mt_err *err)
     return 0;
 }
 
-/* Takes a numerics key that is `auto` now as the checkpoint has it. */
-static int keep_numerics(void *ctx, const char *file, int line, const char *section, const char *key,
-                         const char *value, struct mt_err *err)
-{
-    struct run *r = ctx;
-    const struct mt_config *c = r->cfg;
-    char name[64];
-    (void)file;
-    (void)line;
-    snprintf(name, sizeof(name), "%.20s.%.40s", section, key);
-    bool open = (!strcmp(name, "train.micro_batch") && c->numerics.micro_batch == MT_AUTO) ||
-                (!strcmp(name, "memory.logits_chunk") && c->numerics.logits_chunk == MT_AUTO);
-    return open ? mt_config_override(r->cfg, name, value, "checkpoint", err) : 0;
-}
-
 static int read_resume(struct run *r, struct mt_err *err)
 {
     int rc = mt_checkpoint_read_state(r->resume, &r->state, err);
-    return rc ? rc : mt_ini_parse(r->state.config, strlen(r->state.config), r->resume, keep_numerics, r, err);
+    return rc ? rc : mt_config_keep(r->cfg, r->state.config, "checkpoint", err);
 }
 
 static bool same_folder(const char *a, const char *b)
@@ -175,7 +159,7 @@ static void add_prediction(cJSON *o, const struct mt_session *s)
         cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
     }
     cJSON_AddNumberToObject(o, "device_budget", (double)mt_device_limits(s->dev)->budget_bytes);
-    if (!s->has_choice)
+    if (!s->predicted)
         return;
     const struct mt_sim_result *sim = &s->choice.sim;
     cJSON *p = cJSON_AddObjectToObject(o, "predicted");

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "config/ini.h"
 #include "config/schema.h"
@@ -162,7 +163,6 @@ static int need_one(const char *path, const char *names, int n, struct mt_err *e
 static int check_keys(const struct mt_config *c, const char *path, struct mt_err *err)
 {
     int rc = 0;
-    int64_t tps = c->train.tokens_per_step, len = c->numerics.seq_len;
     if (!c->model.path[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
     if (!c->data.train.n)
@@ -171,13 +171,7 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
                   (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);
     if (!rc)
         rc = need_one(path, "train.tokens_per_step and train.batch_size",
-                      (tps > 0) + (c->train.batch_size > 0), err);
-    if (!rc && tps % len)
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "%s: train.tokens_per_step = %lld must be a multiple of data.seq_len = "
-                     "%lld: the nearest are %lld and %lld",
-                     path, (long long)tps, (long long)len, (long long)(tps / len * len),
-                     (long long)(tps / len * len + len));
+                      (c->train.tokens_per_step > 0) + (c->train.batch_size > 0), err);
     if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
@@ -263,45 +257,128 @@ int mt_config_override(struct mt_config *cfg, const char *key, const char *value
              : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
 }
 
-static bool may_change(const struct mt_key *key)
+static bool has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
+                           struct mt_str *of_a, struct mt_str *of_b)
 {
-    static const char *const free_sections[] = {"memory", "device", "log", "eval", "checkpoint"};
-    for (size_t i = 0; i < MT_ARRAY_LEN(free_sections); i++)
-        if (!strcmp(key->section, free_sections[i]))
-            /* these two decide the order of sums */
-            return strcmp(key->name, "logits_chunk") &&
-                   (strcmp(key->name, "schedule") || strcmp(key->section, "memory"));
-    return !strcmp(key->section, "data") && !strcmp(key->name, "cache_dir");
+    *of_a = *of_b = (struct mt_str){0};
+    mt_key_print(a, key, of_a);
+    mt_key_print(b, key, of_b);
+    mt_str_append(of_a, "", 0); /* never NULL, but where memory is short */
+    mt_str_append(of_b, "", 0);
+    return !of_a->p || !of_b->p || !strcmp(of_a->p, of_b->p);
 }
 
-static bool may_grow(const struct mt_key *key)
+/* Sets a key to what it is in `from`. */
+static int take_value(struct mt_config *cfg, const struct mt_config *from, const struct mt_key *key, const char *why,
+                      struct mt_err *err)
 {
-    return !strcmp(key->section, "train") &&
-           (!strcmp(key->name, "steps") || !strcmp(key->name, "epochs") ||
-            !strcmp(key->name, "tokens"));
+    struct mt_str now, then;
+    int rc = has_same_value(cfg, from, key, &now, &then) ? 0 : set_key(cfg, key, then.p, why, err);
+    mt_str_finish(&now);
+    mt_str_finish(&then);
+    return rc;
+}
+
+int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, const struct mt_placement *placement,
+                    const char *why, struct mt_err *err)
+{
+    struct mt_config decided = *cfg; /* borrows all else */
+    int rc = 0;
+    decided.numerics = *numerics;
+    decided.placement = *placement;
+    for (size_t i = 0; i < mt_n_keys && !rc; i++)
+        if (mt_keys[i].role == MT_NUMERICS || mt_keys[i].role == MT_PLACEMENT)
+            rc = take_value(cfg, &decided, &mt_keys[i], why, err);
+    return rc;
+}
+
+struct earlier {
+    struct mt_config *cfg;
+    bool note; /* say what is left out */
+};
+
+static void leave_out(const struct earlier *e, const char *section, const char *name, const char *value,
+                      const char *why)
+{
+    if (e->note)
+        mt_warn("the checkpoint's %s.%s = %s is left out: %s", section, name, value, why);
+}
+
+/* A line of a configuration that another version may have written. */
+static int on_earlier_key(void *ctx, const char *file, int line, const char *section, const char *name,
+                          const char *value, struct mt_err *err)
+{
+    const struct earlier *e = ctx;
+    const struct mt_key *key = mt_key_find(section, name);
+    struct mt_err why = {0};
+    if (!key) {
+        leave_out(e, section, name, value, "this version has no such key");
+        return 0;
+    }
+    int rc = on_key(e->cfg, file, line, section, name, value, &why);
+    bool matters = key->role == MT_NUMERICS || key->role == MT_LENGTH;
+    if (rc && !matters) {
+        leave_out(e, section, name, value, "this version does not take it");
+        return 0;
+    }
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
+/* The configuration that an earlier config.effective.ini stands for. */
+static int load_earlier(struct mt_config **out, const char *ini, bool note, struct mt_err *err)
+{
+    struct earlier e = {.note = note};
+    int rc = mt_config_load(&e.cfg, NULL, NULL, 0, err);
+    if (rc)
+        return rc;
+    rc = mt_ini_parse(ini, strlen(ini), "earlier configuration", on_earlier_key, &e, err);
+    if (rc)
+        mt_config_destroy(&e.cfg);
+    else
+        *out = e.cfg;
+    return rc;
+}
+
+static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
+{
+    struct mt_str text = {0};
+    mt_key_print(cfg, key, &text);
+    bool yes = text.p && !strcmp(text.p, "auto");
+    mt_str_finish(&text);
+    return yes;
+}
+
+int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err)
+{
+    struct mt_config *earlier = NULL;
+    int rc = load_earlier(&earlier, earlier_ini, true, err);
+    for (size_t i = 0; i < mt_n_keys && !rc; i++)
+        if (mt_keys[i].role == MT_NUMERICS && is_auto(cfg, &mt_keys[i]))
+            rc = take_value(cfg, earlier, &mt_keys[i], why, err);
+    mt_config_destroy(&earlier);
+    return rc;
 }
 
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err)
 {
-    struct mt_config *old = NULL;
-    int rc = mt_config_load(&old, NULL, NULL, 0, err);
-    if (!rc)
-        rc = mt_ini_parse(earlier_ini, strlen(earlier_ini), "earlier configuration", on_key, old, err);
+    struct mt_config *earlier = NULL;
+    int rc = load_earlier(&earlier, earlier_ini, false, err);
     for (size_t i = 0; i < mt_n_keys && !rc; i++) {
-        struct mt_str a = {0}, b = {0};
-        mt_key_print(old, &mt_keys[i], &a);
-        mt_key_print(cfg, &mt_keys[i], &b);
-        const char *x = a.p ? a.p : "", *y = b.p ? b.p : "";
-        if (strcmp(x, y) && !may_change(&mt_keys[i])) {
-            bool grows = may_grow(&mt_keys[i]) && strtod(y, NULL) > strtod(x, NULL);
-            mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", mt_keys[i].section,
-                          mt_keys[i].name, x, y);
+        const struct mt_key *k = &mt_keys[i];
+        struct mt_str then, now;
+        if (k->role != MT_NUMERICS && k->role != MT_LENGTH)
+            continue;
+        if (!has_same_value(earlier, cfg, k, &then, &now)) {
+            bool grows = k->role == MT_LENGTH && strtod(now.p, NULL) > strtod(then.p, NULL);
+            mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", k->section, k->name, then.p, now.p);
         }
-        mt_str_finish(&a);
-        mt_str_finish(&b);
+        mt_str_finish(&then);
+        mt_str_finish(&now);
     }
-    mt_config_destroy(&old);
+    mt_config_destroy(&earlier);
     return rc;
 }
 

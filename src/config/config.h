@@ -23,7 +23,6 @@ enum mt_cfg_format {
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 enum mt_cfg_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
-enum mt_cfg_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
 enum mt_cfg_progress { MT_PROGRESS_AUTO, MT_PROGRESS_ON, MT_PROGRESS_OFF };
@@ -92,7 +91,6 @@ struct mt_config {
     } optimizer;
     struct {
         struct mt_cfg_list nvme_paths;
-        enum mt_cfg_pin pin;
     } memory;
     struct {
         int64_t every, max_samples;
@@ -139,14 +137,27 @@ void mt_config_destroy(struct mt_config **cfg);
  * "default"). */
 void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *out);
 
+/**
+ * Writes back what was decided: numerics and placement as they are in the two structs, with origin `why`, where they
+ * differ from the configuration. Keys of role MT_MACHINE stay as they are.
+ */
+int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, const struct mt_placement *placement,
+                    const char *why, struct mt_err *err);
+
 /** Replaces the value of "sec.key" after loading (an `auto` that was decided), with origin `why`. */
 int mt_config_override(struct mt_config *cfg, const char *key, const char *value, const char *why,
                        struct mt_err *err);
 
 /**
- * Compares what must not change over a resume (all but [memory], [device], [log], [eval] and
- * [checkpoint]) with the text of an earlier config.effective.ini. Appends one line a difference,
- * "train.seed: 42 -> 43", to `diff`. Growing train.steps, epochs or tokens is listed in `grown`.
+ * Before a resume: takes numerics that are auto from the text of an earlier config.effective.ini, with origin `why`.
+ * A key of the text that this version does not know is left out, with a warning; of a key that it lacks, the
+ * default is what was done.
+ */
+int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err);
+
+/**
+ * Compares numerics with such a text. Appends one line a difference, "train.seed: 42 -> 43", to `diff`. Growing
+ * train.steps, epochs or tokens is listed in `grown`.
  */
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err);

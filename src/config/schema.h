@@ -26,9 +26,23 @@ enum mt_key_type {
     MT_KEY_INTERVAL, /* struct mt_cfg_interval: steps or a duration */
 };
 
+/**
+ * What a key may do to a run. What a resume may change, what it takes from the checkpoint and what is written back into
+ * the configuration once it is decided follow from this alone.
+ */
+enum mt_key_role {
+    MT_NUMERICS,  /* may change bits: a resume refuses another value, and takes the checkpoint's for auto. A key that an
+                     older version did not have must have what that version did as its default */
+    MT_LENGTH,    /* numerics, too; but a run may be made longer */
+    MT_PLACEMENT, /* where things are: may change; what auto became is written back */
+    MT_MACHINE,   /* what placement may use of the machine: may change; not written back, as the next one has other */
+    MT_OUTPUT,    /* what is written, and when: may change */
+};
+
 /** One key. The table in schema.c is all there is to know about the INI format. */
 struct mt_key {
     const char *section, *name;
+    enum mt_key_role role;
     enum mt_key_type type;
     size_t offset; /* into struct mt_config */
     const char *def;

@@ -53,11 +53,17 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     return mt_device_register_host(e->dev, e->staging, e->staging_bytes, err);
 }
 
+/* Else planes and spill are copied through the device's own staging ring. */
+static bool locks_all(const mt_engine *e)
+{
+    return e->p.placement.pin != MT_PIN_STAGING;
+}
+
 /* Those that are copied to the device or from it; states never are. */
 static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
-    for (int k = 0; k < MT_N_PLANES && !rc; k++) {
+    for (int k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
         size_t bytes;
         void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
         bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
@@ -79,7 +85,7 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
         e->spill = spill;
-        if (!rc)
+        if (!rc && locks_all(e))
             rc = mt_device_register_host(e->dev, spill, e->plan.spill_bytes, err);
     }
     if (!rc)

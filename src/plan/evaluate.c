@@ -43,7 +43,7 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         .layout = r->layout,
         .numerics = r->numerics,
         .placement = r->placement,
-        .train = true,
+        .train = r->train,
         .may_use_disk = r->drives > 0,
         .drive_bytes = mt_plan_drive_bytes(r->layout),
     };
@@ -93,18 +93,35 @@ static enum mt_unit_tier tier_of(uint8_t on_disk)
 static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plane_set_params pp;
-    int rc = mt_layout_plane_params(&pp, r->layout, r->numerics.optimizer, r->numerics.grad_dtype, err);
+    const struct mt_numerics *n = &r->numerics;
+    int rc = mt_layout_plane_params(&pp, r->layout, r->train ? n->optimizer : NULL, n->grad_dtype, err);
     if (rc)
         return rc;
     pp.on_disk = c->engine.on_disk;
     for (size_t u = 0; u < pp.n_units; u++)
         c->n_tier[tier_of(pp.on_disk[u])]++;
-    for (int k = 0; k < MT_N_PLANES; k++)
-        c->planes_bytes += mt_plane_set_plane_bytes(&pp, (enum mt_plane_kind)k);
+    for (int i = 0; i < MT_N_PLANES; i++) {
+        enum mt_plane_kind k = (enum mt_plane_kind)i;
+        c->plane[i] = (struct mt_plan_plane){pp.desc[i].use, mt_plane_set_plane_bytes(&pp, k),
+                                             mt_plane_set_plane_disk_bytes(&pp, k)};
+    }
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
     c->disk_bytes = mt_plane_set_disk_bytes(&pp) + c->engine.disk_spill_bytes;
     free(pp.elems);
     return 0;
+}
+
+void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *c)
+{
+    mt_engine_add_device_rows(rows, &c->engine);
+    for (int k = 0; k < MT_N_PLANES; k++)
+        mt_memory_add_row(rows, "host", c->plane[k].use, c->plane[k].host_bytes);
+    mt_memory_add_row(rows, "host", "windows to the disk", c->windows_bytes);
+    mt_engine_add_host_rows(rows, &c->engine);
+    mt_memory_add_row(rows, "host", "process", c->process_bytes);
+    for (int k = 0; k < MT_N_PLANES; k++)
+        mt_memory_add_row(rows, "nvme", c->plane[k].use, c->plane[k].disk_bytes);
+    mt_engine_add_disk_rows(rows, &c->engine);
 }
 
 static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_err *err)
@@ -124,17 +141,8 @@ static uint64_t disk_room(const struct mt_plan_request *r)
     return r->disk_budget ? r->disk_budget : (uint64_t)(gib * (double)(1 << 30));
 }
 
-static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
+static int check_room(const struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = measure_planes(c, r, err);
-    if (rc)
-        return rc;
-    c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
-                       (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
-    c->host_bytes = c->planes_bytes + c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
-                    c->process_bytes + (r->machine->cpu ? c->engine.device_bytes : 0);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        c->host_bytes += mt_pools[i].device ? 0 : c->engine.pool_bytes[i];
     if (c->host_bytes > r->placement.host_budget.bytes)
         return fail_host(r, c->host_bytes, err);
     uint64_t room = disk_room(r);
@@ -148,6 +156,32 @@ static int check_room(struct mt_plan_choice *c, const struct mt_plan_request *r,
 
 /* --- the whole ----------------------------------------------------------------------------------- */
 
+static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request *r, const struct mt_engine_params *p)
+{
+    c->layout = r->layout;
+    c->numerics = p->numerics;
+    c->placement = p->placement;
+    c->n_micro = p->max_micro;
+}
+
+/* What the engine's plan decided and takes; device_in_host: the device's memory is of the host. */
+static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, bool device_in_host, struct mt_err *err)
+{
+    c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
+    c->placement.activations = c->engine.activations;
+    c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
+    int rc = measure_planes(c, r, err);
+    c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
+                       (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
+    c->host_bytes = c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes + c->process_bytes +
+                    (device_in_host ? c->engine.device_bytes : 0);
+    for (int k = 0; k < MT_N_PLANES; k++)
+        c->host_bytes += c->plane[k].host_bytes;
+    for (int i = 0; i < MT_N_POOLS; i++)
+        c->host_bytes += mt_pools[i].device ? 0 : c->engine.pool_bytes[i];
+    return rc;
+}
+
 /* The step's program and all memory. */
 static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct mt_plan_request *r,
                  struct mt_err *err)
@@ -157,21 +191,31 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
     if (rc)
         return rc;
     struct mt_engine_params p = mt_plan_engine_params(r, dev);
-    c->layout = r->layout;
-    c->numerics = p.numerics;
-    c->placement = p.placement;
-    c->n_micro = p.max_micro;
     uint64_t host = 0;
+    take_settings(c, r, &p);
     rc = mt_engine_plan_step(&c->engine, prog, &host, &p, err);
     mt_device_destroy(&dev);
     if (rc && host > p.host_bytes)
         return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
-    if (rc)
+    if (!rc)
+        rc = take_plan(c, r, r->machine->cpu, err);
+    return rc ? rc : check_room(c, r, err);
+}
+
+int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err)
+{
+    struct mt_plan_choice c = {0};
+    struct mt_engine_params p = mt_plan_engine_params(r, dev);
+    take_settings(&c, r, &p);
+    int rc = mt_engine_plan(&c.engine, &p, err);
+    if (!rc)
+        rc = take_plan(&c, r, mt_device_limits(dev)->shares_host_memory, err);
+    if (rc) {
+        mt_plan_choice_finish(&c);
         return rc;
-    c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
-    c->placement.activations = c->engine.activations;
-    c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
-    return check_room(c, r, err);
+    }
+    *out = c;
+    return 0;
 }
 
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err)

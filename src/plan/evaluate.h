@@ -26,6 +26,9 @@ size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX
 size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES]);
 /** A device of the request's kind and this budget that only counts. */
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err);
+/** The request's placement on an open device, not simulated; what is too much for the host is not refused. */
+int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err);
+/** The engine's parameters, all of them but threads' CPUs, planes and disk; the only function that makes them. */
 struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, mt_device *dev);
 
 #endif

@@ -2,7 +2,7 @@
 #ifndef MT_PLAN_SEARCH_H
 #define MT_PLAN_SEARCH_H
 
-#include "config/config.h"
+#include "engine/memory.h"
 #include "plan/sim.h"
 
 /** What is to be trained, on what, and what the user has fixed; what is auto is to be chosen. */
@@ -13,7 +13,8 @@ struct mt_plan_request {
                                          slower; or NULL */
     struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto */
     struct mt_placement placement; /* threads and budgets are not auto */
-    size_t docs_per_row;
+    bool train;                    /* false: evaluation alone */
+    size_t docs_per_row;           /* at most */
     uint64_t resident;    /* bytes that the process has in memory already; 0: not known */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int drives;           /* 0: nothing may live on the disk */
@@ -36,6 +37,12 @@ enum mt_unit_tier {
     MT_N_UNIT_TIERS,
 };
 
+/** Bytes of all units' planes of a kind, in host memory and on drives. */
+struct mt_plan_plane {
+    const char *use; /* in the memory table */
+    uint64_t host_bytes, disk_bytes;
+};
+
 struct mt_plan_choice {
     const struct mt_layout *layout; /* the request's, or its halves: */
     double whole_seconds;           /* then of a step with whole layers, where they fit and both were searched */
@@ -45,13 +52,16 @@ struct mt_plan_choice {
     struct mt_engine_plan engine;   /* its `program.units` and `on_disk` as trained */
     size_t n_tier[MT_N_UNIT_TIERS]; /* units in each tier */
     uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device its arena too */
-    uint64_t planes_bytes, windows_bytes, process_bytes, disk_bytes;
+    struct mt_plan_plane plane[MT_N_PLANES];
+    uint64_t windows_bytes, process_bytes, disk_bytes;
     struct mt_sim_result sim;
     struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
     size_t n_tried;
     size_t n_searched; /* candidates, of a layout that was given up too */
 };
 void mt_plan_choice_finish(struct mt_plan_choice *c);
+/** The memory table: every tier's rows, of what is placed and of the process. */
+void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *c);
 
 /**
  * One placement of `layout`, all of it fixed by the request (what is `auto` takes the engine's rules): its memory
@@ -88,20 +98,6 @@ struct mt_plan_change {
 };
 /** Up to `max` changes, each enough alone, cheapest first: settings by time a token, then hardware. */
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
-
-/** The model as memory.unit cuts it; *halves: in halves of layers where that is left open, or NULL. The caller's. */
-int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
-                    const struct mt_hf_config *hf, struct mt_err *err);
-/** The kind of device that a run of the configuration opens, and what was found of the GPU (mt_device_choose()). */
-const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
-/**
- * The request that a configuration makes on a machine: `auto` budgets become the machine's memory, less
- * what the system needs; `halves` is left to the caller. local: `machine` is the one that this runs on, so that
- * its limits of now count.
- */
-int mt_plan_request_make(struct mt_plan_request *out, const struct mt_config *cfg,
-                         const struct mt_layout *layout, const struct mt_machine *machine, bool local,
-                         struct mt_err *err);
 
 /**
  * Memory of the program itself, beside what is planned: what it has in memory before it begins (code, libraries, data

@@ -56,6 +56,10 @@ enum mt_activations { MT_ACT_AUTO, MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_DISK, MT_
 enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DISK };
 #define MT_STATES_NAMES "auto|device|host|disk"
 
+/** Host memory that a GPU copies from and to directly. Auto: all. */
+enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
+#define MT_PIN_NAMES "auto|all|staging"
+
 /** Bytes, a share of what there is, or auto. */
 struct mt_size {
     bool is_auto, is_ratio;
@@ -70,6 +74,7 @@ struct mt_placement {
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */
     enum mt_states states;
+    enum mt_pin pin;
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* resolved: bytes */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

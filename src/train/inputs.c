@@ -11,8 +11,6 @@
 #include "hw/hw.h"
 #include "train/session_priv.h"
 
-enum { AUTO_MICRO_TOKENS = 8192 };
-
 int mt_session_open_model(struct mt_session *s, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
@@ -22,16 +20,6 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
         rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, err);
     if (rc)
         return rc;
-    s->numerics = s->cfg->numerics;
-    s->placement = s->cfg->placement;
-    s->placement.poison = getenv("MEGATRAIN_POISON") != NULL;
-    /* small, so that tests have several pieces of small models */
-    const char *piece = getenv("MEGATRAIN_DISK_PIECE");
-    if (piece)
-        s->placement.piece_elems = mt_align_up(strtoull(piece, NULL, 10), MT_PIECE_ALIGN);
-    if (s->numerics.grad_dtype == MT_DTYPE_AUTO)
-        s->numerics.grad_dtype = s->numerics.dtype;
-    s->numerics.optimizer = mt_optimizer_find(s->cfg->optimizer.type, s->numerics.state_dtype);
     if (s->cfg->numerics.seq_len > s->hf.max_pos)
         mt_warn("data.seq_len = %lld is beyond the model's max_position_embeddings = %lld",
                 (long long)s->cfg->numerics.seq_len, (long long)s->hf.max_pos);
@@ -88,18 +76,6 @@ static int open_data(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_dataset_split(s->data, eval_file ? "" : eval, &s->split, &s->held_out, err);
     return rc;
-}
-
-static void choose_batch(struct mt_session *s)
-{
-    const struct mt_config *c = s->cfg;
-    struct mt_numerics *n = &s->numerics;
-    n->rows_per_step = c->train.batch_size ? c->train.batch_size : c->train.tokens_per_step / n->seq_len;
-    /* of the configuration alone; or the plan's, once, and kept on resume */
-    if (n->micro_batch == MT_AUTO)
-        n->micro_batch = MT_MAX(AUTO_MICRO_TOKENS / n->seq_len, (int64_t)1);
-    n->micro_batch = MT_MIN(n->micro_batch, n->rows_per_step);
-    s->n_micro = mt_div_up((size_t)n->rows_per_step, (size_t)n->micro_batch);
 }
 
 static struct mt_sampler_params sampler_params(const struct mt_session *s)
@@ -163,13 +139,15 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
 int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
     *s = (struct mt_session){.cfg = cfg};
-    int rc = mt_session_open_model(s, err);
+    int rc = mt_resolve_numerics(&s->numerics, cfg, err); /* what it refuses is refused before data are read */
+    if (!rc)
+        rc = mt_session_open_model(s, err);
     return rc ? rc : open_data(s, err);
 }
 
 int mt_session_lay_out_steps(struct mt_session *s, struct mt_err *err)
 {
-    choose_batch(s);
+    s->numerics.micro_batch = mt_resolve_micro_batch(&s->numerics); /* where no plan has decided it */
     int rc = make_samplers(s, err);
     return rc ? rc : count_steps(s, err);
 }

@@ -14,23 +14,15 @@ static void add_limit(struct mt_memory *m, const char *tier, const char *source,
 }
 
 /* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
-static void add_scratch_rows(const struct mt_session *s, const struct mt_plane_set_params *pp,
-                             struct mt_memory *m)
+static void add_scratch_limit(const struct mt_session *s, struct mt_memory *m)
 {
-    uint64_t sum = s->plan.disk_spill_bytes, least = UINT64_MAX;
-    for (int k = 0; k < MT_N_PLANES; k++) {
-        mt_memory_add_row(&m->rows, "nvme", pp->desc[k].use, mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k));
-        sum += mt_plane_set_plane_disk_bytes(pp, (enum mt_plane_kind)k);
-    }
-    mt_engine_add_disk_rows(&m->rows, &s->plan);
-    m->disk_bytes += sum;
-    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++) {
-        uint64_t have;
+    uint64_t have, least = UINT64_MAX;
+    m->disk_bytes += s->choice.disk_bytes;
+    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++)
         if (!mt_hw_disk_free(s->cfg->memory.nvme_paths.items[i], &have, NULL))
             least = MT_MIN(least, have);
-    }
     if (s->cfg->memory.nvme_paths.n == 1)
-        add_limit(m, "nvme", "memory.nvme_paths", sum, least);
+        add_limit(m, "nvme", "memory.nvme_paths", s->choice.disk_bytes, least);
 }
 
 /* A checkpoint, beside what of the scratch is on the same file system. */
@@ -60,27 +52,19 @@ int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt
     if (!rc)
         rc = mt_hw_memory(&hw, "", err);
     if (!rc) {
-        mt_engine_add_device_rows(&m->rows, &s->plan);
-        m->device_bytes = s->plan.device_bytes;
-        for (int k = 0; k < MT_N_PLANES; k++)
-            mt_memory_add_row(&m->rows, "host", pp.desc[k].use,
-                              mt_plane_set_plane_bytes(&pp, (enum mt_plane_kind)k));
-        mt_memory_add_row(&m->rows, "host", "windows to the disk", mt_plane_set_window_bytes(&pp));
-        mt_engine_add_host_rows(&m->rows, &s->plan);
-        mt_memory_add_row(&m->rows, "host", "process", mt_session_process_bytes(s) +
-                          (s->plan.uses_disk ? mt_plan_drive_bytes(s->layout) : 0));
+        mt_plan_add_rows(&m->rows, &s->choice);
+        m->device_bytes = s->choice.engine.device_bytes;
         for (int i = 0; i < m->rows.n; i++)
             m->host_bytes += strcmp(m->rows.row[i].tier, "host") ? 0 : m->rows.row[i].bytes;
-        bool shared = mt_device_limits(s->dev)->shares_host_memory;
-        uint64_t all = m->host_bytes + (shared ? m->device_bytes : 0);
-        add_limit(m, "host", "memory.host_budget", all, mt_session_host_budget(s->cfg, &hw));
+        uint64_t all = s->choice.host_bytes;
+        add_limit(m, "host", "memory.host_budget", all, s->placement.host_budget.bytes);
         add_limit(m, "host", "MemAvailable", all, hw.available);
         add_limit(m, "host", "cgroup memory limit", all, hw.cgroup_free);
         add_limit(m, "host", "RLIMIT_AS", all, hw.address_space);
     }
-    if (!rc && s->plan.uses_disk)
-        add_scratch_rows(s, &pp, m);
-    if (!rc && s->train)
+    if (!rc && s->choice.engine.uses_disk)
+        add_scratch_limit(s, m);
+    if (!rc && s->request.train)
         add_checkpoint_row(s, &pp, m->disk_bytes, m);
     free(pp.elems);
     return rc;

@@ -9,7 +9,7 @@
 #include "model/model.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
-#include "plan/search.h"
+#include "plan/resolve.h"
 #include "store/planes.h"
 
 /**
@@ -22,7 +22,6 @@
  */
 struct mt_session {
     struct mt_config *cfg; /* borrowed; `auto` numerics are written back into it */
-    bool train;
     char *model_dir;
     struct mt_hf_config hf;
     struct mt_layout *layout;
@@ -34,20 +33,17 @@ struct mt_session {
     uint64_t warmup_steps;
     struct mt_numerics numerics;   /* the configuration's, `auto` replaced by what was decided; as placement: */
     struct mt_placement placement;
-    size_t n_micro;                /* micro-batches of a step */
 
     mt_device *dev;
-    uint64_t resident; /* bytes that the process has in memory before anything planned is allocated; 0: not known */
     int *cpus;                     /* [placement.threads] or NULL */
     struct mt_engine_params engine_params;
-    struct mt_engine_plan plan;
 
     mt_disk *disk;  /* NULL where nothing is on one */
     struct mt_machine machine;    /* the cached profile, where has_machine */
     bool has_machine;
     struct mt_plan_request request;
-    struct mt_plan_choice choice; /* what `auto` became and the predicted step, where has_choice */
-    bool has_choice;
+    struct mt_plan_choice choice; /* what is run: the settings, the engine's plan, memory */
+    bool predicted;               /* by the search, on this machine's profile: then choice.sim is the step */
 
     mt_plane_set *planes;
     mt_engine *engine;

@@ -13,10 +13,6 @@ int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, struct m
 int mt_session_lay_out_steps(struct mt_session *s, struct mt_err *err);
 
 /* session.c */
-/** Bytes of host memory that planes, staging and the process may take. */
-uint64_t mt_session_host_budget(const struct mt_config *c, const struct mt_hw_memory *hw);
-/** Bytes that the process takes beside planes and staging; what drives add is mt_plan_drive_bytes(). */
-uint64_t mt_session_process_bytes(const struct mt_session *s);
 /** The planes' parameters; their elems are allocated, the caller's to free. */
 int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_params *p, struct mt_err *err);
 

@@ -199,9 +199,9 @@ static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *
     r->total_steps = l->s->total_steps;
     r->epoch = (double)l->st->step / (double)l->st->steps_per_epoch;
     r->total_tokens = l->st->tokens;
-    r->h2d_bytes = l->s->plan.h2d_bytes;
-    r->d2h_bytes = l->s->plan.d2h_bytes;
-    r->uses_disk = l->s->plan.uses_disk;
+    r->h2d_bytes = l->s->choice.engine.h2d_bytes;
+    r->d2h_bytes = l->s->choice.engine.d2h_bytes;
+    r->uses_disk = l->s->choice.engine.uses_disk;
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
         remember(l, record);
@@ -225,7 +225,7 @@ static int write_trace(struct loop *l, struct mt_err *err)
     int rc = mt_engine_trace_read(l->s->engine, &spans, &n, err);
     if (!rc) {
         mt_engine_trace(l->s->engine, false);
-        if (l->s->has_choice)
+        if (l->s->predicted)
             mt_session_predict(l->s, &graph, NULL);
         rc = mt_trace_write(l->p->trace, spans, n, &graph, l->s->layout, err);
     }

@@ -9,8 +9,8 @@ void mt_session_wear(const struct mt_session *s, uint64_t tbw, struct mt_wear *o
     struct mt_wear w = {.rated_bytes = tbw};
     const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
     for (int i = 0; i < MT_N_DISK_USES; i++) {
-        w.read_bytes += s->plan.traffic.read[i];
-        w.written_bytes += s->plan.traffic.written[i];
+        w.read_bytes += s->choice.engine.traffic.read[i];
+        w.written_bytes += s->choice.engine.traffic.written[i];
     }
     w.run_bytes = w.written_bytes * s->total_steps / (uint64_t)MT_MAX(dirs->n, 1);
     for (int i = 0; i < dirs->n && !tbw; i++) {

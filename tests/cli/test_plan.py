@@ -128,7 +128,7 @@ def a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, 
     trace = os.path.join(tmp, "trace.json")
     p = megatrain("run", ini, "--force", "--trace", trace, env=env)
     assert "predicted" in p.stderr
-    assert "removing" in p.stderr and "checkpoint-3" in p.stderr  # of the run before
+    assert "is not of this run" in p.stderr and "checkpoint-3" in p.stderr
     said = json.load(open(os.path.join(tmp, "auto", "run.json")))["predicted"]
     assert said["t_step"] > 0
     effective = open(os.path.join(tmp, "auto", "config.effective.ini")).read()
@@ -159,10 +159,6 @@ def check_trace(path):
     assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in spans)
 
 
-OF_PLANES = ("weights, moments, gradients", "training state", "weights (hi)", "weights (lo)", "first moments",
-             "second moments", "gradients", "a checkpoint")  # which run tells apart
-
-
 def what_is_planned_is_what_is_run(tmp, model, data, env):
     """Memory of every tier to the byte, and the bytes over the link and to the disk, in each sort of placement."""
     ini = write_ini(os.path.join(tmp, "agree.ini"), base(model, data, os.path.join(tmp, "agree"), train__steps=3,
@@ -185,10 +181,8 @@ def what_is_planned_is_what_is_run(tmp, model, data, env):
         did = json.load(open(os.path.join(tmp, "agree", "run.json")))
         step = metrics(os.path.join(tmp, "agree"))[-2]
         assert said["device_bytes"] == did["device_bytes"], over
-        of_engine = [[r for r in x["memory"] if r["use"] not in (*OF_PLANES, "process")] for x in (said, did)]
-        assert of_engine[0] == of_engine[1] and len(of_engine[0]) > 8, (over, of_engine)
-        sums = [sum(r["bytes"] for r in x["memory"] if r["tier"] == "host" and r["use"] != "process") for x in (said, did)]
-        assert sums[0] == sums[1], (over, said["memory"], did["memory"])
+        tables = [[r for r in x["memory"] if r["use"] not in ("a checkpoint", "process")] for x in (said, did)]
+        assert tables[0] == tables[1] and len(tables[0]) > 8, (over, tables)
         process = [next(r["bytes"] for r in x["memory"] if r["use"] == "process") for x in (said, did)]
         assert abs(process[0] - process[1]) < 8 << 20, (over, process)  # what each process has in memory as it begins
         planned = {r["resource"]: r["bytes"] for r in said["resources"]}
@@ -196,6 +190,55 @@ def what_is_planned_is_what_is_run(tmp, model, data, env):
             assert planned[name] == sum(step.get(key, {}).values()), (over, name)
         assert planned["H2D link"] == step["h2d_bytes"] and planned["D2H link"] == step["d2h_bytes"], over
         assert bool(planned["disk writes"]) == bool(over), over
+
+
+def run_and_plan_say_the_same(tmp, model, data, env):
+    """The very same choice and memory table, of packed rows too, where both processes begin with as much in memory."""
+    env = {**env, "MEGATRAIN_RESIDENT": str(40 << 20)}
+    drive = os.path.join(tmp, "drive")
+    for name, over in (("plain", {}), ("packed bf16", {"model__dtype": "bf16", "data__packing": "on", "data__seq_len": 128}),
+                       ("fixed", {"train__micro_batch": 2, "memory__slots": 2, "memory__activations": "recompute"}),
+                       ("halves", {"memory__unit": "half", "memory__device_budget": "1MiB"}),
+                       ("disk", {"memory__states": "disk", "memory__nvme_paths": drive}),
+                       ("by share", {"memory__device_budget": "3%", "memory__host_budget": "6GiB"})):
+        out = os.path.join(tmp, "same")
+        ini = write_ini(os.path.join(tmp, "same.ini"), base(model, data, out, **{
+            "train__micro_batch": "auto", "memory__host_budget": "6GiB", **over}))
+        said = json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)
+        table_of_plan = memory_table(megatrain("plan", ini, env=env).stdout)
+        assert memory_table(megatrain("run", ini, "--dry-run", env=env).stderr) == table_of_plan, name
+        megatrain("-q", "run", ini, "--force", "--max-steps", 1, "--no-save", env=env)
+        did = json.load(open(os.path.join(out, "run.json")))
+        assert [r for r in did["memory"] if r["use"] != "a checkpoint"] == said["memory"], (name, said["memory"], did["memory"])
+        assert (said["device_bytes"], said["device_budget"]) == (did["device_bytes"], did["device_budget"]), name
+        assert said["step_seconds"] == did["predicted"]["t_step"], name
+        effective = open(os.path.join(out, "config.effective.ini")).read()
+        for key, value in said["settings"].items():
+            line = f"\n{key.split('.')[1]} = {value} ;"
+            assert line in effective, (name, line, effective)
+
+
+def memory_table(text):
+    """(tier, use, size) of each row; the rows of checkpoints and limits, which only a run has, left out."""
+    rows, tier = [], ""
+    for line in text[text.index("\nMemory "):].splitlines()[2:]:
+        m = re.match(r"^  (\S*) +(\S.*?)  +(?:\d+  +)?([\d.]+ [KMGT]?i?B)$", line)
+        if not m:
+            break
+        tier = m[1] or tier
+        if m[2] != "a checkpoint" and tier != "sum":
+            rows.append((tier, m[2], m[3]))
+    assert len(rows) > 8, text
+    return rows
+
+
+def rows_of_a_step_are_refused_alike(tmp, model, data, env):
+    ini = write_ini(os.path.join(tmp, "rows.ini"), {**base(model, data, os.path.join(tmp, "rows"), data__seq_len=512),
+                                                    "train": {"steps": 1, "tokens_per_step": 1000}})
+    for command in (("plan", ini), ("run", ini, "--dry-run"), ("check", ini),
+                    ("plan", "--model", model, "--tokens-per-step", 1000, "--seq-len", 512, "--machine", "rtx4090")):
+        p = megatrain(*command, env=env, expect=2)
+        assert "512 and 1024" in p.stderr, p.stderr
 
 
 SWEEP = """[global]
@@ -372,6 +415,8 @@ def main():
         model, data = write_model(os.path.join(tmp, "model"), config()), write_data(os.path.join(tmp, "d.jsonl"))
         env = a_run_without_a_profile_follows_the_rules_and_with_one_the_plan(tmp, model, data)
         what_is_planned_is_what_is_run(tmp, model, data, env)
+        run_and_plan_say_the_same(tmp, model, data, env)
+        rows_of_a_step_are_refused_alike(tmp, model, data, env)
         run = os.path.join(tmp, "shown")
         ini = write_ini(os.path.join(tmp, "shown.ini"), base(model, data, run, train__steps=6, eval__every=3))
         megatrain("-q", "run", ini, "--trace", os.path.join(tmp, "t.json"), env=env)

@@ -79,6 +79,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
     return (struct mt_plan_request){
         .machine = m,
         .layout = l,
+        .train = true,
         .numerics.dtype = MT_BF16,
         .numerics.grad_dtype = MT_BF16,
         .numerics.optimizer = &mt_adamw,

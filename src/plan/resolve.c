@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plan/resolve.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "hw/hw.h"
+#include "plan/evaluate.h"
+
+/* Tokens of a micro-batch, and of a step where none are given, to begin with. */
+enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
+
+static const uint64_t GIB = (uint64_t)1 << 30;
+
+int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
+                    const struct mt_hf_config *hf, struct mt_err *err)
+{
+    struct mt_layout_params p = {
+        .freeze = (const char *const *)c->model.freeze.items,
+        .n_freeze = (size_t)c->model.freeze.n,
+        .decay_embeddings = c->numerics.decay_embeddings,
+        .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
+    };
+    int rc = mt_layout_create(layout, hf, &p, err);
+    *halves = NULL;
+    if (rc || c->placement.unit != MT_CUT_AUTO)
+        return rc;
+    p.cut = mt_cut_half;
+    return mt_layout_create(halves, hf, &p, err);
+}
+
+/* --- what there is -------------------------------------------------------------------------------- */
+
+const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
+{
+    static const char *const kinds[] = {
+        [MT_DEVICE_AUTO] = "auto", [MT_DEVICE_CUDA] = "cuda", [MT_DEVICE_CPU] = "cpu"};
+    return mt_device_choose(kinds[c->device.kind], (int)c->device.index, gpu);
+}
+
+int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
+{
+    struct mt_hw_memory hw;
+    struct mt_device_info gpu;
+    int *cpus = NULL, n = 0, rc = mt_hw_memory(&hw, "", err);
+    if (!rc)
+        rc = mt_hw_cores(&cpus, &n, err);
+    free(cpus);
+    if (rc)
+        return rc;
+    const char *kind = mt_plan_device_kind(c, &gpu);
+    *out = (struct mt_plan_limits){
+        .kind = kind,
+        .host_bytes = MT_MIN(MT_MIN(hw.available, hw.cgroup_free), hw.address_space),
+        .device_bytes = gpu.present ? gpu.free_bytes : 0,
+        .threads = n,
+        .drives = c->memory.nvme_paths.n,
+    };
+    return 0;
+}
+
+static bool drives_are_rated(const struct mt_machine *m)
+{
+    return m->rate[MT_RATE_READ].value > 0 && m->rate[MT_RATE_WRITE].value > 0;
+}
+
+struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m)
+{
+    return (struct mt_plan_limits){
+        .kind = mt_machine_device_kind(m),
+        .host_bytes = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * (double)GIB),
+        .device_bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * (double)GIB),
+        .threads = (int)m->rate[MT_RATE_CORES].value,
+        .drives = drives_are_rated(m) ? (int)m->rate[MT_RATE_DRIVES].value : 0,
+    };
+}
+
+/* --- from the configuration ------------------------------------------------------------------------ */
+
+static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
+{
+    int64_t tokens = c->train.tokens_per_step, len = n->seq_len;
+    if (tokens % len)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "train.tokens_per_step = %lld must be a multiple of data.seq_len = %lld: the nearest are %lld and "
+                       "%lld",
+                       (long long)tokens, (long long)len, (long long)(tokens / len * len),
+                       (long long)(tokens / len * len + len));
+    n->rows_per_step = c->train.batch_size ? c->train.batch_size : tokens / len;
+    if (!n->rows_per_step) /* a plan may leave it open */
+        n->rows_per_step = MT_MAX(STEP_TOKENS / len, (int64_t)1);
+    return 0;
+}
+
+int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, struct mt_err *err)
+{
+    struct mt_numerics n = c->numerics;
+    int rc = count_rows(&n, c, err);
+    if (rc)
+        return rc;
+    if (n.grad_dtype == MT_DTYPE_AUTO)
+        n.grad_dtype = n.dtype;
+    n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_dtype);
+    *out = n;
+    return 0;
+}
+
+int64_t mt_resolve_micro_batch(const struct mt_numerics *n)
+{
+    int64_t rows = n->micro_batch == MT_AUTO ? MT_MAX(MICRO_BATCH_TOKENS / n->seq_len, (int64_t)1) : n->micro_batch;
+    return MT_MIN(rows, n->rows_per_step);
+}
+
+static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
+{
+    uint64_t bytes = s->is_auto ? when_auto : s->is_ratio ? (uint64_t)((double)whole * s->ratio) : s->bytes;
+    *s = (struct mt_size){.bytes = bytes};
+}
+
+static void resolve_placement(struct mt_placement *p, const struct mt_plan_limits *l)
+{
+    const uint64_t reserve = (uint64_t)MT_DEVICE_RESERVE_MIB << 20;
+    if (p->threads == MT_AUTO)
+        p->threads = l->threads;
+    set_bytes(&p->host_budget, l->host_bytes, (uint64_t)((double)l->host_bytes * 0.9));
+    if (!strcmp(l->kind, "cpu")) /* its arena is of the host's memory */
+        set_bytes(&p->device_budget, p->host_budget.bytes, p->host_budget.bytes / 4);
+    else
+        set_bytes(&p->device_budget, l->device_bytes, l->device_bytes - MT_MIN(l->device_bytes, reserve));
+    p->poison = getenv("MEGATRAIN_POISON") != NULL;
+    const char *piece = getenv("MEGATRAIN_DISK_PIECE");
+    if (piece)
+        p->piece_elems = mt_align_up(strtoull(piece, NULL, 10), MT_PIECE_ALIGN);
+}
+
+int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, const struct mt_plan_limits *limits,
+                       struct mt_err *err)
+{
+    struct mt_plan_request r = {.train = true, .placement = c->placement, .drives = limits->drives};
+    int rc = mt_resolve_numerics(&r.numerics, c, err);
+    if (rc)
+        return rc;
+    resolve_placement(&r.placement, limits);
+    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : 1; /* at most: data are not looked at */
+    r.link_gbps = !strcmp(limits->kind, "cpu") ? c->device.link_gbps : 0;
+    *out = r;
+    return 0;
+}
+
+/* --- from the machine ------------------------------------------------------------------------------- */
+
+int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    if (r->drives && !drives_are_rated(r->machine))
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       "the drives of memory.nvme_paths have not been measured: megatrain probe all --dir and one of "
+                       "these folders");
+    return mt_plan_search(out, r, err);
+}
+
+int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev,
+                        struct mt_err *err)
+{
+    struct mt_plan_request t = *r;
+    t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);
+    struct mt_engine_params p = mt_plan_engine_params(&t, dev);
+    if (r->halves && !mt_engine_fits(&p))
+        t = mt_plan_request_in_halves(&t);
+    return mt_plan_place(out, &t, dev, err);
+}

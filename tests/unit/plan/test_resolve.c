@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From a configuration and a machine to what is asked for: rows, dtypes, budgets. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "plan/resolve.h"
+#include "shapes.h"
+
+static const uint64_t GIB = (uint64_t)1 << 30;
+
+static struct mt_config *load(const char *const *sets, int n)
+{
+    struct mt_config *c = NULL;
+    struct mt_err err = {0};
+    if (mt_config_load(&c, NULL, sets, n, &err))
+        fail_msg("%s", err.msg);
+    return c;
+}
+
+static struct mt_placement placed(const struct mt_plan_limits *l, const char *device, const char *host)
+{
+    const char *sets[] = {device, host};
+    struct mt_config *c = load(sets, 2);
+    struct mt_plan_request r;
+    struct mt_err err = {0};
+    if (mt_resolve_request(&r, c, l, &err))
+        fail_msg("%s", err.msg);
+    mt_config_destroy(&c);
+    assert_false(r.placement.device_budget.is_auto || r.placement.device_budget.is_ratio);
+    assert_false(r.placement.host_budget.is_auto || r.placement.host_budget.is_ratio);
+    return r.placement;
+}
+
+static void budgets_are_shares_of_what_there_is(void **state)
+{
+    (void)state;
+    const struct mt_plan_limits gpu = {.kind = "cuda", .host_bytes = 100 * GIB, .device_bytes = 24 * GIB, .threads = 8};
+    const struct mt_plan_limits cpu = {.kind = "cpu", .host_bytes = 100 * GIB, .threads = 8};
+    static const char *const device = "memory.device_budget=", *const host = "memory.host_budget=";
+    static const struct {
+        const char *device, *host;
+        double gpu_gib, cpu_gib, host_gib;
+    } cases[] = {
+        {"auto", "90%", 23.5, 22.5, 90}, {"auto", "auto", 23.5, 22.5, 90}, {"50%", "auto", 12, 45, 90},
+        {"3GiB", "40GiB", 3, 3, 40},     {"auto", "50%", 23.5, 12.5, 50},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        char d[64], h[64];
+        snprintf(d, sizeof(d), "%s%s", device, cases[i].device);
+        snprintf(h, sizeof(h), "%s%s", host, cases[i].host);
+        struct mt_placement on_gpu = placed(&gpu, d, h), on_cpu = placed(&cpu, d, h);
+        assert_int_equal(on_gpu.device_budget.bytes, cases[i].gpu_gib * (double)GIB);
+        assert_int_equal(on_cpu.device_budget.bytes, cases[i].cpu_gib * (double)GIB);
+        assert_int_equal(on_gpu.host_budget.bytes, cases[i].host_gib * (double)GIB);
+        assert_int_equal(on_cpu.host_budget.bytes, cases[i].host_gib * (double)GIB);
+        assert_int_equal(on_gpu.threads, 8);
+    }
+    const struct mt_plan_limits least = {.kind = "cuda", .host_bytes = GIB, .device_bytes = 1 << 20, .threads = 1};
+    assert_int_equal(placed(&least, "memory.device_budget=auto", "memory.host_budget=auto").device_budget.bytes, 0);
+}
+
+static void a_machines_limits_are_those_of_its_profile(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 128, 2);
+    struct mt_plan_limits l = mt_plan_limits_of(&m);
+    assert_string_equal(l.kind, "cuda");
+    assert_int_equal(l.device_bytes, 24 * GIB);
+    assert_int_equal(l.host_bytes, 128 * GIB);
+    assert_int_equal(l.drives, 2);
+    m.rate[MT_RATE_READ].value = 0;
+    assert_int_equal(mt_plan_limits_of(&m).drives, 0);
+    mt_machine_finish(&m);
+}
+
+static void rows_of_a_step_are_whole(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *tokens, *rows, *len;
+        int64_t want; /* -1: refused */
+        const char *word;
+    } cases[] = {
+        {"1024", "0", "512", 2, NULL}, {"1000", "0", "512", -1, "512 and 1024"}, {"100", "0", "512", -1, "0 and 512"},
+        {"0", "7", "512", 7, NULL},    {"0", "0", "512", 128, NULL},              {"0", "0", "1000000", 1, NULL},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        char t[64], b[64], s[64];
+        snprintf(t, sizeof(t), "train.tokens_per_step=%s", cases[i].tokens);
+        snprintf(b, sizeof(b), "train.batch_size=%s", cases[i].rows);
+        snprintf(s, sizeof(s), "data.seq_len=%s", cases[i].len);
+        const char *sets[] = {t, b, s};
+        struct mt_config *c = load(sets, 3);
+        struct mt_numerics n = {.rows_per_step = -5};
+        struct mt_err err = {0};
+        int rc = mt_resolve_numerics(&n, c, &err);
+        assert_int_equal(rc, cases[i].want < 0 ? -EINVAL : 0);
+        assert_int_equal(n.rows_per_step, cases[i].want < 0 ? -5 : cases[i].want);
+        if (rc)
+            assert_non_null(strstr(err.msg, cases[i].word));
+        else
+            assert_true(n.grad_dtype == n.dtype && n.optimizer == &mt_adamw && n.micro_batch == MT_AUTO);
+        mt_config_destroy(&c);
+    }
+}
+
+static void the_rule_for_micro_batches_is_of_the_numerics_alone(void **state)
+{
+    (void)state;
+    struct mt_numerics n = {.seq_len = 2048, .rows_per_step = 64, .micro_batch = MT_AUTO};
+    assert_int_equal(mt_resolve_micro_batch(&n), 4);
+    n.rows_per_step = 3;
+    assert_int_equal(mt_resolve_micro_batch(&n), 3);
+    n.seq_len = 100000;
+    assert_int_equal(mt_resolve_micro_batch(&n), 1);
+    n.micro_batch = 2;
+    assert_int_equal(mt_resolve_micro_batch(&n), 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budgets_are_shares_of_what_there_is),
+        cmocka_unit_test(a_machines_limits_are_those_of_its_profile),
+        cmocka_unit_test(rows_of_a_step_are_whole),
+        cmocka_unit_test(the_rule_for_micro_batches_is_of_the_numerics_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
