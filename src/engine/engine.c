@@ -117,6 +117,9 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->dev = p->dev;
     e->layout = p->layout;
     int rc = mt_exec_start(e, err);
+    e->resident = mt_calloc(e->layout->n_units, sizeof(*e->resident));
+    if (!rc && !e->resident)
+        rc = mt_fail_nomem(err, "the engine", e->layout->n_units);
     if (!rc)
         rc = mt_engine_plan(&e->plan, p, err);
     if (!rc)
@@ -157,6 +160,7 @@ void mt_engine_destroy(mt_engine **engine)
     }
     for (int i = 0; i < MT_N_POOLS; i++)
         free(e->disk_ops[i]);
+    free(e->resident);
     mt_pool_destroy(&e->adam_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);

@@ -85,6 +85,7 @@ struct mt_engine {
     bool stop;   /* the run is given up, but for the pending update; under lock */
     bool broken; /* that too; under lock */
     pthread_mutex_t drain_lock;
+    bool *resident; /* [n_units] weights that live for the run are on the device; does not change during a run */
     bool drained; /* the device is idle and stays so; under drain_lock */
     int error_code;
     struct mt_err error; /* the first, or what came after an interruption */

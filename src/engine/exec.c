@@ -92,6 +92,12 @@ static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, in
     return true;
 }
 
+/* What the instruction brings in has been on the device since an earlier run. */
+static bool is_resident(const mt_engine *e, const struct mt_instr *in)
+{
+    return in->once && e->resident[in->unit];
+}
+
 /* Submits one instruction of a device queue; false ends the thread's part of the run. */
 static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
 {
@@ -102,7 +108,7 @@ static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
         return false;
     if (!rc)
         rc = mt_exec_trace_begin(e, r, i, &err);
-    if (!rc)
+    if (!rc && !is_resident(e, in))
         rc = mt_exec_submit(e, &r->prog, in, &err);
     if (!rc)
         rc = mt_exec_trace_end(e, r, i, &err);
@@ -270,9 +276,12 @@ static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
     mt_disk_submit(e->p.disk, &op->r);
 }
 
-/* No update is pending: states stay as they are; weights are read for the load that follows alone. */
+/* No update is pending: states stay as they are; weights are read for the load that follows alone. Nor is anything read
+ * for a load that is skipped. */
 static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct mt_instr *in)
 {
+    if (is_resident(e, in))
+        return true;
     bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
     return in->update && !load && !e->pending.any;
 }
@@ -433,6 +442,14 @@ static void run_compute(mt_engine *e, struct mt_runnable *r)
         give_up(e, rc, &err, false);
 }
 
+/* After a run that ended well. */
+static void note_residents(mt_engine *e, const struct mt_program *p)
+{
+    for (size_t i = 0; i < p->n_instrs; i++)
+        if (p->instrs[i].once)
+            e->resident[p->instrs[i].unit] = true;
+}
+
 int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
@@ -455,5 +472,7 @@ int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     }
     if (rc && err)
         *err = sync_err;
+    if (!rc)
+        note_residents(e, &r->prog);
     return rc;
 }

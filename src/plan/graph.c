@@ -81,7 +81,8 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
                                   .piece = in->piece, .cause = -1};
         for (int q = 0; q < MT_N_QUEUES; q++)
             t->wait[q] = in->wait[q];
-        rc = price(t, prog, in, costs, p, err);
+        if (!in->once) /* the first step alone takes time for it */
+            rc = price(t, prog, in, costs, p, err);
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;
     }

@@ -86,7 +86,7 @@ static void need_for_call(const struct mt_program_params *p, const struct mt_cal
 {
     int used[MT_N_POOLS] = {0};
     for (int k = 0; k < c->n_uses; k++) {
-        if (!mt_use_is_made(p, &c->use[k]))
+        if (!mt_use_is_made(p, &c->use[k]) || p->values[c->use[k].value].life == MT_LIFE_RUN)
             continue;
         enum mt_pool_id pool = pool_of(p, &c->use[k]);
         used[pool]++;
@@ -104,6 +104,9 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
         need_for_call(p, mt_forward_call(p, u), n);
         need_for_call(p, &p->units[u].backward, n);
     }
+    for (size_t v = 0; v < p->n_values; v++)
+        if (p->values[v].life == MT_LIFE_RUN)
+            n[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)]++;
 }
 
 /* When the objects of a value are in use: positions of operations, forward and then back. */

@@ -15,7 +15,7 @@ enum { NONE = -1 };
 
 /* A value as the draft is written. */
 struct state {
-    int32_t *objects;      /* [n_micro], or [1] where it lives for the step; NONE: not yet made */
+    int32_t *objects;      /* [n_micro], or [1] where it lives longer; NONE: not yet made */
     int32_t parts, so_far; /* contributions that complete an object; made so far, where it is the step's */
 };
 
@@ -70,6 +70,7 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
     if (*o == NONE)
         *o = add_object(w, &(struct mt_object){.kind = v->kind, .unit = v->unit, .bytes = v->bytes,
                                                .mb = v->life == MT_LIFE_MICROBATCH ? (int32_t)mb : 0,
+                                               .resident = v->life == MT_LIFE_RUN,
                                                .parts = w->values[value].parts});
     return *o;
 }
@@ -180,7 +181,7 @@ static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, s
                        "unit %zu runs once a step, over all micro-batches: train.schedule must be layered", unit);
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_use *u = &c->use[k];
-        bool of_step = p->values[u->value].life == MT_LIFE_STEP;
+        bool of_step = p->values[u->value].life != MT_LIFE_MICROBATCH;
         if (once && !of_step)
             return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu runs once a step and uses a micro-batch's \"%s\"",
                            unit, mt_kinds[p->values[u->value].kind].name);
@@ -194,6 +195,10 @@ static int survey(struct writer *w, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
     int rc = 0;
+    for (size_t v = 0; v < p->n_values; v++)
+        if (p->values[v].life == MT_LIFE_RUN && p->values[v].kind != MT_OBJ_WEIGHTS)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: weights alone can",
+                           mt_kinds[p->values[v].kind].name, p->values[v].unit);
     for (size_t u = 0; u < p->n_units && !rc; u++)
         rc = survey_call(w, u, mt_forward_call(p, u), err);
     for (size_t u = first_trained(p); p->mode == MT_MODE_TRAIN && u < p->n_units && !rc; u++)
@@ -251,6 +256,9 @@ static void write_draft(struct writer *w)
         write_updates(w);
     if (p->mode == MT_MODE_UPDATE)
         return;
+    for (size_t v = 0; v < p->n_values; v++) /* first: their order decides on their buffers */
+        if (p->values[v].life == MT_LIFE_RUN)
+            make_object(w, (int32_t)v, 0);
     if (p->microbatch)
         write_by_microbatch(w);
     else

@@ -85,6 +85,8 @@ static int read_place(struct checker *c, size_t i, struct place *at, const char 
 static int write_place(struct checker *c, size_t i, struct place *at, int object, int version,
                        const char *what)
 {
+    if (at->object != NONE && at->object != object && c->p->objects[at->object].resident)
+        return fault(c, i, at->writer, "takes the buffer of what lives for the run");
     for (int q = 0; q < MT_N_QUEUES; q++)
         if (!ordered(c, at->reader[q], i))
             return fault(c, i, at->reader[q], what);
@@ -109,6 +111,8 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
+    if (c->p->instrs[i].once && (!o->resident || c->adam[o->unit] != NONE))
+        return fault(c, i, c->adam[o->unit], "loads only once what changes or does not stay");
     if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "loads weights before their update");
     c->loaded[o->unit] = o->kind == MT_OBJ_WEIGHTS ? (int)i : c->loaded[o->unit];
@@ -315,12 +319,31 @@ static bool init_checker(struct checker *c)
     return true;
 }
 
+/* What lives for the run is in its buffer when the program begins, as an earlier step left it: to be loaded first. */
+static int put_residents(struct checker *c)
+{
+    int next[MT_N_POOLS] = {0};
+    for (size_t o = 0; o < c->p->n_objects; o++) {
+        enum mt_pool_id pool = c->p->objects[o].pool;
+        if (!c->p->objects[o].resident)
+            continue;
+        if (next[pool] >= c->p->pool[pool].n)
+            return fault(c, 0, NONE, "has no buffer for what lives for the run");
+        struct place *at = &c->buffers[pool][next[pool]++];
+        at->object = (int)o;
+        at->version = -1;
+    }
+    return 0;
+}
+
 int mt_program_check(const struct mt_program *p, struct mt_err *err)
 {
     struct checker c = {.p = p, .err = err};
     int rc = 0;
     if (!init_checker(&c))
         rc = mt_fail_nomem(err, "the schedule checker", p->n_instrs * sizeof(*c.clock));
+    if (!rc && p->n_instrs)
+        rc = put_residents(&c);
     for (size_t i = 0; !rc && i < p->n_instrs; i++)
         rc = check_instr(&c, i);
     if (!rc)

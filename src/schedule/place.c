@@ -147,7 +147,7 @@ static int pick_buffer(struct placer *p, int pool)
         return p->n_touched[pool]++;
     for (int i = 0; i < p->draft->pool[pool].n; i++) {
         const struct buffer *b = &p->buffers[pool][i];
-        if (b->pinned)
+        if (b->pinned || (b->object != NONE && p->draft->objects[b->object].resident))
             continue;
         int next = b->object == NONE ? NEVER : p->objects[b->object].next_use;
         if (best == NONE || next > best_next ||
@@ -187,6 +187,7 @@ static void emit_load(struct placer *p, int object)
     struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS;
     add_operand(&in, object, s->buffer, MT_WRITE);
+    in.once = o->resident && !p->params->units[o->unit].trainable;
     in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
     struct mt_placed *e = push(p, &p->q.loads, &in);
     if (!e)
@@ -211,6 +212,7 @@ static void emit_load(struct placer *p, int object)
     if (weights && p->params->join) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
+        join.once = in.once;
         struct mt_placed *j = push(p, &p->q.compute, &join);
         if (!j)
             return;
@@ -234,9 +236,12 @@ static int make_resident(struct placer *p, const struct mt_instr *draft, struct 
         if (fresh[k])
             rc = take_buffer(p, draft->operand[k].object, err);
     }
-    for (int k = 0; k < draft->n_operands && !rc; k++)
-        if (fresh[k] && (draft->operand[k].access & MT_READ))
-            emit_load(p, draft->operand[k].object);
+    for (int k = 0; k < draft->n_operands && !rc; k++) {
+        int o = draft->operand[k].object;
+        bool first = p->draft->objects[o].resident && !p->objects[o].loaded;
+        if ((fresh[k] || first) && (draft->operand[k].access & MT_READ))
+            emit_load(p, o);
+    }
     return rc;
 }
 
@@ -247,7 +252,7 @@ static void release_operands(struct placer *p, const struct mt_instr *in, size_t
         struct object_state *s = &p->objects[o];
         p->buffers[pool][s->buffer].pinned = false;
         s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
-        if (s->next_use == NEVER)
+        if (s->next_use == NEVER && !p->draft->objects[o].resident)
             empty_buffer(p, pool, s->buffer);
     }
 }
@@ -300,6 +305,23 @@ static void place_store(struct placer *p, size_t i)
     release_operands(p, &in, i);
 }
 
+/* Each of the objects that live for the run has the buffer that it has in every program. */
+static int place_residents(struct placer *p, struct mt_err *err)
+{
+    for (size_t o = 0; o < p->draft->n_objects; o++) {
+        enum mt_pool_id pool = p->draft->objects[o].pool;
+        if (!p->draft->objects[o].resident)
+            continue;
+        int at = p->n_touched[pool]++;
+        if (at >= p->draft->pool[pool].n)
+            return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "%d buffers of pool \"%s\" are too few for what stays in it",
+                           p->draft->pool[pool].n, mt_pools[pool].name);
+        p->objects[o].buffer = at;
+        p->buffers[pool][at].object = (int)o;
+    }
+    return 0;
+}
+
 static int check_pools(const struct mt_program_params *p, struct mt_err *err)
 {
     for (int i = 0; i < MT_N_POOLS; i++)
@@ -348,7 +370,7 @@ static void free_placer(struct placer *p)
 
 static int place_all(struct placer *p, struct mt_err *err)
 {
-    int rc = 0;
+    int rc = place_residents(p, err);
     for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
         const struct mt_instr *in = &p->draft->instrs[i];
         if (in->queue == MT_Q_HOST)

@@ -24,7 +24,7 @@ size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q)
 {
     size_t sum = 0;
     for (size_t i = 0; i < p->n_instrs; i++)
-        if (p->instrs[i].queue == q)
+        if (p->instrs[i].queue == q && !p->instrs[i].once)
             sum += p->instrs[i].bytes;
     return sum;
 }
@@ -39,7 +39,7 @@ struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
     struct mt_disk_traffic t = {{0}, {0}};
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
-        if (in->op == MT_OP_READ)
+        if (in->op == MT_OP_READ && !in->once)
             t.read[mt_instr_disk_use(p, in)] += in->bytes;
         if (in->op == MT_OP_WRITE)
             t.written[mt_instr_disk_use(p, in)] += in->bytes;

@@ -32,6 +32,7 @@ struct mt_object {
     int32_t unit, mb;
     int32_t piece; /* of optimizer states */
     int32_t parts; /* contributions (MT_PART) that complete it; 0: any write does */
+    bool resident; /* lives for the run: a pool's kth such object is in buffer k of it in every program */
     size_t bytes;
     int64_t spill; /* offset of its home in spill memory (spilled: on the disk), -1: never stored */
 };
@@ -53,6 +54,7 @@ struct mt_instr {
     uint8_t op, queue, n_operands;
     bool signals; /* some instruction of another queue waits for this one */
     bool update;  /* part of the pending update: carried out even when the run is given up */
+    bool once;    /* brings in a resident object that nothing changes: skipped where an earlier run has done so */
     int32_t unit, mb;
     int32_t piece; /* of updates: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
@@ -107,21 +109,23 @@ void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_
 
 /**
  * Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -E2BIG where the step has more
- * instructions than a program can number, -EINVAL where a pool has more buffers than MT_MAX_BUFFERS, or an operation
- * that runs once a step uses a value of micro-batches or stands in the schedule by micro-batches.
+ * instructions than a program can number, -EINVAL where a pool has more buffers than MT_MAX_BUFFERS, an operation
+ * that runs once a step uses a value of micro-batches or stands in the schedule by micro-batches, or a value that is no
+ * unit's weights lives for the run.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 
 /**
- * Proves, from the instructions alone, that every read sees the newest content of its object, that no
- * buffer or home is overwritten before its last reader and no copy read before it is complete, that what
- * several operations contribute to (a gradient, rows of a whole step) is read only after the last of them,
- * and that weights are loaded only after their update. -EPROTO names the two instructions of the first fault.
+ * Proves, from the instructions alone, that every read sees the newest content of its object, that no buffer or home
+ * is overwritten before its last reader and no copy read before it is complete, that what several operations
+ * contribute to (a gradient, rows of a whole step) is read only after the last of them, that what lives for the run
+ * keeps its buffer, and that weights are loaded only after their update. -EPROTO names the two instructions of the
+ * first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
 
-/** Bytes over a link in one run of the program. */
+/** Bytes over a link in a run of the program that is not the first. */
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);
 
 /** Of a READ or WRITE. */

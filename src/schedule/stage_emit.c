@@ -115,8 +115,8 @@ static void take_buffer(struct mt_stager *s, int object)
     s->staged[object].buffer = best;
 }
 
-/* Brings the object into a buffer from its home, where it is not in one. */
-static void make_resident(struct mt_stager *s, int object, bool update)
+/* Brings the object into a buffer from its home, where it is not in one, for instruction `user`. */
+static void make_resident(struct mt_stager *s, int object, const struct mt_instr *user)
 {
     struct mt_staged *t = &s->staged[object];
     const struct mt_object *o = &s->out->objects[object];
@@ -124,7 +124,8 @@ static void make_resident(struct mt_stager *s, int object, bool update)
         return;
     take_buffer(s, object);
     struct mt_instr in = transfer(MT_OP_READ, o);
-    in.update = update;
+    in.update = user->update;
+    in.once = user->once;
     add_operand(s, &in, object, MT_WRITE);
     need(&in, buffer_of(s, object)->touched);
     need_one(&in, MT_Q_DISK_WRITE, t->home);
@@ -178,7 +179,7 @@ int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
     size_t unit = (size_t)t->unit;
     int hw = s->unit_staged[unit];
     if (hw != MT_STAGE_NONE)
-        make_resident(s, hw, true);
+        make_resident(s, hw, &(struct mt_instr){.update = true});
     for (size_t p = 0; p < mt_stage_n_pieces(s, unit); p++)
         emit_piece(s, unit, p, hw);
     int32_t last = MT_STAGE_NONE; /* the queue is in order: the newest update is the unit's last piece */
@@ -196,7 +197,7 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
     bool made;
     int object = mt_stage_object_of(s, t, &made);
     if (object != MT_STAGE_NONE && !made)
-        make_resident(s, object, false);
+        make_resident(s, object, &in);
     else if (object != MT_STAGE_NONE)
         make_room(s, object);
     for (int q = 0; q < MT_N_QUEUES; q++)

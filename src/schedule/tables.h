@@ -35,12 +35,19 @@ struct mt_queue_desc {
 extern const struct mt_queue_desc mt_queues[MT_N_QUEUES];
 
 /** Units whose buffers are alike in size share pools. */
-enum mt_size_class { MT_CLASS_LAYER, MT_CLASS_VOCAB, MT_CLASS_NORM, MT_N_CLASSES };
+enum mt_size_class {
+    MT_CLASS_LAYER,
+    MT_CLASS_VOCAB,
+    MT_CLASS_NORM,
+    MT_CLASS_RESIDENT, /* small ones that stay on the device for the run: adapters */
+    MT_N_CLASSES,
+};
 
 enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
     MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
+    MT_POOL_WEIGHTS_RESIDENT,
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD,
     MT_POOL_ROWS,          /* of all micro-batches of a step */
@@ -49,16 +56,20 @@ enum mt_pool_id {
     MT_POOL_GRAD,
     MT_POOL_GRAD_VOCAB,
     MT_POOL_GRAD_NORM,
+    MT_POOL_GRAD_RESIDENT,
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
+    MT_POOL_CAST_RESIDENT,
     MT_POOL_STATE,         /* host: pieces of optimizer states */
     MT_POOL_STAGED,        /* host: weights between disk and device */
     MT_POOL_STAGED_VOCAB,
     MT_POOL_STAGED_NORM,
+    MT_POOL_STAGED_RESIDENT,
     MT_POOL_GRAD_OUT,      /* host: gradients between device and disk */
     MT_POOL_GRAD_OUT_VOCAB,
     MT_POOL_GRAD_OUT_NORM,
+    MT_POOL_GRAD_OUT_RESIDENT,
     MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
     MT_POOL_SPILLED_RECORD,
     MT_POOL_SPILLED_ROWS,
@@ -72,7 +83,8 @@ struct mt_pool_desc {
     const char *name;        /* in memory tables and messages */
     bool device;             /* device memory, else host memory */
     bool poisonable;         /* dead buffers can be overwritten so that a stale read shows */
-    int least;               /* buffers with which it works: two where one is filled while the other is in use */
+    int least;               /* buffers with which it works, beside those of objects that live for the run: two where
+                                one is filled while the other is in use */
     enum mt_pool_id spilled; /* host pool of the copies of what leaves it for the disk; MT_NO_POOL: it never does */
 };
 extern const struct mt_pool_desc mt_pools[MT_N_POOLS];

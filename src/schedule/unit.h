@@ -18,6 +18,7 @@
 enum mt_lifetime {
     MT_LIFE_MICROBATCH, /* an object for each micro-batch */
     MT_LIFE_STEP,       /* one object for all micro-batches of a step */
+    MT_LIFE_RUN,        /* one, of weights, which keeps its buffer from step to step */
 };
 
 struct mt_value {
@@ -41,7 +42,7 @@ enum mt_access {
     MT_ADD = MT_UPDATE | MT_PART,
 };
 
-enum { MT_MAX_OPERANDS = 8 };
+enum { MT_MAX_OPERANDS = 10 };
 
 struct mt_use {
     int32_t value; /* position in mt_program_params.values */

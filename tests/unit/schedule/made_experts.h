@@ -9,15 +9,17 @@
 /*
  * A small model with units that run once a step, shaped as a mixture of experts: of each layer an attention unit (by
  * micro-batch) that fills the step's rows, routing and sum, two expert units (once a step) that add into the sum, and a
- * unit without weights that makes the next boundary of it (by micro-batch).
+ * unit without weights that makes the next boundary of it (by micro-batch). With adapters, two units come before all of
+ * these whose weights stay on the device for the run and which every attention unit uses: one trained, one frozen.
  */
-enum { EXPERTS = 2, PER_LAYER = EXPERTS + 2, MAX_LAYERS = 3, MAX_E_UNITS = 2 + MAX_LAYERS * PER_LAYER, MAX_E_VALUES = 8 * MAX_E_UNITS };
+enum { EXPERTS = 2, PER_LAYER = EXPERTS + 2, ADAPTERS = 2, MAX_LAYERS = 3, MAX_E_UNITS = 4 + MAX_LAYERS * PER_LAYER, MAX_E_VALUES = 8 * MAX_E_UNITS };
 
 struct experts {
     struct mt_unit_shape units[MAX_E_UNITS];
     struct mt_value values[MAX_E_VALUES];
     struct mt_program_params p;
     int32_t w[MAX_E_UNITS], g[MAX_E_UNITS]; /* values */
+    size_t first;                           /* unit of the first layer */
 };
 
 static inline int32_t add_value(struct experts *e, enum mt_object_kind kind, enum mt_lifetime life, size_t unit, size_t bytes)
@@ -38,7 +40,7 @@ static inline struct mt_unit_shape *add_unit(struct experts *e, enum mt_size_cla
     *s = (struct mt_unit_shape){.size_class = c, .weight_bytes = bytes, .link_bytes = bytes, .grad_elems = bytes / 2,
                                 .trainable = bytes > 0};
     if (bytes) {
-        e->w[u] = add_value(e, MT_OBJ_WEIGHTS, MT_LIFE_STEP, u, bytes);
+        e->w[u] = add_value(e, MT_OBJ_WEIGHTS, c == MT_CLASS_RESIDENT ? MT_LIFE_RUN : MT_LIFE_STEP, u, bytes);
         e->g[u] = add_value(e, MT_OBJ_GRAD, MT_LIFE_STEP, u, 2 * bytes);
     }
     return s;
@@ -65,6 +67,12 @@ static inline int32_t add_layer(struct experts *e, int32_t x, int32_t dx)
     use(&a->backward, dn, MT_READ);
     use(&a->backward, dx, MT_UPDATE);
     use(&a->backward, e->g[u], MT_ADD);
+    for (size_t k = 1; k < e->first; k++) { /* adapters */
+        use(&a->forward, e->w[k], MT_READ);
+        use(&a->backward, e->w[k], MT_READ);
+    }
+    if (e->first > 1)
+        use(&a->backward, e->g[1], MT_ADD);
     for (int i = 0; i < EXPERTS; i++) {
         size_t v = e->p.n_units;
         struct mt_unit_shape *s = add_unit(e, MT_CLASS_LAYER, 1000);
@@ -92,7 +100,7 @@ static inline int32_t add_layer(struct experts *e, int32_t x, int32_t dx)
     return y;
 }
 
-static inline void make_experts(struct experts *e, size_t layers, size_t n_micro)
+static inline void make_experts(struct experts *e, size_t layers, size_t n_micro, bool adapters)
 {
     memset(e, 0, sizeof(*e));
     e->p = (struct mt_program_params){.mode = MT_MODE_TRAIN, .n_micro = n_micro, .cast = true, .grad_bytes = 2};
@@ -105,6 +113,9 @@ static inline void make_experts(struct experts *e, size_t layers, size_t n_micro
     embed->backward = (struct mt_call){.op = MT_OP_EMBED_BWD};
     use(&embed->backward, dx, MT_READ);
     use(&embed->backward, e->g[0], MT_ADD);
+    for (int k = 0; adapters && k < ADAPTERS; k++)
+        add_unit(e, MT_CLASS_RESIDENT, 100)->trainable = k == 0;
+    e->first = e->p.n_units;
     for (size_t l = 0; l < layers; l++)
         x = add_layer(e, x, dx);
     size_t h = e->p.n_units;

@@ -32,6 +32,7 @@ struct machine {
     const struct mt_program *p;
     struct content buffer[MT_N_POOLS][MAX_BUFFERS], home[MAX_OBJECTS];
     uint64_t weights[MAX_E_UNITS], result[MAX_E_UNITS + 1]; /* gradients; the sum of losses */
+    bool loaded; /* what stays on the device is there */
 };
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -90,6 +91,8 @@ static void carry_out(struct machine *m, const struct mt_instr *in)
     struct content *a = in->n_operands ? content_of(m, &in->operand[0]) : NULL;
     struct content *b = in->n_operands > 1 ? content_of(m, &in->operand[1]) : NULL;
     int32_t object = in->n_operands ? in->operand[0].object : 0;
+    if (in->once && m->loaded)
+        return;
     switch (in->op) {
     case MT_OP_ADAM:
         m->weights[in->unit] = mix(m->weights[in->unit], 7);
@@ -142,7 +145,13 @@ static void run(struct machine *m, const struct experts *e, const struct mt_prog
 {
     size_t next[MT_N_QUEUES] = {0}, left = p->n_instrs;
     int32_t ended[MT_N_QUEUES];
+    struct content kept[MAX_BUFFERS];
+    bool loaded = m->loaded;
+    memcpy(kept, m->buffer[MT_POOL_WEIGHTS_RESIDENT], sizeof(kept));
     memset(m, 0x5a, sizeof(*m)); /* nothing starts as zero */
+    m->loaded = loaded;
+    if (loaded)
+        memcpy(m->buffer[MT_POOL_WEIGHTS_RESIDENT], kept, sizeof(kept));
     memset(m->result, 0, sizeof(m->result));
     m->e = e;
     m->p = p;
@@ -220,7 +229,7 @@ static void placements_give_one_result(void **state)
             for (int v = 0; v < 256; v++) {
                 struct experts e;
                 struct mt_program p = {0};
-                make_experts(&e, layers, n_micro);
+                make_experts(&e, layers, n_micro, false);
                 place(&e, v);
                 build(&e, &p);
                 run(v ? &m : &first, &e, &p, (unsigned)(v + 1));
@@ -232,6 +241,59 @@ static void placements_give_one_result(void **state)
             }
     for (size_t u = 0; u < 2 + MAX_LAYERS * PER_LAYER; u++) /* those with weights, that is */
         assert_true((first.result[u] != 0) == (u == 0 || u == 1 + MAX_LAYERS * PER_LAYER || (u - 1) % PER_LAYER <= EXPERTS));
+}
+
+static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
+{
+    (void)state;
+    static struct machine first, m;
+    memset(&first, 0, sizeof(first));
+    for (int v = 0; v < 256; v++) {
+        struct experts e;
+        struct mt_program train = {0}, eval = {0};
+        make_experts(&e, 2, 3, true);
+        place(&e, v);
+        build(&e, &train);
+        e.p.mode = MT_MODE_EVAL;
+        build(&e, &eval);
+        memset(&m, 0, sizeof(m));
+        run(&m, &e, &eval, 1); /* leaves them on the device for the steps */
+        m.loaded = true;
+        run(&m, &e, &train, 2);
+        run(&m, &e, &train, (unsigned)v);
+        if (v == 0)
+            run(&first, &e, &train, 3); /* loads everything */
+        if (memcmp(m.result, first.result, sizeof(m.result)))
+            fail_msg("placement %d computes something else", v);
+        mt_program_finish(&train);
+        mt_program_finish(&eval);
+    }
+    assert_true(first.result[1] && !first.result[2]); /* the trained adapter's gradient, the frozen one's */
+}
+
+static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state)
+{
+    (void)state;
+    struct experts e;
+    struct mt_program p = {0};
+    struct mt_err err = {0};
+    make_experts(&e, 2, 2, true);
+    place(&e, 0);
+    build(&e, &p);
+    for (size_t i = 0; i < p.n_instrs; i++)
+        for (int k = 0; k < p.instrs[i].n_operands; k++)
+            if (p.objects[p.instrs[i].operand[k].object].resident)
+                p.instrs[i].operand[k].buffer ^= 1; /* each the other's */
+    assert_int_equal(mt_program_check(&p, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "lives for the run"));
+    mt_program_finish(&p);
+    build(&e, &p);
+    for (size_t i = 0; i < p.n_instrs; i++)
+        if (p.instrs[i].op == MT_OP_LOAD)
+            p.instrs[i].once |= p.instrs[i].unit == 1; /* which is trained */
+    assert_int_equal(mt_program_check(&p, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "loads only once"));
+    mt_program_finish(&p);
 }
 
 static size_t count(const struct mt_program *p, enum mt_opcode op, enum mt_object_kind kind)
@@ -247,7 +309,7 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
     (void)state;
     struct experts e;
     struct mt_program p = {0};
-    make_experts(&e, 2, 3);
+    make_experts(&e, 2, 3, false);
     build(&e, &p);
     for (int32_t u = 0; u < (int32_t)e.p.n_units; u++) {
         size_t forward = 0, backward = 0, want = e.units[u].forward.scope == MT_SCOPE_STEP ? 1 : 3;
@@ -269,7 +331,7 @@ static void values_of_a_step_leave_the_device_where_they_must(void **state)
     for (int keep = 0; keep < 2; keep++) {
         struct experts e;
         struct mt_program p = {0};
-        make_experts(&e, 3, 2);
+        make_experts(&e, 3, 2, false);
         place(&e, keep ? 64 : 0);
         build(&e, &p);
         assert_true((count(&p, MT_OP_STORE, MT_OBJ_ROWS) > 0) == !keep);
@@ -320,7 +382,7 @@ static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
         struct experts e;
         struct mt_program p = {0};
         struct mt_err err = {0};
-        make_experts(&e, 1, 3);
+        make_experts(&e, 1, 3, false);
         place(&e, 64); /* everything stays: no copy stands between them */
         e.p.n_buffers[MT_POOL_WEIGHTS] = 5;
         build(&e, &p);
@@ -339,7 +401,7 @@ static void adding_to_a_sum_that_was_read_is_rejected(void **state)
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
-    make_experts(&e, 1, 2);
+    make_experts(&e, 1, 2, false);
     place(&e, 64);
     build(&e, &p);
     size_t expert = find(&p, MT_OP_FORWARD, 3, 0), finish = find(&p, MT_OP_FORWARD, 4, 0);
@@ -359,7 +421,7 @@ static void reusing_a_buffer_of_the_step_early_is_rejected(void **state)
         struct experts e;
         struct mt_program p = {0};
         struct mt_err err = {0};
-        make_experts(&e, 2, 2);
+        make_experts(&e, 2, 2, false);
         place(&e, 64);
         build(&e, &p);
         int16_t first = -1, moved = -1;
@@ -387,7 +449,7 @@ static void beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected(void **stat
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
-    make_experts(&e, 2, 2);
+    make_experts(&e, 2, 2, false);
     place(&e, 64);
     e.p.n_buffers[MT_POOL_SUM] = 1;
     e.p.n_buffers[MT_POOL_WEIGHTS] = 5;
@@ -406,7 +468,7 @@ static void dropping_a_wait_is_rejected(void **state)
         struct experts e;
         struct mt_program p = {0};
         size_t tried = 0, found = 0;
-        make_experts(&e, 2, 3);
+        make_experts(&e, 2, 3, false);
         place(&e, v);
         build(&e, &p);
         for (size_t i = 0; i < p.n_instrs; i++)
@@ -432,11 +494,15 @@ static void what_cannot_be_scheduled_is_refused(void **state)
     struct experts e;
     struct mt_program p = {0};
     struct mt_err err = {0};
-    make_experts(&e, 1, 2);
+    make_experts(&e, 1, 2, false);
     e.p.microbatch = true;
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "layered"));
-    make_experts(&e, 1, 2);
+    make_experts(&e, 1, 2, false);
+    e.values[e.g[0]].life = MT_LIFE_RUN;
+    assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "weights alone"));
+    make_experts(&e, 1, 2, false);
     e.units[2].forward.use[1] = e.units[1].forward.use[1]; /* a micro-batch's boundary */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "once a step"));
@@ -446,6 +512,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placements_give_one_result),
+        cmocka_unit_test(what_lives_for_the_run_is_loaded_once_and_stays),
+        cmocka_unit_test(taking_the_buffer_of_what_lives_for_the_run_is_rejected),
         cmocka_unit_test(a_unit_of_the_step_runs_once_each_way),
         cmocka_unit_test(values_of_a_step_leave_the_device_where_they_must),
         cmocka_unit_test(reading_a_sum_before_its_last_addition_is_rejected),
