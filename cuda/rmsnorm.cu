@@ -5,7 +5,7 @@
  *   dx = rstd (g - xhat mean(g xhat)),   dw = sum over rows of dy xhat
  *
  * Forward: a block (or, for short rows, a warp) holds a row in registers between its sum of squares and
- * its output. Bytes moved an element of s bytes: 2 s, with residual 4 s.
+ * its output. Bytes moved an element of s bytes: 2 s.
  * Backward: a block takes a few rows one after the other and holds its columns of w and of their part of
  * dw in registers; the parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 a partial.
  * Rows that do not divide into packs, or are too long for the registers, are read twice, element by element.
@@ -47,39 +47,16 @@ static __device__ __forceinline__ float rstd_of(float squares, size_t c, float e
     return 1.0f / sqrtf(squares / static_cast<float>(c) + eps);
 }
 
-/* Loads this thread's V packs of the row; with a residual, adds it and stores the sum. */
-template <typename T, int V, bool RESIDUAL>
+/* Loads this thread's V packs of the row. */
+template <typename T, int V>
 static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, unsigned packs,
                                                 uint4 (&x)[V])
 {
-    constexpr int N = PACK<T>;
     const T *src = static_cast<const T *>(a.x) + row * a.c;
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
         unsigned i = v * blockDim.x + threadIdx.x;
-        x[v] = i < packs ? load16(src + i * N) : make_uint4(0, 0, 0, 0);
-    }
-    if constexpr (RESIDUAL) {
-        const T *residual = static_cast<const T *>(a.residual) + row * a.c;
-        T *sum = static_cast<T *>(a.sum) + row * a.c;
-        uint4 r[V];
-        MT_UNROLL(V)
-        for (int v = 0; v < V; v++) {
-            unsigned i = v * blockDim.x + threadIdx.x;
-            r[v] = i < packs ? load16(residual + i * N) : make_uint4(0, 0, 0, 0);
-        }
-        MT_UNROLL(V)
-        for (int v = 0; v < V; v++) {
-            unsigned i = v * blockDim.x + threadIdx.x;
-            float p[N], q[N];
-            unpack<T>(x[v], p);
-            unpack<T>(r[v], q);
-            for (int k = 0; k < N; k++)
-                p[k] += q[k];
-            x[v] = pack<T>(p);
-            if (i < packs)
-                store16(sum + i * N, x[v]);
-        }
+        x[v] = i < packs ? load16(src + i * PACK<T>) : make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -98,7 +75,7 @@ static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
 }
 
 /* Several rows a block only where a row is a warp: then no barrier is in the way of leaving early. */
-template <typename T, int V, bool RESIDUAL>
+template <typename T, int V>
 static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, unsigned packs)
 {
     constexpr int N = PACK<T>;
@@ -107,7 +84,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     if (row >= a.n)
         return;
     uint4 x[V];
-    load_row<T, V, RESIDUAL>(a, row, packs, x);
+    load_row<T, V>(a, row, packs, x);
     float rstd;
     if (a.use_rstd) {
         rstd = a.rstd[row];
@@ -131,7 +108,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     }
 }
 
-/* Any length: a thread reads again what it read, and with a residual what it wrote. */
+/* Any length: a thread reads again what it read. */
 template <typename T>
 static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsnorm a)
 {
@@ -140,13 +117,6 @@ static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsn
     const T *x = static_cast<const T *>(a.x) + first, *w = static_cast<const T *>(a.w);
     T *y = static_cast<T *>(a.y) + first;
     float squares = 0;
-    if (a.residual) {
-        const T *residual = static_cast<const T *>(a.residual) + first;
-        T *sum = static_cast<T *>(a.sum) + first;
-        for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
-            store(sum + i, load(x + i) + load(residual + i));
-        x = sum;
-    }
     if (!a.use_rstd) {
         for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
             squares = fmaf(load(x + i), load(x + i), squares);
@@ -161,12 +131,12 @@ static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsn
         store(y + i, weigh<T>(a, load(x + i), a.rstd[blockIdx.x], load(w + i)));
 }
 
-template <typename T, int V, bool RESIDUAL>
+template <typename T, int V>
 static cudaError_t launch_forward(const struct mt_rmsnorm *a, cudaStream_t stream)
 {
     size_t packs = a->c / PACK<T>;
     unsigned x = threads_for(ceil_div(packs, V), 1024), y = x == WARP ? 4 : 1;
-    return MT_LAUNCH((rmsnorm_forward<T, V, RESIDUAL>), grid_of(ceil_div(a->n, y)), dim3(x, y), 0, stream,
+    return MT_LAUNCH((rmsnorm_forward<T, V>), grid_of(ceil_div(a->n, y)), dim3(x, y), 0, stream,
                      *a, static_cast<unsigned>(packs));
 }
 
@@ -176,8 +146,8 @@ template <typename T> static cudaError_t run_forward(const struct mt_rmsnorm *a,
     if (a->c % PACK<T> || packs > 4 * 1024)
         return MT_LAUNCH(rmsnorm_forward_any<T>, grid_of(a->n), 256, 0, stream, *a);
     if (packs <= 2 * 512)
-        return a->residual ? launch_forward<T, 2, true>(a, stream) : launch_forward<T, 2, false>(a, stream);
-    return a->residual ? launch_forward<T, 4, true>(a, stream) : launch_forward<T, 4, false>(a, stream);
+        return launch_forward<T, 2>(a, stream);
+    return launch_forward<T, 4>(a, stream);
 }
 
 cudaError_t mt_cuda_rmsnorm(const struct mt_rmsnorm *a, cudaStream_t stream)

@@ -44,8 +44,8 @@ struct mt_embedding_bwd {
 };
 
 /**
- * y = (x + residual) * rstd * w, rstd = 1/sqrt(mean((x + residual)^2) + eps)  (Zhang and Sennrich 2019,
- * eq. 4). The normalised value is rounded to dtype before it is multiplied by w, as Hugging Face does.
+ * y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps)  (Zhang and Sennrich 2019, eq. 4). The normalised value is
+ * rounded to dtype before it is multiplied by w, as Hugging Face does.
  * plus_one: multiplies by (1 + w), all in f32 with one rounding (Gemma).
  */
 struct mt_rmsnorm {
@@ -53,13 +53,10 @@ struct mt_rmsnorm {
     enum mt_dtype dtype;
     float eps;
     bool plus_one;
-    const void *x;        /* [n, c] */
-    const void *residual; /* [n, c] or NULL */
-    void *sum;            /* [n, c] x + residual, rounded to dtype and then normalised; may alias x or
-                             residual; NULL exactly where residual is */
-    const void *w;        /* [c] */
-    void *y;              /* [n, c] */
-    float *rstd;          /* [n] written; or, with use_rstd, read instead of computed */
+    const void *x; /* [n, c] */
+    const void *w; /* [c] */
+    void *y;       /* [n, c] */
+    float *rstd;   /* [n] written; or, with use_rstd, read instead of computed */
     bool use_rstd;
 };
 

@@ -123,12 +123,12 @@ static void norms(enum mt_dtype t, size_t n, size_t c)
 {
     bool columns = c < 4096;
     void *x = numbers(t, n * c), *r = numbers(t, n * c), *w = numbers(t, c);
-    void *sum = output("sum", t, n * c), *y = output("y", t, n * c);
+    void *y = output("y", t, n * c);
     float *rstd = output("rstd", MT_F32, n);
-    RUN(mt_op_rmsnorm, (struct mt_rmsnorm){.n = n, .c = c, .dtype = t, .eps = 1e-6f, .x = x, .residual = r,
-                                           .sum = sum, .w = w, .y = y, .rstd = rstd});
+    RUN(mt_op_rmsnorm, (struct mt_rmsnorm){.n = n, .c = c, .dtype = t, .eps = 1e-6f, .x = x, .w = w, .y = y,
+                                           .rstd = rstd});
     RUN(mt_op_rmsnorm_bwd,
-        (struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = t, .dy = x, .x = sum, .w = w, .rstd = rstd, .dres = r,
+        (struct mt_rmsnorm_bwd){.n = n, .c = c, .dtype = t, .dy = r, .x = x, .w = w, .rstd = rstd, .dres = r,
                                 .dx = output("dx", t, n * c), .dw = columns ? numbers(MT_F32, c) : NULL,
                                 .workspace = take(mt_op_rmsnorm_bwd_workspace(dev, &(struct mt_rmsnorm_bwd){.n = n, .c = c}))});
     if (!columns) {

@@ -29,21 +29,12 @@ MT_HOT static void scale_by(float *restrict y, const float *restrict w, float pl
         y[i] *= w[i] + plus;
 }
 
-/* Adds the residual and writes the sum; returns the row to be normalised's sum of squares. */
 static float square_sum(const struct mt_rmsnorm *a, size_t row)
 {
-    float x[PIECE], r[PIECE], sum = 0;
+    float x[PIECE], sum = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
         const float *p = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
-        if (a->residual) {
-            const float *q = mt_cpu_row_f32(a->dtype, a->residual, at, n, r);
-            for (size_t k = 0; k < n; k++)
-                x[k] = p[k] + q[k];
-            mt_cpu_round_row(a->dtype, x, n);
-            mt_cpu_store_row(a->dtype, a->sum, at, n, x);
-            p = x;
-        }
         sum += mt_cpu_dot(p, p, n);
     }
     return sum;
@@ -52,16 +43,12 @@ static float square_sum(const struct mt_rmsnorm *a, size_t row)
 static void forward_row(const struct mt_rmsnorm *a, size_t row)
 {
     float x[PIECE], w[PIECE], tmp[PIECE];
-    const void *src = a->residual ? a->sum : a->x;
-    if (!a->use_rstd || a->residual) {
-        float sum = square_sum(a, row);
-        if (!a->use_rstd)
-            a->rstd[row] = 1.0f / sqrtf(sum / (float)a->c + a->eps);
-    }
+    if (!a->use_rstd)
+        a->rstd[row] = 1.0f / sqrtf(square_sum(a, row) / (float)a->c + a->eps);
     for (size_t c = 0; c < a->c; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
         float *y = mt_cpu_row_place(a->dtype, a->y, at, tmp);
-        normalise(y, mt_cpu_row_f32(a->dtype, src, at, n, x), a->rstd[row], n);
+        normalise(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), a->rstd[row], n);
         if (!a->plus_one)
             mt_cpu_round_row(a->dtype, y, n);
         scale_by(y, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
