@@ -211,6 +211,7 @@ static __device__ __forceinline__ uint2 join_two(uint32_t hi, uint32_t lo)
 }
 
 /* A block joins one block of the buffer over itself: all of it is in registers before any is stored. */
+template <bool NO_LO>
 static __global__ void __launch_bounds__(JOIN_THREADS) join_block(char *buf)
 {
     char *block = buf + static_cast<size_t>(blockIdx.x) * (4 * MT_JOIN_BLOCK);
@@ -219,7 +220,7 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_block(char *buf)
     for (int u = 0; u < JOIN_UNROLL; u++) {
         size_t i = (static_cast<size_t>(u) * JOIN_THREADS + threadIdx.x) * 8;
         hi[u] = load_word<uint2>(block + i);
-        lo[u] = load_word<uint2>(block + 2 * MT_JOIN_BLOCK + i);
+        lo[u] = NO_LO ? make_uint2(0, 0) : load_word<uint2>(block + 2 * MT_JOIN_BLOCK + i);
     }
     __syncthreads();
     MT_UNROLL(JOIN_UNROLL)
@@ -232,6 +233,9 @@ static __global__ void __launch_bounds__(JOIN_THREADS) join_block(char *buf)
 
 cudaError_t mt_cuda_join(const struct mt_join *a, cudaStream_t stream)
 {
-    return MT_LAUNCH(join_block, grid_of(a->n / MT_JOIN_BLOCK), JOIN_THREADS, 0, stream,
-                     static_cast<char *>(a->buf));
+    dim3 grid = grid_of(a->n / MT_JOIN_BLOCK);
+    char *buf = static_cast<char *>(a->buf);
+    if (a->no_lo)
+        return MT_LAUNCH(join_block<true>, grid, JOIN_THREADS, 0, stream, buf);
+    return MT_LAUNCH(join_block<false>, grid, JOIN_THREADS, 0, stream, buf);
 }

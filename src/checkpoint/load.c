@@ -301,7 +301,7 @@ static int load_piece(const struct mt_st_model *st, const struct mt_st_tensor *s
     int rc = mt_st_read_raw(st, src, at * size, n * size, buf, err);
     if (rc)
         return rc;
-    return p->state ? mt_planes_write(planes, p->t->unit, p->kind, p->t->first + at, n, buf, err)
+    return p->state ? mt_planes_write(planes, p->t->unit, p->kind, p->t->at + at, n, buf, err)
                     : mt_tensor_write_masters(planes, p->t, at, n, buf, err);
 }
 

@@ -113,7 +113,7 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
     const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
     int part = (int)(index % N_PARTS);
     return part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
-                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->first + first, n, dst,
+                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->at + first, n, dst,
                                          err);
 }
 

@@ -242,11 +242,13 @@ enum { MT_JOIN_BLOCK = 8192 };
 /**
  * Joins hi and lo to f32 in place. `buf` holds blocks of 4 * MT_JOIN_BLOCK bytes: first the block's
  * MT_JOIN_BLOCK hi values, then its lo values (so a 2D copy of each plane puts it there); n is a
- * multiple of MT_JOIN_BLOCK. On return buf[i] is the FP32 master of element i.
+ * multiple of MT_JOIN_BLOCK. On return buf[i] is the FP32 master of element i. no_lo: all of lo is zero,
+ * whatever the buffer holds in its place.
  */
 struct mt_join {
     void *buf;
     size_t n;
+    bool no_lo;
 };
 
 /** Sets bytes to zero. */

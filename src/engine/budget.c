@@ -22,6 +22,25 @@ static size_t kept_layers(const struct mt_engine_params *p)
     return (size_t)MT_MAX(p->placement.keep_layers, 0);
 }
 
+/* Over the link, of a load: hi, and in f32 lo where there is one. */
+static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
+{
+    enum mt_plane_kind k;
+    size_t elems = u->n_elems;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
+        if (mt_range_lo_plane(l->ranges[i].kind, &k) && mt_plane_is_loaded(k, dtype))
+            elems += l->ranges[i].n;
+    return elems * mt_dtype_size(MT_BF16);
+}
+
+static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
+{
+    size_t n = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
+        n += l->ranges[i].kind == MT_RANGE_TRAINED ? l->ranges[i].n : 0;
+    return n;
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
@@ -32,8 +51,10 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         bool recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept;
         plan->units[u] = (struct mt_unit_shape){
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
-            .link_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
-            .grad_elems = unit->n_elems,
+            .link_bytes = link_bytes(l, unit, p->numerics.dtype),
+            .grad_elems = unit->n_grad,
+            .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
+            .update_elems = unit->n_trained,
             .trainable = unit->trainable,
             .record_bytes = recompute ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
         };

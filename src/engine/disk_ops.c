@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The layout of host staging. A unit's planes on the disk fall in two: those that loads take (hi; in f32
- * also lo) are staged whole, one after the other; the rest goes through in pieces, one after the other,
- * each as long as a full piece of it.
+ * also lo) are staged whole, one after the other; what updates alone use goes through in pieces, one after the
+ * other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
  */
 #include "base/mem.h"
 #include "engine/engine_priv.h"
@@ -17,11 +17,20 @@ static bool is_loaded(const mt_engine *e, enum mt_plane_kind k)
     return mt_plane_is_loaded(k, e->p.numerics.dtype);
 }
 
-/* Elements of a plane that a staging buffer has room for. */
-static size_t room(const mt_engine *e, size_t unit, bool staged)
+_Static_assert(MT_RANGE_ALIGN % MT_PIECE_ALIGN == 0, "planes are cut at pieces");
+
+/* Bytes of a buffer that plane k of the unit takes, staged whole or in pieces. */
+static size_t room(const mt_engine *e, size_t unit, enum mt_plane_kind k, bool staged)
 {
-    size_t n = mt_align_up(e->layout->units[unit].n_elems, MT_PIECE_ALIGN);
-    return staged ? n : MT_MIN(n, e->plan.program.piece_elems);
+    size_t n = mt_plane_elems(e->p.planes, unit, k);
+    return bytes_of(e, k, staged ? n : MT_MIN(n, e->plan.program.piece_elems));
+}
+
+/* Does plane k of the unit go through the disk queues' buffers in that way? */
+static bool goes_through(const mt_engine *e, size_t unit, enum mt_plane_kind k, bool staged, uint64_t *at)
+{
+    bool updated = mt_plane_desc_of(e->p.planes, k)->ranges & MT_RANGE_TRAINED;
+    return mt_plane_on_disk(e->p.planes, unit, k, at) && is_loaded(e, k) == staged && (staged || updated);
 }
 
 /* Offset of plane k in a buffer of the unit's staged planes, or of a piece of the others. */
@@ -30,9 +39,8 @@ static size_t offset_in(const mt_engine *e, size_t unit, enum mt_plane_kind k, b
     size_t at = 0;
     uint64_t unused;
     for (int i = 0; i < (int)k; i++)
-        if (mt_plane_on_disk(e->p.planes, unit, (enum mt_plane_kind)i, &unused) &&
-            is_loaded(e, (enum mt_plane_kind)i) == staged)
-            at += bytes_of(e, (enum mt_plane_kind)i, room(e, unit, staged));
+        if (goes_through(e, unit, (enum mt_plane_kind)i, staged, &unused))
+            at += room(e, unit, (enum mt_plane_kind)i, staged);
     return at;
 }
 
@@ -48,18 +56,59 @@ struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plan
                                   piece * e->plan.program.piece_elems};
 }
 
-/* Elements [first, first + n) of the unit's planes of one sort. */
-static void fill_planes(const mt_engine *e, size_t unit, bool staged, size_t first, size_t n, char *buf,
-                        struct mt_disk_request *r)
+static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t bytes)
+{
+    r->span[r->n_spans++] = (struct mt_disk_span){at, buf, mt_align_up(bytes, MT_DISK_ALIGN)};
+}
+
+/* Piece [first, first + n) of the planes that updates alone use. */
+static void fill_piece(const mt_engine *e, size_t unit, size_t first, size_t n, char *buf, struct mt_disk_request *r)
 {
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
-        if (!mt_plane_on_disk(e->p.planes, unit, k, &at) || is_loaded(e, k) != staged ||
-            (r->write && mt_plane_desc_of(e->p.planes, k)->role == MT_ROLE_GRADIENT))
+        if (goes_through(e, unit, k, false, &at) &&
+            !(r->write && mt_plane_desc_of(e->p.planes, k)->role == MT_ROLE_GRADIENT))
+            add_span(r, at + bytes_of(e, k, first), buf + offset_in(e, unit, k, false), bytes_of(e, k, n));
+    }
+}
+
+int mt_unit_written_spans(struct mt_byte_span span[MT_WRITTEN_SPANS], const struct mt_layout *l, size_t unit,
+                          const struct mt_plane_desc *d)
+{
+    const struct mt_unit *u = &l->units[unit];
+    int n = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
+        const struct mt_range *r = &l->ranges[i];
+        size_t at = d->ranges == MT_RANGE_ALL ? r->first : r->at;
+        if (r->kind != MT_RANGE_TRAINED || !(d->ranges & MT_RANGE_TRAINED))
             continue;
-        r->span[r->n_spans++] = (struct mt_disk_span){at + bytes_of(e, k, first), buf + offset_in(e, unit, k, staged),
-                                                      mt_align_up(bytes_of(e, k, n), MT_DISK_ALIGN)};
+        size_t first = mt_plane_desc_bytes(d, at) / MT_DISK_ALIGN * MT_DISK_ALIGN;
+        size_t end = mt_align_up(mt_plane_desc_bytes(d, at + r->n), MT_DISK_ALIGN);
+        struct mt_byte_span *last = n ? &span[n - 1] : NULL;
+        if (last && (first <= last->first + last->bytes || n == MT_WRITTEN_SPANS))
+            last->bytes = end - last->first; /* also over what lies between: it is written as it was read */
+        else
+            span[n++] = (struct mt_byte_span){first, end - first};
+    }
+    return n;
+}
+
+static void fill_staged(const mt_engine *e, size_t unit, char *buf, struct mt_disk_request *r)
+{
+    struct mt_byte_span span[MT_WRITTEN_SPANS];
+    for (int i = 0; i < MT_N_PLANES; i++) {
+        enum mt_plane_kind k = (enum mt_plane_kind)i;
+        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, k);
+        uint64_t at;
+        if (!goes_through(e, unit, k, true, &at))
+            continue;
+        char *staged = buf + offset_in(e, unit, k, true);
+        int n = r->write ? mt_unit_written_spans(span, e->layout, unit, d) : 0;
+        for (int s = 0; s < n; s++)
+            add_span(r, at + span[s].first, staged + span[s].first, span[s].bytes);
+        if (!r->write)
+            add_span(r, at, staged, room(e, unit, k, true));
     }
 }
 
@@ -68,17 +117,17 @@ void mt_disk_op_fill(const mt_engine *e, const struct mt_program *prog, const st
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     char *buf = e->buffers[o->pool][in->operand[0].buffer];
-    size_t unit = (size_t)o->unit, n = e->layout->units[unit].n_elems;
+    size_t unit = (size_t)o->unit, n = e->layout->units[unit].n_trained;
     size_t first = (size_t)o->piece * prog->piece_elems;
     uint64_t at = 0;
     r->write = in->op == MT_OP_WRITE;
     r->n_spans = 0;
     switch (o->kind) {
     case MT_OBJ_STATE:
-        fill_planes(e, unit, false, first, MT_MIN(prog->piece_elems, n - first), buf, r);
+        fill_piece(e, unit, first, MT_MIN(prog->piece_elems, n - first), buf, r);
         break;
     case MT_OBJ_STAGED:
-        fill_planes(e, unit, true, 0, n, buf, r);
+        fill_staged(e, unit, buf, r);
         break;
     case MT_OBJ_GRAD_OUT:
         mt_plane_on_disk(e->p.planes, unit, MT_PLANE_GRAD, &at);

@@ -135,6 +135,16 @@ struct mt_plane_view {
 struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plane_kind k, size_t piece,
                                    char *state, char *staged);
 
+/** Bytes [first, first + bytes) of a plane. */
+struct mt_byte_span {
+    size_t first, bytes;
+};
+enum { MT_WRITTEN_SPANS = 4 };
+/** What of a plane an update changes, in whole pages: no more than MT_WRITTEN_SPANS spans, none where the plane
+ * holds frozen ranges alone. Returns their number. */
+int mt_unit_written_spans(struct mt_byte_span span[MT_WRITTEN_SPANS], const struct mt_layout *l, size_t unit,
+                          const struct mt_plane_desc *d);
+
 /* tiers.c */
 /** Decides what lives on the disk; sizes the host pools. `wanted`: by host pool, objects that leave the
  * device for it in a step. Returns the host memory that the plan takes, which may be more than there is. */

@@ -39,19 +39,89 @@ static int copy_flat(mt_engine *e, enum mt_stream s, void *dst, const void *src,
     return mt_device_copy(e->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
 }
 
+/* Elements [first, first + n) of the unit's lo halves: the second half of each join block (mt_op_join). */
+static int load_lo(mt_engine *e, char *dst, size_t first, size_t n, const char *src, struct mt_err *err)
+{
+    const size_t block = MT_JOIN_BLOCK, half = 2 * block;
+    int rc = 0;
+    while (n && !rc) {
+        size_t at = first % block, rows = at ? 0 : n / block, k = rows ? rows * block : MT_MIN(n, block - at);
+        size_t row = rows ? half : 2 * k;
+        struct mt_copy c = {dst + first / block * 2 * half + half + 2 * at, 2 * half, src, row, row,
+                            MT_MAX(rows, (size_t)1)};
+        rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+        first += k;
+        src += 2 * k;
+        n -= k;
+    }
+    return rc;
+}
+
 /* bf16: the hi plane as it is. f32: hi and lo into the two halves of each join block. */
 static int load_weights(mt_engine *e, int unit, void *dst, char *staged, struct mt_err *err)
 {
-    size_t n = e->layout->units[unit].n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
+    const struct mt_unit *u = &e->layout->units[unit];
+    size_t n = u->n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
     const void *hi = mt_plane_view(e, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
     if (e->p.numerics.dtype == MT_BF16)
         return copy_flat(e, MT_STREAM_H2D, dst, hi, n * 2, err);
-    const void *lo = mt_plane_view(e, (size_t)unit, MT_PLANE_LO, 0, NULL, staged).data;
     struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
     int rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
-    c.dst = (char *)dst + half;
-    c.src = lo;
-    return rc ? rc : mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &e->layout->ranges[i];
+        enum mt_plane_kind k;
+        if (mt_range_lo_plane(r->kind, &k))
+            rc = load_lo(e, dst, r->first, r->n,
+                         mt_plane_view(e, (size_t)unit, k, 0, NULL, staged).data + 2 * r->at, err);
+    }
+    return rc;
+}
+
+static int zero_lo(mt_engine *e, char *w, size_t first, size_t n, struct mt_err *err)
+{
+    const size_t block = MT_JOIN_BLOCK;
+    char *lo = w + first / block * 4 * block + 2 * block + 2 * (first % block);
+    return n ? mt_op_zero(e->dev, &(struct mt_zero){lo, 2 * n}, err) : 0;
+}
+
+/* What has no lo: zeros in its place, block by block where blocks hold both; whole blocks are widened as they are. */
+static int join_weights(mt_engine *e, int unit, char *w, struct mt_err *err)
+{
+    const struct mt_unit *u = &e->layout->units[unit];
+    const size_t block = MT_JOIN_BLOCK, bytes = 4 * block;
+    size_t done = 0;
+    int rc = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &e->layout->ranges[i];
+        size_t first = mt_align_up(r->first, block), end = (r->first + r->n) / block * block;
+        enum mt_plane_kind k;
+        if (mt_range_lo_plane(r->kind, &k))
+            continue;
+        rc = zero_lo(e, w, r->first, MT_MIN(first, r->first + r->n) - r->first, err);
+        if (!rc && end >= first)
+            rc = zero_lo(e, w, end, r->first + r->n - end, err);
+        if (rc || end <= first)
+            continue;
+        rc = mt_op_join(e->dev, &(struct mt_join){w + done / block * bytes, first - done}, err);
+        if (!rc)
+            rc = mt_op_join(e->dev, &(struct mt_join){w + first / block * bytes, end - first, .no_lo = true}, err);
+        done = end;
+    }
+    return rc ? rc : mt_op_join(e->dev, &(struct mt_join){w + done / block * bytes, u->n_elems - done}, err);
+}
+
+/* The gradient's trained ranges, packed on their way out. */
+static int store_gradient(mt_engine *e, int unit, char *dst, const char *src, struct mt_err *err)
+{
+    const struct mt_unit *u = &e->layout->units[unit];
+    size_t size = mt_dtype_size(e->p.numerics.grad_dtype);
+    int rc = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &e->layout->ranges[i];
+        if (r->kind == MT_RANGE_TRAINED)
+            rc = copy_flat(e, MT_STREAM_D2H, dst + r->at * size, src + r->grad * size, r->n * size, err);
+    }
+    return rc;
 }
 
 /* Between a buffer of the device and its host end: spill memory, a plane, or a buffer of host staging. */
@@ -69,9 +139,8 @@ static int submit_copy(mt_engine *e, const struct mt_program *prog, const struct
     case MT_OP_STORE:
         return copy_flat(e, MT_STREAM_D2H, staged ? staged : e->spill + o->spill, buf, o->bytes, err);
     default: /* MT_OP_STORE_GRAD */
-        return copy_flat(e, MT_STREAM_D2H,
-                         staged ? staged : mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD), buf,
-                         in->bytes, err);
+        return store_gradient(e, o->unit, staged ? staged : mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD),
+                              buf, err);
     }
 }
 
@@ -105,7 +174,7 @@ static int submit_compute(mt_engine *e, const struct mt_program *prog, const str
     void *w = r.kind[MT_OBJ_WEIGHTS], *g = r.kind[MT_OBJ_GRAD];
     switch (in->op) {
     case MT_OP_JOIN:
-        return mt_op_join(e->dev, &(struct mt_join){w, e->layout->units[unit].n_elems}, err);
+        return join_weights(e, in->unit, w, err);
     case MT_OP_ZERO:
         return mt_op_zero(e->dev, &(struct mt_zero){buffer_of(e, prog, &in->operand[0]), o->bytes}, err);
     case MT_OP_POISON:

@@ -15,13 +15,14 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
+/* Elements [first, first + n) of the trained planes, which are of tensor t. */
 static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first,
                       size_t n, struct mt_err *err)
 {
     const struct mt_optimizer *o = e->p.numerics.optimizer;
     struct mt_update u = {
         .n = n,
-        .hi = element(e, v, MT_PLANE_HI, first),
+        .hi = element(e, v, MT_PLANE_HI, t->first + (first - t->at)),
         .lo = element(e, v, MT_PLANE_LO, first),
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
@@ -68,7 +69,7 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
         v.plane[k] = mt_plane_view(e, unit, (enum mt_plane_kind)k, piece, state, staged);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &e->layout->tensors[i];
-        size_t first = MT_MAX(t->first, from), end = MT_MIN(t->first + t->n, to);
+        size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, to);
         if (t->trainable && first < end)
             rc = update_run(e, &v, t, first, end - first, err);
     }

@@ -72,13 +72,29 @@ static size_t elem_bytes(const struct tiers *t, uint8_t kinds)
     return sum / MT_PIECE_ALIGN;
 }
 
+/* Of a plane that is staged whole: what an update changes of it goes back to the disk. */
+static size_t written_bytes(const struct tiers *t, size_t unit, int k)
+{
+    struct mt_byte_span span[MT_WRITTEN_SPANS];
+    size_t sum = 0;
+    int n = mt_unit_written_spans(span, t->p->layout, unit, &t->desc[k]);
+    for (int i = 0; i < n; i++)
+        sum += span[i].bytes;
+    return sum;
+}
+
 /* What follows for the step program from a unit's planes on the disk. */
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
     uint8_t disk = t->plan->on_disk[unit];
     bool updates = has_planes(t, unit) & t->gradients;
-    s->staged_elem_bytes = elem_bytes(t, disk & t->loaded);
+    s->staged_bytes = s->staged_bytes_written = 0;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        if (disk & t->loaded & 1 << k) {
+            s->staged_bytes += plane_bytes(t, unit, k);
+            s->staged_bytes_written += updates ? written_bytes(t, unit, k) : 0;
+        }
     s->grad_on_disk = disk & t->gradients;
     s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->updated) : 0;
     s->state_elem_bytes = updates ? s->state_elem_bytes_written + elem_bytes(t, disk & t->gradients) : 0;
@@ -154,7 +170,7 @@ static void choose_piece(const struct tiers *t)
     struct mt_program_params *p = &t->plan->program;
     size_t largest = MT_PIECE_ALIGN, widest = 1;
     for (size_t u = 0; u < p->n_units; u++) {
-        largest = MT_MAX(largest, t->plan->units[u].grad_elems);
+        largest = MT_MAX(largest, t->plan->units[u].update_elems);
         widest = MT_MAX(widest, t->plan->units[u].state_elem_bytes);
     }
     size_t piece = t->p->placement.piece_elems;

@@ -2,7 +2,7 @@
 /*
  * A gradient on its way out. Where there is no room for the cast beside it, the cast takes the place of what was
  * cast before: 16-bit element i lies where 32-bit element i / 2 was, so a piece that begins at element `at` of the
- * plane may have `at` elements; the first ones go through a small buffer.
+ * gradient may have `at` elements; the first ones go through a small buffer.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -14,7 +14,7 @@ struct cast {
     enum mt_dtype dtype;
 };
 
-/* Elements [at, at + n) of the plane; `first` is the tensor's first, and at lies a whole number of blocks behind it. */
+/* Elements [at, at + n) of the gradient; `first` is the tensor's first, and at lies a whole number of blocks behind it. */
 static int cast_piece(const struct cast *c, size_t first, size_t at, size_t n, void *to, struct mt_err *err)
 {
     return mt_op_grad_cast(c->m->dev,
@@ -56,9 +56,9 @@ int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dt
         struct cast c = {m, g, mt_model_stats_partials(m, m->stats_dev) + m->partials_at[t], dst, dst_dtype};
         if (!ten->trainable)
             continue;
-        rc = in_place ? cast_in_place(&c, ten->first, ten->n, err)
-                      : cast_piece(&c, ten->first, ten->first, ten->n,
-                                   c.dst + ten->first * mt_dtype_size(dst_dtype), err);
+        rc = in_place ? cast_in_place(&c, ten->grad, ten->n, err)
+                      : cast_piece(&c, ten->grad, ten->grad, ten->n,
+                                   c.dst + ten->grad * mt_dtype_size(dst_dtype), err);
     }
     return rc;
 }

@@ -10,8 +10,6 @@
 #include "device/ops.h"
 #include "model/part.h"
 
-enum { PARAM_ALIGN = 64 };
-
 const struct mt_cut mt_cut_layer = {"layer", 1, {0}}, mt_cut_half = {"half", 2, {1}};
 
 struct mt_layout_builder {
@@ -77,7 +75,7 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_part *part, 
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors)
 {
-    p->param[role] = (struct mt_param){.at = mt_align_up(b->u->n_elems, PARAM_ALIGN)};
+    p->param[role] = (struct mt_param){.at = mt_align_up(b->u->n_elems, MT_PARAM_ALIGN)};
     for (size_t i = 0; i < n; i++)
         add_tensor(b, p, &p->param[role], tensors[i].rows, cols, tensors[i].usual);
 }
@@ -177,7 +175,10 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     for (int i = 0; i < (int)cfg->n_layers; i++)
         add_layer(b, i);
     add_end(b, MT_UNIT_HEAD, &mt_part_head);
-    return b->failed ? mt_fail_nomem(err, "the model's layout", sizeof(*l)) : check_globs(b, err);
+    if (b->failed)
+        return mt_fail_nomem(err, "the model's layout", sizeof(*l));
+    int rc = check_globs(b, err);
+    return rc ? rc : mt_layout_set_ranges(l, err);
 }
 
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
@@ -202,6 +203,7 @@ void mt_layout_destroy(struct mt_layout **l)
         free((*l)->units);
         free((*l)->parts);
         free((*l)->tensors);
+        free((*l)->ranges);
         free(*l);
     }
     *l = NULL;
@@ -226,7 +228,7 @@ struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const ch
 
 static bool same_param(const struct mt_param *a, const struct mt_param *b)
 {
-    return a->at == b->at && a->n == b->n && a->trainable == b->trainable;
+    return a->at == b->at && a->n == b->n && a->trainable == b->trainable && a->grad == b->grad;
 }
 
 static bool parts_alike(const struct mt_hf_config *cfg, const struct mt_part *a, const struct mt_part *b)
@@ -241,6 +243,7 @@ bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b)
 {
     const struct mt_unit *x = &l->units[a], *y = &l->units[b];
     bool same = x->kind == y->kind && x->n_elems == y->n_elems && x->trainable == y->trainable &&
+                x->n_trained == y->n_trained && x->n_frozen_wide == y->n_frozen_wide &&
                 x->n_parts == y->n_parts;
     for (size_t i = 0; same && i < x->n_parts; i++)
         same = parts_alike(&l->cfg, &l->parts[x->first_part + i], &l->parts[y->first_part + i]);

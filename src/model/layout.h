@@ -9,6 +9,10 @@
 #include "base/dtype.h"
 #include "base/err.h"
 #include "hf/hf_config.h"
+#include "store/planes.h"
+
+/** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
+enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
 /** A Hugging Face tensor and its place in its unit's planes. */
 struct mt_tensor {
@@ -16,9 +20,25 @@ struct mt_tensor {
     int n_dims;
     int64_t shape[2];
     size_t unit;
-    size_t first, n;  /* elements [first, first + n) of the unit's planes */
+    size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
+    bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
+    enum mt_range_kind kind;
+    size_t at;        /* first element in the planes that its kind of range has (states, gradient, lo) */
+    size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
+};
+
+/**
+ * Neighbouring tensors of a unit that are kept, moved and updated alike; from the first element of the first to
+ * the last of the last, or all of a unit that is alike. What will differ between tensors besides being trained
+ * (format of the planes, compute dtype, scale of the learning rate, count of updates, home) belongs here.
+ */
+struct mt_range {
+    enum mt_range_kind kind;
+    size_t first, n; /* elements [first, first + n) of the unit */
+    size_t at;       /* first element in the planes of its kind */
+    size_t grad;     /* trained: first element in the unit's FP32 gradient on the device */
 };
 
 /**
@@ -28,6 +48,7 @@ struct mt_tensor {
 struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
     bool trainable; /* any of its tensors is */
+    size_t grad;    /* trainable: first element in the unit's FP32 gradient, whole as products write it */
 };
 
 struct mt_part_kind; /* model/part.h */
@@ -53,6 +74,9 @@ struct mt_unit {
     size_t n_params;             /* without padding */
     size_t first_tensor, n_tensors;
     size_t first_part, n_parts;
+    size_t first_range, n_ranges;
+    size_t n_grad;               /* elements of its FP32 gradient: parameters of which something is trained */
+    size_t n_trained, n_frozen_wide; /* elements of the planes of MT_RANGE_TRAINED and MT_RANGE_FROZEN_WIDE */
     bool trainable;              /* any of its tensors is */
 };
 
@@ -80,6 +104,8 @@ struct mt_layout {
     size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
+    struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */
+    size_t n_ranges;
     uint64_t n_params;         /* without padding; a tied table counts once */
     bool tied;
 };
@@ -91,10 +117,15 @@ struct mt_layout_params {
     struct mt_cut cut;
 };
 
-/** Lays the model out. -EINVAL (MT_ERR_USAGE): a glob that matches no tensor, or nothing left to train. */
+/**
+ * Lays the model out, frozen tensors as if they were stored in f32. -EINVAL (MT_ERR_USAGE): a glob that matches no
+ * tensor, or nothing left to train.
+ */
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
+/** Divides units into ranges again, after tensors' trainable or is_bf16 was changed. */
+int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 
 /** A parameter of the unit's part of that kind ("attention"), by the role that the kind gives it; n = 0: none. */

@@ -70,7 +70,7 @@ static inline void *mt_elem(const mt_model *m, const void *base, size_t at)
 /** Gradient of a parameter, or NULL where there is none to be kept. */
 static inline float *mt_grad_of(float *g, struct mt_param p)
 {
-    return p.n && p.trainable ? g + p.at : NULL;
+    return p.n && p.trainable ? g + p.grad : NULL;
 }
 
 /* Steps shared by forward and backward (linear.c). */

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/ranges.h"
 
+#include <stdlib.h>
+
 #include "base/mem.h"
+#include "device/ops.h"
 
 enum { PIECE = 1024 }; /* elements of a tensor that are split or joined at once */
 
@@ -30,13 +33,20 @@ bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
     return k == MT_PLANE_HI || (dtype == MT_F32 && (k == MT_PLANE_LO || k == MT_PLANE_FROZEN_LO));
 }
 
+bool mt_range_lo_plane(enum mt_range_kind range, enum mt_plane_kind *k)
+{
+    *k = range == MT_RANGE_TRAINED ? MT_PLANE_LO : MT_PLANE_FROZEN_LO;
+    return range != MT_RANGE_FROZEN;
+}
+
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES])
 {
     struct mt_plane_elems e = {{0}};
     for (int k = 0; k < MT_N_PLANES; k++)
-        if (desc[k].block && (desc[k].role == MT_ROLE_WEIGHT || u->trainable))
-            e.n[k] = u->n_elems;
-    e.n[MT_PLANE_FROZEN_LO] = 0;
+        if (desc[k].block)
+            e.n[k] = desc[k].ranges == MT_RANGE_ALL       ? u->n_elems
+                     : desc[k].ranges == MT_RANGE_TRAINED ? u->n_trained
+                                                          : u->n_frozen_wide;
     return e;
 }
 
@@ -53,36 +63,146 @@ int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layo
     return 0;
 }
 
+static bool all_zero(const uint16_t *x, size_t n)
+{
+    uint16_t any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= x[i];
+    return !any;
+}
+
+static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, const uint16_t *hi,
+                       const uint16_t *lo, struct mt_err *err)
+{
+    enum mt_plane_kind k;
+    int rc = mt_planes_write(planes, t->unit, MT_PLANE_HI, t->first + first, n, hi, err);
+    if (rc)
+        return rc;
+    if (mt_range_lo_plane(t->kind, &k))
+        return mt_planes_write(planes, t->unit, k, t->at + first, n, lo, err);
+    return all_zero(lo, n) ? 0
+                           : mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                                     "tensor \"%s\" is frozen and bf16 in the model's folder, but its weights here have "
+                                     "more bits than bf16: set model.path to the model that it comes from", t->name);
+}
+
 int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n,
                             const float *masters, struct mt_err *err)
 {
     uint16_t hi[PIECE], lo[PIECE];
-    for (size_t at = 0; at < n; at += PIECE) {
+    int rc = 0;
+    for (size_t at = 0; at < n && !rc; at += PIECE) {
         size_t k = MT_MIN((size_t)PIECE, n - at);
         for (size_t i = 0; i < k; i++)
             mt_master_split(masters[at + i], &hi[i], &lo[i]);
-        int rc = mt_planes_write(planes, t->unit, MT_PLANE_HI, t->first + first + at, k, hi, err);
-        if (!rc)
-            rc = mt_planes_write(planes, t->unit, MT_PLANE_LO, t->first + first + at, k, lo, err);
-        if (rc)
-            return rc;
+        rc = write_piece(planes, t, first + at, k, hi, lo, err);
     }
-    return 0;
+    return rc;
 }
 
 int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, float *masters,
                            struct mt_err *err)
 {
-    uint16_t hi[PIECE], lo[PIECE];
+    uint16_t hi[PIECE], lo[PIECE] = {0};
+    enum mt_plane_kind kind;
     for (size_t at = 0; at < n; at += PIECE) {
         size_t k = MT_MIN((size_t)PIECE, n - at);
         int rc = mt_planes_read(planes, t->unit, MT_PLANE_HI, t->first + first + at, k, hi, err);
-        if (!rc)
-            rc = mt_planes_read(planes, t->unit, MT_PLANE_LO, t->first + first + at, k, lo, err);
+        if (!rc && mt_range_lo_plane(t->kind, &kind))
+            rc = mt_planes_read(planes, t->unit, kind, t->at + first + at, k, lo, err);
         if (rc)
             return rc;
         for (size_t i = 0; i < k; i++)
             masters[at + i] = mt_master_join(hi[i], lo[i]);
     }
+    return 0;
+}
+
+/* --- dividing units into ranges ---------------------------------------------------------------- */
+
+static enum mt_range_kind kind_of(const struct mt_tensor *t)
+{
+    return t->trainable ? MT_RANGE_TRAINED : t->is_bf16 ? MT_RANGE_FROZEN : MT_RANGE_FROZEN_WIDE;
+}
+
+/* The next place at or after `cursor` that is aligned as element `first` of the unit is. */
+static size_t place(size_t cursor, size_t first)
+{
+    return mt_align_up(cursor, MT_PARAM_ALIGN) + first % MT_PARAM_ALIGN;
+}
+
+static struct mt_param *param_of(struct mt_layout *l, const struct mt_unit *u, const struct mt_tensor *t)
+{
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++)
+        for (int k = 0; k < MT_PART_MAX_PARAMS; k++) {
+            struct mt_param *p = &l->parts[i].param[k];
+            if (p->n && t->first >= p->at && t->first < p->at + p->n)
+                return p;
+        }
+    return NULL;
+}
+
+/* Packs the parameters of which something is trained: those that have a gradient. */
+static void place_gradients(struct mt_layout *l, struct mt_unit *u)
+{
+    size_t cursor = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        struct mt_param *p = param_of(l, u, t);
+        if (!p->trainable)
+            continue;
+        if (t->first == p->at) {
+            p->grad = mt_align_up(cursor, MT_PARAM_ALIGN);
+            cursor = p->grad + p->n;
+        }
+        t->grad = p->grad + (t->first - p->at);
+    }
+    u->n_grad = mt_align_up(cursor, MT_JOIN_BLOCK);
+}
+
+/* Begins a range at the tensor, or adds it to the unit's last one. */
+static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tensor *t, size_t cursor)
+{
+    struct mt_range *r = u->n_ranges ? &l->ranges[l->n_ranges - 1] : NULL;
+    if (!r || r->kind != t->kind) {
+        r = &l->ranges[l->n_ranges++];
+        u->n_ranges++;
+        *r = (struct mt_range){.kind = t->kind, .first = t->first, .at = place(cursor, t->first), .grad = t->grad};
+    }
+    r->n = t->first + t->n - r->first;
+    t->at = r->at + (t->first - r->first);
+}
+
+/* All of a unit that is alike keeps the unit's own order and padding in every plane. */
+static void divide_unit(struct mt_layout *l, struct mt_unit *u)
+{
+    size_t end[MT_RANGE_ALL + 1] = {0};
+    u->first_range = l->n_ranges;
+    u->n_ranges = 0;
+    place_gradients(l, u);
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        t->kind = kind_of(t);
+        add_to_range(l, u, t, end[t->kind]);
+        end[t->kind] = t->at + t->n;
+    }
+    if (u->n_ranges == 1) {
+        l->ranges[u->first_range].n = u->n_elems;
+        end[l->ranges[u->first_range].kind] = u->n_elems;
+    }
+    u->n_trained = mt_align_up(end[MT_RANGE_TRAINED], MT_RANGE_ALIGN);
+    u->n_frozen_wide = mt_align_up(end[MT_RANGE_FROZEN_WIDE], MT_RANGE_ALIGN);
+}
+
+int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
+{
+    struct mt_range *ranges = mt_calloc(l->n_tensors, sizeof(*ranges)); /* no more than tensors */
+    if (!ranges)
+        return mt_fail_nomem(err, "the model's ranges", l->n_tensors * sizeof(*ranges));
+    free(l->ranges);
+    l->ranges = ranges;
+    l->n_ranges = 0;
+    for (size_t u = 0; u < l->n_units; u++)
+        divide_unit(l, &l->units[u]);
     return 0;
 }

@@ -17,6 +17,9 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
 
+/** The kind that holds what hi rounds off a tensor or range of that kind; false: there is nothing. */
+bool mt_range_lo_plane(enum mt_range_kind range, enum mt_plane_kind *k);
+
 /** Elements of each plane of the unit. */
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 

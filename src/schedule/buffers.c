@@ -55,12 +55,12 @@ static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT
 {
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
-        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->grad_elems, MT_PIECE_ALIGN));
-        hold(p, bytes, MT_OBJ_STAGED, u, mt_align_up(s->grad_elems, MT_PIECE_ALIGN) * s->staged_elem_bytes);
+        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->update_elems, MT_PIECE_ALIGN));
+        hold(p, bytes, MT_OBJ_STAGED, u, s->staged_bytes);
         if (s->trainable)
             hold(p, bytes, MT_OBJ_STATE, u, piece * s->state_elem_bytes);
         if (s->trainable && s->grad_on_disk)
-            hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->grad_elems * p->grad_bytes, PAGE));
+            hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->update_elems * p->grad_bytes, PAGE));
     }
     for (int i = 0; p->spill_disk && i < MT_N_POOLS; i++)
         if (mt_pools[i].spilled != MT_NO_POOL)

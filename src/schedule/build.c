@@ -81,7 +81,7 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     const struct mt_program_params *p = w->p;
     size_t unit = (size_t)p->values[gradient].unit;
     int32_t g = *object_of(w, gradient, 0), out = g;
-    size_t bytes = p->units[unit].grad_elems * p->grad_bytes;
+    size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast: where its FP32 elements are */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
     operand(in, g, p->cast ? MT_READ : MT_UPDATE);
     if (p->cast) {
@@ -90,7 +90,7 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     }
     in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, out, MT_READ);
-    in->bytes = bytes;
+    in->bytes = p->units[unit].grad_out_bytes;
 }
 
 /* The first of several contributions makes the object; an object that is added to is zeroed before. */
@@ -244,7 +244,7 @@ static void write_updates(struct writer *w)
         if (!w->p->units[u].trainable)
             continue;
         struct mt_instr *in = add_instr(w, MT_OP_ADAM, u, 0);
-        in->elems = w->p->units[u].grad_elems;
+        in->elems = w->p->units[u].update_elems;
         in->update = true;
     }
 }
@@ -294,7 +294,7 @@ bool mt_program_uses_disk(const struct mt_program_params *p)
 {
     bool any = p->spill_disk;
     for (size_t u = 0; u < p->n_units && !any; u++)
-        any = p->units[u].staged_elem_bytes || p->units[u].state_elem_bytes || p->units[u].grad_on_disk;
+        any = p->units[u].staged_bytes || p->units[u].state_elem_bytes || p->units[u].grad_on_disk;
     return any;
 }
 

@@ -27,15 +27,15 @@ enum { UPDATES_AHEAD = 1 };
 size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
-    return u->state_elem_bytes ? mt_div_up(u->grad_elems, s->params->piece_elems) : 1;
+    return u->state_elem_bytes ? mt_div_up(u->update_elems, s->params->piece_elems) : 1;
 }
 
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
     if (!u->state_elem_bytes)
-        return u->grad_elems;
-    return MT_MIN(s->params->piece_elems, u->grad_elems - piece * s->params->piece_elems);
+        return u->update_elems;
+    return MT_MIN(s->params->piece_elems, u->update_elems - piece * s->params->piece_elems);
 }
 
 static size_t on_disk(size_t elems, size_t elem_bytes)
@@ -66,12 +66,12 @@ static int add_unit_object(struct mt_stager *s, enum mt_object_kind kind, size_t
 static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
-    if (u->staged_elem_bytes)
+    if (u->staged_bytes)
         s->unit_staged[unit] =
-            add_unit_object(s, MT_OBJ_STAGED, unit, 0, on_disk(u->grad_elems, u->staged_elem_bytes));
+            add_unit_object(s, MT_OBJ_STAGED, unit, 0, u->staged_bytes);
     if (u->grad_on_disk)
         s->unit_grad[unit] = add_unit_object(s, MT_OBJ_GRAD_OUT, unit, 0,
-                                             mt_align_up(u->grad_elems * s->params->grad_bytes, 4096));
+                                             mt_align_up(u->update_elems * s->params->grad_bytes, 4096));
     for (size_t p = 0; updated && u->state_elem_bytes && p < mt_stage_n_pieces(s, unit); p++) {
         int o = add_unit_object(s, MT_OBJ_STATE, unit, p,
                                 on_disk(mt_stage_piece_elems(s, unit, p), u->state_elem_bytes));

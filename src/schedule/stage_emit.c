@@ -83,6 +83,8 @@ static void write_home(struct mt_stager *s, int object, bool update)
     if (o->kind == MT_OBJ_STATE)
         in.bytes = o->bytes / s->params->units[o->unit].state_elem_bytes *
                    s->params->units[o->unit].state_elem_bytes_written;
+    else if (o->kind == MT_OBJ_STAGED)
+        in.bytes = s->params->units[o->unit].staged_bytes_written;
     add_operand(s, &in, object, MT_READ);
     need(&in, t->made.wait);
     t->home = emit(s, &in);

@@ -70,15 +70,18 @@ struct mt_unit_shape {
     enum mt_size_class size_class;
     size_t weight_bytes; /* on the device, in the compute dtype */
     size_t link_bytes;   /* of a load */
-    size_t grad_elems;
+    size_t grad_elems;     /* of its FP32 gradient on the device */
+    size_t grad_out_bytes; /* of the trained ranges' gradients on their way out, as cast */
+    size_t update_elems;   /* of the planes that updates work on: states and gradients of what is trained */
     bool trainable;
     size_t record_bytes; /* of a chain's layers: activation record of a micro-batch; 0: backward recomputes */
     struct mt_call forward, backward;
     struct mt_call logits; /* in place of forward where only the last token's logits are wanted; n_uses 0: forward */
     /* planes on the disk; all 0: none */
-    size_t staged_elem_bytes; /* bytes of an element that loads take from the disk */
-    size_t state_elem_bytes;  /* that updates alone take from it, gradient included, and give back: */
-    size_t state_elem_bytes_written;
+    size_t staged_bytes;      /* of the planes on the disk that loads take */
+    size_t staged_bytes_written; /* of them, what an update changes */
+    size_t state_elem_bytes;  /* bytes of an element that updates alone take from it, gradient included, and */
+    size_t state_elem_bytes_written; /* give back */
     bool grad_on_disk;
 };
 

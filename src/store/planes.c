@@ -309,6 +309,9 @@ static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t
     if (!host && s->disk_at[unit][k] == UINT64_MAX)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu has no plane of %s", unit,
                        s->desc[k].use ? s->desc[k].use : "this kind");
+    if (first > s->elems[unit].n[k] || n > s->elems[unit].n[k] - first)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "elements %zu to %zu of %s of unit %zu, which has %zu", first,
+                       first + n, s->desc[k].use, unit, s->elems[unit].n[k]);
     while (left && !rc) {
         char *mem = host ? host + at : NULL;
         size_t have = left;

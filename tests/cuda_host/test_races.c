@@ -243,6 +243,7 @@ static void casts(enum mt_dtype t)
                                                output("squares", MT_F32, 2)});
     RUN(mt_op_cast, (struct mt_cast){n, MT_F32, t, src, output("cast", t, n)});
     RUN(mt_op_join, (struct mt_join){joined, MT_JOIN_BLOCK});
+    RUN(mt_op_join, (struct mt_join){numbers(MT_BF16, 2 * (size_t)MT_JOIN_BLOCK), MT_JOIN_BLOCK, .no_lo = true});
     RUN(mt_op_zero, (struct mt_zero){output("zero", t, n), n * mt_dtype_size(t)});
     check_all();
 }

@@ -207,6 +207,19 @@ static void join_restores_masters(struct harness *h)
     mt_device_sync(h->dev, NULL);
     RUN(h, mt_op_join, &(struct mt_join){buf->p, N});
     expect_close(h, "masters", buf_get(h, buf), want, N, 0);
+
+    c.dst = buf->p; /* the second block has no lo: what lies there is not read */
+    c.src = hi;
+    RUN(h, mt_device_copy, MT_STREAM_H2D, &c);
+    c.dst = (char *)buf->p + half;
+    c.src = lo;
+    RUN(h, mt_device_copy, MT_STREAM_H2D, &c);
+    mt_device_sync(h->dev, NULL);
+    RUN(h, mt_op_join, &(struct mt_join){buf->p, MT_JOIN_BLOCK});
+    RUN(h, mt_op_join, &(struct mt_join){(float *)buf->p + MT_JOIN_BLOCK, MT_JOIN_BLOCK, .no_lo = true});
+    for (int i = MT_JOIN_BLOCK; i < N; i++)
+        want[i] = (double)mt_bf16_to_f32(hi[i]);
+    expect_close(h, "masters and what is bf16 alone", buf_get(h, buf), want, N, 0);
 }
 
 static void copies_within_the_device(struct harness *h)

@@ -217,6 +217,8 @@ static void join_chunk(void *ctx, size_t chunk, int thread)
     float *block = (float *)a->buf + chunk * MT_JOIN_BLOCK;
     (void)thread;
     memcpy(halves, block, sizeof(halves));
+    if (a->no_lo)
+        memset(halves + MT_JOIN_BLOCK, 0, sizeof(halves) / 2);
     join_block(block, halves);
 }
 

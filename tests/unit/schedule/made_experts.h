@@ -37,7 +37,7 @@ static inline struct mt_unit_shape *add_unit(struct experts *e, enum mt_size_cla
 {
     size_t u = e->p.n_units++;
     struct mt_unit_shape *s = &e->units[u];
-    *s = (struct mt_unit_shape){.size_class = c, .weight_bytes = bytes, .link_bytes = bytes, .grad_elems = bytes / 2,
+    *s = (struct mt_unit_shape){.size_class = c, .weight_bytes = bytes, .link_bytes = bytes, .grad_elems = bytes / 2, .grad_out_bytes = bytes, .update_elems = bytes / 2,
                                 .trainable = bytes > 0};
     if (bytes) {
         e->w[u] = add_value(e, MT_OBJ_WEIGHTS, c == MT_CLASS_RESIDENT ? MT_LIFE_RUN : MT_LIFE_STEP, u, bytes);

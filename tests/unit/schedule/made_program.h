@@ -35,6 +35,8 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
             .weight_bytes = 1000,
             .link_bytes = 1000,
             .grad_elems = 500,
+            .grad_out_bytes = 1000,
+            .update_elems = 500,
             .trainable = true,
         };
     f->p = (struct mt_program_params){
@@ -63,8 +65,8 @@ static inline void put_on_disk(struct fixture *f, unsigned what, size_t from)
     f->p.spill_disk = what & SPILLS;
     for (size_t u = from; u < f->p.n_units; u++) {
         struct mt_unit_shape *s = &f->units[u];
-        s->grad_elems = 5000 + 900 * u; /* three pieces and more */
-        s->staged_elem_bytes = what & WEIGHTS ? 2 : 0;
+        s->grad_elems = s->update_elems = 5000 + 900 * u; /* three pieces and more */
+        s->staged_bytes = s->staged_bytes_written = what & WEIGHTS ? 2 * MT_PIECE_ALIGN * ((s->grad_elems + MT_PIECE_ALIGN - 1) / MT_PIECE_ALIGN) : 0;
         s->state_elem_bytes_written = what & STATES ? 10 : 0;
         s->grad_on_disk = what & GRADS && s->trainable;
         s->state_elem_bytes = s->state_elem_bytes_written + (s->grad_on_disk ? 2 : 0);
