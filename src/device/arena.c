@@ -19,7 +19,7 @@ enum { GAP = 0, SPREAD = 1 };
 #endif
 
 struct block {
-    size_t at, size; /* size: aligned, without the gap behind it */
+    size_t at, size; /* size: aligned, without the gap after it */
     const char *tag; /* NULL: free */
 };
 

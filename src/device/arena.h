@@ -10,8 +10,8 @@ enum { MT_ARENA_ALIGNMENT = 256 };
 
 /**
  * The book-keeping of a bounded arena over memory that a backend owns and that the arena never touches:
- * first fit, freed neighbours merge. The budget counts the aligned sizes. Under AddressSanitizer
- * allocations stand apart and all else is poisoned; the span is larger for that.
+ * first fit, freed neighbours merge. The budget counts the aligned sizes. Under AddressSanitizer there are
+ * gaps between allocations and everything else is poisoned; the span is larger for that.
  * Thread-safety: one thread.
  */
 struct mt_arena;

@@ -28,7 +28,7 @@ struct mt_device_backend {
     int (*copy)(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
     int (*sync)(mt_device *dev, struct mt_err *err);
     int (*status)(mt_device *dev, struct mt_err *err);
-    /* Optional. `name` NULL: the end of the calling thread's innermost range. */
+    /* Optional. `name` NULL ends the calling thread's innermost range. */
     void (*range)(mt_device *dev, const char *name);
 
     /* `args` are of the type that the table of operations says. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device that forwards to another and breaks once. Three kinds of breaking are told apart, because callers
- * meet them in different places: a submission that is refused, work that fails after its submission was
+ * A device that forwards to another and breaks once. There are three kinds of failure, because callers meet
+ * them in different places: a submission that is refused, work that fails after its submission was
  * accepted ("async "), and a resource that is not granted (an allocation, an event, a registration).
  */
 #include <pthread.h>

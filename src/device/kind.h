@@ -23,7 +23,7 @@ struct mt_device_kind {
 
 /** NULL where no kind is called so. */
 const struct mt_device_kind *mt_device_kind(const char *name);
-/** What a device of the kind says of itself. */
+/** The limits that a device of the kind reports. */
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads);
 
 extern const struct mt_device_kind mt_cpu_kind, mt_cuda_kind;

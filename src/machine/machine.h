@@ -94,13 +94,13 @@ static inline const char *mt_machine_device_kind(const struct mt_machine *m)
 {
     return m->cpu ? "cpu" : "cuda";
 }
-/** What follows from other rates is filled in; what the simulator cannot do without is asked for. */
+/** Derives rates that follow from others; an error names a missing one that the simulator needs. */
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);
 
 /** Adds or replaces the sample of the same operation; false where memory is short. */
 bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds);
 bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b);
-/** "gemm_nt.bf16.4096x512x512" and back; false where it is none. */
+/** "gemm_nt.bf16.4096x512x512" and back; false where the text names no operation. */
 void mt_operation_format(char *buf, size_t len, const struct mt_metered *op);
 bool mt_operation_parse(struct mt_metered *op, const char *text);
 
@@ -112,7 +112,7 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
 /** Nanoseconds of an update a parameter of 28 B traffic, with `threads`; between samples, by 1/threads. */
 double mt_machine_adam_ns(const struct mt_machine *m, int threads);
 
-/** Where this user's measured profile is kept: of the device kind and thread count. */
+/** Path of this user's measured profile for the device kind and thread count. */
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads);
 /** What a measured profile depends on: processor, cores, memory, device. */
 void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads);

@@ -48,7 +48,7 @@ static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
     return false;
 }
 
-/* As many of the operations as TOGETHER bytes hold, at least one: those are timed in turn. */
+/* Number of operations, at least one, whose buffers fit TOGETHER bytes: those are timed in turn. */
 static size_t next_group(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n)
 {
     size_t k = 0, bytes = 0;
@@ -194,8 +194,8 @@ static struct mt_metered add_op(uint64_t n)
     return op;
 }
 
-/* What stands for shapes without samples: large products, attention and a memory-bound operation, and one that is
- * too small to take any time but that of its launch. */
+/* Rates for shapes without samples: of large products, attention and a memory-bound operation, and the
+ * cost of a launch, from an operation that is too small to take time itself. */
 static int measure_compute(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     uint64_t part = p->small ? 16 : 1, side = (m->cpu ? 1536 : 8192) / part, len = 2048 / part;

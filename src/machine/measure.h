@@ -13,43 +13,46 @@ struct mt_measure_params {
     int device_index;
     int n_threads;
     const int *cpus;         /* [n_threads] or NULL */
-    const char *disk_dir;    /* folder on the drive to measure, or NULL */
+    const char *disk_dir;    /* a folder on the drive to be measured, or NULL */
     bool brief;              /* rates alone, no grid of operations */
-    bool small;              /* tests: little of everything; the rates mean nothing */
+    bool small;              /* for tests: little of everything, the rates are meaningless */
     void (*progress)(void *ctx, const char *what); /* may be NULL */
     void *ctx;
 };
 
 /**
- * A device with room for `bytes` beside what its libraries take: that of a measurement, or with 0 bytes one
- * that tells its name.
+ * Opens a device for measuring, with `bytes` beside what its libraries take. With 0 bytes it is good only
+ * for its name and limits.
  */
 int mt_measure_device(mt_device **dev, const struct mt_measure_params *p, size_t bytes, struct mt_err *err);
-/** Everything: rates, the optimizer by threads, interference, a grid of operations; minutes at most. */
+/** Measures rates, the optimizer by threads, interference and a grid of operations; takes minutes at most. */
 int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p, struct mt_err *err);
 /** Where the profile lacks a sample of some of the operations: times all of them in turn, and adds or replaces
  * their samples, so that they can be compared. */
 int mt_measure_operations(struct mt_machine *m, const struct mt_measure_params *p,
                           const struct mt_metered *ops, size_t n, struct mt_err *err);
 /**
- * What changes from minute to minute on a machine that others use, too: the operations (all of them), the
- * optimizer with p->n_threads, the link. Some two seconds.
+ * Measures again what changes from minute to minute on a shared machine: the given operations, the
+ * optimizer with p->n_threads, the link. Takes some two seconds.
  */
 int mt_measure_again(struct mt_machine *m, const struct mt_measure_params *p, const struct mt_metered *ops,
                      size_t n, struct mt_err *err);
 /**
- * Operations that are run in turn, each on buffers of its own, as a step runs them: what one reads of the one before
- * it is in the caches, the rest is where the others left it. On a device of their own.
+ * Operations that are run in turn, each on buffers of its own, as a step runs them: what it reads of the
+ * operation before it is in the caches, the rest is as the other operations left it. On a device of their
+ * own.
  */
 typedef struct mt_turns mt_turns;
 int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
                     struct mt_err *err);
 /** Accepts NULL; sets *t to NULL. */
 void mt_turns_destroy(mt_turns **t);
-/** Each once; seconds[i] of the i-th. */
+/** Runs each once; seconds[i] is the time of the i-th. */
 int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err);
-/** Seconds of each in many rounds: means over the middle half of them, so that a slower or faster second counts for
- * all alike. */
+/**
+ * Seconds of each in many rounds: the mean over the middle half of the rounds, so that a slow or fast
+ * second affects all alike.
+ */
 int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
                        struct mt_err *err);
 /**

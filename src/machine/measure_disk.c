@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A drive as training uses it: by the very I/O of the store. */
+/* Measures a drive with the I/O that training uses. */
 #include "hw/hw.h"
 #include "machine/measure_priv.h"
 #include "store/disk.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What device memory timing an operation takes. */
+/* How much device memory timing an operation takes. */
 #include "device/example.h"
 #include "device/meter.h"
 #include "machine/measure_priv.h"

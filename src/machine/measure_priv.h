@@ -22,7 +22,7 @@ void mt_measure_list_grid(struct mt_measure_grid *g, uint64_t scale, uint64_t pa
 double mt_measure_median(double *v, int n);
 /** Copies each way alone and both ways at once. */
 int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
-/** On the cpu device: what copies, updates and compute leave of each other. */
+/** On the cpu device: how copies, updates and compute slow each other down. */
 int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);
 /** Sequential reads and writes past the page cache in p->disk_dir, alone and together. */
 int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Measures the link, and what copies, updates and compute leave of each other where they share the cores. */
+/* Measures the link, and how copies, updates and compute slow each other down where they share the cores. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,7 +28,7 @@ struct link {
     mt_event *ev[4];
 };
 
-/* One copy, and an event behind it. */
+/* One copy, and an event after it. */
 static int link_copy(struct link *l, int way, size_t bytes, struct mt_err *err)
 {
     enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
@@ -65,7 +65,7 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
     return rc;
 }
 
-/* Seconds of a copy that is too small to take any, after a copy of the other queue: as a step's come. */
+/* Fixed cost of a copy: seconds of a very small one right after a copy of the other queue, as in a step. */
 static int time_small_copies(struct link *l, double *seconds, struct mt_err *err)
 {
     enum { HOPS = 256, SMALL_BYTES = 4096 };
@@ -161,7 +161,7 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
 
 /* --- what shares the cores with what -------------------------------------------------------------- */
 
-/* Updates without end on threads of their own; counts them. */
+/* Runs updates on threads of their own until stopped, and counts them. */
 struct adam_load {
     const struct mt_measure_params *p;
     char *mem;
@@ -222,7 +222,7 @@ static double adam_rate(struct adam_load *l, int64_t ns)
     return (double)(atomic_load(&l->done) - from) / (double)(mt_now_ns() - t0);
 }
 
-/* Compute at full speed: large products are submitted until told to stop. */
+/* Compute at full speed: submits large products until stopped. */
 struct gemm_load {
     mt_device *dev;
     struct mt_metered op;
@@ -264,7 +264,7 @@ static void stop_gemm(struct gemm_load *l)
 
 enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 5 };
 
-/* Compute and copies: what is left of each beside the other. */
+/* Compute and copies: speed of each beside the other, relative to its speed alone. */
 static int copy_round(struct link *l, struct gemm_load *gemm, double share[N_SHARES], struct mt_err *err)
 {
     double alone = 0, beside = 0, free_gbs[2] = {0}, gbs[2] = {0};

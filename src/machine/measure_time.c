@@ -76,7 +76,7 @@ struct mt_turns {
     size_t n;
     struct mt_flow flow;
     mt_example **example;    /* [n] */
-    mt_event **ev;           /* [n + 1] before, between and behind them */
+    mt_event **ev;           /* [n + 1] events before, between and after them */
 };
 
 static size_t turns_bytes(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n, size_t *flow)

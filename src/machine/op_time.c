@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seconds of single operations: samples, what lies between them, and data-sheet rates. */
+/* Seconds of single operations: from samples, between them, or from data-sheet rates. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "device/op.h"
 #include "machine/machine.h"
 
-/* Operations whose times say something about each other. */
+/* Whether the time of one operation can be estimated from that of the other. */
 static bool same_kind(const struct mt_metered *a, const struct mt_metered *b)
 {
     return a->op == b->op && a->variant == b->variant && a->dtype == b->dtype;
@@ -112,7 +112,7 @@ static bool from_samples(const struct mt_machine *m, const struct mt_metered *op
 
 static double product_seconds(const struct mt_machine *m, const struct mt_metered *op)
 {
-    /* a tensor-core tile is whole or not at all */
+    /* tensor cores compute whole tiles */
     double tile = m->cpu ? 16 : 128, m_dim = (double)op->dim[0], n_dim = (double)op->dim[1];
     double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
     double rate = m->rate[op->dtype == MT_BF16 ? MT_RATE_GEMM_BF16 : MT_RATE_GEMM_F32].value * 1e12;

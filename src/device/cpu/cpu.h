@@ -35,7 +35,7 @@ MT_DEVICE_OPS(MT_CPU_RUN, MT_CPU_RUN_IN_WORKSPACE)
 
 /**
  * Hot loops are compiled for several instruction sets and chosen at load time. Contraction is off and
- * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not go with the
+ * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not work with the
  * resolver that this needs, and Clang 14 gives it a name that other files do not find.
  */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__) || !defined(__x86_64__)
@@ -53,7 +53,7 @@ MT_DEVICE_OPS(MT_CPU_RUN, MT_CPU_RUN_IN_WORKSPACE)
 #endif
 enum { MT_LANES = 16 };
 
-/** Rows of a chunk so that one has some 32k elements; depends on the shape alone. */
+/** Rows of a chunk of some 32k elements; depends on the shape alone. */
 static inline size_t mt_cpu_rows_per_chunk(size_t c)
 {
     return MT_MAX((size_t)1, (size_t)32768 / MT_MAX(c, (size_t)1));
@@ -63,7 +63,7 @@ static inline size_t mt_cpu_rows_per_chunk(size_t c)
 const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);
 /** Where to compute a row that is then stored: the row itself, or `tmp`. */
 float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp);
-/** Stores f32 values in dtype, rounding to nearest even; those that are in their place stay there. */
+/** Stores f32 values in dtype, rounding to nearest even; values that are in place already stay there. */
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
 void mt_cpu_bf16_to_f32(float *dst, const uint16_t *src, size_t n);
 void mt_cpu_f32_to_bf16(uint16_t *dst, const float *src, size_t n);

@@ -70,7 +70,7 @@ static size_t choose_side(const struct mt_gemm *a)
     return mt_div_up(a->m, TILE) * mt_div_up(a->n, TILE) >= MANY_TILES ? TILE : SMALL_TILE;
 }
 
-/* Tiles as equal as may be, so that a few threads end together. */
+/* Tiles of nearly equal size, so that a few threads end together. */
 static size_t even_tile(size_t n, size_t side)
 {
     size_t tiles = mt_div_up(n, side);

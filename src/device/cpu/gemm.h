@@ -14,7 +14,7 @@ struct mt_cpu_gemm;
 int mt_cpu_gemm_create(struct mt_cpu_gemm **out, int n_threads, struct mt_err *err);
 /** Accepts NULL; sets *g to NULL. */
 void mt_cpu_gemm_destroy(struct mt_cpu_gemm **g);
-/** Takes the memory that products need, which is not touched before. */
+/** Touches the memory that products need, so that it is resident from now on. */
 void mt_cpu_gemm_warm(struct mt_cpu_gemm *g);
 /** A product by the team, of at most as many threads as `g` was made for. */
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a);

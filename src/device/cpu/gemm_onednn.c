@@ -26,7 +26,7 @@ struct product {
     dnnl_memory_t a, b, d, scratch;
 };
 
-/* Ragged batches bring ever new shapes: beyond this many all are forgotten. */
+/* Ragged batches keep bringing new shapes: beyond this many, all are dropped. */
 enum { MAX_PRODUCTS = 256 };
 
 struct mt_cpu_bf16_gemm {
@@ -45,7 +45,7 @@ static bool wanted(void)
     dnnl_cpu_isa_t isa = dnnl_get_effective_cpu_isa();
     if (choice)
         return !strcmp(choice, "bf16");
-    /* Without the instructions the library's bf16 products are slower than converted ones. */
+    /* Without AVX512_BF16 the library's bf16 products are slower than converting to f32 first. */
     return isa >= dnnl_cpu_isa_avx512_core_bf16 && isa != dnnl_cpu_isa_all;
 }
 

@@ -119,7 +119,7 @@ struct panel {
     const struct mt_cpu_gemm_isa *isa;
     size_t m, n, k, pitch_a, pitch_b;
     size_t lda;             /* of A's rows as they are, or 0: they are packed */
-    float *edge;            /* room for a strip: of rows as they are, when some are not there */
+    float *edge;            /* buffer for a strip of rows read in place, where some are missing */
     const float *a, *b, *c; /* C is NULL, or added */
     float *d;
     size_t ldc, ldd;
@@ -263,7 +263,7 @@ static void multiply_part(const struct job *j, size_t part, int thread)
 {
     atomic_size_t *next = &j->room->next[part];
     size_t pieces = mt_div_up(j->block.m, PIECE_STRIPS * j->isa->mr), begun = atomic_load(next);
-    if (begun && begun + WORTH_JOINING > pieces) /* who began will end it sooner than B is packed once more */
+    if (begun && begun + WORTH_JOINING > pieces) /* its thread ends before B could be packed again */
         return;
     size_t piece = atomic_fetch_add(next, 1), col = part * j->part_n, n = MT_MIN(j->part_n, j->block.n - col);
     if (piece >= pieces)
@@ -289,7 +289,7 @@ static size_t even(size_t n, size_t most, size_t step)
     return mt_align_up(mt_div_up(n, mt_div_up(n, most)), step);
 }
 
-/* As wide as a cache lets them be, but one for each thread at least. */
+/* As wide as the cache allows, but at least one for each thread. */
 static void choose_parts(struct job *j)
 {
     size_t nr = j->isa->nr;

@@ -78,7 +78,7 @@ MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, siz
     if (dw) {
         float rounded[MAX_HEAD];
         memcpy(rounded, xhat, d * sizeof(float));
-        mt_cpu_round_row(a->dtype, rounded, d); /* what w was multiplied with */
+        mt_cpu_round_row(a->dtype, rounded, d); /* the normalised value, which w is multiplied with */
         for (size_t i = 0; i < d; i++)
             dw[i] += g[i] * rounded[i];
     }

@@ -121,7 +121,7 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
         if (dw) {
             normalise(g, px, rstd, n);
             if (!a->plus_one)
-                mt_cpu_round_row(a->dtype, g, n); /* what w was multiplied with */
+                mt_cpu_round_row(a->dtype, g, n); /* the normalised value, which w is multiplied with */
             add_weight_gradient(dw + c, pd, g, n);
         }
         mt_cpu_store_row(a->dtype, a->dx, at, n, out);

@@ -16,11 +16,11 @@ struct mt_cpu_stream_params {
     const char *name;          /* of the thread, at most 15 characters */
     int cpu;                   /* to bind the thread to, or -1 */
     void (*thread_init)(void); /* called once in the thread; may be NULL */
-    double gbps;               /* of copies, 0: as fast as it goes */
+    double gbps;               /* throttle of copies, 0: none */
 };
 int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d,
                          const struct mt_cpu_stream_params *p, struct mt_err *err);
-/** Ends what was submitted, then the thread. Accepts NULL. */
+/** Completes what was submitted, then ends the thread. Accepts NULL. */
 void mt_cpu_stream_destroy(struct mt_cpu_stream **s);
 /** Copies `bytes` of arguments. */
 void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const void *args,
