@@ -34,7 +34,8 @@ def marked(text):
 
 def exists(page, path):
     bases = [os.path.dirname(page), ROOT, os.path.join(ROOT, "src"), os.path.join(ROOT, "tests"), os.path.join(ROOT, ".github")]
-    return any(glob.glob(os.path.join(b, path)) for b in bases)
+    below = "/" not in path and glob.glob(os.path.join(os.path.dirname(page), "**", path), recursive=True)
+    return below or any(glob.glob(os.path.join(b, path)) for b in bases)
 
 
 def faults(page, text, words, keys):
