@@ -20,19 +20,31 @@ enum {
     EXIT_REQUEUE = 75,
 };
 
+/** Upper bound of an option that has none. */
+#define CLI_NO_LIMIT 1e18
+
+/** What the value of an option must be; checked before the command runs. */
+enum cli_value { CLI_TEXT, CLI_WHOLE, CLI_REAL, CLI_SIZE };
+
 /** One option of a command: drives parsing, help, manual and completion. */
 struct cli_option {
     const char *name; /* long name */
     char letter;      /* or 0 */
     const char *arg;  /* "FILE", or NULL where it takes none; "=WORD": may be left out */
     const char *help;
+    enum cli_value value;
+    double min, max;  /* of CLI_WHOLE, CLI_REAL and CLI_SIZE (bytes) */
+};
+
+struct cli_given {
+    const struct cli_option *option;
+    const char *value; /* NULL: given without one */
 };
 
 /** Options as given; repeated ones keep their order. */
 struct cli_args {
-    const struct cli_option *given[64];
-    const char *values[64];
-    int n_given;
+    struct cli_given *given; /* owned: cli_args_finish() */
+    size_t n_given, cap_given;
     char **operands;
     int n_operands;
 };
@@ -52,8 +64,13 @@ struct cli_command {
 extern const struct cli_command cli_commands[];
 extern const struct cli_option cli_global_options[];
 
+void cli_args_finish(struct cli_args *a);
 /** Value of the last `name`; "" where it was given without a value; NULL where it was not given. */
 const char *cli_arg(const struct cli_args *a, const char *name);
+/** The same as a number, or `def` where it was not given. Only for options of that kind of value. */
+int64_t cli_whole(const struct cli_args *a, const char *name, int64_t def);
+double cli_real(const struct cli_args *a, const char *name, double def);
+uint64_t cli_size(const struct cli_args *a, const char *name, uint64_t def);
 /** Parses argv[1..]; prints what is wrong and returns an exit code, or -1 to go on. */
 int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **argv,
               struct cli_args *out);
@@ -61,6 +78,9 @@ void cli_help(const struct cli_command *cmd);
 void cli_help_all(void);
 void cli_manual(void);
 int cli_completion(const char *shell);
+
+/** Whether `arg` begins an option whose value is the next argument: "--color" but not "--color=never". */
+bool cli_takes_next(const struct cli_option *options, const char *arg);
 
 /** Prints "megatrain: message" and returns the exit code of its kind. */
 int cli_fail(const struct mt_err *err);
@@ -70,9 +90,6 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
  * against each other. */
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err);
-
-/** Bytes of "64KiB", "600TB": *out is left alone where the option was not given. */
-int cli_parse_size(const struct cli_args *args, const char *name, uint64_t *out, struct mt_err *err);
 
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);

@@ -2,9 +2,15 @@
 /* The table of commands and their options: parsing, help, manual and completion come from it. */
 #include "cli.h"
 
-#define SET {"set", 0, "SEC.KEY=VALUE", "Set a key of the configuration; may be repeated."}
-#define JSON {"json", 0, NULL, "Print JSON."}
-#define END {NULL, 0, NULL, NULL}
+#define SET {"set", 0, "SEC.KEY=VALUE", "Set a key of the configuration; may be repeated.", CLI_TEXT, 0, 0}
+#define JSON {"json", 0, NULL, "Print JSON.", CLI_TEXT, 0, 0}
+#define END {NULL, 0, NULL, NULL, CLI_TEXT, 0, 0}
+/* Values of an option: whole numbers, numbers, sizes. */
+#define WHOLE(min, max) CLI_WHOLE, min, max
+#define REAL(min, max) CLI_REAL, min, max
+#define SIZE(min, max) CLI_SIZE, min, max
+#define ANY CLI_NO_LIMIT
+#define GIB 0x1p30
 
 const struct cli_option cli_global_options[] = {
     {"help", 'h', NULL, "Show help."},
@@ -22,11 +28,11 @@ static const struct cli_option run_options[] = {
     {"resume", 0, "=WHICH", "Go on from the newest good checkpoint (auto), or from a folder."},
     {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
     {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
-    {"max-steps", 0, "N", "Stop after N steps of this run."},
+    {"max-steps", 0, "N", "Stop after N steps of this run.", WHOLE(1, ANY)},
     {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
     {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
     {"rates", 0, "FILE", "Time a step's operations between the steps, too, into FILE: for benchmarks."},
-    {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say."},
+    {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say.", SIZE(1, ANY)},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};
 static const struct cli_option plan_options[] = {
@@ -37,7 +43,7 @@ static const struct cli_option plan_options[] = {
     {"host-mem", 0, "SIZE", "With --machine: its host memory, such as 256GiB."},
     {"pcie", 0, "RATE", "With --machine: its link, such as 25GB/s."},
     {"nvme", 0, "RATE", "With --machine: what one drive reads, such as 7GB/s."},
-    {"drives", 0, "N", "With --machine: drives to stripe over."},
+    {"drives", 0, "N", "With --machine: drives to stripe over.", WHOLE(1, 1024)},
     {"seq-len", 0, "N", "Shorthand of --set data.seq_len=N."},
     {"tokens-per-step", 0, "N", "Shorthand of --set train.tokens_per_step=N (64Ki)."},
     {"micro-batch", 0, "N", "Shorthand of --set train.micro_batch=N."},
@@ -64,8 +70,8 @@ static const struct cli_option report_options[] = {
 static const struct cli_option check_options[] = {SET, END};
 static const struct cli_option data_options[] = {
     SET,
-    {"samples", 0, "N", "show: how many (3)."},
-    {"first", 0, "I", "show: from this one (0)."},
+    {"samples", 0, "N", "show: how many (3).", WHOLE(0, ANY)},
+    {"first", 0, "I", "show: from this one (0).", WHOLE(0, ANY)},
     {"html", 0, "FILE", "show: as a page."},
     JSON,
     END};
@@ -79,22 +85,22 @@ static const struct cli_option sample_options[] = {
     {"model", 0, "DIR", "Model folder (required)."},
     {"prompt", 0, "TEXT", "Text to continue."},
     {"chat", 0, NULL, "The prompt is a user's turn: put it into the model's chat template."},
-    {"max-tokens", 0, "N", "Tokens to generate (128)."},
-    {"temperature", 0, "T", "0 takes the likeliest token (0.8)."},
-    {"seed", 0, "S", "Seed (0)."},
+    {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
+    {"temperature", 0, "T", "0 takes the likeliest token (0.8).", REAL(0, 100)},
+    {"seed", 0, "S", "Seed (0).", WHOLE(0, ANY)},
     END};
 static const struct cli_option json_options[] = {JSON, END};
 static const struct cli_option probe_options[] = {
-    {"size", 0, "SIZE", "disk: bytes of the scratch file (1GiB)."},
-    {"request", 0, "SIZE", "disk: bytes of a request to the kernel (1MiB)."},
-    {"depth", 0, "N", "disk: requests under way in each direction (32)."},
-    {"seconds", 0, "S", "disk: length of each measurement at least (3)."},
+    {"size", 0, "SIZE", "disk: bytes of the scratch file (1GiB).", SIZE(4096, ANY)},
+    {"request", 0, "SIZE", "disk: bytes of a request to the kernel (1MiB).", SIZE(4096, GIB)},
+    {"depth", 0, "N", "disk: requests under way in each direction (32).", WHOLE(1, 4096)},
+    {"seconds", 0, "S", "disk: length of each measurement at least (3).", REAL(0, 3600)},
     {"io", 0, "HOW", "disk: io_uring or threads (the first where it is allowed)."},
     {"dir", 0, "DIR", "all: also measure the drive that this folder is on."},
     {"brief", 0, NULL, "all: rates alone; plan --measure times the operations that it needs."},
-    {"threads", 0, "N", "all: measure for this many threads (as many as there are cores)."},
+    {"threads", 0, "N", "all: measure for this many threads (as many as there are cores).", WHOLE(1, 4096)},
     {"device", 0, "KIND", "all, gemm: cpu, cuda, or auto: the GPU where there is one (auto)."},
-    {"index", 0, "N", "all, gemm: which GPU (0)."},
+    {"index", 0, "N", "all, gemm: which GPU (0).", WHOLE(0, 1024)},
     JSON,
     END};
 static const struct cli_option export_options[] = {

@@ -175,12 +175,11 @@ static int take_samples(struct show *w, struct mt_err *err)
 int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_session *s,
                   struct mt_err *err)
 {
-    const char *n = cli_arg(args, "samples"), *first = cli_arg(args, "first");
     const char *html = cli_arg(args, "html");
     struct mt_str page = {0};
     struct show w = {.s = s,
-                     .first = first ? strtoull(first, NULL, 10) : 0,
-                     .n = n ? strtoull(n, NULL, 10) : 3,
+                     .first = (uint64_t)cli_whole(args, "first", 0),
+                     .n = (uint64_t)cli_whole(args, "samples", 3),
                      .colour = cli->colour_always || (cli->colour && isatty(STDOUT_FILENO)),
                      .html = html ? &page : NULL};
     int rc = take_samples(&w, err);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "log_lines.h"
 
 /* Seconds before the first report, and between two. */
 enum { FIRST_S = 20, NEXT_S = 30, POLL_MS = 200 };
@@ -36,7 +37,7 @@ static void tell(const struct mt_train_control *c, const char *phase, double sec
 {
     struct io now = io_now();
     char r[32], w[32];
-    fprintf(stderr, "status: %s for %.0f s, %llu steps done; read %s, written %s in it\n", phase, seconds,
+    cli_say("status: %s for %.0f s, %llu steps done; read %s, written %s in it\n", phase, seconds,
             (unsigned long long)atomic_load(&c->step),
             mt_format_bytes(r, sizeof(r), now.read - since->read),
             mt_format_bytes(w, sizeof(w), now.written - since->written));

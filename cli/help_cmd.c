@@ -106,9 +106,14 @@ void cli_help_all(void)
 
 static void roff_options(const struct cli_option *o)
 {
-    for (; o->name; o++)
-        printf(".TP\n.B \\-\\-%s%s%s\n%s\n", o->name, o->arg ? " " : "",
-               o->arg ? o->arg + (o->arg[0] == '=') : "", o->help);
+    for (; o->name; o++) {
+        bool optional = o->arg && o->arg[0] == '=';
+        char letter[16] = "";
+        if (o->letter)
+            snprintf(letter, sizeof(letter), "\\-%c, ", o->letter);
+        printf(".TP\n.B %s\\-\\-%s%s%s%s\n%s\n", letter, o->name, !o->arg ? "" : optional ? "[=" : " ",
+               o->arg ? o->arg + optional : "", optional ? "]" : "", o->help);
+    }
 }
 
 void cli_manual(void)

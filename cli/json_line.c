@@ -5,7 +5,15 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/json.h"
+
+static void put(cJSON *o)
+{
+    char *text = mt_json_print(o, false);
+    if (text)
+        fprintf(stderr, "%s\n", text);
+    free(text);
+    cJSON_Delete(o);
+}
 
 void cli_json_line(enum mt_log_level level, const char *line)
 {
@@ -14,9 +22,20 @@ void cli_json_line(enum mt_log_level level, const char *line)
     cJSON_AddNumberToObject(o, "time", (double)time(NULL));
     cJSON_AddStringToObject(o, "level", names[level]);
     cJSON_AddStringToObject(o, "message", line);
-    char *text = mt_json_print(o, false);
-    if (text)
-        fprintf(stderr, "%s\n", text);
-    free(text);
-    cJSON_Delete(o);
+    put(o);
+}
+
+void cli_json_event(const char *event, cJSON *fields)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "time", (double)time(NULL));
+    cJSON_AddStringToObject(o, "level", "info");
+    cJSON_AddStringToObject(o, "event", event);
+    while (fields && fields->child) {
+        cJSON *v = fields->child;
+        cJSON_DetachItemViaPointer(fields, v);
+        cJSON_AddItemToObject(o, v->string, v);
+    }
+    cJSON_Delete(fields);
+    put(o);
 }

@@ -2,9 +2,12 @@
 #ifndef CLI_JSON_LINE_H
 #define CLI_JSON_LINE_H
 
+#include "base/json.h"
 #include "base/log.h"
 
-/** A log line as one JSON object on standard error. */
+/** A log line as one JSON object on standard error: {"time", "level", "message"}. */
 void cli_json_line(enum mt_log_level level, const char *line);
+/** An event of a run: {"time", "level": "info", "event", ...fields}. Takes the ownership of `fields`. */
+void cli_json_event(const char *event, cJSON *fields);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "log_lines.h"
 
+#include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/strbuf.h"
 #include "json_line.h"
 
 /* Seconds between progress lines that stay, and before the first. */
@@ -27,6 +30,44 @@ static void put_line(enum mt_log_level level, const char *line)
         cli_json_line(level, line);
     else
         fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
+}
+
+/* Each line of `text` that is whole, with what came of it before, is a record. */
+static void say_json(const char *text)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct mt_str pending;
+    const char *end;
+    pthread_mutex_lock(&lock);
+    for (; (end = strchr(text, '\n')); text = end + 1) {
+        mt_str_append(&pending, text, (size_t)(end - text));
+        if (pending.len)
+            cli_json_line(MT_LOG_INFO, pending.p);
+        mt_str_finish(&pending);
+    }
+    mt_str_append(&pending, text, strlen(text));
+    pthread_mutex_unlock(&lock);
+}
+
+void cli_say(const char *fmt, ...)
+{
+    va_list ap;
+    char *text = NULL;
+    va_start(ap, fmt);
+    if (!out.json)
+        vfprintf(stderr, fmt, ap);
+    else if (vasprintf(&text, fmt, ap) >= 0)
+        say_json(text);
+    va_end(ap);
+    free(text);
+}
+
+void cli_say_error(const char *msg)
+{
+    if (out.json)
+        cli_json_line(MT_LOG_ERROR, msg);
+    else
+        fprintf(stderr, "megatrain: %s\n", msg);
 }
 
 static int width(void)

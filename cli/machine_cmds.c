@@ -93,16 +93,12 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 /* What --device and --index name. */
 static int find_device(struct mt_measure_params *p, const struct cli_args *args, struct mt_err *err)
 {
-    const char *kind = cli_arg(args, "device"), *index = cli_arg(args, "index");
+    const char *kind = cli_arg(args, "device");
     struct mt_device_info gpu;
-    char *end = NULL;
-    long at = index ? strtol(index, &end, 10) : 0;
     kind = kind ? kind : "auto";
     if (strcmp(kind, "cpu") && strcmp(kind, "cuda") && strcmp(kind, "auto"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--device is cpu, cuda or auto, not \"%s\"", kind);
-    if (at < 0 || at > 1024 || (index && (end == index || *end)))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--index %s: a GPU's number, from 0", index);
-    p->device_index = (int)at;
+    p->device_index = (int)cli_whole(args, "index", 0);
     p->device_kind = mt_device_choose(kind, p->device_index, &gpu);
     return 0;
 }
@@ -152,9 +148,8 @@ static int probe_all(struct cli *cli, const struct cli_args *args)
     struct mt_err err;
     struct mt_str text = {0};
     int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
-    const char *threads = cli_arg(args, "threads");
-    int use = threads ? atoi(threads) : n;
-    struct mt_measure_params p = {.n_threads = MT_MAX(use, 1), .cpus = use <= n ? cpus : NULL,
+    int use = (int)cli_whole(args, "threads", n);
+    struct mt_measure_params p = {.n_threads = use, .cpus = use <= n ? cpus : NULL,
                                   .disk_dir = cli_arg(args, "dir"), .brief = cli_arg(args, "brief") != NULL,
                                   .small = getenv("MEGATRAIN_PROBE_SMALL") != NULL,
                                   .progress = show_progress, .ctx = cli};

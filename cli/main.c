@@ -36,6 +36,31 @@ static int unknown_command(const char *name)
     return EXIT_USAGE;
 }
 
+static int unknown_option(const char *arg)
+{
+    fprintf(stderr, "megatrain: unknown option \"%s\"; see megatrain help\n", arg);
+    return EXIT_USAGE;
+}
+
+/* "--quiet", "-qv", "--color=never": an option that may stand before the command. */
+static bool known_global(const char *arg)
+{
+    const struct cli_option *o;
+    if (!strncmp(arg, "--", 2)) {
+        for (o = cli_global_options; o->name; o++)
+            if (!strncmp(arg + 2, o->name, strlen(o->name)) && strchr("=", arg[2 + strlen(o->name)]))
+                return true;
+        return false;
+    }
+    for (const char *c = arg + 1; *c; c++) {
+        for (o = cli_global_options; o->name && o->letter != *c; o++)
+            ;
+        if (!o->name)
+            return false;
+    }
+    return arg[1] != 0;
+}
+
 static int show_version(int verbose)
 {
     printf("megatrain %s\n", MT_VERSION);
@@ -77,8 +102,12 @@ int main(int argc, char **argv)
     int at = 1, verbose = 0;
     if (asks_version(argc, argv, &verbose))
         return show_version(verbose);
-    while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h"))
-        at++;
+    while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h")) {
+        if (!known_global(argv[at]))
+            return unknown_option(argv[at]);
+        at += 1 + cli_takes_next(cli_global_options, argv[at]);
+    }
+    at = at < argc ? at : argc;
     if (at == argc || !strcmp(argv[at], "--help") || !strcmp(argv[at], "-h")) {
         cli_help_all();
         return at == argc ? EXIT_USAGE : 0;
@@ -92,7 +121,10 @@ int main(int argc, char **argv)
         return rc;
     set_up(&cli);
     rc = cmd->run(&cli, &args);
-    if (fflush(stdout) && !rc)
+    cli_args_finish(&args);
+    if ((fflush(stdout) || ferror(stdout)) && !rc) {
+        fprintf(stderr, "megatrain: standard output could not be written\n");
         rc = EXIT_RUNTIME;
+    }
     return rc;
 }

@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/philox.h"
+#include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "data/text.h"
@@ -236,22 +237,24 @@ static int encode_prompt(struct sampling *p, const char *model, const char *prom
 int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
 {
     const char *model = cli_arg(args, "model"), *prompt = cli_arg(args, "prompt");
-    const char *n = cli_arg(args, "max-tokens"), *t = cli_arg(args, "temperature");
-    const char *seed = cli_arg(args, "seed");
     bool chat = cli_arg(args, "chat") != NULL;
     struct mt_config *cfg = NULL;
     struct mt_session s = {0};
     struct mt_err err;
     char *dir = NULL;
-    struct sampling p = {.n_new = n ? strtoull(n, NULL, 10) : 128,
-                         .temperature = t ? strtod(t, NULL) : 0.8,
-                         .seed = seed ? strtoull(seed, NULL, 10) : 0};
+    struct sampling p = {.n_new = (size_t)cli_whole(args, "max-tokens", 128),
+                         .temperature = cli_real(args, "temperature", 0.8),
+                         .seed = (uint64_t)cli_whole(args, "seed", 0)};
     (void)cli;
     if (!model) {
         fprintf(stderr, "megatrain sample: --model is missing\n");
         return EXIT_USAGE;
     }
     prompt = prompt ? prompt : "";
+    if (mt_utf8_error(prompt) >= 0) {
+        fprintf(stderr, "megatrain sample: byte %ld of --prompt is not UTF-8\n", mt_utf8_error(prompt) + 1);
+        return EXIT_USAGE;
+    }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc)
         rc = mt_config_override(cfg, "model.path", model, "--model", &err);

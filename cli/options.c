@@ -5,17 +5,95 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/mem.h"
+#include "base/units.h"
 #include "cli.h"
 #include "log_lines.h"
 
-enum { MAX_OPTIONS = 64, FIRST = 256 };
+enum { MAX_OPTIONS = 64, FIRST = 256 }; /* of a command */
 
 const char *cli_arg(const struct cli_args *a, const char *name)
 {
-    for (int i = a->n_given; i-- > 0;)
-        if (!strcmp(a->given[i]->name, name))
-            return a->values[i] ? a->values[i] : "";
+    for (size_t i = a->n_given; i-- > 0;)
+        if (!strcmp(a->given[i].option->name, name))
+            return a->given[i].value ? a->given[i].value : "";
     return NULL;
+}
+
+int64_t cli_whole(const struct cli_args *a, const char *name, int64_t def)
+{
+    const char *text = cli_arg(a, name);
+    if (text)
+        mt_parse_count(text, &def);
+    return def;
+}
+
+double cli_real(const struct cli_args *a, const char *name, double def)
+{
+    const char *text = cli_arg(a, name);
+    if (text)
+        mt_parse_real(text, &def);
+    return def;
+}
+
+uint64_t cli_size(const struct cli_args *a, const char *name, uint64_t def)
+{
+    const char *text = cli_arg(a, name);
+    if (text)
+        mt_parse_bytes(text, &def);
+    return def;
+}
+
+/* Prints what is wrong with an option's value; false where it is. */
+static bool good_value(const struct cli_command *cmd, const struct cli_option *o, const char *text)
+{
+    int64_t n = 0;
+    uint64_t bytes = 0;
+    double v = 0;
+    const char *what = "a number";
+    bool ok = true;
+    switch (o->value) {
+    case CLI_WHOLE:
+        ok = mt_parse_count(text, &n);
+        what = "a whole number";
+        v = (double)n;
+        break;
+    case CLI_REAL:
+        ok = mt_parse_real(text, &v);
+        break;
+    case CLI_SIZE:
+        ok = mt_parse_bytes(text, &bytes);
+        what = "a size with a unit, such as 1MiB,";
+        v = (double)bytes;
+        break;
+    case CLI_TEXT:
+    default:
+        return true;
+    }
+    if (ok && v >= o->min && v <= o->max)
+        return true;
+    char range[96];
+    if (o->max >= CLI_NO_LIMIT)
+        snprintf(range, sizeof(range), "of %.15g or more", o->min);
+    else
+        snprintf(range, sizeof(range), "between %.15g and %.15g%s", o->min, o->max, o->value == CLI_SIZE ? " bytes" : "");
+    fprintf(stderr, "megatrain %s: --%s must be %s %s, not \"%s\"\n", cmd->name, o->name, what, range, text);
+    return false;
+}
+
+void cli_args_finish(struct cli_args *a)
+{
+    free(a->given);
+    a->given = NULL;
+    a->n_given = a->cap_given = 0;
+}
+
+bool cli_takes_next(const struct cli_option *options, const char *arg)
+{
+    for (const struct cli_option *o = options; o->name; o++)
+        if (!strncmp(arg, "--", 2) && !strcmp(arg + 2, o->name))
+            return o->arg && o->arg[0] != '=';
+    return false;
 }
 
 static int fill_table(struct option *longs, const struct cli_option **of, char *shorts,
@@ -65,6 +143,17 @@ static bool good_global(const char *name, const char *value)
     return true;
 }
 
+static void wrong_operands(const struct cli_command *cmd, const struct cli_args *a)
+{
+    if (a->n_operands > cmd->max_operands)
+        fprintf(stderr, "megatrain %s: \"%s\" is one argument too many\n", cmd->name, a->operands[cmd->max_operands]);
+    for (size_t i = 0; i < a->n_given && a->n_operands > cmd->max_operands; i++)
+        if (a->given[i].option->arg && !a->given[i].value)
+            fprintf(stderr, "(a value of --%s is written with an equals sign: --%s=%s)\n", a->given[i].option->name,
+                    a->given[i].option->name, a->operands[cmd->max_operands]);
+    fprintf(stderr, "usage: megatrain %s [OPTION]... %s\n", cmd->name, cmd->synopsis);
+}
+
 int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **argv,
               struct cli_args *out)
 {
@@ -96,15 +185,20 @@ int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **a
                 return EXIT_USAGE;
             }
             set_global(cli, of[i]->name, optarg);
-        } else if (out->n_given < MAX_OPTIONS) {
-            out->given[out->n_given] = of[i];
-            out->values[out->n_given++] = optarg;
+            continue;
         }
+        if (optarg && !good_value(cmd, of[i], optarg))
+            return EXIT_USAGE;
+        if (!mt_grow(&out->given, &out->cap_given, out->n_given + 1, sizeof(*out->given))) {
+            fprintf(stderr, "megatrain: no memory for the options\n");
+            return EXIT_RUNTIME;
+        }
+        out->given[out->n_given++] = (struct cli_given){of[i], optarg};
     }
     out->operands = argv + optind;
     out->n_operands = argc - optind;
     if (out->n_operands < cmd->min_operands || out->n_operands > cmd->max_operands) {
-        fprintf(stderr, "usage: megatrain %s [OPTION]... %s\n", cmd->name, cmd->synopsis);
+        wrong_operands(cmd, out);
         return EXIT_USAGE;
     }
     return -1;
@@ -118,19 +212,23 @@ int cli_fail(const struct mt_err *err)
         [MT_ERR_DEVICE] = EXIT_DEVICE,     [MT_ERR_TRAINING] = EXIT_TRAINING,
         [MT_ERR_CHECKPOINT] = EXIT_CHECKPOINT,
     };
-    fprintf(stderr, "megatrain: %s\n", err->msg);
+    cli_say_error(err->msg);
     return codes[err->kind];
 }
 
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err)
 {
-    const char *sets[64];
+    const char **sets = mt_calloc(args->n_given, sizeof(*sets));
     int n = 0;
-    for (int i = 0; i < args->n_given; i++)
-        if (!strcmp(args->given[i]->name, "set"))
-            sets[n++] = args->values[i];
-    return mt_config_load(out, path, sets, n, err);
+    if (!sets)
+        return mt_fail_nomem(err, "the options", args->n_given * sizeof(*sets));
+    for (size_t i = 0; i < args->n_given; i++)
+        if (!strcmp(args->given[i].option->name, "set"))
+            sets[n++] = args->given[i].value;
+    int rc = mt_config_load(out, path, sets, n, err);
+    free(sets);
+    return rc;
 }
 
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err)
@@ -138,23 +236,5 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
     int rc = cli_load_file(out, args->operands[args->n_operands - 1], args, err);
     if (!rc && (*out)->log.progress == MT_PROGRESS_OFF)
         cli_log_hide_progress();
-    return rc;
-}
-
-/* By the parser of the configuration. */
-int cli_parse_size(const struct cli_args *args, const char *name, uint64_t *out, struct mt_err *err)
-{
-    struct mt_config *cfg = NULL;
-    const char *text = cli_arg(args, name);
-    if (!text)
-        return 0;
-    int rc = mt_config_load(&cfg, NULL, NULL, 0, err);
-    if (!rc)
-        rc = mt_config_override(cfg, "memory.host_budget", text, name, err);
-    if (!rc && (cfg->placement.host_budget.is_auto || cfg->placement.host_budget.is_ratio))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--%s %s: bytes with a unit, such as 1MiB", name, text);
-    if (!rc)
-        *out = cfg->placement.host_budget.bytes;
-    mt_config_destroy(&cfg);
     return rc;
 }

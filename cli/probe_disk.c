@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
@@ -10,24 +11,21 @@
 
 static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt_err *err)
 {
-    const char *io = cli_arg(args, "io"), *depth = cli_arg(args, "depth");
-    const char *seconds = cli_arg(args, "seconds");
-    uint64_t request = 0;
+    const char *io = cli_arg(args, "io");
     *p = (struct mt_disk_probe){.dir = args->n_operands > 1 ? args->operands[1] : ".",
-                                .depth = depth ? (unsigned)strtoul(depth, NULL, 10) : 0,
-                                .seconds = seconds ? strtod(seconds, NULL) : 3,
+                                .bytes = cli_size(args, "size", 0),
+                                .request_bytes = (size_t)cli_size(args, "request", 0),
+                                .depth = (unsigned)cli_whole(args, "depth", 0),
+                                .seconds = cli_real(args, "seconds", 3),
                                 .both = true};
     if (io && strcmp(io, "io_uring") && strcmp(io, "threads"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--io %s: io_uring or threads", io);
     p->io = !io ? MT_IO_AUTO : !strcmp(io, "threads") ? MT_IO_THREADS : MT_IO_URING;
-    int rc = cli_parse_size(args, "size", &p->bytes, err);
-    if (!rc)
-        rc = cli_parse_size(args, "request", &request, err);
-    p->request_bytes = (size_t)request;
-    if (!rc && (request % MT_DISK_ALIGN || request > 1 << 30 || p->depth > 4096))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "--request: a multiple of %d up to 1GiB; --depth: up to "
-                     "4096", MT_DISK_ALIGN);
-    return rc;
+    if (p->request_bytes % MT_DISK_ALIGN)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--request must be a multiple of %d bytes", MT_DISK_ALIGN);
+    if (!mt_is_dir(p->dir))
+        return mt_fail(err, MT_ERR_USAGE, -ENOTDIR, "probe disk: %s is not a folder", p->dir);
+    return 0;
 }
 
 int cli_probe_disk(struct cli *cli, const struct cli_args *args)

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "json_line.h"
+#include "log_lines.h"
 #include "train/wear.h"
 
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)
@@ -24,21 +26,21 @@ void cli_print_memory(const struct mt_memory *m)
 {
     char a[32], b[32];
     const char *tier = "";
-    fprintf(stderr, "\nMemory            use                            bytes\n");
+    cli_say("\nMemory            use                            bytes\n");
     for (int i = 0; i < m->rows.n; i++) {
         const struct mt_memory_row *r = &m->rows.row[i];
-        fprintf(stderr, "  %-14s  %-28s  %12s\n", strcmp(tier, r->tier) ? r->tier : "", r->tag,
+        cli_say("  %-14s  %-28s  %12s\n", strcmp(tier, r->tier) ? r->tier : "", r->tag,
                 mt_format_bytes(a, sizeof(a), r->bytes));
         tier = r->tier;
     }
-    fprintf(stderr, "  %-14s  %-28s  %12s\n", "sum", "device", mt_format_bytes(a, sizeof(a), m->device_bytes));
-    fprintf(stderr, "  %-14s  %-28s  %12s\n", "", "host", mt_format_bytes(a, sizeof(a), m->host_bytes));
+    cli_say("  %-14s  %-28s  %12s\n", "sum", "device", mt_format_bytes(a, sizeof(a), m->device_bytes));
+    cli_say("  %-14s  %-28s  %12s\n", "", "host", mt_format_bytes(a, sizeof(a), m->host_bytes));
     for (int i = 0; i < m->n_limits; i++)
-        fprintf(stderr, "  %-14s  %s of %s%s\n", m->limits[i].source,
+        cli_say("  %-14s  %s of %s%s\n", m->limits[i].source,
                 mt_format_bytes(a, sizeof(a), m->limits[i].wanted),
                 mt_format_bytes(b, sizeof(b), m->limits[i].available),
                 m->limits[i].wanted > m->limits[i].available ? "  <- short" : "");
-    fprintf(stderr, "\n");
+    cli_say("\n");
 }
 
 void cli_print_session(const struct mt_session *s)
@@ -47,35 +49,34 @@ void cli_print_session(const struct mt_session *s)
     const struct mt_engine_plan *p = &s->choice.engine;
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
     char a[32], b[32];
-    fprintf(stderr, "Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
+    cli_say("Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
             s->hf.family->architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
             (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->numerics.dtype));
-    fprintf(stderr,
-            "Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
+    cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
             (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->numerics.seq_len,
             100 * mt_sampler_efficiency(s->sampler));
     if (d->n_truncated || d->n_dropped || d->n_split || d->n_untrained)
-        fprintf(stderr, "         %llu samples truncated, %llu dropped, %llu split, %llu without a "
+        cli_say("         %llu samples truncated, %llu dropped, %llu split, %llu without a "
                         "trained token\n",
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
-    fprintf(stderr, "Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
+    cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
             (unsigned long long)s->total_steps, (size_t)s->numerics.rows_per_step, s->choice.n_micro,
             (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
-    fprintf(stderr, "Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
+    cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
             (int)s->placement.threads, s->numerics.optimizer->title,
             mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);
-    fprintf(stderr, "Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
+    cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
             p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
             p->program.one_ring ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)
-        fprintf(stderr, "Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
+        cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
                 s->choice.sim.seconds, s->choice.sim.phase[MT_SIM_FORWARD],
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
                 s->choice.sim.phase[MT_SIM_BACKWARD],
@@ -88,7 +89,7 @@ static void print_uses(const char *verb, const uint64_t bytes[MT_N_DISK_USES])
     const char *sep = verb;
     for (int i = 0; i < MT_N_DISK_USES; i++)
         if (bytes[i]) {
-            fprintf(stderr, "%s%s %s", sep, mt_disk_use_name((enum mt_disk_use)i),
+            cli_say("%s%s %s", sep, mt_disk_use_name((enum mt_disk_use)i),
                     mt_format_bytes(a, sizeof(a), bytes[i]));
             sep = ", ";
         }
@@ -104,19 +105,19 @@ void cli_print_wear(const struct mt_session *s, uint64_t tbw)
     for (size_t u = 0; u < s->layout->n_units; u++)
         on_disk += s->choice.engine.on_disk[u] != 0;
     mt_session_wear(s, tbw, &w);
-    fprintf(stderr, "Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
+    cli_say("Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
             mt_format_bytes(a, sizeof(a), w.read_bytes));
     print_uses(" (", s->choice.engine.traffic.read);
-    fprintf(stderr, "%s, writes %s", w.read_bytes ? ")" : "",
+    cli_say("%s, writes %s", w.read_bytes ? ")" : "",
             mt_format_bytes(a, sizeof(a), w.written_bytes));
     print_uses(" (", s->choice.engine.traffic.written);
-    fprintf(stderr, "%s\nWear     the run writes %s to a drive", w.written_bytes ? ")" : "",
+    cli_say("%s\nWear     the run writes %s to a drive", w.written_bytes ? ")" : "",
             mt_format_bytes(a, sizeof(a), w.run_bytes));
     if (w.rated_bytes)
-        fprintf(stderr, ", %.2g%% of the %s that %s", 100 * w.share,
+        cli_say(", %.2g%% of the %s that %s", 100 * w.share,
                 mt_format_bytes(b, sizeof(b), w.rated_bytes),
                 w.measured ? "its SMART data point to" : "--tbw says");
-    fprintf(stderr, "%s; less with a larger memory.host_budget or fewer, larger steps\n",
+    cli_say("%s; less with a larger memory.host_budget or fewer, larger steps\n",
             w.rated_bytes ? "" : " (rated endurance not known: --tbw)");
 }
 
@@ -131,12 +132,40 @@ void cli_print_disk(const struct mt_session *s)
         uint64_t bytes;
         double share;
         const char *path = mt_disk_file(s->disk, i, &bytes, &share);
-        fprintf(stderr, "Scratch  %s, %s, %.0f%% of requests\n", path,
+        cli_say("Scratch  %s, %s, %.0f%% of requests\n", path,
                 mt_format_bytes(a, sizeof(a), bytes), 100 * share);
     }
-    fprintf(stderr, "         %s, %s, %s buffers, alignment %zu, %u requests each way\n", d.io,
+    cli_say("         %s, %s, %s buffers, alignment %zu, %u requests each way\n", d.io,
             d.direct ? "direct" : "through the page cache", d.buffers_registered ? "registered" : "plain",
             d.align, d.depth);
+}
+
+/* The same as a line, by name. */
+static void step_event(const struct mt_step_report *r)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "step", (double)r->step);
+    cJSON_AddNumberToObject(o, "total_steps", (double)r->total_steps);
+    cJSON_AddNumberToObject(o, "loss", r->result.loss);
+    cJSON_AddNumberToObject(o, "lr", r->lr);
+    cJSON_AddNumberToObject(o, "grad_norm", r->result.grad_norm);
+    cJSON_AddBoolToObject(o, "skipped", r->result.skipped);
+    cJSON_AddNumberToObject(o, "tok_s", (double)r->tokens / r->seconds);
+    cJSON_AddNumberToObject(o, "seconds", r->seconds);
+    cJSON_AddNumberToObject(o, "eta_seconds", r->eta_seconds);
+    cli_json_event("step", o);
+}
+
+static void eval_event(const struct mt_eval_report *r)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "step", (double)r->step);
+    cJSON_AddNumberToObject(o, "eval_loss", r->loss);
+    cJSON_AddNumberToObject(o, "accuracy", r->accuracy);
+    cJSON_AddNumberToObject(o, "tokens", (double)r->n_loss);
+    cJSON_AddNumberToObject(o, "seconds", r->seconds);
+    cJSON_AddBoolToObject(o, "best", r->best);
+    cli_json_event("eval", o);
 }
 
 static void on_step(void *ctx, const struct mt_step_report *r)
@@ -146,9 +175,12 @@ static void on_step(void *ctx, const struct mt_step_report *r)
     cli_rates_step(p->rates, r->step);
     if (!p->show)
         return;
+    if (p->cli->json_log) {
+        step_event(r);
+        return;
+    }
     mt_format_seconds(eta, sizeof(eta), r->eta_seconds);
-    fprintf(stderr,
-            "step %llu/%llu %.1f%% | loss %.4f | lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
+    cli_say("step %llu/%llu %.1f%% | loss %.4f | lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
             "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n",
             (unsigned long long)r->step, (unsigned long long)r->total_steps,
             100.0 * (double)r->step / (double)r->total_steps, r->result.loss, r->lr,
@@ -163,8 +195,12 @@ static void on_step(void *ctx, const struct mt_step_report *r)
 static void on_eval(void *ctx, const struct mt_eval_report *r)
 {
     const struct cli_progress *p = ctx;
-    if (!p->cli->quiet)
-        fprintf(stderr, "eval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
+    if (p->cli->quiet)
+        return;
+    if (p->cli->json_log)
+        eval_event(r);
+    else
+        cli_say("eval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
                         "%.1f s%s\n",
                 (unsigned long long)r->step, r->loss, exp(r->loss), 100 * r->accuracy,
                 (unsigned long long)r->n_loss, r->seconds, r->best ? " | best" : "");
@@ -174,7 +210,7 @@ static void on_saved(void *ctx, uint64_t step, double seconds)
 {
     const struct cli_progress *p = ctx;
     if (!p->cli->quiet)
-        fprintf(stderr, "saved checkpoint-%llu in %.1f s\n", (unsigned long long)step, seconds);
+        cli_say("saved checkpoint-%llu in %.1f s\n", (unsigned long long)step, seconds);
 }
 
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p)

@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "heartbeat.h"
+#include "log_lines.h"
 #include "model/weights.h"
 #include "rates.h"
 #include "report.h"
@@ -220,10 +221,8 @@ static int fill_weights(struct run *r, struct mt_err *err)
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
-    uint64_t tbw = 0;
-    int rc = cli_parse_size(r->args, "tbw", &tbw, err);
-    if (!rc)
-        rc = mt_session_prepare(&r->session, r->cfg, true, err);
+    uint64_t tbw = cli_size(r->args, "tbw", 0);
+    int rc = mt_session_prepare(&r->session, r->cfg, true, err);
     if (rc)
         return rc;
     rc = mt_session_memory(&r->session, &memory, err);
@@ -237,7 +236,6 @@ static int prepare(struct run *r, struct mt_err *err)
 
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
-    const char *max = cli_arg(r->args, "max-steps");
     struct cli_rates rates = {0};
     struct cli_progress progress = {r->cli, &r->session, &rates,
                                     !r->cli->quiet && !r->cli->no_progress &&
@@ -249,7 +247,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .dir = r->cfg->checkpoint.dir,
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
-                                .max_steps = max ? strtoull(max, NULL, 10) : 0};
+                                .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
     const char *rates_path = cli_arg(r->args, "rates");
     struct cli_heartbeat heartbeat;
     cli_progress_events(&p.events, &progress);
@@ -279,7 +277,7 @@ static int exit_code(enum mt_train_end end)
     if (end != MT_END_SIGNAL)
         return 0;
     int signo = atomic_load(&control.stop);
-    fprintf(stderr, "megatrain: stopped; go on with --resume\n");
+    cli_say("megatrain: stopped; go on with --resume\n");
     return 128 + (signo == SIGINT ? SIGINT : SIGTERM);
 }
 
@@ -308,7 +306,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     if (!rc && !dry) {
         catch_signals();
         if (r.resume && !cli->quiet)
-            fprintf(stderr, "resuming from %s\n", r.resume);
+            cli_say("resuming from %s\n", r.resume);
         rc = train(&r, &end, &err);
     }
     int code = rc ? cli_fail(&err) : exit_code(end);

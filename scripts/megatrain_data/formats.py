@@ -174,7 +174,21 @@ def input_ids(record):
         for i, (v, l) in enumerate(zip(ids, labels)):
             if l not in (-100, v):
                 raise Bad(f"labels[{i}] must be -100 or input_ids[{i}]")
-    return Ids(ids, labels)
+    return Ids(*without_padding(ids, labels, record.get("attention_mask")))
+
+
+def without_padding(ids, labels, mask):
+    """Tokens whose attention_mask is 0 are padding: they are cut off at both ends, and refused elsewhere."""
+    if mask is None:
+        return ids, labels
+    if not isinstance(mask, list) or len(mask) != len(ids) or any(isinstance(m, bool) or m not in (0, 1) for m in mask):
+        raise Bad('"attention_mask" must hold a 0 or a 1 for each of "input_ids"')
+    if 1 not in mask:
+        raise Bad('"attention_mask" is 0 everywhere')
+    first, end = mask.index(1), len(mask) - mask[::-1].index(1)
+    if 0 in mask[first:end]:
+        raise Bad(f"attention_mask[{mask.index(0, first)}] is 0 between tokens that are not padding, which is not supported")
+    return ids[first:end], labels and labels[first:end]
 
 
 def convert(record, name, entry):

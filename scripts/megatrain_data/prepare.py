@@ -215,6 +215,21 @@ class Preparation:
         raise DataError(f"{spot}: token {ids[worst]} is beyond the model's vocab_size of {self.job['vocab']}")
 
 
+def stops_of(encoder, job):
+    """Ids at which generation stops: eos_token_id of the model, else of its tokenizer; in a conversation also
+    the token with which the chat template ends a turn."""
+    tok = encoder.tok
+    stops = set(tok.stops) or {tok.eos} - {None}
+    if job.get("chat") and not tok.bytes:
+        try:
+            end = encoder.template_for(None).markers()[1].strip()
+        except DataError:
+            end = ""
+        at = tok.t.token_to_id(end) if end else None
+        stops |= {at} - {None}
+    return stops
+
+
 def encode(job, say):
     """A prompt to ids; with "chat", as the user's turn of a conversation."""
     e = Encoder(job)
@@ -229,7 +244,7 @@ def encode(job, say):
             ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])
     except Bad as bad:
         raise DataError(str(bad)) from None
-    say({"event": "ids", "ids": ids.tolist(), "ends": sorted(int(i) for i in e.tok.ends)})
+    say({"event": "ids", "ids": ids.tolist(), "ends": sorted(int(i) for i in stops_of(e, job))})
 
 
 def decode(job, say):

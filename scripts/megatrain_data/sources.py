@@ -8,6 +8,7 @@ A chunk is a tuple that travels to a worker, with the kind first:
     ("arrow", bytes)                a record batch
     ("text", path, start, end)      plain text
 """
+import codecs
 import gzip
 import io
 import json
@@ -207,6 +208,8 @@ def parse_lines(lines):
     for raw in lines:
         n += 1
         raw = raw.strip()
+        if n == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8)  # what some editors put before a file's first line
         if not raw:
             continue
         try:

@@ -51,6 +51,28 @@ void mt_str_finish(struct mt_str *s)
     *s = (struct mt_str){0};
 }
 
+long mt_utf8_error(const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+    for (size_t i = 0; s[i];) {
+        int more = s[i] < 0x80                    ? 0
+                   : s[i] >= 0xc2 && s[i] < 0xe0 ? 1
+                   : (s[i] & 0xf0) == 0xe0       ? 2
+                   : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
+                                                 : -1;
+        /* bounds of the second byte: nothing overlong, no surrogates, none past U+10FFFF */
+        unsigned char low = s[i] == 0xe0 ? 0xa0 : s[i] == 0xf0 ? 0x90 : 0x80;
+        unsigned char high = s[i] == 0xed ? 0x9f : s[i] == 0xf4 ? 0x8f : 0xbf;
+        if (more < 0 || (more && (s[i + 1] < low || s[i + 1] > high)))
+            return (long)i;
+        for (int k = 2; k <= more; k++)
+            if ((s[i + (size_t)k] & 0xc0) != 0x80)
+                return (long)i;
+        i += 1 + (size_t)more;
+    }
+    return -1;
+}
+
 int mt_edit_distance(const char *a, const char *b)
 {
     enum { MAX = 64 };

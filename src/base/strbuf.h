@@ -18,6 +18,9 @@ void mt_str_printf(struct mt_str *s, const char *fmt, ...) __attribute__((format
 void mt_str_number(struct mt_str *s, double v);
 void mt_str_finish(struct mt_str *s);
 
+/** Offset of the first byte of `text` that is not UTF-8, or -1. */
+long mt_utf8_error(const char *text);
+
 /** The number of edits (insert, delete, replace, swap) between a and b; for "did you mean". */
 int mt_edit_distance(const char *a, const char *b);
 

@@ -65,7 +65,6 @@ static int find_key(const struct mt_key **out, const char *section, const char *
 static int resolve_path(const struct mt_key *key, const char *file, const char *value, char **out)
 {
     const char *slash = strrchr(file, '/');
-    bool maybe = key->type == MT_KEY_NAME_OR_PATH;
     *out = NULL;
     if (!*value || *value == '/' || !slash || !strcmp(value, "auto")) {
         *out = strdup(value);
@@ -73,7 +72,7 @@ static int resolve_path(const struct mt_key *key, const char *file, const char *
         char *dir = strndup(file, (size_t)(slash - file) + 1);
         *out = dir ? mt_path_join(dir, value) : NULL;
         free(dir);
-        if (*out && maybe && !mt_path_exists(*out)) {
+        if (*out && !mt_key_is_path(key, value, *out)) {
             free(*out);
             *out = strdup(value);
         }
@@ -105,7 +104,7 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
 char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value)
 {
     char *out = NULL;
-    if (key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH)
+    if (mt_key_holds_path(key))
         return resolve_path(key, file, value, &out) ? NULL : out;
     if (key->type == MT_KEY_PATHS)
         return resolve_list(key, file, value, &out) ? NULL : out;
@@ -394,9 +393,14 @@ void mt_config_describe(struct mt_str *out, bool markdown)
                 mt_str_printf(out, "%s### [%s]\n\n| key | default | meaning |\n|---|---|---|\n",
                               i ? "\n" : "", section);
             mt_str_printf(out, "| `%s` | `%s` | %s", k->name, k->def, k->help);
-            for (const char *c = k->choices; c; c = NULL)
-                mt_str_printf(out, " One of `%s`.", c);
-            mt_str_printf(out, " |\n");
+            const char *sep = " One of `";
+            for (const char *c = k->choices; c && *c;) { /* a bar would end the table's cell */
+                int n = (int)strcspn(c, "|");
+                mt_str_printf(out, "%s%.*s`", sep, n, c);
+                c += n + (c[n] == '|');
+                sep = ", `";
+            }
+            mt_str_printf(out, "%s |\n", k->choices ? "." : "");
         } else {
             mt_str_printf(out, "%s%s.%s = %s\n    %s\n", first && i ? "\n" : "", k->section, k->name,
                           k->def, k->help);

@@ -22,14 +22,15 @@ const struct mt_key mt_keys[] = {
     {"data", "train", MT_NUMERICS, MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
      "Training files, globs allowed: .jsonl, .json (an array), both also .gz or .zst, .parquet, .arrow; "
      "dataset_info.json#NAME; anything else is plain text. FILE:2 visits its samples twice an epoch."},
-    {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_PATH, AT(data.eval), "", NULL, ANY, NULL,
+    {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
      "auto|messages|sharegpt|alpaca|prompt_completion|text|input_ids", ANY, NULL,
      "Format of samples; auto looks at the first one of each file."},
     {"data", "tokenizer", MT_NUMERICS, MT_KEY_WORD, AT(data.tokenizer), "model", "model|byte", ANY, NULL,
      "The model's own tokenizer.json, or bytes."},
-    {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_PATH, AT(data.template_), "model", NULL, ANY, NULL,
+    {"data", "template", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.template_), "model",
+     "model|chatml|llama3|mistral|gemma|qwen3|zephyr|alpaca", ANY, NULL,
      "Chat template: the model's own, a built-in one by name (chatml, llama3, mistral, gemma, qwen3, "
      "zephyr, alpaca), or a .jinja file."},
     {"data", "train_on", MT_NUMERICS, MT_KEY_CHOICE, AT(data.train_on), "assistant", "assistant|last|all", ANY, NULL,

@@ -9,6 +9,7 @@
 enum mt_key_type {
     MT_KEY_STRING,
     MT_KEY_PATH,     /* a string; relative to the file that sets it */
+    MT_KEY_NAME_OR_FILE, /* one of `choices`, a number or a share; else a file */
     MT_KEY_NAME_OR_PATH, /* a string; a path where there is such a file beside the one that sets it */
     MT_KEY_LIST,
     MT_KEY_PATHS,    /* a list of such */
@@ -63,6 +64,10 @@ const char *mt_key_suggest(const char *section, const char *name);
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
+/** Is the value a path, or something that may be one? */
+bool mt_key_holds_path(const struct mt_key *key);
+/** Whether `value` of such a key means the path `path`: a name does not, whatever lies in the folder. */
+bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path);
 /** A value as it stands in `file`: paths become relative to where the file is. The caller frees; NULL where
  * memory is short. */
 char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -193,10 +194,30 @@ static bool is_list(const struct mt_key *key)
     return key->type == MT_KEY_LIST || key->type == MT_KEY_PATHS;
 }
 
+bool mt_key_holds_path(const struct mt_key *key)
+{
+    return key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_FILE || key->type == MT_KEY_NAME_OR_PATH;
+}
+
+bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path)
+{
+    struct stat st;
+    int unused;
+    int64_t count;
+    double share;
+    bool exists = !stat(path, &st);
+    if (key->type == MT_KEY_NAME_OR_PATH)
+        return exists;
+    if (key->type != MT_KEY_NAME_OR_FILE)
+        return true;
+    bool name = in_list(key->choices, value, &unused) || mt_parse_count(value, &count) ||
+                mt_parse_percent(value, &share);
+    return exists && !name && S_ISREG(st.st_mode);
+}
+
 static bool is_text(const struct mt_key *key)
 {
-    return key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
-           is_list(key);
+    return key->type == MT_KEY_STRING || mt_key_holds_path(key) || is_list(key);
 }
 
 /* A list is written without its empty items and spare spaces: that, too, must be read as it is. */
@@ -232,6 +253,7 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
     switch (key->type) {
     case MT_KEY_STRING:
     case MT_KEY_PATH:
+    case MT_KEY_NAME_OR_FILE:
     case MT_KEY_NAME_OR_PATH:
         return set_string(f, text, buf, len);
     case MT_KEY_LIST:
@@ -333,9 +355,10 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         print_text(*(char *const *)f, out);
         break;
     case MT_KEY_PATH:
+    case MT_KEY_NAME_OR_FILE:
     case MT_KEY_NAME_OR_PATH:
-        if (key->type == MT_KEY_NAME_OR_PATH && !mt_path_exists(*(char *const *)f)) {
-            print_text(*(char *const *)f, out); /* of the hub, a tokenizer, a template */
+        if (!mt_key_is_path(key, *(char *const *)f, *(char *const *)f)) {
+            print_text(*(char *const *)f, out);
             break;
         }
         print_path(*(char *const *)f, &path);
@@ -410,7 +433,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
 {
     void *f = field(cfg, key);
-    if (key->type == MT_KEY_STRING || key->type == MT_KEY_PATH || key->type == MT_KEY_NAME_OR_PATH ||
+    if (key->type == MT_KEY_STRING || mt_key_holds_path(key) ||
         key->type == MT_KEY_WORD) {
         free(*(char **)f);
         *(char **)f = NULL;

@@ -113,6 +113,30 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
     return rc ? rc : push(r, MT_BYTE_EOS, true, err);
 }
 
+/* Tokens whose attention_mask is 0 are padding: they are cut off at both ends, [*first, *end) stays. */
+static int find_padding(const cJSON *mask, size_t n, const char *where, size_t *first, size_t *end, struct mt_err *err)
+{
+    size_t i = 0, ones = 0;
+    if (!mask || cJSON_IsNull(mask))
+        return 0;
+    if (!cJSON_IsArray(mask) || (size_t)cJSON_GetArraySize(mask) != n)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"attention_mask\" and \"input_ids\" differ in length", where);
+    for (const cJSON *m = mask->child; m; m = m->next, i++) {
+        if (!cJSON_IsNumber(m) || (m->valuedouble != 0 && m->valuedouble != 1))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: attention_mask[%zu] must be 0 or 1", where, i);
+        if (m->valuedouble == 0)
+            continue;
+        *first = ones++ ? *first : i;
+        *end = i + 1;
+    }
+    if (!ones || *end - *first != ones)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       ones ? "%s: \"attention_mask\" is 0 between tokens that are not padding, which is not supported"
+                            : "%s: \"attention_mask\" is 0 everywhere",
+                       where);
+    return 0;
+}
+
 static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *where,
                     struct mt_err *err)
 {
@@ -122,8 +146,11 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
     if (labels && cJSON_GetArraySize(labels) != cJSON_GetArraySize(ids))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"labels\" and \"input_ids\" differ in length",
                        where);
+    size_t i = 0, first = 0, end = (size_t)cJSON_GetArraySize(ids);
+    int rc = find_padding(mt_json_get(o, "attention_mask"), end, where, &first, &end, err);
+    if (rc)
+        return rc;
     const cJSON *l = labels ? labels->child : NULL;
-    size_t i = 0;
     for (const cJSON *v = ids->child; v; v = v->next, i++, l = l ? l->next : NULL) {
         double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
         if (!(id >= 0) || id != floor(id))
@@ -135,7 +162,8 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
         if (labels && (!cJSON_IsNumber(l) || (l->valuedouble != -100 && l->valuedouble != id)))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                            "%s: labels[%zu] must be -100 or input_ids[%zu]", where, i, i);
-        int rc = push(r, (uint32_t)id, !labels || l->valuedouble != -100, err);
+        if (i >= first && i < end)
+            rc = push(r, (uint32_t)id, !labels || l->valuedouble != -100, err);
         if (rc)
             return rc;
     }

@@ -8,6 +8,7 @@
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "config/schema.h"
 #include "hw/hw.h"
 #include "train/session_priv.h"
 
@@ -67,7 +68,7 @@ static int open_set(struct mt_session *s, mt_dataset **out, const struct mt_cfg_
 static int open_data(struct mt_session *s, struct mt_err *err)
 {
     const char *eval = s->cfg->data.eval;
-    bool eval_file = eval[0] && mt_path_exists(eval);
+    bool eval_file = eval[0] && mt_key_is_path(mt_key_find("data", "eval"), eval, eval);
     char *item = s->cfg->data.eval;
     struct mt_cfg_list list = {&item, 1};
     int rc = open_set(s, &s->data, &s->cfg->data.train, err);

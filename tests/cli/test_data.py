@@ -451,6 +451,20 @@ def check_and_run_prepare_what_is_missing(tmp):
     megatrain("-q", "sample", "--chat", "--model", os.path.join(tmp, "out", "latest"), "--prompt", "find", "--max-tokens", "5")
 
 
+def generation_stops_at_the_models_eos_and_not_at_every_special_token(tmp):
+    model = model_of(tmp, "qwen3", eos_token_id=2)
+    job = {"mode": "encode", "model_dir": model, "tokenizer": "model", "template": "model", "vocab": 100000, "text": "find"}
+    ends = {}
+    for chat in (False, True):
+        p = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "prepare_data.py")],
+                           input=json.dumps({**job, "chat": chat}), capture_output=True, text=True, check=True)
+        ends[chat] = next(e["ends"] for e in map(json.loads, p.stdout.splitlines()) if e["event"] == "ids")
+    with open(os.path.join(model, "tokenizer.json")) as f:
+        special = {t["content"]: t["id"] for t in json.load(f)["added_tokens"] if t["special"]}
+    assert len(special) > 2 and ends[False] == [2], (ends, special)
+    assert ends[True] == sorted({2, special["<|im_end|>"]}), (ends, special)
+
+
 TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
          and v.__code__.co_varnames[:1] == ("tmp",) and v.__code__.co_argcount == 1 and v is not write_images]
 

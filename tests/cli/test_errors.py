@@ -19,7 +19,7 @@ def check(name, args, code, *words, env=None, limit=None):
     RUN.append(name)
     e = dict(os.environ)
     e.update(env or {})
-    p = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, env=e, timeout=120,
+    p = subprocess.run([BINARY, *(a if isinstance(a, bytes) else str(a) for a in args)], capture_output=True, text=True, env=e, timeout=120,
                        preexec_fn=limit)
     said = p.stdout + p.stderr
     missing = [w for w in words if w not in said]
@@ -205,6 +205,70 @@ def machine_cases(tmp, model, data):
     check("resume from nowhere", ["-q", "run", ini, "--resume=" + tmp], 7)
 
 
+def option_cases(tmp, model, data):
+    """Values of options are checked before anything is done."""
+    ini = write_ini(os.path.join(tmp, "opt.ini"), base(model, data, os.path.join(tmp, "o-opt")))
+    for option, values, words in (
+            ("--max-steps", ("abc", "-1", "2.5", "3x", "0", ""), "whole number of 1 or more"),
+            ("--tbw", ("600", "-1TB", "lots"), "size with a unit")):
+        for v in values:
+            check(f"run {option} {v}", ["run", ini, option, v], 2, option, words)
+    for option, values in (("--max-tokens", ("-900", "-1", "1e3x", "abc", "99999999999")), ("--temperature", ("nan", "-1", "abc")),
+                           ("--seed", ("abc", "-1"))):
+        for v in values:
+            check(f"sample {option} {v}", ["sample", "--model", model, option, v], 2, option, "must be")
+    check("data show --samples", ["data", "show", ini, "--samples", "abc"], 2, "--samples")
+    check("data show --first", ["data", "show", ini, "--first", "-5"], 2, "--first")
+    for option, v in (("--seconds", "abc"), ("--depth", "0"), ("--size", "0"), ("--request", "1KB"), ("--threads", "abc"), ("--threads", "0"),
+                      ("--index", "x")):
+        check(f"probe {option} {v}", ["probe", "disk" if option not in ("--threads", "--index") else "all", option, v], 2, option)
+    check("probe a folder that is not there", ["probe", "disk", "/nosuch"], 2, "/nosuch is not a folder")
+    check("one operand too many", ["run", ini, "--resume", "out/checkpoint-5"], 2, "one argument too many", "--resume=out/checkpoint-5")
+    check("unknown global option", ["--bogus"], 2, '"--bogus"', limit=None)
+    check("a global option's value before the command", ["--color", "never", "config", "keys"], 0, "model.path")
+    check("a prompt that is not UTF-8", ["sample", "--model", model, "--prompt", b"ab\xff"], 2, "byte 3 of --prompt is not UTF-8")
+    sets = [a for i in range(100) for a in ("--set", f"train.steps={i + 1}")]
+    check("a hundred --set options", ["config", "show", ini, *sets], 0, "steps = 100")
+    check("markdown cells", ["config", "keys", "--markdown"], 0, "One of `auto`, `bf16`, `f32`.")
+    with open("/dev/full", "w") as full:
+        for args in (["config", "keys"], ["config", "init"]):
+            assert subprocess.run([BINARY, *args], stdout=full, stderr=subprocess.DEVNULL).returncode == 1, args
+    p = subprocess.run([BINARY, "run", ini, "--log-format", "json"], capture_output=True, text=True)
+    records = [json.loads(line) for line in p.stderr.splitlines()]
+    assert p.returncode == 0 and all("time" in r and "level" in r for r in records)
+    assert [r["step"] for r in records if r.get("event") == "step"] == list(range(1, 11))
+    p = subprocess.run([BINARY, "--log-format", "json", "run", "nosuch.ini"], capture_output=True, text=True)
+    assert p.returncode == 2 and json.loads(p.stderr)["level"] == "error", p.stderr
+
+
+def name_cases(tmp, model, data):
+    """Folders that are called as something built in are do no harm."""
+    d = os.path.join(tmp, "names")
+    for name in ("model", "chatml", "qwen3", "10%"):
+        os.makedirs(os.path.join(d, name))
+    ini = write_ini(os.path.join(d, "n.ini"), base(model, data, "o-names", data__eval="10%", data__template="model", train__steps=1))
+    p = subprocess.run([BINARY, "-q", "run", "n.ini"], cwd=d, capture_output=True, text=True)
+    assert p.returncode == 0, p.stderr
+    text = open(ini).read().replace("template = model", "template = chatml")
+    open(ini, "w").write(text)
+    said = subprocess.run([BINARY, "config", "show", "n.ini"], cwd=d, capture_output=True, text=True).stdout
+    assert "template = chatml " in said and "eval = 10% " in said, said
+
+
+def padding_cases(tmp, model):
+    out = os.path.join(tmp, "o-pad")
+    path = os.path.join(tmp, "padded.jsonl")
+    def show(records):
+        with open(path, "w") as f:
+            f.write("\ufeff" + "".join(json.dumps(r) + "\n" for r in records))
+        ini = write_ini(os.path.join(tmp, "pad.ini"), base(model, path, out, data__eval=""))
+        return ["-q", "data", "show", ini, "--json"]
+    said = megatrain(*show([{"input_ids": [0, 5, 6, 7, 0], "attention_mask": [0, 1, 1, 1, 0]}] * 3)).stdout
+    assert json.loads(said.splitlines()[0])["input_ids"] == [5, 6, 7], said
+    check("a hole in attention_mask", show([{"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}]), 3, "padded.jsonl:1", "attention_mask")
+    check("attention_mask of another length", show([{"input_ids": [5, 6, 7], "attention_mask": [1, 1]}]), 3, "differ in length")
+
+
 def checkpoint_cases(tmp, model, data):
     out = os.path.join(tmp, "ck")
     ini = write_ini(os.path.join(tmp, "ck.ini"), base(model, data, out, train__steps=2))
@@ -241,6 +305,9 @@ with tempfile.TemporaryDirectory() as tmp:
     weight_value_cases(tmp, data)
     data_cases(tmp, model)
     machine_cases(tmp, model, data)
+    option_cases(tmp, model, data)
+    name_cases(tmp, model, data)
+    padding_cases(tmp, model)
     checkpoint_cases(tmp, model, data)
 print(f"{len(RUN)} cases, {len(FAILED)} failed")
 sys.exit(bool(FAILED))

@@ -37,6 +37,18 @@ static void append_takes_any_bytes(void **state)
     mt_str_finish(&s);
 }
 
+static void what_is_not_utf8_is_found(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        long want;
+    } cases[] = {{"", -1}, {"plain", -1}, {"gr\xc3\xbc\xc3\x9f", -1}, {"\xf0\x9f\x98\x80", -1}, {"a\xff", 1}, {"\xc3", 0},
+                 {"\xc0\x80", 0}, {"\xed\xa0\x80", 0}, {"\xf4\x90\x80\x80", 0}, {"ok\xe2\x82", 2}, {"\x80", 0}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
+        assert_int_equal(mt_utf8_error(cases[i].text), cases[i].want);
+}
+
 static void edit_distance_counts_swaps_as_one(void **state)
 {
     (void)state;
@@ -57,6 +69,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(printf_appends_and_terminates),
         cmocka_unit_test(append_takes_any_bytes),
+        cmocka_unit_test(what_is_not_utf8_is_found),
         cmocka_unit_test(edit_distance_counts_swaps_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
