@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "cli.h"
-#include "device/ops.h"
+#include "device/kind.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/optimizer.h"
@@ -96,7 +96,7 @@ static int find_device(struct mt_measure_params *p, const struct cli_args *args,
     const char *kind = cli_arg(args, "device");
     struct mt_device_info gpu;
     kind = kind ? kind : "auto";
-    if (strcmp(kind, "cpu") && strcmp(kind, "cuda") && strcmp(kind, "auto"))
+    if (strcmp(kind, "auto") && !mt_device_kind(kind))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--device is cpu, cuda or auto, not \"%s\"", kind);
     p->device_index = (int)cli_whole(args, "index", 0);
     p->device_kind = mt_device_choose(kind, p->device_index, &gpu);

@@ -2,6 +2,7 @@
 #include "machine/machine.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "config/ini.h"
+#include "device/kind.h"
 #include "hw/hw.h"
 #include "optim/optimizer.h"
 
@@ -29,14 +31,18 @@ void mt_machine_finish(struct mt_machine *m)
 struct reader {
     struct mt_machine *m;
     int version;
+    const char *file; /* of the line that is read */
+    int line;
 };
 
-static int bad(struct mt_err *err, const char *file, int line, const char *fmt, const char *a,
-               const char *b)
+__attribute__((format(printf, 3, 4))) static int bad(const struct reader *r, struct mt_err *err, const char *fmt, ...)
 {
     char msg[256];
-    snprintf(msg, sizeof(msg), fmt, a, b);
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s", file, line, msg);
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(msg, sizeof(msg), fmt, ap);
+    va_end(ap);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: %s", r->file, r->line, msg);
 }
 
 /* "25 measured", "25 rated". */
@@ -53,9 +59,9 @@ static bool parse_rate(struct mt_rate *r, const char *text)
     return true;
 }
 
-static int read_machine_key(struct reader *r, const char *file, int line, const char *key,
-                            const char *value, struct mt_err *err)
+static int read_machine_key(struct reader *r, const char *key, const char *value, struct mt_err *err)
 {
+    const struct mt_device_kind *kind;
     struct mt_machine *m = r->m;
     if (!strcmp(key, "version")) {
         r->version = atoi(value);
@@ -64,25 +70,25 @@ static int read_machine_key(struct reader *r, const char *file, int line, const 
     } else if (!strcmp(key, "fingerprint")) {
         snprintf(m->fingerprint, sizeof(m->fingerprint), "%s", value);
     } else if (!strcmp(key, "kind")) {
-        if (strcmp(value, "cpu") && strcmp(value, "cuda"))
-            return bad(err, file, line, "machine.kind is cpu or cuda, not \"%s\"%s", value, "");
-        m->cpu = !strcmp(value, "cpu");
+        kind = mt_device_kind(value);
+        if (!kind)
+            return bad(r, err, "machine.kind is cpu or cuda, not \"%s\"", value);
+        m->cpu = kind->shares_host_memory;
     } else {
-        return bad(err, file, line, "unknown key \"machine.%s\"%s", key, "");
+        return bad(r, err, "unknown key \"machine.%s\"", key);
     }
     return 0;
 }
 
-static int read_adam(struct mt_machine *m, const char *file, int line, const char *key,
-                     const char *value, struct mt_err *err)
+static int read_adam(struct reader *reader, const char *key, const char *value, struct mt_err *err)
 {
+    struct mt_machine *m = reader->m;
     struct mt_rate r;
     int threads = atoi(key);
     if (threads < 1 || !parse_rate(&r, value) || !(r.value > 0))
-        return bad(err, file, line,
-                   "[adam] has \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
+        return bad(reader, err, "[adam] has \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
     if (m->n_adam == MT_MAX_ADAM)
-        return bad(err, file, line, "[adam] has too many lines%s%s", "", "");
+        return bad(reader, err, "[adam] has too many lines");
     int at = m->n_adam++;
     for (; at > 0 && m->adam[at - 1].threads > threads; at--)
         m->adam[at] = m->adam[at - 1];
@@ -96,30 +102,31 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
                   const char *value, struct mt_err *err)
 {
     struct reader *r = ctx;
+    r->file = file;
+    r->line = line;
     if (!strcmp(section, "machine"))
-        return read_machine_key(r, file, line, key, value, err);
+        return read_machine_key(r, key, value, err);
     if (!strcmp(section, "adam"))
-        return read_adam(r->m, file, line, key, value, err);
+        return read_adam(r, key, value, err);
     if (!strcmp(section, "ops")) {
         struct mt_metered op;
         double s = atof(value);
         if (!mt_operation_parse(&op, key) || !(s > 0))
-            return bad(err, file, line, "not an operation and its seconds: \"%s = %s\"", key, value);
+            return bad(r, err, "not an operation and its seconds: \"%s = %s\"", key, value);
         return mt_machine_add_sample(r->m, &op, s) ? 0 : mt_fail_nomem(err, "a machine profile", 1);
     }
     for (int i = 0; i < MT_N_RATES; i++)
         if (!strcmp(section, rate_keys[i].section) && !strcmp(key, rate_keys[i].key))
             return parse_rate(&r->m->rate[i], value)
                        ? 0
-                       : bad(err, file, line, "%s wants a number and rated or measured, not \"%s\"", key,
-                             value);
-    return bad(err, file, line, "unknown key \"%s.%s\"", section, key);
+                       : bad(r, err, "%s wants a number and rated or measured, not \"%s\"", key, value);
+    return bad(r, err, "unknown key \"%s.%s\"", section, key);
 }
 
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
 {
     struct mt_machine m = {0};
-    struct reader r = {&m, 0};
+    struct reader r = {.m = &m};
     int rc = mt_ini_parse_file(path, on_key, &r, err);
     if (!rc && r.version != MT_MACHINE_VERSION)
         rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a profile of version %d; this program wants %d",

@@ -19,32 +19,36 @@ double mt_measure_median(double *v, int n)
 
 /* --- by itself ------------------------------------------------------------------------------------ */
 
+struct timed {
+    mt_device *dev;
+    mt_example *x;
+    mt_event *ev[2]; /* before and after a round */
+};
+
 /* Nanoseconds of `reps` submissions, on the stream. */
-static int time_round(mt_example *x, mt_device *dev, mt_event *ev[2], int reps, int64_t *ns,
-                      struct mt_err *err)
+static int time_round(const struct timed *t, int reps, int64_t *ns, struct mt_err *err)
 {
-    int rc = mt_event_record(dev, ev[0], MT_STREAM_COMPUTE, err);
+    int rc = mt_event_record(t->dev, t->ev[0], MT_STREAM_COMPUTE, err);
     for (int i = 0; i < reps && !rc; i++)
-        rc = mt_example_submit(x, err);
+        rc = mt_example_submit(t->x, err);
     if (!rc)
-        rc = mt_event_record(dev, ev[1], MT_STREAM_COMPUTE, err);
+        rc = mt_event_record(t->dev, t->ev[1], MT_STREAM_COMPUTE, err);
     if (!rc)
-        rc = mt_event_sync(dev, ev[1], err);
-    *ns = mt_event_time_ns(ev[1]) - mt_event_time_ns(ev[0]);
+        rc = mt_event_sync(t->dev, t->ev[1], err);
+    *ns = mt_event_time_ns(t->ev[1]) - mt_event_time_ns(t->ev[0]);
     return rc;
 }
 
-static int time_rounds(mt_example *x, mt_device *dev, mt_event *ev[2], int64_t round_ns,
-                       double *seconds, struct mt_err *err)
+static int time_rounds(const struct timed *t, int64_t round_ns, double *seconds, struct mt_err *err)
 {
     double round[ALONE_ROUNDS];
     int64_t ns = 0;
-    int reps = 1, rc = time_round(x, dev, ev, 1, &ns, err); /* warm */
+    int reps = 1, rc = time_round(t, 1, &ns, err); /* warm */
     if (!rc)
-        rc = time_round(x, dev, ev, 1, &ns, err);
+        rc = time_round(t, 1, &ns, err);
     reps = (int)MT_MIN(MT_MAX(round_ns / MT_MAX(ns, (int64_t)1), (int64_t)1), (int64_t)200);
     for (int r = 0; r < ALONE_ROUNDS && !rc; r++) {
-        rc = time_round(x, dev, ev, reps, &ns, err);
+        rc = time_round(t, reps, &ns, err);
         round[r] = (double)ns * 1e-9 / reps;
     }
     if (rc)
@@ -56,16 +60,15 @@ static int time_rounds(mt_example *x, mt_device *dev, mt_event *ev[2], int64_t r
 int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
                          struct mt_err *err)
 {
-    mt_example *x = NULL;
-    mt_event *ev[2] = {NULL, NULL};
-    int rc = mt_example_create(&x, &(struct mt_example_params){.dev = dev, .shape = *op}, err);
+    struct timed t = {.dev = dev};
+    int rc = mt_example_create(&t.x, &(struct mt_example_params){.dev = dev, .shape = *op}, err);
     for (int i = 0; i < 2 && !rc; i++)
-        rc = mt_event_create(dev, &ev[i], err);
+        rc = mt_event_create(dev, &t.ev[i], err);
     if (!rc)
-        rc = time_rounds(x, dev, ev, round_ns, seconds, err);
-    mt_example_destroy(&x);
+        rc = time_rounds(&t, round_ns, seconds, err);
+    mt_example_destroy(&t.x);
     for (int i = 0; i < 2; i++)
-        mt_event_destroy(&ev[i]);
+        mt_event_destroy(&t.ev[i]);
     return rc;
 }
 

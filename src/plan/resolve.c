@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "device/kind.h"
 #include "hw/hw.h"
 #include "plan/evaluate.h"
 
@@ -124,7 +125,7 @@ static void resolve_placement(struct mt_placement *p, const struct mt_plan_limit
     if (p->threads == MT_AUTO)
         p->threads = l->threads;
     set_bytes(&p->host_budget, l->host_bytes, (uint64_t)((double)l->host_bytes * 0.9));
-    if (!strcmp(l->kind, "cpu")) /* its arena is of the host's memory */
+    if (mt_device_kind(l->kind)->shares_host_memory)
         set_bytes(&p->device_budget, p->host_budget.bytes, p->host_budget.bytes / 4);
     else
         set_bytes(&p->device_budget, l->device_bytes, l->device_bytes - MT_MIN(l->device_bytes, reserve));
@@ -143,7 +144,7 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
         return rc;
     resolve_placement(&r.placement, limits);
     r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : 1; /* at most: data are not looked at */
-    r.link_gbps = !strcmp(limits->kind, "cpu") ? c->device.link_gbps : 0;
+    r.link_gbps = mt_device_kind(limits->kind)->shares_host_memory ? c->device.link_gbps : 0;
     *out = r;
     return 0;
 }
