@@ -139,7 +139,7 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
 
 static int read_model(struct plan_view *v, struct mt_err *err)
 {
-    char *dir = NULL, *text = NULL;
+    char *text = NULL;
     const char *path = v->cfg->model.path;
     size_t len = strlen(path);
     int rc;
@@ -155,10 +155,9 @@ static int read_model(struct plan_view *v, struct mt_err *err)
         free(text);
         return rc;
     }
-    rc = mt_hf_find_model(&dir, path, err);
+    rc = mt_hf_find_model(&v->model_dir, path, err);
     if (!rc)
-        rc = mt_hf_config_read(&v->hf, dir, err);
-    free(dir);
+        rc = mt_hf_config_read(&v->hf, v->model_dir, err);
     return rc;
 }
 
@@ -190,7 +189,7 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
     if (!rc)
         rc = read_model(v, err);
     if (!rc)
-        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, err);
+        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, err);
     if (!rc)
         rc = load_machine(v, args, err);
     v->request.machine = &v->machine;
@@ -205,6 +204,7 @@ void plan_view_close(struct plan_view *v)
     mt_machine_finish(&v->machine);
     mt_layout_destroy(&v->layout);
     mt_layout_destroy(&v->halves);
+    free(v->model_dir);
     mt_config_destroy(&v->cfg);
 }
 

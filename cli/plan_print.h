@@ -9,6 +9,7 @@
 struct plan_view {
     struct mt_config *cfg;
     struct mt_hf_config hf;
+    char *model_dir; /* owned; NULL: a config.json alone */
     struct mt_layout *layout, *halves; /* halves: where memory.unit is auto */
     struct mt_machine machine;
     bool local; /* the machine is this one */

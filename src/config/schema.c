@@ -87,7 +87,8 @@ const struct mt_key mt_keys[] = {
     {"optimizer", "decay_embeddings", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.decay_embeddings), "on", NULL, ANY,
      NULL, "Decay embeddings and lm_head too, as transformers does."},
     {"optimizer", "state_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.state_dtype), "f32", "bf16|f32", ANY,
-     "bf16", "Dtype of the two moments."},
+     NULL, "Dtype of the optimizer's states. bf16 halves their memory and traffic; each is rounded to the nearest after "
+     "every update, so a second moment shrinks as it should only with beta2 of 0.99 or less."},
     {"optimizer", "grad_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.grad_dtype), "auto", "auto|bf16|f32", ANY,
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
 

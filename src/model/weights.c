@@ -134,6 +134,24 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
+int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct mt_err unreadable = {0}; /* told when the weights are loaded */
+    bool any = false, read = false;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= !l->tensors[i].trainable;
+    if (any && dir)
+        read = !mt_st_open_dir(&st, dir, &unreadable);
+    for (size_t i = 0; any && i < l->n_tensors; i++) {
+        const struct mt_st_tensor *src = read ? find_source(&st, l->tensors[i].name) : NULL;
+        l->tensors[i].is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
+    }
+    if (read)
+        mt_st_close(&st);
+    return any ? mt_layout_set_ranges(l, err) : 0;
+}
+
 struct random_job {
     const struct mt_tensor *t;
     uint64_t seed, stream;

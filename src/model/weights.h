@@ -13,6 +13,13 @@
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                     struct mt_err *err);
 
+/**
+ * Finds out which frozen tensors DIR's safetensors hold as bf16, whose masters need no more than hi, and divides the
+ * layout into ranges again. Reads headers alone; without any, or with dir NULL, config.json's dtype is
+ * believed.
+ */
+int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err);
+
 /** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
  * (seed, tensor name, index) alone. */
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,

@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "device/kind.h"
 #include "hw/hw.h"
+#include "model/weights.h"
 #include "plan/evaluate.h"
 
 /* Tokens of a micro-batch, and of a step where none are given, to begin with. */
@@ -15,8 +16,9 @@ enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 static const uint64_t GIB = (uint64_t)1 << 30;
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
-                    const struct mt_hf_config *hf, struct mt_err *err)
+                    const struct mt_hf_config *hf, const char *dir, struct mt_err *err)
 {
+    bool stored = c->model.init == MT_INIT_WEIGHTS; /* random weights have all bits of f32 */
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
@@ -25,10 +27,13 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
     };
     int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
+    if (!rc && stored)
+        rc = mt_weights_mark_bf16(*layout, dir, err);
     if (rc || c->placement.unit != MT_CUT_AUTO)
         return rc;
     p.cut = mt_cut_half;
-    return mt_layout_create(halves, hf, &p, err);
+    rc = mt_layout_create(halves, hf, &p, err);
+    return rc || !stored ? rc : mt_weights_mark_bf16(*halves, dir, err);
 }
 
 /* --- what there is -------------------------------------------------------------------------------- */
@@ -103,6 +108,10 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     if (n.grad_dtype == MT_DTYPE_AUTO)
         n.grad_dtype = n.dtype;
     n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_dtype);
+    if (!n.optimizer)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "
+                       "optimizer.state_dtype = %s", c->optimizer.type, mt_dtype_name(n.state_dtype),
+                       mt_dtype_name(n.state_dtype == MT_F32 ? MT_BF16 : MT_F32));
     *out = n;
     return 0;
 }

@@ -18,7 +18,7 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
     if (!rc)
-        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, err);
+        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, err);
     if (rc)
         return rc;
     if (s->cfg->numerics.seq_len > s->hf.max_pos)

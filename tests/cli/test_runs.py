@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -244,6 +245,62 @@ def frozen_tensors_do_not_move(tmp, model, data):
             assert (first[name] == last[name]) == frozen, name
         got.append(planes(f"{out}/checkpoint-4"))
     assert got[0] == got[1]
+
+
+def moments_in_bf16_resume_to_the_same_bits(tmp, model, data):
+    got = []
+    for name, env, over in (("host", {}, {}), ("disk", PIECES, on_disk(tmp))):
+        for stop in 0, 3:
+            out = os.path.join(tmp, f"bf16-moments-{name}-{stop}")
+            ini = write_ini(out + ".ini", base(model, data, out, train__steps=6, optimizer__state_dtype="bf16",
+                                               optimizer__beta2=0.99, **over))
+            if stop:
+                megatrain("-q", "run", ini, "--max-steps", stop, env=env)
+            said = megatrain("run", ini, *(["--resume"] if stop else []), env=env).stderr
+            got.append((losses(out), planes(f"{out}/checkpoint-6")))
+            tensors = read_safetensors(f"{out}/checkpoint-6/megatrain/state-00001.safetensors")
+            assert {k.split(".")[-1]: v[0] for k, v in tensors.items()} == {"master": "F32", "exp_avg": "BF16",
+                                                                            "exp_avg_sq": "BF16"}
+            rows = {use: size for use, size in re.findall(r"  (weights \(lo\)|first moments|second moments) +(\S+ \S+)$",
+                                                          said, re.M)}
+            assert rows["first moments"] == rows["second moments"] == rows["weights (lo)"], said
+    assert all(g == got[0] for g in got), "moments in bf16: tiers or a resume change bits"
+
+
+def what_is_frozen_costs_nothing(tmp, model, data):
+    """The figures of a model whose MLPs are frozen beside those of the whole: planned, and as the run measured them."""
+    stored = os.path.join(tmp, "stored")
+    for dtype in "bf16", "f32":
+        figures = {}
+        for name, freeze in ("whole", ""), ("mlp", "*.mlp.*"):
+            out = os.path.join(tmp, f"figures-{dtype}-{name}")
+            over = dict(model__dtype=dtype, model__freeze=freeze, train__steps=3, eval__every=0, **on_disk(tmp))
+            if not os.path.isdir(stored):  # weights of bf16, as models have them
+                megatrain("-q", "run", write_ini(out + ".first.ini", base(model, data, out + "-first", train__steps=1)))
+                megatrain("export", f"{out}-first/checkpoint-1", stored)
+            said = megatrain("run", write_ini(out + ".ini", base(stored, data, out, model__init="weights", **over)),
+                             env=PIECES).stderr
+            units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+            rows = {}
+            for use, n, unit in re.findall(r"^  .{14}  (.{28})  +([\d.]+) ([KM]?i?B)$", said, re.M):
+                rows.setdefault(use.strip(), []).append(float(n) * units[unit])
+            step = [m for m in metrics(out) if "loss" in m][-1]
+            figures[name] = rows, step
+        cfg = config("qwen3", num_hidden_layers=3)
+        mlp = 3 * 3 * cfg["hidden_size"] * cfg["intermediate_size"]  # elements
+        (rows, step), (few_rows, few) = figures["whole"], figures["mlp"]
+        size = {"first moments": 4, "second moments": 4, "weights (lo)": 2}
+        for use, bytes_ in size.items():
+            saved = sum(rows[use]) - sum(few_rows[use])
+            assert abs(saved - mlp * bytes_) <= 3 * 8192 * bytes_, (dtype, use, saved, mlp * bytes_)
+        assert "frozen weights (lo)" not in few_rows
+        grad = 2 if dtype == "bf16" else 4
+        assert step["d2h_bytes"] - few["d2h_bytes"] - mlp * grad <= 3 * 8192 * grad, (step, few)
+        assert step["d2h_bytes"] - few["d2h_bytes"] >= mlp * grad
+        # in f32 the lo halves of what is frozen do not go over the link
+        assert (step["h2d_bytes"] - few["h2d_bytes"] >= mlp * 2) == (dtype == "f32"), (step, few)
+        written = lambda s: sum(s["disk_write"].values())
+        assert written(step) - written(few) >= mlp * 10, (step["disk_write"], few["disk_write"])
 
 
 def a_step_that_overflows_is_skipped_to_the_bit(tmp, model, data):

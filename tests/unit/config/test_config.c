@@ -148,7 +148,6 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[data]\nseq_len =\n", {"run.ini:2", "a number is missing", "4096"}},
         {"[optimizer]\neps = ; small\n", {"run.ini:2", "a number is missing"}},
         {"[optimizer]\nbeta2 = 1\n", {"run.ini:2", "between 0 and"}},
-        {"[optimizer]\nstate_dtype = bf16\n", {"run.ini:2", "not supported yet"}},
         {"[data]\ntrain = d\n[train]\nsteps = 1\nbatch_size = 1\n", {"model.path is not set"}},
         {"[model]\npath = m\n[train]\nsteps = 1\nbatch_size = 1\n", {"data.train is not set"}},
         {"[model]\npath = m\n[data]\ntrain = d\n[train]\nbatch_size = 1\n", {"exactly one of train.steps, train.epochs and train.tokens", "none is set"}},
