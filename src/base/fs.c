@@ -3,12 +3,14 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 
 static int fail_path(struct mt_err *err, const char *verb, const char *path)
@@ -81,23 +83,62 @@ int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
     return 0;
 }
 
+int mt_sync_dir(const char *path)
+{
+    static atomic_flag told = ATOMIC_FLAG_INIT;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = fd < 0 || fsync(fd) ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 && (rc == -EINVAL || rc == -ENOTSUP || rc == -EOPNOTSUPP)) {
+        if (!atomic_flag_test_and_set(&told))
+            mt_warn("%s: this file system cannot sync folders: a new file may be lost if the power goes", path);
+        return 0;
+    }
+    return rc;
+}
+
+int mt_sync_parent(const char *path)
+{
+    char dir[4096];
+    if (snprintf(dir, sizeof(dir), "%s", path) >= (int)sizeof(dir))
+        return -ENAMETOOLONG;
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/')
+        dir[--n] = 0;
+    char *slash = strrchr(dir, '/');
+    if (slash == dir)
+        slash++;
+    if (slash)
+        *slash = 0;
+    int rc = mt_sync_dir(slash ? dir : ".");
+    return rc == -EACCES ? 0 : rc; /* a folder that may be written and not read */
+}
+
 int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err)
 {
     char tmp[4096];
-    if (snprintf(tmp, sizeof(tmp), "%s.tmp", path) >= (int)sizeof(tmp))
+    mode_t mask = umask(0);
+    umask(mask);
+    if (snprintf(tmp, sizeof(tmp), "%s.XXXXXX.tmp", path) >= (int)sizeof(tmp))
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = mkostemps(tmp, 4, O_CLOEXEC); /* a name of its own: two may write the same file */
     if (fd < 0)
         return fail_path(err, "create", tmp);
     int rc = mt_write_all(fd, data, len);
+    if (fchmod(fd, 0666 & ~mask))
+        mt_debug("%s: %s", tmp, strerror(errno));
     if (!rc && fsync(fd))
         rc = -errno;
     if (close(fd) && !rc)
         rc = -errno;
     if (!rc && rename(tmp, path))
         rc = -errno;
-    if (rc) {
+    if (rc)
         unlink(tmp);
+    if (!rc)
+        rc = mt_sync_parent(path);
+    if (rc) {
         errno = -rc;
         return fail_path(err, "write", path);
     }
@@ -114,8 +155,12 @@ int mt_mkdir_p(const char *path, struct mt_err *err)
             continue;
         char c = *s;
         *s = 0;
-        if (mkdir(p, 0777) && errno != EEXIST)
+        int failed = mkdir(p, 0777) ? errno : -mt_sync_parent(p);
+        failed = failed == EEXIST ? 0 : failed;
+        if (failed) {
+            errno = failed;
             return fail_path(err, "create folder", p);
+        }
         if (!c)
             break;
         *s = c;

@@ -12,7 +12,14 @@
 int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err);
 /** Writes to a temporary name, syncs, renames: readers see the old file or the new, never a part. */
 int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err);
-/** Like mkdir -p. */
+/**
+ * Makes the names in a folder durable. 0 or a negative errno; file systems that have no such call are told of once,
+ * and it is 0.
+ */
+int mt_sync_dir(const char *path);
+/** The same, of the folder that a path is in. */
+int mt_sync_parent(const char *path);
+/** Like mkdir -p; what is made is synced. */
 int mt_mkdir_p(const char *path, struct mt_err *err);
 /** Removes a file or a folder with all that is in it; a missing one is no error. */
 int mt_remove_tree(const char *path, struct mt_err *err);

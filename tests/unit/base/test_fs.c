@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
+#include <dirent.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,17 +81,46 @@ static void errors_name_the_path(void **state)
     free(long_name);
 }
 
+static size_t n_names(const char *folder)
+{
+    DIR *d = opendir(folder);
+    size_t n = 0;
+    assert_non_null(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n - 2;
+}
+
+/* In a folder of its own: to a full disk's limit, and over a folder. */
 static void a_failed_write_leaves_the_old_file(void **state)
 {
     (void)state;
     char *text = NULL;
     size_t len = 0;
-    assert_int_equal(mt_write_file(at("keep"), "old", 3, NULL), 0);
-    assert_int_equal(mkdir(at("keep.tmp"), 0777), 0); /* its temporary name is taken */
-    assert_int_equal(mt_write_file(at("keep"), "new", 3, NULL), -EISDIR);
-    assert_int_equal(mt_read_file(at("keep"), &text, &len, NULL), 0);
+    struct rlimit was, small = {2, RLIM_INFINITY};
+    assert_int_equal(mt_mkdir_p(at("w/folder"), NULL), 0);
+    assert_int_equal(mt_write_file(at("w/keep"), "old", 3, NULL), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    small.rlim_max = was.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    int rc = mt_write_file(at("w/keep"), "new", 3, NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    assert_int_equal(rc, -EFBIG);
+    assert_int_equal(mt_read_file(at("w/keep"), &text, &len, NULL), 0);
     assert_string_equal(text, "old");
+    assert_int_equal(mt_write_file(at("w/folder"), "new", 3, NULL), -EISDIR);
+    assert_int_equal(n_names(at("w")), 2);
     free(text);
+}
+
+/* A name that is taken, as another writer's temporary file would, is not in the way. */
+static void two_writers_have_names_of_their_own(void **state)
+{
+    (void)state;
+    assert_int_equal(mkdir(at("mine.tmp"), 0777), 0);
+    assert_int_equal(mt_write_file(at("mine"), "x", 1, NULL), 0);
 }
 
 static void folders_are_made_and_removed_whole(void **state)
@@ -149,6 +181,7 @@ int main(void)
         cmocka_unit_test(a_file_comes_back_with_a_nul),
         cmocka_unit_test(errors_name_the_path),
         cmocka_unit_test(a_failed_write_leaves_the_old_file),
+        cmocka_unit_test(two_writers_have_names_of_their_own),
         cmocka_unit_test(folders_are_made_and_removed_whole),
         cmocka_unit_test(paths_are_joined),
         cmocka_unit_test(short_reads_are_told),
