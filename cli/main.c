@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -6,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/strbuf.h"
 #include "cli.h"
@@ -74,9 +77,24 @@ static int show_version(int verbose)
     return 0;
 }
 
-static void set_up(const struct cli *cli)
+/* What a file is opened as must not be where messages go. */
+static void hold_streams(void)
 {
-    signal(SIGPIPE, SIG_DFL);
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) != fd)
+            _exit(EXIT_RUNTIME);
+}
+
+static bool trains(const struct cli_command *cmd)
+{
+    return !strcmp(cmd->name, "run") || !strcmp(cmd->name, "bench");
+}
+
+/* A reader that goes away ends a command whose result it reads, and no training. */
+static void set_up(const struct cli *cli, const struct cli_command *cmd)
+{
+    signal(SIGPIPE, trains(cmd) ? SIG_IGN : SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN);
     setlocale(LC_NUMERIC, "C");
     mt_log_set_level(cli->quiet          ? MT_LOG_ERROR
                      : cli->verbose > 1 ? MT_LOG_DEBUG
@@ -100,6 +118,8 @@ int main(int argc, char **argv)
     struct cli cli = {0};
     struct cli_args args = {0};
     int at = 1, verbose = 0;
+    cli.start_ns = mt_now_ns();
+    hold_streams();
     if (asks_version(argc, argv, &verbose))
         return show_version(verbose);
     while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h")) {
@@ -119,10 +139,10 @@ int main(int argc, char **argv)
     int rc = cli_parse(&cli, cmd, argc - 1, argv, &args);
     if (rc >= 0)
         return rc;
-    set_up(&cli);
+    set_up(&cli, cmd);
     rc = cmd->run(&cli, &args);
     cli_args_finish(&args);
-    if ((fflush(stdout) || ferror(stdout)) && !rc) {
+    if ((fflush(stdout) || ferror(stdout)) && !rc && !trains(cmd)) {
         fprintf(stderr, "megatrain: standard output could not be written\n");
         rc = EXIT_RUNTIME;
     }

@@ -11,6 +11,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "heartbeat.h"
@@ -25,7 +26,9 @@ static struct mt_train_control control;
 
 static void on_stop(int signo)
 {
-    if (atomic_load(&control.stop) && signo == SIGINT)
+    if (!atomic_load(&control.begun)) /* nothing was trained: there is nothing to save */
+        _exit(128 + (signo == SIGINT ? SIGINT : SIGTERM));
+    if (atomic_load(&control.stop) && signo == SIGINT && !atomic_load(&control.waiting))
         _exit(130); /* the second one: now, unsaved */
     mt_train_request_stop(&control, signo);
 }
@@ -42,9 +45,12 @@ static void catch_signals(void)
 {
     struct sigaction stop = {.sa_handler = on_stop}, user = {.sa_handler = on_user,
                                                              .sa_flags = SA_RESTART};
-    sigaction(SIGINT, &stop, NULL);
-    sigaction(SIGTERM, &stop, NULL);
-    sigaction(SIGHUP, &stop, NULL);
+    static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
+    for (size_t i = 0; i < MT_ARRAY_LEN(stops); i++) {
+        struct sigaction was;
+        if (!sigaction(stops[i], NULL, &was) && was.sa_handler != SIG_IGN) /* nohup, and shells without job control */
+            sigaction(stops[i], &stop, NULL);
+    }
     sigaction(SIGUSR1, &user, NULL);
     sigaction(SIGUSR2, &user, NULL);
 }
@@ -67,9 +73,22 @@ struct run {
     struct mt_session session;
     struct mt_train_state state;
     struct mt_history history;
+    struct mt_hf_files files; /* of the model's folder */
     char *resume; /* checkpoint to go on from, or NULL */
     int lock;
 };
+
+/* Those that an earlier run was asked for and did not see. */
+static void remove_requests(const char *dir)
+{
+    static const char *const names[] = {"STOP", "SAVE"};
+    char path[4200];
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        snprintf(path, sizeof(path), "%.4000s/%s", dir, names[i]);
+        if (!unlink(path))
+            mt_warn("%s was there before the run began: removed", path);
+    }
+}
 
 /* The output folder: ours alone, and empty unless the user says otherwise. */
 static int open_output(struct run *r, struct mt_err *err)
@@ -80,6 +99,7 @@ static int open_output(struct run *r, struct mt_err *err)
         rc = mt_checkpoint_lock(dir, &r->lock, err);
     if (rc)
         return rc;
+    remove_requests(dir);
     if (resume && *resume && strcmp(resume, "auto")) {
         rc = mt_checkpoint_verify(resume, err);
         r->resume = rc ? NULL : strdup(resume);
@@ -218,6 +238,30 @@ static int fill_weights(struct run *r, struct mt_err *err)
     return mt_weights_load(s->layout, s->planes, s->model_dir, err);
 }
 
+/* A new checkpoint is there before an old one goes. Short of that, saves are retried, and the run goes on. */
+static void check_space(const struct run *r, const struct mt_memory *m)
+{
+    const struct mt_config *c = r->cfg;
+    uint64_t n = (uint64_t)c->checkpoint.keep + 1 + c->checkpoint.keep_best, *steps = NULL;
+    size_t there = 0;
+    char want[32], have[32];
+    if (!c->checkpoint.every.is_time) {
+        uint64_t every = (uint64_t)c->checkpoint.every.steps;
+        n = MT_MIN(n, 1 + (every ? r->session.total_steps / every : 0));
+    }
+    if (!m->checkpoint_bytes || mt_checkpoint_list(c->checkpoint.dir, &steps, &there, NULL))
+        return;
+    free(steps);
+    uint64_t more = n > there ? n - there : 0;
+    if (m->checkpoint_free / m->checkpoint_bytes < more)
+        mt_warn("%s: up to %llu checkpoints will be there at once (checkpoint.keep = %lld%s), %llu more of %s each; %s "
+                "are free: make room or keep fewer",
+                c->checkpoint.dir, (unsigned long long)n, (long long)c->checkpoint.keep,
+                c->checkpoint.keep_best ? ", the best, and one being written" : " and one being written",
+                (unsigned long long)more, mt_format_bytes(want, sizeof(want), m->checkpoint_bytes),
+                mt_format_bytes(have, sizeof(have), m->checkpoint_free));
+}
+
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
@@ -231,7 +275,11 @@ static int prepare(struct run *r, struct mt_err *err)
         cli_print_wear(&r->session, tbw);
         cli_print_memory(&memory);
     }
-    return rc ? rc : mt_memory_check(&memory, err);
+    if (!rc)
+        rc = mt_memory_check(&memory, err);
+    if (!rc && !cli_arg(r->args, "no-save"))
+        check_space(r, &memory);
+    return rc;
 }
 
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
@@ -243,6 +291,8 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     struct mt_train_params p = {.session = &r->session,
                                 .state = &r->state,
                                 .history = &r->history,
+                                .files = &r->files,
+                                .start_ns = r->cli->start_ns,
                                 .control = &control,
                                 .dir = r->cfg->checkpoint.dir,
                                 .trace = cli_arg(r->args, "trace"),
@@ -302,6 +352,10 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     if (!rc && !r.resume)
         r.state.data_hash = mt_dataset_hash(r.session.data);
     if (!rc && !dry)
+        rc = mt_hf_files_read(&r.files, r.session.model_dir, &err);
+    if (!rc && !dry)
+        rc = mt_checkpoint_rehearse(NULL, r.cfg->checkpoint.dir, &err);
+    if (!rc && !dry)
         rc = begin_history(&r, &err);
     if (!rc && !dry) {
         catch_signals();
@@ -312,6 +366,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     int code = rc ? cli_fail(&err) : exit_code(end);
     mt_session_finish(&r.session);
     mt_train_state_finish(&r.state);
+    mt_hf_files_finish(&r.files);
     mt_config_destroy(&r.cfg);
     free(r.resume);
     if (r.lock >= 0)

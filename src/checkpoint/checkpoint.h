@@ -2,6 +2,7 @@
 #ifndef MT_CHECKPOINT_CHECKPOINT_H
 #define MT_CHECKPOINT_CHECKPOINT_H
 
+#include "checkpoint/hf_dir.h"
 #include "checkpoint/history.h"
 #include "checkpoint/state.h"
 #include "checkpoint/vfs.h"
@@ -18,16 +19,23 @@
 struct mt_checkpoint_save {
     const struct mt_vfs *vfs; /* NULL: the real one */
     const char *dir;          /* the run's output folder */
-    const char *model_dir;    /* whose config.json, tokenizer ... are copied */
+    const char *model_dir;    /* whose config.json, tokenizer ... are copied, where `files` is NULL */
+    const struct mt_hf_files *files; /* those, read before */
     const struct mt_layout *layout;
     mt_plane_set *planes;     /* on the disk or not: read a window at a time */
     const struct mt_train_state *state;
     struct mt_history *history; /* updated; NULL: nothing is known of what is in the folder */
     bool full;                /* with training state */
+    bool *lost;               /* set where it failed because the planes could not be read; may be NULL */
     uint64_t shard_bytes;
 };
 /** Writes nothing where the folder holds this process's own bytes of that step; else what has its name is set aside. */
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
+/**
+ * Does in DIR, with a small file, what a save does: what the file system cannot do shows before anything is trained.
+ * That symbolic links cannot be made is only a warning.
+ */
+int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err);
 /** Bytes a checkpoint takes; desc: the rows of the planes that are saved. */
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full);
 
@@ -51,7 +59,10 @@ int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set
 int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
                          struct mt_err *err);
 
-/** Takes DIR/.lock for this process; the error names the holder. The lock ends with the descriptor. */
+/**
+ * Takes DIR/.lock for this process; the error names the holder. The lock ends with the descriptor. Where the file
+ * system has no locks, that is a warning.
+ */
 int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err);
 
 #endif

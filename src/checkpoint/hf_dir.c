@@ -2,16 +2,21 @@
 #include "checkpoint/hf_dir.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 enum { PIECE = 2 << 20 }; /* elements */
+enum { MOST_BYTES = 256 << 20 }; /* of a small file */
 
 /* A declaration and where it came from, to be sorted into file order together. */
 struct placed {
@@ -204,25 +209,6 @@ static char *edit_dtype(const char *text, const char *dtype)
     return strdup(text);
 }
 
-static int copy_file(const struct mt_hf_dir *h, const char *name, struct mt_err *err)
-{
-    char *from = mt_path_join(h->model_dir, name), *text = NULL;
-    size_t len = 0;
-    int rc = from ? mt_read_file(from, &text, &len, err) : mt_fail_nomem(err, name, 0);
-    if (!rc && !strcmp(name, "config.json")) {
-        char *edited = edit_dtype(text, h->torch_dtype);
-        free(text);
-        text = edited;
-        len = edited ? strlen(edited) : 0;
-        rc = edited ? 0 : mt_fail_nomem(err, name, 0);
-    }
-    if (!rc)
-        rc = write_bytes(h, name, text, len, err);
-    free(text);
-    free(from);
-    return rc;
-}
-
 static bool goes_along(const char *name)
 {
     static const char *const names[] = {
@@ -235,22 +221,112 @@ static bool goes_along(const char *name)
     return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
 }
 
-static int copy_others(const struct mt_hf_dir *h, struct mt_err *err)
+/* Whether a path of the folder stays in it, or in the blobs of the hub's cache that snapshots/<revision> is in. */
+static bool stays(const char *path, const char *dir)
 {
-    DIR *d = opendir(h->model_dir);
+    char real[PATH_MAX], root[PATH_MAX], blobs[PATH_MAX + 16];
+    size_t n;
+    if (!realpath(path, real) || !realpath(dir, root))
+        return false;
+    n = strlen(root);
+    if (!strncmp(real, root, n) && real[n] == '/')
+        return true;
+    snprintf(blobs, sizeof(blobs), "%s/../../blobs", root);
+    if (!realpath(blobs, root))
+        return false;
+    n = strlen(root);
+    return !strncmp(real, root, n) && real[n] == '/';
+}
+
+/* Takes a file, or says why not: *why. */
+static int take_file(struct mt_hf_files *f, const char *dir, const char *name, const char **why, struct mt_err *err)
+{
+    struct stat st;
+    struct mt_hf_file *to = &f->p[f->n];
+    char *path = mt_path_join(dir, name);
+    int rc = path ? 0 : mt_fail_nomem(err, name, 0);
+    *why = NULL;
+    if (!rc && stat(path, &st))
+        *why = strerror(errno);
+    else if (!rc && !S_ISREG(st.st_mode))
+        *why = "it is no plain file";
+    else if (!rc && st.st_size > MOST_BYTES)
+        *why = "it has more than 256 MiB";
+    else if (!rc && !stays(path, dir))
+        *why = "it is a link to somewhere else";
+    else if (!rc)
+        rc = mt_read_file(path, &to->text, &to->len, err);
+    if (!rc && !*why) {
+        snprintf(to->name, sizeof(to->name), "%s", name);
+        f->n++;
+    }
+    free(path);
+    return rc;
+}
+
+int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err)
+{
+    struct mt_hf_files f = {0};
+    DIR *d = opendir(model_dir);
+    size_t cap = 0;
+    bool config = false;
     int rc = 0;
     if (!d)
-        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s: %s", h->model_dir,
-                       strerror(errno));
-    for (struct dirent *e; !rc && (e = readdir(d));)
-        if (goes_along(e->d_name))
-            rc = copy_file(h, e->d_name, err);
+        return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s: %s", model_dir, strerror(errno));
+    for (struct dirent *e; !rc && (e = readdir(d));) {
+        const char *why = NULL;
+        if (!goes_along(e->d_name))
+            continue;
+        rc = mt_grow(&f.p, &cap, f.n + 1, sizeof(*f.p)) ? take_file(&f, model_dir, e->d_name, &why, err)
+                                                        : mt_fail_nomem(err, e->d_name, sizeof(*f.p));
+        bool is_config = !strcmp(e->d_name, "config.json");
+        config |= is_config && !why;
+        if (!rc && why && is_config)
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/config.json cannot be used: %s", model_dir, why);
+        else if (!rc && why)
+            mt_warn("%s/%s is left out of checkpoints: %s", model_dir, e->d_name, why);
+    }
     closedir(d);
+    if (!rc && !config)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no config.json", model_dir);
+    if (rc)
+        mt_hf_files_finish(&f);
+    else
+        *out = f;
+    return rc;
+}
+
+void mt_hf_files_finish(struct mt_hf_files *f)
+{
+    for (size_t i = 0; i < f->n; i++)
+        free(f->p[i].text);
+    free(f->p);
+    *f = (struct mt_hf_files){0};
+}
+
+static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, struct mt_err *err)
+{
+    if (strcmp(f->name, "config.json"))
+        return write_bytes(h, f->name, f->text, f->len, err);
+    char *edited = edit_dtype(f->text, h->torch_dtype);
+    int rc = edited ? write_bytes(h, f->name, edited, strlen(edited), err) : mt_fail_nomem(err, f->name, f->len);
+    free(edited);
+    return rc;
+}
+
+static int write_others(const struct mt_hf_dir *h, struct mt_err *err)
+{
+    struct mt_hf_files own = {0};
+    const struct mt_hf_files *f = h->files ? h->files : &own;
+    int rc = h->files ? 0 : mt_hf_files_read(&own, h->model_dir, err);
+    for (size_t i = 0; i < f->n && !rc; i++)
+        rc = write_other(h, &f->p[i], err);
+    mt_hf_files_finish(&own);
     return rc;
 }
 
 int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err)
 {
-    int rc = copy_others(h, err);
+    int rc = write_others(h, err);
     return rc ? rc : write_weights(h, err);
 }

@@ -14,10 +14,27 @@ typedef int (*mt_tensor_done)(void *ctx, size_t index, unsigned long long sum, s
 typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_file *f,
                             struct mt_err *err);
 
+/**
+ * The small files of a model's folder that go along with its weights (configuration, tokenizer, licence), in memory.
+ * Only plain files of up to 256 MiB, and links to such within the folder or among the hub cache's blobs: others are
+ * left out with a warning, but for config.json, without which there is an error.
+ */
+struct mt_hf_files {
+    struct mt_hf_file {
+        char name[256];
+        char *text; /* with a NUL after it */
+        size_t len;
+    } *p;
+    size_t n;
+};
+int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err);
+void mt_hf_files_finish(struct mt_hf_files *f);
+
 /** Writes a Hugging Face folder that exists already and is empty. */
 struct mt_hf_dir {
     const struct mt_vfs *vfs;
-    const char *dir, *model_dir; /* model_dir: whose other files are copied */
+    const char *dir, *model_dir; /* model_dir: whose other files are copied, where there are no */
+    const struct mt_hf_files *files; /* read before */
     const struct mt_st_decl *decls; /* in the order the shards are to be filled */
     size_t n_decls;
     const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */

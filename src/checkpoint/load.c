@@ -364,7 +364,10 @@ int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
     int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (f < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
-    if (flock(f, LOCK_EX | LOCK_NB)) {
+    int rc = flock(f, LOCK_EX | LOCK_NB) ? -errno : 0;
+    if (rc && rc != -EWOULDBLOCK)
+        mt_warn("%s cannot be locked (%s): see to it that no other run writes to this folder", path, strerror(-rc));
+    if (rc == -EWOULDBLOCK) {
         ssize_t n = read(f, pid, sizeof(pid) - 1);
         close(f);
         pid[n > 0 ? strcspn(pid, "\n") : 0] = 0;

@@ -74,11 +74,19 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     return 0;
 }
 
+/* Of reading the planes: nothing that is tried again would mend it. */
+static int noted(const struct saver *v, int rc)
+{
+    if (rc && v->s->lost)
+        *v->s->lost = true;
+    return rc;
+}
+
 static int hi_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[i];
-    return mt_planes_read(v->s->planes, t->unit, MT_PLANE_HI, t->first + first, n, dst, err);
+    return noted(v, mt_planes_read(v->s->planes, t->unit, MT_PLANE_HI, t->first + first, n, dst, err));
 }
 
 static int write_weights(struct saver *v, struct mt_err *err)
@@ -94,7 +102,8 @@ static int write_weights(struct saver *v, struct mt_err *err)
     v->prefix = "";
     v->decls = decls;
     int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
-                                                 .model_dir = v->s->model_dir, .decls = decls,
+                                                 .model_dir = v->s->model_dir,
+                                                 .files = v->s->files, .decls = decls,
                                                  .n_decls = l->n_tensors, .torch_dtype = "bfloat16",
                                                  .shard_bytes = v->s->shard_bytes,
                                                  .source = hi_source,
@@ -112,9 +121,9 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
     int part = (int)(index % N_PARTS);
-    return part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
-                          : mt_planes_read(v->s->planes, t->unit, (enum mt_plane_kind)part, t->at + first, n, dst,
-                                         err);
+    enum mt_plane_kind kind = (enum mt_plane_kind)part;
+    return noted(v, part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
+                                   : mt_planes_read(v->s->planes, t->unit, kind, t->at + first, n, dst, err));
 }
 
 /* The units from *unit on that are of one block: a file, however layers are cut. */

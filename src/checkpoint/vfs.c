@@ -57,11 +57,7 @@ static int posix_make_dir(void *ctx, const char *path)
 static int posix_sync_dir(void *ctx, const char *path)
 {
     (void)ctx;
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int rc = fd < 0 || fsync(fd) ? -errno : 0;
-    if (fd >= 0)
-        close(fd);
-    return rc;
+    return mt_sync_dir(path);
 }
 
 static int posix_rename(void *ctx, const char *from, const char *to)

@@ -105,6 +105,7 @@ struct mt_config {
         enum mt_cfg_save save;
         enum mt_cfg_on_signal on_signal;
         double time_limit; /* seconds, 0 = none */
+        double save_deadline; /* seconds */
         uint64_t shard_size;
     } checkpoint;
     struct {

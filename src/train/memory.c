@@ -38,6 +38,8 @@ static void add_checkpoint_row(const struct mt_session *s, const struct mt_plane
         if (mt_hw_same_file_system(dirs->items[i], s->cfg->checkpoint.dir))
             beside += scratch / (uint64_t)dirs->n;
     m->disk_bytes += checkpoint;
+    m->checkpoint_bytes = checkpoint;
+    m->checkpoint_free = have > beside ? have - beside : 0;
     mt_memory_add_row(&m->rows, "disk", "a checkpoint", checkpoint);
     add_limit(m, "disk", beside ? "scratch's drive" : "free space",
               checkpoint + beside, have);

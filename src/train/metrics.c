@@ -10,15 +10,14 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "train/append.h"
 #include "train/tensorboard.h"
 
 enum { JSONL, CSV, N_FILES };
 
 struct mt_metrics {
-    struct {
-        FILE *f;
-        char path[4096];
-    } file[N_FILES];
+    struct mt_append file[N_FILES];
+    bool on[N_FILES];
     struct mt_tensorboard *tensorboard;
 };
 
@@ -68,11 +67,11 @@ static void put_header(struct mt_str *s)
 static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t step,
                      struct mt_err *err)
 {
-    char *path = m->file[kind].path, *old = NULL;
+    char path[4096], *old = NULL;
     struct mt_str kept = {0};
     size_t len = 0;
     int rc = 0;
-    snprintf(path, sizeof(m->file[kind].path), "%.4000s/metrics.%s", dir, kind == CSV ? "csv" : "jsonl");
+    snprintf(path, sizeof(path), "%.4000s/metrics.%s", dir, kind == CSV ? "csv" : "jsonl");
     if (kind == CSV)
         put_header(&kept);
     if (mt_path_exists(path))
@@ -81,8 +80,9 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
         keep_rows(&kept, kind, old, len, step);
     if (!rc)
         rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);
-    if (!rc && !(m->file[kind].f = fopen(path, "ae")))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
+    if (!rc)
+        rc = mt_append_open(&m->file[kind], path, true, err);
+    m->on[kind] = !rc;
     free(old);
     mt_str_finish(&kept);
     return rc;
@@ -110,8 +110,8 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
 void mt_metrics_close(struct mt_metrics **m)
 {
     for (int i = 0; *m && i < N_FILES; i++)
-        if ((*m)->file[i].f)
-            fclose((*m)->file[i].f);
+        if ((*m)->on[i])
+            mt_append_close(&(*m)->file[i]);
     if (*m)
         mt_tensorboard_close(&(*m)->tensorboard);
     free(*m);
@@ -191,31 +191,21 @@ static void put_csv(struct mt_str *s, const cJSON *record)
     mt_str_printf(s, "\n");
 }
 
-static int append(struct mt_metrics *m, int kind, const char *text, struct mt_err *err)
-{
-    bool ok = text && fputs(text, m->file[kind].f) >= 0 && !fflush(m->file[kind].f);
-    return ok ? 0
-              : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", m->file[kind].path,
-                        strerror(errno));
-}
-
-int mt_metrics_write(struct mt_metrics *m, const cJSON *record, struct mt_err *err)
+void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
 {
     struct mt_str row = {0};
-    int rc = 0;
-    if (m->file[JSONL].f) {
-        char *text = mt_json_print(record, false);
-        mt_str_printf(&row, "%s\n", text ? text : "");
-        free(text);
-        rc = append(m, JSONL, row.p, err);
+    char *text = m->on[JSONL] ? mt_json_print(record, false) : NULL;
+    if (text) {
+        mt_str_printf(&row, "%s\n", text);
+        mt_append_put(&m->file[JSONL], row.p, row.len);
     }
-    if (!rc && m->file[CSV].f) {
+    free(text);
+    if (m->on[CSV]) {
         row.len = 0;
         put_csv(&row, record);
-        rc = append(m, CSV, row.p, err);
+        mt_append_put(&m->file[CSV], row.p, row.len);
     }
-    if (!rc && m->tensorboard)
-        rc = mt_tensorboard_write(m->tensorboard, record, err);
+    if (m->tensorboard)
+        mt_tensorboard_write(m->tensorboard, record);
     mt_str_finish(&row);
-    return rc;
 }

@@ -16,7 +16,7 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
 void mt_metrics_close(struct mt_metrics **m);
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r);
-/** Writes and flushes the record; borrowed. */
-int mt_metrics_write(struct mt_metrics *m, const cJSON *record, struct mt_err *err);
+/** Writes the record; borrowed. What cannot be written waits in memory: see append.h. */
+void mt_metrics_write(struct mt_metrics *m, const cJSON *record);
 
 #endif

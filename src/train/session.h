@@ -77,6 +77,7 @@ struct mt_memory {
     struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
     int n_limits;
     uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */
+    uint64_t checkpoint_bytes, checkpoint_free;    /* of one; where they go, beside scratch. 0: not known */
 };
 /**
  * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:

@@ -12,10 +12,10 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "base/strbuf.h"
+#include "train/append.h"
 
 struct mt_tensorboard {
-    FILE *f;
-    char path[4096];
+    struct mt_append file;
     uint32_t crc_table[256];
 };
 
@@ -78,65 +78,66 @@ static void put_event_head(struct mt_str *s, uint64_t step)
     put_varint(s, step);
 }
 
-static int write_record(struct mt_tensorboard *t, const struct mt_str *event, struct mt_err *err)
+static void write_record(struct mt_tensorboard *t, const struct mt_str *event)
 {
+    struct mt_str record = {0};
     uint64_t len = event->len;
     uint32_t len_crc = masked_crc(t, &len, sizeof(len));
     uint32_t crc = masked_crc(t, event->p, event->len);
-    bool ok = fwrite(&len, sizeof(len), 1, t->f) == 1 &&
-              fwrite(&len_crc, sizeof(len_crc), 1, t->f) == 1 &&
-              fwrite(event->p, 1, event->len, t->f) == event->len &&
-              fwrite(&crc, sizeof(crc), 1, t->f) == 1 && !fflush(t->f);
-    return ok ? 0
-              : mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write %s: %s", t->path, strerror(errno));
+    mt_str_append(&record, (const char *)&len, sizeof(len));
+    mt_str_append(&record, (const char *)&len_crc, sizeof(len_crc));
+    mt_str_append(&record, event->p, event->len);
+    mt_str_append(&record, (const char *)&crc, sizeof(crc));
+    if (!record.failed && !event->failed)
+        mt_append_put(&t->file, record.p, record.len);
+    mt_str_finish(&record);
 }
 
-static int write_start(struct mt_tensorboard *t, uint64_t step, struct mt_err *err)
+static void write_start(struct mt_tensorboard *t, uint64_t step)
 {
     static const char version[] = "brain.Event:2";
     struct mt_str event = {0};
     put_event_head(&event, 0);
     put_bytes(&event, EVENT_FILE_VERSION, version, sizeof(version) - 1);
-    int rc = write_record(t, &event, err);
-    if (!rc && step) {
+    write_record(t, &event);
+    if (step) {
         event.len = 0;
         put_event_head(&event, step + 1);
         put_bytes(&event, EVENT_SESSION_LOG, (char[]){SESSION_STATUS, SESSION_START}, 2);
-        rc = write_record(t, &event, err);
+        write_record(t, &event);
     }
     mt_str_finish(&event);
-    return rc;
 }
 
 int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t step,
                         struct mt_err *err)
 {
     struct mt_tensorboard *t = mt_calloc(1, sizeof(*t));
-    char host[128] = "host";
+    char host[128] = "host", path[4096];
     if (!t)
         return mt_fail_nomem(err, "TensorBoard events", sizeof(*t));
     gethostname(host, sizeof(host) - 1);
     make_crc_table(t->crc_table);
-    snprintf(t->path, sizeof(t->path), "%.3800s/tensorboard", dir);
-    int rc = mt_mkdir_p(t->path, err);
-    snprintf(t->path, sizeof(t->path), "%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir,
+    t->file.fd = -1;
+    snprintf(path, sizeof(path), "%.3800s/tensorboard", dir);
+    int rc = mt_mkdir_p(path, err);
+    snprintf(path, sizeof(path), "%.3800s/tensorboard/events.out.tfevents.%010lld.%s.%ld.0", dir,
              (long long)time(NULL), host, (long)getpid());
-    if (!rc && !(t->f = fopen(t->path, "wbe")))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", t->path, strerror(errno));
     if (!rc)
-        rc = write_start(t, step, err);
+        rc = mt_append_open(&t->file, path, false, err);
     if (rc) {
         mt_tensorboard_close(&t);
         return rc;
     }
+    write_start(t, step);
     *out = t;
     return 0;
 }
 
 void mt_tensorboard_close(struct mt_tensorboard **t)
 {
-    if (*t && (*t)->f)
-        fclose((*t)->f);
+    if (*t)
+        mt_append_close(&(*t)->file);
     free(*t);
     *t = NULL;
 }
@@ -152,7 +153,7 @@ static void put_scalar(struct mt_str *summary, const char *name, double v)
     mt_str_finish(&value);
 }
 
-int mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record, struct mt_err *err)
+void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record)
 {
     struct mt_str summary = {0}, event = {0};
     const cJSON *step = mt_json_get(record, "step");
@@ -161,8 +162,7 @@ int mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record, struct m
             put_scalar(&summary, v->string, v->valuedouble);
     put_event_head(&event, step ? (uint64_t)step->valuedouble : 0);
     put_bytes(&event, EVENT_SUMMARY, summary.p, summary.len);
-    int rc = write_record(t, &event, err);
+    write_record(t, &event);
     mt_str_finish(&summary);
     mt_str_finish(&event);
-    return rc;
 }

@@ -18,6 +18,6 @@ int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t s
                         struct mt_err *err);
 void mt_tensorboard_close(struct mt_tensorboard **t);
 /** Every number of the record but "step", as scalars named after their keys. */
-int mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record, struct mt_err *err);
+void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record);
 
 #endif

@@ -13,6 +13,7 @@
 #include "optim/lr.h"
 #include "plan/trace.h"
 #include "train/metrics.h"
+#include "train/saves.h"
 
 enum { MAX_LOG_HISTORY = 20000, TRACED_STEP = 3 };
 
@@ -22,7 +23,7 @@ struct loop {
     struct mt_train_state *st;
     struct mt_metrics *metrics;
     mt_loader *loader;
-    int64_t start_ns, saved_ns;
+    struct mt_saves saves;
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step already */
@@ -38,6 +39,7 @@ void mt_train_request_stop(struct mt_train_control *c, int signo)
 {
     mt_engine *e = atomic_load(&c->engine);
     atomic_store(&c->stop, signo);
+    atomic_fetch_add(&c->signals, 1);
     if (e)
         mt_engine_interrupt(e);
 }
@@ -99,75 +101,17 @@ static int evaluate(struct loop *l, struct mt_err *err)
     l->st->bad_evals = r.best ? 0 : l->st->bad_evals + 1;
     cJSON *record = mt_metrics_eval_record(&r);
     remember(l, record);
-    rc = mt_metrics_write(l->metrics, record, err);
+    mt_metrics_write(l->metrics, record);
     cJSON_Delete(record);
     if (l->p->events.eval)
         l->p->events.eval(l->p->events.ctx, &r);
     return rc;
 }
 
-static int save(struct loop *l, bool full, struct mt_err *err)
-{
-    const struct mt_config *c = l->s->cfg;
-    int64_t t0 = mt_now_ns();
-    if (mt_history_holds(l->p->history, l->p->dir, l->st->step, full))
-        return 0;
-    mt_train_phase(l->p->control, "saving a checkpoint");
-    int rc = mt_engine_flush(l->s->engine, err);
-    l->st->updates = mt_engine_updates(l->s->engine);
-    if (!rc)
-        rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = l->p->dir,
-                                                             .model_dir = l->s->model_dir,
-                                                             .layout = l->s->layout,
-                                                             .planes = l->s->planes,
-                                                             .state = l->st,
-                                                             .history = l->p->history,
-                                                             .full = full,
-                                                             .shard_bytes = c->checkpoint.shard_size},
-                                err);
-    if (rc)
-        return rc;
-    l->saved_ns = mt_now_ns();
-    if (l->p->events.saved)
-        l->p->events.saved(l->p->events.ctx, l->st->step, since(t0));
-    struct mt_prune_policy prune = {.keep = (uint64_t)c->checkpoint.keep,
-                                    .keep_every = (uint64_t)c->checkpoint.keep_every,
-                                    .keep_best = c->checkpoint.keep_best && isfinite(l->st->best_loss),
-                                    .best_step = l->st->best_step,
-                                    .lineage = &l->st->lineage};
-    struct mt_err why;
-    if (mt_checkpoint_prune(NULL, l->p->dir, &prune, &why))
-        mt_warn("old checkpoints stay: %s", why.msg);
-    return 0;
-}
-
-/* A periodic save that finds no room is told and tried again: the run is worth more than one save. */
-static int save_or_warn(struct loop *l, bool full, struct mt_err *err)
-{
-    struct mt_err why = {0};
-    int rc = save(l, full, &why);
-    if (rc == -ENOSPC || rc == -EDQUOT) {
-        mt_warn("checkpoint of step %llu not saved: %s", (unsigned long long)l->st->step, why.msg);
-        l->saved_ns = mt_now_ns();
-        return 0;
-    }
-    if (rc && err)
-        *err = why;
-    return rc;
-}
-
-static bool save_due(const struct loop *l)
-{
-    const struct mt_cfg_interval *every = &l->s->cfg->checkpoint.every;
-    if (every->is_time)
-        return every->seconds > 0 && since(l->saved_ns) >= every->seconds;
-    return every->steps && l->st->step % (uint64_t)every->steps == 0;
-}
-
-static bool file_request(const struct loop *l, const char *name)
+bool mt_train_file_request(const struct mt_train_params *p, const char *name)
 {
     char path[4200];
-    snprintf(path, sizeof(path), "%.4000s/%s", l->p->dir, name);
+    snprintf(path, sizeof(path), "%.4000s/%s", p->dir, name);
     return !remove(path);
 }
 
@@ -185,12 +129,13 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
     if (l->st->skips_in_row < (uint64_t)l->s->cfg->train.max_skips)
         return 0;
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
-                   "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): the "
-                   "last checkpoint is good; lower train.learning_rate",
-                   (unsigned long long)l->st->skips_in_row, r->bad_tensor);
+                   "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): %s; lower "
+                   "train.learning_rate",
+                   (unsigned long long)l->st->skips_in_row, r->bad_tensor,
+                   l->p->history->has ? "the last checkpoint is good" : "there is no checkpoint of this run");
 }
 
-static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *err)
+static void report_step(struct loop *l, struct mt_step_report *r)
 {
     uint64_t left = l->s->total_steps - MT_MIN(l->s->total_steps, l->st->step);
     l->step_seconds = l->step_seconds > 0 ? 0.9 * l->step_seconds + 0.1 * r->seconds : r->seconds;
@@ -205,33 +150,34 @@ static int report_step(struct loop *l, struct mt_step_report *r, struct mt_err *
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
         remember(l, record);
-    int rc = mt_metrics_write(l->metrics, record, err);
+    mt_metrics_write(l->metrics, record);
     cJSON_Delete(record);
     if (l->p->events.step && (l->st->step % (uint64_t)l->s->cfg->log.every == 0 || left == 0))
         l->p->events.step(l->p->events.ctx, r);
-    return rc;
 }
 
 /* Writes what the step that has just ended did, beside what was predicted. */
-static int write_trace(struct loop *l, struct mt_err *err)
+static void write_trace(struct loop *l)
 {
     uint64_t done = l->st->step - l->first_step;
     bool last = l->st->step >= l->s->total_steps || (l->p->max_steps && done >= l->p->max_steps);
     if (!l->p->trace || done > TRACED_STEP || (done < TRACED_STEP && !last))
-        return 0;
+        return;
+    struct mt_err why;
     struct mt_trace_span *spans = NULL;
     struct mt_sim_graph graph = {0};
     size_t n = 0;
-    int rc = mt_engine_trace_read(l->s->engine, &spans, &n, err);
+    int rc = mt_engine_trace_read(l->s->engine, &spans, &n, &why);
     if (!rc) {
         mt_engine_trace(l->s->engine, false);
         if (l->s->predicted)
             mt_session_predict(l->s, &graph, NULL);
-        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->s->layout, err);
+        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->s->layout, &why);
     }
+    if (rc)
+        mt_warn("no trace: %s", why.msg);
     free(spans);
     mt_sim_graph_finish(&graph);
-    return rc;
 }
 
 static int run_step(struct loop *l, struct mt_err *err)
@@ -259,32 +205,42 @@ static int run_step(struct loop *l, struct mt_err *err)
     l->st->loss_tokens += r.loss_tokens;
     l->st->seconds += r.seconds;
     l->evaluated = false;
-    rc = report_step(l, &r, err);
-    if (!rc)
-        rc = write_trace(l, err);
-    return rc ? rc : count_skip(l, &r.result, err);
+    report_step(l, &r);
+    write_trace(l);
+    return count_skip(l, &r.result, err);
+}
+
+static double time_left(const struct loop *l)
+{
+    return l->s->cfg->checkpoint.time_limit - since(l->p->start_ns);
+}
+
+/* What of the limit is left for the last save; with half as much again, but no more than a quarter of it all. */
+static double time_for_save(const struct loop *l)
+{
+    return l->p->no_save ? 0 : MT_MIN(1.5 * mt_saves_expect(&l->saves), 0.25 * l->s->cfg->checkpoint.time_limit);
 }
 
 /* What is due between two steps; *end is set where the run is to end. */
 static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
-    bool full = c->checkpoint.save == MT_SAVE_FULL;
     int rc = 0;
     if (c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
         rc = evaluate(l, err);
-    if (!rc && (save_due(l) || atomic_exchange(&l->p->control->save, false) ||
-                file_request(l, "SAVE")))
-        rc = save_or_warn(l, full, err);
+    bool due = mt_saves_due(&l->saves), asked = atomic_exchange(&l->p->control->save, false);
+    asked |= mt_train_file_request(l->p, "SAVE");
+    if (!rc && (due || asked))
+        rc = mt_saves_periodic(&l->saves, err);
     if (rc)
         return rc;
     if (c->eval.early_stop_patience && l->st->bad_evals >= (uint64_t)c->eval.early_stop_patience) {
         *end = MT_END_EARLY;
         *over = true;
-    } else if (c->checkpoint.time_limit > 0 && since(l->start_ns) >= c->checkpoint.time_limit) {
+    } else if (c->checkpoint.time_limit > 0 && time_left(l) <= l->step_seconds + time_for_save(l)) {
         *end = MT_END_TIME;
         *over = true;
-    } else if (file_request(l, "STOP")) {
+    } else if (mt_train_file_request(l->p, "STOP")) {
         *end = MT_END_SIGNAL;
         *over = true;
     }
@@ -322,21 +278,23 @@ static int finish_run(struct loop *l, enum mt_train_end end, struct mt_err *err)
 {
     const struct mt_config *c = l->s->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
-    if (l->p->no_save)
+    bool trained = l->st->step != l->first_step, stopped = end == MT_END_SIGNAL || end == MT_END_TIME;
+    double seconds = c->checkpoint.save_deadline;
+    if (l->p->no_save || (stopped && !trained) ||
+        (end == MT_END_SIGNAL && c->checkpoint.on_signal == MT_ON_SIGNAL_NONE))
         return mt_engine_flush(l->s->engine, err);
-    if (end == MT_END_SIGNAL) {
-        if (c->checkpoint.on_signal == MT_ON_SIGNAL_NONE)
-            return mt_engine_flush(l->s->engine, err);
-        return save(l, full && c->checkpoint.on_signal == MT_ON_SIGNAL_FULL, err);
-    }
-    int rc = end == MT_END_TIME ? 0 : evaluate(l, err);
-    return rc ? rc : save(l, full, err);
+    int rc = stopped ? 0 : evaluate(l, err);
+    if (c->checkpoint.time_limit > 0)
+        seconds = MT_MAX(0.0, MT_MIN(seconds, time_left(l)));
+    if (end == MT_END_SIGNAL)
+        full = full && c->checkpoint.on_signal == MT_ON_SIGNAL_FULL;
+    return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
 }
 
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err)
 {
-    struct loop l = {.p = p, .s = p->session, .st = p->state, .start_ns = mt_now_ns()};
-    l.saved_ns = l.start_ns;
+    struct loop l = {.p = p, .s = p->session, .st = p->state};
+    mt_saves_init(&l.saves, p);
     l.first_step = p->state->step;
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.s->sampler);
     p->state->total_steps = l.s->total_steps;
@@ -347,6 +305,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     if (!rc) {
         mt_engine_trace(l.s->engine, p->trace != NULL);
         atomic_store(&p->control->engine, l.s->engine);
+        atomic_store(&p->control->begun, true);
         rc = run_steps(&l, end, err);
         if (!rc)
             rc = finish_run(&l, *end, err);

@@ -4,12 +4,16 @@
 
 #include <stdatomic.h>
 
+#include "checkpoint/hf_dir.h"
 #include "checkpoint/state.h"
 #include "train/session.h"
 
 /** Requests from outside: signal handlers and threads may set them. */
 struct mt_train_control {
     atomic_int stop;   /* signal number: save as configured, then end */
+    atomic_int signals; /* how many asked to stop */
+    atomic_bool begun;  /* something may have been trained: before, there is nothing to save */
+    atomic_bool waiting; /* the last save waits for what it lacks; a signal ends that */
     atomic_bool save;  /* checkpoint and go on */
     atomic_bool status; /* tell how it goes; for who watches the phase */
     mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
@@ -54,6 +58,8 @@ struct mt_train_params {
     struct mt_session *session;    /* started, weights in place */
     struct mt_train_state *state;  /* where to go on; updated */
     struct mt_history *history;    /* of dir's checkpoints; updated */
+    const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
+    int64_t start_ns;              /* when the process began, for checkpoint.time_limit */
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */
@@ -62,6 +68,8 @@ struct mt_train_params {
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 
+/** Whether DIR/name is there; it is removed. */
+bool mt_train_file_request(const struct mt_train_params *p, const char *name);
 /** Runs to the end or until asked to stop; the state is saved as the configuration says. */
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err);
 

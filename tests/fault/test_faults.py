@@ -145,7 +145,7 @@ def a_file_system_without_room_for_a_checkpoint_keeps_the_last(p):
         out = os.path.join(small, "run")
         ini = write_ini(os.path.join(p.tmp, "fills.ini"),
                         base(p.model, p.data, out, train__steps=STEPS, checkpoint__every=2, checkpoint__keep=1,
-                             memory__states="disk", memory__nvme_paths=p.drive))
+                             memory__states="disk", memory__nvme_paths=p.drive, checkpoint__save_deadline="1s"))
         r = megatrain("-v", "run", ini, env=PIECES, expect=None)
         assert r.returncode == 4, (r.returncode, r.stderr)
         assert "not saved" in r.stderr, r.stderr

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
+
+enum { HOLE = 128 << 10 };
+
+/* A file with a hole and a byte behind it: *what is the step under way. */
+static int write_one(const struct mt_vfs *vfs, const char *path, const char **what)
+{
+    *what = "create a file";
+    int fd = vfs->create(vfs->ctx, path);
+    if (fd < 0)
+        return fd;
+    *what = "write a file";
+    int rc = vfs->write(vfs->ctx, fd, "x", 1);
+    *what = rc ? *what : "make a hole in a file";
+    rc = rc ? rc : vfs->hole(vfs->ctx, fd, HOLE);
+    *what = rc ? *what : "write a file";
+    rc = rc ? rc : vfs->write(vfs->ctx, fd, "x", 1);
+    *what = rc ? *what : "sync a file";
+    rc = rc ? rc : vfs->sync(vfs->ctx, fd);
+    *what = rc ? *what : "close a file";
+    int closed = vfs->close(vfs->ctx, fd);
+    return rc ? rc : closed;
+}
+
+int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
+{
+    char from[4096], to[4096], file[4200], link[4200];
+    const char *what = "create a folder";
+    vfs = vfs ? vfs : &mt_vfs_posix;
+    snprintf(from, sizeof(from), "%.4000s/.rehearsal-%ld.tmp", dir, (long)getpid());
+    snprintf(to, sizeof(to), "%.4000s/.rehearsal-%ld", dir, (long)getpid());
+    snprintf(file, sizeof(file), "%s/file", from);
+    snprintf(link, sizeof(link), "%s/link", to);
+    int rc = vfs->make_dir(vfs->ctx, from);
+    if (!rc)
+        rc = write_one(vfs, file, &what);
+    what = rc ? what : "sync a folder";
+    rc = rc ? rc : vfs->sync_dir(vfs->ctx, from);
+    what = rc ? what : "rename a folder";
+    rc = rc ? rc : vfs->rename(vfs->ctx, from, to);
+    what = rc ? what : "sync a folder";
+    rc = rc ? rc : vfs->sync_dir(vfs->ctx, dir);
+    int linked = rc ? 0 : vfs->link(vfs->ctx, "file", link);
+    if (linked)
+        mt_warn("%s: no symbolic links (%s): there will be no `latest`, --resume does without", dir, strerror(-linked));
+    int gone = vfs->remove_tree(vfs->ctx, to);
+    vfs->remove_tree(vfs->ctx, from);
+    if (!rc && gone) {
+        what = "remove a folder";
+        rc = gone;
+    }
+    return rc ? mt_fail(err, rc == -ENOSPC || rc == -EDQUOT ? MT_ERR_NO_FIT : MT_ERR_RUNTIME, rc,
+                        "checkpoint.dir %s: a checkpoint cannot be saved there: cannot %s: %s", dir, what, strerror(-rc))
+              : 0;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/append.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static const int64_t FIRST_WAIT_NS = 1000000000, LONGEST_WAIT_NS = 60 * INT64_C(1000000000);
+enum { MOST_PENDING = 256 << 20 }; /* bytes: then the oldest go */
+
+int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_err *err)
+{
+    *a = (struct mt_append){.fd = -1};
+    snprintf(a->path, sizeof(a->path), "%s", path);
+    a->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0666);
+    a->end = a->fd < 0 ? -1 : lseek(a->fd, 0, SEEK_END);
+    return a->end < 0 ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno)) : 0;
+}
+
+/* All that waits. A record that was written in part is taken back. */
+static int write_pending(struct mt_append *a)
+{
+    int rc = mt_write_all(a->fd, a->pending.p, a->pending.len);
+    if (rc) {
+        if (ftruncate(a->fd, a->end))
+            mt_debug("%s: a record that was written in part stays: %s", a->path, strerror(errno));
+        return rc;
+    }
+    a->end += (int64_t)a->pending.len;
+    a->pending.len = 0;
+    return 0;
+}
+
+static void told(struct mt_append *a, int rc)
+{
+    if (rc && !a->failing)
+        mt_warn("cannot write %s: %s; the run goes on, its records are kept in memory and tried again", a->path,
+                strerror(-rc));
+    else if (!rc && a->failing)
+        mt_info("%s is written again", a->path);
+    a->failing = rc;
+    a->wait_ns = rc ? MT_MIN(MT_MAX(FIRST_WAIT_NS, 2 * a->wait_ns), LONGEST_WAIT_NS) : 0;
+    a->retry_ns = mt_now_ns() + a->wait_ns;
+}
+
+void mt_append_put(struct mt_append *a, const void *record, size_t len)
+{
+    if (a->pending.len + len > MOST_PENDING)
+        a->pending.len = 0;
+    mt_str_append(&a->pending, record, len);
+    if (a->pending.failed) { /* no memory: this record is lost, the next ones are not */
+        mt_str_finish(&a->pending);
+        return;
+    }
+    if (!a->failing || mt_now_ns() >= a->retry_ns)
+        told(a, write_pending(a));
+}
+
+void mt_append_close(struct mt_append *a)
+{
+    if (a->fd >= 0 && a->pending.len && write_pending(a))
+        mt_warn("%s: the last %zu bytes could not be written", a->path, a->pending.len);
+    if (a->fd >= 0)
+        close(a->fd);
+    mt_str_finish(&a->pending);
+    *a = (struct mt_append){.fd = -1};
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_APPEND_H
+#define MT_TRAIN_APPEND_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/strbuf.h"
+
+/**
+ * A log that grows at its end and never ends the run that writes it: what cannot be written is told once, kept in
+ * memory and tried again, later each time. Records are written whole or not at all.
+ *
+ * Thread-safety: one thread.
+ */
+struct mt_append {
+    char path[4096];
+    int fd;                /* -1: not open */
+    int64_t end;           /* of what was written whole */
+    struct mt_str pending; /* records that wait */
+    int64_t retry_ns, wait_ns;
+    bool failing;
+};
+
+/** Opens or creates the file; what it holds already stays where `keep` is set. */
+int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_err *err);
+void mt_append_put(struct mt_append *a, const void *record, size_t len);
+/** Tries what waits once more. */
+void mt_append_close(struct mt_append *a);
+
+#endif

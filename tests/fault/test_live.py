@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A live state is worth more than any write, and than any signal that was not meant to end it: full disks, files that
+cannot be written, streams that are gone, folders that are gone. What is there in the end is compared bit for bit.
+"""
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
+from test_faults import Small  # noqa: E402
+
+STEPS = 6
+
+
+class Place:
+    def __init__(self, tmp):
+        self.tmp = tmp
+        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=2))
+        self.data = write_data(os.path.join(tmp, "data.jsonl"))
+        out, ini = self.ini("want")
+        megatrain("-q", "run", ini)
+        self.want = losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+
+    def ini(self, name, out=None, model=None, **over):
+        out = out or os.path.join(self.tmp, name)
+        sections = {"train__steps": STEPS, "checkpoint__every": 2, "data__eval": "", **over}
+        return out, write_ini(os.path.join(self.tmp, name + ".ini"), base(model or self.model, self.data, out, **sections))
+
+    def check(self, out):
+        assert losses(out) == self.want[0]
+        assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == self.want[1]
+
+
+def start(*args, **kw):
+    kw.setdefault("stderr", subprocess.PIPE)
+    return subprocess.Popen([BINARY, *map(str, args)], stdout=subprocess.DEVNULL, text=True, **kw)
+
+
+def wait_for(run, text):
+    said = ""
+    while text not in said:
+        line = run.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def logs_that_cannot_be_written_do_not_end_a_run(p):
+    """A file size limit that only the logs reach: their rows wait, and come when it is lifted."""
+    out, ini = p.ini("logs", log__csv="on", log__tensorboard="on", checkpoint__every=0)
+    run = start("run", ini)
+    wait_for(run, "step 1/")
+    run.send_signal(signal.SIGSTOP)
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+    run.send_signal(signal.SIGCONT)
+    said = wait_for(run, "metrics.jsonl: ")
+    said += wait_for(run, f"step {STEPS - 1}/")
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    said += run.communicate(timeout=60)[1]
+    assert run.returncode == 0, said
+    assert said.count("metrics.jsonl: ") == 1 and "metrics.csv: " in said and "tfevents" in said, said
+    p.check(out)
+    assert len(open(out + "/metrics.csv").read().splitlines()) == STEPS + 1
+
+
+def a_trace_that_cannot_be_written_does_not_end_a_run(p):
+    out, ini = p.ini("trace")
+    r = megatrain("run", ini, "--trace", "/no/such/folder/trace.json")
+    assert "no trace" in r.stderr, r.stderr
+    p.check(out)
+
+
+def saves_that_fail_leave_the_state_live(p):
+    """Every periodic save meets a limit; it is lifted while the last one waits."""
+    out, ini = p.ini("saves")
+    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (140000, resource.RLIM_INFINITY))
+    run = start("run", ini, preexec_fn=cap)
+    said = wait_for(run, "trying again")
+    assert "checkpoint of step 2 not saved" in said and "File too large" in said, said
+    assert not [n for n in os.listdir(out) if n.startswith("checkpoint-")]
+    resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    open(out + "/SAVE", "w").close()
+    said += run.communicate(timeout=60)[1]
+    assert run.returncode == 0, said
+    p.check(out)
+
+
+def a_last_save_that_fails_ends_as_it_says(p):
+    """At the deadline, or at a signal; the exit code is that of the save."""
+    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (140000, 140000))
+    out, ini = p.ini("deadline", checkpoint__save_deadline="1s")
+    run = start("run", ini, preexec_fn=cap)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and "there is no other checkpoint" in said, (run.returncode, said)
+    out, ini = p.ini("second")
+    run = start("run", ini, preexec_fn=cap)
+    said = wait_for(run, "trying again")
+    run.send_signal(signal.SIGTERM)
+    t0 = time.time()
+    said += run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and time.time() - t0 < 10, (run.returncode, said)
+
+
+def a_full_disk_at_the_end_makes_room_or_keeps_the_weights(p):
+    with Small(p.tmp, "4000k") as small:  # two checkpoints and no third
+        if not small:
+            return
+        out, ini = p.ini("full", out=os.path.join(small, "run"), checkpoint__keep=2, checkpoint__save_deadline="1s")
+        r = megatrain("run", ini)
+        assert "removing older ones" in r.stderr and "up to 4 checkpoints" in r.stderr, r.stderr
+        p.check(out)
+    with Small(p.tmp, "3000k") as small:  # one, and weights
+        out, ini = p.ini("fuller", out=os.path.join(small, "run"), checkpoint__keep=1, checkpoint__save_deadline="1s")
+        r = megatrain("run", ini, expect=4)
+        assert "weights alone are saved" in r.stderr and out + "/checkpoint-2" in r.stderr, r.stderr
+        megatrain("verify", f"{out}/checkpoint-{STEPS}")
+        megatrain("verify", f"{out}/checkpoint-2")
+        assert not os.path.exists(f"{out}/checkpoint-{STEPS}/megatrain/state.json")
+
+
+def the_models_folder_is_not_needed_after_the_start(p):
+    model = os.path.join(p.tmp, "moved")
+    shutil.copytree(p.model, model)
+    os.mkdir(model + "/LICENSES")
+    os.mkfifo(model + "/LICENSE.fifo")
+    secret = os.path.join(p.tmp, "secret")
+    open(secret, "w").write("secret")
+    os.symlink(secret, model + "/LICENSE_x")
+    os.symlink("config.json", model + "/generation_config.json")
+    open(model + "/LICENSE", "w").write("licence")
+    out, ini = p.ini("moved-run", model=model, checkpoint__every=3)
+    run = start("run", ini)
+    said = wait_for(run, "step 1/")
+    os.rename(model, model + ".away")
+    said += run.communicate(timeout=60)[1]
+    assert run.returncode == 0, said
+    there = os.listdir(f"{out}/checkpoint-{STEPS}")
+    assert {"LICENSE", "config.json", "generation_config.json"} <= set(there), there
+    assert not {"LICENSES", "LICENSE.fifo", "LICENSE_x"} & set(there), there
+    assert "link to somewhere else" in said, said
+
+
+def a_file_system_is_tried_before_anything_is_trained(p):
+    out, ini = p.ini("tried")
+    cap = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))  # no hole goes so far
+    run = start("run", ini, preexec_fn=cap)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and "cannot make a hole" in said and "step 1/" not in said, (run.returncode, said)
+
+
+def a_reader_that_goes_away_does_not_end_a_run(p):
+    out, ini = p.ini("pipe")
+    r, w = os.pipe()
+    run = subprocess.Popen([BINARY, "run", ini], stdout=w, stderr=w)
+    os.close(w)
+    os.read(r, 10)
+    os.close(r)
+    assert run.wait(timeout=60) == 0
+    p.check(out)
+    head = subprocess.run(f"'{BINARY}' config keys | head -1", shell=True, capture_output=True, text=True)
+    assert head.returncode == 0 and head.stderr == "", head.stderr  # a command whose result is read ends quietly
+
+
+def signals_that_were_ignored_stay_ignored(p):
+    out, ini = p.ini("nohup", train__steps=40, checkpoint__every=0)
+    ignore = lambda: (signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.signal(signal.SIGINT, signal.SIG_IGN))
+    run = start("run", ini, preexec_fn=ignore)
+    wait_for(run, "step 1/")
+    run.send_signal(signal.SIGHUP)
+    run.send_signal(signal.SIGINT)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 0 and os.path.isdir(out + "/checkpoint-40"), (run.returncode, said)
+
+
+def closed_streams_are_not_taken_for_files(p):
+    out, ini = p.ini("closed", log__csv="on")
+    close = lambda: [os.close(fd) for fd in (0, 1, 2)]
+    run = subprocess.Popen([BINARY, "run", ini], preexec_fn=close)
+    assert run.wait(timeout=60) == 0
+    p.check(out)
+    assert len(open(out + "/metrics.csv").read().splitlines()) == STEPS + 1
+    assert open(out + "/.lock").read().strip() == str(run.pid)
+
+
+def a_signal_before_the_first_step_saves_nothing(p):
+    """While a folder of weights is read through a pipe that nobody writes to."""
+    out, ini = p.ini("early")
+    env = {**os.environ, "MEGATRAIN_TEST": "1"}
+    for signo, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        shutil.rmtree(out, ignore_errors=True)
+        seen = set()
+        for delay in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05):
+            shutil.rmtree(out, ignore_errors=True)
+            run = start("run", ini, env=env)
+            time.sleep(delay)
+            run.send_signal(signo)
+            run.communicate(timeout=20)
+            steps = len(losses(out)) if os.path.exists(out + "/metrics.jsonl") else 0
+            saved = [n for n in os.listdir(out) if n.startswith("checkpoint-")] if os.path.isdir(out) else []
+            assert run.returncode in (code, -signo, 0), run.returncode
+            assert "checkpoint-0" not in saved and (steps or not saved), (steps, saved)
+            seen.add(run.returncode)
+
+
+def requests_of_an_earlier_run_are_removed(p):
+    out, ini = p.ini("stale")
+    megatrain("-q", "run", ini, "--max-steps", 2)
+    for name in ("STOP", "SAVE"):
+        open(os.path.join(out, name), "w").close()
+    megatrain("-q", "run", ini, "--resume")
+    p.check(out)
+
+
+def the_time_limit_counts_from_the_start_and_holds_the_save(p):
+    out, ini = p.ini("limit", train__steps=100000, checkpoint__every=0, checkpoint__time_limit="2s")
+    t0 = time.time()
+    megatrain("-q", "run", ini, expect=75)
+    assert time.time() - t0 < 2.5
+    megatrain("verify", out + "/latest")
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("p",)]
+
+if __name__ == "__main__":
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
+        place = Place(tmp_dir)
+        for test in TESTS:
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            t0 = time.time()
+            test(place)
+            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
