@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench: every job of a sweep in a child process, so that a crash is a row and not the end. */
+#include <dirent.h>
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
@@ -372,6 +373,53 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
     fprintf(stderr, "\n");
 }
 
+/* sweep.csv and its like, and what is named after a job: 16 hexadecimal digits and an ending of ours. */
+static bool is_own_file(const char *name)
+{
+    static const char *const whole[] = {"sweep.csv", "sweep.json", "sweep.md"};
+    static const char *const endings[] = {".ini", ".log", ".json", ".machine", ".rates"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(whole); i++)
+        if (!strcmp(name, whole[i]))
+            return true;
+    const char *dot = strrchr(name, '.');
+    bool ours = dot && strspn(name, "0123456789abcdef") == 16 && name[16] == '.';
+    for (size_t i = 0; i < MT_ARRAY_LEN(endings); i++)
+        if (ours && !strcmp(dot, endings[i]))
+            return true;
+    return false;
+}
+
+/* A job's runs: "<hash>.<number>" below runs/. */
+static bool is_own_run(const char *name)
+{
+    return strspn(name, "0123456789abcdef") == 16 && name[16] == '.' && name[17] &&
+           strspn(name + 17, "0123456789") == strlen(name + 17);
+}
+
+static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_err *err)
+{
+    DIR *d = opendir(dir);
+    int rc = 0;
+    for (struct dirent *e; d && !rc && (e = readdir(d));) {
+        char *path = is_own(e->d_name) ? mt_path_join(dir, e->d_name) : NULL;
+        if (path)
+            rc = mt_remove_tree(path, err);
+        free(path);
+    }
+    if (d)
+        closedir(d);
+    return rc;
+}
+
+/* Earlier results alone: the folder may hold what is not ours. */
+static int remove_results(const char *dir, struct mt_err *err)
+{
+    char runs[4200];
+    snprintf(runs, sizeof(runs), "%.4000s/runs", dir);
+    int rc = remove_own(runs, is_own_run, err);
+    return rc ? rc : remove_own(dir, is_own_file, err);
+}
+
 static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *err)
 {
     const char *out = cli_arg(b->args, "out");
@@ -383,28 +431,33 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
         snprintf(b->dir, sizeof(b->dir), "%.*s.bench", (int)(ini ? len - 4 : len), sweep_path);
     int rc = 0;
     if (mt_is_dir(b->dir) && cli_arg(b->args, "force"))
-        rc = mt_remove_tree(b->dir, err);
+        rc = remove_results(b->dir, err);
     else if (mt_is_dir(b->dir) && !cli_arg(b->args, "resume"))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST,
-                       "%s has results: go on with --resume, start over with --force, or choose --out",
+                       "%s is there already: go on with --resume, remove its earlier results with --force, or "
+                       "choose --out",
                        b->dir);
     char runs[4200];
     snprintf(runs, sizeof(runs), "%.4000s/runs", b->dir);
     return rc ? rc : mt_mkdir_p(runs, err);
 }
 
+static size_t n_chosen(const struct bench *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->sweep.n_jobs; i++)
+        n += chosen(b, &b->sweep.jobs[i]);
+    return n;
+}
+
 static int run_sweep(struct bench *b, struct mt_err *err)
 {
     struct mt_sweep_run *runs = mt_calloc(MAX_RUNS, sizeof(*runs));
-    size_t all = 0;
+    size_t all = n_chosen(b);
     int rc = 0;
     b->rows = mt_calloc(b->sweep.n_jobs + 1, sizeof(*b->rows));
     if (!b->rows || !runs)
         rc = mt_fail_nomem(err, "a sweep", b->sweep.n_jobs * sizeof(*b->rows));
-    for (size_t i = 0; i < b->sweep.n_jobs; i++)
-        all += chosen(b, &b->sweep.jobs[i]);
-    if (!rc && !all)
-        rc = mt_fail(err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(b->args, "only"));
     for (size_t i = 0; i < b->sweep.n_jobs && !rc && !b->interrupted; i++) {
         const struct mt_sweep_job *j = &b->sweep.jobs[i];
         struct mt_sweep_prediction p;
@@ -461,6 +514,8 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
     if (cli_arg(args, "compare"))
         return compare(args);
     int rc = mt_sweep_read(&b.sweep, args->operands[0], &err);
+    if (!rc && !n_chosen(&b))
+        rc = mt_fail(&err, MT_ERR_USAGE, -ENOENT, "no job matches --only %s", cli_arg(args, "only"));
     if (!rc)
         rc = open_folder(&b, args->operands[0], &err);
     if (!rc)

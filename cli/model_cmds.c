@@ -80,6 +80,8 @@ static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt
     bool json = cli_arg(args, "json") != NULL;
     int rc = mt_session_start(s, err);
     if (!rc)
+        rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
+    if (!rc)
         rc = mt_weights_load(s->layout, s->planes, s->model_dir, err);
     if (!rc && cli_arg(args, "per-sample"))
         rc = print_samples(s, json, err);
@@ -267,6 +269,8 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
                      model, MT_BYTE_VOCAB);
     if (!rc)
         rc = mt_session_start(&s, &err);
+    if (!rc)
+        rc = mt_checkpoint_verify_model(s.model_dir, false, false, &err);
     if (!rc)
         rc = mt_weights_load(s.layout, s.planes, s.model_dir, &err);
     if (!rc && !chat)

@@ -235,7 +235,8 @@ static int fill_weights(struct run *r, struct mt_err *err)
     if (r->cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(s->layout, s->planes, (uint64_t)r->cfg->train.seed,
                                       (int)s->placement.threads, err);
-    return mt_weights_load(s->layout, s->planes, s->model_dir, err);
+    int rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
+    return rc ? rc : mt_weights_load(s->layout, s->planes, s->model_dir, err);
 }
 
 /* A new checkpoint is there before an old one goes. Short of that, saves are retried, and the run goes on. */

@@ -8,6 +8,31 @@
 #include "base/fs.h"
 #include "base/strbuf.h"
 
+static _Thread_local bool short_of_memory;
+
+static void *watched_malloc(size_t n)
+{
+    void *p = malloc(n);
+    short_of_memory |= !p;
+    return p;
+}
+
+/* Before any thread is there. */
+__attribute__((constructor)) static void watch_allocations(void)
+{
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = watched_malloc, .free_fn = free});
+}
+
+void mt_json_begin(void)
+{
+    short_of_memory = false;
+}
+
+bool mt_json_complete(void)
+{
+    return !short_of_memory;
+}
+
 int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
                   enum mt_err_kind kind, struct mt_err *err)
 {

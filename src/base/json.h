@@ -22,6 +22,13 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
  */
 int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err);
 
+/**
+ * cJSON leaves out what it has no memory for, and says nothing. Between these two calls of a thread, whether it had all
+ * that it asked for: what is built to be kept is written only where it did.
+ */
+void mt_json_begin(void);
+bool mt_json_complete(void);
+
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
 

@@ -48,14 +48,22 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
 int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err);
 /** Every file's size and sum; a bad byte is told by file and tensor. MT_ERR_CHECKPOINT. */
 int mt_checkpoint_verify(const char *path, struct mt_err *err);
+/**
+ * Of a folder that is to be read as a model: the bytes of its weights, where it has sums of them; `all`: and of what
+ * goes along with them; `states`: and of the training state. 0 where there are no sums.
+ */
+int mt_checkpoint_verify_model(const char *path, bool all, bool states, struct mt_err *err);
 /** Whether every file that it lists is there in its size; their bytes are not read. */
 bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
-/** Fills the planes with exactly what was saved. */
+/** Fills the planes with exactly what was saved: each tensor's checksum is that of the bytes that went there. */
 int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,
                        struct mt_err *err);
 
-/** Writes a Hugging Face folder alone: bf16 as it is, or f32 from the masters where there are some. */
+/**
+ * Writes a Hugging Face folder alone, synced and with the sums of its files: bf16 as it is, or f32 from the masters
+ * where there are some. What it is made from is verified.
+ */
 int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
                          struct mt_err *err);
 

@@ -150,7 +150,7 @@ static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t
     cJSON_AddNumberToObject(meta, "total_parameters", params);
     cJSON_AddNumberToObject(meta, "total_size", size);
     char *text = sorted ? mt_json_print(root, true) : NULL;
-    int rc = text ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
+    int rc = text && mt_json_complete() ? write_bytes(h, "model.safetensors.index.json", text, strlen(text), err)
                   : mt_fail_nomem(err, "the weight index", h->n_decls);
     free(text);
     free(sorted);

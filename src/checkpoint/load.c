@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/dtype.h"
 #include "base/fs.h"
@@ -142,6 +143,30 @@ int mt_checkpoint_verify(const char *dir, struct mt_err *err)
     }
     cJSON_Delete(sealed);
     return rc;
+}
+
+int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt_err *err)
+{
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT], path[4096];
+    bool full;
+    struct mt_err why = {0};
+    snprintf(path, sizeof(path), "%.4000s/megatrain/seal.json", dir);
+    if (!mt_path_exists(path))
+        return 0;
+    int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
+    if (!rc)
+        rc = verify_list(dir, sealed, full, &why);
+    const cJSON *files = rc ? NULL : mt_json_get(sealed, "files");
+    for (const cJSON *f = files ? files->child : NULL; f && !rc; f = f->next) {
+        const char *dot = strrchr(f->string, '.');
+        bool state = !strncmp(f->string, "megatrain/", 10), weights = dot && !strcmp(dot, ".safetensors");
+        if (state ? states : weights || all)
+            rc = verify_file(dir, f, &why);
+    }
+    cJSON_Delete(sealed);
+    return rc ? mt_fail(err, why.kind, rc, "%s (%s/megatrain holds its checksums: remove that folder where the change "
+                        "is wanted)", why.msg, dir) : 0;
 }
 
 bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
@@ -294,20 +319,42 @@ struct part {
     enum mt_plane_kind kind;
 };
 
-static int load_piece(const struct mt_st_model *st, const struct mt_st_tensor *src, const struct part *p, size_t at,
-                      size_t n, float *buf, mt_plane_set *planes, struct mt_err *err)
+/* What a state file is read with. */
+struct reader {
+    const struct mt_st_model *st;
+    const cJSON *sums; /* of its tensors, as they were written */
+    XXH3_state_t *hash;
+    float *buf; /* of `piece` elements */
+    size_t piece;
+    mt_plane_set *planes;
+};
+
+static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct part *p, size_t at, size_t n,
+                      struct mt_err *err)
 {
     size_t size = mt_st_dtype_size(src->dtype);
-    int rc = mt_st_read_raw(st, src, at * size, n * size, buf, err);
+    int rc = mt_st_read_raw(r->st, src, at * size, n * size, r->buf, err);
     if (rc)
         return rc;
-    return p->state ? mt_planes_write(planes, p->t->unit, p->kind, p->t->at + at, n, buf, err)
-                    : mt_tensor_write_masters(planes, p->t, at, n, buf, err);
+    XXH3_64bits_update(r->hash, r->buf, n * size);
+    return p->state ? mt_planes_write(r->planes, p->t->unit, p->kind, p->t->at + at, n, r->buf, err)
+                    : mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err);
 }
 
-static int load_part(const struct mt_st_model *st, const struct part *p, float *buf, size_t piece, mt_plane_set *planes,
-                     struct mt_err *err)
+static int check_sum(const struct reader *r, const char *name, struct mt_err *err)
 {
+    const cJSON *want = mt_json_get(r->sums, name);
+    char have[MT_SUM_TEXT];
+    mt_sum_format(have, XXH3_64bits_digest(r->hash));
+    if (cJSON_IsString(want) && !strcmp(want->valuestring, have))
+        return 0;
+    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: the checksum of tensor \"%s\" is wrong: its bytes are not "
+                   "those that were written", r->st->files[0].path, name);
+}
+
+static int load_part(const struct reader *r, const struct part *p, struct mt_err *err)
+{
+    const struct mt_st_model *st = r->st;
     char name[192];
     enum mt_dtype dtype = p->state ? p->state->dtype : MT_F32;
     snprintf(name, sizeof(name), "%s.%s", p->t->name, p->state ? p->state->saved_as : "master");
@@ -316,20 +363,44 @@ static int load_part(const struct mt_st_model *st, const struct part *p, float *
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
                        "another shape or dtype than the model and its optimizer", st->files[0].path, name);
     int rc = 0;
-    for (size_t at = 0; at < p->t->n && !rc; at += piece)
-        rc = load_piece(st, src, p, at, MT_MIN(piece, p->t->n - at), buf, planes, err);
+    XXH3_64bits_reset(r->hash);
+    for (size_t at = 0; at < p->t->n && !rc; at += r->piece)
+        rc = load_piece(r, src, p, at, MT_MIN(r->piece, p->t->n - at), err);
+    return rc ? rc : check_sum(r, name, err);
+}
+
+static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct mt_err *err)
+{
+    int rc = load_part(r, &(struct part){.t = t}, err);
+    for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
+        struct part p = {t, mt_plane_desc_of(r->planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
+        if (p.state->saved_as)
+            rc = load_part(r, &p, err);
+    }
     return rc;
 }
 
-static int load_tensor(const struct mt_st_model *st, const struct mt_tensor *t, float *buf, size_t piece,
-                       mt_plane_set *planes, struct mt_err *err)
+/* A unit's tensors, of the file of its block. */
+static int load_unit(struct reader *r, const char *dir, const cJSON *files, const struct mt_layout *l,
+                     const struct mt_unit *u, struct mt_err *err)
 {
-    int rc = load_part(st, &(struct part){.t = t}, buf, piece, planes, err);
-    for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
-        struct part p = {t, mt_plane_desc_of(planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
-        if (p.state->saved_as)
-            rc = load_part(st, &p, buf, piece, planes, err);
+    struct mt_st_model st;
+    char path[4096], name[64];
+    snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
+    snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
+    r->sums = mt_json_get(mt_json_get(files, name), "tensors");
+    if (!r->sums)
+        return damaged(err, path, "the checkpoint's list of files has no checksums of it");
+    int rc = mt_st_open_file(&st, path, err);
+    if (rc) {
+        if (err)
+            err->kind = MT_ERR_CHECKPOINT;
+        return rc;
     }
+    r->st = &st;
+    for (size_t i = 0; i < u->n_tensors && !rc; i++)
+        rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
+    mt_st_close(&st);
     return rc;
 }
 
@@ -337,23 +408,18 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
                        struct mt_err *err)
 {
     enum { PIECE = 1 << 20 };
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    char path[4096];
-    int rc = buf ? 0 : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
-    for (size_t u = 0; u < l->n_units && !rc; u++) {
-        struct mt_st_model st;
-        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05d.safetensors", dir, l->units[u].block);
-        rc = mt_st_open_file(&st, path, err);
-        if (rc) {
-            if (err)
-                err->kind = MT_ERR_CHECKPOINT;
-            break;
-        }
-        for (size_t i = 0; i < l->units[u].n_tensors && !rc; i++)
-            rc = load_tensor(&st, &l->tensors[l->units[u].first_tensor + i], buf, PIECE, planes, err);
-        mt_st_close(&st);
-    }
-    free(buf);
+    struct reader r = {.hash = XXH3_createState(), .buf = mt_calloc(PIECE, sizeof(float)), .piece = PIECE,
+                       .planes = planes};
+    cJSON *sealed = NULL;
+    char sum[MT_SUM_TEXT];
+    bool full;
+    int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, sum, &full, err)
+                             : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
+    for (size_t u = 0; u < l->n_units && !rc; u++)
+        rc = load_unit(&r, dir, mt_json_get(sealed, "files"), l, &l->units[u], err);
+    cJSON_Delete(sealed);
+    XXH3_freeState(r.hash);
+    free(r.buf);
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
@@ -380,99 +446,4 @@ int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
         mt_debug("the lock file does not name its holder");
     *fd = f;
     return 0;
-}
-
-struct exporter {
-    struct mt_st_model weights, *states;
-    size_t n_states;
-    bool f32;
-};
-
-/* f32: the master where there is one, else the weight itself, which a bf16 one is exactly. */
-static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
-{
-    struct exporter *x = ctx;
-    const struct mt_st_tensor *t = &x->weights.tensors[i];
-    char name[512];
-    if (!x->f32)
-        return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype),
-                              n * mt_st_dtype_size(t->dtype), dst, err);
-    snprintf(name, sizeof(name), "%.400s.master", t->name);
-    for (size_t s = 0; s < x->n_states; s++) {
-        const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
-        if (master)
-            return mt_st_read_f32(&x->states[s], master, first, n, dst, err);
-    }
-    return mt_st_read_f32(&x->weights, t, first, n, dst, err);
-}
-
-static int open_states(struct exporter *x, const char *from, struct mt_err *err)
-{
-    char path[4096];
-    size_t n = 0;
-    while (snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, n),
-           mt_path_exists(path))
-        n++;
-    x->states = mt_calloc(n, sizeof(*x->states));
-    if (!x->states)
-        return mt_fail_nomem(err, "an export", n * sizeof(*x->states));
-    for (; x->n_states < n; x->n_states++) {
-        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, x->n_states);
-        int rc = mt_st_open_file(&x->states[x->n_states], path, err);
-        if (rc)
-            return rc;
-    }
-    return 0;
-}
-
-static int export_to(struct exporter *x, const char *from, const char *tmp, uint64_t shard_bytes,
-                     struct mt_err *err)
-{
-    size_t n = x->weights.n_tensors;
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    if (!decls)
-        return mt_fail_nomem(err, "an export", n * sizeof(*decls));
-    for (size_t i = 0; i < n; i++) {
-        const struct mt_st_tensor *t = &x->weights.tensors[i];
-        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = x->f32 ? MT_ST_F32 : t->dtype,
-                                       .n_dims = t->n_dims};
-        memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
-    }
-    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = from,
-                                                 .decls = decls, .n_decls = n,
-                                                 .torch_dtype = x->f32 ? "float32" : "bfloat16",
-                                                 .shard_bytes = shard_bytes,
-                                                 .source = export_source, .ctx = x},
-                             err);
-    free(decls);
-    return rc;
-}
-
-int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
-                         struct mt_err *err)
-{
-    struct exporter x = {.f32 = f32};
-    char tmp[4096];
-    if (mt_path_exists(to))
-        return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
-    snprintf(tmp, sizeof(tmp), "%.4000s.tmp", to);
-    int rc = mt_st_open_dir(&x.weights, from, err);
-    if (!rc)
-        rc = open_states(&x, from, err);
-    if (!rc)
-        rc = mt_remove_tree(tmp, err);
-    if (!rc)
-        rc = mt_mkdir_p(tmp, err);
-    if (!rc)
-        rc = export_to(&x, from, tmp, shard_bytes, err);
-    if (!rc && rename(tmp, to))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot rename %s to %s: %s", tmp, to,
-                     strerror(errno));
-    if (rc)
-        mt_remove_tree(tmp, NULL);
-    for (size_t i = 0; i < x.n_states; i++)
-        mt_st_close(&x.states[i]);
-    free(x.states);
-    mt_st_close(&x.weights);
-    return rc;
 }

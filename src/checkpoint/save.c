@@ -198,7 +198,7 @@ static int write_json(struct saver *v, const char *name, cJSON *json, struct mt_
                       struct mt_err *err)
 {
     char *text = mt_json_print(json, true);
-    int rc = text ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
+    int rc = text && mt_json_complete() ? write_text(v, name, text, f, err) : mt_fail_nomem(err, name, 0);
     cJSON_Delete(json);
     free(text);
     return rc;
@@ -343,6 +343,7 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     if (rc)
         return rc;
     v.vfs->remove_tree(ctx, v.tmp);
+    mt_json_begin();
     v.files = cJSON_CreateObject();
     rc = v.vfs->make_dir(ctx, v.tmp);
     if (rc)

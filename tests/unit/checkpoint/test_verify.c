@@ -144,6 +144,30 @@ static void several_damaged_tensors_are_named(void **state)
     mt_st_close(&m);
 }
 
+/* Loading looks for itself: the file may have changed since it was verified. */
+static void a_turned_bit_is_not_loaded(void **state)
+{
+    (void)state;
+    char path[200];
+    struct mt_st_model m;
+    struct mt_err err = {0};
+    snprintf(path, sizeof(path), "%s/megatrain/state-00001.safetensors", dir);
+    assert_int_equal(mt_st_open_file(&m, path, NULL), 0);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    unsigned char c;
+    for (size_t i = 0; i < 2 * m.n_tensors; i++) { /* there and back */
+        const struct mt_st_tensor *t = &m.tensors[i / 2];
+        off_t at = (off_t)(t->offset + t->n_bytes / 2);
+        assert_int_equal(pread(fd, &c, 1, at), 1);
+        c ^= 16;
+        assert_int_equal(pwrite(fd, &c, 1, at), 1);
+        assert_int_equal(mt_checkpoint_load(dir, model.layout, model.planes, &err), i % 2 ? 0 : -EBADMSG);
+        assert_non_null(strstr(err.msg, t->name));
+    }
+    close(fd);
+    mt_st_close(&m);
+}
+
 static int cut(const char *path, off_t by, struct mt_err *err)
 {
     char *text = NULL;
@@ -207,6 +231,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_turned_bit_anywhere_names_its_file_and_tensor),
         cmocka_unit_test(several_damaged_tensors_are_named),
+        cmocka_unit_test(a_turned_bit_is_not_loaded),
         cmocka_unit_test(files_cut_grown_or_gone_are_told),
         cmocka_unit_test(checkpoints_are_listed_newest_first),
     };

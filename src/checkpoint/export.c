@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hf_dir.h"
+#include "checkpoint/manifest.h"
+#include "hf/safetensors.h"
+
+struct exporter {
+    struct mt_st_model weights, *states;
+    size_t n_states;
+    bool f32;
+    cJSON *files; /* what was written: size and sum */
+};
+
+/* f32: the master where there is one, else the weight itself, which a bf16 one is exactly. */
+static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct exporter *x = ctx;
+    const struct mt_st_tensor *t = &x->weights.tensors[i];
+    char name[512];
+    if (!x->f32)
+        return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype),
+                              n * mt_st_dtype_size(t->dtype), dst, err);
+    snprintf(name, sizeof(name), "%.400s.master", t->name);
+    for (size_t s = 0; s < x->n_states; s++) {
+        const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
+        if (master)
+            return mt_st_read_f32(&x->states[s], master, first, n, dst, err);
+    }
+    return mt_st_read_f32(&x->weights, t, first, n, dst, err);
+}
+
+static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
+{
+    struct exporter *x = ctx;
+    char sum[MT_SUM_TEXT];
+    cJSON *o = cJSON_AddObjectToObject(x->files, name);
+    (void)err;
+    mt_sum_format(sum, f->sum);
+    cJSON_AddNumberToObject(o, "size", (double)f->bytes);
+    cJSON_AddStringToObject(o, "xxh3", sum);
+    return 0;
+}
+
+/* The list of files and the seal over it, as a checkpoint of weights alone has them. */
+static int seal(struct exporter *x, const char *dir, struct mt_err *err)
+{
+    char path[4200];
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "version", 1);
+    cJSON_AddItemToObject(o, "files", x->files);
+    x->files = NULL;
+    char *text = mt_json_print(o, true);
+    char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;
+    int rc = sealed && mt_json_complete() ? 0 : mt_fail_nomem(err, "an export's list of files", 0);
+    snprintf(path, sizeof(path), "%.4000s/megatrain", dir);
+    if (!rc)
+        rc = mt_mkdir_p(path, err);
+    snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_MANIFEST_NAME, dir);
+    if (!rc)
+        rc = mt_write_file(path, text, strlen(text), err);
+    snprintf(path, sizeof(path), "%.4000s/megatrain/seal.json", dir);
+    if (!rc)
+        rc = mt_write_file(path, sealed, strlen(sealed), err);
+    free(text);
+    free(sealed);
+    cJSON_Delete(o);
+    return rc;
+}
+
+static int open_states(struct exporter *x, const char *from, struct mt_err *err)
+{
+    char path[4096];
+    size_t n = 0;
+    while (snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, n),
+           mt_path_exists(path))
+        n++;
+    x->states = mt_calloc(n, sizeof(*x->states));
+    if (!x->states)
+        return mt_fail_nomem(err, "an export", n * sizeof(*x->states));
+    for (; x->n_states < n; x->n_states++) {
+        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, x->n_states);
+        int rc = mt_st_open_file(&x->states[x->n_states], path, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int export_to(struct exporter *x, const char *from, const char *tmp, uint64_t shard_bytes,
+                     struct mt_err *err)
+{
+    size_t n = x->weights.n_tensors;
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
+    if (!decls)
+        return mt_fail_nomem(err, "an export", n * sizeof(*decls));
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_st_tensor *t = &x->weights.tensors[i];
+        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = x->f32 ? MT_ST_F32 : t->dtype,
+                                       .n_dims = t->n_dims};
+        memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
+    }
+    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = from,
+                                                 .decls = decls, .n_decls = n,
+                                                 .torch_dtype = x->f32 ? "float32" : "bfloat16",
+                                                 .shard_bytes = shard_bytes,
+                                                 .source = export_source, .done = file_done,
+                                                 .ctx = x},
+                             err);
+    free(decls);
+    return rc;
+}
+
+/* A folder beside `to`, of a name that nobody else has: *tmp is the caller's. */
+static int make_temporary(const char *to, char **tmp, struct mt_err *err)
+{
+    char *parent = strdup(to), *slash = parent ? strrchr(parent, '/') : NULL;
+    mode_t mask = umask(0);
+    umask(mask);
+    int rc = parent && asprintf(tmp, "%s.tmp.XXXXXX", to) > 0 ? 0 : mt_fail_nomem(err, to, strlen(to));
+    if (!rc && slash && slash != parent) {
+        *slash = 0;
+        rc = mt_mkdir_p(parent, err);
+    }
+    free(parent);
+    if (!rc && (!mkdtemp(*tmp) || chmod(*tmp, 0777 & ~mask)))
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", *tmp, strerror(errno));
+    return rc;
+}
+
+/* Durable under its name. */
+static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
+{
+    int rc = mt_sync_dir(tmp);
+    if (!rc && rename(tmp, to))
+        rc = -errno;
+    if (!rc)
+        rc = mt_sync_parent(to);
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
+}
+
+static int export_named(const char *from, const char *to, bool f32, uint64_t shard_bytes, struct mt_err *err)
+{
+    struct exporter x = {.f32 = f32};
+    char *tmp = NULL;
+    if (mt_path_exists(to))
+        return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
+    int rc = mt_checkpoint_verify_model(from, true, f32, err);
+    if (!rc)
+        rc = mt_st_open_dir(&x.weights, from, err);
+    if (!rc)
+        rc = open_states(&x, from, err);
+    mt_json_begin();
+    x.files = cJSON_CreateObject();
+    bool made = !rc && !(rc = make_temporary(to, &tmp, err));
+    if (!rc)
+        rc = export_to(&x, from, tmp, shard_bytes, err);
+    if (!rc)
+        rc = seal(&x, tmp, err);
+    if (!rc)
+        rc = put_in_place(tmp, to, err);
+    if (rc && made)
+        mt_remove_tree(tmp, NULL);
+    for (size_t i = 0; i < x.n_states; i++)
+        mt_st_close(&x.states[i]);
+    free(x.states);
+    mt_st_close(&x.weights);
+    cJSON_Delete(x.files);
+    free(tmp);
+    return rc;
+}
+
+int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
+                         struct mt_err *err)
+{
+    char *name = strdup(to);
+    size_t n = name ? strlen(name) : 0;
+    while (n > 1 && name[n - 1] == '/')
+        name[--n] = 0;
+    int rc = name ? export_named(from, name, f32, shard_bytes, err) : mt_fail_nomem(err, to, strlen(to));
+    free(name);
+    return rc;
+}

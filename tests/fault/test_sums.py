@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read is what was written, in every command that reads a checkpoint; and nobody's folder is removed."""
+import os
+import shutil
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
+
+
+class Place:
+    def __init__(self, tmp):
+        self.tmp = tmp
+        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=2))
+        self.data = write_data(os.path.join(tmp, "data.jsonl"))
+        self.out = os.path.join(tmp, "out")
+        self.ini = write_ini(self.out + ".ini", base(self.model, self.data, self.out, train__steps=2))
+        megatrain("-q", "run", self.ini)
+        self.good = os.path.join(self.out, "checkpoint-2")
+
+    def damaged(self, name):
+        """A copy with one bit turned in the middle of a file."""
+        bad = os.path.join(self.tmp, "bad")
+        shutil.rmtree(bad, ignore_errors=True)
+        shutil.copytree(self.good, bad)
+        turn(os.path.join(bad, name))
+        return bad
+
+
+def turn(path):
+    with open(path, "r+b") as f:
+        f.seek(os.path.getsize(path) * 3 // 4)
+        c = f.read(1)[0] ^ 1
+        f.seek(os.path.getsize(path) * 3 // 4)
+        f.write(bytes([c]))
+
+
+def export_verifies_what_it_reads(p):
+    to = os.path.join(p.tmp, "exported")
+    for name in ("model.safetensors", "config.json", "megatrain/state.json", "megatrain/seal.json"):
+        r = megatrain("export", p.damaged(name), to, expect=7)
+        assert os.path.basename(name) in r.stderr, r.stderr
+    megatrain("export", "--dtype", "f32", p.damaged("megatrain/state-00001.safetensors"), to, expect=7)
+    assert not [n for n in os.listdir(p.tmp) if n.startswith("exported")]
+
+
+def an_export_has_sums_of_its_own(p):
+    to = os.path.join(p.tmp, "new", "folder")
+    megatrain("export", p.good, to + "/")
+    megatrain("verify", to)
+    megatrain("-q", "run", write_ini(p.tmp + "/from.ini", base(to, p.data, p.tmp + "/from", train__steps=1, model__init="weights")))
+    turn(to + "/model.safetensors")
+    r = megatrain("verify", to, expect=7)
+    assert "model.safetensors" in r.stderr, r.stderr
+
+
+def weights_alone_have_sums(p):
+    out = os.path.join(p.tmp, "weights")
+    ini = write_ini(out + ".ini", base(p.model, p.data, out, train__steps=2, checkpoint__save="weights"))
+    megatrain("-q", "run", ini)
+    megatrain("verify", out + "/checkpoint-2")
+    r = megatrain("-q", "run", ini, "--resume", expect=7)
+    assert "weights alone" in r.stderr, r.stderr
+    turn(out + "/checkpoint-2/model.safetensors")
+    megatrain("verify", out + "/checkpoint-2", expect=7)
+
+
+def damaged_weights_are_not_evaluated_or_trained_on(p):
+    bad = p.damaged("model.safetensors")
+    r = megatrain("eval", p.ini, "--model", bad, expect=7)
+    assert "model.safetensors" in r.stderr, r.stderr
+    megatrain("sample", "--model", bad, "--prompt", "a", "--max-tokens", 1, expect=7)
+    ini = write_ini(p.tmp + "/onbad.ini", base(bad, p.data, p.tmp + "/onbad", train__steps=1, model__init="weights"))
+    megatrain("-q", "run", ini, expect=7)
+    megatrain("eval", p.ini, "--model", p.good)
+
+
+def export_removes_nothing_that_it_did_not_make(p):
+    to = os.path.join(p.tmp, "mine")
+    os.mkdir(to + ".tmp")
+    open(to + ".tmp/precious", "w").close()
+    megatrain("export", p.good, to)
+    assert os.listdir(to + ".tmp") == ["precious"]
+    assert sorted(n for n in os.listdir(p.tmp) if n.startswith("mine")) == ["mine", "mine.tmp"]
+
+
+def bench_removes_its_own_results_alone(p):
+    out = os.path.join(p.tmp, "bench")
+    sweep = write_ini(p.tmp + "/sweep.ini", {**base(p.model, p.data, p.tmp + "/x", train__steps=2),
+                                             "sweep": {"repeat": 1, "warmup_steps": 0}})
+    os.makedirs(out + "/keep")
+    for name in ("keep/thesis", "notes.md", "0123456789abcdef.txt"):
+        open(os.path.join(out, name), "w").close()
+    there = sorted(os.listdir(out))
+    megatrain("bench", sweep, "--out", out, "--force", "--only", "nomatch", expect=2)
+    assert sorted(os.listdir(out)) == there
+    megatrain("-q", "bench", sweep, "--out", out, "--force")
+    first = sorted(os.listdir(out))
+    assert set(there) < set(first)
+    stale = os.path.join(out, "fedcba9876543210.ini")
+    open(stale, "w").close()
+    megatrain("-q", "bench", sweep, "--out", out, "--force")
+    assert sorted(os.listdir(out)) == first and os.path.exists(out + "/keep/thesis")
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("p",)]
+
+if __name__ == "__main__":
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
+        place = Place(tmp_dir)
+        for test in TESTS:
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            t0 = time.time()
+            test(place)
+            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
