@@ -100,7 +100,7 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
 /** Adds or replaces the sample of the same operation; false where memory is short. */
 bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds);
 bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b);
-/** "gemm_nt.bf16.4096x512x512" and back; false where the text names no operation. */
+/** "gemm_nt.bf16.0.4096x512x512:2.15e9:8.9e6" (flags, shape, flops, bytes) and back; false where the text names no operation. */
 void mt_operation_format(char *buf, size_t len, const struct mt_metered *op);
 bool mt_operation_parse(struct mt_metered *op, const char *text);
 
