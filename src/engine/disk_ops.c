@@ -5,55 +5,55 @@
  * other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
  */
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/binding.h"
 
-static size_t bytes_of(const mt_engine *e, enum mt_plane_kind k, size_t n)
+static size_t bytes_of(const struct mt_binding *b, enum mt_plane_kind k, size_t n)
 {
-    return mt_plane_desc_bytes(mt_plane_desc_of(e->p.planes, k), n);
+    return mt_plane_desc_bytes(mt_plane_desc_of(b->planes, k), n);
 }
 
-static bool is_loaded(const mt_engine *e, enum mt_plane_kind k)
+static bool is_loaded(const struct mt_binding *b, enum mt_plane_kind k)
 {
-    return mt_plane_is_loaded(k, e->p.numerics.dtype);
+    return mt_plane_is_loaded(k, b->dtype);
 }
 
 _Static_assert(MT_RANGE_ALIGN % MT_PIECE_ALIGN == 0, "planes are cut at pieces");
 
 /* Bytes of a buffer that plane k of the unit takes, staged whole or in pieces. */
-static size_t room(const mt_engine *e, size_t unit, enum mt_plane_kind k, bool staged)
+static size_t room(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
-    size_t n = mt_plane_elems(e->p.planes, unit, k);
-    return bytes_of(e, k, staged ? n : MT_MIN(n, e->plan.program.piece_elems));
+    size_t n = mt_plane_elems(b->planes, unit, k);
+    return bytes_of(b, k, staged ? n : MT_MIN(n, b->piece_elems));
 }
 
 /* Does plane k of the unit go through the disk queues' buffers in that way? */
-static bool goes_through(const mt_engine *e, size_t unit, enum mt_plane_kind k, bool staged, uint64_t *at)
+static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged, uint64_t *at)
 {
-    bool updated = mt_plane_desc_of(e->p.planes, k)->ranges & MT_RANGE_TRAINED;
-    return mt_plane_on_disk(e->p.planes, unit, k, at) && is_loaded(e, k) == staged && (staged || updated);
+    bool updated = mt_plane_desc_of(b->planes, k)->ranges & MT_RANGE_TRAINED;
+    return mt_plane_on_disk(b->planes, unit, k, at) && is_loaded(b, k) == staged && (staged || updated);
 }
 
 /* Offset of plane k in a buffer of the unit's staged planes, or of a piece of the others. */
-static size_t offset_in(const mt_engine *e, size_t unit, enum mt_plane_kind k, bool staged)
+static size_t offset_in(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     size_t at = 0;
     uint64_t unused;
     for (int i = 0; i < (int)k; i++)
-        if (goes_through(e, unit, (enum mt_plane_kind)i, staged, &unused))
-            at += room(e, unit, (enum mt_plane_kind)i, staged);
+        if (goes_through(b, unit, (enum mt_plane_kind)i, staged, &unused))
+            at += room(b, unit, (enum mt_plane_kind)i, staged);
     return at;
 }
 
-struct mt_plane_view mt_plane_view(const mt_engine *e, size_t unit, enum mt_plane_kind k, size_t piece,
+struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, size_t piece,
                                    char *state, char *staged)
 {
     uint64_t unused;
-    if (!mt_plane_on_disk(e->p.planes, unit, k, &unused))
-        return (struct mt_plane_view){mt_plane(e->p.planes, unit, k), 0};
-    if (is_loaded(e, k))
-        return (struct mt_plane_view){staged + offset_in(e, unit, k, true), 0};
-    return (struct mt_plane_view){state + offset_in(e, unit, k, false),
-                                  piece * e->plan.program.piece_elems};
+    if (!mt_plane_on_disk(b->planes, unit, k, &unused))
+        return (struct mt_plane_view){mt_plane(b->planes, unit, k), 0};
+    if (is_loaded(b, k))
+        return (struct mt_plane_view){staged + offset_in(b, unit, k, true), 0};
+    return (struct mt_plane_view){state + offset_in(b, unit, k, false),
+                                  piece * b->piece_elems};
 }
 
 static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t bytes)
@@ -62,14 +62,15 @@ static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t b
 }
 
 /* Piece [first, first + n) of the planes that updates alone use. */
-static void fill_piece(const mt_engine *e, size_t unit, size_t first, size_t n, char *buf, struct mt_disk_request *r)
+static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, size_t n,
+                       char *buf, struct mt_disk_request *r)
 {
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
-        if (goes_through(e, unit, k, false, &at) &&
-            !(r->write && mt_plane_desc_of(e->p.planes, k)->role == MT_ROLE_GRADIENT))
-            add_span(r, at + bytes_of(e, k, first), buf + offset_in(e, unit, k, false), bytes_of(e, k, n));
+        if (goes_through(b, unit, k, false, &at) &&
+            !(r->write && mt_plane_desc_of(b->planes, k)->role == MT_ROLE_GRADIENT))
+            add_span(r, at + bytes_of(b, k, first), buf + offset_in(b, unit, k, false), bytes_of(b, k, n));
     }
 }
 
@@ -94,48 +95,48 @@ int mt_unit_written_spans(struct mt_byte_span span[MT_WRITTEN_SPANS], const stru
     return n;
 }
 
-static void fill_staged(const mt_engine *e, size_t unit, char *buf, struct mt_disk_request *r)
+static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, struct mt_disk_request *r)
 {
     struct mt_byte_span span[MT_WRITTEN_SPANS];
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
-        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, k);
+        const struct mt_plane_desc *d = mt_plane_desc_of(b->planes, k);
         uint64_t at;
-        if (!goes_through(e, unit, k, true, &at))
+        if (!goes_through(b, unit, k, true, &at))
             continue;
-        char *staged = buf + offset_in(e, unit, k, true);
-        int n = r->write ? mt_unit_written_spans(span, e->layout, unit, d) : 0;
+        char *staged = buf + offset_in(b, unit, k, true);
+        int n = r->write ? mt_unit_written_spans(span, b->layout, unit, d) : 0;
         for (int s = 0; s < n; s++)
             add_span(r, at + span[s].first, staged + span[s].first, span[s].bytes);
         if (!r->write)
-            add_span(r, at, staged, room(e, unit, k, true));
+            add_span(r, at, staged, room(b, unit, k, true));
     }
 }
 
-void mt_disk_op_fill(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                      struct mt_disk_request *r)
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
-    char *buf = e->buffers[o->pool][in->operand[0].buffer];
-    size_t unit = (size_t)o->unit, n = e->layout->units[unit].n_trained;
+    char *buf = b->buffers[o->pool][in->operand[0].buffer];
+    size_t unit = (size_t)o->unit, n = b->layout->units[unit].n_trained;
     size_t first = (size_t)o->piece * prog->piece_elems;
     uint64_t at = 0;
     r->write = in->op == MT_OP_WRITE;
     r->n_spans = 0;
     switch (o->kind) {
     case MT_OBJ_STATE:
-        fill_piece(e, unit, first, MT_MIN(prog->piece_elems, n - first), buf, r);
+        fill_piece(b, unit, first, MT_MIN(prog->piece_elems, n - first), buf, r);
         break;
     case MT_OBJ_STAGED:
-        fill_staged(e, unit, buf, r);
+        fill_staged(b, unit, buf, r);
         break;
     case MT_OBJ_GRAD_OUT:
-        mt_plane_on_disk(e->p.planes, unit, MT_PLANE_GRAD, &at);
+        mt_plane_on_disk(b->planes, unit, MT_PLANE_GRAD, &at);
         r->span[r->n_spans++] = (struct mt_disk_span){at, buf, o->bytes};
         break;
     default: /* MT_OBJ_SPILLED */
         r->span[r->n_spans++] =
-            (struct mt_disk_span){e->p.disk_spill_at + (uint64_t)o->spill, buf, o->bytes};
+            (struct mt_disk_span){b->disk_spill_at + (uint64_t)o->spill, buf, o->bytes};
         break;
     }
 }

@@ -16,11 +16,11 @@ static int alloc_pools(mt_engine *e, struct mt_err *err)
     mt_program_buffer_bytes(&e->plan.program, bytes);
     for (int i = 0; i < MT_N_POOLS && !rc; i++) {
         int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
-        e->buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
-        if (!e->buffers[i])
+        e->b.buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
+        if (!e->b.buffers[i])
             return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
         for (int k = 0; k < n && mt_pools[i].device && !rc; k++)
-            rc = mt_device_alloc(e->dev, bytes[i], mt_pools[i].name, &e->buffers[i][k], err);
+            rc = mt_device_alloc(e->b.dev, bytes[i], mt_pools[i].name, &e->b.buffers[i][k], err);
     }
     return rc;
 }
@@ -43,14 +43,14 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
         if (mt_pools[i].device)
             continue;
         int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
-        e->disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
-        if (!e->disk_ops[i])
+        e->x.disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
+        if (!e->x.disk_ops[i])
             return mt_fail_nomem(err, "disk transfers", (size_t)n * sizeof(struct mt_disk_op));
         for (int k = 0; k < n; k++, at += bytes[i])
-            e->buffers[i][k] = e->staging + at;
+            e->b.buffers[i][k] = e->staging + at;
     }
     mt_disk_set_buffers(e->p.disk, &(struct iovec){e->staging, e->staging_bytes}, 1);
-    return mt_device_register_host(e->dev, e->staging, e->staging_bytes, err);
+    return mt_device_register_host(e->b.dev, e->staging, e->staging_bytes, err);
 }
 
 /* Else planes and spill are copied through the device's own staging ring. */
@@ -69,7 +69,7 @@ static int lock_planes(mt_engine *e, struct mt_err *err)
         bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
         if (!p || !(gradient || mt_plane_is_loaded((enum mt_plane_kind)k, e->p.numerics.dtype)))
             continue;
-        rc = mt_device_register_host(e->dev, p, bytes, err);
+        rc = mt_device_register_host(e->b.dev, p, bytes, err);
         if (!rc)
             e->locked_planes[k] = p;
     }
@@ -84,9 +84,9 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, and there is none");
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
-        e->spill = spill;
+        e->b.spill = spill;
         if (!rc && locks_all(e))
-            rc = mt_device_register_host(e->dev, spill, e->plan.spill_bytes, err);
+            rc = mt_device_register_host(e->b.dev, spill, e->plan.spill_bytes, err);
     }
     if (!rc)
         rc = alloc_staging(e, err);
@@ -98,7 +98,7 @@ static int create_parts(mt_engine *e, struct mt_err *err)
     const struct mt_engine_params *p = &e->p;
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_pool_params adam = {"adam", p->train ? (int)p->placement.threads : 1, p->adam_cpus, NULL};
-    int rc = mt_model_create(&e->model, e->dev, &mp, err);
+    int rc = mt_model_create(&e->b.model, e->b.dev, &mp, err);
     if (!rc)
         rc = alloc_pools(e, err);
     if (!rc)
@@ -114,14 +114,26 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     if (!e)
         return mt_fail_nomem(err, "the engine", sizeof(*e));
     e->p = *p;
-    e->dev = p->dev;
-    e->layout = p->layout;
-    int rc = mt_exec_start(e, err);
-    e->resident = mt_calloc(e->layout->n_units, sizeof(*e->resident));
-    if (!rc && !e->resident)
-        rc = mt_fail_nomem(err, "the engine", e->layout->n_units);
+    e->b = (struct mt_binding){
+        .dev = p->dev,
+        .layout = p->layout,
+        .planes = p->planes,
+        .dtype = p->numerics.dtype,
+        .grad_dtype = p->numerics.grad_dtype,
+        .disk_spill_at = p->disk_spill_at,
+    };
+    e->x.b = &e->b;
+    e->x.disk = p->disk;
+    e->x.update = mt_optimizer_update;
+    e->x.ctx = e;
+    int rc = mt_exec_start(&e->x, err);
+    e->x.resident = mt_calloc(e->b.layout->n_units, sizeof(*e->x.resident));
+    if (!rc && !e->x.resident)
+        rc = mt_fail_nomem(err, "the engine", e->b.layout->n_units);
     if (!rc)
         rc = mt_engine_plan(&e->plan, p, err);
+    if (!rc)
+        e->b.piece_elems = e->plan.program.piece_elems;
     if (!rc)
         rc = create_parts(e, err);
     if (rc) {
@@ -137,30 +149,30 @@ void mt_engine_destroy(mt_engine **engine)
     mt_engine *e = *engine;
     if (!e)
         return;
-    mt_exec_stop(e);
-    mt_device_sync(e->dev, NULL);
+    mt_exec_stop(&e->x);
+    mt_device_sync(e->b.dev, NULL);
     mt_runnable_destroy_all(e);
-    mt_model_destroy(&e->model);
+    mt_model_destroy(&e->b.model);
     for (int i = 0; i < MT_N_POOLS; i++) {
-        for (void **b = e->buffers[i]; b && *b && mt_pools[i].device; b++)
-            mt_device_free(e->dev, *b);
-        free(e->buffers[i]);
+        for (void **b = e->b.buffers[i]; b && *b && mt_pools[i].device; b++)
+            mt_device_free(e->b.dev, *b);
+        free(e->b.buffers[i]);
     }
     for (int k = 0; k < MT_N_PLANES; k++)
         if (e->locked_planes[k])
-            mt_device_unregister_host(e->dev, e->locked_planes[k]);
-    if (e->spill) {
-        mt_device_unregister_host(e->dev, e->spill);
-        mt_host_free(e->spill, e->plan.spill_bytes);
+            mt_device_unregister_host(e->b.dev, e->locked_planes[k]);
+    if (e->b.spill) {
+        mt_device_unregister_host(e->b.dev, e->b.spill);
+        mt_host_free(e->b.spill, e->plan.spill_bytes);
     }
     if (e->staging) {
         mt_disk_set_buffers(e->p.disk, NULL, 0);
-        mt_device_unregister_host(e->dev, e->staging);
+        mt_device_unregister_host(e->b.dev, e->staging);
         mt_host_free(e->staging, e->staging_bytes);
     }
     for (int i = 0; i < MT_N_POOLS; i++)
-        free(e->disk_ops[i]);
-    free(e->resident);
+        free(e->x.disk_ops[i]);
+    free(e->x.resident);
     mt_pool_destroy(&e->adam_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);
@@ -177,7 +189,7 @@ static double sum_losses(const mt_engine *e, const struct mt_step_data *data)
 {
     double sum = 0;
     for (size_t mb = 0; mb < data->n; mb++) {
-        const float *loss = mt_model_losses(e->model, mb);
+        const float *loss = mt_model_losses(e->b.model, mb);
         for (size_t i = 0; i < data->micro[mb].n_loss; i++)
             sum += (double)loss[i];
     }
@@ -200,14 +212,14 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_backward = seconds(turn, end);
     res->t_step = seconds(t0, end);
     res->t_wait_h2d = seconds(0, wait);
-    res->t_adam = seconds(0, e->adam_ns);
+    res->t_adam = seconds(0, e->x.adam_ns);
 }
 
 /* Disk time and traffic between two looks at the disk. */
 static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, struct mt_step_result *res)
 {
     struct mt_disk_stats now;
-    res->traffic = e->traffic;
+    res->traffic = e->x.traffic;
     if (!e->p.disk)
         return;
     mt_disk_stats(e->p.disk, &now);
@@ -237,6 +249,12 @@ static void retire_pending(mt_engine *e)
     e->pending.any = false;
 }
 
+static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+{
+    e->x.pending = e->pending.any;
+    return mt_exec_run(&e->x, r, err);
+}
+
 int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
                    struct mt_step_result *res, struct mt_err *err)
 {
@@ -247,14 +265,14 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
     int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
     if (!rc)
-        rc = mt_model_upload(e->model, data->micro, data->n, (float)(1.0 / (double)data->n_loss),
+        rc = mt_model_upload(e->b.model, data->micro, data->n, (float)(1.0 / (double)data->n_loss),
                              err);
     if (rc)
         return rc;
     if (e->p.disk)
         mt_disk_stats(e->p.disk, &disk);
-    rc = mt_exec_run(e, r, err);
-    if (e->updated)
+    rc = run_program(e, r, err);
+    if (e->x.updated)
         retire_pending(e);
     if (rc)
         return rc;
@@ -273,7 +291,7 @@ int mt_engine_flush(mt_engine *e, struct mt_err *err)
         return 0;
     int rc = mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err);
     if (!rc)
-        rc = mt_exec_run(e, r, err);
+        rc = run_program(e, r, err);
     if (!rc)
         retire_pending(e);
     return rc;
@@ -284,8 +302,8 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
     double *doc_loss = res->doc_loss;
     for (size_t mb = 0; mb < data->n; mb++) {
         const struct mt_batch *b = &data->micro[mb];
-        const float *loss = mt_model_losses(e->model, mb);
-        const int32_t *correct = mt_model_correct(e->model, mb);
+        const float *loss = mt_model_losses(e->b.model, mb);
+        const int32_t *correct = mt_model_correct(e->b.model, mb);
         size_t row = 0;
         for (size_t d = 0; d < b->n_docs; d++) {
             double sum = 0;
@@ -309,8 +327,8 @@ static int run_forward(mt_engine *e, enum mt_program_mode mode, const struct mt_
         return mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "an update is pending: flush the engine first");
     int rc = mt_runnable_get(&r, e, mode, n, err);
     if (!rc)
-        rc = mt_model_upload(e->model, micro, n, 0, err);
-    return rc ? rc : mt_exec_run(e, r, err);
+        rc = mt_model_upload(e->b.model, micro, n, 0, err);
+    return rc ? rc : run_program(e, r, err);
 }
 
 int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res,
@@ -324,18 +342,18 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
 
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
 {
-    e->host_logits = logits;
+    e->b.host_logits = logits;
     return run_forward(e, MT_MODE_LOGITS, batch, 1, err);
 }
 
 void mt_engine_interrupt(mt_engine *e)
 {
-    atomic_store(&e->interrupted, true);
+    atomic_store(&e->x.interrupted, true);
 }
 
 void mt_engine_clear_interrupt(mt_engine *e)
 {
-    atomic_store(&e->interrupted, false);
+    atomic_store(&e->x.interrupted, false);
 }
 
 uint64_t mt_engine_next_update(const mt_engine *e)

@@ -81,16 +81,6 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
 void mt_engine_destroy(mt_engine **e);
 const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
 
-/**
- * A dry engine stands on a device that only counts (device/meter.h) and has no planes, threads or plan:
- * it submits single instructions of the COMPUTE queue, so that their device operations can be priced.
- * The step's micro-batches are uploaded first; p->max_micro >= n.
- */
-int mt_engine_create_dry(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err);
-int mt_engine_dry_upload(mt_engine *e, const struct mt_batch *micro, size_t n, struct mt_err *err);
-int mt_engine_dry_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
-                         struct mt_err *err);
-
 struct mt_step_result {
     double loss;          /* mean over the step's loss tokens */
     double grad_norm;     /* before clipping; of the gradient as the optimizer sees it */

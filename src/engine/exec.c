@@ -14,119 +14,119 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "engine/engine_priv.h"
+#include "engine/exec.h"
 
-/* Under lock. An interruption is no error: what goes wrong after it is told instead. */
-static void note_error(mt_engine *e, int code, const struct mt_err *err, bool update)
+/* Under lock. An interruption is no error: what goes wrong after it is reported instead. */
+static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bool update)
 {
-    if (!e->error_code || e->error_code == -ECANCELED) {
-        e->error_code = code;
+    if (!x->error_code || x->error_code == -ECANCELED) {
+        x->error_code = code;
         if (err)
-            e->error = *err;
+            x->error = *err;
     }
-    e->stop = true;
-    e->broken |= update;
+    x->stop = true;
+    x->broken |= update;
     for (int q = 0; q < MT_N_QUEUES; q++)
-        pthread_cond_broadcast(&e->moved[q]);
+        pthread_cond_broadcast(&x->moved[q]);
 }
 
 /* Ends the run; with `update`, the pending update too. */
-static void give_up(mt_engine *e, int code, const struct mt_err *err, bool update)
+static void give_up(struct mt_exec *x, int code, const struct mt_err *err, bool update)
 {
-    pthread_mutex_lock(&e->lock);
-    note_error(e, code, err, update);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    note_error(x, code, err, update);
+    pthread_mutex_unlock(&x->lock);
 }
 
-static void publish(mt_engine *e, enum mt_queue q, size_t i)
+static void publish(struct mt_exec *x, enum mt_queue q, size_t i)
 {
-    pthread_mutex_lock(&e->lock);
-    e->progress[q] = (int32_t)i;
-    pthread_cond_broadcast(&e->moved[q]);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    x->progress[q] = (int32_t)i;
+    pthread_cond_broadcast(&x->moved[q]);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* Nothing more comes of the queue in this run. */
-static void close_queue(mt_engine *e, enum mt_queue q)
+static void close_queue(struct mt_exec *x, enum mt_queue q)
 {
-    pthread_mutex_lock(&e->lock);
-    e->closed[q] = true;
-    pthread_cond_broadcast(&e->moved[q]);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    x->closed[q] = true;
+    pthread_cond_broadcast(&x->moved[q]);
+    pthread_mutex_unlock(&x->lock);
 }
 
-enum waited { THERE, NEVER_COMES, GIVEN_UP };
+enum waited { REACHED, ABANDONED, STOPPED };
 
 /* Until queue q has come to instruction i, or will not; updates wait on when the run is given up. */
-static enum waited await(mt_engine *e, int q, int32_t i, bool update)
+static enum waited await(struct mt_exec *x, int q, int32_t i, bool update)
 {
-    pthread_mutex_lock(&e->lock);
-    while (!e->broken && !(e->stop && !update) && e->progress[q] < i && !e->closed[q])
-        pthread_cond_wait(&e->moved[q], &e->lock);
-    bool over = e->broken || (e->stop && !update);
-    enum waited w = over ? GIVEN_UP : e->progress[q] >= i ? THERE : NEVER_COMES;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    while (!x->broken && !(x->stop && !update) && x->progress[q] < i && !x->closed[q])
+        pthread_cond_wait(&x->moved[q], &x->lock);
+    bool over = x->broken || (x->stop && !update);
+    enum waited w = over ? STOPPED : x->progress[q] >= i ? REACHED : ABANDONED;
+    pthread_mutex_unlock(&x->lock);
     return w;
 }
 
 /* --- device queues --------------------------------------------------------------------------- */
 
 /* Makes the instruction's stream wait for what it depends on; false where the run is given up. */
-static bool await_dependencies(mt_engine *e, struct mt_runnable *r, size_t i, int *rc,
+static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t i, int *rc,
                                struct mt_err *err)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     enum mt_stream s = mt_queues[in->queue].stream;
     if (r->before[i])
-        *rc = mt_event_record(e->dev, r->before[i], s, err);
+        *rc = mt_event_record(x->b->dev, r->before[i], s, err);
     for (int q = 0; q < MT_N_QUEUES && !*rc; q++) {
         if (in->wait[q] < 0)
             continue;
-        if (await(e, q, in->wait[q], false) != THERE)
+        if (await(x, q, in->wait[q], false) != REACHED)
             return false;
         if (mt_queues[q].device)
-            *rc = mt_event_wait(e->dev, r->done[in->wait[q]], s, err);
+            *rc = mt_event_wait(x->b->dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
-        *rc = mt_event_record(e->dev, r->after[i], s, err);
+        *rc = mt_event_record(x->b->dev, r->after[i], s, err);
     return true;
 }
 
 /* What the instruction brings in has been on the device since an earlier run. */
-static bool is_resident(const mt_engine *e, const struct mt_instr *in)
+static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return in->once && e->resident[in->unit];
+    return in->once && x->resident[in->unit];
 }
 
 /* Submits one instruction of a device queue; false ends the thread's part of the run. */
-static bool issue(mt_engine *e, struct mt_runnable *r, size_t i)
+static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     struct mt_err err = {0};
     int rc = 0;
-    if (!await_dependencies(e, r, i, &rc, &err))
+    if (!await_dependencies(x, r, i, &rc, &err))
         return false;
     if (!rc)
-        rc = mt_exec_trace_begin(e, r, i, &err);
-    if (!rc && !is_resident(e, in))
-        rc = mt_exec_submit(e, &r->prog, in, &err);
+        rc = mt_exec_trace_begin(x, r, i, &err);
+    if (!rc && !is_resident(x, in))
+        rc = mt_exec_submit(x->b, &r->prog, in, &err);
     if (!rc)
-        rc = mt_exec_trace_end(e, r, i, &err);
+        rc = mt_exec_trace_end(x, r, i, &err);
     if (!rc && r->done[i])
-        rc = mt_event_record(e->dev, r->done[i], mt_queues[in->queue].stream, &err);
+        rc = mt_event_record(x->b->dev, r->done[i], mt_queues[in->queue].stream, &err);
     if (rc) {
-        give_up(e, rc, &err, false);
+        give_up(x, rc, &err, false);
         return false;
     }
     if (r->done[i])
-        publish(e, in->queue, i);
+        publish(x, in->queue, i);
     return true;
 }
 
-static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
+static void run_copies(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
 {
     for (size_t k = 0; k < r->queue[q].n; k++)
-        if (!issue(e, r, (size_t)r->queue[q].at[k]))
+        if (!issue(x, r, (size_t)r->queue[q].at[k]))
             return;
 }
 
@@ -134,18 +134,18 @@ static void run_copies(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
  * The run is given up and something that an update waits for will not come; what came before it may still
  * be under way on the device, reading the buffer that the update is about to fill. Until the device is idle.
  */
-static void drain_device(mt_engine *e)
+static void drain_device(struct mt_exec *x)
 {
-    pthread_mutex_lock(&e->lock);
+    pthread_mutex_lock(&x->lock);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        while (mt_queues[q].device && !e->closed[q])
-            pthread_cond_wait(&e->moved[q], &e->lock);
-    pthread_mutex_unlock(&e->lock);
-    pthread_mutex_lock(&e->drain_lock); /* nobody feeds the streams now: one of us may */
-    if (!e->drained)
-        mt_device_sync(e->dev, NULL); /* its error is told at the end of the run */
-    e->drained = true;
-    pthread_mutex_unlock(&e->drain_lock);
+        while (mt_queues[q].device && !x->closed[q])
+            pthread_cond_wait(&x->moved[q], &x->lock);
+    pthread_mutex_unlock(&x->lock);
+    pthread_mutex_lock(&x->drain_lock); /* nobody feeds the streams now: one of us may */
+    if (!x->drained)
+        mt_device_sync(x->b->dev, NULL); /* its error is reported at the end of the run */
+    x->drained = true;
+    pthread_mutex_unlock(&x->drain_lock);
 }
 
 /* --- updates and disk ------------------------------------------------------------------------ */
@@ -155,7 +155,7 @@ static void drain_device(mt_engine *e)
  * for every update and disk transfer that `at` and the device instructions before it were waiting for: those go on.
  * Returns false if the update itself failed.
  */
-static bool await_in_its_place(mt_engine *e, struct mt_runnable *r, int32_t at)
+static bool await_its_waits(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
     int32_t last[MT_N_QUEUES];
     for (int q = 0; q < MT_N_QUEUES; q++)
@@ -163,205 +163,205 @@ static bool await_in_its_place(mt_engine *e, struct mt_runnable *r, int32_t at)
     for (int32_t i = 0; i <= at; i++)
         for (int q = 0; mt_queues[r->prog.instrs[i].queue].device && q < MT_N_QUEUES; q++)
             last[q] = MT_MAX(last[q], r->prog.instrs[i].wait[q]);
-    drain_device(e);
+    drain_device(x);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        if (!mt_queues[q].device && last[q] >= 0 && await(e, q, last[q], true) == GIVEN_UP)
+        if (!mt_queues[q].device && last[q] >= 0 && await(x, q, last[q], true) == STOPPED)
             return false;
     return true;
 }
 
 /* The thread itself waits, also where the run is given up. false: the update is given up. */
-static bool await_on_host(mt_engine *e, struct mt_runnable *r, const struct mt_instr *in)
+static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct mt_instr *in)
 {
     for (int q = 0; q < MT_N_QUEUES; q++) {
         if (in->wait[q] < 0)
             continue;
-        enum waited w = await(e, q, in->wait[q], true);
-        if (w == GIVEN_UP)
+        enum waited w = await(x, q, in->wait[q], true);
+        if (w == STOPPED)
             return false;
         if (!mt_queues[q].device)
             continue;
-        if (w == NEVER_COMES && !await_in_its_place(e, r, in->wait[q]))
+        if (w == ABANDONED && !await_its_waits(x, r, in->wait[q]))
             return false;
         struct mt_err err = {0};
-        int rc = w == THERE ? mt_event_sync(e->dev, r->done[in->wait[q]], &err) : 0;
+        int rc = w == REACHED ? mt_event_sync(x->b->dev, r->done[in->wait[q]], &err) : 0;
         if (rc)
-            give_up(e, rc, &err, false);
+            give_up(x, rc, &err, false);
     }
     return true;
 }
 
-static void run_updates(mt_engine *e, struct mt_runnable *r)
+static void run_updates(struct mt_exec *x, struct mt_runnable *r)
 {
     int64_t busy = 0;
     for (size_t k = 0; k < r->queue[MT_Q_HOST].n; k++) {
         size_t i = (size_t)r->queue[MT_Q_HOST].at[k];
         const struct mt_instr *in = &r->prog.instrs[i];
-        if (!await_on_host(e, r, in))
+        if (!await_on_host(x, r, in))
             return;
         struct mt_err err = {0};
         int64_t t0 = mt_now_ns();
-        mt_exec_trace_begin(e, r, i, NULL);
-        int rc = mt_optimizer_update(e, &r->prog, in, &err);
-        mt_exec_trace_end(e, r, i, NULL);
+        mt_exec_trace_begin(x, r, i, NULL);
+        int rc = x->update(x->ctx, &r->prog, in, &err);
+        mt_exec_trace_end(x, r, i, NULL);
         busy += mt_now_ns() - t0;
         if (rc) {
-            give_up(e, rc, &err, true);
+            give_up(x, rc, &err, true);
             return;
         }
-        publish(e, MT_Q_HOST, i);
+        publish(x, MT_Q_HOST, i);
     }
-    e->adam_ns = busy;
-    e->updated = true;
+    x->adam_ns = busy;
+    x->updated = true;
 }
 
 /* Instruction `at` has ended, or is not to be: its queue has come as far as all before it have. */
-static void end_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
+static void end_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
     enum mt_queue q = r->prog.instrs[at].queue;
     const struct mt_queue_list *list = &r->queue[q];
     r->ended[at] = true;
-    while (e->disk_head[q] < list->n && r->ended[list->at[e->disk_head[q]]])
-        e->progress[q] = list->at[e->disk_head[q]++];
-    pthread_cond_broadcast(&e->moved[q]);
+    while (x->disk_head[q] < list->n && r->ended[list->at[x->disk_head[q]]])
+        x->progress[q] = list->at[x->disk_head[q]++];
+    pthread_cond_broadcast(&x->moved[q]);
 }
 
 /* On the disk's thread. */
 static void disk_op_done(struct mt_disk_request *request)
 {
     struct mt_disk_op *op = request->ctx;
-    mt_engine *e = op->e;
+    struct mt_exec *x = op->x;
     struct mt_runnable *r = op->run;
     const struct mt_instr *in = &r->prog.instrs[op->at];
-    mt_exec_trace_end(e, r, (size_t)op->at, NULL);
-    pthread_mutex_lock(&e->lock);
+    mt_exec_trace_end(x, r, (size_t)op->at, NULL);
+    pthread_mutex_lock(&x->lock);
     if (request->rc) {
         mt_fail_prefix(&request->err, request->rc, "%s of %s",
                        mt_disk_use_name(mt_instr_disk_use(&r->prog, in)),
-                       e->layout->units[in->unit].name);
-        note_error(e, request->rc, &request->err, in->update);
+                       x->b->layout->units[in->unit].name);
+        note_error(x, request->rc, &request->err, in->update);
     }
     if (!request->rc || !in->update) /* what is no update must not keep updates behind it waiting */
-        end_disk_op(e, r, op->at);
-    e->disk_in_flight[in->queue]--;
-    pthread_cond_broadcast(&e->moved[in->queue]);
-    pthread_mutex_unlock(&e->lock);
+        end_disk_op(x, r, op->at);
+    x->disk_in_flight[in->queue]--;
+    pthread_cond_broadcast(&x->moved[in->queue]);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* An operation more is under way, unless the run is given up and it is of no update. */
-static bool enter_disk_op(mt_engine *e, enum mt_queue q, bool update)
+static bool enter_disk_op(struct mt_exec *x, enum mt_queue q, bool update)
 {
-    pthread_mutex_lock(&e->lock);
-    bool enter = update || !e->stop;
-    e->disk_in_flight[q] += enter;
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    bool enter = update || !x->stop;
+    x->disk_in_flight[q] += enter;
+    pthread_mutex_unlock(&x->lock);
     return enter;
 }
 
-static void start_disk_op(mt_engine *e, struct mt_runnable *r, int32_t at)
+static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
     const struct mt_instr *in = &r->prog.instrs[at];
     const struct mt_operand *o = &in->operand[0];
-    struct mt_disk_op *op = &e->disk_ops[r->prog.objects[o->object].pool][o->buffer];
+    struct mt_disk_op *op = &x->disk_ops[r->prog.objects[o->object].pool][o->buffer];
     enum mt_disk_use use = mt_instr_disk_use(&r->prog, in);
     bool write = in->op == MT_OP_WRITE;
-    op->e = e;
+    op->x = x;
     op->run = r;
     op->at = at;
     op->r = (struct mt_disk_request){.done = disk_op_done, .ctx = op};
-    mt_disk_op_fill(e, &r->prog, in, &op->r);
+    mt_disk_op_fill(x->b, &r->prog, in, &op->r);
     for (int i = 0; i < op->r.n_spans; i++)
-        *(write ? &e->traffic.written[use] : &e->traffic.read[use]) += op->r.span[i].bytes;
-    mt_exec_trace_begin(e, r, (size_t)at, NULL);
-    mt_disk_submit(e->p.disk, &op->r);
+        *(write ? &x->traffic.written[use] : &x->traffic.read[use]) += op->r.span[i].bytes;
+    mt_exec_trace_begin(x, r, (size_t)at, NULL);
+    mt_disk_submit(x->disk, &op->r);
 }
 
 /* No update is pending: states stay as they are; weights are read for the load that follows alone. Nor is anything read
  * for a load that is skipped. */
-static bool is_idle(const mt_engine *e, const struct mt_program *p, const struct mt_instr *in)
+static bool is_idle(const struct mt_exec *x, const struct mt_program *p, const struct mt_instr *in)
 {
-    if (is_resident(e, in))
+    if (is_resident(x, in))
         return true;
     bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
-    return in->update && !load && !e->pending.any;
+    return in->update && !load && !x->pending;
 }
 
 /* A skipped disk instruction must still complete in queue order: later waiters rely on it to imply everything it was
  * waiting for. */
-static void run_disk(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
+static void run_disk(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
 {
     for (size_t k = 0; k < r->queue[q].n; k++) {
         int32_t at = r->queue[q].at[k];
         const struct mt_instr *in = &r->prog.instrs[at];
-        if (!await_on_host(e, r, in))
+        if (!await_on_host(x, r, in))
             break;
-        if (!is_idle(e, &r->prog, in) && enter_disk_op(e, q, in->update)) {
-            start_disk_op(e, r, at);
+        if (!is_idle(x, &r->prog, in) && enter_disk_op(x, q, in->update)) {
+            start_disk_op(x, r, at);
             continue;
         }
-        pthread_mutex_lock(&e->lock);
-        end_disk_op(e, r, at);
-        pthread_mutex_unlock(&e->lock);
+        pthread_mutex_lock(&x->lock);
+        end_disk_op(x, r, at);
+        pthread_mutex_unlock(&x->lock);
     }
-    pthread_mutex_lock(&e->lock);
-    while (e->disk_in_flight[q])
-        pthread_cond_wait(&e->moved[q], &e->lock);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    while (x->disk_in_flight[q])
+        pthread_cond_wait(&x->moved[q], &x->lock);
+    pthread_mutex_unlock(&x->lock);
 }
 
 /* --- threads --------------------------------------------------------------------------------- */
 
-static void run_queue(mt_engine *e, struct mt_runnable *r, enum mt_queue q)
+static void run_queue(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q)
 {
     if (q == MT_Q_HOST)
-        run_updates(e, r);
+        run_updates(x, r);
     else if (mt_queues[q].device)
-        run_copies(e, r, q);
+        run_copies(x, r, q);
     else
-        run_disk(e, r, q);
-    close_queue(e, q);
+        run_disk(x, r, q);
+    close_queue(x, q);
 }
 
 static void *worker_main(void *arg)
 {
     const struct mt_worker *w = arg;
-    mt_engine *e = w->e;
+    struct mt_exec *x = w->x;
     unsigned seen = 0;
     for (;;) {
-        pthread_mutex_lock(&e->lock);
-        while (!e->quit && e->generation == seen)
-            pthread_cond_wait(&e->workers, &e->lock);
-        seen = e->generation;
-        bool quit = e->quit;
-        struct mt_runnable *r = e->run;
-        pthread_mutex_unlock(&e->lock);
+        pthread_mutex_lock(&x->lock);
+        while (!x->quit && x->generation == seen)
+            pthread_cond_wait(&x->workers, &x->lock);
+        seen = x->generation;
+        bool quit = x->quit;
+        struct mt_runnable *r = x->run;
+        pthread_mutex_unlock(&x->lock);
         if (quit)
             return NULL;
-        run_queue(e, r, w->queue);
-        pthread_mutex_lock(&e->lock);
-        if (--e->n_busy == 0)
-            pthread_cond_broadcast(&e->workers);
-        pthread_mutex_unlock(&e->lock);
+        run_queue(x, r, w->queue);
+        pthread_mutex_lock(&x->lock);
+        if (--x->n_busy == 0)
+            pthread_cond_broadcast(&x->workers);
+        pthread_mutex_unlock(&x->lock);
     }
 }
 
-void mt_exec_init(mt_engine *e)
+static void init_locks(struct mt_exec *x)
 {
-    pthread_mutex_init(&e->lock, NULL);
-    pthread_mutex_init(&e->drain_lock, NULL);
-    pthread_cond_init(&e->workers, NULL);
+    pthread_mutex_init(&x->lock, NULL);
+    pthread_mutex_init(&x->drain_lock, NULL);
+    pthread_cond_init(&x->workers, NULL);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        pthread_cond_init(&e->moved[q], NULL);
+        pthread_cond_init(&x->moved[q], NULL);
 }
 
-int mt_exec_start(mt_engine *e, struct mt_err *err)
+int mt_exec_start(struct mt_exec *x, struct mt_err *err)
 {
-    mt_exec_init(e);
+    init_locks(x);
     for (int q = 0; q < MT_N_QUEUES; q++) {
-        struct mt_worker *w = &e->worker[q];
-        if (!mt_queues[q].thread || (mt_queues[q].disk && !e->p.disk))
+        struct mt_worker *w = &x->worker[q];
+        if (!mt_queues[q].thread || (mt_queues[q].disk && !x->disk))
             continue;
-        w->e = e;
+        w->x = x;
         w->queue = (enum mt_queue)q;
         int rc = pthread_create(&w->thread, NULL, worker_main, w);
         if (rc)
@@ -373,106 +373,106 @@ int mt_exec_start(mt_engine *e, struct mt_err *err)
     return 0;
 }
 
-void mt_exec_stop(mt_engine *e)
+void mt_exec_stop(struct mt_exec *x)
 {
-    pthread_mutex_lock(&e->lock);
-    e->quit = true;
-    pthread_cond_broadcast(&e->workers);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    x->quit = true;
+    pthread_cond_broadcast(&x->workers);
+    pthread_mutex_unlock(&x->lock);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        if (e->worker[q].started)
-            pthread_join(e->worker[q].thread, NULL);
+        if (x->worker[q].started)
+            pthread_join(x->worker[q].thread, NULL);
     for (int q = 0; q < MT_N_QUEUES; q++)
-        pthread_cond_destroy(&e->moved[q]);
-    pthread_cond_destroy(&e->workers);
-    pthread_mutex_destroy(&e->drain_lock);
-    pthread_mutex_destroy(&e->lock);
+        pthread_cond_destroy(&x->moved[q]);
+    pthread_cond_destroy(&x->workers);
+    pthread_mutex_destroy(&x->drain_lock);
+    pthread_mutex_destroy(&x->lock);
 }
 
-static void begin(mt_engine *e, struct mt_runnable *r)
+static void begin(struct mt_exec *x, struct mt_runnable *r)
 {
-    pthread_mutex_lock(&e->lock);
-    e->run = r;
-    e->stop = e->broken = e->drained = false;
-    e->error_code = 0;
-    e->updated = false;
-    e->n_busy = 0;
-    e->traffic = (struct mt_disk_traffic){{0}, {0}};
+    pthread_mutex_lock(&x->lock);
+    x->run = r;
+    x->stop = x->broken = x->drained = false;
+    x->error_code = 0;
+    x->updated = false;
+    x->n_busy = 0;
+    x->traffic = (struct mt_disk_traffic){{0}, {0}};
     for (int q = 0; q < MT_N_QUEUES; q++) {
-        e->progress[q] = -1;
-        e->closed[q] = false;
-        e->n_busy += e->worker[q].started;
-        e->disk_head[q] = 0;
+        x->progress[q] = -1;
+        x->closed[q] = false;
+        x->n_busy += x->worker[q].started;
+        x->disk_head[q] = 0;
         for (size_t k = 0; k < r->queue[q].n; k++)
             r->ended[r->queue[q].at[k]] = false;
     }
-    e->generation++;
-    pthread_cond_broadcast(&e->workers);
-    pthread_mutex_unlock(&e->lock);
+    x->generation++;
+    pthread_cond_broadcast(&x->workers);
+    pthread_mutex_unlock(&x->lock);
 }
 
-static void await_workers(mt_engine *e)
+static void await_workers(struct mt_exec *x)
 {
-    pthread_mutex_lock(&e->lock);
-    while (e->n_busy)
-        pthread_cond_wait(&e->workers, &e->lock);
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_lock(&x->lock);
+    while (x->n_busy)
+        pthread_cond_wait(&x->workers, &x->lock);
+    pthread_mutex_unlock(&x->lock);
 }
 
-static void run_compute(mt_engine *e, struct mt_runnable *r)
+static void run_compute(struct mt_exec *x, struct mt_runnable *r)
 {
     struct mt_err err = {0};
-    int rc = mt_event_record(e->dev, r->start, MT_STREAM_COMPUTE, &err);
+    int rc = mt_event_record(x->b->dev, r->start, MT_STREAM_COMPUTE, &err);
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
         /* between instructions of whatever queue */
-        if (atomic_load_explicit(&e->interrupted, memory_order_relaxed)) {
+        if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
             rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
             break;
         }
         if (r->prog.instrs[i].queue != MT_Q_COMPUTE)
             continue;
-        if (!issue(e, r, i))
+        if (!issue(x, r, i))
             return;
         if (i == r->turn_at)
-            rc = mt_event_record(e->dev, r->turn, MT_STREAM_COMPUTE, &err);
+            rc = mt_event_record(x->b->dev, r->turn, MT_STREAM_COMPUTE, &err);
     }
     if (!rc)
-        rc = mt_event_record(e->dev, r->end, MT_STREAM_COMPUTE, &err);
+        rc = mt_event_record(x->b->dev, r->end, MT_STREAM_COMPUTE, &err);
     if (rc)
-        give_up(e, rc, &err, false);
+        give_up(x, rc, &err, false);
 }
 
 /* After a run that ended well. */
-static void note_residents(mt_engine *e, const struct mt_program *p)
+static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
         if (p->instrs[i].once)
-            e->resident[p->instrs[i].unit] = true;
+            x->resident[p->instrs[i].unit] = true;
 }
 
-int mt_exec_run(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
-    int rc = mt_planes_settle(e->p.planes, err);
+    int rc = mt_planes_settle(x->b->planes, err);
     if (!rc)
-        rc = mt_exec_trace_prepare(e, r, err);
+        rc = mt_exec_trace_prepare(x, r, err);
     if (rc)
         return rc;
-    begin(e, r);
+    begin(x, r);
     if (mt_runnable_uses_device(r))
-        run_compute(e, r);
-    close_queue(e, MT_Q_COMPUTE);
-    await_workers(e);
+        run_compute(x, r);
+    close_queue(x, MT_Q_COMPUTE);
+    await_workers(x);
     if (mt_runnable_uses_device(r))
-        rc = mt_device_sync(e->dev, &sync_err);
-    if (e->error_code) {
+        rc = mt_device_sync(x->b->dev, &sync_err);
+    if (x->error_code) {
         if (err)
-            *err = e->error;
-        return e->error_code;
+            *err = x->error;
+        return x->error_code;
     }
     if (rc && err)
         *err = sync_err;
     if (!rc)
-        note_residents(e, &r->prog);
+        note_residents(x, &r->prog);
     return rc;
 }

@@ -2,7 +2,7 @@
 /* What each instruction is on the device. */
 #include "base/mem.h"
 #include "device/ops.h"
-#include "engine/engine_priv.h"
+#include "engine/binding.h"
 
 enum { MAX_ROLES = MT_N_OBJECT_KINDS };
 
@@ -12,19 +12,19 @@ struct roles {
     void *second[MAX_ROLES];
 };
 
-static void *buffer_of(const mt_engine *e, const struct mt_program *prog,
+static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
                        const struct mt_operand *op)
 {
-    return e->buffers[prog->objects[op->object].pool][op->buffer];
+    return b->buffers[prog->objects[op->object].pool][op->buffer];
 }
 
-static struct roles find_roles(const mt_engine *e, const struct mt_program *prog,
+static struct roles find_roles(const struct mt_binding *b, const struct mt_program *prog,
                                const struct mt_instr *in)
 {
     struct roles r = {{NULL}, {NULL}};
     for (int k = 0; k < in->n_operands; k++) {
         int kind = prog->objects[in->operand[k].object].kind;
-        void *p = buffer_of(e, prog, &in->operand[k]);
+        void *p = buffer_of(b, prog, &in->operand[k]);
         if (!r.kind[kind])
             r.kind[kind] = p;
         else
@@ -33,14 +33,14 @@ static struct roles find_roles(const mt_engine *e, const struct mt_program *prog
     return r;
 }
 
-static int copy_flat(mt_engine *e, enum mt_stream s, void *dst, const void *src, size_t bytes,
+static int copy_flat(const struct mt_binding *b, enum mt_stream s, void *dst, const void *src, size_t bytes,
                      struct mt_err *err)
 {
-    return mt_device_copy(e->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
+    return mt_device_copy(b->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
 }
 
 /* Elements [first, first + n) of the unit's lo halves: the second half of each join block (mt_op_join). */
-static int load_lo(mt_engine *e, char *dst, size_t first, size_t n, const char *src, struct mt_err *err)
+static int load_lo(const struct mt_binding *b, char *dst, size_t first, size_t n, const char *src, struct mt_err *err)
 {
     const size_t block = MT_JOIN_BLOCK, half = 2 * block;
     int rc = 0;
@@ -49,7 +49,7 @@ static int load_lo(mt_engine *e, char *dst, size_t first, size_t n, const char *
         size_t row = rows ? half : 2 * k;
         struct mt_copy c = {dst + first / block * 2 * half + half + 2 * at, 2 * half, src, row, row,
                             MT_MAX(rows, (size_t)1)};
-        rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+        rc = mt_device_copy(b->dev, MT_STREAM_H2D, &c, err);
         first += k;
         src += 2 * k;
         n -= k;
@@ -58,96 +58,96 @@ static int load_lo(mt_engine *e, char *dst, size_t first, size_t n, const char *
 }
 
 /* bf16: the hi plane as it is. f32: hi and lo into the two halves of each join block. */
-static int load_weights(mt_engine *e, int unit, void *dst, char *staged, struct mt_err *err)
+static int load_weights(const struct mt_binding *b, int unit, void *dst, char *staged, struct mt_err *err)
 {
-    const struct mt_unit *u = &e->layout->units[unit];
+    const struct mt_unit *u = &b->layout->units[unit];
     size_t n = u->n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
-    const void *hi = mt_plane_view(e, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
-    if (e->p.numerics.dtype == MT_BF16)
-        return copy_flat(e, MT_STREAM_H2D, dst, hi, n * 2, err);
+    const void *hi = mt_plane_view(b, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
+    if (b->dtype == MT_BF16)
+        return copy_flat(b, MT_STREAM_H2D, dst, hi, n * 2, err);
     struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
-    int rc = mt_device_copy(e->dev, MT_STREAM_H2D, &c, err);
+    int rc = mt_device_copy(b->dev, MT_STREAM_H2D, &c, err);
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &e->layout->ranges[i];
+        const struct mt_range *r = &b->layout->ranges[i];
         enum mt_plane_kind k;
         if (mt_range_lo_plane(r->kind, &k))
-            rc = load_lo(e, dst, r->first, r->n,
-                         mt_plane_view(e, (size_t)unit, k, 0, NULL, staged).data + 2 * r->at, err);
+            rc = load_lo(b, dst, r->first, r->n,
+                         mt_plane_view(b, (size_t)unit, k, 0, NULL, staged).data + 2 * r->at, err);
     }
     return rc;
 }
 
-static int zero_lo(mt_engine *e, char *w, size_t first, size_t n, struct mt_err *err)
+static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, struct mt_err *err)
 {
     const size_t block = MT_JOIN_BLOCK;
     char *lo = w + first / block * 4 * block + 2 * block + 2 * (first % block);
-    return n ? mt_op_zero(e->dev, &(struct mt_zero){lo, 2 * n}, err) : 0;
+    return n ? mt_op_zero(b->dev, &(struct mt_zero){lo, 2 * n}, err) : 0;
 }
 
 /* What has no lo: zeros in its place, block by block where blocks hold both; whole blocks are widened as they are. */
-static int join_weights(mt_engine *e, int unit, char *w, struct mt_err *err)
+static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
-    const struct mt_unit *u = &e->layout->units[unit];
+    const struct mt_unit *u = &b->layout->units[unit];
     const size_t block = MT_JOIN_BLOCK, bytes = 4 * block;
     size_t done = 0;
     int rc = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &e->layout->ranges[i];
+        const struct mt_range *r = &b->layout->ranges[i];
         size_t first = mt_align_up(r->first, block), end = (r->first + r->n) / block * block;
         enum mt_plane_kind k;
         if (mt_range_lo_plane(r->kind, &k))
             continue;
-        rc = zero_lo(e, w, r->first, MT_MIN(first, r->first + r->n) - r->first, err);
+        rc = zero_lo(b, w, r->first, MT_MIN(first, r->first + r->n) - r->first, err);
         if (!rc && end >= first)
-            rc = zero_lo(e, w, end, r->first + r->n - end, err);
+            rc = zero_lo(b, w, end, r->first + r->n - end, err);
         if (rc || end <= first)
             continue;
-        rc = mt_op_join(e->dev, &(struct mt_join){w + done / block * bytes, first - done}, err);
+        rc = mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, first - done}, err);
         if (!rc)
-            rc = mt_op_join(e->dev, &(struct mt_join){w + first / block * bytes, end - first, .no_lo = true}, err);
+            rc = mt_op_join(b->dev, &(struct mt_join){w + first / block * bytes, end - first, .no_lo = true}, err);
         done = end;
     }
-    return rc ? rc : mt_op_join(e->dev, &(struct mt_join){w + done / block * bytes, u->n_elems - done}, err);
+    return rc ? rc : mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, u->n_elems - done}, err);
 }
 
 /* The gradient's trained ranges, packed on their way out. */
-static int store_gradient(mt_engine *e, int unit, char *dst, const char *src, struct mt_err *err)
+static int store_gradient(const struct mt_binding *b, int unit, char *dst, const char *src, struct mt_err *err)
 {
-    const struct mt_unit *u = &e->layout->units[unit];
-    size_t size = mt_dtype_size(e->p.numerics.grad_dtype);
+    const struct mt_unit *u = &b->layout->units[unit];
+    size_t size = mt_dtype_size(b->grad_dtype);
     int rc = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &e->layout->ranges[i];
+        const struct mt_range *r = &b->layout->ranges[i];
         if (r->kind == MT_RANGE_TRAINED)
-            rc = copy_flat(e, MT_STREAM_D2H, dst + r->at * size, src + r->grad * size, r->n * size, err);
+            rc = copy_flat(b, MT_STREAM_D2H, dst + r->at * size, src + r->grad * size, r->n * size, err);
     }
     return rc;
 }
 
 /* Between a buffer of the device and its host end: spill memory, a plane, or a buffer of host staging. */
-static int submit_copy(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
-    void *buf = buffer_of(e, prog, &in->operand[0]);
-    char *staged = in->n_operands > 1 ? buffer_of(e, prog, &in->operand[1]) : NULL;
+    void *buf = buffer_of(b, prog, &in->operand[0]);
+    char *staged = in->n_operands > 1 ? buffer_of(b, prog, &in->operand[1]) : NULL;
     switch (in->op) {
     case MT_OP_LOAD:
         if (o->kind == MT_OBJ_WEIGHTS)
-            return load_weights(e, o->unit, buf, staged, err);
-        return copy_flat(e, MT_STREAM_H2D, buf, staged ? staged : e->spill + o->spill, o->bytes, err);
+            return load_weights(b, o->unit, buf, staged, err);
+        return copy_flat(b, MT_STREAM_H2D, buf, staged ? staged : b->spill + o->spill, o->bytes, err);
     case MT_OP_STORE:
-        return copy_flat(e, MT_STREAM_D2H, staged ? staged : e->spill + o->spill, buf, o->bytes, err);
+        return copy_flat(b, MT_STREAM_D2H, staged ? staged : b->spill + o->spill, buf, o->bytes, err);
     default: /* MT_OP_STORE_GRAD */
-        return store_gradient(e, o->unit, staged ? staged : mt_plane(e->p.planes, (size_t)o->unit, MT_PLANE_GRAD),
+        return store_gradient(b, o->unit, staged ? staged : mt_plane(b->planes, (size_t)o->unit, MT_PLANE_GRAD),
                               buf, err);
     }
 }
 
-static int submit_head(mt_engine *e, const struct mt_instr *in, const struct roles *r,
+static int submit_head(const struct mt_binding *b, const struct mt_instr *in, const struct roles *r,
                        struct mt_err *err)
 {
-    bool tied = e->layout->tied;
+    bool tied = b->layout->tied;
     struct mt_model_head a = {
         .mb = (size_t)in->mb,
         .w = r->kind[MT_OBJ_WEIGHTS],
@@ -156,65 +156,65 @@ static int submit_head(mt_engine *e, const struct mt_instr *in, const struct rol
         .dx = r->kind[MT_OBJ_DX],
     };
     if (in->op == MT_OP_LOGITS)
-        return mt_model_logits(e->model, &a, e->host_logits, err);
+        return mt_model_logits(b->model, &a, b->host_logits, err);
     /* the head's own gradient stands first; a frozen one has none, and then a tied table's is alone */
     float *first = r->kind[MT_OBJ_GRAD], *second = r->second[MT_OBJ_GRAD];
-    bool own = e->layout->units[in->unit].trainable;
+    bool own = b->layout->units[in->unit].trainable;
     a.g = own ? first : NULL;
     a.g_table = !tied ? a.g : own ? second : first;
-    return mt_model_head(e->model, &a, err);
+    return mt_model_head(b->model, &a, err);
 }
 
-static int submit_compute(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                           struct mt_err *err)
 {
-    struct roles r = find_roles(e, prog, in);
+    struct roles r = find_roles(b, prog, in);
     size_t unit = (size_t)in->unit, mb = (size_t)in->mb;
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     void *w = r.kind[MT_OBJ_WEIGHTS], *g = r.kind[MT_OBJ_GRAD];
     switch (in->op) {
     case MT_OP_JOIN:
-        return join_weights(e, in->unit, w, err);
+        return join_weights(b, in->unit, w, err);
     case MT_OP_ZERO:
-        return mt_op_zero(e->dev, &(struct mt_zero){buffer_of(e, prog, &in->operand[0]), o->bytes}, err);
+        return mt_op_zero(b->dev, &(struct mt_zero){buffer_of(b, prog, &in->operand[0]), o->bytes}, err);
     case MT_OP_POISON:
-        mt_device_poison(e->dev, buffer_of(e, prog, &in->operand[0]), o->bytes);
+        mt_device_poison(b->dev, buffer_of(b, prog, &in->operand[0]), o->bytes);
         return 0;
     case MT_OP_EMBED:
-        return mt_model_forward(e->model, unit, mb, w, NULL, r.kind[MT_OBJ_BOUNDARY], NULL, err);
+        return mt_model_forward(b->model, unit, mb, w, NULL, r.kind[MT_OBJ_BOUNDARY], NULL, err);
     case MT_OP_FORWARD:
-        return mt_model_forward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
+        return mt_model_forward(b->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
                                 r.second[MT_OBJ_BOUNDARY], r.kind[MT_OBJ_RECORD], err);
     case MT_OP_HEAD:
     case MT_OP_LOGITS:
-        return submit_head(e, in, &r, err);
+        return submit_head(b, in, &r, err);
     case MT_OP_BACKWARD:
-        return mt_model_backward(e->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
+        return mt_model_backward(b->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
                                  r.kind[MT_OBJ_RECORD], r.kind[MT_OBJ_DX], g, err);
     case MT_OP_EMBED_BWD:
-        return mt_model_backward(e->model, unit, mb, NULL, NULL, NULL, r.kind[MT_OBJ_DX], g, err);
+        return mt_model_backward(b->model, unit, mb, NULL, NULL, NULL, r.kind[MT_OBJ_DX], g, err);
     case MT_OP_GRAD_CAST:
-        return mt_model_grad_cast(e->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
-                                  e->p.numerics.grad_dtype, err);
+        return mt_model_grad_cast(b->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
+                                  b->grad_dtype, err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);
     }
 }
 
-int mt_exec_submit(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
+int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err)
 {
-    const char *op = mt_opcodes[in->op].name, *unit = e->layout->units[in->unit].name;
+    const char *op = mt_opcodes[in->op].name, *unit = b->layout->units[in->unit].name;
     int rc;
-    mt_device_range_begin(e->dev, "%s %s, %d", op, unit, in->mb);
+    mt_device_range_begin(b->dev, "%s %s, %d", op, unit, in->mb);
     if (in->op == MT_OP_STATS)
-        rc = mt_model_fetch_stats(e->model, prog->n_micro, prog->backward, err);
+        rc = mt_model_fetch_stats(b->model, prog->n_micro, prog->backward, err);
     else if (in->queue == MT_Q_COMPUTE)
-        rc = submit_compute(e, prog, in, err);
+        rc = submit_compute(b, prog, in, err);
     else
-        rc = submit_copy(e, prog, in, err);
-    mt_device_range_end(e->dev);
+        rc = submit_copy(b, prog, in, err);
+    mt_device_range_end(b->dev);
     if (rc)
         mt_fail_prefix(err, rc, "%s of %s, micro-batch %d", op, unit, in->mb);
     return rc;

@@ -49,16 +49,16 @@ static char *operand_of(const mt_engine *e, const struct mt_program *prog, const
     for (int k = 0; k < in->n_operands; k++) {
         const struct mt_object *o = &prog->objects[in->operand[k].object];
         if (o->kind == kind)
-            return e->buffers[o->pool][in->operand[k].buffer];
+            return e->b.buffers[o->pool][in->operand[k].buffer];
     }
     return NULL;
 }
 
-int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
-                        struct mt_err *err)
+int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
 {
+    mt_engine *e = engine;
     size_t unit = (size_t)in->unit, piece = (size_t)in->piece;
-    const struct mt_unit *u = &e->layout->units[unit];
+    const struct mt_unit *u = &e->b.layout->units[unit];
     char *state = operand_of(e, prog, in, MT_OBJ_STATE), *staged = operand_of(e, prog, in, MT_OBJ_STAGED);
     size_t from = state ? piece * prog->piece_elems : 0, to = from + in->elems;
     struct views v;
@@ -66,9 +66,9 @@ int mt_optimizer_update(mt_engine *e, const struct mt_program *prog, const struc
     if (!e->pending.any)
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        v.plane[k] = mt_plane_view(e, unit, (enum mt_plane_kind)k, piece, state, staged);
+        v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &e->layout->tensors[i];
+        const struct mt_tensor *t = &e->b.layout->tensors[i];
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, to);
         if (t->trainable && first < end)
             rc = update_run(e, &v, t, first, end - first, err);
@@ -80,7 +80,7 @@ static double tensor_square_sum(const void *ctx, size_t t)
 {
     const mt_engine *e = ctx;
     size_t n;
-    const float *part = mt_model_partials(e->model, t, &n);
+    const float *part = mt_model_partials(e->b.model, t, &n);
     double sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += (double)part[i];
@@ -110,5 +110,5 @@ double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *
 
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad)
 {
-    return mt_grad_norm(e->layout, tensor_square_sum, e, bad);
+    return mt_grad_norm(e->b.layout, tensor_square_sum, e, bad);
 }

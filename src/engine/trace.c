@@ -16,7 +16,7 @@ struct mt_exec_trace {
 
 void mt_engine_trace(mt_engine *e, bool on)
 {
-    e->tracing = on;
+    e->x.tracing = on;
 }
 
 void mt_exec_trace_destroy(struct mt_runnable *r)
@@ -29,11 +29,11 @@ void mt_exec_trace_destroy(struct mt_runnable *r)
 }
 
 /* Before a run: its events are there where it is to be traced, and gone where not. */
-int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+int mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;
-    if (!e->tracing || r->mode != MT_MODE_TRAIN || r->trace) {
-        e->traced = e->tracing && r->trace ? r : e->traced;
+    if (!x->tracing || r->mode != MT_MODE_TRAIN || r->trace) {
+        x->traced = x->tracing && r->trace ? r : x->traced;
         return 0;
     }
     r->trace = mt_calloc(1, sizeof(*r->trace) + n * sizeof(r->trace->at[0]));
@@ -43,33 +43,33 @@ int mt_exec_trace_prepare(mt_engine *e, struct mt_runnable *r, struct mt_err *er
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
-            rc = mt_event_create(e->dev, &r->trace->at[i].event[k], err);
+            rc = mt_event_create(x->b->dev, &r->trace->at[i].event[k], err);
     if (rc)
         mt_exec_trace_destroy(r);
     else
-        e->traced = r;
+        x->traced = r;
     return rc;
 }
 
-static int mark(mt_engine *e, struct mt_runnable *r, size_t i, int k, struct mt_err *err)
+static int mark(struct mt_exec *x, struct mt_runnable *r, size_t i, int k, struct mt_err *err)
 {
     const struct mt_queue_desc *q = &mt_queues[r->prog.instrs[i].queue];
-    if (!e->tracing || !r->trace)
+    if (!x->tracing || !r->trace)
         return 0;
     if (q->device)
-        return mt_event_record(e->dev, r->trace->at[i].event[k], q->stream, err);
+        return mt_event_record(x->b->dev, r->trace->at[i].event[k], q->stream, err);
     r->trace->at[i].ns[k] = mt_now_ns();
     return 0;
 }
 
-int mt_exec_trace_begin(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err)
+int mt_exec_trace_begin(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err)
 {
-    return mark(e, r, i, 0, err);
+    return mark(x, r, i, 0, err);
 }
 
-int mt_exec_trace_end(mt_engine *e, struct mt_runnable *r, size_t i, struct mt_err *err)
+int mt_exec_trace_end(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err)
 {
-    return mark(e, r, i, 1, err);
+    return mark(x, r, i, 1, err);
 }
 
 static int64_t time_of(const struct mt_exec_trace *t, size_t i, int k)
@@ -79,7 +79,7 @@ static int64_t time_of(const struct mt_exec_trace *t, size_t i, int k)
 
 int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_t *n, struct mt_err *err)
 {
-    const struct mt_runnable *r = e->traced;
+    const struct mt_runnable *r = e->x.traced;
     if (!r || !r->trace)
         return mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "no step has been traced");
     struct mt_trace_span *s = mt_calloc(r->trace->n, sizeof(*s));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "engine/dry.h"
 
 struct entry {
     uint8_t op, n_operands;
@@ -17,7 +18,7 @@ struct mt_cost_table {
     const struct mt_machine *machine;
     struct mt_engine_params engine_params; /* of the dry engine */
     mt_device *meter;
-    mt_engine *engine;
+    mt_dry_engine *engine;
     struct mt_batch batch[2]; /* a full micro-batch; the last one, where it is smaller */
     size_t n_batches, n_micro;
     int *unit_class; /* [n_units] the first unit that is alike */
@@ -93,8 +94,8 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
     t->engine_params.planes = NULL;
     t->engine_params.max_micro = t->n_batches;
     t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
-    rc = mt_engine_create_dry(&t->engine, &t->engine_params, err);
-    return rc ? rc : mt_engine_dry_upload(t->engine, t->batch, t->n_batches, err);
+    rc = mt_dry_engine_create(&t->engine, &t->engine_params, err);
+    return rc ? rc : mt_dry_engine_upload(t->engine, t->batch, t->n_batches, err);
 }
 
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err)
@@ -127,7 +128,7 @@ void mt_cost_table_destroy(mt_cost_table **table)
     mt_cost_table *t = *table;
     if (!t)
         return;
-    mt_engine_destroy(&t->engine);
+    mt_dry_engine_destroy(&t->engine);
     mt_device_destroy(&t->meter);
     for (size_t i = 0; i < t->n_batches; i++)
         mt_batch_finish(&t->batch[i]);
@@ -144,7 +145,7 @@ static int price(mt_cost_table *t, const struct mt_program *prog, const struct m
     struct mt_instr one = *in;
     one.mb = last ? 1 : 0;
     t->sum = (struct mt_cost){0};
-    int rc = mt_engine_dry_submit(t->engine, prog, &one, err);
+    int rc = mt_dry_engine_submit(t->engine, prog, &one, err);
     if (!rc && t->failed)
         rc = mt_fail_nomem(err, "a cost table", t->n_ops * sizeof(*t->ops));
     return rc;

@@ -2,7 +2,7 @@
 /*
  * Knows nothing of how a program was made. It replays the instructions in program order, keeps for each
  * buffer and each object's home who wrote and read it last, and demands that every pair in conflict is
- * ordered: by standing in one queue, or by a chain of waits. Order is told by vector clocks, one entry a
+ * ordered: by standing in one queue, or by a chain of waits. Order is decided by vector clocks, one entry a
  * queue (Mattern 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts. The
  * disk queues start in order and end in any: there an instruction knows what the one before it waited for,
  * not that it has ended; but who waits for one waits for all before it.

@@ -2,7 +2,7 @@
 /*
  * Gives objects buffers. One walk over the draft; where a pool is full, the content whose next use is
  * farthest away leaves (Belady 1966: the future is known here, so this is optimal in loads). What that
- * gives without being told: the ring of weight slots, the last layers staying resident over the turn from
+ * gives by itself: the ring of weight slots, the last layers staying resident over the turn from
  * forward to backward, boundaries and records that go to the host and come back only where they must.
  *
  * A content that will leave is stored right after its last write, not when its buffer is wanted; a load
