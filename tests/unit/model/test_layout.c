@@ -209,6 +209,68 @@ static void globs_freeze_tensors_and_whole_units(void **state)
     assert_null(l);
 }
 
+static size_t elems_of(const struct mt_layout *l, const struct mt_unit *u, enum mt_range_kind kind)
+{
+    size_t n = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        n += l->tensors[i].kind == kind ? l->tensors[i].n : 0;
+    return n;
+}
+
+/* Every tensor lies in a range of its kind, and in its planes behind the tensors before it. */
+static void check_ranges(const struct mt_layout *l, const struct mt_unit *u)
+{
+    size_t end[MT_RANGE_ALL + 1] = {0}, grad = 0, r = u->first_range;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        while (t->first >= l->ranges[r].first + l->ranges[r].n)
+            assert_true(++r < u->first_range + u->n_ranges);
+        const struct mt_range *range = &l->ranges[r];
+        assert_int_equal(t->kind, range->kind);
+        assert_true(t->first >= range->first && t->first + t->n <= range->first + range->n);
+        assert_int_equal(t->at - range->at, t->first - range->first);
+        assert_true(t->at >= end[t->kind] && t->at % 64 == t->first % 64);
+        end[t->kind] = t->at + t->n;
+        if (t->trainable) {
+            assert_int_equal(t->grad - range->grad, t->first - range->first);
+            assert_true(t->grad >= grad && t->grad >= t->at);
+            grad = t->grad + t->n;
+        }
+    }
+    assert_true(end[MT_RANGE_TRAINED] <= u->n_trained && end[MT_RANGE_FROZEN_WIDE] <= u->n_frozen_wide);
+    assert_true(grad <= u->n_grad && u->n_grad <= u->n_elems);
+    assert_int_equal(r, u->first_range + u->n_ranges - 1);
+}
+
+static void what_is_trained_lies_together_and_nothing_else_does(void **state)
+{
+    (void)state;
+    const char *const globs[] = {"*.q_proj.*", "*.mlp.gate_proj.*", "model.layers.0.*"};
+    struct mt_layout *l;
+    assert_int_equal(lay_out(&l, globs, 3, mt_cut_layer, NULL), 0);
+    for (int stored = 0; stored < 2; stored++) {
+        for (size_t i = 0; i < l->n_tensors; i++)
+            l->tensors[i].is_bf16 = stored;
+        assert_int_equal(mt_layout_set_ranges(l, NULL), 0);
+        for (size_t u = 0; u < l->n_units; u++) {
+            const struct mt_unit *unit = &l->units[u];
+            size_t trained = elems_of(l, unit, MT_RANGE_TRAINED), wide = elems_of(l, unit, MT_RANGE_FROZEN_WIDE);
+            check_ranges(l, unit);
+            if (u == 1) { /* frozen as a whole */
+                assert_int_equal(unit->n_trained + unit->n_grad, 0);
+                assert_int_equal(unit->n_frozen_wide, stored ? 0 : unit->n_elems);
+            } else if (u == 2) { /* packed to a piece */
+                assert_true(unit->n_ranges > 2 && unit->n_trained < unit->n_elems);
+                assert_true(unit->n_trained < trained + 2048 + 64 * unit->n_tensors);
+                assert_true(stored ? !wide && !unit->n_frozen_wide : unit->n_frozen_wide >= wide);
+            } else { /* trained as a whole: laid out as the unit itself */
+                assert_true(unit->n_trained == unit->n_elems && unit->n_grad == unit->n_elems && unit->n_ranges == 1);
+            }
+        }
+    }
+    mt_layout_destroy(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +279,7 @@ int main(void)
         cmocka_unit_test(halves_are_the_same_model),
         cmocka_unit_test(decay_spares_biases_norms_and_perhaps_embeddings),
         cmocka_unit_test(globs_freeze_tensors_and_whole_units),
+        cmocka_unit_test(what_is_trained_lies_together_and_nothing_else_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
