@@ -354,6 +354,27 @@ static int write_tables(const struct bench *b, struct mt_err *err)
     return rc;
 }
 
+/* A job that ended otherwise than by a measurement or for want of memory, which is a result. */
+static bool failed(const struct mt_sweep_row *r)
+{
+    return strcmp(r->status, "ok") && strcmp(r->status, "does not fit") && strcmp(r->status, "predicted");
+}
+
+/* Why a job failed: the last line of its log. */
+static void print_reason(const struct bench *b, const struct mt_sweep_row *r)
+{
+    char path[3300], line[1024], last[1024] = "";
+    snprintf(path, sizeof(path), "%.3000s/%s.0.log", b->dir, r->job->hash);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof(line), f))
+        if (*line != '\n')
+            memcpy(last, line, sizeof(line));
+    if (f)
+        fclose(f);
+    last[strcspn(last, "\n")] = 0;
+    fprintf(stderr, "    %s (%s)\n", *last ? last : "its log is empty", path);
+}
+
 static void print_live(const struct bench *b, const struct mt_sweep_row *r, size_t done, size_t all)
 {
     char what[80];
@@ -371,6 +392,8 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
     if (r->ratio.n)
         fprintf(stderr, " (%.2f)", r->ratio.median);
     fprintf(stderr, "\n");
+    if (failed(r))
+        print_reason(b, r);
 }
 
 /* sweep.csv and its like, and what is named after a job: 16 hexadecimal digits and an ending of ours. */
@@ -526,6 +549,12 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
         printf("%s", md.p ? md.p : "");
         mt_str_finish(&md);
     }
+    size_t n_failed = 0;
+    for (size_t i = 0; i < b.n_rows; i++)
+        n_failed += failed(&b.rows[i]);
+    if (!rc && !b.interrupted && n_failed && n_failed == b.n_rows)
+        rc = mt_fail(&err, MT_ERR_RUNTIME, -EIO, "every one of the sweep's %zu jobs failed; %s holds their logs", n_failed,
+                     b.dir);
     free(b.rows);
     mt_sweep_finish(&b.sweep);
     return rc ? cli_fail(&err) : b.interrupted ? 130 : 0;

@@ -226,3 +226,25 @@ char *mt_path_join(const char *dir, const char *name)
         return NULL;
     return p;
 }
+
+char *mt_path_canonical(const char *path)
+{
+    char *whole = realpath(path, NULL);
+    if (whole)
+        return whole;
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+    char *real = dir ? realpath(dir, NULL) : NULL;
+    if (real) {
+        whole = mt_path_join(real, slash ? slash + 1 : path);
+    } else if (*path == '/') {
+        whole = strdup(path);
+    } else {
+        char *cwd = getcwd(NULL, 0);
+        whole = cwd ? mt_path_join(cwd, path) : NULL;
+        free(cwd);
+    }
+    free(dir);
+    free(real);
+    return whole;
+}

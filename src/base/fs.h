@@ -25,6 +25,9 @@ int mt_mkdir_p(const char *path, struct mt_err *err);
 int mt_remove_tree(const char *path, struct mt_err *err);
 bool mt_path_exists(const char *path);
 bool mt_is_dir(const char *path);
+/** The absolute path without links, "." and ".."; where it does not exist, that of its folder with its last name; else
+ * absolute alone. The caller's; NULL: no memory. */
+char *mt_path_canonical(const char *path);
 /** "dir/name", or name alone where it is absolute; freed with free(); NULL where memory is short. */
 char *mt_path_join(const char *dir, const char *name);
 /** Writes all of it, going on after short writes and EINTR. 0 or a negative errno. */

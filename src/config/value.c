@@ -319,10 +319,8 @@ static void print_text(const char *s, struct mt_str *out)
 /* Absolute, so that the text means the same in any file; "auto" and a name of the hub stay. */
 static void print_path(const char *s, struct mt_str *out)
 {
-    char *cwd = *s && *s != '/' && strcmp(s, "auto") ? getcwd(NULL, 0) : NULL;
-    char *path = cwd ? mt_path_join(cwd, s) : NULL;
+    char *path = *s && strcmp(s, "auto") ? mt_path_canonical(s) : NULL;
     mt_str_printf(out, "%s", path ? path : s);
-    free(cwd);
     free(path);
 }
 

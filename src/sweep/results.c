@@ -337,7 +337,7 @@ static const char *verdict(const cJSON *a, const cJSON *b, double *change)
 void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
 {
     const cJSON *row, *other, *axis;
-    size_t counts[3] = {0};
+    size_t counts[3] = {0}, failed = 0;
     mt_str_printf(out, "| job | point | before s | after s | change %% | verdict |\n|--|--|--:|--:|--:|--|\n");
     cJSON_ArrayForEach(row, mt_json_get(a, "rows"))
     {
@@ -355,8 +355,12 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
         counts[0] += !strcmp(v, "faster");
         counts[1] += !strcmp(v, "slower");
         counts[2] += !strcmp(v, "same");
+        bool measured = number(row, "measured_s") > 0 && number(match, "measured_s") > 0;
+        failed += !measured;
         if (strcmp(string(row, "status"), string(match, "status")))
             mt_str_printf(out, " | | | | %s -> %s |\n", string(row, "status"), string(match, "status"));
+        else if (!measured)
+            mt_str_printf(out, " | | | | %s in both |\n", string(row, "status"));
         else
             mt_str_printf(out, " | %.5g | %.5g | %+.1f | %s |\n", number(row, "measured_s"),
                           number(match, "measured_s"), change, v);
@@ -369,6 +373,8 @@ void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b)
             mt_str_printf(out, "| %s | | | %.5g | | new |\n", string(other, "job"),
                           number(other, "measured_s"));
     }
-    mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise.\n", counts[0], counts[1],
-                  counts[2]);
+    mt_str_printf(out, "\n%zu faster, %zu slower, %zu the same within the noise", counts[0], counts[1], counts[2]);
+    if (failed)
+        mt_str_printf(out, "; %zu without a measurement on both sides", failed);
+    mt_str_printf(out, ".\n");
 }

@@ -81,9 +81,11 @@ static int add_key(struct mt_sweep_list *l, const char *file, int line, const ch
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s:%d: unknown key \"%s\"%s%s%s", file, line, full,
                        guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");
     }
-    char *resolved = mt_key_resolve(key, file, value);
+    /* jobs are written to another folder: paths have to be absolute */
+    char *whole = realpath(file, NULL), *resolved = mt_key_resolve(key, whole ? whole : file, value);
     bool ok = resolved && set(l, full, resolved);
     free(resolved);
+    free(whole);
     return ok ? 0 : mt_fail_nomem(err, "a sweep", strlen(value));
 }
 

@@ -293,6 +293,10 @@ def checkpoint_cases(tmp, model, data):
     check("verify again", ["verify", ck], 0)
     longer = write_ini(os.path.join(tmp, "ck2.ini"), base(model, data, out, train__steps=3, train__learning_rate="2e-3"))
     check("resume with other settings", ["-q", "run", longer, "--resume"], 2, "train.learning_rate: 0.001 -> 0.002", "--force")
+    os.symlink(tmp, os.path.join(tmp, "by-link"))
+    again = write_ini(os.path.join(tmp, "ck4.ini"), base(os.path.join(tmp, "by-link", "model"),
+                      os.path.join(tmp, "by-link", "data.jsonl"), out, train__steps=3))
+    check("resume by another spelling of the same paths", ["-q", "run", again, "--resume"], 0)
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
     changed = write_ini(os.path.join(tmp, "ck3.ini"), base(model, other, out, train__steps=3))
     check("resume with other data", ["-q", "run", changed, "--resume"], 2)

@@ -344,9 +344,36 @@ def a_crash_is_a_row(tmp, model, data, env):
     sweep = os.path.join(tmp, "crash-sweep.ini")
     open(sweep, "w").write(f"[global]\ninclude = {ini}\n[sweep]\nsteps = 2\ndata.train = {data}, {tmp}/missing.jsonl\n")
     out = os.path.join(tmp, "crash-out")
-    megatrain("bench", sweep, "--out", out, env=env)
+    said = megatrain("bench", sweep, "--out", out, env=env).stderr
+    assert "missing.jsonl" in said, said  # the reason, from its log
     with open(os.path.join(out, "sweep.csv")) as f:
         assert [r["status"] for r in csv.DictReader(f)] == ["ok", "exit 3"]
+    compared = megatrain("bench", "--compare", out, out).stdout
+    assert "exit 3 in both" in compared and "1 without a measurement" in compared, compared
+
+
+def a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env):
+    """The sweep in one folder, its configuration in another, both named relative to the current one."""
+    home = os.path.join(tmp, "relative")
+    os.makedirs(os.path.join(home, "sweeps"))
+    sections = base(os.path.relpath(model, home), os.path.relpath(data, home), "out", train__steps=2)
+    sections["data"]["cache_dir"] = "cache"
+    write_ini(os.path.join(home, "base.ini"), sections)
+    with open(os.path.join(home, "sweeps", "s.ini"), "w") as f:
+        f.write("[global]\ninclude = ../base.ini\n[sweep]\nsteps = 1\nwarmup_steps = 0\ntrain.micro_batch = 1\n")
+    def bench(*args, expect):
+        p = subprocess.run([BINARY, "bench", "sweeps/s.ini", *args], cwd=home, env={**os.environ, **env}, capture_output=True, text=True)
+        assert p.returncode == expect, p.stderr
+        return p.stderr
+    bench("--out", "results", expect=0)
+    with open(os.path.join(home, "results", "sweep.csv")) as f:
+        assert [r["status"] for r in csv.DictReader(f)] == ["ok"]
+    os.rename(data, data + ".away")
+    try:
+        said = bench("--out", "failed", expect=1)
+    finally:
+        os.rename(data + ".away", data)
+    assert "every one of the sweep's 1 jobs failed" in said and "no file matches" in said, said
 
 
 class Panels(HTMLParser):
@@ -426,6 +453,7 @@ def main():
         a_measured_sweep_predicts_each_step_by_the_rates_around_it(tmp, ini, env)
         predictions_need_no_run(tmp, ini, env)
         a_crash_is_a_row(tmp, model, data, env)
+        a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
         a_report_is_one_page_of_sound_pictures(tmp, run, bench)
         text_in_a_report_is_escaped(tmp, run)
 

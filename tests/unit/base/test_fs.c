@@ -175,6 +175,25 @@ static void short_reads_are_told(void **state)
     close(fd);
 }
 
+static void one_file_has_one_canonical_path(void **state)
+{
+    (void)state;
+    char *real = NULL, *other = NULL, *missing = NULL;
+    assert_int_equal(mt_write_file(at("plain"), "x", 1, NULL), 0);
+    assert_int_equal(symlink("plain", at("link")), 0);
+    real = mt_path_canonical(at("plain"));
+    other = mt_path_canonical(at("link"));
+    assert_string_equal(real, other);
+    free(other);
+    other = mt_path_canonical(at("no-such-file"));
+    missing = mt_path_canonical("/no-such-folder/file");
+    assert_non_null(strstr(other, "/no-such-file"));
+    assert_string_equal(missing, "/no-such-folder/file");
+    free(real);
+    free(other);
+    free(missing);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +204,7 @@ int main(void)
         cmocka_unit_test(folders_are_made_and_removed_whole),
         cmocka_unit_test(paths_are_joined),
         cmocka_unit_test(short_reads_are_told),
+        cmocka_unit_test(one_file_has_one_canonical_path),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
