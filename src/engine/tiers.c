@@ -26,6 +26,7 @@ struct tiers {
     uint8_t updated;   /* that updates read and write, and loads do not */
     uint8_t gradients; /* that backward writes and updates read */
     uint64_t host; /* what there is */
+    size_t device_bytes[MT_N_POOLS]; /* of a buffer of each pool of the device, wherever planes are */
 };
 
 /* What planes there are and what each kind is for. */
@@ -43,22 +44,17 @@ static void sort_kinds(struct tiers *t)
     }
 }
 
-static struct mt_plane_elems elems_of(const struct tiers *t, size_t unit)
-{
-    return mt_unit_plane_elems(&t->p->layout->units[unit], t->desc);
-}
-
 static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
 {
-    return mt_align_up(mt_plane_desc_bytes(&t->desc[k], elems_of(t, unit).n[k]), MT_DISK_ALIGN);
+    size_t n = mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]);
+    return mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
 }
 
 static uint8_t has_planes(const struct tiers *t, size_t unit)
 {
-    struct mt_plane_elems e = elems_of(t, unit);
     uint8_t has = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        has |= (uint8_t)((e.n[k] > 0) << k);
+        has |= (uint8_t)((mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]) > 0) << k);
     return has;
 }
 
@@ -130,11 +126,18 @@ static uint64_t windows(const struct tiers *t)
     return sum;
 }
 
+static void buffer_bytes(const struct tiers *t, size_t bytes[MT_N_POOLS])
+{
+    for (int i = 0; i < MT_N_POOLS; i++)
+        bytes[i] = mt_pools[i].device ? t->device_bytes[i] : 0;
+    mt_program_host_buffer_bytes(&t->plan->program, bytes);
+}
+
 static uint64_t host_pools(const struct tiers *t)
 {
     size_t bytes[MT_N_POOLS];
     uint64_t sum = 0;
-    mt_program_buffer_bytes(&t->plan->program, bytes);
+    buffer_bytes(t, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         if (!mt_pools[i].device)
             sum += bytes[i] * (uint64_t)t->plan->program.n_buffers[i];
@@ -154,13 +157,13 @@ static bool fits(const struct tiers *t)
 /* The fewest buffers with which what is on the disk can be reached. */
 static void least_buffers(const struct tiers *t)
 {
-    int n[MT_N_POOLS];
+    size_t bytes[MT_N_POOLS];
     struct mt_program_params *p = &t->plan->program;
-    mt_program_min_buffers(p, n);
+    buffer_bytes(t, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         if (!mt_pools[i].device)
-            p->n_buffers[i] = n[i];
-    if (n[MT_POOL_STATE])
+            p->n_buffers[i] = bytes[i] ? mt_pools[i].least : 0;
+    if (bytes[MT_POOL_STATE])
         p->n_buffers[MT_POOL_STATE] = RING;
 }
 
@@ -277,6 +280,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     sort_kinds(&t);
     memset(plan->on_disk, 0, plan->program.n_units);
     describe_all(&t);
+    mt_program_buffer_bytes(&plan->program, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
     bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||

@@ -43,10 +43,7 @@ struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct 
 {
     struct mt_plane_elems e = {{0}};
     for (int k = 0; k < MT_N_PLANES; k++)
-        if (desc[k].block)
-            e.n[k] = desc[k].ranges == MT_RANGE_ALL       ? u->n_elems
-                     : desc[k].ranges == MT_RANGE_TRAINED ? u->n_trained
-                                                          : u->n_frozen_wide;
+        e.n[k] = mt_unit_n_elems(u, &desc[k]);
     return e;
 }
 

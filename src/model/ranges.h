@@ -20,7 +20,13 @@ bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
 /** The kind that holds what hi rounds off a tensor or range of that kind; false: there is nothing. */
 bool mt_range_lo_plane(enum mt_range_kind range, enum mt_plane_kind *k);
 
-/** Elements of each plane of the unit. */
+/** Elements of the unit's plane that a row describes; and of each of its planes. */
+static inline size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc *d)
+{
+    if (!d->block)
+        return 0;
+    return d->ranges == MT_RANGE_ALL ? u->n_elems : d->ranges == MT_RANGE_TRAINED ? u->n_trained : u->n_frozen_wide;
+}
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 
 /**

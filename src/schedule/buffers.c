@@ -8,24 +8,10 @@
 
 enum { PAGE = 4096 };
 
-enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
-{
-    enum mt_size_class c = p->units[unit].size_class;
-    return mt_kinds[kind].pool[c == MT_CLASS_VOCAB && p->one_ring ? MT_CLASS_LAYER : c];
-}
-
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit)
 {
     const struct mt_unit_shape *u = &p->units[unit];
     return p->mode == MT_MODE_LOGITS && u->logits.n_uses ? &u->logits : &u->forward;
-}
-
-bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
-{
-    const struct mt_value *v = &p->values[u->value];
-    if (mt_kinds[v->kind].training && p->mode != MT_MODE_TRAIN)
-        return false;
-    return v->kind != MT_OBJ_GRAD || p->units[v->unit].trainable;
 }
 
 static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct mt_use *u)
@@ -50,8 +36,8 @@ static void hold_values(const struct mt_program_params *p, size_t bytes[MT_N_POO
     }
 }
 
-/* Of the pools in host memory; all are multiples of a page, as the disk wants them. */
-static void host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
+/* All are multiples of a page, as the disk wants them. */
+void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
 {
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
@@ -78,7 +64,7 @@ void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_
         if (train && p->cast && p->units[u].trainable)
             hold(p, bytes, MT_OBJ_CAST, u, p->units[u].grad_elems * p->grad_bytes);
     }
-    host_buffer_bytes(p, bytes);
+    mt_program_host_buffer_bytes(p, bytes);
 }
 
 /* The buffers of each pool that one operation uses at once. */
@@ -94,10 +80,8 @@ static void need_for_call(const struct mt_program_params *p, const struct mt_cal
     }
 }
 
-void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+static void least_buffers(const struct mt_program_params *p, const size_t bytes[MT_N_POOLS], int n[MT_N_POOLS])
 {
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p, bytes);
     for (int i = 0; i < MT_N_POOLS; i++)
         n[i] = bytes[i] ? mt_pools[i].least : 0;
     for (size_t u = 0; u < p->n_units; u++) {
@@ -107,6 +91,13 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN)
             n[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)]++;
+}
+
+void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+{
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(p, bytes);
+    least_buffers(p, bytes, n);
 }
 
 /* When the objects of a value are in use: positions of operations, forward and then back. */
@@ -135,22 +126,38 @@ static struct span *find_spans(const struct mt_program_params *p)
     return s;
 }
 
+/* How many objects each operation brings into use or takes out of it, by pool. */
+static void count_changes(const struct mt_program_params *p, const struct span *s, ptrdiff_t (*change)[MT_N_POOLS])
+{
+    for (size_t i = 0; i < p->n_values; i++) {
+        const struct mt_value *v = &p->values[i];
+        enum mt_pool_id pool = mt_program_pool(p, v->kind, (size_t)v->unit);
+        ptrdiff_t n = v->life == MT_LIFE_MICROBATCH ? (ptrdiff_t)p->n_micro : 1;
+        if (!s[i].last)
+            continue;
+        change[s[i].first][pool] += n;
+        change[s[i].last + 1][pool] -= n;
+    }
+}
+
 /* Objects of each pool that are in use at once. Without memory to find out: all of them. */
 static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS])
 {
+    size_t n = 2 * p->n_units + 2;
     struct span *s = find_spans(p);
-    for (size_t at = 1; at <= 2 * p->n_units; at++) {
-        size_t live[MT_N_POOLS] = {0};
-        for (size_t i = 0; i < p->n_values; i++) {
-            const struct mt_value *v = &p->values[i];
-            enum mt_pool_id pool = mt_program_pool(p, v->kind, (size_t)v->unit);
-            if (s ? s[i].first <= at && at <= s[i].last : true)
-                live[pool] += v->life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
+    ptrdiff_t(*change)[MT_N_POOLS] = mt_calloc(n, sizeof(*change)), live[MT_N_POOLS] = {0};
+    if (s && change)
+        count_changes(p, s, change);
+    for (size_t at = 0; s && change && at < n; at++)
+        for (int i = 0; i < MT_N_POOLS; i++) {
+            live[i] += change[at][i];
+            most[i] = MT_MAX(most[i], (size_t)live[i]);
         }
-        for (int i = 0; i < MT_N_POOLS; i++)
-            most[i] = MT_MAX(most[i], live[i]);
-    }
+    for (size_t v = 0; !(s && change) && v < p->n_values; v++)
+        most[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)] +=
+            p->values[v].life == MT_LIFE_MICROBATCH ? p->n_micro : 1;
     free(s);
+    free(change);
 }
 
 /* Objects of the kind, one a unit; of gradients, which leave, two at once are enough. */
@@ -169,7 +176,7 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 {
     size_t bytes[MT_N_POOLS], most[MT_N_POOLS] = {0};
     mt_program_buffer_bytes(p, bytes);
-    mt_program_min_buffers(p, n);
+    least_buffers(p, bytes, n);
     count_live(p, most);
     count_units(p, MT_OBJ_WEIGHTS, false, most);
     count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batches, all live to the end */

@@ -24,11 +24,21 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
 /** Is the operand in the program? Not of frozen units' gradients, nor without training what only training has. */
-bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u);
+static inline bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
+{
+    const struct mt_value *v = &p->values[u->value];
+    if (mt_kinds[v->kind].training && p->mode != MT_MODE_TRAIN)
+        return false;
+    return v->kind != MT_OBJ_GRAD || p->units[v->unit].trainable;
+}
 /** The unit's operation in the forward pass of the mode; n_uses 0: none. */
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);
 /** The pool of a unit's objects of that kind. */
-enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit);
+static inline enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
+{
+    enum mt_size_class c = p->units[unit].size_class;
+    return mt_kinds[kind].pool[c == MT_CLASS_VOCAB && p->one_ring ? MT_CLASS_LAYER : c];
+}
 /** An instruction that waits for nothing and has no operands; its queue is the opcode's. */
 struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);
 

@@ -106,6 +106,8 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
+/** Of the pools in host memory alone, which follow from where planes are; those of the device are in `bytes`. */
+void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
 /**
  * Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -E2BIG where the step has more

@@ -41,11 +41,6 @@ struct mt_plane_set {
     struct window window[MT_N_PLANES];
 };
 
-size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n)
-{
-    return d->block ? mt_div_up(n, d->block) * d->block_bytes : 0;
-}
-
 static bool has_plane(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
     return p->desc[k].block && p->elems[unit].n[k];

@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
+#include "base/mem.h"
 #include "store/disk.h"
 
 /**
@@ -46,7 +47,10 @@ struct mt_plane_desc {
 };
 
 /** Bytes of n elements. */
-size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n);
+static inline size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n)
+{
+    return d->block ? mt_div_up(n, d->block) * d->block_bytes : 0;
+}
 
 enum mt_tier { MT_TIER_DEVICE, MT_TIER_HOST, MT_TIER_DISK };
 
