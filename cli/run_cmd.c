@@ -179,7 +179,7 @@ static void add_prediction(cJSON *o, const struct mt_session *s)
         cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
         cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
     }
-    cJSON_AddNumberToObject(o, "device_budget", (double)mt_device_limits(s->dev)->budget_bytes);
+    cJSON_AddNumberToObject(o, "device_budget", (double)s->placement.device_budget.bytes);
     if (!s->predicted)
         return;
     const struct mt_sim_result *sim = &s->choice.sim;

@@ -11,9 +11,9 @@
 
 #include "blas.h"
 #include "gemm_bias.h"
+#include "workspace.h"
 
-/* Of cuBLASLt, for all products; Hopper's algorithms want this much. Part of the numerics. */
-static const size_t workspace_bytes = (size_t)32 << 20;
+static const size_t workspace_bytes = MT_CUDA_BLAS_BYTES;
 enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
 
 /* What the choice of an algorithm depends on. Compared as bytes: no padding may be left unset. */

@@ -17,6 +17,9 @@ extern "C" {
  * where there is no GPU (kind.c), and so that a buffer's size never changes the bits. No CUDA in here.
  */
 
+/** Of cuBLASLt, for all products; Hopper's algorithms want this much. Part of the numerics. */
+enum { MT_CUDA_BLAS_BYTES = 32 << 20 };
+
 /** Rows of a block of the sums over rows: each block leaves one partial row of c floats. */
 size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);

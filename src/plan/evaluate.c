@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "device/kind.h"
 #include "model/model.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
@@ -26,11 +27,13 @@ static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_p
 
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err)
 {
+    const struct mt_device_kind *kind = mt_device_kind(mt_machine_device_kind(r->machine));
+    uint64_t own = kind ? kind->own_bytes : 0;
     return mt_device_create_meter(dev,
                                   &(struct mt_meter_params){
                                       .kind = mt_machine_device_kind(r->machine),
                                       .name = r->machine->name,
-                                      .budget_bytes = (size_t)budget,
+                                      .budget_bytes = (size_t)(budget - MT_MIN(budget, own)),
                                       .n_threads = (int)r->placement.threads,
                                   },
                                   err);

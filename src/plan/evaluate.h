@@ -24,7 +24,7 @@ enum { MT_PLAN_MAX_CHUNKS = 2, MT_PLAN_MAX_MICRO_BATCHES = 16 };
 size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS]);
 /** Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. How many. */
 size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES]);
-/** A device of the request's kind and this budget that only counts. */
+/** A device of the request's kind and this budget that only counts; a device of the kind takes its own bytes of it. */
 int mt_plan_meter(mt_device **dev, const struct mt_plan_request *r, uint64_t budget, struct mt_err *err);
 /** The request's placement on an open device, not simulated; what is too much for the host is not refused. */
 int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err);

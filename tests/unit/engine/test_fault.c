@@ -63,6 +63,8 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
         r->dev = cpu;
 }
 
+static enum mt_pin pin; /* of engines to come */
+
 static int create_engine(struct rig *r, struct mt_err *err)
 {
     struct mt_engine_params p = {
@@ -70,7 +72,7 @@ static int create_engine(struct rig *r, struct mt_err *err)
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
         .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ADAM_SCALAR,
-        .placement.threads = 1};
+        .placement.threads = 1, .placement.pin = pin};
     return mt_engine_create(&r->engine, &p, err);
 }
 
@@ -209,6 +211,30 @@ static void an_engine_half_made_is_taken_down(void **state)
         }
 }
 
+/* Ranges of host memory that an engine has the device lock. */
+static int n_locked(enum mt_pin how)
+{
+    pin = how;
+    for (int nth = 1;; nth++) {
+        struct rig r;
+        open_rig(&r, "register", nth);
+        int rc = create_engine(&r, NULL);
+        close_rig(&r);
+        if (!rc) {
+            pin = MT_PIN_AUTO;
+            return nth - 1;
+        }
+    }
+}
+
+static void planes_and_spill_are_locked_where_they_are_to_be(void **state)
+{
+    (void)state;
+    assert_int_equal(n_locked(MT_PIN_AUTO), n_locked(MT_PIN_ALL));
+    /* bf16: hi and gradients; and what is offloaded */
+    assert_int_equal(n_locked(MT_PIN_STAGING), n_locked(MT_PIN_ALL) - 3);
+}
+
 static void a_step_without_events_fails_and_the_next_one_works(void **state)
 {
     (void)state;
@@ -240,6 +266,7 @@ int main(void)
         cmocka_unit_test(a_step_survives_any_submission_that_is_refused),
         cmocka_unit_test(a_step_survives_work_that_fails_later),
         cmocka_unit_test(an_engine_half_made_is_taken_down),
+        cmocka_unit_test(planes_and_spill_are_locked_where_they_are_to_be),
         cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),
     };
     alarm(500); /* a hang is a failure */

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "device/kind.h"
 #include "plan/search.h"
 
 /** Dense decoder shapes, and a machine of round numbers on which times can be worked out by hand. */
@@ -92,7 +93,8 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .placement.keep_layers = MT_AUTO,
         .placement.activations = MT_ACT_AUTO,
         .placement.states = MT_STATES_AUTO,
-        .placement.device_budget.bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * gib),
+        .placement.device_budget.bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * gib) +
+                                         mt_device_kind(mt_machine_device_kind(m))->own_bytes,
         .placement.host_budget.bytes = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * gib * 0.9),
         .placement.threads = 16,
         .drives = (int)m->rate[MT_RATE_DRIVES].value,

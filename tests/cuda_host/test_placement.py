@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where things are on a GPU, and what they may take: plan and run agree, and host memory is locked as asked. On the
+emulated one."""
+import json
+import os
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import base, config, losses, megatrain, write_data, write_ini, write_model
+
+
+def run_and_plan_say_the_same(tmp, model, data, env):
+    """Of a budget that is auto or a share, too: of what is free on the GPU, less what is left to others."""
+    env = {**env, "MEGATRAIN_RESIDENT": str(40 << 20)}
+    for budget in ("auto", "3%", "34MiB"):
+        out = os.path.join(tmp, "same")
+        ini = write_ini(out + ".ini", base(model, data, out, train__micro_batch="auto", data__packing="on",
+                                           memory__device_budget=budget, memory__host_budget="6GiB"))
+        said = json.loads(megatrain("-q", "plan", ini, "--json", env=env).stdout)
+        megatrain("-q", "run", ini, "--force", "--max-steps", 1, "--no-save", env=env)
+        did = json.load(open(os.path.join(out, "run.json")))
+        assert said["device_budget"] == did["device_budget"] and said["device_bytes"] == did["device_bytes"], (said, did)
+        assert [r for r in did["memory"] if r["use"] != "a checkpoint"] == said["memory"], (said["memory"], did["memory"])
+        assert said["step_seconds"] == did["predicted"]["t_step"]
+        effective = open(os.path.join(out, "config.effective.ini")).read()
+        for key, value in said["settings"].items():
+            assert f"\n{key.split('.')[1]} = {value} ;" in effective, (key, value, effective)
+
+
+def planes_are_locked_as_asked(tmp, model, data, env):
+    """Where only 1 MiB may be locked, all of it is too much, and the staging ring alone is not: with the same bits."""
+    got = {}
+    for pin in ("auto", "all", "staging"):
+        out = os.path.join(tmp, "pin-" + pin)
+        ini = write_ini(out + ".ini", base(model, data, out, train__steps=2, memory__pin=pin))
+        said = megatrain("run", ini, env={**env, "MT_EMU_PIN_LIMIT": "1M"}).stderr
+        assert ("could be locked" in said) == (pin != "staging"), (pin, said)
+        got[pin] = losses(out)
+    assert got["auto"] == got["all"] == got["staging"], got
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    env = {"XDG_CACHE_HOME": os.path.join(tmp, "cache"), "MEGATRAIN_PROBE_SMALL": "1"}
+    model = write_model(os.path.join(tmp, "model"), config(num_hidden_layers=3))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    megatrain("-q", "probe", "all", "--brief", "--device", "cuda", "--threads", 2, env=env)
+    run_and_plan_say_the_same(tmp, model, data, env)
+    planes_are_locked_as_asked(tmp, model, data, env)
