@@ -167,7 +167,7 @@ def check_cut(tmp, tag, data, common):
     assert least["auto"] < 0.9 * least["layer"], least
     want = run(tmp, f"{tag} whole", model, data, **common)
     assert run(tmp, f"{tag} cut", model, data, **common, memory__device_budget=f"{least['auto']}KiB") == want
-    for name, unit in ("whole", "auto"), ("cut", "half"):
+    for name, unit in ("whole", "layer"), ("cut", "half"):
         with open(os.path.join(tmp, f"{tag}-{name}", "config.effective.ini")) as f:
             assert f"unit = {unit} ;" in f.read(), name
 
