@@ -26,7 +26,7 @@ const struct cli_option cli_global_options[] = {
 static const struct cli_option run_options[] = {
     SET,
     {"resume", 0, "=WHICH", "Go on from the newest good checkpoint (auto), or from a folder."},
-    {"force", 0, NULL, "Overwrite the output folder; resume despite other settings."},
+    {"force", 0, NULL, "Start anew: earlier checkpoints go once there is a new one. Resume despite other settings."},
     {"out", 0, "DIR", "Output folder, instead of checkpoint.dir."},
     {"max-steps", 0, "N", "Stop after N steps of this run.", WHOLE(1, ANY)},
     {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
