@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cuDNN's fused attention as an engine (fused.h): a graph of one node a shape, its plan cached for good. This
-// is the program's only C++ for the host, and a module of its own: nothing thrown here leaves it.
+// cuDNN's fused attention as an engine (fused.h): a plan is a graph of one node. This is the program's only C++
+// for the host, and a module of its own: nothing thrown here leaves it.
 #include <cudnn_frontend.h>
 
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -21,24 +20,14 @@ namespace {
 
 enum uid : int64_t { Q = 1, K, V, O, STATS, D_O, DQ, DK, DV, LENS, OFFSETS };
 
-// Shapes have no padding (fused.h) and compare as bytes.
-struct less {
-    bool operator()(const mt_fused_shape &a, const mt_fused_shape &b) const
-    {
-        return std::memcmp(&a, &b, sizeof(a)) < 0;
-    }
-};
-
 struct plan {
     mt_fused_shape shape;
     std::shared_ptr<fe::graph::Graph> graph;
     int64_t workspace = 0;
-    std::string refusal; // not empty: the shape is not supported
 };
 
 struct context {
     cudnnHandle_t handle = nullptr;
-    std::map<mt_fused_shape, std::unique_ptr<plan>, less> plans;
 };
 
 int fail(char *why, size_t len, const std::string &text)
@@ -184,24 +173,6 @@ fe::error_t prepare(fe::graph::Graph &g, cudnnHandle_t handle)
     return rc.is_good() ? g.check_support() : rc;
 }
 
-std::unique_ptr<plan> make_plan(context &c, const mt_fused_shape &s)
-{
-    auto p = std::make_unique<plan>();
-    p->shape = s;
-    p->graph = builder(p->shape).build();
-    auto rc = prepare(*p->graph, c.handle);
-    if (rc.is_good())
-        rc = p->graph->build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
-    if (rc.is_good())
-        rc = p->graph->get_workspace_size(p->workspace);
-    if (rc.is_bad()) {
-        p->refusal = rc.get_message();
-        p->refusal += p->refusal.empty() ? "not supported by cuDNN" : "";
-        p->graph.reset();
-    }
-    return p;
-}
-
 void engine_describe(char *buf, size_t len)
 {
     size_t v = cudnnGetVersion();
@@ -228,24 +199,34 @@ try {
 void engine_close(void *ctx)
 {
     auto *c = static_cast<context *>(ctx);
-    c->plans.clear();
     cudnnDestroy(c->handle);
     delete c;
 }
 
 int engine_plan(void *ctx, const mt_fused_shape *s, void **out, size_t *workspace, char *why, size_t len)
 try {
-    auto *c = static_cast<context *>(ctx);
-    auto &p = c->plans[*s];
-    if (!p)
-        p = make_plan(*c, *s);
-    if (!p->graph)
-        return fail(why, len, p->refusal);
-    *out = p.get();
+    auto p = std::make_unique<plan>();
+    p->shape = *s;
+    p->graph = builder(p->shape).build();
+    auto rc = prepare(*p->graph, static_cast<context *>(ctx)->handle);
+    if (rc.is_good())
+        rc = p->graph->build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
+    if (rc.is_good())
+        rc = p->graph->get_workspace_size(p->workspace);
+    if (rc.is_bad()) {
+        std::string reason = rc.get_message();
+        return fail(why, len, reason.empty() ? "not supported by cuDNN" : reason);
+    }
     *workspace = static_cast<size_t>(p->workspace);
+    *out = p.release();
     return 0;
 } catch (const std::exception &e) {
     return fail(why, len, e.what());
+}
+
+void engine_drop(void *, void *the_plan)
+{
+    delete static_cast<plan *>(the_plan);
 }
 
 int engine_run(void *ctx, void *the_plan, const mt_fused_call *c, char *why, size_t len)
@@ -283,8 +264,8 @@ try {
     return fail(why, len, e.what());
 }
 
-const mt_fused_engine engine = {engine_describe, engine_open, engine_close,
-                                engine_plan,     engine_run,  engine_supports};
+const mt_fused_engine engine = {engine_describe, engine_open, engine_close,   engine_plan,
+                                engine_drop,     engine_run,  engine_supports};
 
 } // namespace
 

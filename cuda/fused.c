@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Documents of a batch to calls of a fused attention engine (fused.h):
- *   all documents of one length   fixed-length calls on the packed rows as they are
- *   forward, mixed lengths        one ragged call; its shape is rounded up, so that plans are few
- *   backward, mixed lengths       one ragged call where the GPU has it and its workspace fits; else documents
+ *   all documents of one length   fixed-length calls on the packed rows as they are, where that length comes again
+ *                                 and again: the longest planned, or one that suits the kernels
+ *   forward, other lengths        one ragged call
+ *   backward, other lengths       one ragged call where the GPU has it and its workspace fits; else documents
  *                                 of about one length together, copied to padded rows. Padded queries have no
  *                                 gradient and padded keys are seen by padded queries alone: zeros suffice.
  * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
  * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
- * engine refuses, is done by tiles. All choices follow from the shape.
+ * engine refuses, is done by tiles. All choices follow from the shape. Making a plan takes long, and packs differ:
+ * but for fixed-length calls, shapes are rounded up, so that plans are few.
  */
 #include "fused.h"
 
@@ -18,15 +20,16 @@
 
 #include "attention.h"
 #include "base/log.h"
-#include "workspace.h"
 #include "pack.h"
+#include "plans.h"
+#include "workspace.h"
 
 enum { MAX_HEAD_DIM = 256 };
 _Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspace has room for the tables");
 
 struct mt_cuda_fused {
     const struct mt_fused_engine *engine;
-    void *ctx;
+    mt_fused_plans *plans;
     bool told;
     size_t n_fused, n_tiled; /* calls */
 };
@@ -38,7 +41,8 @@ int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
     if (!f)
         return -1;
     f->engine = engine;
-    if (engine->open(&f->ctx, d->streams[MT_STREAM_COMPUTE], why, why_len)) {
+    f->plans = mt_fused_plans_create(engine, d->streams[MT_STREAM_COMPUTE], why, why_len);
+    if (!f->plans) {
         free(f);
         return -1;
     }
@@ -51,8 +55,9 @@ void mt_cuda_fused_destroy(struct mt_cuda_device *d)
     struct mt_cuda_fused *f = d->fused;
     if (!f)
         return;
-    mt_debug("attention: %zu calls fused, %zu by tiles", f->n_fused, f->n_tiled);
-    f->engine->close(f->ctx);
+    mt_debug("attention: %zu calls fused, %zu by tiles; %zu plans made", f->n_fused, f->n_tiled,
+             mt_fused_plans_made(f->plans));
+    mt_fused_plans_destroy(&f->plans);
     free(f);
     d->fused = NULL;
 }
@@ -87,10 +92,14 @@ static size_t longest(const struct mt_attention *a)
     return len;
 }
 
+/* Documents that are better off as they are than as one ragged call. */
 static bool even(const struct mt_attention *a)
 {
+    size_t len = doc_len(a, 0);
+    if (len != MT_MAX(a->most_len, a->max_len) && (a->n_docs == 1 || len % 64))
+        return false;
     for (size_t i = 1; i < a->n_docs; i++)
-        if (doc_len(a, i) != doc_len(a, 0))
+        if (doc_len(a, i) != len)
             return false;
     return true;
 }
@@ -117,7 +126,7 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_roo
     char why[256] = "";
     void *plan;
     size_t bytes;
-    if (f->engine->plan(f->ctx, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
+    if (mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
         if (!f->told)
             mt_info("attention%s of %lld documents of %lld, %lld and %lld heads of %lld, is done by tiles: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
@@ -127,7 +136,7 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_roo
         return REFUSED;
     }
     c->workspace = r->lib;
-    if (!f->engine->run(f->ctx, plan, c, why, sizeof(why)))
+    if (!mt_fused_plans_run(f->plans, plan, c, why, sizeof(why)))
         return DONE;
     struct mt_err e;
     mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: attention%s of %lld documents of %lld: %s", d->index,
@@ -159,7 +168,6 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
                                 struct mt_fused_call *c, struct mt_err *err)
 {
     s->ragged = 1;
-    s->total = (int64_t)a->n;
     struct mt_pack_tables t = {
         .cu_seqlens = a->cu_seqlens, .n_docs = a->n_docs, .batch = (size_t)s->batch, .lens = r->lens,
         .tables = r->tables,
@@ -284,15 +292,16 @@ static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_at
                                     const struct mt_cuda_fused_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t len = mt_cuda_padded_len(longest(a)), batch = mt_cuda_next_power(a->n_docs);
+    size_t len = mt_cuda_padded_len(longest(a)), batch = mt_cuda_next_power(a->n_docs), total = mt_cuda_fused_total(a);
     if (d->sm < 90 || d->sm >= 120 ||
         mt_cuda_fused_quadratic_bytes(batch, len, a->n_q) +
-                mt_cuda_fused_linear_bytes(a->n, a->n_q, a->head_dim) > r->lib_bytes)
+                mt_cuda_fused_linear_bytes(total, a->n_q, a->head_dim) > r->lib_bytes)
         return REFUSED;
     struct mt_fused_shape s = shape_of(a, batch, len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .d_o = b->d_o,
                               .stats = r->stats, .dq = b->dq, .dk = b->dk, .dv = b->dv};
     s.backward = 1;
+    s.total = (int64_t)total;
     s.ld_dq = (int64_t)b->ld_dq;
     s.ld_dk = (int64_t)b->ld_dk;
     s.ld_dv = (int64_t)b->ld_dv;

@@ -18,14 +18,14 @@ extern "C" {
  *
  * A tensor x is [batch, heads, len, head_dim] with head_dim-element heads side by side in rows ld_x apart;
  * a sequence's rows follow each other. Fixed: sequence i begins at row i * len. Ragged: it begins at element
- * off_x[i] and has lens[i] <= len rows. stats: log-sum-exp, f32, fixed [batch, n_q, len]; ragged [total, n_q],
+ * off_x[i] and has lens[i] <= len rows. stats: log-sum-exp, f32, fixed [batch, n_q, len]; ragged [rows, n_q],
  * sequence i from off_stats[i]. The window is 0 or counts the token itself. Backward is deterministic.
  */
 struct mt_fused_shape {
     /* all of one type and no padding: shapes are compared as bytes */
     int64_t backward, ragged;
     int64_t batch, n_q, n_kv, len, head_dim, window;
-    int64_t total; /* ragged: rows in all; fixed: 0 */
+    int64_t total; /* ragged backward: the most rows that there are in all; else 0 */
     int64_t scale_bits; /* of the f32 scale */
     int64_t ld_q, ld_k, ld_v, ld_o, ld_dq, ld_dk, ld_dv; /* gradients: 0 forward */
 };
@@ -49,9 +49,11 @@ struct mt_fused_engine {
     void (*describe)(char *buf, size_t len);
     int (*open)(void **ctx, cudaStream_t stream, char *why, size_t why_len);
     void (*close)(void *ctx);
-    /** Finds or makes the plan of a shape; it lives as long as ctx. A refusal is remembered too. */
+    /** Makes the plan of a shape, which takes a tenth of a second or more; the caller drops it before it closes ctx. */
     int (*plan)(void *ctx, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
                 char *why, size_t why_len);
+    /** The stream has done all runs of the plan. */
+    void (*drop)(void *ctx, void *plan);
     int (*run)(void *ctx, void *plan, const struct mt_fused_call *c, char *why, size_t why_len);
     /**
      * Would a GPU of that compute capability (90) run the shape? `properties`: its description as JSON for

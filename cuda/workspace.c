@@ -133,6 +133,11 @@ size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim)
     return tokens * n_q * (8 + head_dim * 3 * sizeof(float)) + ((size_t)1 << 20);
 }
 
+size_t mt_cuda_fused_total(const struct mt_attention *a)
+{
+    return MT_MIN(mt_cuda_padded_len(a->n), MT_MAX(a->n, a->most_n));
+}
+
 /* The longest document of up to len whose backward is fused: others have no use for room. */
 static size_t longest_fused(size_t len, size_t group)
 {
@@ -150,7 +155,7 @@ struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a)
     char *base = a->workspace;
     struct mt_cuda_fused_room r = {
         .pad_tokens = MT_MAX(longest_fused(len, group), MT_MIN((size_t)PAD_TOKENS, 2 * n))};
-    size_t tokens = MT_MAX(MT_MIN(n, (size_t)LINEAR_TOKENS), r.pad_tokens);
+    size_t tokens = MT_MAX(MT_MIN(mt_cuda_fused_total(a), (size_t)LINEAR_TOKENS), r.pad_tokens);
     r.stats = take(base, &at, MT_MAX(n, r.pad_tokens) * n_q * sizeof(float));
     r.lens = take(base, &at, batch * sizeof(int32_t));
     r.tables = take(base, &at, MT_CUDA_FUSED_TABLES * (batch + 1) * sizeof(int64_t));

@@ -67,6 +67,8 @@ size_t mt_cuda_next_power(size_t n);
 /** What cuDNN's deterministic backward wants, by its front end's own arithmetic: at most the sum of both. */
 size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q);
 size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim);
+/** The rows that a ragged backward is planned for: those of the call, rounded up as lengths are, at most most_n. */
+size_t mt_cuda_fused_total(const struct mt_attention *a);
 
 struct mt_cuda_fused_room {
     size_t pad_tokens;

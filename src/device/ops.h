@@ -149,6 +149,7 @@ struct mt_qk_rope_bwd {
 struct mt_attention {
     size_t n, n_q, n_kv, head_dim, window;
     size_t n_docs, max_len;
+    size_t most_n, most_len; /* n and max_len that the workspace was sized for; 0: this call's */
     enum mt_dtype dtype;
     float scale;
     const int32_t *cu_seqlens;      /* [n_docs + 1], device */

@@ -128,6 +128,8 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
         .window = (size_t)cfg->window[r->part->layer],
         .n_docs = r->in->n_docs,
         .max_len = r->in->max_len,
+        .most_n = m->p.max_tokens,
+        .most_len = m->p.max_len,
         .dtype = m->dt,
         .scale = (float)(1.0 / sqrt((double)cfg->head_dim)),
         .cu_seqlens = r->in->cu_seqlens,

@@ -13,6 +13,7 @@
 #include "base/mem.h"
 #include "device/meter.h"
 #include "device/ops.h"
+#include "emu/emu.h"
 #include "store/planes.h"
 
 enum { MIB = 1 << 20 };
@@ -285,6 +286,93 @@ static void the_name_tells_which_attention_runs(void **state)
     unsetenv("MEGATRAIN_ATTENTION");
 }
 
+enum { PACK_TOKENS = 256, PACK_LEN = 128, HEAD = 8 };
+
+static void put_documents(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs)
+{
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){memory, 4096, (void *)(uintptr_t)cu, 4096,
+                                                        (n_docs + 1) * sizeof(*cu), 1});
+}
+
+/* Attention of one head over the documents that were put there, forward and backward; nobody looks at the numbers. */
+static void attend(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs, float scale)
+{
+    enum { TENSOR = PACK_TOKENS * HEAD * 2 };
+    struct mt_err err = {0};
+    struct mt_attention a = {
+        .n = (size_t)cu[n_docs], .n_q = 1, .n_kv = 1, .head_dim = HEAD, .n_docs = n_docs, .most_n = PACK_TOKENS,
+        .most_len = PACK_LEN, .dtype = MT_BF16, .scale = scale, .cu_seqlens = (const int32_t *)memory,
+        .cu_seqlens_host = cu, .q = memory + 4096, .k = memory + 4096 + TENSOR, .v = memory + 4096 + 2 * TENSOR,
+        .ld_q = HEAD, .ld_k = HEAD, .ld_v = HEAD, .o = memory + 4096 + 3 * TENSOR, .ld_o = HEAD,
+        .lse = (float *)(memory + 4096 + 4 * TENSOR), .workspace = memory + 4096 + 10 * TENSOR};
+    struct mt_attention_bwd b = {.d_o = memory + 4096 + 6 * TENSOR, .dq = memory + 4096 + 7 * TENSOR,
+                                 .dk = memory + 4096 + 8 * TENSOR, .dv = memory + 4096 + 9 * TENSOR,
+                                 .ld_dq = HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+    for (size_t i = 0; i < n_docs; i++)
+        a.max_len = MT_MAX(a.max_len, (size_t)(cu[i + 1] - cu[i]));
+    b.fwd = a;
+    if (mt_op_attention(dev, &a, &err) || mt_op_attention_bwd(dev, &b, &err))
+        fail_msg("%s", err.msg);
+}
+
+static char *memory_to_attend(mt_device *dev)
+{
+    enum { BYTES = 8 * MIB };
+    struct mt_err err = {0};
+    char *memory = take(dev, BYTES, "attention");
+    assert_int_equal(mt_op_zero(dev, &(struct mt_zero){memory, MIB / 4}, &err), 0);
+    return memory;
+}
+
+/* Micro-batches as they come: packed to the brim or nearly, or of one document. */
+static void packs_of_all_lengths_share_a_few_plans(void **state)
+{
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    size_t before = mt_emu_fused_plans();
+    uint64_t random = 1;
+    (void)state;
+    for (int pack = 0; pack < 500; pack++) {
+        int32_t cu[PACK_TOKENS + 1] = {0}, len;
+        size_t n = 0;
+        for (int doc = 0; doc < (pack % 4 ? 12 : 1); doc++) { /* what does not fit is left out */
+            len = 1 + (int32_t)(mt_emu_random(&random) % PACK_LEN);
+            if (cu[n] + len > PACK_TOKENS)
+                continue;
+            cu[n + 1] = cu[n] + len;
+            n++;
+        }
+        put_documents(dev, memory, cu, n);
+        attend(dev, memory, cu, n, 0.25f);
+    }
+    must_sync(dev);
+    size_t made = mt_emu_fused_plans() - before;
+    if (made < 2 || made >= 60)
+        fail_msg("%zu plans", made);
+    mt_device_destroy(&dev);
+}
+
+/* The emulated engine bears no more than that at once, and none that goes while it runs. */
+static void a_plan_goes_when_there_are_many_and_is_made_again(void **state)
+{
+    static const int32_t cu[] = {0, 24};
+    enum { N = 150 };
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    size_t before = mt_emu_fused_plans();
+    (void)state;
+    put_documents(dev, memory, cu, 1);
+    for (int i = 1; i <= N; i++) /* no waiting between them */
+        attend(dev, memory, cu, 1, (float)i);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N);
+    attend(dev, memory, cu, 1, N);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N);
+    attend(dev, memory, cu, 1, 1);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N + 2);
+    must_sync(dev);
+    mt_device_destroy(&dev);
+}
+
 static void allocations_may_stand_apart(void **state)
 {
     (void)state;
@@ -348,6 +436,8 @@ int main(void)
         cmocka_unit_test(events_order_streams_and_tell_the_time),
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
+        cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
+        cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(allocations_may_stand_apart),
         cmocka_unit_test(the_planner_knows_the_workspaces),
         cmocka_unit_test(the_first_error_stays), /* last: the emulated context is gone then, as a real one */

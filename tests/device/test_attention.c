@@ -9,6 +9,7 @@ struct shape {
     size_t n_q, n_kv, d, window;
     int n_docs;
     int32_t len[6];
+    size_t most_n, most_len; /* 0: of these documents */
 };
 
 struct reference {
@@ -72,7 +73,7 @@ static void attention_case(struct harness *h, const struct shape *s)
     size_t e = mt_dtype_size(h->dtype);
     struct mt_attention a = {
         .n = n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = d, .window = s->window,
-        .n_docs = (size_t)s->n_docs, .max_len = max_len, .dtype = h->dtype, .scale = (float)scale,
+        .n_docs = (size_t)s->n_docs, .max_len = max_len, .most_n = s->most_n, .most_len = s->most_len, .dtype = h->dtype, .scale = (float)scale,
         .cu_seqlens = bcu->p, .cu_seqlens_host = cu, .q = qkv->p, .k = (char *)qkv->p + qw * e,
         .v = (char *)qkv->p + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = o->p, .ld_o = qw,
         .lse = lse->p};
@@ -111,6 +112,11 @@ static void attention_of_odd_shapes(struct harness *h)
         /* several tiles of queries on the cuda device */
         {2, 1, 16, 0, 2, {600, 30}},
         {2, 2, 8, 100, 1, {700}},
+        /* shorter than what was planned */
+        {2, 1, 16, 0, 1, {65}, 200, 128},
+        {2, 1, 16, 0, 1, {1}, 200, 128},
+        {2, 1, 16, 30, 2, {70, 70}, 150, 128},
+        {2, 1, 16, 0, 2, {64, 64}, 300, 128},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         attention_case(h, &shapes[i]);

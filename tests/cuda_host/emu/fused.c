@@ -4,6 +4,7 @@
  * that cuda/fused.c's choices, tables and copies are tested without it. Written from the interface's words.
  */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,24 +14,32 @@
 #include "emu.h"
 #include "fused.h"
 
-enum { MAX_PLANS = 256 };
+enum { MAX_PLANS = 128 }; /* at once: each takes GPU memory beside the budget */
 
 struct plan {
     struct mt_fused_shape s;
     size_t workspace;
+    atomic_int runs; /* on their way */
 };
 
 struct context {
     cudaStream_t stream;
-    int n;
-    struct plan plans[MAX_PLANS];
+    int n_plans;
 };
+
+static atomic_size_t n_made;
+
+size_t mt_emu_fused_plans(void)
+{
+    return atomic_load(&n_made);
+}
 
 /* A call on its way to the stream's thread. */
 struct job {
     struct mt_fused_shape s;
     struct mt_fused_call c;
     size_t workspace;
+    struct plan *plan;
 };
 
 /* Sequence b of a tensor: its first element. */
@@ -170,6 +179,11 @@ static void run_job(void *args)
     free(p);
 }
 
+static void end_job(void *args)
+{
+    atomic_fetch_sub(&((const struct job *)args)->plan->runs, 1);
+}
+
 static const char *refusal(const struct mt_fused_shape *s)
 {
     int sm = mt_emu_settings()->capability;
@@ -177,6 +191,8 @@ static const char *refusal(const struct mt_fused_shape *s)
         return "head size";
     if (s->backward && s->len == 1)
         return "s_q = s_kv = 1 is not supported.";
+    if (s->ragged && s->backward ? s->total < 1 : s->total)
+        mt_emu_die("fused attention: a total of %lld rows%s", (long long)s->total, s->backward ? " backward" : "");
     if (s->backward && s->ragged && (sm < 90 || sm >= 120))
         return "Deterministic algorithm is not supported for bprop thd on SM8X and SM12X GPUs";
     return NULL;
@@ -199,41 +215,59 @@ static int engine_open(void **ctx, cudaStream_t stream, char *why, size_t why_le
     return 0;
 }
 
+static void engine_close(void *ctx)
+{
+    struct context *c = ctx;
+    if (c->n_plans)
+        mt_emu_die("fused attention: closed with %d plans", c->n_plans);
+    free(c);
+}
+
 static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, size_t *bytes, char *why,
                        size_t why_len)
 {
     struct context *c = ctx;
     const char *no = refusal(s);
-    int i = 0;
-    if (no) {
-        snprintf(why, why_len, "%s", no);
+    struct plan *p = no ? NULL : calloc(1, sizeof(*p));
+    size_t len = (size_t)s->len;
+    atomic_fetch_add(&n_made, 1);
+    if (!p) {
+        snprintf(why, why_len, "%s", no ? no : "no memory");
         return -1;
     }
-    while (i < c->n && memcmp(&c->plans[i].s, s, sizeof(*s)))
-        i++;
-    if (i == MAX_PLANS)
+    if (++c->n_plans > MAX_PLANS)
         mt_emu_die("fused attention: more than %d plans", MAX_PLANS);
-    if (i == c->n) {
-        size_t len = (size_t)s->len;
-        c->plans[c->n++] = (struct plan){*s, 256};
-        if (s->backward)
-            c->plans[i].workspace = (size_t)(s->batch * s->n_q) * 2 * mt_align_up(len, 64) *
-                                    mt_align_up(len, 128);
-    }
-    *out = &c->plans[i];
-    *bytes = c->plans[i].workspace;
+    p->s = *s;
+    p->workspace = 256;
+    if (s->backward)
+        p->workspace = (size_t)(s->batch * s->n_q) * 2 * mt_align_up(len, 64) * mt_align_up(len, 128);
+    *out = p;
+    *bytes = p->workspace;
     return 0;
+}
+
+static void engine_drop(void *ctx, void *plan)
+{
+    struct plan *p = plan;
+    if (atomic_load(&p->runs))
+        mt_emu_die("fused attention: a plan is dropped before its runs are done");
+    ((struct context *)ctx)->n_plans--;
+    free(p);
 }
 
 static int engine_run(void *ctx, void *plan, const struct mt_fused_call *call, char *why, size_t why_len)
 {
-    const struct plan *p = plan;
-    struct job j = {p->s, *call, p->workspace};
+    struct plan *p = plan;
+    struct job j = {p->s, *call, p->workspace, p};
     if (!mt_emu_check_device("fused attention's workspace", call->workspace, p->workspace)) {
         snprintf(why, why_len, "the workspace is not on the device");
         return -1;
     }
-    return mt_emu_submit(((struct context *)ctx)->stream, run_job, NULL, &j, sizeof(j)) ? -1 : 0;
+    atomic_fetch_add(&p->runs, 1);
+    if (!mt_emu_submit(((struct context *)ctx)->stream, run_job, end_job, &j, sizeof(j)))
+        return 0;
+    atomic_fetch_sub(&p->runs, 1);
+    return -1;
 }
 
 static int engine_supports(const struct mt_fused_shape *s, int sm, const char *properties, char *why,
@@ -248,8 +282,8 @@ static int engine_supports(const struct mt_fused_shape *s, int sm, const char *p
 
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
 {
-    static const struct mt_fused_engine engine = {engine_describe, engine_open, free,
-                                                  engine_plan,     engine_run,  engine_supports};
+    static const struct mt_fused_engine engine = {engine_describe, engine_open, engine_close,   engine_plan,
+                                                  engine_drop,     engine_run,  engine_supports};
     (void)why;
     (void)why_len;
     return &engine;

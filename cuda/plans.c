@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "plans.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+struct entry {
+    struct mt_fused_shape shape;
+    void *plan; /* NULL: refused, for the reason in `why` */
+    size_t workspace_bytes;
+    char why[256];
+    size_t used; /* number of the call that last asked for it */
+};
+
+struct mt_fused_plans {
+    const struct mt_fused_engine *engine;
+    void *ctx;
+    cudaStream_t stream;
+    size_t n, made, calls;
+    struct entry entries[MT_FUSED_MAX_PLANS];
+};
+
+mt_fused_plans *mt_fused_plans_create(const struct mt_fused_engine *engine, cudaStream_t stream, char *why,
+                                      size_t why_len)
+{
+    mt_fused_plans *p = mt_calloc(1, sizeof(*p));
+    if (!p) {
+        snprintf(why, why_len, "no memory for its plans");
+        return NULL;
+    }
+    p->engine = engine;
+    p->stream = stream;
+    if (!engine->open(&p->ctx, stream, why, why_len))
+        return p;
+    free(p);
+    return NULL;
+}
+
+void mt_fused_plans_destroy(mt_fused_plans **plans)
+{
+    mt_fused_plans *p = *plans;
+    if (!p)
+        return;
+    cudaStreamSynchronize(p->stream);
+    for (size_t i = 0; i < p->n; i++)
+        if (p->entries[i].plan)
+            p->engine->drop(p->ctx, p->entries[i].plan);
+    p->engine->close(p->ctx);
+    free(p);
+    *plans = NULL;
+}
+
+/* A free entry: a new one, or that which nobody asked for longest. */
+static struct entry *vacate(mt_fused_plans *p)
+{
+    struct entry *oldest = p->entries;
+    if (p->n < MT_FUSED_MAX_PLANS)
+        return &p->entries[p->n++];
+    for (size_t i = 1; i < p->n; i++)
+        if (p->entries[i].used < oldest->used)
+            oldest = &p->entries[i];
+    if (oldest->plan) {
+        cudaStreamSynchronize(p->stream); /* an error stays, and the next launch tells of it */
+        p->engine->drop(p->ctx, oldest->plan);
+    }
+    return oldest;
+}
+
+static struct entry *find(mt_fused_plans *p, const struct mt_fused_shape *s)
+{
+    for (size_t i = 0; i < p->n; i++)
+        if (!memcmp(&p->entries[i].shape, s, sizeof(*s)))
+            return &p->entries[i];
+    struct entry *e = vacate(p);
+    *e = (struct entry){.shape = *s};
+    if (p->engine->plan(p->ctx, s, &e->plan, &e->workspace_bytes, e->why, sizeof(e->why)))
+        e->plan = NULL;
+    p->made++;
+    return e;
+}
+
+int mt_fused_plans_get(mt_fused_plans *p, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
+                       char *why, size_t why_len)
+{
+    struct entry *e = find(p, s);
+    e->used = ++p->calls;
+    *plan = e->plan;
+    *workspace_bytes = e->workspace_bytes;
+    if (e->plan)
+        return 0;
+    snprintf(why, why_len, "%s", e->why);
+    return -1;
+}
+
+int mt_fused_plans_run(mt_fused_plans *p, void *plan, const struct mt_fused_call *c, char *why, size_t why_len)
+{
+    return p->engine->run(p->ctx, plan, c, why, why_len);
+}
+
+size_t mt_fused_plans_made(const mt_fused_plans *p)
+{
+    return p->made;
+}
