@@ -188,5 +188,9 @@ int mt_cuda_status(mt_device *dev, struct mt_err *err)
     if (rc)
         return rc;
     cudaError_t e = cudaStreamQuery(d->streams[MT_STREAM_COMPUTE]);
-    return mt_cuda_check(d, e == cudaErrorNotReady ? cudaSuccess : e, err, "work on the GPU");
+    if (e == cudaErrorNotReady) {
+        (void)cudaGetLastError(); /* else the next launch on this thread would be reported as failed */
+        e = cudaSuccess;
+    }
+    return mt_cuda_check(d, e, err, "work on the GPU");
 }

@@ -245,6 +245,26 @@ static void copies_between_host_and_host_are_refused(void **state)
     mt_device_destroy(&dev);
 }
 
+/* Asking while work is under way. */
+static void a_status_leaves_nothing_behind(void **state)
+{
+    enum { N = 16 * MIB };
+    mt_device *dev = open_device(64 * MIB);
+    struct mt_err err = {0};
+    char *device = take(dev, N, "x");
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        for (int k = 0; k < 4; k++)
+            mt_device_poison(dev, device, N);
+        assert_int_equal(mt_device_status(dev, &err), 0);
+        if (mt_op_zero(dev, &(struct mt_zero){device, N}, &err) ||
+            mt_op_cast(dev, &(struct mt_cast){64, MT_F32, MT_BF16, device, device + 4096}, &err))
+            fail_msg("%s", err.msg);
+    }
+    must_sync(dev);
+    mt_device_destroy(&dev);
+}
+
 static void the_first_error_stays(void **state)
 {
     mt_device *dev = open_device(64 * MIB);
@@ -440,6 +460,7 @@ int main(void)
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(allocations_may_stand_apart),
         cmocka_unit_test(the_planner_knows_the_workspaces),
+        cmocka_unit_test(a_status_leaves_nothing_behind),
         cmocka_unit_test(the_first_error_stays), /* last: the emulated context is gone then, as a real one */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

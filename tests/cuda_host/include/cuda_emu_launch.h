@@ -71,7 +71,8 @@ static inline cudaError_t mt_emu_launch_kernel(const char *name, void (*kernel)(
     l.run = mt_emu_call<P...>::run;
     l.free_args = mt_emu_call<P...>::destroy;
     l.args = call;
-    return mt_emu_launch(&l);
+    (void)mt_emu_launch(&l);
+    return cudaGetLastError(); /* as with nvcc: also what an earlier call on this thread left */
 }
 
 #endif
