@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "fused.h"
 
 int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err)
 {
@@ -19,7 +20,10 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err)
         return 0;
     if (want)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "MEGATRAIN_ATTENTION=fused: %s", why);
-    mt_info("attention is done by tiles, slower than fused: %s", why);
+    if (mt_cuda_fused_built())
+        mt_warn("attention is done by tiles, slower than cuDNN's, which this program was built with: %s", why);
+    else
+        mt_info("attention is done by tiles, slower than fused: %s", why);
     return 0;
 }
 

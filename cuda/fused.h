@@ -63,6 +63,8 @@ struct mt_fused_engine {
                     size_t why_len);
 };
 
+/** Was this program built with an engine? Then it should be there. */
+bool mt_cuda_fused_built(void);
 /** The engine of this build, or NULL with the reason in `why`. */
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len);
 

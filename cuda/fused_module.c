@@ -19,14 +19,23 @@ static bool runs_in_build(void)
     return n > (ssize_t)root && !memcmp(exe, MT_CUDNN_MODULE_BUILT, root);
 }
 
+bool mt_cuda_fused_built(void)
+{
+    return true;
+}
+
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
 {
     bool build = runs_in_build();
     /* never closed, as CUDA's libraries are not */
     void *lib = dlopen(build ? MT_CUDNN_MODULE_BUILT : MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
-    if (!lib)
+    if (!lib) { /* the reason is this one's: the other place has often nothing */
+        snprintf(why, why_len, "%s", dlerror());
         lib = dlopen(build ? MT_CUDNN_MODULE_INSTALLED : MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);
-    engine_fn get = lib ? (engine_fn)dlsym(lib, "mt_cudnn_engine") : NULL;
+    }
+    if (!lib)
+        return NULL;
+    engine_fn get = (engine_fn)dlsym(lib, "mt_cudnn_engine");
     if (!get) {
         snprintf(why, why_len, "%s", dlerror());
         return NULL;

@@ -4,12 +4,14 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include <cmocka.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "device/meter.h"
 #include "device/ops.h"
@@ -306,6 +308,28 @@ static void the_name_tells_which_attention_runs(void **state)
     unsetenv("MEGATRAIN_ATTENTION");
 }
 
+static char warned[1024];
+
+static void keep_warnings(enum mt_log_level level, const char *line)
+{
+    if (level == MT_LOG_WARN)
+        snprintf(warned, sizeof(warned), "%s", line);
+}
+
+/* Attention is slower then, and whoever built the program with cuDNN does not expect it. */
+static void a_fused_engine_that_cannot_be_loaded_is_warned_of(void **state)
+{
+    (void)state;
+    mt_log_set_sink(keep_warnings);
+    setenv("MT_EMU_NO_FUSED", "1", 1);
+    mt_device *dev = open_device(40 * MIB);
+    unsetenv("MT_EMU_NO_FUSED");
+    mt_log_set_sink(NULL);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: tiled"));
+    assert_non_null(strstr(warned, "MT_EMU_NO_FUSED is set"));
+    mt_device_destroy(&dev);
+}
+
 enum { PACK_TOKENS = 256, PACK_LEN = 128, HEAD = 8 };
 
 static void put_documents(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs)
@@ -456,6 +480,7 @@ int main(void)
         cmocka_unit_test(events_order_streams_and_tell_the_time),
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
+        cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
         cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(allocations_may_stand_apart),
