@@ -36,13 +36,31 @@ int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err)
     return 0;
 }
 
+/*
+ * A child of fork() does not share these pages: if it did, the next write to one would be to a new copy of it, and the
+ * GPU would go on with the old one. Only whole pages: the first and the last may hold other data, too.
+ */
+static void keep_from_children(const struct pin *pin, bool keep)
+{
+    char *first = (char *)mt_align_up((uintptr_t)pin->p, PAGE);
+    char *end = (char *)((uintptr_t)(pin->p + pin->n) / PAGE * PAGE);
+    if (first < end) /* a wish */
+        madvise(first, (size_t)(end - first), keep ? MADV_DONTFORK : MADV_DOFORK);
+}
+
+static void unlock_piece(const struct pin *pin)
+{
+    cudaHostUnregister(pin->p);
+    keep_from_children(pin, false);
+}
+
 void mt_cuda_pins_destroy(struct mt_cuda_pins **pins)
 {
     struct mt_cuda_pins *t = *pins;
     if (!t)
         return;
     for (size_t i = 0; i < t->n; i++)
-        cudaHostUnregister(t->pins[i].p);
+        unlock_piece(&t->pins[i]);
     pthread_rwlock_destroy(&t->lock);
     free(t->pins);
     free(t);
@@ -136,9 +154,10 @@ static int lock_piece(struct mt_cuda_device *d, const struct pin *pin, cudaError
         *refusal = e;
         return 1;
     }
+    keep_from_children(pin, true);
     if (insert(d->pins, pin))
         return 0;
-    cudaHostUnregister(pin->p);
+    unlock_piece(pin);
     return mt_fail_nomem(err, "the table of locked memory", sizeof(*pin));
 }
 
@@ -179,7 +198,7 @@ void mt_cuda_unregister_host(mt_device *dev, void *ptr)
     pthread_rwlock_wrlock(&t->lock);
     for (size_t i = 0; i < t->n; i++) {
         if (t->pins[i].owner == ptr)
-            cudaHostUnregister(t->pins[i].p);
+            unlock_piece(&t->pins[i]);
         else
             t->pins[kept++] = t->pins[i];
     }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -175,6 +177,41 @@ static void a_large_range_is_there_when_it_is_locked(void **state)
     mt_device_unregister_host(dev, host);
     mt_host_free(host, ROOM);
     free(resident);
+    mt_device_destroy(&dev);
+}
+
+static bool child_has(void *page)
+{
+    int status = 0;
+    pid_t pid = fork();
+    if (!pid) {
+        unsigned char resident;
+        _exit(mincore(page, 4096, &resident) ? 1 : 0);
+    }
+    assert_true(pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return !WEXITSTATUS(status);
+}
+
+/* Its whole pages: what shares one with other data stays. */
+static void children_have_no_locked_memory(void **state)
+{
+    enum { PAGE = 4096, BYTES = 20 * PAGE };
+    mt_device *dev = open_device(40 * MIB);
+    struct mt_err err = {0};
+    void *host = NULL;
+    (void)state;
+    assert_int_equal(mt_host_alloc(&host, BYTES, "test", &err), 0);
+    char *p = host;
+    memset(p, 1, BYTES);
+    assert_int_equal(mt_device_register_host(dev, p + 100, 10 * PAGE, &err), 0);
+    bool locked = mt_emu_pin_state(p + PAGE, PAGE) == MT_EMU_PINNED;
+    assert_true(child_has(p));
+    assert_int_equal(child_has(p + PAGE), !locked);
+    assert_int_equal(child_has(p + 9 * PAGE), !locked);
+    assert_true(child_has(p + 10 * PAGE));
+    mt_device_unregister_host(dev, p + 100);
+    assert_true(child_has(p + PAGE));
+    mt_host_free(host, BYTES);
     mt_device_destroy(&dev);
 }
 
@@ -476,6 +513,7 @@ int main(void)
         cmocka_unit_test(copies_arrive_whatever_is_locked),
         cmocka_unit_test(a_copy_may_cross_from_locked_to_other_memory),
         cmocka_unit_test(a_large_range_is_there_when_it_is_locked),
+        cmocka_unit_test(children_have_no_locked_memory),
         cmocka_unit_test(copies_of_pageable_memory_keep_their_place_in_the_stream),
         cmocka_unit_test(events_order_streams_and_tell_the_time),
         cmocka_unit_test(copies_between_host_and_host_are_refused),
