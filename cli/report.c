@@ -3,12 +3,27 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "json_line.h"
 #include "log_lines.h"
 #include "train/wear.h"
+
+void cli_print_object(cJSON *o, bool json)
+{
+    char *text = mt_json_print(o, true);
+    for (const cJSON *v = o->child; v && !json; v = v->next) {
+        char *value = mt_json_print(v, false);
+        printf("%-28s %s\n", v->string, cJSON_IsString(v) ? v->valuestring : value);
+        free(value);
+    }
+    if (json)
+        printf("%s\n", text);
+    free(text);
+    cJSON_Delete(o);
+}
 
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)
 {

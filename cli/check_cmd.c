@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+
+#include "cli.h"
+#include "hf/safetensors.h"
+#include "report.h"
+
+int cli_cmd_check(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_config *cfg = NULL;
+    struct mt_session s = {0};
+    struct mt_memory memory;
+    struct mt_st_model st;
+    struct mt_err err;
+    int rc = cli_load_config(&cfg, args, &err);
+    if (!rc)
+        rc = mt_session_prepare(&s, cfg, true, &err);
+    if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
+        rc = mt_st_open_dir(&st, s.model_dir, &err);
+        if (!rc)
+            mt_st_close(&st);
+    }
+    if (!rc)
+        rc = mt_session_memory(&s, &memory, &err);
+    if (!rc && !cli->quiet) {
+        cli_print_session(&s);
+        cli_print_memory(&memory);
+    }
+    if (!rc)
+        rc = mt_memory_check(&memory, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    if (!rc)
+        printf("ok\n");
+    mt_session_finish(&s);
+    mt_config_destroy(&cfg);
+    return code;
+}

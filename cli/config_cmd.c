@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/strbuf.h"
+#include "cli.h"
+
+int cli_cmd_config(struct cli *cli, const struct cli_args *args)
+{
+    const char *what = args->operands[0];
+    struct mt_str s = {0};
+    struct mt_err err;
+    (void)cli;
+    if (!strcmp(what, "show") && args->n_operands == 2) {
+        struct mt_config *cfg;
+        if (cli_load_config(&cfg, args, &err))
+            return cli_fail(&err);
+        mt_config_print(cfg, true, &s);
+        mt_config_destroy(&cfg);
+    } else if (!strcmp(what, "keys") && args->n_operands == 1) {
+        mt_config_describe(&s, cli_arg(args, "markdown") != NULL);
+    } else if (!strcmp(what, "init") && args->n_operands == 1) {
+        const char *model = cli_arg(args, "model");
+        mt_config_write_template(&s, model ? model : "Qwen/Qwen3-0.6B");
+    } else {
+        fprintf(stderr, "usage: megatrain config show CONFIG.ini | keys [--markdown] | init "
+                        "[--model DIR]\n");
+        return EXIT_USAGE;
+    }
+    fputs(s.p ? s.p : "", stdout);
+    mt_str_finish(&s);
+    return 0;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "device/kind.h"
+#include "hw/hw.h"
+#include "hw/probe.h"
+#include "optim/optimizer.h"
+#include "report.h"
+
+static void add_bytes(cJSON *o, const char *name, uint64_t bytes)
+{
+    char buf[32];
+    cJSON_AddStringToObject(o, name,
+                            bytes == UINT64_MAX ? "no limit" : mt_format_bytes(buf, sizeof(buf), bytes));
+}
+
+/* The GPU's name and memory, and which attention it would use; or why there is none. */
+static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
+{
+    struct mt_err err;
+    mt_device *dev = NULL;
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 64 << 20};
+    if (!gpu->present) {
+        cJSON_AddStringToObject(o, "device cuda", gpu->text);
+        return;
+    }
+    bool ok = !mt_device_create(&dev, &p, &err);
+    cJSON_AddStringToObject(o, "device cuda", ok ? mt_device_limits(dev)->name : err.msg);
+    cJSON_AddStringToObject(o, "GPU", gpu->text);
+    add_bytes(o, "GPU memory", gpu->total_bytes);
+    add_bytes(o, "GPU memory free", gpu->free_bytes);
+    mt_device_destroy(&dev);
+}
+
+int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_hw_memory mem;
+    struct mt_err err;
+    int *cpus = NULL, n = 0, rc = mt_hw_memory(&mem, "", &err);
+    mt_device *dev = NULL;
+    (void)cli;
+    if (!rc)
+        rc = mt_hw_cores(&cpus, &n, &err);
+    if (!rc)
+        rc = mt_device_create(&dev, &(struct mt_device_params){.kind = "cpu", .n_threads = n,
+                                                               .budget_bytes = 1 << 20}, &err);
+    if (rc) {
+        free(cpus);
+        return cli_fail(&err);
+    }
+    cJSON *o = cJSON_CreateObject();
+    struct mt_device_info gpu;
+    mt_device_probe(&gpu, "cuda", 0);
+    cJSON_AddStringToObject(o, "version", MT_VERSION);
+    cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
+    add_gpu(o, &gpu);
+    cJSON_AddNumberToObject(o, "cores allowed", n);
+    cJSON_AddStringToObject(o, "adam", mt_adam_isa_name(mt_adam_best_isa()));
+    add_bytes(o, "memory", mem.total);
+    add_bytes(o, "memory available", mem.available);
+    add_bytes(o, "memory left by cgroup", mem.cgroup_free);
+    add_bytes(o, "memory that may be locked", mem.memlock);
+    cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
+    cli_print_object(o, cli_arg(args, "json") != NULL);
+    mt_device_destroy(&dev);
+    free(cpus);
+    return 0;
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "model/weights.h"
+#include "report.h"
+
+static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
+{
+    struct mt_step_data data;
+    int rc = mt_step_data_init(&data, s->eval_sampler, err);
+    double *loss = NULL;
+    size_t cap = 0;
+    for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(s->eval_sampler); i++) {
+        size_t docs = 0, at = 0;
+        rc = mt_sampler_fill(s->eval_sampler, i, &data, err);
+        for (size_t m = 0; m < data.n; m++)
+            docs += data.micro[m].n_docs;
+        if (!rc && !mt_grow(&loss, &cap, docs, sizeof(*loss)))
+            rc = mt_fail_nomem(err, "losses", docs * sizeof(*loss));
+        struct mt_eval_result sum = {.doc_loss = loss};
+        if (!rc)
+            rc = mt_engine_eval(s->engine, &data, &sum, err);
+        for (size_t m = 0; m < data.n && !rc; m++)
+            for (size_t d = 0; d < data.micro[m].n_docs; d++, at++)
+                printf(json ? "{\"sample\": %d, \"loss_sum\": %.17g}\n" : "sample %d loss_sum %.17g\n",
+                       data.micro[m].sample[d], loss[at]);
+    }
+    free(loss);
+    mt_step_data_finish(&data);
+    return rc;
+}
+
+static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt_err *err)
+{
+    struct mt_eval_report r = {0};
+    bool json = cli_arg(args, "json") != NULL;
+    int rc = mt_session_start(s, err);
+    if (!rc)
+        rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
+    if (!rc)
+        rc = mt_weights_load(s->layout, s->planes, s->model_dir, err);
+    if (!rc && cli_arg(args, "per-sample"))
+        rc = print_samples(s, json, err);
+    if (!rc)
+        rc = mt_train_evaluate(s, &r, err);
+    if (!rc)
+        printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
+                    : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
+               r.loss, exp(r.loss), r.accuracy, (unsigned long long)r.n_loss);
+    return rc;
+}
+
+int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_config *cfg = NULL;
+    struct mt_session s = {0};
+    struct mt_err err;
+    const char *model = cli_arg(args, "model");
+    (void)cli;
+    int rc = cli_load_config(&cfg, args, &err);
+    if (!rc && model)
+        rc = mt_config_override(cfg, "model.path", model, "--model", &err);
+    if (!rc)
+        rc = mt_session_prepare(&s, cfg, false, &err);
+    if (!rc && !s.eval_sampler)
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval names nothing to evaluate on");
+    if (!rc)
+        rc = run_eval(&s, args, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    mt_session_finish(&s);
+    mt_config_destroy(&cfg);
+    return code;
+}

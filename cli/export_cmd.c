@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+
+int cli_cmd_export(struct cli *cli, const struct cli_args *args)
+{
+    const char *dtype = cli_arg(args, "dtype"), *size = cli_arg(args, "shard-size");
+    struct mt_config *cfg = NULL;
+    struct mt_err err;
+    (void)cli;
+    if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32")) {
+        fprintf(stderr, "megatrain export: --dtype must be bf16 or f32\n");
+        return EXIT_USAGE;
+    }
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
+    if (!rc && size)
+        rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
+    if (!rc)
+        rc = mt_checkpoint_export(args->operands[0], args->operands[1],
+                                  dtype && !strcmp(dtype, "f32"), cfg->checkpoint.shard_size, &err);
+    if (!rc)
+        printf("%s: load it with AutoModelForCausalLM.from_pretrained(\"%s\")\n", args->operands[1],
+               args->operands[1]);
+    mt_config_destroy(&cfg);
+    return rc ? cli_fail(&err) : 0;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+#include "hf/hf_config.h"
+#include "hf/safetensors.h"
+
+static cJSON *tensor_json(const struct mt_st_tensor *t)
+{
+    cJSON *o = cJSON_CreateObject(), *shape = cJSON_AddArrayToObject(o, "shape");
+    cJSON_AddStringToObject(o, "name", t->name);
+    cJSON_AddStringToObject(o, "dtype", mt_st_dtype_name(t->dtype));
+    for (int i = 0; i < t->n_dims; i++)
+        cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->shape[i]));
+    return o;
+}
+
+static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config *cfg, bool json)
+{
+    double params = 0;
+    cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "tensors");
+    for (size_t i = 0; i < m->n_tensors; i++) {
+        params += (double)m->tensors[i].n_elems;
+        cJSON_AddItemToArray(list, tensor_json(&m->tensors[i]));
+    }
+    cJSON_AddNumberToObject(root, "parameters", params);
+    if (cfg)
+        cJSON_AddStringToObject(root, "architecture", cfg->family->architecture);
+    if (json) {
+        char *text = mt_json_print(root, true);
+        printf("%s\n", text ? text : "");
+        free(text);
+    } else {
+        if (cfg)
+            printf("%s: %lld layers, hidden %lld, ffn %lld, heads %lld of %lld, key heads %lld, "
+                   "vocabulary %lld%s\n",
+                   cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
+                   (long long)cfg->ffn, (long long)cfg->n_heads, (long long)cfg->head_dim,
+                   (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
+        for (size_t i = 0; i < m->n_tensors; i++) {
+            printf("%-8s %s [", mt_st_dtype_name(m->tensors[i].dtype), m->tensors[i].name);
+            for (int k = 0; k < m->tensors[i].n_dims; k++)
+                printf("%s%lld", k ? ", " : "", (long long)m->tensors[i].shape[k]);
+            printf("]\n");
+        }
+        printf("%zu tensors, %.0f parameters\n", m->n_tensors, params);
+    }
+    cJSON_Delete(root);
+}
+
+int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
+{
+    const char *path = args->operands[0];
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    struct mt_st_model m;
+    struct mt_err err;
+    bool dir = mt_is_dir(path);
+    (void)cli;
+    int rc = dir ? mt_st_open_dir(&m, path, &err) : mt_st_open_file(&m, path, &err);
+    if (!rc) {
+        bool config = dir && cfg && !mt_hf_config_read(cfg, path, NULL);
+        print_tensors(&m, config ? cfg : NULL, cli_arg(args, "json") != NULL);
+        mt_st_close(&m);
+    }
+    free(cfg);
+    return rc ? cli_fail(&err) : 0;
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "base/strbuf.h"
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "data/text.h"
+#include "model/weights.h"
+#include "train/train.h"
+
+/* Index drawn from softmax(logits / temperature); the likeliest for 0. */
+static size_t draw(const float *logits, size_t n, double temperature, double u)
+{
+    size_t best = 0;
+    double sum = 0, at = 0;
+    for (size_t i = 1; i < n; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    if (temperature <= 0)
+        return best;
+    for (size_t i = 0; i < n; i++)
+        sum += exp((double)(logits[i] - logits[best]) / temperature);
+    for (size_t i = 0; i < n; i++) {
+        at += exp((double)(logits[i] - logits[best]) / temperature);
+        if (at >= u * sum)
+            return i;
+    }
+    return best;
+}
+
+struct sampling {
+    struct mt_text_params text;
+    struct mt_text_ids prompt;
+    size_t n_new;
+    double temperature;
+    uint64_t seed;
+};
+
+static void print_piece(void *ctx, size_t sample, const char *text, size_t len, bool trained)
+{
+    (void)ctx;
+    (void)sample;
+    if (trained)
+        fwrite(text, 1, len, stdout);
+}
+
+static bool ends_turn(const struct mt_session *s, const struct sampling *p, size_t id)
+{
+    if (p->text.bytes)
+        return id >= 256;
+    for (int i = 0; i < s->hf.n_eos; i++)
+        if ((size_t)s->hf.eos[i] == id)
+            return true;
+    for (size_t i = 0; i < p->prompt.n_ends; i++)
+        if (p->prompt.ends[i] == id)
+            return true;
+    return false;
+}
+
+/* Generates tokens after the prompt; with the byte tokenizer each is printed at once. */
+static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
+                       struct mt_batch *b, float *logits, struct mt_err *err)
+{
+    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)s->hf.vocab, end = *n + p->n_new;
+    int rc = 0;
+    for (size_t i = 0; *n < end; i++) {
+        mt_batch_clear(b);
+        rc = mt_batch_add(b, ids, NULL, *n, 0, err);
+        if (!rc)
+            rc = mt_batch_seal(b, err);
+        if (!rc)
+            rc = mt_engine_logits(s->engine, b, logits, err);
+        if (rc)
+            break;
+        size_t id = draw(logits, vocab, p->temperature, mt_philox_uniform(p->seed, 0, i));
+        if (ends_turn(s, p, id))
+            break;
+        ids[(*n)++] = (uint32_t)id;
+        if (p->text.bytes) {
+            putchar((int)id);
+            fflush(stdout);
+        }
+    }
+    return rc;
+}
+
+static int continue_text(struct mt_session *s, const struct sampling *p, struct mt_err *err)
+{
+    struct mt_batch b;
+    size_t n = p->prompt.n, max_len = n + p->n_new;
+    uint32_t *ids = mt_calloc(max_len, sizeof(*ids));
+    uint8_t *is_new = mt_calloc(max_len, 1);
+    float *logits = mt_calloc((size_t)s->hf.vocab, sizeof(*logits));
+    int rc = mt_batch_init(&b, max_len, 1, err);
+    if (!rc && (!ids || !logits || !is_new))
+        rc = mt_fail_nomem(err, "sampling", (size_t)s->hf.vocab * sizeof(*logits));
+    for (size_t i = 0; !rc && i < n; i++)
+        if (p->prompt.ids[i] >= (size_t)s->hf.vocab)
+            rc = mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                         "the prompt's token %u is beyond the model's vocab_size of %lld",
+                         p->prompt.ids[i], (long long)s->hf.vocab);
+        else
+            ids[i] = p->prompt.ids[i];
+    if (!rc)
+        rc = draw_tokens(s, p, ids, &n, &b, logits, err);
+    if (!rc && !p->text.bytes) {
+        memset(is_new + p->prompt.n, 1, n - p->prompt.n);
+        rc = mt_text_decode(&p->text, &(struct mt_text_sample){ids, is_new, n}, 1, print_piece, NULL,
+                            err);
+    }
+    putchar('\n');
+    mt_batch_finish(&b);
+    free(ids);
+    free(is_new);
+    free(logits);
+    return rc;
+}
+
+/* The model's own tokenizer where it has one, else bytes. */
+static int encode_prompt(struct sampling *p, const char *model, const char *prompt, bool chat,
+                         char **dir, struct mt_err *err)
+{
+    int rc = mt_hf_find_model(dir, model, err);
+    char *path = rc ? NULL : mt_path_join(*dir, "tokenizer.json");
+    p->text.model_dir = *dir;
+    p->text.bytes = !path || !mt_path_exists(path);
+    free(path);
+    return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
+}
+
+int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
+{
+    const char *model = cli_arg(args, "model"), *prompt = cli_arg(args, "prompt");
+    bool chat = cli_arg(args, "chat") != NULL;
+    struct mt_config *cfg = NULL;
+    struct mt_session s = {0};
+    struct mt_err err;
+    char *dir = NULL;
+    struct sampling p = {.n_new = (size_t)cli_whole(args, "max-tokens", 128),
+                         .temperature = cli_real(args, "temperature", 0.8),
+                         .seed = (uint64_t)cli_whole(args, "seed", 0)};
+    (void)cli;
+    if (!model) {
+        fprintf(stderr, "megatrain sample: --model is missing\n");
+        return EXIT_USAGE;
+    }
+    prompt = prompt ? prompt : "";
+    if (mt_utf8_error(prompt) >= 0) {
+        fprintf(stderr, "megatrain sample: byte %ld of --prompt is not UTF-8\n", mt_utf8_error(prompt) + 1);
+        return EXIT_USAGE;
+    }
+    int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
+    if (!rc)
+        rc = mt_config_override(cfg, "model.path", model, "--model", &err);
+    if (!rc)
+        rc = encode_prompt(&p, model, prompt, chat, &dir, &err);
+    if (!rc)
+        rc = mt_session_prepare_model(&s, cfg, p.prompt.n + p.n_new, &err);
+    if (!rc && p.text.bytes && s.hf.vocab < MT_BYTE_VOCAB)
+        rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
+                     model, MT_BYTE_VOCAB);
+    if (!rc)
+        rc = mt_session_start(&s, &err);
+    if (!rc)
+        rc = mt_checkpoint_verify_model(s.model_dir, false, false, &err);
+    if (!rc)
+        rc = mt_weights_load(s.layout, s.planes, s.model_dir, &err);
+    if (!rc && !chat)
+        fputs(prompt, stdout);
+    if (!rc)
+        rc = continue_text(&s, &p, &err);
+    int code = rc ? cli_fail(&err) : 0;
+    mt_session_finish(&s);
+    mt_config_destroy(&cfg);
+    mt_text_ids_finish(&p.prompt);
+    free(dir);
+    return code;
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+
+int cli_cmd_verify(struct cli *cli, const struct cli_args *args)
+{
+    struct mt_err err;
+    (void)cli;
+    if (mt_checkpoint_verify(args->operands[0], &err))
+        return cli_fail(&err);
+    printf("%s: every file is as it was written\n", args->operands[0]);
+    return 0;
+}
