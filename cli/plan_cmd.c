@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -73,27 +74,43 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
     return rc;
 }
 
-/* A file, or the name of one of the stored machines. */
-static int find_machine(char *buf, size_t len, const char *name, struct mt_err *err)
+/* The folder of the stored machines beside the program; false: there is none. */
+static bool machines_folder(char *buf, size_t len)
 {
+    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines", "../configs/machines"};
     char exe[3000];
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     exe[n > 0 ? n : 0] = 0;
     char *slash = strrchr(exe, '/');
     if (slash)
         *slash = 0;
-    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines",
-                                       "../configs/machines"};
-    snprintf(buf, len, "%s", name);
-    if (mt_path_exists(buf))
-        return 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(near); i++) {
-        snprintf(buf, len, "%s/%s/%.200s.ini", exe, near[i], name);
+        snprintf(buf, len, "%s/%s", exe, near[i]);
+        if (mt_is_dir(buf))
+            return true;
+    }
+    return false;
+}
+
+/* The name of one of the stored machines, or a file; one that is called as a stored machine is, by a path. */
+static int find_machine(char *buf, size_t len, const char *name, struct mt_err *err)
+{
+    char folder[3200];
+    struct stat st;
+    bool stored = machines_folder(folder, sizeof(folder));
+    if (stored && !strchr(name, '/')) {
+        snprintf(buf, len, "%s/%.200s.ini", folder, name);
         if (mt_path_exists(buf))
             return 0;
     }
-    return mt_fail(err, MT_ERR_USAGE, -ENOENT,
-                   "no machine \"%s\": a file, or rtx3090, rtx4090, rtx5090, a6000, h100, h200", name);
+    snprintf(buf, len, "%s", name);
+    if (!stat(buf, &st) && S_ISREG(st.st_mode))
+        return 0;
+    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": neither a file nor one of those in %s", name,
+                            folder)
+                  : mt_fail(err, MT_ERR_USAGE, -ENOENT,
+                            "no machine \"%s\": there is no such file, and no folder configs/machines near the program",
+                            name);
 }
 
 static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)

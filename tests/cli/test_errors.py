@@ -245,8 +245,12 @@ def option_cases(tmp, model, data):
 def name_cases(tmp, model, data):
     """Folders that are called as something built in are do no harm."""
     d = os.path.join(tmp, "names")
-    for name in ("model", "chatml", "qwen3", "10%"):
+    for name in ("model", "chatml", "qwen3", "10%", "rtx4090"):
         os.makedirs(os.path.join(d, name))
+    p = subprocess.run([BINARY, "plan", "--machine", "rtx4090", "--model", os.path.join(model, "config.json")], cwd=d,
+                       capture_output=True, text=True)
+    assert p.returncode == 0 and "RTX 4090" in p.stdout, p.stderr
+    check("no such machine", ["plan", "--machine", "rtx1", "--model", os.path.join(model, "config.json")], 2, 'no machine "rtx1"')
     ini = write_ini(os.path.join(d, "n.ini"), base(model, data, "o-names", data__eval="10%", data__template="model", train__steps=1))
     p = subprocess.run([BINARY, "-q", "run", "n.ini"], cwd=d, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr
