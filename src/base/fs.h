@@ -13,8 +13,8 @@ int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
 /** Writes to a temporary name, syncs, renames: readers see the old file or the new, never a part. */
 int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err);
 /**
- * Makes the names in a folder durable. 0 or a negative errno; file systems that have no such call are told of once,
- * and it is 0.
+ * Makes the names in a folder durable. 0 or a negative errno; a file system without such a call is reported
+ * once, and it is 0.
  */
 int mt_sync_dir(const char *path);
 /** The same, of the folder that a path is in. */

@@ -46,7 +46,7 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
  * `pass`: passes over both, and then *path may be NULL.
  */
 int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err);
-/** Every file's size and sum; a bad byte is told by file and tensor. MT_ERR_CHECKPOINT. */
+/** Every file's size and sum; a bad byte is reported with file and tensor. MT_ERR_CHECKPOINT. */
 int mt_checkpoint_verify(const char *path, struct mt_err *err);
 /**
  * Of a folder that is to be read as a model: the bytes of its weights, where it has sums of them; `all`: and of what

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Divides the device's budget over the pools. In order: the fewest buffers that work; a third slot and a
- * spare for each kind, so that copies hide; boundaries on the device; records of layers that are kept;
- * what is left to more slots. What does not fit so is tried in thriftier ways: embedding and head in the layers'
- * buffers, gradients cast in place. Any choice gives the same bits.
+ * Divides the device's budget among the pools, in this order: the fewest buffers that work; a third weight slot and a
+ * spare buffer of each kind, so that copies overlap with compute; boundaries on the device; records of layers that are
+ * kept; more slots with what is left. If that does not fit, memory is saved at the cost of time: embedding and head
+ * share the layers' buffers, gradients are cast in place. Every choice gives the same bits.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,9 +63,9 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     mt_chain_describe(plan->units, plan->values, &(struct mt_chain){l->n_units, l->tied, boundary});
 }
 
-/* Ways to save memory, beginning with what costs the least time. */
+/* Combinations of memory savings to try, in order of the time they cost. */
 enum { ONE_RING = 1, CAST_IN_PLACE = 2 };
-static const int thrift[] = {0, ONE_RING, CAST_IN_PLACE, ONE_RING | CAST_IN_PLACE};
+static const int savings[] = {0, ONE_RING, CAST_IN_PLACE, ONE_RING | CAST_IN_PLACE};
 
 static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p, int saving)
 {
@@ -169,18 +169,18 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
 }
 
 /* Try memory savings only if no activation mode fits without them. On failure report the attempt that came closest. */
-static int choose_way(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
+static int choose_mode(struct mt_engine_plan *plan, const struct mt_engine_params *p, struct mt_err *err)
 {
     bool open = p->placement.activations == MT_ACT_AUTO;
-    const enum mt_activations ways[] = {open ? MT_ACT_KEEP : p->placement.activations, MT_ACT_RECOMPUTE};
-    size_t n_ways = open ? 2 : 1, least = SIZE_MAX;
-    for (size_t i = 0; i < n_ways * MT_ARRAY_LEN(thrift); i++) {
-        int saving = thrift[i / n_ways];
+    const enum mt_activations modes[] = {open ? MT_ACT_KEEP : p->placement.activations, MT_ACT_RECOMPUTE};
+    size_t n_modes = open ? 2 : 1, least = SIZE_MAX;
+    for (size_t i = 0; i < n_modes * MT_ARRAY_LEN(savings); i++) {
+        int saving = savings[i / n_modes];
         struct mt_err why = {0};
         size_t needed = 0;
         if (saving & ONE_RING && p->layout->tied) /* a tied table's gradient lives from head to embedding */
             continue;
-        plan->activations = ways[i % n_ways];
+        plan->activations = modes[i % n_modes];
         describe_units(plan, p);
         describe_program(plan, p, saving);
         if (!divide_budget(plan, p, &needed, &why))
@@ -268,7 +268,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
-    rc = choose_way(&plan, p, err);
+    rc = choose_mode(&plan, p, err);
     if (rc) {
         mt_engine_plan_finish(&plan);
         return rc;

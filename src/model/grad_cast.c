@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A gradient on its way out. Where there is no room for the cast beside it, the cast takes the place of what was
- * cast before: 16-bit element i lies where 32-bit element i / 2 was, so a piece that begins at element `at` of the
- * gradient may have `at` elements; the first ones go through a small buffer.
+ * Casts a unit's gradient for its copy to the host. In place, where the budget has no buffer for the cast: the 16-bit
+ * element i overwrites half of the 32-bit element i / 2, which has been cast already. A piece that begins at element
+ * `at` may therefore have at most `at` elements; the first ones go through a small buffer.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"

@@ -17,7 +17,7 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
     t.halves = NULL;
     return t;
 }
-/** Does it fit the device at all: layers as they are, and what is left open as thrifty as can be? */
+/** Does it fit the device at all: whole layers, and every open choice made to save memory? */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
 enum { MT_PLAN_MAX_CHUNKS = 2, MT_PLAN_MAX_MICRO_BATCHES = 16 };
 /** Logits chunks worth a look: the model's own, and larger ones where the product is long enough. How many. */

@@ -294,8 +294,8 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return 0;
 }
 
-/* Smaller buffers leave room for more records, and for casts beside their gradients: may halves be faster? */
-static bool wants_room(const struct mt_plan_choice *c, const struct mt_plan_request *r)
+/* May halves of layers be faster? Their smaller buffers leave memory for records, and for a separate cast buffer. */
+static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
     bool in_place = r->numerics.grad_dtype != MT_F32 && !c->engine.program.cast;
     bool gives_up = r->placement.activations == MT_ACT_AUTO && c->placement.activations != MT_ACT_KEEP;
@@ -310,7 +310,7 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     int rc = search_layout(out, r, err);
     if (!r->halves || (rc && rc != -ENOSPC))
         return rc;
-    if (rc ? mt_plan_fits_device(r) : !wants_room(out, r))
+    if (rc ? mt_plan_fits_device(r) : !wants_memory(out, r))
         return rc;
     struct mt_plan_request halves = mt_plan_request_in_halves(r);
     if (rc)

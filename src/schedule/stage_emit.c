@@ -134,7 +134,7 @@ static void make_resident(struct mt_stager *s, int object, const struct mt_instr
     set_made(s, object, MT_Q_DISK_READ, emit(s, &in));
 }
 
-/* Room for a content that the next instruction makes: a buffer of its own where it has none. */
+/* A buffer for content that the next instruction writes: the object's own, or a free one. */
 static void make_room(struct mt_stager *s, int object)
 {
     if (s->staged[object].buffer == MT_STAGE_NONE)

@@ -8,8 +8,8 @@
 #include "base/strbuf.h"
 
 /**
- * A log that grows at its end and never ends the run that writes it: what cannot be written is told once, kept in
- * memory and tried again, later each time. Records are written whole or not at all.
+ * A log that grows at its end and never ends the run that writes it: what cannot be written is reported once, kept
+ * in memory and tried again, after a longer pause each time. Records are written whole or not at all.
  *
  * Thread-safety: one thread.
  */

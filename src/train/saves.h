@@ -5,8 +5,8 @@
 #include "train/train.h"
 
 /**
- * When and how a run is saved. What is in memory is worth more than any one write: a periodic save that fails is told
- * and tried again later; one at the end waits for what it lacks.
+ * When and how a run is saved. What is in memory is worth more than any one write: a periodic save that fails is
+ * reported and tried again later; the last one waits for what it lacks.
  */
 struct mt_saves {
     const struct mt_train_params *p;
