@@ -66,7 +66,7 @@ int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
     if (!rc && model)
         rc = mt_config_override(cfg, "model.path", model, "--model", &err);
     if (!rc)
-        rc = mt_session_prepare(&s, cfg, false, &err);
+        rc = mt_session_prepare(&s, cfg, MT_USE_EVAL, &err);
     if (!rc && !s.eval_sampler)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval names nothing to evaluate on");
     if (!rc)

@@ -267,7 +267,7 @@ static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_session_prepare(&r->session, r->cfg, true, err);
+    int rc = mt_session_prepare(&r->session, r->cfg, r->resume ? MT_USE_RESUME : MT_USE_TRAIN, err);
     if (rc)
         return rc;
     rc = mt_session_memory(&r->session, &memory, err);

@@ -16,9 +16,10 @@ enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 static const uint64_t GIB = (uint64_t)1 << 30;
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
-                    const struct mt_hf_config *hf, const char *dir, struct mt_err *err)
+                    const struct mt_hf_config *hf, const char *dir, bool resumed, struct mt_err *err)
 {
-    bool stored = c->model.init == MT_INIT_WEIGHTS; /* random weights have all bits of f32 */
+    /* random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen */
+    bool stored = c->model.init == MT_INIT_WEIGHTS && !resumed;
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,

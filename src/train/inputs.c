@@ -18,7 +18,7 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
     if (!rc)
-        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, err);
+        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, s->resumed, err);
     if (rc)
         return rc;
     if (s->cfg->numerics.seq_len > s->hf.max_pos)
@@ -137,9 +137,9 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
     return 0;
 }
 
-int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
+int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, bool resumed, struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg};
+    *s = (struct mt_session){.cfg = cfg, .resumed = resumed};
     int rc = mt_resolve_numerics(&s->numerics, cfg, err); /* what it refuses is refused before data are read */
     if (!rc)
         rc = mt_session_open_model(s, err);

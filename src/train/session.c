@@ -150,7 +150,7 @@ int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, s
 
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    int rc = mt_session_open_inputs(s, cfg, err);
+    int rc = mt_session_open_inputs(s, cfg, false, err);
     if (!rc)
         rc = mt_session_lay_out_steps(s, err);
     if (rc)
@@ -158,10 +158,11 @@ int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct 
     return rc;
 }
 
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err)
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, struct mt_err *err)
 {
     struct mt_plan_limits limits;
-    int rc = mt_session_open_inputs(s, cfg, err);
+    bool train = use != MT_USE_EVAL;
+    int rc = mt_session_open_inputs(s, cfg, use == MT_USE_RESUME, err);
     if (!rc)
         rc = mt_plan_limits_here(&limits, cfg, err);
     if (!rc)

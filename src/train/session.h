@@ -22,6 +22,7 @@
  */
 struct mt_session {
     struct mt_config *cfg; /* borrowed; `auto` numerics are written back into it */
+    bool resumed;          /* weights come from a checkpoint */
     char *model_dir;
     struct mt_hf_config hf;
     struct mt_layout *layout;
@@ -49,8 +50,10 @@ struct mt_session {
     mt_engine *engine;
 };
 
+/** RESUME: as TRAIN, with weights that come from a checkpoint. */
+enum mt_session_use { MT_USE_EVAL, MT_USE_TRAIN, MT_USE_RESUME };
 /** On failure the session is finished; err->kind says whose fault it is. */
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, bool train, struct mt_err *err);
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, struct mt_err *err);
 /** The first part alone: model config, data, samplers, number of steps. No device. */
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err);
 /** For a model alone, without data: samples of up to max_len tokens. */

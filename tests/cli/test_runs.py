@@ -247,6 +247,25 @@ def frozen_tensors_do_not_move(tmp, model, data):
     assert got[0] == got[1]
 
 
+def what_was_trained_and_then_frozen_keeps_all_its_bits(tmp, model, data):
+    """The model's folder has bf16, the checkpoint the f32 that training made of it."""
+    start_of, out = os.path.join(tmp, "thaw-start"), os.path.join(tmp, "thaw")
+    megatrain("-q", "run", write_ini(start_of + ".ini", base(model, data, start_of, train__steps=1)))
+    stored = os.path.join(tmp, "thaw-model")
+    megatrain("-q", "export", start_of + "/latest", stored)
+
+    def go_on(steps, *more, **over):
+        sections = base(stored, data, out, train__steps=steps, model__init="weights", checkpoint__every=1, train__warmup=0, **over)
+        megatrain("-q", "run", write_ini(out + ".ini", sections), *more)
+
+    go_on(2)
+    go_on(3, "--resume", "--force", model__freeze="model.embed_tokens.*")
+    go_on(4, "--resume", model__freeze="model.embed_tokens.*")
+    masters = [read_safetensors(f"{out}/checkpoint-{n}/megatrain/state-00000.safetensors")["model.embed_tokens.weight.master"]
+               for n in (2, 4)]
+    assert masters[0] == masters[1] and any(masters[0][2][i] for i in range(0, 4000, 4)), "more bits than bf16 has"
+
+
 def moments_in_bf16_resume_to_the_same_bits(tmp, model, data):
     got = []
     for name, env, over in (("host", {}, {}), ("disk", PIECES, on_disk(tmp))):
