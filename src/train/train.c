@@ -253,6 +253,15 @@ static bool more_steps(const struct loop *l)
     return l->st->step < l->s->total_steps && (!l->p->max_steps || done < l->p->max_steps);
 }
 
+/* Was it a request to stop that cut a step or an evaluation short? Then the engine goes on. */
+static bool was_stopped(const struct loop *l, int rc)
+{
+    bool stopped = atomic_load(&l->p->control->stop) && (!rc || rc == -ECANCELED);
+    if (stopped)
+        mt_engine_clear_interrupt(l->s->engine);
+    return stopped;
+}
+
 static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
 {
     bool over = false;
@@ -260,22 +269,27 @@ static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
     *end = MT_END_DONE;
     if (l->s->cfg->eval.at_start && !l->st->step)
         rc = evaluate(l, err);
+    if (was_stopped(l, rc)) {
+        *end = MT_END_SIGNAL;
+        return 0;
+    }
     while (!rc && !over && more_steps(l)) {
         if (!atomic_load(&l->p->control->stop))
             rc = run_step(l, err);
-        if (atomic_load(&l->p->control->stop) && (!rc || rc == -ECANCELED)) {
+        if (!rc && !atomic_load(&l->p->control->stop))
+            rc = between_steps(l, end, &over, err);
+        if (was_stopped(l, rc)) {
             *end = MT_END_SIGNAL;
-            mt_engine_clear_interrupt(l->s->engine);
             return 0;
         }
-        if (!rc)
-            rc = between_steps(l, end, &over, err);
     }
     return rc;
 }
 
-static int finish_run(struct loop *l, enum mt_train_end end, struct mt_err *err)
+/* The last evaluation, and the last save. *end: a signal during the evaluation ends the run as one. */
+static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
+    enum mt_train_end end = *why;
     const struct mt_config *c = l->s->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
     bool trained = l->st->step != l->first_step, stopped = end == MT_END_SIGNAL || end == MT_END_TIME;
@@ -284,6 +298,10 @@ static int finish_run(struct loop *l, enum mt_train_end end, struct mt_err *err)
         (end == MT_END_SIGNAL && c->checkpoint.on_signal == MT_ON_SIGNAL_NONE))
         return mt_engine_flush(l->s->engine, err);
     int rc = stopped ? 0 : evaluate(l, err);
+    if (rc == -ECANCELED && was_stopped(l, rc)) {
+        *why = MT_END_SIGNAL;
+        rc = 0;
+    }
     if (c->checkpoint.time_limit > 0)
         seconds = MT_MAX(0.0, MT_MIN(seconds, time_left(l)));
     if (end == MT_END_SIGNAL)
@@ -308,7 +326,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
         atomic_store(&p->control->begun, true);
         rc = run_steps(&l, end, err);
         if (!rc)
-            rc = finish_run(&l, *end, err);
+            rc = finish_run(&l, end, err);
         atomic_store(&p->control->engine, NULL);
     }
     mt_metrics_close(&l.metrics);
