@@ -45,14 +45,18 @@ bool mt_saves_due(const struct mt_saves *s)
     return every->steps && s->p->state->step % (uint64_t)every->steps == 0;
 }
 
-static void prune(const struct mt_saves *s, bool to_one)
+/* Which checkpoints stay: as configured; the newest, the best and those of keep_every; the newest alone. */
+enum pruning { AS_CONFIGURED, NEWEST_AND_CHOSEN, NEWEST_ALONE };
+
+static void prune(const struct mt_saves *s, enum pruning how)
 {
     const struct mt_config *c = config(s);
     const struct mt_train_state *st = s->p->state;
     struct mt_prune_policy p = {.keep = 1, .lineage = &st->lineage};
     struct mt_err why;
-    if (!to_one) {
+    if (how == AS_CONFIGURED)
         p.keep = (uint64_t)c->checkpoint.keep;
+    if (how != NEWEST_ALONE) {
         p.keep_every = (uint64_t)c->checkpoint.keep_every;
         p.keep_best = c->checkpoint.keep_best && isfinite(st->best_loss);
         p.best_step = st->best_step;
@@ -68,8 +72,9 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
     *lost = false;
-    if (mt_history_holds(p->history, p->dir, st->step, full))
+    if (!s->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
         return 0;
+    s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     int rc = mt_engine_flush(p->session->engine, err);
     *lost = rc;
@@ -88,12 +93,13 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
                                 err);
     if (rc)
         return rc;
+    s->unsettled = false;
     s->saved_ns = mt_now_ns();
     s->seconds = (double)(s->saved_ns - t0) * 1e-9;
     s->wait_ns = 0;
     if (p->events.saved)
         p->events.saved(p->events.ctx, st->step, s->seconds);
-    prune(s, false);
+    prune(s, AS_CONFIGURED);
     return 0;
 }
 
@@ -131,13 +137,16 @@ static int try_until(struct mt_saves *s, bool full, double seconds, bool *lost, 
 {
     struct mt_train_control *c = s->p->control;
     int64_t until = mt_now_ns() + (int64_t)(seconds * 1e9);
-    bool pruned = false, said = false;
+    enum pruning pruned = AS_CONFIGURED;
+    bool said = false;
     int rc = save(s, full, lost, why), signals = atomic_load(&c->signals);
     while (rc && !*lost) {
-        if (!pruned && (rc == -ENOSPC || rc == -EDQUOT)) {
-            mt_warn("checkpoint of step %llu not saved: %s; removing older ones of this run, but for one",
-                    (unsigned long long)s->p->state->step, why->msg);
-            prune(s, pruned = true);
+        if (pruned != NEWEST_ALONE && (rc == -ENOSPC || rc == -EDQUOT)) {
+            mt_warn("checkpoint of step %llu not saved: %s; removing older ones of this run%s",
+                    (unsigned long long)s->p->state->step, why->msg,
+                    pruned == AS_CONFIGURED ? " that are not kept for good" : ", but for one");
+            pruned++;
+            prune(s, pruned);
         } else {
             if (!said)
                 mt_warn("checkpoint of step %llu not saved: %s; trying again for %.0f s: make room or mend it (touch "

@@ -12,6 +12,7 @@ struct mt_saves {
     const struct mt_train_params *p;
     int64_t saved_ns, retry_ns, wait_ns; /* wait: after the last failure; 0: none */
     double seconds;                      /* the last save took; 0: none was made */
+    bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
 };
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p);
 /** Whether a periodic save is due after the step that the state is at. */
