@@ -38,6 +38,8 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     snprintf(to, sizeof(to), "%.4000s/.rehearsal-%ld", dir, (long)getpid());
     snprintf(file, sizeof(file), "%s/file", from);
     snprintf(link, sizeof(link), "%s/link", to);
+    vfs->remove_tree(vfs->ctx, from); /* of a process of the same number that was killed here */
+    vfs->remove_tree(vfs->ctx, to);
     int rc = vfs->make_dir(vfs->ctx, from);
     if (!rc)
         rc = write_one(vfs, file, &what);
