@@ -102,7 +102,7 @@ const struct mt_key mt_keys[] = {
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
      "last checkpoint."},
-    {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 1024, NULL,
+    {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
      "Weights of so many layers, or halves of layers, on the device at once; auto is 3, or all where they fit."},
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,
      "What is on the device at once: a decoder layer, or its attention or MLP half; auto: halves where layers "

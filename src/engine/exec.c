@@ -453,6 +453,7 @@ static void note_residents(struct mt_exec *x, const struct mt_program *p)
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     struct mt_err sync_err = {0};
+    x->updated = false;
     int rc = mt_planes_settle(x->b->planes, err);
     if (!rc)
         rc = mt_exec_trace_prepare(x, r, err);
