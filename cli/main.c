@@ -137,8 +137,10 @@ int main(int argc, char **argv)
         return unknown_command(argv[at]);
     memmove(&argv[at], &argv[at + 1], (size_t)(argc - at) * sizeof(*argv));
     int rc = cli_parse(&cli, cmd, argc - 1, argv, &args);
-    if (rc >= 0)
+    if (rc >= 0) {
+        cli_args_finish(&args);
         return rc;
+    }
     set_up(&cli, cmd);
     rc = cmd->run(&cli, &args);
     cli_args_finish(&args);

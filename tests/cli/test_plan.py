@@ -59,7 +59,7 @@ def a_405b_plan_takes_a_second(tmp):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         r = plan("--machine", "rtx4090", *more, "--model", model, expect=code)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (12 if SLOW else 4), more
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < (40 if SLOW else 10), more
         if code == 0 and "--gpu-mem" not in more:
             assert r["settings"]["memory.unit"] == "half" and r["device_bytes"] <= r["device_budget"] <= 24 << 30
             assert all(p["bound_by"] == "compute" for p in r["phases"] if p["seconds"] > 1), r["phases"]
