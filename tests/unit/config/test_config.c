@@ -133,7 +133,7 @@ static void every_error_has_its_line_and_reason(void **state)
         {"[memory]\ndevice_budget = 20GX\n", {"run.ini:2", "a size with a unit"}},
         {"[memory]\ndevice_budget = 120%\n", {"run.ini:2", "a size with a unit"}},
         {"[memory]\ndevice_budget = -1GiB\n", {"run.ini:2", "a size with a unit"}},
-        {"[memory]\nslots = 1\n", {"run.ini:2", "between 2 and 1024"}},
+        {"[memory]\nslots = 1\n", {"run.ini:2", "between 2 and 32767"}},
         {"[checkpoint]\nevery = often\n", {"run.ini:2", "steps, or a duration"}},
         {"[checkpoint]\nevery = 1e30\n", {"run.ini:2", "steps, or a duration"}},
         {"[checkpoint]\nevery = 30x\n", {"run.ini:2", "steps, or a duration"}},
