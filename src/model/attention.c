@@ -43,7 +43,7 @@ static size_t record_bytes(const struct mt_part_shape *s)
 static struct record record_of(const struct mt_part_run *run)
 {
     struct record r;
-    lay_out_record(&r, &(struct mt_part_shape){&run->m->layout->cfg, run->m->dt, run->m->p.max_tokens}, run->record);
+    lay_out_record(&r, &run->shape, run->record);
     return r;
 }
 

@@ -25,6 +25,7 @@ struct mt_part_shape {
 struct mt_part_run {
     mt_model *m;
     const struct mt_part *part;
+    struct mt_part_shape shape;
     const struct mt_inputs *in;
     const void *w;   /* weights of the part's unit */
     const void *x;   /* [n, hidden] input; NULL for embed */
