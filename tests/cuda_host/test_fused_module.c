@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which error is told where the module of cuDNN cannot be loaded: meson.build makes the installed one a text file. */
+/* Which error is reported where the module of cuDNN cannot be loaded: meson.build makes the installed one a text file. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -198,7 +198,7 @@ template <class T> static inline T greater(T a, T b)
 {
     return a < b ? b : a;
 }
-/* A NaN gives way to a number; -0 is less than +0. */
+/* Of a NaN and a number, the number; -0 is less than +0. */
 static inline float lesser(float a, float b)
 {
     return a != a ? b : b != b ? a : a == b ? flt(bits(a) | bits(b)) : b < a ? b : a;
