@@ -86,7 +86,7 @@ static int hi_source(void *ctx, size_t i, size_t first, size_t n, void *dst, str
 {
     const struct saver *v = ctx;
     const struct mt_tensor *t = &v->s->layout->tensors[i];
-    return noted(v, mt_planes_read(v->s->planes, t->unit, MT_PLANE_HI, t->first + first, n, dst, err));
+    return noted(v, mt_planes_read(v->s->planes, t->unit, mt_range_planes(t->kind).hi, t->at + first, n, dst, err));
 }
 
 static int write_weights(struct saver *v, struct mt_err *err)

@@ -32,16 +32,6 @@ int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, co
 /** Fills spans and direction of the transfer that a READ or WRITE is. */
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                      struct mt_disk_request *r);
-/** Bytes [first, first + bytes) of a plane. */
-struct mt_byte_span {
-    size_t first, bytes;
-};
-enum { MT_WRITTEN_SPANS = 4 };
-/** What of a plane an update changes, in whole pages: no more than MT_WRITTEN_SPANS spans, none where the plane
- * holds frozen ranges alone. Returns their number. */
-int mt_unit_written_spans(struct mt_byte_span span[MT_WRITTEN_SPANS], const struct mt_layout *l, size_t unit,
-                          const struct mt_plane_desc *d);
-
 /** A unit's plane as a load or an update sees it: element i at data + (i - first) * size. */
 struct mt_plane_view {
     char *data;

@@ -25,11 +25,11 @@ static size_t kept_layers(const struct mt_engine_params *p)
 /* Over the link, of a load: hi, and in f32 lo where there is one. */
 static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
 {
-    enum mt_plane_kind k;
-    size_t elems = u->n_elems;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
-        if (mt_range_lo_plane(l->ranges[i].kind, &k) && mt_plane_is_loaded(k, dtype))
-            elems += l->ranges[i].n;
+    size_t elems = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
+        const struct mt_range *r = &l->ranges[i];
+        elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
+    }
     return elems * mt_dtype_size(MT_BF16);
 }
 
@@ -54,7 +54,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
-            .update_elems = unit->n_trained,
+            .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
             .record_bytes = recompute ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
         };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The layout of host staging. A unit's planes on the disk fall in two: those that loads take (hi; in f32
- * also lo) are staged whole, one after the other; what updates alone use goes through in pieces, one after the
+ * The layout of host staging. A unit's planes on the disk fall in two: those that loads take (weights; lo
+ * only in f32) are staged whole, one after the other; what updates alone use goes through in pieces, one after the
  * other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
  */
 #include "base/mem.h"
@@ -26,11 +26,15 @@ static size_t room(const struct mt_binding *b, size_t unit, enum mt_plane_kind k
     return bytes_of(b, k, staged ? n : MT_MIN(n, b->piece_elems));
 }
 
+static bool is_updated(const struct mt_binding *b, enum mt_plane_kind k)
+{
+    return mt_plane_desc_of(b->planes, k)->range == MT_RANGE_TRAINED;
+}
+
 /* Does plane k of the unit go through the disk queues' buffers in that way? */
 static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged, uint64_t *at)
 {
-    bool updated = mt_plane_desc_of(b->planes, k)->ranges & MT_RANGE_TRAINED;
-    return mt_plane_on_disk(b->planes, unit, k, at) && is_loaded(b, k) == staged && (staged || updated);
+    return mt_plane_on_disk(b->planes, unit, k, at) && is_loaded(b, k) == staged && (staged || is_updated(b, k));
 }
 
 /* Offset of plane k in a buffer of the unit's staged planes, or of a piece of the others. */
@@ -74,42 +78,14 @@ static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, si
     }
 }
 
-int mt_unit_written_spans(struct mt_byte_span span[MT_WRITTEN_SPANS], const struct mt_layout *l, size_t unit,
-                          const struct mt_plane_desc *d)
-{
-    const struct mt_unit *u = &l->units[unit];
-    int n = 0;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
-        const struct mt_range *r = &l->ranges[i];
-        size_t at = d->ranges == MT_RANGE_ALL ? r->first : r->at;
-        if (r->kind != MT_RANGE_TRAINED || !(d->ranges & MT_RANGE_TRAINED))
-            continue;
-        size_t first = mt_plane_desc_bytes(d, at) / MT_DISK_ALIGN * MT_DISK_ALIGN;
-        size_t end = mt_align_up(mt_plane_desc_bytes(d, at + r->n), MT_DISK_ALIGN);
-        struct mt_byte_span *last = n ? &span[n - 1] : NULL;
-        if (last && (first <= last->first + last->bytes || n == MT_WRITTEN_SPANS))
-            last->bytes = end - last->first; /* also over what lies between: it is written as it was read */
-        else
-            span[n++] = (struct mt_byte_span){first, end - first};
-    }
-    return n;
-}
-
+/* All of them come, and those that the update has changed go back. */
 static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, struct mt_disk_request *r)
 {
-    struct mt_byte_span span[MT_WRITTEN_SPANS];
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
-        const struct mt_plane_desc *d = mt_plane_desc_of(b->planes, k);
         uint64_t at;
-        if (!goes_through(b, unit, k, true, &at))
-            continue;
-        char *staged = buf + offset_in(b, unit, k, true);
-        int n = r->write ? mt_unit_written_spans(span, b->layout, unit, d) : 0;
-        for (int s = 0; s < n; s++)
-            add_span(r, at + span[s].first, staged + span[s].first, span[s].bytes);
-        if (!r->write)
-            add_span(r, at, staged, room(b, unit, k, true));
+        if (goes_through(b, unit, k, true, &at) && (!r->write || is_updated(b, k)))
+            add_span(r, at, buf + offset_in(b, unit, k, true), room(b, unit, k, true));
     }
 }
 
@@ -118,7 +94,7 @@ void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, 
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     char *buf = b->buffers[o->pool][in->operand[0].buffer];
-    size_t unit = (size_t)o->unit, n = b->layout->units[unit].n_trained;
+    size_t unit = (size_t)o->unit, n = b->layout->units[unit].n_in_planes[MT_RANGE_TRAINED];
     size_t first = (size_t)o->piece * prog->piece_elems;
     uint64_t at = 0;
     r->write = in->op == MT_OP_WRITE;

@@ -52,7 +52,7 @@ struct mt_engine_plan {
     size_t staging_bytes;             /* host memory: inputs and statistics */
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
     enum mt_activations activations;  /* as decided */
-    uint8_t *on_disk;                 /* [n_units] bit k: plane k lives on the disk; owned by the plan */
+    mt_plane_bits *on_disk;           /* [n_units] the planes that live on the disk; owned by the plan */
     bool uses_disk;
     uint64_t disk_spill_bytes;
     struct mt_disk_traffic traffic;   /* of a full step that makes an update */

@@ -39,16 +39,17 @@ static int copy_flat(const struct mt_binding *b, enum mt_stream s, void *dst, co
     return mt_device_copy(b->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
 }
 
-/* Elements [first, first + n) of the unit's lo halves: the second half of each join block (mt_op_join). */
-static int load_lo(const struct mt_binding *b, char *dst, size_t first, size_t n, const char *src, struct mt_err *err)
+/* Elements [first, first + n) of the unit into one half of each join block (mt_op_join): 0 hi, 1 lo. */
+static int load_half(const struct mt_binding *b, char *dst, int which, size_t first, size_t n, const char *src,
+                     struct mt_err *err)
 {
     const size_t block = MT_JOIN_BLOCK, half = 2 * block;
     int rc = 0;
+    dst += which ? half : 0;
     while (n && !rc) {
         size_t at = first % block, rows = at ? 0 : n / block, k = rows ? rows * block : MT_MIN(n, block - at);
         size_t row = rows ? half : 2 * k;
-        struct mt_copy c = {dst + first / block * 2 * half + half + 2 * at, 2 * half, src, row, row,
-                            MT_MAX(rows, (size_t)1)};
+        struct mt_copy c = {dst + first / block * 2 * half + 2 * at, 2 * half, src, row, row, MT_MAX(rows, (size_t)1)};
         rc = mt_device_copy(b->dev, MT_STREAM_H2D, &c, err);
         first += k;
         src += 2 * k;
@@ -57,23 +58,27 @@ static int load_lo(const struct mt_binding *b, char *dst, size_t first, size_t n
     return rc;
 }
 
-/* bf16: the hi plane as it is. f32: hi and lo into the two halves of each join block. */
-static int load_weights(const struct mt_binding *b, int unit, void *dst, char *staged, struct mt_err *err)
+/* bf16: hi as it is. f32: hi and lo into the two halves of each join block. */
+static int load_range(const struct mt_binding *b, int unit, const struct mt_range *r, char *dst, char *staged,
+                      struct mt_err *err)
+{
+    struct mt_range_planes k = mt_range_planes(r->kind);
+    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * r->at;
+    if (b->dtype == MT_BF16)
+        return copy_flat(b, MT_STREAM_H2D, dst + 2 * r->first, hi, 2 * r->n, err);
+    int rc = load_half(b, dst, 0, r->first, r->n, hi, err);
+    if (rc || k.lo == MT_NO_PLANE)
+        return rc;
+    const char *lo = mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data + 2 * r->at;
+    return load_half(b, dst, 1, r->first, r->n, lo, err);
+}
+
+static int load_weights(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
-    size_t n = u->n_elems, half = 2 * (size_t)MT_JOIN_BLOCK;
-    const void *hi = mt_plane_view(b, (size_t)unit, MT_PLANE_HI, 0, NULL, staged).data;
-    if (b->dtype == MT_BF16)
-        return copy_flat(b, MT_STREAM_H2D, dst, hi, n * 2, err);
-    struct mt_copy c = {dst, 2 * half, hi, half, half, n / MT_JOIN_BLOCK};
-    int rc = mt_device_copy(b->dev, MT_STREAM_H2D, &c, err);
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
-        const struct mt_range *r = &b->layout->ranges[i];
-        enum mt_plane_kind k;
-        if (mt_range_lo_plane(r->kind, &k))
-            rc = load_lo(b, dst, r->first, r->n,
-                         mt_plane_view(b, (size_t)unit, k, 0, NULL, staged).data + 2 * r->at, err);
-    }
+    int rc = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++)
+        rc = load_range(b, unit, &b->layout->ranges[i], dst, staged, err);
     return rc;
 }
 
@@ -94,8 +99,7 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         size_t first = mt_align_up(r->first, block), end = (r->first + r->n) / block * block;
-        enum mt_plane_kind k;
-        if (mt_range_lo_plane(r->kind, &k))
+        if (mt_range_planes(r->kind).lo != MT_NO_PLANE)
             continue;
         rc = zero_lo(b, w, r->first, MT_MIN(first, r->first + r->n) - r->first, err);
         if (!rc && end >= first)

@@ -22,7 +22,7 @@ static int update_run(mt_engine *e, const struct views *v, const struct mt_tenso
     const struct mt_optimizer *o = e->p.numerics.optimizer;
     struct mt_update u = {
         .n = n,
-        .hi = element(e, v, MT_PLANE_HI, t->first + (first - t->at)),
+        .hi = element(e, v, MT_PLANE_HI, first),
         .lo = element(e, v, MT_PLANE_LO, first),
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,

@@ -22,9 +22,9 @@ struct tiers {
     struct mt_engine_plan *plan;
     const struct mt_engine_params *p;
     struct mt_plane_desc desc[MT_N_PLANES];
-    uint8_t loaded;    /* bits of the kinds that loads read */
-    uint8_t updated;   /* that updates read and write, and loads do not */
-    uint8_t gradients; /* that backward writes and updates read */
+    mt_plane_bits loaded;    /* kinds that loads read */
+    mt_plane_bits updated;   /* that updates read and write, and loads do not */
+    mt_plane_bits gradients; /* that backward writes and updates read */
     uint64_t host; /* what there is */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each pool of the device, wherever planes are */
 };
@@ -33,13 +33,14 @@ struct tiers {
 static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
+    t->loaded = mt_loaded_planes(t->p->numerics.dtype);
     for (int k = 0; k < MT_N_PLANES; k++) {
-        uint8_t bit = (uint8_t)(1 << k);
+        mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT)
             t->gradients |= bit;
-        else if (mt_plane_is_loaded((enum mt_plane_kind)k, t->p->numerics.dtype))
-            t->loaded |= bit;
-        else if (t->desc[k].ranges & MT_RANGE_TRAINED)
+        else if (t->loaded & bit)
+            continue;
+        else if (t->desc[k].range == MT_RANGE_TRAINED)
             t->updated |= bit;
     }
 }
@@ -50,16 +51,16 @@ static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
     return mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
 }
 
-static uint8_t has_planes(const struct tiers *t, size_t unit)
+static mt_plane_bits has_planes(const struct tiers *t, size_t unit)
 {
-    uint8_t has = 0;
+    mt_plane_bits has = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        has |= (uint8_t)((mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]) > 0) << k);
+        has |= (mt_plane_bits)(mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]) > 0) << k;
     return has;
 }
 
 /* Bytes of an element of several planes. Pieces are whole blocks of all of them. */
-static size_t elem_bytes(const struct tiers *t, uint8_t kinds)
+static size_t elem_bytes(const struct tiers *t, mt_plane_bits kinds)
 {
     size_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -68,28 +69,17 @@ static size_t elem_bytes(const struct tiers *t, uint8_t kinds)
     return sum / MT_PIECE_ALIGN;
 }
 
-/* Of a plane that is staged whole: what an update changes of it goes back to the disk. */
-static size_t written_bytes(const struct tiers *t, size_t unit, int k)
-{
-    struct mt_byte_span span[MT_WRITTEN_SPANS];
-    size_t sum = 0;
-    int n = mt_unit_written_spans(span, t->p->layout, unit, &t->desc[k]);
-    for (int i = 0; i < n; i++)
-        sum += span[i].bytes;
-    return sum;
-}
-
 /* What follows for the step program from a unit's planes on the disk. */
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
-    uint8_t disk = t->plan->on_disk[unit];
+    mt_plane_bits disk = t->plan->on_disk[unit];
     bool updates = has_planes(t, unit) & t->gradients;
     s->staged_bytes = s->staged_bytes_written = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         if (disk & t->loaded & 1 << k) {
             s->staged_bytes += plane_bytes(t, unit, k);
-            s->staged_bytes_written += updates ? written_bytes(t, unit, k) : 0;
+            s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
         }
     s->grad_on_disk = disk & t->gradients;
     s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->updated) : 0;
@@ -187,16 +177,16 @@ static void choose_piece(const struct tiers *t)
     p->piece_elems = mt_align_up(MT_MIN(piece, largest), MT_PIECE_ALIGN);
 }
 
-static void put(const struct tiers *t, size_t unit, uint8_t planes, bool on_disk)
+static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool on_disk)
 {
     planes &= has_planes(t, unit);
     t->plan->on_disk[unit] =
-        on_disk ? t->plan->on_disk[unit] | planes : t->plan->on_disk[unit] & (uint8_t)~planes;
+        on_disk ? t->plan->on_disk[unit] | planes : t->plan->on_disk[unit] & ~planes;
     describe(t, unit);
 }
 
 /* Moves planes to the disk, from the last unit on, until the rest fits. */
-static void move_until_fits(const struct tiers *t, uint8_t planes)
+static void move_until_fits(const struct tiers *t, mt_plane_bits planes)
 {
     for (size_t u = t->plan->program.n_units; u-- > 0 && !fits(t);) {
         put(t, u, planes, true);
@@ -209,7 +199,7 @@ static void move_until_fits(const struct tiers *t, uint8_t planes)
 static void keep_units(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        uint8_t was = t->plan->on_disk[u];
+        mt_plane_bits was = t->plan->on_disk[u];
         put(t, u, was, false);
         if (!fits(t)) {
             put(t, u, was, true);
@@ -244,13 +234,14 @@ static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS
 
 static void choose_states(const struct tiers *t)
 {
-    const uint8_t hi = 1 << MT_PLANE_HI; /* all else but gradients goes first: a byte of it saves the least traffic */
+    /* all but these and gradients goes first: a byte of it saves the least traffic */
+    const mt_plane_bits weights = mt_loaded_planes(MT_BF16);
     for (size_t u = 0; u < t->plan->program.n_units; u++)
-        put(t, u, (uint8_t)~(hi | t->gradients), true);
+        put(t, u, ~(weights | t->gradients), true);
     choose_piece(t);
     least_buffers(t);
     move_until_fits(t, t->gradients);
-    move_until_fits(t, hi);
+    move_until_fits(t, weights);
     /* a third staging buffer lets reading, Adam and loading each have one */
     int most[MT_N_POOLS];
     mt_program_max_buffers(&t->plan->program, most);
@@ -278,7 +269,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
     uint64_t beside = 0;
     sort_kinds(&t);
-    memset(plan->on_disk, 0, plan->program.n_units);
+    memset(plan->on_disk, 0, plan->program.n_units * sizeof(*plan->on_disk));
     describe_all(&t);
     mt_program_buffer_bytes(&plan->program, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +

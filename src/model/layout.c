@@ -243,8 +243,9 @@ bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b)
 {
     const struct mt_unit *x = &l->units[a], *y = &l->units[b];
     bool same = x->kind == y->kind && x->n_elems == y->n_elems && x->trainable == y->trainable &&
-                x->n_trained == y->n_trained && x->n_frozen_wide == y->n_frozen_wide &&
                 x->n_parts == y->n_parts;
+    for (int k = 0; k < MT_N_RANGE_KINDS; k++)
+        same = same && x->n_in_planes[k] == y->n_in_planes[k];
     for (size_t i = 0; same && i < x->n_parts; i++)
         same = parts_alike(&l->cfg, &l->parts[x->first_part + i], &l->parts[y->first_part + i]);
     return same;

@@ -14,7 +14,7 @@
 /** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
 enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
-/** A Hugging Face tensor and its place in its unit's planes. */
+/** A Hugging Face tensor, its place in its unit and in the planes. */
 struct mt_tensor {
     char name[128];
     int n_dims;
@@ -25,25 +25,26 @@ struct mt_tensor {
     bool decay;       /* weight decay applies */
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
     enum mt_range_kind kind;
-    size_t at;        /* first element in the planes that its kind of range has (states, gradient, lo) */
+    size_t at;        /* first element in each plane of its kind of range */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
 };
 
 /**
  * Neighbouring tensors of a unit that are kept, moved and updated alike; from the first element of the first to
- * the last of the last, or all of a unit that is alike. What will differ between tensors besides being trained
+ * the last of the last, or all of a unit that is alike. On the device a unit lies in the order of `first`; in planes
+ * the ranges of a kind lie one behind the other. What will differ between tensors besides being trained
  * (format of the planes, compute dtype, scale of the learning rate, count of updates, home) belongs here.
  */
 struct mt_range {
     enum mt_range_kind kind;
-    size_t first, n; /* elements [first, first + n) of the unit */
-    size_t at;       /* first element in the planes of its kind */
+    size_t first, n; /* elements [first, first + n) of the unit, as it lies on the device */
+    size_t at;       /* first element in each plane of its kind */
     size_t grad;     /* trained: first element in the unit's FP32 gradient on the device */
 };
 
 /**
  * A matrix or vector as the device uses it: one tensor, or several that lie end to end (q, k, v; gate,
- * up), so that one matrix product serves them. `at` is the first element in the unit's planes.
+ * up), so that one matrix product serves them. `at` is the first element in the unit.
  */
 struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
@@ -69,14 +70,14 @@ struct mt_unit {
     int layer;                   /* of MT_UNIT_LAYER, else -1 */
     int block;                   /* 0: embed; 1 and up: the layer; last: head. However layers are cut */
     char name[32];               /* "embed", "layer 7", "layer 7 mlp", "head" */
-    size_t n_elems;              /* of its planes: params at 64-element borders, end padded to
+    size_t n_elems;              /* on the device: params at 64-element borders, end padded to
                                     MT_JOIN_BLOCK */
     size_t n_params;             /* without padding */
     size_t first_tensor, n_tensors;
     size_t first_part, n_parts;
     size_t first_range, n_ranges;
     size_t n_grad;               /* elements of its FP32 gradient: parameters of which something is trained */
-    size_t n_trained, n_frozen_wide; /* elements of the planes of MT_RANGE_TRAINED and MT_RANGE_FROZEN_WIDE */
+    size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     bool trainable;              /* any of its tensors is */
 };
 

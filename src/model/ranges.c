@@ -13,8 +13,11 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
     const size_t half = mt_dtype_size(MT_BF16);
     for (int k = 0; k < MT_N_PLANES; k++)
         desc[k] = (struct mt_plane_desc){.use = NULL};
-    desc[MT_PLANE_HI] = (struct mt_plane_desc){"weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_ALL, MT_BF16, 1, half};
+    desc[MT_PLANE_HI] = (struct mt_plane_desc){"weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
     desc[MT_PLANE_LO] = (struct mt_plane_desc){"weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
+    desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN, MT_BF16, 1, half};
+    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
+                                                      MT_BF16, 1, half};
     desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
     if (!optimizer)
@@ -28,15 +31,31 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
                                                  mt_dtype_size(grad)};
 }
 
-bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
+static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
+    [MT_RANGE_TRAINED] = {MT_PLANE_HI, MT_PLANE_LO},
+    [MT_RANGE_FROZEN] = {MT_PLANE_FROZEN, MT_NO_PLANE},
+    [MT_RANGE_FROZEN_WIDE] = {MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO},
+};
+
+struct mt_range_planes mt_range_planes(enum mt_range_kind range)
 {
-    return k == MT_PLANE_HI || (dtype == MT_F32 && (k == MT_PLANE_LO || k == MT_PLANE_FROZEN_LO));
+    return planes_of[range];
 }
 
-bool mt_range_lo_plane(enum mt_range_kind range, enum mt_plane_kind *k)
+mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
 {
-    *k = range == MT_RANGE_TRAINED ? MT_PLANE_LO : MT_PLANE_FROZEN_LO;
-    return range != MT_RANGE_FROZEN;
+    mt_plane_bits loaded = 0;
+    for (int r = 0; r < MT_N_RANGE_KINDS; r++) {
+        loaded |= (mt_plane_bits)1 << planes_of[r].hi;
+        if (dtype == MT_F32 && planes_of[r].lo != MT_NO_PLANE)
+            loaded |= (mt_plane_bits)1 << planes_of[r].lo;
+    }
+    return loaded;
+}
+
+bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
+{
+    return k != MT_NO_PLANE && mt_loaded_planes(dtype) >> k & 1;
 }
 
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES])
@@ -71,12 +90,12 @@ static bool all_zero(const uint16_t *x, size_t n)
 static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n, const uint16_t *hi,
                        const uint16_t *lo, struct mt_err *err)
 {
-    enum mt_plane_kind k;
-    int rc = mt_planes_write(planes, t->unit, MT_PLANE_HI, t->first + first, n, hi, err);
+    struct mt_range_planes k = mt_range_planes(t->kind);
+    int rc = mt_planes_write(planes, t->unit, k.hi, t->at + first, n, hi, err);
     if (rc)
         return rc;
-    if (mt_range_lo_plane(t->kind, &k))
-        return mt_planes_write(planes, t->unit, k, t->at + first, n, lo, err);
+    if (k.lo != MT_NO_PLANE)
+        return mt_planes_write(planes, t->unit, k.lo, t->at + first, n, lo, err);
     return all_zero(lo, n) ? 0
                            : mt_fail(err, MT_ERR_INPUT, -ERANGE,
                                      "tensor \"%s\" is frozen and bf16 in the model's folder, but its weights here have "
@@ -101,12 +120,12 @@ int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size
                            struct mt_err *err)
 {
     uint16_t hi[PIECE], lo[PIECE] = {0};
-    enum mt_plane_kind kind;
+    struct mt_range_planes kind = mt_range_planes(t->kind);
     for (size_t at = 0; at < n; at += PIECE) {
         size_t k = MT_MIN((size_t)PIECE, n - at);
-        int rc = mt_planes_read(planes, t->unit, MT_PLANE_HI, t->first + first + at, k, hi, err);
-        if (!rc && mt_range_lo_plane(t->kind, &kind))
-            rc = mt_planes_read(planes, t->unit, kind, t->at + first + at, k, lo, err);
+        int rc = mt_planes_read(planes, t->unit, kind.hi, t->at + first + at, k, hi, err);
+        if (!rc && kind.lo != MT_NO_PLANE)
+            rc = mt_planes_read(planes, t->unit, kind.lo, t->at + first + at, k, lo, err);
         if (rc)
             return rc;
         for (size_t i = 0; i < k; i++)
@@ -173,7 +192,7 @@ static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tenso
 /* All of a unit that is alike keeps the unit's own order and padding in every plane. */
 static void divide_unit(struct mt_layout *l, struct mt_unit *u)
 {
-    size_t end[MT_RANGE_ALL + 1] = {0};
+    size_t end[MT_N_RANGE_KINDS] = {0};
     u->first_range = l->n_ranges;
     u->n_ranges = 0;
     place_gradients(l, u);
@@ -187,8 +206,8 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
         l->ranges[u->first_range].n = u->n_elems;
         end[l->ranges[u->first_range].kind] = u->n_elems;
     }
-    u->n_trained = mt_align_up(end[MT_RANGE_TRAINED], MT_RANGE_ALIGN);
-    u->n_frozen_wide = mt_align_up(end[MT_RANGE_FROZEN_WIDE], MT_RANGE_ALIGN);
+    for (int k = 0; k < MT_N_RANGE_KINDS; k++)
+        u->n_in_planes[k] = mt_align_up(end[k], MT_RANGE_ALIGN);
 }
 
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)

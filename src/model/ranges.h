@@ -16,16 +16,18 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
 
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
+mt_plane_bits mt_loaded_planes(enum mt_dtype dtype);
 
-/** The kind that holds what hi rounds off a tensor or range of that kind; false: there is nothing. */
-bool mt_range_lo_plane(enum mt_range_kind range, enum mt_plane_kind *k);
+/** The planes that hold the weights of a kind of range; lo MT_NO_PLANE: hi is all there is. */
+struct mt_range_planes {
+    enum mt_plane_kind hi, lo;
+};
+struct mt_range_planes mt_range_planes(enum mt_range_kind range);
 
 /** Elements of the unit's plane that a row describes; and of each of its planes. */
 static inline size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc *d)
 {
-    if (!d->block)
-        return 0;
-    return d->ranges == MT_RANGE_ALL ? u->n_elems : d->ranges == MT_RANGE_TRAINED ? u->n_trained : u->n_frozen_wide;
+    return d->block ? u->n_in_planes[d->range] : 0;
 }
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 

@@ -87,9 +87,9 @@ struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const
 
 /* --- host memory and disk ------------------------------------------------------------------------ */
 
-static enum mt_unit_tier tier_of(uint8_t on_disk)
+static enum mt_unit_tier tier_of(mt_plane_bits on_disk)
 {
-    return on_disk >> MT_PLANE_HI & 1 ? MT_UNIT_ON_DISK : on_disk ? MT_UNIT_STATES_ON_DISK : MT_UNIT_ON_HOST;
+    return on_disk & mt_loaded_planes(MT_BF16) ? MT_UNIT_ON_DISK : on_disk ? MT_UNIT_STATES_ON_DISK : MT_UNIT_ON_HOST;
 }
 
 /* What the planes take, by the arithmetic that will size them. */

@@ -19,7 +19,7 @@ enum { GAP = 0 };
 #endif
 
 enum { PAGE = 4096 };
-_Static_assert(MT_N_PLANES <= 8, "mt_plane_set_params.on_disk has a bit for each kind");
+_Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
 /* Part of a plane on the disk that is held in memory. */
 struct window {

@@ -12,36 +12,39 @@
 #include "store/disk.h"
 
 /**
- * The training state: for each unit, one contiguous 4 KiB-aligned plane of each kind. The weights' high halves
- * (hi) cover all of the unit's elements; the other kinds hold the parameters of some ranges alone.
+ * The training state: for each unit, one contiguous 4 KiB-aligned plane of each kind. A kind of plane belongs to one
+ * kind of range and holds its parameters alone.
  *
  * A kind is an index into a table of descriptors: what follows from a kind is in its row, never in its number.
  */
 enum { MT_MAX_STATES = 4 }; /* optimizer states of an element */
 enum mt_plane_kind {
-    MT_PLANE_HI,        /* bf16, rounded from the FP32 master */
-    MT_PLANE_LO,        /* the rest of the master, of what is trained */
-    MT_PLANE_FROZEN_LO, /* the rest of frozen weights that are stored wider than bf16 */
+    MT_PLANE_HI,        /* of what is trained: bf16, rounded from the FP32 master */
+    MT_PLANE_LO,        /* the rest of the master */
+    MT_PLANE_FROZEN,    /* of what is frozen and stored as bf16: the weights as they are */
+    MT_PLANE_FROZEN_HI, /* of what is frozen and stored wider: as hi */
+    MT_PLANE_FROZEN_LO, /* and as lo */
     MT_PLANE_STATE,     /* the first of up to MT_MAX_STATES optimizer states */
     MT_PLANE_GRAD = MT_PLANE_STATE + MT_MAX_STATES,
     MT_N_PLANES,
+    MT_NO_PLANE = MT_N_PLANES,
 };
 
 enum mt_plane_role { MT_ROLE_WEIGHT, MT_ROLE_STATE, MT_ROLE_GRADIENT };
 
-/** Sets of parameters, as bits: which of them a kind of plane holds. */
+/** Parameters that have the same kinds of planes. */
 enum mt_range_kind {
-    MT_RANGE_TRAINED = 1,
-    MT_RANGE_FROZEN = 2,      /* stored as bf16: its FP32 master is its hi */
-    MT_RANGE_FROZEN_WIDE = 4, /* stored as f16 or f32: it has a lo */
-    MT_RANGE_ALL = 7,
+    MT_RANGE_TRAINED,
+    MT_RANGE_FROZEN,      /* stored as bf16 */
+    MT_RANGE_FROZEN_WIDE, /* stored as f16 or f32: kept as the two halves of an FP32 master */
+    MT_N_RANGE_KINDS,
 };
 
 struct mt_plane_desc {
     const char *use;      /* in the memory table and in messages: "first moments" */
     const char *saved_as; /* of a state: what follows the tensor's name in checkpoints, "exp_avg" */
     enum mt_plane_role role;
-    unsigned ranges;      /* bits of enum mt_range_kind */
+    enum mt_range_kind range; /* whose parameters it holds */
     enum mt_dtype dtype;
     size_t block, block_bytes; /* elements that are encoded together, and their bytes; block 0: no such kind */
 };
@@ -51,6 +54,9 @@ static inline size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n
 {
     return d->block ? mt_div_up(n, d->block) * d->block_bytes : 0;
 }
+
+/** A set of kinds of planes: bit k is kind k. */
+typedef uint32_t mt_plane_bits;
 
 enum mt_tier { MT_TIER_DEVICE, MT_TIER_HOST, MT_TIER_DISK };
 
@@ -65,7 +71,7 @@ struct mt_plane_set_params {
     size_t n_units;
     struct mt_plane_desc desc[MT_N_PLANES];
     struct mt_plane_elems *elems; /* [n_units], read only */
-    const uint8_t *on_disk;   /* [n_units] bit k: plane k is on the disk; NULL: all in host memory */
+    const mt_plane_bits *on_disk; /* [n_units] what is on the disk; NULL: all in host memory */
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
     size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: MT_PLANE_WINDOW */
 };

@@ -220,7 +220,7 @@ static size_t elems_of(const struct mt_layout *l, const struct mt_unit *u, enum 
 /* Every tensor lies in a range of its kind, and in its planes behind the tensors before it. */
 static void check_ranges(const struct mt_layout *l, const struct mt_unit *u)
 {
-    size_t end[MT_RANGE_ALL + 1] = {0}, grad = 0, r = u->first_range;
+    size_t end[MT_N_RANGE_KINDS] = {0}, grad = 0, r = u->first_range;
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         while (t->first >= l->ranges[r].first + l->ranges[r].n)
@@ -237,7 +237,8 @@ static void check_ranges(const struct mt_layout *l, const struct mt_unit *u)
             grad = t->grad + t->n;
         }
     }
-    assert_true(end[MT_RANGE_TRAINED] <= u->n_trained && end[MT_RANGE_FROZEN_WIDE] <= u->n_frozen_wide);
+    for (int k = 0; k < MT_N_RANGE_KINDS; k++)
+        assert_true(end[k] <= u->n_in_planes[k]);
     assert_true(grad <= u->n_grad && u->n_grad <= u->n_elems);
     assert_int_equal(r, u->first_range + u->n_ranges - 1);
 }
@@ -254,17 +255,20 @@ static void what_is_trained_lies_together_and_nothing_else_does(void **state)
         assert_int_equal(mt_layout_set_ranges(l, NULL), 0);
         for (size_t u = 0; u < l->n_units; u++) {
             const struct mt_unit *unit = &l->units[u];
+            const size_t *n = unit->n_in_planes;
+            size_t n_trained = n[MT_RANGE_TRAINED], n_wide = n[MT_RANGE_FROZEN_WIDE], n_bf16 = n[MT_RANGE_FROZEN];
             size_t trained = elems_of(l, unit, MT_RANGE_TRAINED), wide = elems_of(l, unit, MT_RANGE_FROZEN_WIDE);
             check_ranges(l, unit);
             if (u == 1) { /* frozen as a whole */
-                assert_int_equal(unit->n_trained + unit->n_grad, 0);
-                assert_int_equal(unit->n_frozen_wide, stored ? 0 : unit->n_elems);
+                assert_int_equal(n_trained + unit->n_grad, 0);
+                assert_int_equal(n_wide, stored ? 0 : unit->n_elems);
+                assert_int_equal(n_bf16, stored ? unit->n_elems : 0);
             } else if (u == 2) { /* packed to a piece */
-                assert_true(unit->n_ranges > 2 && unit->n_trained < unit->n_elems);
-                assert_true(unit->n_trained < trained + 2048 + 64 * unit->n_tensors);
-                assert_true(stored ? !wide && !unit->n_frozen_wide : unit->n_frozen_wide >= wide);
+                assert_true(unit->n_ranges > 2 && n_trained < unit->n_elems);
+                assert_true(n_trained < trained + 2048 + 64 * unit->n_tensors);
+                assert_true(stored ? !wide && !n_wide && n_bf16 : n_wide >= wide && !n_bf16);
             } else { /* trained as a whole: laid out as the unit itself */
-                assert_true(unit->n_trained == unit->n_elems && unit->n_grad == unit->n_elems && unit->n_ranges == 1);
+                assert_true(n_trained == unit->n_elems && !n_wide && !n_bf16 && unit->n_grad == unit->n_elems && unit->n_ranges == 1);
             }
         }
     }

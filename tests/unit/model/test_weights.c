@@ -131,7 +131,7 @@ static void write_model(const struct rig *r, const char *prefix, const struct wr
 static float loaded(const struct rig *r, const struct mt_tensor *t, size_t k)
 {
     const uint16_t *hi = mt_plane(r->planes, t->unit, MT_PLANE_HI), *lo = mt_plane(r->planes, t->unit, MT_PLANE_LO);
-    return mt_master_join(hi[t->first + k], lo[t->first + k]);
+    return mt_master_join(hi[t->at + k], lo[t->at + k]);
 }
 
 static void every_value_arrives_from_any_dtype_and_prefix(void **state)

@@ -14,7 +14,7 @@ static inline struct mt_plane_set_params made_planes(size_t n_units, const size_
 {
     struct mt_plane_set_params p = {.n_units = n_units, .elems = elems};
     size_t s = mt_dtype_size(state);
-    p.desc[MT_PLANE_HI] = (struct mt_plane_desc){"hi", NULL, MT_ROLE_WEIGHT, MT_RANGE_ALL, MT_BF16, 1, 2};
+    p.desc[MT_PLANE_HI] = (struct mt_plane_desc){"hi", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, 2};
     p.desc[MT_PLANE_LO] = (struct mt_plane_desc){"lo", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, 2};
     p.desc[MADE_M] = (struct mt_plane_desc){"m", "m", MT_ROLE_STATE, MT_RANGE_TRAINED, state, 1, s};
     p.desc[MADE_V] = (struct mt_plane_desc){"v", "v", MT_ROLE_STATE, MT_RANGE_TRAINED, state, 1, s};

@@ -40,7 +40,7 @@ struct fixture {
     mt_plane_set *set;
 };
 
-static void open_set(struct fixture *f, const uint8_t *on_disk, const struct mt_io_fault *fault)
+static void open_set(struct fixture *f, const mt_plane_bits *on_disk, const struct mt_io_fault *fault)
 {
     const char *dirs[] = {root};
     static struct mt_plane_elems by_kind[UNITS];
@@ -64,7 +64,7 @@ static void sizes_add_up_and_frozen_units_have_no_moments(void **state)
 {
     (void)state;
     struct fixture f;
-    const uint8_t masks[UNITS] = {0xff - (1 << MT_PLANE_HI), 0xff, 0};
+    const mt_plane_bits masks[UNITS] = {~(1u << MT_PLANE_HI), ~0u, 0};
     uint64_t at;
     size_t host = 0;
     open_set(&f, masks, NULL);
@@ -90,7 +90,7 @@ static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
 {
     (void)state;
     struct fixture a, b;
-    const uint8_t all[UNITS] = {0xff, 0xff, 0xff};
+    const mt_plane_bits all[UNITS] = {~0u, ~0u, ~0u};
     open_set(&a, NULL, NULL);
     open_set(&b, all, NULL);
     char buf[3000 * 4], got[3000 * 4];
@@ -122,7 +122,7 @@ static void settling_brings_all_to_the_disk_itself(void **state)
 {
     (void)state;
     struct fixture f;
-    const uint8_t masks[UNITS] = {0, 0, 0xff};
+    const mt_plane_bits masks[UNITS] = {0, 0, ~0u};
     uint16_t hi[4096], want[3000];
     uint64_t at;
     void *p = NULL;
@@ -152,7 +152,7 @@ static void a_write_that_fails_is_told_when_it_happens(void **state)
     (void)state;
     struct fixture f;
     struct mt_err err;
-    const uint8_t masks[UNITS] = {0xff, 0, 0};
+    const mt_plane_bits masks[UNITS] = {~0u, 0, 0};
     struct mt_io_fault fault = {MT_IO_FAULT_EIO, false, true, 1, 0};
     uint16_t x[4] = {1, 2, 3, 4};
     open_set(&f, masks, &fault);
