@@ -81,7 +81,7 @@ struct mt_config {
         int64_t batch_size;
         double learning_rate;
         enum mt_cfg_lr_schedule schedule;
-        struct mt_cfg_amount warmup;
+        struct mt_cfg_amount warmup, decay;
         double min_lr_ratio;
         int64_t seed;
         int64_t max_skips;

@@ -65,6 +65,8 @@ const struct mt_key mt_keys[] = {
      ANY, NULL, "Learning rate after warm-up."},
     {"train", "warmup", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.warmup), "3%", NULL, 0, 1e15, NULL,
      "Warm-up in steps, or as a share of all steps."},
+    {"train", "decay", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.decay), "10%", NULL, 0, 1e15, NULL,
+     "wsd: over so many last steps, or such a share of all, the rate falls."},
     {"train", "min_lr_ratio", MT_NUMERICS, MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,
      "Lowest learning rate as a share of the peak."},
     {"train", "grad_clip", MT_NUMERICS, MT_KEY_REAL, AT(numerics.grad_clip), "1.0", NULL, 0, 1e30, NULL,

@@ -10,26 +10,25 @@ static double linear_decay(double progress, double min_ratio)
     return 1 - (1 - min_ratio) * progress;
 }
 
-double mt_lr_at(enum mt_cfg_lr_schedule schedule, double base, uint64_t k, uint64_t warmup,
-                uint64_t total, double min_ratio)
+double mt_lr_at(const struct mt_lr *lr, uint64_t k)
 {
-    if (k < warmup)
-        return base * (double)k / (double)MT_MAX(warmup, (uint64_t)1);
-    uint64_t span = total > warmup ? total - warmup : 1;
-    double progress = MT_MIN((double)(k - warmup) / (double)span, 1.0);
-    uint64_t decay = MT_MAX(total / 10, (uint64_t)1), stable_end = total > decay ? total - decay : 0;
-    switch (schedule) {
+    if (k < lr->warmup)
+        return lr->peak * (double)k / (double)MT_MAX(lr->warmup, (uint64_t)1);
+    uint64_t span = lr->total > lr->warmup ? lr->total - lr->warmup : 1;
+    double progress = MT_MIN((double)(k - lr->warmup) / (double)span, 1.0);
+    uint64_t decay = MT_MAX(lr->decay, (uint64_t)1), stable_end = lr->total > decay ? lr->total - decay : 0;
+    switch (lr->schedule) {
     case MT_LR_LINEAR:
-        return base * linear_decay(progress, min_ratio);
+        return lr->peak * linear_decay(progress, lr->min_ratio);
     case MT_LR_COSINE:
-        return base * (min_ratio + (1 - min_ratio) * 0.5 * (1 + cos(M_PI * progress)));
+        return lr->peak * (lr->min_ratio + (1 - lr->min_ratio) * 0.5 * (1 + cos(M_PI * progress)));
     case MT_LR_WSD:
-        stable_end = MT_MAX(stable_end, warmup);
+        stable_end = MT_MAX(stable_end, lr->warmup);
         if (k < stable_end)
-            return base;
-        return base * linear_decay(MT_MIN((double)(k - stable_end) / (double)decay, 1.0), min_ratio);
+            return lr->peak;
+        return lr->peak * linear_decay(MT_MIN((double)(k - stable_end) / (double)decay, 1.0), lr->min_ratio);
     default:
-        return base;
+        return lr->peak;
     }
 }
 

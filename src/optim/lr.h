@@ -4,16 +4,18 @@
 
 #include <stdint.h>
 
-
 #include "config/config.h"
 
+struct mt_lr {
+    enum mt_cfg_lr_schedule schedule;
+    double peak, min_ratio;        /* the lowest rate is peak * min_ratio */
+    uint64_t warmup, decay, total; /* updates; decay: the last ones, of warm-up - stable - decay alone */
+};
 /**
- * The learning rate of update k (from 0) of `total`, as transformers.optimization has it: linear
- * warm-up from 0 over `warmup` updates, then constant, linear to min_ratio, half a cosine to min_ratio, or
- * warm-up - stable - decay (linear over the last tenth, to min_ratio).
+ * The learning rate of update k (from 0), as transformers.optimization has it: linear warm-up from 0, then constant,
+ * linear to the lowest rate, half a cosine to it, or warm-up - stable - decay (constant, then linear to it).
  */
-double mt_lr_at(enum mt_cfg_lr_schedule schedule, double base, uint64_t k, uint64_t warmup,
-                uint64_t total, double min_ratio);
+double mt_lr_at(const struct mt_lr *lr, uint64_t k);
 
 /** min(1, max_norm / (norm + 1e-6)); max_norm 0: 1 (no clipping). */
 float mt_clip_factor(double norm, double max_norm);

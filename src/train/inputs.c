@@ -131,9 +131,16 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
     if (!s->total_steps)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.epochs = %g is less than a step",
                        c->train.epochs);
-    s->warmup_steps = c->train.warmup.is_ratio
-                          ? (uint64_t)llround(c->train.warmup.ratio * (double)s->total_steps)
-                          : (uint64_t)c->train.warmup.count;
+    const struct mt_cfg_amount *warmup = &c->train.warmup, *decay = &c->train.decay;
+    double total = (double)s->total_steps;
+    s->lr = (struct mt_lr){
+        .schedule = c->train.schedule,
+        .peak = c->train.learning_rate,
+        .min_ratio = c->train.min_lr_ratio,
+        .warmup = warmup->is_ratio ? (uint64_t)llround(warmup->ratio * total) : (uint64_t)warmup->count,
+        .decay = decay->is_ratio ? (uint64_t)(decay->ratio * total) : (uint64_t)decay->count,
+        .total = s->total_steps,
+    };
     return 0;
 }
 

@@ -174,6 +174,9 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_sess
         rc = mt_session_lay_out_steps(s, err);
     if (!rc)
         rc = mt_config_adopt(cfg, &s->numerics, &s->placement, "chosen", err);
+    if (!rc && train && s->lr.warmup >= s->total_steps)
+        mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
+                (unsigned long long)s->lr.warmup, (unsigned long long)s->total_steps);
     if (rc)
         mt_session_finish(s);
     return rc;

@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "hf/hf_config.h"
 #include "model/layout.h"
+#include "optim/lr.h"
 #include "plan/resolve.h"
 #include "store/planes.h"
 
@@ -31,7 +32,7 @@ struct mt_session {
     struct mt_split split, held_out;
     mt_sampler *sampler, *eval_sampler; /* NULL where there is nothing to train or evaluate on */
     uint64_t total_steps;         /* optimizer steps of the whole run */
-    uint64_t warmup_steps;
+    struct mt_lr lr;              /* its learning rates */
     struct mt_numerics numerics;   /* the configuration's, `auto` replaced by what was decided; as placement: */
     struct mt_placement placement;
 

@@ -182,7 +182,6 @@ static void write_trace(struct loop *l)
 
 static int run_step(struct loop *l, struct mt_err *err)
 {
-    const struct mt_config *c = l->s->cfg;
     struct mt_step_report r = {0};
     const struct mt_step_data *data;
     int64_t t0 = mt_now_ns();
@@ -190,9 +189,7 @@ static int run_step(struct loop *l, struct mt_err *err)
     int rc = mt_loader_get(l->loader, l->st->step, &data, err);
     if (rc)
         return rc;
-    r.lr = mt_lr_at(c->train.schedule, c->train.learning_rate,
-                    mt_engine_next_update(l->s->engine), l->s->warmup_steps, l->s->total_steps,
-                    c->train.min_lr_ratio);
+    r.lr = mt_lr_at(&l->s->lr, mt_engine_next_update(l->s->engine));
     rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
     if (rc)
         return rc;

@@ -280,6 +280,11 @@ static void clip_factor_is_norm_over_limit(void **state)
     assert_true(mt_clip_factor(1e9, 0) == 1.0f);
 }
 
+static double lr_at(enum mt_cfg_lr_schedule schedule, double peak, uint64_t k, uint64_t warmup, uint64_t total, double min_ratio)
+{
+    return mt_lr_at(&(struct mt_lr){schedule, peak, min_ratio, warmup, total / 10, total}, k);
+}
+
 static void schedules_match_transformers(void **state)
 {
     (void)state;
@@ -288,14 +293,17 @@ static void schedules_match_transformers(void **state)
     static const double linear[] = {0, 0.5, 1, 0.5, 0.0625};
     static const double cosine[] = {0, 0.5, 1, 0.5, 0.009607359798384785};
     for (int i = 0; i < 5; i++) {
-        assert_true(fabs(mt_lr_at(MT_LR_LINEAR, 2, at[i], 4, 20, 0) - 2 * linear[i]) < 1e-15);
-        assert_true(fabs(mt_lr_at(MT_LR_COSINE, 2, at[i], 4, 20, 0) - 2 * cosine[i]) < 1e-15);
-        assert_true(mt_lr_at(MT_LR_CONSTANT, 2, at[i], 4, 20, 0) == (at[i] < 4 ? 2 * at[i] / 4.0 : 2));
+        assert_true(fabs(lr_at(MT_LR_LINEAR, 2, at[i], 4, 20, 0) - 2 * linear[i]) < 1e-15);
+        assert_true(fabs(lr_at(MT_LR_COSINE, 2, at[i], 4, 20, 0) - 2 * cosine[i]) < 1e-15);
+        assert_true(lr_at(MT_LR_CONSTANT, 2, at[i], 4, 20, 0) == (at[i] < 4 ? 2 * at[i] / 4.0 : 2));
     }
-    assert_true(mt_lr_at(MT_LR_WSD, 1, 17, 4, 20, 0.1) == 1);
-    assert_true(fabs(mt_lr_at(MT_LR_WSD, 1, 19, 4, 20, 0.1) - 0.55) < 1e-15);
-    assert_true(fabs(mt_lr_at(MT_LR_COSINE, 1, 20, 0, 20, 0.1) - 0.1) < 1e-15);
-    assert_true(mt_lr_at(MT_LR_LINEAR, 1, 0, 0, 10, 0) == 1);
+    assert_true(lr_at(MT_LR_WSD, 1, 17, 4, 20, 0.1) == 1);
+    assert_true(fabs(lr_at(MT_LR_WSD, 1, 19, 4, 20, 0.1) - 0.55) < 1e-15);
+    assert_true(fabs(lr_at(MT_LR_COSINE, 1, 20, 0, 20, 0.1) - 0.1) < 1e-15);
+    assert_true(lr_at(MT_LR_LINEAR, 1, 0, 0, 10, 0) == 1);
+    /* get_wsd_schedule(warmup 4, stable 8, decay 8): half way down in its middle */
+    struct mt_lr wsd = {MT_LR_WSD, 2, 0, 4, 8, 20};
+    assert_true(mt_lr_at(&wsd, 12) == 2 && fabs(mt_lr_at(&wsd, 16) - 1) < 1e-15);
 }
 
 int main(void)

@@ -35,8 +35,9 @@ static void rates_are_those_of_transformers(void **state)
         uint64_t warmup = (uint64_t)mt_json_get(c, "warmup")->valueint, k = 0;
         uint64_t total = (uint64_t)mt_json_get(c, "total")->valueint;
         double ratio = mt_json_get(c, "min_ratio")->valuedouble;
+        struct mt_lr lr = {schedule_of(name), 2e-5, ratio, warmup, total / 10, total};
         for (const cJSON *r = mt_json_get(c, "rates")->child; r; r = r->next, k++) {
-            double got = mt_lr_at(schedule_of(name), 2e-5, k, warmup, total, ratio);
+            double got = mt_lr_at(&lr, k);
             if (!(fabs(got - 2e-5 * r->valuedouble) <= 2e-5 * 1e-12))
                 fail_msg("%s, warm-up %d of %d, least %g: rate %d is %.17g, transformers has %.17g", name, (int)warmup,
                          (int)total, ratio, (int)k, got, 2e-5 * r->valuedouble);
@@ -54,7 +55,8 @@ static void rates_stay_between_zero_and_the_peak(void **state)
         for (uint64_t total = 1; total < 40; total++)
             for (uint64_t warmup = 0; warmup < 45; warmup += 3)
                 for (uint64_t k = 0; k < 50; k++) {
-                    double r = mt_lr_at((enum mt_cfg_lr_schedule)s, 1, k, warmup, total, 0.1);
+                    struct mt_lr lr = {(enum mt_cfg_lr_schedule)s, 1, 0.1, warmup, k % 7, total};
+                    double r = mt_lr_at(&lr, k);
                     assert_true(r >= 0 && r <= 1);
                     assert_true(k < warmup || r >= 0.1 - 1e-15);
                 }
