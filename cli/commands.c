@@ -31,7 +31,7 @@ static const struct cli_option run_options[] = {
     {"max-steps", 0, "N", "Stop after N steps of this run.", WHOLE(1, ANY)},
     {"no-save", 0, NULL, "Save nothing at the end: for benchmarks."},
     {"trace", 0, "FILE", "Write a trace of the third step, for Perfetto."},
-    {"rates", 0, "FILE", "Time a step's operations between the steps, too, into FILE: for benchmarks."},
+    {"rates", 0, "FILE", "Time a step's operations between the steps, too, into FILE: for benchmarks. Wants 'probe all' before."},
     {"tbw", 0, "SIZE", "Rated endurance of a drive of nvme_paths, such as 600TB, where SMART does not say.", SIZE(1, ANY)},
     {"dry-run", 0, NULL, "Show the plan and the memory table, then stop."},
     END};

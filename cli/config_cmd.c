@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/strbuf.h"
 #include "cli.h"
+#include "hf/hf_config.h"
 
 int cli_cmd_config(struct cli *cli, const struct cli_args *args)
 {
@@ -21,7 +24,11 @@ int cli_cmd_config(struct cli *cli, const struct cli_args *args)
         mt_config_describe(&s, cli_arg(args, "markdown") != NULL);
     } else if (!strcmp(what, "init") && args->n_operands == 1) {
         const char *model = cli_arg(args, "model");
+        char *dir = NULL;
         mt_config_write_template(&s, model ? model : "Qwen/Qwen3-0.6B");
+        if (model && mt_hf_find_model(&dir, model, &err))
+            mt_warn("%s", err.msg);
+        free(dir);
     } else {
         fprintf(stderr, "usage: megatrain config show CONFIG.ini | keys [--markdown] | init "
                         "[--model DIR]\n");

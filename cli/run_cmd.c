@@ -308,12 +308,12 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     int rc = mt_session_start(&r->session, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
+    if (!rc && rates_path) /* before anything is written: it wants a profile of the machine */
+        rc = cli_rates_open(&rates, &r->session, rates_path, err);
     if (!rc)
         rc = fill_weights(r, err);
     if (!rc)
         rc = write_run_files(r, err);
-    if (!rc && rates_path)
-        rc = cli_rates_open(&rates, &r->session, rates_path, err);
     if (!rc)
         rc = mt_train_run(&p, end, err);
     int code = cli_rates_close(&rates, rc ? NULL : err);

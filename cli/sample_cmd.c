@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/strbuf.h"
@@ -130,6 +131,8 @@ static int encode_prompt(struct sampling *p, const char *model, const char *prom
     char *path = rc ? NULL : mt_path_join(*dir, "tokenizer.json");
     p->text.model_dir = *dir;
     p->text.bytes = !path || !mt_path_exists(path);
+    if (!rc && p->text.bytes)
+        mt_warn("%s has no tokenizer.json: the prompt is taken as bytes", *dir);
     free(path);
     return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
 }

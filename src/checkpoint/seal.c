@@ -49,9 +49,14 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
     if (!*full) {
         name = MT_MANIFEST_NAME;
         snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_MANIFEST_NAME, dir);
-        if (!mt_path_exists(path))
-            return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
-                           "%s: holds no training state (megatrain/state.json)", dir);
+        if (!mt_path_exists(path)) {
+            snprintf(seal, sizeof(seal), "%.4000s/latest", dir);
+            return mt_path_exists(seal)
+                       ? mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
+                                 "%s is the folder of a run: name one of its checkpoints, such as %s", dir, seal)
+                       : mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
+                                 "%s: holds no training state (megatrain/state.json)", dir);
+        }
     }
     int rc = read_seal(seal, name, want, err);
     if (!rc)
