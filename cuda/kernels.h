@@ -32,7 +32,8 @@ extern "C" {
     X(ADD, add, struct mt_add)                                                                     \
     X(GRAD_CAST, grad_cast, struct mt_grad_cast)                                                   \
     X(JOIN, join, struct mt_join)                                                                  \
-    X(CAST, cast, struct mt_cast)
+    X(CAST, cast, struct mt_cast)                                                                  \
+    X(DECODE, decode, struct mt_decode)
 
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);
 MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)

@@ -10,8 +10,9 @@ enum {
     MT_METER_F32_OUT = 2,   /* gemm: D is f32 where A and B are not */
     MT_METER_NORM = 4,      /* qk_rope: with QK-norm */
     MT_METER_LOSS_ONLY = 8, /* cross-entropy: no gradient */
+    MT_METER_NESTED = 16,   /* decode: scales are packed, too */
 };
-/** Variants of gemm, as in its row. */
+/** Variants of gemm, as in its row; those of decode are the formats after MT_PACKED_NONE. */
 enum { MT_GEMM_NT /* a linear layer */, MT_GEMM_NN /* its input gradient */, MT_GEMM_TN /* its weight gradient */ };
 enum { MT_METER_DIMS = 5 };
 

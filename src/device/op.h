@@ -40,7 +40,7 @@ struct mt_op_sizes {
 enum { MT_OP_VARIANTS = 3, MT_OP_FLAGS = 4 };
 
 struct mt_op {
-    /** Of each variant, in machine profiles: [a-z_]+, at most 31 letters, never changed. NULL ends the list. */
+    /** Of each variant, in machine profiles: [a-z0-9_]+, at most 31 letters, never changed. NULL ends the list. */
     const char *name[MT_OP_VARIANTS + 1];
     enum mt_op_bound bound;
     enum mt_op_size dim[MT_METER_DIMS]; /* MT_SIZE_NONE ends the list */

@@ -2,6 +2,7 @@
 #ifndef MT_DEVICE_OPS_H
 #define MT_DEVICE_OPS_H
 
+#include "base/packed.h"
 #include "device/device.h"
 
 /**
@@ -266,6 +267,24 @@ struct mt_cast {
     void *dst;
 };
 
+/**
+ * The values of a packed matrix (base/packed.h), code times scale in f32, rounded once to `dtype`. NF4 and MXFP4 are
+ * one row: only rows * cols counts, of MXFP4 a multiple of its block. Of nested NF4 scales are bytes, and the scale of
+ * block b is nested_map[scales[b]] * nested_scales[b / 256] + nested_offset: a product and a sum, each rounded to f32.
+ * A part of a matrix is decoded with pointers to where it begins: FP8 at a multiple of 128 rows, MXFP4 of its
+ * block, NF4 of 16384 elements.
+ */
+struct mt_decode {
+    size_t rows, cols;
+    enum mt_dtype dtype; /* of out */
+    enum mt_packed format;
+    const uint8_t *codes;
+    const void *scales; /* f32, of MXFP4 and nested NF4 bytes; only aligned to its elements, as are those below */
+    const float *nested_scales, *nested_map; /* nested_map: [256]; both or none */
+    float nested_offset;
+    void *out; /* [rows, cols] */
+};
+
 /* --- the table ---------------------------------------------------------------------------------- */
 
 /**
@@ -293,7 +312,8 @@ struct mt_cast {
     X(GRAD_CAST, grad_cast, struct mt_grad_cast)                                                   \
     X(JOIN, join, struct mt_join)                                                                  \
     X(ZERO, zero, struct mt_zero)                                                                  \
-    X(CAST, cast, struct mt_cast)
+    X(CAST, cast, struct mt_cast)                                                                  \
+    X(DECODE, decode, struct mt_decode)
 
 enum mt_dev_op {
 #define MT_DEV_OP_ID(ID, name, type) MT_DEV_##ID,

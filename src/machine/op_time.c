@@ -57,7 +57,7 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
     char kind[32], dtype[8], dims[128];
     unsigned flags;
     double flops, bytes;
-    if (sscanf(text, "%31[a-z_].%7[a-z0-9].%u.%127[0-9x]:%lf:%lf", kind, dtype, &flags, dims, &flops,
+    if (sscanf(text, "%31[a-z0-9_].%7[a-z0-9].%u.%127[0-9x]:%lf:%lf", kind, dtype, &flags, dims, &flops,
                &bytes) != 6)
         return false;
     *op = (struct mt_metered){.flags = flags, .flops = flops, .bytes = bytes};

@@ -108,7 +108,10 @@ static void bench_example(struct bench *b, const char *name, const struct mt_met
 
 static const char *variant(const struct mt_metered *m)
 {
-    return m->flags & MT_METER_NORM ? " with norm" : m->flags & MT_METER_LOSS_ONLY ? " loss only" : "";
+    return m->flags & MT_METER_NORM        ? " with norm"
+           : m->flags & MT_METER_LOSS_ONLY ? " loss only"
+           : m->flags & MT_METER_NESTED    ? " nested"
+                                           : "";
 }
 
 static void bench_operation(struct bench *b, enum mt_dev_op op)

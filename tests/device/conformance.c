@@ -259,7 +259,7 @@ int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "cpu";
     const char *only = argc > 2 ? argv[2] : ""; /* tests whose name has this in it */
-    const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, example_tests};
+    const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, example_tests};
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};
     int n = 0, differ = 0;

@@ -65,6 +65,6 @@ struct device_test {
     const char *name;
     void (*fn)(struct harness *h);
 };
-extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], example_tests[];
+extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], decode_tests[], example_tests[];
 
 #endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_BASE_PACKED_H
+#define MT_BASE_PACKED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+/**
+ * Packed formats of frozen weights: a code of 4 or 8 bits an element, a scale a block. Values are computed in f32 as
+ * code times scale and rounded once to the dtype they are wanted in, to nearest even; a NaN stays one.
+ *
+ * NF4    (Dettmers 2023; bitsandbytes) the matrix as one row: two codes a byte, the first in the high half; 64
+ *        elements a block, whose scale is the largest magnitude in it, in f32. Nested: that scale is
+ *        nested_map[scale byte] * nested_scale + offset, with a nested scale for 256 blocks. A code's value is in
+ *        mt_nf4_values[].
+ * MXFP4  (OCP Microscaling 1.0; gpt-oss) two codes a byte, the first in the low half; 32 elements of a row a block,
+ *        whose scale is 2^(byte - 127). A code's value is in mt_fp4_values[].
+ * FP8    E4M3 without infinities (Micikevicius 2022; DeepSeek-V3): a block is 128 rows of 128 columns, fewer at the
+ *        edges, its scale an f32.
+ */
+enum mt_packed { MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_N_PACKED };
+
+enum {
+    MT_NF4_BLOCK = 64,
+    MT_NF4_NESTED = 256, /* blocks of one nested scale */
+    MT_MXFP4_BLOCK = 32,
+    MT_FP8_BLOCK = 128,  /* rows, and columns */
+};
+
+/** "nf4", as the configuration has it. */
+extern const char *const mt_packed_names[MT_N_PACKED];
+extern const float mt_nf4_values[16], mt_fp4_values[16];
+
+/** Bytes of the codes of a [rows, cols] matrix; elements of its scales (of the nested ones apart). */
+size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
+size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
+
+/** 2^(byte - 127); of 255 infinite. */
+static inline float mt_e8m0_to_f32(uint8_t e)
+{
+    return mt_f32_from_bits(e ? (uint32_t)e << 23 : 0x400000u);
+}
+
+/** Exact; 0x7f and 0xff are NaN. Without branches, so that loops over it become vector code. */
+static inline float mt_e4m3_to_f32(uint8_t c)
+{
+    uint32_t mag = c & 0x7fu, sign = (uint32_t)(c & 0x80u) << 24;
+    uint32_t normal = (mag << 20) + (120u << 23), small = mt_f32_bits((float)(int32_t)mag * 0x1p-9f);
+    uint32_t bits = mag < 8 ? small : normal;
+    return mt_f32_from_bits((mag == 0x7f ? 0x7fc00000u : bits) | sign);
+}
+
+#endif

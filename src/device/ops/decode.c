@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/mem.h"
+#include "device/ops/row.h"
+
+static const char *check(const void *args)
+{
+    const struct mt_decode *a = args;
+    MT_OP_NEED(a->format > MT_PACKED_NONE && a->format < MT_N_PACKED);
+    MT_OP_NEED(aligned(a->codes) && a->scales && aligned(a->out));
+    MT_OP_NEED(a->format != MT_PACKED_MXFP4 || a->rows * a->cols % MT_MXFP4_BLOCK == 0);
+    MT_OP_NEED(!a->nested_scales == !a->nested_map);
+    MT_OP_NEED(!a->nested_scales || a->format == MT_PACKED_NF4);
+    return NULL;
+}
+
+static size_t scale_bytes(const struct mt_decode *a)
+{
+    bool bytes = a->format == MT_PACKED_MXFP4 || a->nested_scales;
+    return mt_packed_n_scales(a->format, a->rows, a->cols) * (bytes ? 1 : sizeof(float));
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_decode *a = args;
+    out->variant = (unsigned)a->format - 1;
+    out->dtype = a->dtype;
+    out->flags = a->nested_scales ? MT_METER_NESTED : 0;
+    out->dim[0] = a->rows;
+    out->dim[1] = a->cols;
+    out->bytes = mt_op_bytes(a->rows, a->cols, a->dtype) +
+                 (double)(mt_packed_code_bytes(a->format, a->rows, a->cols) + scale_bytes(a));
+}
+
+static void *words(mt_example *x, size_t bytes)
+{
+    return mt_example_read(x, MT_F32, mt_div_up(bytes, sizeof(float)));
+}
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t rows = (size_t)shape->dim[0], cols = (size_t)shape->dim[1];
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = shape->dtype, .format = shape->variant + 1};
+    if (a.format == MT_PACKED_MXFP4 && rows * cols % MT_MXFP4_BLOCK)
+        a.cols = cols = mt_align_up(cols, MT_MXFP4_BLOCK);
+    bool nested = shape->flags & MT_METER_NESTED && a.format == MT_PACKED_NF4;
+    size_t bytes = mt_packed_code_bytes(a.format, rows, cols), blocks = mt_packed_n_scales(a.format, rows, cols);
+    /* of FP8 bytes from 0 to 126: none is a NaN */
+    a.codes = a.format == MT_PACKED_FP8 ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
+                                        : words(x, bytes);
+    if (nested) {
+        a.nested_scales = words(x, mt_div_up(blocks, MT_NF4_NESTED) * sizeof(float));
+        a.nested_map = words(x, 256 * sizeof(float));
+    }
+    a.scales = words(x, scale_bytes(&a));
+    a.out = mt_example_write(x, shape->dtype, rows * cols);
+    *(struct mt_decode *)args = a;
+}
+
+const struct mt_op mt_op_row_decode = {
+    .name = {"decode_nf4", "decode_mxfp4", "decode_fp8"},
+    .dim = {MT_SIZE_FFN, MT_SIZE_HIDDEN},
+    .flags = {0, MT_METER_NESTED},
+    .args_bytes = sizeof(struct mt_decode),
+    .count = offsetof(struct mt_decode, rows),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed formats against plain code in the words of base/packed.h: to the bit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/packed.h"
+#include "base/philox.h"
+#include "harness.h"
+
+static float scale_of(const struct mt_decode *a, size_t row, size_t col)
+{
+    size_t i = row * a->cols + col;
+    const float *f = a->scales;
+    const uint8_t *b = a->scales;
+    if (a->format == MT_PACKED_MXFP4)
+        return ldexpf(1, b[i / 32] - 127);
+    if (a->format == MT_PACKED_FP8)
+        return f[row / 128 * ((a->cols + 127) / 128) + col / 128];
+    if (!a->nested_scales)
+        return f[i / 64];
+    volatile float product = a->nested_map[b[i / 64]] * a->nested_scales[i / 64 / 256];
+    return product + a->nested_offset;
+}
+
+static float code_of(const struct mt_decode *a, size_t i)
+{
+    uint8_t c = a->codes[a->format == MT_PACKED_FP8 ? i : i / 2];
+    if (a->format == MT_PACKED_NF4)
+        return mt_nf4_values[i % 2 ? c & 15 : c >> 4];
+    if (a->format == MT_PACKED_MXFP4)
+        return mt_fp4_values[i % 2 ? c >> 4 : c & 15];
+    float mag = (c & 0x7f) == 0x7f ? NAN
+                : c >> 3 & 15      ? ldexpf((float)(8 + (c & 7)), (c >> 3 & 15) - 10)
+                                   : ldexpf((float)(c & 7), -9);
+    return c & 0x80 ? -mag : mag;
+}
+
+static void want_of(const struct mt_decode *a, double *want)
+{
+    for (size_t r = 0; r < a->rows; r++)
+        for (size_t c = 0; c < a->cols; c++) {
+            float x = code_of(a, r * a->cols + c) * scale_of(a, r, c);
+            want[r * a->cols + c] = (double)(a->dtype == MT_BF16 ? mt_bf16_to_f32(mt_f32_to_bf16(x)) : x);
+        }
+}
+
+static void *upload(struct harness *h, const void *src, size_t bytes)
+{
+    size_t n = mt_div_up(bytes, 4);
+    int32_t *words = mt_calloc(n, 4);
+    memcpy(words, src, bytes);
+    void *p = buf_ints(h, words, n)->p;
+    free(words);
+    return p;
+}
+
+/* Equal to the bit, the sign of zeros included; NaN for NaN. */
+static void expect_equal(struct harness *h, const char *what, const double *got, const double *want, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!(isnan(got[i]) && isnan(want[i])) && memcmp(&got[i], &want[i], sizeof(*got))) {
+            double g = got[i], w = want[i];
+            expect_close(h, what, &g, &w, 1, 0);
+            expect_rejected(h, what, 0); /* zeros of two signs are close */
+            return;
+        }
+}
+
+/* What is on the host in `a` goes to the device and is decoded. */
+static void check(struct harness *h, const char *what, const struct mt_decode *a, size_t scale_bytes)
+{
+    size_t n = a->rows * a->cols;
+    double *want = scratch(h, n);
+    struct dbuf *out = buf_nan(h, a->dtype, n);
+    struct mt_decode d = *a;
+    want_of(a, want);
+    d.codes = upload(h, a->codes, mt_packed_code_bytes(a->format, a->rows, a->cols));
+    d.scales = upload(h, a->scales, scale_bytes);
+    if (a->nested_scales) {
+        size_t blocks = mt_div_up(n, 64);
+        d.nested_scales = upload(h, a->nested_scales, mt_div_up(blocks, 256) * 4);
+        d.nested_map = upload(h, a->nested_map, 256 * 4);
+    }
+    d.out = out->p;
+    RUN(h, mt_op_decode, &d);
+    expect_equal(h, what, buf_get(h, out), want, n);
+}
+
+/* Every byte there is, in some order. */
+static uint8_t *some_bytes(size_t n)
+{
+    uint8_t *b = mt_calloc(n + 1, 1);
+    for (size_t i = 0; i < n; i++)
+        b[i] = (uint8_t)(i * 151 + i / 256 * 7);
+    return b;
+}
+
+static float *some_scales(size_t n, float spread)
+{
+    float *s = mt_calloc(n + 1, sizeof(*s));
+    mt_philox_normal(s, n, 0, 11, 1, spread);
+    for (size_t i = 0; i < n; i++) /* half of them are ties as bf16, up and down */
+        s[i] = mt_f32_from_bits((mt_f32_bits(s[i]) & (i % 2 ? 0x7fffffffu : 0x7fff0000u)) | (i % 2 ? 0 : 0x8000u));
+    return s;
+}
+
+static void nf4_case(struct harness *h, size_t rows, size_t cols, bool nested)
+{
+    size_t blocks = mt_div_up(rows * cols, 64);
+    uint8_t *codes = some_bytes(rows * cols / 2 + 1), *bytes = some_bytes(blocks);
+    float *scales = some_scales(nested ? mt_div_up(blocks, 256) : blocks, 0.03f), *map = some_scales(256, 1);
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_NF4, .codes = codes};
+    a.scales = nested ? (void *)bytes : (void *)scales;
+    if (nested) {
+        a.nested_scales = scales;
+        a.nested_map = map;
+        a.nested_offset = 0.0171f;
+    }
+    check(h, nested ? "nested nf4" : "nf4", &a, nested ? blocks : blocks * 4);
+    free(codes);
+    free(bytes);
+    free(scales);
+    free(map);
+}
+
+static void decode_nf4(struct harness *h)
+{
+    static const size_t shape[][2] = {{64, 72}, {1, 64}, {3, 67}, {1, 1}, {130, 512}, {5, 4096}, {1, 16384 + 63}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(shape); i++) {
+        nf4_case(h, shape[i][0], shape[i][1], false);
+        nf4_case(h, shape[i][0], shape[i][1], true);
+    }
+    nf4_case(h, 260, 1024, true); /* several groups of nested scales */
+}
+
+static void mxfp4_case(struct harness *h, size_t rows, size_t cols)
+{
+    uint8_t *codes = some_bytes(rows * cols / 2), *scales = some_bytes(rows * cols / 32);
+    for (size_t i = 0; i < rows * cols / 32; i++) /* up to where 6 * 2^127 overflows; 2^128 of a zero is NaN */
+        scales[i] = scales[i] == 255 ? 254 : scales[i];
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_MXFP4, .codes = codes,
+                          .scales = scales};
+    check(h, "mxfp4", &a, rows * cols / 32);
+    free(codes);
+    free(scales);
+}
+
+static void decode_mxfp4(struct harness *h)
+{
+    mxfp4_case(h, 1, 32);
+    mxfp4_case(h, 7, 96);
+    mxfp4_case(h, 256, 64);
+    mxfp4_case(h, 33, 2880);
+}
+
+static void fp8_case(struct harness *h, size_t rows, size_t cols, float spread)
+{
+    size_t blocks = mt_packed_n_scales(MT_PACKED_FP8, rows, cols);
+    uint8_t *codes = some_bytes(rows * cols);
+    float *scales = some_scales(blocks, spread);
+    struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_FP8, .codes = codes,
+                          .scales = scales};
+    check(h, "fp8", &a, blocks * 4);
+    free(codes);
+    free(scales);
+}
+
+static void decode_fp8(struct harness *h)
+{
+    fp8_case(h, 128, 128, 0.01f);
+    fp8_case(h, 576, 200, 0.01f); /* partial blocks at both edges */
+    fp8_case(h, 3, 5, 1);
+    fp8_case(h, 129, 1032, 1e-36f); /* values below the smallest normal number */
+    fp8_case(h, 40, 24, 1e37f);     /* and beyond the largest */
+}
+
+/* A part of a matrix has the values that it has in the whole. */
+static void decode_parts(struct harness *h)
+{
+    enum { ROWS = 384, COLS = 200, CUT = 256 };
+    uint8_t *codes = some_bytes(ROWS * COLS);
+    float *scales = some_scales(6, 1);
+    double *want = scratch(h, ROWS * COLS);
+    struct dbuf *out = buf_nan(h, h->dtype, ROWS * COLS);
+    struct mt_decode a = {.rows = ROWS, .cols = COLS, .dtype = h->dtype, .format = MT_PACKED_FP8, .codes = codes,
+                          .scales = scales};
+    want_of(&a, want);
+    a.codes = upload(h, codes, ROWS * COLS);
+    a.scales = upload(h, scales, 6 * 4);
+    a.out = out->p;
+    a.rows = CUT;
+    RUN(h, mt_op_decode, &a);
+    a.codes += CUT * COLS;
+    a.scales = (const float *)a.scales + CUT / 128 * 2;
+    a.out = (char *)a.out + CUT * COLS * mt_dtype_size(h->dtype);
+    a.rows = ROWS - CUT;
+    RUN(h, mt_op_decode, &a);
+    expect_equal(h, "two parts", buf_get(h, out), want, ROWS * COLS);
+    free(codes);
+    free(scales);
+}
+
+static void decode_refuses_what_it_cannot(struct harness *h)
+{
+    struct dbuf *b = buf_nan(h, MT_F32, 256);
+    struct mt_decode ok = {.rows = 2, .cols = 32, .dtype = h->dtype, .format = MT_PACKED_MXFP4, .codes = b->p,
+                           .scales = b->p, .out = (float *)b->p + 128};
+    struct mt_decode bad = ok;
+    bad.cols = 20;
+    expect_rejected(h, "mxfp4 of part of a block", mt_op_decode(h->dev, &bad, NULL));
+    bad = ok;
+    bad.format = MT_PACKED_NONE;
+    expect_rejected(h, "no format", mt_op_decode(h->dev, &bad, NULL));
+    bad = ok;
+    bad.nested_scales = b->p;
+    expect_rejected(h, "a nested scale without a map", mt_op_decode(h->dev, &bad, NULL));
+    bad.nested_map = b->p;
+    expect_rejected(h, "nested mxfp4", mt_op_decode(h->dev, &bad, NULL));
+    bad = ok;
+    bad.codes++;
+    expect_rejected(h, "codes out of line", mt_op_decode(h->dev, &bad, NULL));
+}
+
+const struct device_test decode_tests[] = {
+    {"decode_nf4", decode_nf4},
+    {"decode_mxfp4", decode_mxfp4},
+    {"decode_fp8", decode_fp8},
+    {"decode_parts", decode_parts},
+    {"decode_refuses_what_it_cannot", decode_refuses_what_it_cannot},
+    {NULL, NULL},
+};
