@@ -7,7 +7,19 @@
 #include "base/mem.h"
 #include "store/io_backend.h"
 
-enum { REORDERED = 4 }; /* results that are held back, to be returned in reverse order */
+enum {
+    REORDERED = 4, /* results that are held back, to be returned in reverse order */
+    LATE_BY = 100,  /* operations that a stale write comes late by */
+};
+
+/* An operation on a copy of the caller's bytes, or one whose result is to be changed. */
+struct changed {
+    struct mt_io_op op;
+    void *copy;      /* NULL: a read, a bit of which is turned */
+    void *tag;       /* under which the backend has it: the caller's, or this where the caller has its result */
+    unsigned due_in; /* operations until it is submitted; 0: it has been */
+    struct changed *next;
+};
 
 struct fault_io {
     struct mt_io base;
@@ -19,6 +31,9 @@ struct fault_io {
     size_t n_made;
     struct mt_io_op *late; /* operations that wait until nothing else is under way */
     size_t n_late;
+    struct changed *changed;
+    struct mt_io_op half; /* of two to be done in each other's place, the first */
+    bool has_half;
 };
 
 static struct fault_io *fault(mt_io *io)
@@ -29,7 +44,13 @@ static struct fault_io *fault(mt_io *io)
 static void fault_destroy(mt_io *io)
 {
     struct fault_io *w = fault(io);
-    mt_io_destroy(&w->inner);
+    mt_io_destroy(&w->inner); /* and what it has under way */
+    while (w->changed) {
+        struct changed *c = w->changed;
+        w->changed = c->next;
+        free(c->copy);
+        free(c);
+    }
     free(w->made);
     free(w->late);
     free(w);
@@ -76,32 +97,155 @@ static int pass_on(struct fault_io *w, const struct mt_io_op *op)
     return rc;
 }
 
+static void make_result(struct fault_io *w, const struct mt_io_op *op, int64_t res)
+{
+    w->made[w->n_made++] = (struct mt_io_result){op->tag, res};
+}
+
+/* A bit that follows from the seed alone: which operation it was. */
+static void turn_a_bit(const struct fault_io *w, char *p, size_t bytes)
+{
+    size_t bit = (size_t)(w->f.nth * 2654435761u % (bytes * 8));
+    p[bit / 8] ^= (char)(1 << bit % 8);
+}
+
+static struct changed *add_changed(struct fault_io *w, const struct mt_io_op *op, bool copy)
+{
+    struct changed *c = mt_calloc(1, sizeof(*c));
+    if (!c)
+        return NULL;
+    *c = (struct changed){.op = *op, .tag = op->tag, .next = w->changed};
+    if (copy && posix_memalign(&c->copy, 4096, op->bytes)) {
+        free(c);
+        return NULL;
+    }
+    if (copy) {
+        memcpy(c->copy, op->buf, op->bytes);
+        c->op.buf = c->copy;
+    }
+    w->changed = c;
+    return c;
+}
+
+static int submit_flipped(struct fault_io *w, const struct mt_io_op *op)
+{
+    struct changed *c = add_changed(w, op, op->write);
+    if (!c)
+        return -ENOMEM;
+    if (op->write)
+        turn_a_bit(w, c->copy, op->bytes);
+    return pass_on(w, &c->op);
+}
+
+static int submit_stale(struct fault_io *w, const struct mt_io_op *op)
+{
+    struct changed *c = op->write ? add_changed(w, op, true) : NULL;
+    if (op->write && !c)
+        return -ENOMEM;
+    if (c) {
+        c->due_in = LATE_BY;
+        c->op.tag = c->tag = c;
+    }
+    make_result(w, op, (int64_t)op->bytes);
+    return 0;
+}
+
+/* Stale writes whose time has come. */
+static int submit_due(struct fault_io *w)
+{
+    int rc = 0;
+    for (struct changed *c = w->changed; c && !rc; c = c->next)
+        if (c->due_in && !--c->due_in)
+            rc = pass_on(w, &c->op);
+    return rc;
+}
+
+static int submit_half(struct fault_io *w, const struct mt_io_op *op)
+{
+    struct mt_io_op other = w->half, own = *op;
+    w->has_half = false;
+    own.offset = w->half.offset;
+    own.file = w->half.file;
+    other.offset = op->offset;
+    other.file = op->file;
+    int rc = pass_on(w, &own);
+    return rc ? rc : pass_on(w, &other);
+}
+
+static int submit_hit(struct fault_io *w, struct mt_io_op *op)
+{
+    switch (w->f.kind) {
+    case MT_IO_FAULT_DELAY:
+        w->late[w->n_late++] = *op;
+        return 0;
+    case MT_IO_FAULT_SHORT:
+        op->bytes = MT_MAX(op->bytes / 2 / 512 * 512, MT_MIN(op->bytes, (size_t)512));
+        return pass_on(w, op);
+    case MT_IO_FAULT_REORDER:
+        return pass_on(w, op);
+    case MT_IO_FAULT_FLIP:
+        return submit_flipped(w, op);
+    case MT_IO_FAULT_STALE:
+        return submit_stale(w, op);
+    case MT_IO_FAULT_SWAP:
+        w->half = *op;
+        w->has_half = true;
+        return 0;
+    case MT_IO_FAULT_DROP:
+        make_result(w, op, (int64_t)op->bytes);
+        return 0;
+    default:
+        make_result(w, op, told(w->f.kind));
+        return 0;
+    }
+}
+
 static int fault_submit(mt_io *io, const struct mt_io_op *ops, int n)
 {
     struct fault_io *w = fault(io);
     int rc = 0;
     for (int i = 0; i < n && !rc; i++) {
         struct mt_io_op op = ops[i];
+        rc = submit_due(w);
+        if (rc)
+            break;
         bool hit = hits(w, &op);
-        if (hit && w->f.kind == MT_IO_FAULT_DELAY) {
-            w->late[w->n_late++] = op;
-        } else if (hit && w->f.kind == MT_IO_FAULT_SHORT) {
-            op.bytes = MT_MAX(op.bytes / 2 / 512 * 512, MT_MIN(op.bytes, (size_t)512));
+        if (w->has_half && op.write == w->half.write && op.bytes == w->half.bytes)
+            rc = submit_half(w, &op);
+        else if (hit && !w->has_half)
+            rc = submit_hit(w, &op);
+        else
             rc = pass_on(w, &op);
-        } else if (hit && w->f.kind != MT_IO_FAULT_REORDER) {
-            w->made[w->n_made++] = (struct mt_io_result){op.tag, told(w->f.kind)};
-        } else {
-            rc = pass_on(w, &op);
-        }
     }
     return rc;
 }
 
+/* A result of the backend; false where the caller has had its own already. */
+static bool settle(struct fault_io *w, const struct mt_io_result *r)
+{
+    for (struct changed **at = &w->changed; *at; at = &(*at)->next) {
+        struct changed *c = *at;
+        if (c->tag != r->tag || c->due_in)
+            continue;
+        bool own = c->tag == (void *)c;
+        if (!c->copy && r->res > 0)
+            turn_a_bit(w, c->op.buf, (size_t)r->res);
+        *at = c->next;
+        free(c->copy);
+        free(c);
+        return !own;
+    }
+    return true;
+}
+
 static int wait_inner(struct fault_io *w, struct mt_io_result *out, int max)
 {
-    int n = mt_io_wait(w->inner, out, max);
+    int n = mt_io_wait(w->inner, out, max), kept = 0;
     w->inner_in_flight -= n > 0 ? (unsigned)n : 0;
-    return n;
+    for (int i = 0; i < n; i++)
+        if (settle(w, &out[i]))
+            out[kept++] = out[i];
+    return n < 0 ? n : kept;
 }
 
 static int wait_reordered(struct fault_io *w, struct mt_io_result *out, int max)
@@ -130,6 +274,12 @@ static int fault_wait(mt_io *io, struct mt_io_result *out, int max)
         memmove(w->made, w->made + n, (w->n_made - (size_t)n) * sizeof(*out));
         w->n_made -= (size_t)n;
         return n;
+    }
+    if (w->has_half && !w->inner_in_flight) { /* no other came: it is done in its own place */
+        w->has_half = false;
+        int rc = pass_on(w, &w->half);
+        if (rc)
+            return rc;
     }
     while (w->n_late && !w->inner_in_flight) {
         int rc = pass_on(w, &w->late[--w->n_late]);
@@ -178,7 +328,8 @@ int mt_io_create_fault(mt_io **out, mt_io *inner, const struct mt_io_fault *f, u
 int mt_io_fault_parse(struct mt_io_fault *out, const char *text, struct mt_err *err)
 {
     static const char *const kinds[] = {"none",  "eio",   "enospc", "eagain", "eintr",
-                                        "short", "zero", "delay",  "reorder"};
+                                        "short", "zero", "delay",  "reorder",
+                                        "flip",  "stale", "swap", "drop"};
     char dir[16] = "", kind[16] = "";
     unsigned long long nth = 1, count = 1;
     int n = sscanf(text, "%15[^:]:%15[^:]:%llu:%llu", dir, kind, &nth, &count);
