@@ -29,9 +29,10 @@ int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, co
 
 /* disk_ops.c: where objects of host staging lie on the disk, and planes in them. */
 
-/** Fills spans and direction of the transfer that a READ or WRITE is. */
+/** Fills spans and direction of the transfer that a READ or WRITE is. `spilled`: sums of spilled objects, by object;
+ * NULL: none are kept. */
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
-                     struct mt_disk_request *r);
+                     const struct mt_disk_sums *spilled, struct mt_disk_request *r);
 /** A unit's plane as a load or an update sees it: element i at data + (i - first) * size. */
 struct mt_plane_view {
     char *data;

@@ -60,9 +60,9 @@ struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum
                                   piece * b->piece_elems};
 }
 
-static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t bytes)
+static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t bytes, const struct mt_disk_sums *sums)
 {
-    r->span[r->n_spans++] = (struct mt_disk_span){at, buf, mt_align_up(bytes, MT_DISK_ALIGN)};
+    r->span[r->n_spans++] = (struct mt_disk_span){at, buf, mt_align_up(bytes, MT_DISK_ALIGN), sums};
 }
 
 /* Piece [first, first + n) of the planes that updates alone use. */
@@ -74,7 +74,8 @@ static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, si
         uint64_t at;
         if (goes_through(b, unit, k, false, &at) &&
             !(r->write && mt_plane_desc_of(b->planes, k)->role == MT_ROLE_GRADIENT))
-            add_span(r, at + bytes_of(b, k, first), buf + offset_in(b, unit, k, false), bytes_of(b, k, n));
+            add_span(r, at + bytes_of(b, k, first), buf + offset_in(b, unit, k, false), bytes_of(b, k, n),
+                     mt_plane_sums(b->planes, unit, k));
     }
 }
 
@@ -85,12 +86,13 @@ static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, stru
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
         if (goes_through(b, unit, k, true, &at) && (!r->write || is_updated(b, k)))
-            add_span(r, at, buf + offset_in(b, unit, k, true), room(b, unit, k, true));
+            add_span(r, at, buf + offset_in(b, unit, k, true), room(b, unit, k, true),
+                     mt_plane_sums(b->planes, unit, k));
     }
 }
 
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
-                     struct mt_disk_request *r)
+                     const struct mt_disk_sums *spilled, struct mt_disk_request *r)
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     char *buf = b->buffers[o->pool][in->operand[0].buffer];
@@ -108,11 +110,11 @@ void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, 
         break;
     case MT_OBJ_GRAD_OUT:
         mt_plane_on_disk(b->planes, unit, MT_PLANE_GRAD, &at);
-        r->span[r->n_spans++] = (struct mt_disk_span){at, buf, o->bytes};
+        add_span(r, at, buf, o->bytes, mt_plane_sums(b->planes, unit, MT_PLANE_GRAD));
         break;
     default: /* MT_OBJ_SPILLED */
-        r->span[r->n_spans++] =
-            (struct mt_disk_span){b->disk_spill_at + (uint64_t)o->spill, buf, o->bytes};
+        add_span(r, b->disk_spill_at + (uint64_t)o->spill, buf, o->bytes,
+                 spilled ? &spilled[in->operand[0].object] : NULL);
         break;
     }
 }

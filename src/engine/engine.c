@@ -225,6 +225,7 @@ static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, st
     mt_disk_stats(e->p.disk, &now);
     res->t_disk_read = seconds(before->busy_ns[0], now.busy_ns[0]);
     res->t_disk_write = seconds(before->busy_ns[1], now.busy_ns[1]);
+    res->t_disk_sums = seconds(before->sum_ns, now.sum_ns);
 }
 
 static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)

@@ -91,6 +91,7 @@ struct mt_step_result {
     double t_wait_h2d;    /* compute idle for a copy */
     double t_adam;        /* optimizer threads busy, mostly under the forward */
     double t_disk_read, t_disk_write; /* at least one request under way */
+    double t_disk_sums;   /* CPU time of the drives' checksums, on threads of their own */
     struct mt_disk_traffic traffic;
 };
 

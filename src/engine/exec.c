@@ -269,7 +269,7 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
     op->run = r;
     op->at = at;
     op->r = (struct mt_disk_request){.done = disk_op_done, .ctx = op};
-    mt_disk_op_fill(x->b, &r->prog, in, &op->r);
+    mt_disk_op_fill(x->b, &r->prog, in, r->spilled, &op->r);
     for (int i = 0; i < op->r.n_spans; i++)
         *(write ? &x->traffic.written[use] : &x->traffic.read[use]) += op->r.span[i].bytes;
     mt_exec_trace_begin(x, r, (size_t)at, NULL);

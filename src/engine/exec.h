@@ -31,6 +31,8 @@ struct mt_runnable {
         int32_t *at; /* positions of the queue's instructions in the program */
         size_t n;
     } queue[MT_N_QUEUES];
+    struct mt_disk_sums *spilled; /* [n_objects] sums of those that are spilled to the disk; NULL: none are kept */
+    uint64_t *sum;                /* all of them */
     bool *ended; /* [n_instrs] of queues that end in any order, in this run */
     struct mt_exec_trace *trace; /* NULL: not traced */
     struct mt_runnable *next;

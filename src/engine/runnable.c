@@ -16,6 +16,8 @@ static void destroy_runnable(struct mt_runnable *r)
     mt_event_destroy(&r->turn);
     mt_event_destroy(&r->end);
     free(r->done);
+    free(r->spilled);
+    free(r->sum);
     free(r->ended);
     free(r->positions);
     mt_exec_trace_destroy(r);
@@ -80,6 +82,35 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
     return rc;
 }
 
+/* What a run spills is read by the same run: each program has sums of its own. */
+static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *err)
+{
+    size_t n = r->prog.n_objects, n_sums = 0;
+    if (!r->prog.disk_spill_bytes || !e->p.placement.nvme_checksums)
+        return 0;
+    size_t block = mt_disk_block(e->p.disk);
+    r->spilled = mt_calloc(n, sizeof(*r->spilled));
+    if (!r->spilled)
+        return mt_fail_nomem(err, "sums of what is spilled", n * sizeof(*r->spilled));
+    for (size_t i = 0; i < n; i++) {
+        const struct mt_object *o = &r->prog.objects[i];
+        if (o->kind != MT_OBJ_SPILLED || o->spill < 0)
+            continue;
+        r->spilled[i] = (struct mt_disk_sums){.offset = e->b.disk_spill_at + (uint64_t)o->spill, .bytes = o->bytes,
+                                              .block = block, .what = "activations", .unit = (size_t)o->unit};
+        n_sums += mt_disk_sums_n(o->bytes, 0, block);
+    }
+    r->sum = mt_calloc(n_sums, sizeof(*r->sum));
+    if (!r->sum)
+        return mt_fail_nomem(err, "sums of what is spilled", n_sums * sizeof(*r->sum));
+    uint64_t *at = r->sum;
+    for (size_t i = 0; i < n; i++) {
+        r->spilled[i].sum = at;
+        at += mt_disk_sums_n(r->spilled[i].bytes, 0, block);
+    }
+    return 0;
+}
+
 int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
                     size_t n_micro, struct mt_err *err)
 {
@@ -109,6 +140,8 @@ int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode
         rc = list_queues(r, err);
     if (!rc)
         rc = create_events(e, r, err);
+    if (!rc)
+        rc = alloc_sums(e, r, err);
     if (rc) {
         destroy_runnable(r);
         return rc;

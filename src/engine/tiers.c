@@ -116,6 +116,18 @@ static uint64_t windows(const struct tiers *t)
     return sum;
 }
 
+/* Sums of what is on the disk. */
+static uint64_t sums(const struct tiers *t)
+{
+    uint64_t n = 0;
+    for (size_t u = 0; u < t->plan->program.n_units && t->p->placement.nvme_checksums; u++)
+        for (int k = 0; k < MT_N_PLANES; k++)
+            if (t->plan->on_disk[u] >> k & 1)
+                n += mt_disk_sums_n(plane_bytes(t, u, k),
+                                    mt_plane_desc_bytes(&t->desc[k], t->plan->program.piece_elems), MT_DISK_BLOCK);
+    return n * sizeof(uint64_t);
+}
+
 static void buffer_bytes(const struct tiers *t, size_t bytes[MT_N_POOLS])
 {
     for (int i = 0; i < MT_N_POOLS; i++)
@@ -136,7 +148,7 @@ static uint64_t host_pools(const struct tiers *t)
 
 static uint64_t in_use(const struct tiers *t)
 {
-    return planes_in_host(t) + windows(t) + host_pools(t);
+    return planes_in_host(t) + windows(t) + sums(t) + host_pools(t);
 }
 
 static bool fits(const struct tiers *t)

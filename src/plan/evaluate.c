@@ -108,7 +108,10 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
         c->plane[i] = (struct mt_plan_plane){pp.desc[i].use, mt_plane_set_plane_bytes(&pp, k),
                                              mt_plane_set_plane_disk_bytes(&pp, k)};
     }
+    pp.sums = r->placement.nvme_checksums;
+    pp.piece_elems = c->engine.program.piece_elems;
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
+    c->sums_bytes = mt_plane_set_sum_bytes(&pp);
     c->disk_bytes = mt_plane_set_disk_bytes(&pp) + c->engine.disk_spill_bytes;
     free(pp.elems);
     return 0;
@@ -120,6 +123,7 @@ void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *
     for (int k = 0; k < MT_N_PLANES; k++)
         mt_memory_add_row(rows, "host", c->plane[k].use, c->plane[k].host_bytes);
     mt_memory_add_row(rows, "host", "windows to the disk", c->windows_bytes);
+    mt_memory_add_row(rows, "host", "sums of the drives' planes", c->sums_bytes);
     mt_engine_add_host_rows(rows, &c->engine);
     mt_memory_add_row(rows, "host", "process", c->process_bytes);
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -171,15 +175,13 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
 static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, bool device_in_host, struct mt_err *err)
 {
     c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
-    if (r->layout->cut.expert_group)
-        c->placement.expert_group = (int64_t)r->layout->cut.expert_group;
     c->placement.activations = c->engine.activations;
     c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
-    c->host_bytes = c->windows_bytes + c->engine.spill_bytes + c->engine.staging_bytes + c->process_bytes +
-                    (device_in_host ? c->engine.device_bytes : 0);
+    c->host_bytes = c->windows_bytes + c->sums_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
+                    c->process_bytes + (device_in_host ? c->engine.device_bytes : 0);
     for (int k = 0; k < MT_N_PLANES; k++)
         c->host_bytes += c->plane[k].host_bytes;
     for (int i = 0; i < MT_N_POOLS; i++)

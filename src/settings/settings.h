@@ -37,7 +37,6 @@ struct mt_numerics {
     int64_t rows_per_step;       /* 0 until it is resolved: from a batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */
     int64_t logits_chunk;        /* rows of logits at once, or MT_AUTO */
-    double router_aux_loss;      /* of a mixture of experts: coefficient of the loss that balances it; 0: off */
     double grad_clip;            /* largest norm of the whole gradient; 0: off */
     enum mt_dtype state_dtype;   /* of the optimizer's moments */
     const struct mt_optimizer *optimizer; /* NULL until it is resolved: by its type and state_dtype */
@@ -71,12 +70,12 @@ struct mt_size {
 /** Where things are and what they may take. Never changes a bit of the result. */
 struct mt_placement {
     enum mt_unit_cut unit;
-    int64_t expert_group;        /* experts of a mixture that are a unit together, or MT_AUTO */
     int64_t slots;               /* weights of so many units on the device at once, or MT_AUTO */
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */
     enum mt_states states;
     enum mt_pin pin;
+    bool nvme_checksums;         /* what is on the drives has sums in host memory, checked by every read */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* resolved: bytes */
     bool poison;                 /* tests: overwrite dead buffers, so that a stale read becomes a NaN */

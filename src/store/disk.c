@@ -17,15 +17,19 @@
 #include "base/mem.h"
 #include "store/disk_priv.h"
 
-enum { READ, WRITE, MAX_RESULTS = 64, MAX_RETRIES = 10000 };
+enum { READ, WRITE, MAX_RESULTS = 64, MAX_RETRIES = 10000, SUM_AT_ONCE = 128 << 10 };
 
 struct piece {
+    struct mt_sum_job job; /* the first member */
     struct mt_disk_request *r;
     size_t file;
     uint64_t offset; /* in the file */
     char *buf;
     size_t bytes, done;
     unsigned retries;
+    const struct mt_disk_sums *sums; /* NULL: none */
+    uint64_t address; /* on the disk */
+    bool reread;
     struct piece *next; /* of the free ones */
 };
 
@@ -40,6 +44,7 @@ struct mt_disk {
     size_t request_bytes;
     unsigned depth;
     mt_io *io;
+    mt_sum_pool *sums;
     const char *io_name;
     bool direct, buffers_registered;
     pthread_t thread;
@@ -142,15 +147,80 @@ static void submit_piece(struct mt_disk *d, struct piece *p)
     }
 }
 
-/* Cuts the next piece off a request. */
+/* --- sums ------------------------------------------------------------------------------------ */
+
+static void fail_sum(struct mt_disk *d, struct piece *p)
+{
+    struct mt_disk_request *r = p->r;
+    const struct mt_disk_file *f = &d->files[p->file];
+    if (!r->rc)
+        r->rc = mt_fail(&r->err, MT_ERR_RUNTIME, -EBADMSG,
+                        "%zu bytes of unit %zu's %s at offset %llu of %s (%s) are not what was written there, twice read: the "
+                        "drive, its cable or its controller changes data; nothing of it goes into a checkpoint, the "
+                        "last one is not touched by this",
+                        p->bytes, p->sums->unit, p->sums->what, (unsigned long long)p->offset, f->path, f->drive);
+}
+
+/* The block's sum is there: a write may begin, a read ends or begins once more. */
+static void take_sum(struct mt_disk *d, struct piece *p)
+{
+    uint64_t *sum = mt_disk_sum_of(p->sums, p->address);
+    if (p->r->write) {
+        *sum = p->job.sum;
+        submit_piece(d, p);
+        return;
+    }
+    if (*sum ? *sum != p->job.sum : !p->job.zeros) {
+        if (!p->reread) {
+            mt_warn("%s (%s), offset %llu: %zu bytes of unit %zu's %s are not what was written; reading them once more",
+                    d->files[p->file].path, d->files[p->file].drive, (unsigned long long)p->offset, p->bytes,
+                    p->sums->unit, p->sums->what);
+            pthread_mutex_lock(&d->lock);
+            d->stats.n_reread++;
+            pthread_mutex_unlock(&d->lock);
+            p->reread = true;
+            p->done = 0;
+            submit_piece(d, p);
+            return;
+        }
+        fail_sum(d, p);
+    }
+    finish_piece(d, p);
+}
+
+static void sum_piece(struct mt_disk *d, struct piece *p)
+{
+    p->job = (struct mt_sum_job){.buf = p->buf, .bytes = p->bytes, .seed = p->address};
+    if (p->bytes > SUM_AT_ONCE) {
+        mt_sum_pool_add(d->sums, &p->job);
+        return;
+    }
+    int64_t t0 = mt_now_ns();
+    mt_sum_job_run(&p->job);
+    pthread_mutex_lock(&d->lock);
+    d->stats.sum_ns += mt_now_ns() - t0;
+    pthread_mutex_unlock(&d->lock);
+    take_sum(d, p);
+}
+
+static void take_sums(struct mt_disk *d)
+{
+    for (struct mt_sum_job *j; (j = mt_sum_pool_take(d->sums));)
+        take_sum(d, (struct piece *)j);
+}
+
+/* Cuts the next piece off a request: where sums are kept, a block. */
 static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
 {
     struct mt_disk_span *s = &r->span[r->at_span];
     struct piece *p = d->free_pieces;
     d->free_pieces = p->next;
-    *p = (struct piece){.r = r, .buf = (char *)s->buf + r->at_byte};
-    uint64_t run = mt_stripe_find(&d->stripe, s->offset + r->at_byte, &p->file, &p->offset);
+    *p = (struct piece){.r = r, .buf = (char *)s->buf + r->at_byte, .sums = s->sums, .address = s->offset + r->at_byte};
+    uint64_t run = mt_stripe_find(&d->stripe, p->address, &p->file, &p->offset);
+    uint64_t block = p->sums ? mt_disk_block_end(p->sums, p->address) - p->address : UINT64_MAX;
     p->bytes = (size_t)MT_MIN(MT_MIN(run, (uint64_t)d->request_bytes), (uint64_t)(s->bytes - r->at_byte));
+    bool whole = !p->sums || (block <= p->bytes && mt_disk_block_begin(p->sums, p->address) == p->address);
+    p->bytes = (size_t)MT_MIN((uint64_t)p->bytes, block);
     r->at_byte += p->bytes;
     if (r->at_byte == s->bytes) {
         r->at_byte = 0;
@@ -161,7 +231,14 @@ static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
     r->in_flight++;
     if (d->in_flight[r->write]++ == 0)
         d->busy_since[r->write] = mt_now_ns();
-    submit_piece(d, p);
+    if (!whole) {
+        fail_request(d, p, -EINVAL); /* a span that is not whole blocks has no sums */
+        finish_piece(d, p);
+    } else if (p->sums && r->write) {
+        sum_piece(d, p);
+    } else {
+        submit_piece(d, p);
+    }
 }
 
 static void take_waiting(struct mt_disk *d, bool *quit)
@@ -220,6 +297,10 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
     size_t n = MT_MIN((size_t)res, p->bytes - p->done);
     bool whole = p->done + n == p->bytes;
     count(d, p->r->write, n, !whole, false);
+    if (whole && p->sums && !p->r->write) {
+        sum_piece(d, p);
+        return;
+    }
     if (whole) {
         finish_piece(d, p);
         return;
@@ -254,6 +335,7 @@ static void *disk_main(void *arg)
         }
         for (int i = 0; i < n; i++)
             take_result(d, r[i].tag, r[i].res);
+        take_sums(d);
     }
 }
 
@@ -308,6 +390,7 @@ void mt_disk_stats(mt_disk *d, struct mt_disk_stats *out)
     pthread_mutex_lock(&d->lock);
     *out = d->stats;
     pthread_mutex_unlock(&d->lock);
+    out->sum_ns += mt_sum_pool_ns(d->sums);
 }
 
 /* --- opening --------------------------------------------------------------------------------- */
@@ -329,7 +412,7 @@ static int measure_rates(double *rates, const struct mt_disk_params *p, struct m
 
 static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
 {
-    size_t chunk = p->chunk_bytes ? p->chunk_bytes : 1 << 20;
+    size_t chunk = p->chunk_bytes ? p->chunk_bytes : MT_DISK_BLOCK;
     double *measured = NULL;
     int rc = 0;
     for (size_t i = 0; i < p->n_dirs; i++)
@@ -373,7 +456,7 @@ static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_
     }
     for (size_t i = 0; i < d->n_files; i++)
         fds[i] = d->files[i].fd;
-    int rc = mt_io_create(&d->io, p->io, ops, &why, err);
+    int rc = mt_io_create(&d->io, p->io, p->fault ? 2 * ops : ops, &why, err); /* faults add operations */
     if (!rc && why)
         mt_warn("disk I/O by threads with pread and pwrite: %s", why);
     if (!rc) {
@@ -386,17 +469,24 @@ static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_
     return rc;
 }
 
+static void wake_disk(void *io)
+{
+    mt_io_wake(io);
+}
+
 int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
 {
     mt_disk *d = mt_calloc(1, sizeof(*d));
     if (!d)
         return mt_fail_nomem(err, "the disk", sizeof(*d));
     pthread_mutex_init(&d->lock, NULL);
-    d->request_bytes = p->request_bytes ? p->request_bytes : 1 << 20;
+    d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
     d->depth = p->depth ? p->depth : 32;
     int rc = open_files(d, p, err);
     if (!rc)
         rc = open_io(d, p, err);
+    if (!rc) /* a thread for each drive, and one: for reads and writes at once */
+        rc = mt_sum_pool_create(&d->sums, (int)p->n_dirs + 1, wake_disk, d->io, err);
     if (!rc) {
         int e = pthread_create(&d->thread, NULL, disk_main, d);
         d->started = !e;
@@ -425,6 +515,7 @@ void mt_disk_close(mt_disk **disk)
         mt_io_wake(d->io);
         pthread_join(d->thread, NULL);
     }
+    mt_sum_pool_destroy(&d->sums); /* its threads wake the backend */
     mt_io_destroy(&d->io);
     for (size_t i = 0; i < d->n_files; i++)
         mt_disk_file_close(&d->files[i]);
@@ -452,6 +543,12 @@ void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
                                  .n_dirs = d->n_files};
     for (size_t i = 0; i < d->n_files; i++)
         out->align = MT_MAX(out->align, d->files[i].align);
+}
+
+size_t mt_disk_block(const mt_disk *d)
+{
+    size_t chunk = d->stripe.chunk, block = MT_MIN(chunk, mt_align_up(d->request_bytes, MT_DISK_ALIGN));
+    return chunk % block || block > d->request_bytes ? (size_t)MT_DISK_ALIGN : block; /* none is on two drives */
 }
 
 const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share)

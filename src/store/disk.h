@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "store/disk_sums.h"
 #include "store/io.h"
 
 /**
@@ -19,7 +20,8 @@
  *
  * Space is reserved when the disk is opened. Requests bypass the page cache (O_DIRECT) where the file
  * system allows it, many at a time; every result is checked, short transfers are finished, EINTR and
- * EAGAIN retried; any other error ends the request and names file, offset and drive.
+ * EAGAIN retried; any other error ends the request and names file, offset and drive. What is read of an area that
+ * has sums must agree with them: else it is read once more, and then the request ends with -EBADMSG.
  *
  * Thread-safety: mt_disk_submit() and mt_disk_run() from any thread; the rest from one.
  */
@@ -55,6 +57,7 @@ struct mt_disk_span {
     uint64_t offset; /* offset, address and bytes are multiples of MT_DISK_ALIGN */
     void *buf;
     size_t bytes;
+    const struct mt_disk_sums *sums; /* of the area that it is in; NULL: none are kept */
 };
 
 /**
@@ -85,7 +88,8 @@ int mt_disk_run(mt_disk *d, struct mt_disk_request *r, struct mt_err *err);
 struct mt_disk_stats {
     uint64_t bytes[2];   /* read, written */
     int64_t busy_ns[2];  /* with at least one request under way */
-    uint64_t n_short, n_retried;
+    uint64_t n_short, n_retried, n_reread; /* reread: a sum did not agree at first */
+    int64_t sum_ns; /* CPU time of sums */
 };
 void mt_disk_stats(mt_disk *d, struct mt_disk_stats *out);
 
@@ -97,6 +101,9 @@ struct mt_disk_info {
     size_t n_dirs;
 };
 void mt_disk_info(const mt_disk *d, struct mt_disk_info *out);
+/** Block size of sums: as much as one request to the kernel moves. Where nothing is said of chunks and requests: */
+enum { MT_DISK_BLOCK = 1 << 20 };
+size_t mt_disk_block(const mt_disk *d);
 /** Path of the file in folder i, bytes of it and the share of requests it gets. */
 const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share);
 

@@ -28,6 +28,7 @@ struct window {
     uint64_t offset; /* on the disk */
     size_t bytes;    /* 0: empty */
     bool dirty;
+    const struct mt_disk_sums *sums; /* of the plane that it is of */
 };
 
 struct mt_plane_set {
@@ -37,6 +38,8 @@ struct mt_plane_set {
     struct mt_plane_elems *elems;
     size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
     uint64_t (*disk_at)[MT_N_PLANES]; /* on the disk; UINT64_MAX: not there */
+    struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: none are kept */
+    uint64_t *sum;                            /* all of them */
     mt_disk *disk;
     struct window window[MT_N_PLANES];
 };
@@ -100,7 +103,30 @@ static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kin
     for (size_t u = 0; u < p->n_units && p->desc[k].role != MT_ROLE_GRADIENT; u++)
         if (is_on_disk(p, u, k))
             most = MT_MAX(most, plane_bytes(p, u, k));
-    return MT_MIN(most, p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW);
+    size_t bytes = p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW;
+    if (p->sums && p->disk)
+        bytes = MT_MAX(bytes, mt_disk_block(p->disk)); /* whole blocks go through it */
+    return MT_MIN(most, bytes);
+}
+
+static size_t piece_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k)
+{
+    return mt_plane_desc_bytes(&p->desc[k], p->piece_elems);
+}
+
+static size_t n_sums(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    size_t block = p->disk ? mt_disk_block(p->disk) : (size_t)MT_DISK_BLOCK;
+    return p->sums && is_on_disk(p, unit, k) ? mt_disk_sums_n(plane_bytes(p, unit, k), piece_bytes(p, k), block) : 0;
+}
+
+size_t mt_plane_set_sum_bytes(const struct mt_plane_set_params *p)
+{
+    size_t n = 0;
+    for (size_t u = 0; u < p->n_units; u++)
+        for (int k = 0; k < MT_N_PLANES; k++)
+            n += n_sums(p, u, k);
+    return n * sizeof(uint64_t);
 }
 
 size_t mt_plane_set_window_bytes(const struct mt_plane_set_params *p)
@@ -151,6 +177,25 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
     return rc;
 }
 
+static int alloc_sums(mt_plane_set *s, const struct mt_plane_set_params *p, struct mt_err *err)
+{
+    size_t bytes = mt_plane_set_sum_bytes(p), at = 0;
+    if (!bytes)
+        return 0;
+    s->sums = mt_calloc(p->n_units, sizeof(*s->sums));
+    s->sum = mt_calloc(bytes / sizeof(*s->sum), sizeof(*s->sum));
+    if (!s->sums || !s->sum)
+        return mt_fail_nomem(err, "sums of what is on the drives", bytes);
+    for (size_t u = 0; u < p->n_units; u++)
+        for (int k = 0; k < MT_N_PLANES; k++) {
+            s->sums[u][k] = (struct mt_disk_sums){.sum = s->sum + at, .offset = s->disk_at[u][k],
+                                                  .bytes = plane_bytes(p, u, k), .piece = piece_bytes(p, k),
+                                                  .block = mt_disk_block(p->disk), .what = p->desc[k].use, .unit = u};
+            at += n_sums(p, u, k);
+        }
+    return 0;
+}
+
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
 {
     void *p = mmap(NULL, MT_MAX(bytes, (size_t)1), PROT_READ | PROT_WRITE,
@@ -190,6 +235,8 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     int rc = mt_host_alloc(&base, s->bytes, "weights and optimizer states", err);
     if (!rc)
         rc = alloc_windows(s, p, err);
+    if (!rc)
+        rc = alloc_sums(s, p, err);
     if (rc) {
         mt_host_free(base, s->bytes);
         mt_plane_set_destroy(&s);
@@ -218,6 +265,8 @@ void mt_plane_set_destroy(mt_plane_set **set)
     free(s->at);
     free(s->disk_at);
     free(s->elems);
+    free(s->sums);
+    free(s->sum);
     free(s);
     *set = NULL;
 }
@@ -259,13 +308,28 @@ bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, 
     return true;
 }
 
+const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
+{
+    return s->sums && s->disk_at[unit][k] != UINT64_MAX ? &s->sums[unit][k] : NULL;
+}
+
 static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_err *err)
 {
-    struct mt_disk_request r = {.write = write, .n_spans = 1, .span = {{w->offset, w->mem, w->bytes}}};
+    struct mt_disk_request r = {.write = write, .n_spans = 1, .span = {{w->offset, w->mem, w->bytes, w->sums}}};
     int rc = mt_disk_run(s->disk, &r, err);
     if (!rc)
         w->dirty = false;
     return rc;
+}
+
+/* Of a plane that ends at `end`: from `offset` on, as much as there is memory for; whole blocks, where it has sums. */
+static void place_window(struct window *w, uint64_t offset, uint64_t end)
+{
+    w->offset = w->sums ? mt_disk_block_begin(w->sums, offset) : offset / PAGE * PAGE;
+    w->bytes = (size_t)MT_MIN(end - w->offset, (uint64_t)w->room);
+    uint64_t to = w->offset + w->bytes;
+    if (w->sums && to < end)
+        w->bytes = (size_t)(mt_disk_block_begin(w->sums, to) - w->offset);
 }
 
 /* Has the byte at `at` of a plane in the window; *mem points to it and *n bytes follow. */
@@ -282,8 +346,8 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
         w->bytes = 0;
         if (rc)
             return rc;
-        w->offset = offset / PAGE * PAGE;
-        w->bytes = (size_t)MT_MIN(plane + end - w->offset, (uint64_t)w->room);
+        w->sums = mt_plane_sums(s, unit, k);
+        place_window(w, offset, plane + end);
         rc = move_window(s, w, false, err);
         if (rc) {
             w->bytes = 0;

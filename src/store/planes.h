@@ -74,6 +74,8 @@ struct mt_plane_set_params {
     const mt_plane_bits *on_disk; /* [n_units] what is on the disk; NULL: all in host memory */
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
     size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: MT_PLANE_WINDOW */
+    bool sums;                /* of what is on the disk are kept, and checked by every read */
+    size_t piece_elems;       /* the engine moves planes in pieces of so many elements, or whole; 0: whole alone */
 };
 
 /**
@@ -93,6 +95,8 @@ size_t mt_plane_set_bytes(const struct mt_plane_set_params *p);
 /** Of one kind alone, for the memory table; and of the windows. */
 size_t mt_plane_set_plane_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k);
 size_t mt_plane_set_window_bytes(const struct mt_plane_set_params *p);
+/** Of the sums of what is on the disk, at most. */
+size_t mt_plane_set_sum_bytes(const struct mt_plane_set_params *p);
 /** Bytes on the disk, of all kinds and of one. */
 uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p);
 uint64_t mt_plane_set_plane_disk_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k);
@@ -103,6 +107,8 @@ size_t mt_plane_elems(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plane_kind k);
 /** Offset of a plane on the disk, or false. A plane begins and ends at a multiple of MT_DISK_ALIGN. */
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset);
+/** The sums of a plane on the disk; NULL where none are kept. */
+const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 
 /** Elements [first, first + n) of a plane, wherever it is. */
 int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,

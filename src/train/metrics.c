@@ -158,6 +158,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     if (r->uses_disk) {
         cJSON_AddNumberToObject(o, "t_disk_read", s->t_disk_read);
         cJSON_AddNumberToObject(o, "t_disk_write", s->t_disk_write);
+        cJSON_AddNumberToObject(o, "t_disk_sums", s->t_disk_sums);
         add_traffic(o, "disk_read", s->traffic.read);
         add_traffic(o, "disk_write", s->traffic.written);
     }

@@ -5,6 +5,7 @@ goes on; the newest checkpoint stays good, and resuming gives the bits of a run 
 """
 import errno
 import os
+import random
 import resource
 import shutil
 import signal
@@ -69,6 +70,24 @@ def broken_transfers_end_the_run_and_leave_the_checkpoint(p):
                 p.check(name, out, ini)
                 shutil.rmtree(out)
     assert {1, 4} <= seen, seen
+
+
+def what_a_drive_changes_in_silence_never_reaches_a_result(p):
+    """Turned bits, lost, late and misplaced transfers: the bits of an unbroken run, or an end that names the drive."""
+    rng = random.Random(5)
+    stopped = 0
+    for n in range(60 if FULL else 6):
+        fault = f"{rng.choice(('read', 'write', 'any'))}:{rng.choice(('flip', 'stale', 'swap', 'drop'))}:" \
+                f"{rng.randrange(1, 1500)}:{rng.choice((1, 2, 0))}"
+        out, ini = p.ini("silent")
+        r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": fault}, expect=None)
+        assert r.returncode in (0, 1), (fault, r.returncode, r.stderr)
+        if r.returncode:
+            stopped += 1
+            assert "not what was written" in r.stderr and p.drive in r.stderr and "unit " in r.stderr, (fault, r.stderr)
+        p.check(fault, out, ini)
+        shutil.rmtree(out)
+    assert stopped > 1
 
 
 def a_drive_that_stays_broken_ends_the_run(p):

@@ -56,6 +56,7 @@ struct placing {
     size_t device_bytes; /* 0: the least that works */
     enum mt_io_kind io;
     const char *fault;
+    bool without_sums;
 };
 
 struct trainer {
@@ -122,6 +123,8 @@ static void make_planes(struct trainer *t, const struct placing *p)
     assert_int_equal(mt_layout_plane_params(&pp, t->layout, t->ep.numerics.optimizer, p->dtype, NULL), 0);
     pp.on_disk = t->plan.on_disk;
     pp.window_bytes = 8192;
+    pp.sums = t->ep.placement.nvme_checksums;
+    pp.piece_elems = t->plan.program.piece_elems;
     if (t->plan.uses_disk) {
         struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .io = p->io, .request_bytes = 8192,
                                     .bytes = mt_plane_set_disk_bytes(&pp) + t->plan.disk_spill_bytes};
@@ -167,7 +170,8 @@ static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
         .train = true, .placement.slots = 2, .placement.activations = p->act, .placement.poison = true,
         .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .numerics.grad_clip = 0.5, .placement.threads = 2, .placement.states = p->states,
         .may_use_disk = p->states != MT_STATES_HOST || p->act == MT_ACT_DISK,
-        .host_bytes = p->host_bytes, .placement.piece_elems = MT_PIECE_ALIGN};
+        .host_bytes = p->host_bytes, .placement.piece_elems = MT_PIECE_ALIGN,
+        .placement.nvme_checksums = !p->without_sums};
     t->device_bytes = p->device_bytes ? p->device_bytes : least_budget(t);
     if (make_plan(t, t->device_bytes, err))
         fail_msg("%s", err->msg);
@@ -190,11 +194,11 @@ static void end(struct trainer *t)
 }
 
 /* All of hi, lo, m and v, read wherever they are. */
-static char *snapshot(struct trainer *t, size_t *bytes)
+static int read_all(struct trainer *t, char **out, size_t *bytes, struct mt_err *err)
 {
     size_t at = 0, cap = 0;
     char *all = NULL;
-    struct mt_err err;
+    int rc = 0;
     for (size_t u = 0; u < t->layout->n_units; u++)
         for (int k = 0; k < MT_N_PLANES; k++) {
             const struct mt_plane_desc *d = mt_plane_desc_of(t->planes, (enum mt_plane_kind)k);
@@ -202,11 +206,21 @@ static char *snapshot(struct trainer *t, size_t *bytes)
             if (!n || d->role == MT_ROLE_GRADIENT)
                 continue;
             assert_true(mt_grow(&all, &cap, at + n * size, 1));
-            if (mt_planes_read(t->planes, u, (enum mt_plane_kind)k, 0, n, all + at, &err))
-                fail_msg("%s", err.msg);
+            if (!rc)
+                rc = mt_planes_read(t->planes, u, (enum mt_plane_kind)k, 0, n, all + at, err);
             at += n * size;
         }
     *bytes = at;
+    *out = all;
+    return rc;
+}
+
+static char *snapshot(struct trainer *t, size_t *bytes)
+{
+    char *all = NULL;
+    struct mt_err err;
+    if (read_all(t, &all, bytes, &err))
+        fail_msg("%s", err.msg);
     return all;
 }
 
@@ -389,12 +403,87 @@ static void any_transfer_that_fails_ends_the_step_with_its_error(void **state)
         }
 }
 
+/* A run of which nobody is told what goes wrong on the drive: its error, or its outcome. */
+static int run_deceived(struct placing *p, struct outcome *o, uint64_t *written, struct mt_err *err)
+{
+    struct trainer t;
+    struct mt_step_result r;
+    struct mt_disk_stats stats;
+    *o = (struct outcome){{0}};
+    int rc = begin(&t, p, err);
+    p->device_bytes = t.device_bytes; /* looked for once */
+    for (int i = 0; i < STEPS && !rc; i++) {
+        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, err);
+        o->loss[i] = r.loss;
+        o->norm[i] = r.grad_norm;
+    }
+    if (!rc)
+        rc = mt_engine_flush(t.engine, err);
+    if (!rc)
+        rc = read_all(&t, &o->planes, &o->bytes, err);
+    mt_disk_stats(t.disk, &stats);
+    *written = stats.bytes[1];
+    end(&t);
+    return rc;
+}
+
+static bool same(const struct outcome *a, const struct outcome *b)
+{
+    return a->bytes == b->bytes && !memcmp(a->loss, b->loss, sizeof(a->loss)) &&
+           !memcmp(a->norm, b->norm, sizeof(a->norm)) && !memcmp(a->planes, b->planes, a->bytes);
+}
+
+/* Of `n` seeded runs: how many gave the right bits, were stopped, and gave other bits. */
+static void deceive(int n, bool sums, int *right, int *stopped, int *wrong)
+{
+    static const char *const kinds[] = {"flip", "stale", "swap", "drop"}, *const dirs[] = {"any", "read", "write"};
+    struct placing p = {.dtype = MT_BF16, .states = MT_STATES_DISK, .act = MT_ACT_DISK, .without_sums = !sums};
+    struct outcome want, got;
+    struct mt_err err = {0};
+    uint64_t written, unused;
+    assert_int_equal(run_deceived(&p, &want, &written, &err), 0);
+    *right = *stopped = *wrong = 0;
+    for (int i = 0; i < n; i++) {
+        char fault[64];
+        struct mt_philox x = mt_philox(77, 1, (uint64_t)i);
+        unsigned long long nth = 1 + x.v[1] % (2 * written / 8192), count = 1 + x.v[2] % 3;
+        snprintf(fault, sizeof(fault), "%s:%s:%llu:%llu", dirs[x.v[3] % 3], kinds[x.v[0] % 4], nth, count);
+        p.fault = fault;
+        int rc = run_deceived(&p, &got, &unused, &err);
+        if (rc && sums && (rc != -EBADMSG || !strstr(err.msg, "not what was written") || !strstr(err.msg, "megatrain-scratch")))
+            fail_msg("%s: %s", fault, err.msg);
+        bool is_same = !rc && same(&want, &got);
+        if (!rc && !is_same && sums)
+            fail_msg("%s: other bits, and no error", fault);
+        *(rc ? stopped : is_same ? right : wrong) += 1;
+        free(got.planes);
+    }
+    free(want.planes);
+}
+
+static void what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing(void **state)
+{
+    (void)state;
+    const char *full = getenv("MEGATRAIN_TEST_FULL");
+    int right, stopped, wrong, n = full && *full ? 1000 : 40;
+#ifdef __SANITIZE_THREAD__
+    n /= 10;
+#endif
+    deceive(n, true, &right, &stopped, &wrong);
+    print_message("%d runs: %d with the right bits, %d stopped, %d with others\n", n, right, stopped, wrong);
+    assert_true(stopped > 0 && right > 0 && !wrong);
+    deceive(n, false, &right, &stopped, &wrong);
+    print_message("without sums: %d right, %d stopped, %d with others\n", right, stopped, wrong);
+    assert_true(wrong > 0); /* the faults are such that sums are needed */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_placement_gives_the_same_bits),
         cmocka_unit_test(an_abandoned_step_completes_the_pending_update),
         cmocka_unit_test(any_transfer_that_fails_ends_the_step_with_its_error),
+        cmocka_unit_test(what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

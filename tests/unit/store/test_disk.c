@@ -219,6 +219,93 @@ static void survivable_faults_are_survived(void **state)
         }
 }
 
+/* Written whole with sums, over what was there; read whole. */
+static int deceive(const char *fault, bool sums, const char *a, char *b, struct mt_disk_stats *stats, struct mt_err *err)
+{
+    enum { PIECE = 320 << 10 };
+    struct mt_io_fault f;
+    struct mt_disk_params p = params(2, MT_IO_AUTO);
+    mt_disk *d = NULL;
+    p.fault = &f;
+    if (mt_io_fault_parse(&f, fault, err) || mt_disk_open(&d, &p, err))
+        fail_msg("%s", err->msg);
+    struct mt_disk_sums area = {.offset = 12288, .bytes = 3 << 20, .piece = PIECE, .block = mt_disk_block(d), .what = "things"};
+    area.sum = mt_calloc(mt_disk_sums_n(area.bytes, area.piece, area.block), sizeof(*area.sum));
+    int rc = 0;
+    for (int round = 0; round < 2 && !rc; round++)
+        for (size_t at = 0; at < area.bytes && !rc; at += PIECE) { /* as an engine does: in pieces */
+            struct mt_disk_request w = {.write = true, .n_spans = 1,
+                                        .span = {{area.offset + at, (char *)a + at + (size_t)round * MT_DISK_ALIGN,
+                                                  MT_MIN((size_t)PIECE, area.bytes - at), sums ? &area : NULL}}};
+            rc = mt_disk_run(d, &w, err);
+        }
+    struct mt_disk_request r = {.n_spans = 1, .span = {{area.offset, b, area.bytes, sums ? &area : NULL}}};
+    if (!rc)
+        rc = mt_disk_run(d, &r, err);
+    mt_disk_stats(d, stats);
+    mt_disk_close(&d);
+    free(area.sum);
+    return rc;
+}
+
+static void sums_find_what_a_drive_does_not_tell(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fault;
+        bool passes; /* the second read has it right */
+    } cases[] = {{"read:flip:5", true},      {"read:drop:3:1", true},   {"read:swap:2", true},   {"write:flip:70", false},
+                 {"write:drop:81", false},   {"write:swap:61", false},  {"write:stale:40", false}, {"read:flip:9:0", false},
+                 {"any:drop:1:0", false},    {"read:stale:7", true}};
+    char *a = aligned(4 << 20), *b = aligned(3 << 20);
+    struct mt_err err = {0};
+    struct mt_disk_stats stats;
+    fill(a, 4 << 20, 9);
+    assert_int_equal(deceive("read:delay:1", true, a, b, &stats, &err), 0);
+    assert_memory_equal(a + MT_DISK_ALIGN, b, 3 << 20);
+    assert_true(!stats.n_reread && stats.sum_ns > 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        err.msg[0] = 0;
+        memset(b, 3, 3 << 20);
+        int rc = deceive(cases[i].fault, true, a, b, &stats, &err);
+        if (rc != (cases[i].passes ? 0 : -EBADMSG))
+            fail_msg("%s: %d, %s", cases[i].fault, rc, err.msg);
+        assert_true(stats.n_reread > 0);
+        if (rc)
+            assert_true(strstr(err.msg, "things at offset") && strstr(err.msg, root) && strstr(err.msg, "not what was written"));
+        else
+            assert_memory_equal(a + MT_DISK_ALIGN, b, 3 << 20);
+        /* nobody else does */
+        memset(b, 3, 3 << 20);
+        assert_int_equal(deceive(cases[i].fault, false, a, b, &stats, &err), 0);
+        if (memcmp(a + MT_DISK_ALIGN, b, 3 << 20) == 0)
+            fail_msg("%s changes nothing", cases[i].fault);
+    }
+    free(a);
+    free(b);
+}
+
+static void a_span_that_is_not_whole_blocks_is_refused(void **state)
+{
+    (void)state;
+    mt_disk *d = NULL;
+    struct mt_err err = {0};
+    struct mt_disk_params p = params(1, MT_IO_AUTO);
+    uint64_t sum[8] = {0};
+    char *a = aligned(CHUNK);
+    assert_int_equal(mt_disk_open(&d, &p, &err), 0);
+    struct mt_disk_sums area = {.sum = sum, .offset = 4096, .bytes = 3 * CHUNK, .block = mt_disk_block(d), .what = "things"};
+    assert_int_equal(area.block, CHUNK);
+    struct mt_disk_request r = {.n_spans = 1, .span = {{4096, a, CHUNK - 4096, &area}}};
+    assert_int_equal(mt_disk_run(d, &r, &err), 0);
+    r.span[0].bytes = CHUNK - 8192;
+    assert_int_equal(mt_disk_run(d, &r, &err), -EINVAL);
+    r.span[0] = (struct mt_disk_span){8192, a, CHUNK - 8192, &area};
+    assert_int_equal(mt_disk_run(d, &r, &err), -EINVAL);
+    mt_disk_close(&d);
+    free(a);
+}
+
 static void faults_that_cannot_be_survived_are_told(void **state)
 {
     (void)state;
@@ -366,6 +453,8 @@ int main(void)
         cmocka_unit_test(registered_buffers_are_used),
         cmocka_unit_test(many_requests_at_once_all_end),
         cmocka_unit_test(survivable_faults_are_survived),
+        cmocka_unit_test(sums_find_what_a_drive_does_not_tell),
+        cmocka_unit_test(a_span_that_is_not_whole_blocks_is_refused),
         cmocka_unit_test(faults_that_cannot_be_survived_are_told),
         cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
         cmocka_unit_test(a_missing_folder_is_named),

@@ -40,6 +40,8 @@ struct fixture {
     mt_plane_set *set;
 };
 
+static bool sums; /* of sets to come */
+
 static void open_set(struct fixture *f, const mt_plane_bits *on_disk, const struct mt_io_fault *fault)
 {
     const char *dirs[] = {root};
@@ -47,8 +49,9 @@ static void open_set(struct fixture *f, const mt_plane_bits *on_disk, const stru
     *f = (struct fixture){.p = made_planes(UNITS, elems, trainable, by_kind, MT_F32, MT_BF16)};
     f->p.on_disk = on_disk;
     f->p.window_bytes = WINDOW;
+    f->p.sums = sums;
     struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .bytes = mt_plane_set_disk_bytes(&f->p),
-                                .fault = fault};
+                                .request_bytes = WINDOW, .fault = fault};
     assert_int_equal(mt_disk_open(&f->disk, &dp, NULL), 0);
     f->p.disk = f->disk;
     assert_int_equal(mt_plane_set_create(&f->set, &f->p, NULL), 0);
@@ -118,6 +121,55 @@ static void planes_on_disk_hold_what_planes_in_memory_hold(void **state)
     close_set(&b);
 }
 
+static void planes_with_sums_hold_the_same(void **state)
+{
+    sums = true;
+    planes_on_disk_hold_what_planes_in_memory_hold(state);
+    sums = false;
+}
+
+/* The drive has something else than what was written last. */
+static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_err err = {0};
+    const mt_plane_bits all[UNITS] = {~0u, ~0u, ~0u};
+    static uint16_t x[11111];
+    uint64_t at;
+    void *p = NULL;
+    sums = true;
+    open_set(&f, all, NULL);
+    sums = false;
+    assert_true(mt_plane_set_sum_bytes(&f.p) > 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(x); i++)
+        x[i] = (uint16_t)(i * 3);
+    assert_int_equal(mt_planes_write(f.set, 2, MT_PLANE_LO, 0, 11111, x, &err), 0);
+    assert_int_equal(mt_planes_settle(f.set, &err), 0);
+    assert_true(mt_plane_on_disk(f.set, 2, MT_PLANE_LO, &at));
+    assert_int_equal(posix_memalign(&p, MT_DISK_ALIGN, MT_DISK_ALIGN), 0);
+    struct mt_disk_request r = {.n_spans = 1, .span = {{at + 8192, p, MT_DISK_ALIGN}}}; /* past the sums */
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    ((char *)p)[77] ^= 4;
+    r.write = true;
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    assert_int_equal(mt_planes_read(f.set, 2, MT_PLANE_LO, 0, 4096, x, &err), 0); /* another block */
+    assert_int_equal(mt_planes_read(f.set, 2, MT_PLANE_LO, 4096, 1, x, &err), -EBADMSG);
+    assert_non_null(strstr(err.msg, "unit 2's lo at offset"));
+    ((char *)p)[77] ^= 4;
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    assert_int_equal(mt_planes_read(f.set, 2, MT_PLANE_LO, 4096, 1, x, &err), 0);
+    /* nor is what was never written, and is no zero */
+    assert_int_equal(mt_planes_read(f.set, 0, MADE_M, 0, 1, x, &err), 0);
+    assert_int_equal(mt_planes_settle(f.set, &err), 0);
+    assert_true(mt_plane_on_disk(f.set, 0, MADE_M, &at));
+    r.span[0].offset = at;
+    assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
+    assert_int_equal(mt_planes_read(f.set, 0, MADE_M, 0, 1, x, &err), -EBADMSG);
+    free(p);
+    close_set(&f);
+}
+
 static void settling_brings_all_to_the_disk_itself(void **state)
 {
     (void)state;
@@ -168,6 +220,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_add_up_and_frozen_units_have_no_moments),
         cmocka_unit_test(planes_on_disk_hold_what_planes_in_memory_hold),
+        cmocka_unit_test(planes_with_sums_hold_the_same),
+        cmocka_unit_test(what_a_drive_changed_is_not_read_as_a_plane),
         cmocka_unit_test(settling_brings_all_to_the_disk_itself),
         cmocka_unit_test(a_write_that_fails_is_told_when_it_happens),
     };
