@@ -1,33 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * out = act(g) u; dg = dout u act'(g), du = dout act(g). A block takes a part of one or several rows, a
+ * out = act(g) u; dg = dout u act'(g), du = dout act(g) (glu.cuh). A block takes a part of one or several rows, a
  * thread one pack of the gate and its partner of the up half. Bytes moved an element of the output, of s
  * bytes: forward 3 s, backward 5 s, and 6 s with the output once more.
  */
+#include "glu.cuh"
 #include "launch.cuh"
 #include "scalar.cuh"
 
 enum { UNROLL = 2 };
-
-/*
- * act(x) = x gate(x). gelu's gate is (1 + tanh(z)) / 2 = 1 / (1 + e^-2z) with z = k (x + 0.044715 x^3)
- * (Hendrycks and Gimpel 2016). `slope` is act'(x).
- */
-template <typename T, int KIND> static __device__ __forceinline__ float gate(float x)
-{
-    if constexpr (KIND == MT_GLU_SILU)
-        return sigmoid<T>(x);
-    else
-        return sigmoid<T>(2.0f * 0.7978845608f * (x + 0.044715f * x * x * x));
-}
-
-template <int KIND> static __device__ __forceinline__ float slope(float x, float s)
-{
-    if constexpr (KIND == MT_GLU_SILU)
-        return s * (1.0f + x * (1.0f - s));
-    else
-        return s + x * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x));
-}
 
 template <typename T, int N, int KIND>
 static __global__ void __launch_bounds__(256) glu_forward(struct mt_glu a, size_t packs, unsigned columns)
@@ -52,8 +33,10 @@ static __global__ void __launch_bounds__(256) glu_forward(struct mt_glu a, size_
     for (int u = 0; u < UNROLL; u++) {
         size_t i = at + u * blockDim.x;
         if (i < packs) {
-            for (int k = 0; k < N; k++)
-                g[u][k] = g[u][k] * gate<T, KIND>(g[u][k]) * up[u][k];
+            for (int k = 0; k < N; k++) {
+                glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[u][k], up[u][k]);
+                g[u][k] = t.act * t.up;
+            }
             store_n<T, N>(out + i * N, g[u]);
         }
     }
@@ -74,10 +57,10 @@ static __global__ void __launch_bounds__(256)
     load_n<T, N>(static_cast<const T *>(a.gate_up) + i + a.f, up);
     load_n<T, N>(static_cast<const T *>(a.dout) + row * a.f + at * N, dy);
     for (int k = 0; k < N; k++) {
-        float s = gate<T, KIND>(g[k]), act = g[k] * s, y = act * up[k];
-        g[k] = dy[k] * up[k] * slope<KIND>(g[k], s);
-        up[k] = dy[k] * act;
-        dy[k] = y;
+        glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[k], up[k]);
+        g[k] = dy[k] * t.up * t.slope;
+        up[k] = dy[k] * t.du;
+        dy[k] = t.act * t.up;
     }
     store_n<T, N>(static_cast<T *>(a.dgate_up) + i, g);
     store_n<T, N>(static_cast<T *>(a.dgate_up) + i + a.f, up);
@@ -103,6 +86,8 @@ static cudaError_t run_backward(const struct mt_glu_bwd *a, cudaStream_t stream)
 
 template <typename T, int N> static cudaError_t forward_kind(const struct mt_glu *a, cudaStream_t stream)
 {
+    if (a->kind == MT_GLU_CLAMPED)
+        return run_forward<T, N, MT_GLU_CLAMPED>(a, stream);
     return a->kind == MT_GLU_SILU ? run_forward<T, N, MT_GLU_SILU>(a, stream)
                                   : run_forward<T, N, MT_GLU_GELU_TANH>(a, stream);
 }
@@ -110,6 +95,8 @@ template <typename T, int N> static cudaError_t forward_kind(const struct mt_glu
 template <typename T, int N>
 static cudaError_t backward_kind(const struct mt_glu_bwd *a, cudaStream_t stream)
 {
+    if (a->kind == MT_GLU_CLAMPED)
+        return run_backward<T, N, MT_GLU_CLAMPED>(a, stream);
     return a->kind == MT_GLU_SILU ? run_backward<T, N, MT_GLU_SILU>(a, stream)
                                   : run_backward<T, N, MT_GLU_GELU_TANH>(a, stream);
 }

@@ -33,7 +33,8 @@ extern "C" {
     X(GRAD_CAST, grad_cast, struct mt_grad_cast)                                                   \
     X(JOIN, join, struct mt_join)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
-    X(DECODE, decode, struct mt_decode)
+    X(DECODE, decode, struct mt_decode)                                                            \
+    MT_DEVICE_OPS_MOE(X, X)
 
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);
 MT_CUDA_KERNEL_OPS(MT_CUDA_LAUNCHER)

@@ -39,6 +39,11 @@ size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
     return mt_div_up(a->n, mt_cuda_qk_rope_bwd_rows(a->n)) * 2 * a->head_dim * sizeof(float);
 }
 
+size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
+{
+    return mt_div_up(a->n, MT_CUDA_ROUTE_TOKENS) * (a->e + 1) * sizeof(int32_t);
+}
+
 /* --- a workspace's parts ----------------------------------------------------------------------- */
 
 /* The next part, at a border that every kernel and library takes. */

@@ -25,6 +25,9 @@ size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
 size_t mt_cuda_qk_rope_bwd_rows(size_t n);
 
+/** Tokens of a block that sorts entries by expert; each block leaves e + 1 counts. */
+enum { MT_CUDA_ROUTE_TOKENS = 256 };
+
 /** Of every operation that has one. Attention: as with fused attention, which takes more, so that what is planned fits
  * with either way. */
 #define MT_CUDA_WITHOUT(ID, name, type)

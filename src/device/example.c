@@ -125,6 +125,17 @@ int32_t *mt_example_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod)
     return mt_example_upload(x, mt_example_host_ints(x, n, mul, mod), n);
 }
 
+const uint16_t *mt_example_choices(mt_example *x, size_t n, size_t e, size_t k)
+{
+    size_t words = mt_div_up(n * k, 2);
+    int32_t *v = mt_example_host_ints(x, words, 0, 0);
+    for (size_t i = 0; v && i < n * k; i++) {
+        uint16_t id = (uint16_t)((i / k * 7 + i % k) % e);
+        memcpy((char *)v + i * sizeof(id), &id, sizeof(id));
+    }
+    return (const uint16_t *)(const void *)mt_example_upload(x, v, words);
+}
+
 int mt_example_create(mt_example **out, const struct mt_example_params *p, struct mt_err *err)
 {
     const struct mt_op *op = mt_dev_op(p->shape.op);

@@ -71,6 +71,8 @@ void *mt_example_workspace(mt_example *x, size_t bytes);
 int32_t *mt_example_host_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod);
 /** The same on the device. */
 int32_t *mt_example_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mod);
+/** ids of k different experts out of e for each of n tokens, on the device. */
+const uint16_t *mt_example_choices(mt_example *x, size_t n, size_t e, size_t k);
 /** Of host integers; NULL for NULL. */
 int32_t *mt_example_upload(mt_example *x, const int32_t *host, size_t n);
 

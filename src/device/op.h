@@ -31,6 +31,8 @@ enum mt_op_size {
     MT_SIZE_HEAD_DIM,
     MT_SIZE_LENGTH,    /* of a document, and one more */
     MT_SIZE_ELEMENTS,  /* of a flat array; of bytes, too */
+    MT_SIZE_EXPERTS,
+    MT_SIZE_TOP_K,     /* experts of a token */
     MT_N_SIZES,
 };
 struct mt_op_sizes {

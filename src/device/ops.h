@@ -4,9 +4,11 @@
 
 #include "base/packed.h"
 #include "device/device.h"
+#include "device/ops_mlp.h"
 
 /**
- * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of them all.
+ * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of them all. Those
+ * of gated units and mixtures of experts are in ops_mlp.h.
  * Rules for every one, checked once by ops.c before a device sees the arguments:
  *
  * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned where
@@ -170,25 +172,6 @@ struct mt_attention_bwd {
     size_t ld_dq, ld_dk, ld_dv;
 };
 
-enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH };
-/** out[i, j] = act(gate_up[i, j]) * gate_up[i, f + j]  (Shazeer 2020). */
-struct mt_glu {
-    size_t n, f;
-    enum mt_dtype dtype;
-    enum mt_glu_kind kind;
-    const void *gate_up; /* [n, 2f] */
-    void *out;           /* [n, f] */
-};
-/** The gradient of gate and up; and mt_op_glu()'s output once more, while they are at hand. */
-struct mt_glu_bwd {
-    size_t n, f;
-    enum mt_dtype dtype;
-    enum mt_glu_kind kind;
-    const void *gate_up, *dout;
-    void *dgate_up; /* may be gate_up */
-    void *out;      /* [n, f]; may be dout; NULL: not wanted */
-};
-
 /**
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
  * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale.
@@ -313,7 +296,8 @@ struct mt_decode {
     X(JOIN, join, struct mt_join)                                                                  \
     X(ZERO, zero, struct mt_zero)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
-    X(DECODE, decode, struct mt_decode)
+    X(DECODE, decode, struct mt_decode)                                                            \
+    MT_DEVICE_OPS_MOE(X, W)
 
 enum mt_dev_op {
 #define MT_DEV_OP_ID(ID, name, type) MT_DEV_##ID,

@@ -153,7 +153,8 @@ static void list_by_bytes(struct mt_measure_grid *g, enum mt_dtype t, uint64_t n
     const struct mt_op_sizes sizes = {{
         [MT_SIZE_ROWS] = n, [MT_SIZE_HIDDEN] = c, [MT_SIZE_FFN] = 2 * c, [MT_SIZE_LOSS_ROWS] = n / 8,
         [MT_SIZE_VOCAB] = 8 * c, [MT_SIZE_RUNS] = n / 2, [MT_SIZE_HEADS] = 8, [MT_SIZE_KV_HEADS] = 4,
-        [MT_SIZE_ALL_HEADS] = 12, [MT_SIZE_HEAD_DIM] = 64, [MT_SIZE_LENGTH] = n + 1, [MT_SIZE_ELEMENTS] = n * 1024}};
+        [MT_SIZE_ALL_HEADS] = 12, [MT_SIZE_HEAD_DIM] = 64, [MT_SIZE_LENGTH] = n + 1, [MT_SIZE_ELEMENTS] = n * 1024,
+        [MT_SIZE_EXPERTS] = 64, [MT_SIZE_TOP_K] = 4}};
     struct mt_metered op;
     int rc = 0;
     for (int id = 0; id < MT_N_DEV_OPS; id++) {

@@ -212,11 +212,13 @@ static void bench_embedding_of_text(struct bench *b)
 static const struct mt_op_sizes small = {{
     [MT_SIZE_ROWS] = 512, [MT_SIZE_HIDDEN] = 896, [MT_SIZE_FFN] = 4864, [MT_SIZE_LOSS_ROWS] = 256,
     [MT_SIZE_VOCAB] = 16000, [MT_SIZE_RUNS] = 256, [MT_SIZE_HEADS] = 14, [MT_SIZE_KV_HEADS] = 2,
-    [MT_SIZE_ALL_HEADS] = 16, [MT_SIZE_HEAD_DIM] = 64, [MT_SIZE_LENGTH] = 513, [MT_SIZE_ELEMENTS] = 16 << 18}};
+    [MT_SIZE_ALL_HEADS] = 16, [MT_SIZE_HEAD_DIM] = 64, [MT_SIZE_LENGTH] = 513, [MT_SIZE_ELEMENTS] = 16 << 18,
+    [MT_SIZE_EXPERTS] = 64, [MT_SIZE_TOP_K] = 8}};
 static const struct mt_op_sizes large = {{
     [MT_SIZE_ROWS] = 16384, [MT_SIZE_HIDDEN] = 3584, [MT_SIZE_FFN] = 18944, [MT_SIZE_LOSS_ROWS] = 2048,
     [MT_SIZE_VOCAB] = 151936, [MT_SIZE_RUNS] = 8192, [MT_SIZE_HEADS] = 28, [MT_SIZE_KV_HEADS] = 4,
-    [MT_SIZE_ALL_HEADS] = 32, [MT_SIZE_HEAD_DIM] = 128, [MT_SIZE_LENGTH] = 2049, [MT_SIZE_ELEMENTS] = 1 << 28}};
+    [MT_SIZE_ALL_HEADS] = 32, [MT_SIZE_HEAD_DIM] = 128, [MT_SIZE_LENGTH] = 2049, [MT_SIZE_ELEMENTS] = 1 << 28,
+    [MT_SIZE_EXPERTS] = 128, [MT_SIZE_TOP_K] = 8}};
 
 int main(int argc, char **argv)
 {

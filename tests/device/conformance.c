@@ -102,6 +102,13 @@ struct dbuf *buf_ints(struct harness *h, const int32_t *v, size_t n)
     return b;
 }
 
+struct dbuf *buf_shorts(struct harness *h, const uint16_t *v, size_t n)
+{
+    struct dbuf *b = buf_new(h, MT_BF16, n);
+    must_copy(h, b->p, v, n * sizeof(*v));
+    return b;
+}
+
 struct dbuf *buf_nan(struct harness *h, enum mt_dtype t, size_t n)
 {
     double *v = keep(n * sizeof(double) + 8);
@@ -123,6 +130,15 @@ static char *get_raw(struct harness *h, const struct dbuf *b)
 double *buf_get_ints(struct harness *h, const struct dbuf *b)
 {
     const int32_t *raw = (const int32_t *)(void *)get_raw(h, b);
+    double *v = keep(b->n * sizeof(double) + 8);
+    for (size_t i = 0; i < b->n; i++)
+        v[i] = raw[i];
+    return v;
+}
+
+double *buf_get_shorts(struct harness *h, const struct dbuf *b)
+{
+    const uint16_t *raw = (const uint16_t *)(void *)get_raw(h, b);
     double *v = keep(b->n * sizeof(double) + 8);
     for (size_t i = 0; i < b->n; i++)
         v[i] = raw[i];
@@ -259,7 +275,8 @@ int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "cpu";
     const char *only = argc > 2 ? argv[2] : ""; /* tests whose name has this in it */
-    const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests, decode_tests, example_tests};
+    const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests,
+                                         decode_tests, router_tests, expert_tests, example_tests};
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};
     int n = 0, differ = 0;

@@ -37,12 +37,15 @@ struct dbuf *buf_new(struct harness *h, enum mt_dtype t, size_t n);
 struct dbuf *buf_random(struct harness *h, enum mt_dtype t, size_t n, double spread, double **host);
 struct dbuf *buf_values(struct harness *h, enum mt_dtype t, size_t n, const double *v);
 struct dbuf *buf_ints(struct harness *h, const int32_t *v, size_t n);
+/** 16-bit integers, kept as the 2-byte words of a bf16 buffer. */
+struct dbuf *buf_shorts(struct harness *h, const uint16_t *v, size_t n);
 /** All NaN: what an operation must overwrite. */
 struct dbuf *buf_nan(struct harness *h, enum mt_dtype t, size_t n);
 /** Values as doubles (freed with the harness); enters the hash. */
 double *buf_get(struct harness *h, const struct dbuf *b);
 /** The same of 4-byte integers. */
 double *buf_get_ints(struct harness *h, const struct dbuf *b);
+double *buf_get_shorts(struct harness *h, const struct dbuf *b);
 /** Zeroed scratch, freed with the harness. */
 double *scratch(struct harness *h, size_t n);
 void *workspace(struct harness *h, size_t bytes);
@@ -65,6 +68,7 @@ struct device_test {
     const char *name;
     void (*fn)(struct harness *h);
 };
-extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], decode_tests[], example_tests[];
+extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], decode_tests[],
+    router_tests[], expert_tests[], example_tests[];
 
 #endif

@@ -6,8 +6,17 @@
 #include "base/mem.h"
 #include "harness.h"
 
+enum { CLAMP = 4 };
+#define ALPHA 1.702
+
+/* Of the gate alone; what is added to the up half is glu_case()'s. */
 static double gate(double x, enum mt_glu_kind kind, double *slope)
 {
+    if (kind == MT_GLU_CLAMPED) {
+        double g = fmin(x, CLAMP), s = 1 / (1 + exp(-ALPHA * g));
+        *slope = x > CLAMP ? 0 : s * (1 + ALPHA * g * (1 - s));
+        return g * s;
+    }
     if (kind == MT_GLU_SILU) {
         double s = 1 / (1 + exp(-x));
         *slope = s * (1 + x * (1 - s));
@@ -32,15 +41,22 @@ static void glu_case(struct harness *h, size_t n, size_t f, enum mt_glu_kind kin
     struct dbuf *gu = buf_random(h, h->dtype, n * 2 * f, 3, &x), *g = buf_random(h, h->dtype, n * f, 1, &dy);
     struct dbuf *y = buf_nan(h, h->dtype, n * f), *apart = buf_nan(h, h->dtype, n * 2 * f);
     double *want = scratch(h, n * f), *want_dx = scratch(h, n * 2 * f);
-    RUN(h, mt_op_glu, &(struct mt_glu){n, f, h->dtype, kind, gu->p, y->p});
-    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, apart->p, NULL});
-    RUN(h, mt_op_glu_bwd, &(struct mt_glu_bwd){n, f, h->dtype, kind, gu->p, g->p, gu->p, g->p});
+    RUN(h, mt_op_glu, &(struct mt_glu){.n = n, .f = f, .dtype = h->dtype, .kind = kind, .gate_up = gu->p, .out = y->p,
+                                       .alpha = (float)ALPHA, .limit = CLAMP});
+    struct mt_glu_bwd b = {.n = n, .f = f, .dtype = h->dtype, .kind = kind, .gate_up = gu->p, .dout = g->p,
+                           .dgate_up = apart->p, .alpha = (float)ALPHA, .limit = CLAMP};
+    RUN(h, mt_op_glu_bwd, &b);
+    b.dgate_up = gu->p;
+    b.out = g->p;
+    RUN(h, mt_op_glu_bwd, &b);
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < f; k++) {
-            double u = x[i * 2 * f + f + k], a = gate(x[i * 2 * f + k], kind, &slope);
+            double up = x[i * 2 * f + f + k], a = gate(x[i * 2 * f + k], kind, &slope);
+            bool cut = kind == MT_GLU_CLAMPED && fabs(up) > CLAMP;
+            double u = kind == MT_GLU_CLAMPED ? fmax(fmin(up, CLAMP), -CLAMP) + 1 : up;
             want[i * f + k] = a * u;
             want_dx[i * 2 * f + k] = dy[i * f + k] * u * slope;
-            want_dx[i * 2 * f + f + k] = dy[i * f + k] * a;
+            want_dx[i * 2 * f + f + k] = cut ? 0 : dy[i * f + k] * a;
         }
     expect_close(h, "y", buf_get(h, y), want, n * f, tolerance(h, 1e-6, 3e-3));
     expect_close(h, "y once more, over dy", buf_get(h, g), want, n * f, tolerance(h, 1e-6, 3e-3));
@@ -58,6 +74,8 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 2, 9000, MT_GLU_SILU);
     glu_case(h, 1, 4104, MT_GLU_GELU_TANH);
     glu_case(h, 2, 601, MT_GLU_SILU);
+    glu_case(h, 7, 72, MT_GLU_CLAMPED);
+    glu_case(h, 3, 1001, MT_GLU_CLAMPED);
 }
 
 static void gated_units_survive_large_inputs(struct harness *h)
@@ -65,7 +83,7 @@ static void gated_units_survive_large_inputs(struct harness *h)
     enum { F = 16 };
     double *x;
     struct dbuf *gu = buf_random(h, h->dtype, 2 * F, 300, &x), *y = buf_nan(h, h->dtype, F);
-    RUN(h, mt_op_glu, &(struct mt_glu){1, F, h->dtype, MT_GLU_SILU, gu->p, y->p});
+    RUN(h, mt_op_glu, &(struct mt_glu){.n = 1, .f = F, .dtype = h->dtype, .gate_up = gu->p, .out = y->p});
     double *got = buf_get(h, y), *want = scratch(h, F), slope;
     for (int k = 0; k < F; k++)
         want[k] = gate(x[k], MT_GLU_SILU, &slope) * x[F + k];

@@ -47,7 +47,8 @@ static void open_bench(struct bench *b, const char *what, int64_t nth)
     static const struct mt_op_sizes sizes = {{
         [MT_SIZE_ROWS] = 4, [MT_SIZE_HIDDEN] = 16, [MT_SIZE_FFN] = 8, [MT_SIZE_LOSS_ROWS] = 4,
         [MT_SIZE_VOCAB] = 16, [MT_SIZE_RUNS] = 2, [MT_SIZE_HEADS] = 2, [MT_SIZE_KV_HEADS] = 2,
-        [MT_SIZE_ALL_HEADS] = 4, [MT_SIZE_HEAD_DIM] = 8, [MT_SIZE_LENGTH] = 5, [MT_SIZE_ELEMENTS] = 64}};
+        [MT_SIZE_ALL_HEADS] = 4, [MT_SIZE_HEAD_DIM] = 8, [MT_SIZE_LENGTH] = 5, [MT_SIZE_ELEMENTS] = 64,
+        [MT_SIZE_EXPERTS] = 4, [MT_SIZE_TOP_K] = 2}};
     mt_device *cpu = open_cpu();
     void *mem = NULL;
     for (int op = 0; op < MT_N_DEV_OPS; op++) {

@@ -24,7 +24,8 @@ static size_t one_of_each(struct mt_metered *ops, enum mt_dtype t)
     static const struct mt_op_sizes sizes = {{
         [MT_SIZE_ROWS] = 70, [MT_SIZE_HIDDEN] = 65, [MT_SIZE_FFN] = 47, [MT_SIZE_LOSS_ROWS] = 19,
         [MT_SIZE_VOCAB] = 320, [MT_SIZE_RUNS] = 11, [MT_SIZE_HEADS] = 4, [MT_SIZE_KV_HEADS] = 2,
-        [MT_SIZE_ALL_HEADS] = 3, [MT_SIZE_HEAD_DIM] = 16, [MT_SIZE_LENGTH] = 32, [MT_SIZE_ELEMENTS] = 1001}};
+        [MT_SIZE_ALL_HEADS] = 3, [MT_SIZE_HEAD_DIM] = 16, [MT_SIZE_LENGTH] = 32, [MT_SIZE_ELEMENTS] = 1001,
+        [MT_SIZE_EXPERTS] = 13, [MT_SIZE_TOP_K] = 3}};
     size_t n = 0;
     for (int id = 0; id < MT_N_DEV_OPS; id++)
         for (unsigned which = 0; n < MAX_EXAMPLES; which++, n++) {

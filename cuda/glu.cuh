@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_GLU_CUH
+#define MT_CUDA_GLU_CUH
+
+#include "device/ops.h"
+#include "scalar.cuh"
+
+/** Of MT_GLU_CLAMPED. */
+struct glu_shape {
+    float alpha, limit;
+};
+
+/** y = act up. Its derivatives are slope up and du: act, or 0 where the up half was cut off. */
+struct glu_terms {
+    float act, up, slope, du;
+};
+
+/**
+ * act(x) = x s(x). gelu's s is (1 + tanh(z)) / 2 = 1 / (1 + e^-2z) with z = k (x + 0.044715 x^3)
+ * (Hendrycks and Gimpel 2016).
+ */
+template <typename T, int KIND>
+static __device__ __forceinline__ glu_terms glu_terms_of(glu_shape p, float g, float u)
+{
+    if constexpr (KIND == MT_GLU_SILU) {
+        float s = sigmoid<T>(g);
+        return {g * s, u, s * (1.0f + g * (1.0f - s)), g * s};
+    } else if constexpr (KIND == MT_GLU_GELU_TANH) {
+        float s = sigmoid<T>(2.0f * 0.7978845608f * (g + 0.044715f * g * g * g));
+        float slope = s + g * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
+        return {g * s, u, slope, g * s};
+    } else {
+        float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u, s = sigmoid<T>(p.alpha * x), act = x * s;
+        v = v < -p.limit ? -p.limit : v;
+        return {act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * (1.0f - s)) : 0.0f, v == u ? act : 0.0f};
+    }
+}
+
+#endif

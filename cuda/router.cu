@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Logits to experts and weights, and back. A warp does a row; expert i, and what is j-th among the chosen, are lane
+ * i % 32's and j % 32's, in shared memory that only the lane itself touches: scores, what experts are chosen by, the
+ * chosen. Choosing is k times a maximum over the warp, the smallest index where some are equal. Bytes moved a row: the
+ * logits, and 6 k; backward the gradient too.
+ *
+ * Backward, with v the chosen's scores (or their softmax) and D what renorm divides by:
+ *
+ *   dv = (scale dw - sum(scale dw v) / D) / D;   through softmax_chosen: ds = v (dv - sum(dv v));
+ *   dx = p (ds - sum(ds p)) for softmax, ds s (1 - s) for sigmoid, ds for the logits themselves.
+ */
+#include <cfloat>
+
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+enum { ROWS = 4 }; /* a block's, a warp each */
+
+static constexpr unsigned ALL = 0xffffffffu;
+static constexpr float MASKED = -FLT_MAX, TAKEN = -INFINITY; /* of experts in other groups; of those that were chosen */
+
+/* A row's shared memory, e floats each. */
+struct row_memory {
+    float *score, *key, *chosen;
+};
+
+static __device__ __forceinline__ row_memory memory_of(float *shared, size_t e)
+{
+    float *mine = shared + threadIdx.y * 3 * e;
+    return {mine, mine + e, mine + 2 * e};
+}
+
+static size_t shared_bytes(size_t e)
+{
+    return ROWS * 3 * e * sizeof(float);
+}
+
+/* --- scores ----------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float warp_max(float v)
+{
+    for (int d = WARP / 2; d; d /= 2) {
+        float other = __shfl_xor_sync(ALL, v, d);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+static __device__ __forceinline__ bool is_finite(float x)
+{
+    return (bits_of_float(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+template <typename L> static __device__ bool row_is_finite(const L *x, unsigned e)
+{
+    bool odd = false;
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        odd |= !is_finite(load(x + i));
+    return __any_sync(ALL, odd) == 0;
+}
+
+/* This lane's part of softmax(x) into s. */
+template <typename L> static __device__ void softmax_row(float *s, const L *x, unsigned e)
+{
+    float max = -INFINITY, sum = 0;
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        max = load(x + i) > max ? load(x + i) : max;
+    max = warp_max(max);
+    for (unsigned i = threadIdx.x; i < e; i += WARP) {
+        s[i] = exp_of(load(x + i) - max);
+        sum += s[i];
+    }
+    sum = warp_sum(sum);
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        s[i] /= sum;
+}
+
+template <typename L> static __device__ void score_row(enum mt_router_score kind, float *s, const L *x, unsigned e)
+{
+    if (kind == MT_SCORE_SOFTMAX)
+        softmax_row(s, x, e);
+    for (unsigned i = threadIdx.x; kind != MT_SCORE_SOFTMAX && i < e; i += WARP)
+        s[i] = kind == MT_SCORE_SIGMOID ? sigmoid<float>(load(x + i)) : load(x + i);
+}
+
+/* Element i of an array whose elements are the lanes' own. */
+static __device__ __forceinline__ float element(const float *v, unsigned i)
+{
+    return __shfl_sync(ALL, i % WARP == threadIdx.x ? v[i] : 0.0f, static_cast<int>(i % WARP));
+}
+
+/* --- choosing --------------------------------------------------------------------------------- */
+
+/* Index of the largest, the first of equals; it is then taken. */
+static __device__ unsigned take_best(float *key, unsigned n)
+{
+    float best = TAKEN;
+    unsigned at = UINT_MAX;
+    for (unsigned i = threadIdx.x; i < n; i += WARP)
+        if (key[i] > best) {
+            best = key[i];
+            at = i;
+        }
+    for (int d = WARP / 2; d; d /= 2) {
+        float other = __shfl_xor_sync(ALL, best, d);
+        unsigned other_at = __shfl_xor_sync(ALL, at, d);
+        if (other > best || (other == best && other_at < at)) {
+            best = other;
+            at = other_at;
+        }
+    }
+    if (at % WARP == threadIdx.x)
+        key[at] = TAKEN;
+    return at;
+}
+
+/* What a group of n keys counts. */
+static __device__ float group_key(const struct mt_router_rule &rule, const float *key, unsigned n)
+{
+    float first = MASKED, second = MASKED;
+    for (unsigned i = 0; i < n; i++)
+        if (key[i] > first) {
+            second = first;
+            first = key[i];
+        } else if (key[i] > second) {
+            second = key[i];
+        }
+    float sum = rule.group == MT_GROUP_MAX ? first : first + second;
+    return sum > MASKED ? sum : MASKED;
+}
+
+/* Leaves the experts of the best groups. The whole block calls: lanes read what others wrote. */
+static __device__ void mask_groups(const struct mt_router_rule &rule, const row_memory &m, unsigned e)
+{
+    unsigned n = static_cast<unsigned>(rule.n_group), per = e / n;
+    __syncthreads();
+    for (unsigned g = threadIdx.x; g < n; g += WARP)
+        m.chosen[g] = group_key(rule, m.key + g * per, per);
+    for (unsigned i = 0; i < rule.topk_group; i++)
+        (void)take_best(m.chosen, n);
+    __syncthreads();
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        if (m.chosen[i / per] != TAKEN)
+            m.key[i] = MASKED;
+    __syncthreads();
+}
+
+/* --- weights ---------------------------------------------------------------------------------- */
+
+/* v = (softmax_chosen ? e^(s - max) / sum : s) and what renorm divides by; open: that is the sum. */
+struct blend {
+    float max, sum, by;
+    bool softmax, open;
+};
+
+static __device__ __forceinline__ unsigned id_of(const row_memory &m, unsigned j)
+{
+    return bits_of_float(element(m.chosen, j));
+}
+
+static __device__ __forceinline__ float value_of(const blend &b, float s)
+{
+    return b.softmax ? exp_of(s - b.max) / b.sum : s;
+}
+
+/* m.chosen holds the bits of the ids. */
+static __device__ blend blend_of(const struct mt_router_rule &rule, const row_memory &m, unsigned k)
+{
+    blend b = {-INFINITY, 0, 1, rule.softmax_chosen, false};
+    for (unsigned j = 0; b.softmax && j < k; j++) {
+        float s = element(m.score, id_of(m, j));
+        b.max = s > b.max ? s : b.max;
+    }
+    for (unsigned j = 0; b.softmax && j < k; j++)
+        b.sum += exp_of(element(m.score, id_of(m, j)) - b.max);
+    if (rule.renorm == MT_RENORM_NONE)
+        return b;
+    float sum = 0;
+    for (unsigned j = 0; j < k; j++)
+        sum += value_of(b, element(m.score, id_of(m, j)));
+    b.open = rule.renorm == MT_RENORM_SUM || sum >= rule.eps;
+    b.by = rule.renorm == MT_RENORM_SUM ? sum + rule.eps : b.open ? sum : rule.eps;
+    return b;
+}
+
+template <typename T, typename L> static __global__ void __launch_bounds__(ROWS *WARP) route(struct mt_router a)
+{
+    MT_SHARED_DYNAMIC(float, shared);
+    row_memory m = memory_of(shared, a.e);
+    size_t row = static_cast<size_t>(blockIdx.x) * ROWS + threadIdx.y;
+    unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
+    const L *x = static_cast<const L *>(a.logits) + (row < a.n ? row : 0) * e; /* barriers: all warps do a row */
+    uint16_t *ids = a.ids + row * k;
+    float *weights = a.weights + row * k;
+    bool finite = a.n && row_is_finite(x, e);
+    if (a.n)
+        score_row(a.rule.score, m.score, x, e);
+    for (unsigned i = threadIdx.x; i < e; i += WARP) {
+        float key = a.n ? m.score[i] + (a.select_bias ? a.select_bias[i] : 0.0f) : 0.0f;
+        m.key[i] = key > MASKED ? key : MASKED; /* a bias may be anything */
+    }
+    if (a.rule.n_group > 1)
+        mask_groups(a.rule, m, e);
+    if (row >= a.n_padded)
+        return;
+    if (row >= a.n || !finite) {
+        for (unsigned j = threadIdx.x; j < k; j += WARP) {
+            ids[j] = row < a.n ? static_cast<uint16_t>(j) : static_cast<uint16_t>(MT_NO_EXPERT);
+            weights[j] = row < a.n ? NAN : 0.0f;
+        }
+        return;
+    }
+    for (unsigned j = 0; j < k; j++) {
+        unsigned id = take_best(m.key, e);
+        if (j % WARP == threadIdx.x) {
+            m.chosen[j] = float_of_bits(id);
+            ids[j] = static_cast<uint16_t>(id);
+        }
+    }
+    blend b = blend_of(a.rule, m, k);
+    for (unsigned j = 0; j < k; j++) {
+        float w = value_of(b, element(m.score, id_of(m, j))) / b.by * a.rule.scale;
+        if (j % WARP == threadIdx.x)
+            weights[j] = a.rule.round_weights ? rounded<T>(w) : w;
+    }
+}
+
+/* --- backward --------------------------------------------------------------------------------- */
+
+/* Gradient of the j-th chosen's score, of which that of its weight is dw. */
+struct slope {
+    float through_renorm, through_softmax;
+};
+
+static __device__ __forceinline__ float chosen_gradient(const struct mt_router_bwd &a, const blend &b, const slope &d,
+                                                        float dw, float v)
+{
+    float dv = (a.rule.scale * dw - d.through_renorm) / b.by;
+    return b.softmax ? v * (dv - d.through_softmax) : dv;
+}
+
+/* The row's gradient over its keys, from that of the weights. */
+static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_memory &m, const float *dweights)
+{
+    unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
+    blend b = blend_of(a.rule, m, k);
+    slope d = {0, 0};
+    float dot = 0;
+    for (unsigned j = 0; b.open && j < k; j++)
+        d.through_renorm += a.rule.scale * dweights[j] * (value_of(b, element(m.score, id_of(m, j))) / b.by);
+    for (unsigned j = 0; b.softmax && j < k; j++) {
+        float v = value_of(b, element(m.score, id_of(m, j)));
+        d.through_softmax += (a.rule.scale * dweights[j] - d.through_renorm) / b.by * v;
+    }
+    bool softmax = a.rule.score == MT_SCORE_SOFTMAX;
+    for (unsigned j = 0; softmax && j < k; j++) {
+        float s = element(m.score, id_of(m, j));
+        dot += chosen_gradient(a, b, d, dweights[j], value_of(b, s)) * s;
+    }
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        m.key[i] = softmax ? -m.score[i] * dot : 0.0f;
+    for (unsigned j = 0; j < k; j++) {
+        unsigned id = id_of(m, j);
+        float s = element(m.score, id), ds = chosen_gradient(a, b, d, dweights[j], value_of(b, s));
+        if (id % WARP == threadIdx.x)
+            m.key[id] = softmax ? s * (ds - dot) : a.rule.score == MT_SCORE_SIGMOID ? ds * (s * (1.0f - s)) : ds;
+    }
+}
+
+/* q = softmax(x) takes the place of the scores. */
+template <typename L> static __device__ void add_aux(const struct mt_router_bwd &a, const row_memory &m, const L *x)
+{
+    unsigned e = static_cast<unsigned>(a.e);
+    float dot = 0;
+    softmax_row(m.score, x, e);
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        dot = fmaf(m.score[i], a.aux[i], dot);
+    dot = warp_sum(dot);
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        m.key[i] += a.aux_scale * (m.score[i] * (a.aux[i] - dot));
+}
+
+template <typename T, typename L>
+static __global__ void __launch_bounds__(ROWS *WARP) route_backward(struct mt_router_bwd a)
+{
+    MT_SHARED_DYNAMIC(float, shared);
+    row_memory m = memory_of(shared, a.e);
+    size_t row = static_cast<size_t>(blockIdx.x) * ROWS + threadIdx.y;
+    unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
+    if (row >= a.n)
+        return;
+    const L *x = static_cast<const L *>(a.logits) + row * e;
+    const uint16_t *ids = a.ids + row * k;
+    T *dx = static_cast<T *>(a.dlogits) + row * e;
+    bool routed = ids[0] < e;
+    if (!routed || !row_is_finite(x, e)) {
+        for (unsigned i = threadIdx.x; i < e; i += WARP)
+            store(dx + i, routed ? NAN : 0.0f);
+        return;
+    }
+    score_row(a.rule.score, m.score, x, e);
+    for (unsigned j = threadIdx.x; j < k; j += WARP)
+        m.chosen[j] = float_of_bits(ids[j]);
+    gradient_of_row(a, m, a.dweights + row * k);
+    if (a.aux)
+        add_aux(a, m, x);
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        store(dx + i, m.key[i]);
+}
+
+/* --- launchers -------------------------------------------------------------------------------- */
+
+template <typename T, typename L> static cudaError_t run_forward(const struct mt_router *a, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n_padded, ROWS)), block(WARP, ROWS);
+    return MT_LAUNCH((route<T, L>), grid, block, shared_bytes(a->e), stream, *a);
+}
+
+template <typename T, typename L> static cudaError_t run_backward(const struct mt_router_bwd *a, cudaStream_t stream)
+{
+    dim3 grid = grid_of(ceil_div(a->n, ROWS)), block(WARP, ROWS);
+    return MT_LAUNCH((route_backward<T, L>), grid, block, shared_bytes(a->e), stream, *a);
+}
+
+cudaError_t mt_cuda_router(const struct mt_router *a, cudaStream_t stream)
+{
+    if (a->dtype == MT_BF16)
+        return a->logits_dtype == MT_BF16 ? run_forward<bf16, bf16>(a, stream) : run_forward<bf16, float>(a, stream);
+    return a->logits_dtype == MT_BF16 ? run_forward<float, bf16>(a, stream) : run_forward<float, float>(a, stream);
+}
+
+cudaError_t mt_cuda_router_bwd(const struct mt_router_bwd *a, cudaStream_t stream)
+{
+    if (a->dtype == MT_BF16)
+        return a->logits_dtype == MT_BF16 ? run_backward<bf16, bf16>(a, stream) : run_backward<bf16, float>(a, stream);
+    return a->logits_dtype == MT_BF16 ? run_backward<float, bf16>(a, stream) : run_backward<float, float>(a, stream);
+}

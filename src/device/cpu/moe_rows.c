@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of tokens gathered for an expert, and its output added to the tokens' sums. */
+#include <string.h>
+
+#include "device/cpu/cpu.h"
+
+enum { PIECE = 2048 };
+
+MT_HOT static void weigh_bf16(uint16_t *restrict dst, const uint16_t *restrict src, float w, size_t n)
+{
+    float tmp[PIECE];
+    for (size_t c = 0; c < n; c += PIECE) {
+        size_t m = MT_MIN((size_t)PIECE, n - c);
+        for (size_t i = 0; i < m; i++)
+            tmp[i] = w * mt_bf16_to_f32(src[c + i]);
+        mt_cpu_f32_to_bf16(dst + c, tmp, m);
+    }
+}
+
+MT_HOT static void weigh_f32(float *restrict dst, const float *restrict src, float w, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = w * src[i];
+}
+
+static void gather_row(const struct mt_moe_gather *a, size_t row, size_t bytes)
+{
+    size_t entry = (size_t)a->list[row];
+    char *dst = (char *)a->out + row * bytes;
+    const char *src = (const char *)a->x + entry / a->k * bytes;
+    if (!a->weights)
+        memcpy(dst, src, bytes);
+    else if (a->dtype == MT_BF16)
+        weigh_bf16((uint16_t *)(void *)dst, (const uint16_t *)(const void *)src, a->weights[entry], a->c);
+    else
+        weigh_f32((float *)(void *)dst, (const float *)(const void *)src, a->weights[entry], a->c);
+}
+
+static void gather_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_moe_gather *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->c), first = chunk * per, end = MT_MIN(a->n_padded, first + per);
+    size_t bytes = a->c * mt_dtype_size(a->dtype);
+    (void)thread;
+    for (size_t r = first; r < MT_MIN(end, a->n); r++)
+        gather_row(a, r, bytes);
+    first = MT_MAX(first, a->n);
+    if (first < end)
+        memset((char *)a->out + first * bytes, 0, (end - first) * bytes);
+}
+
+void mt_cpu_run_moe_gather(struct mt_cpu_device *d, const struct mt_moe_gather *a)
+{
+    mt_pool_run(d->pool, gather_chunk, (void *)(uintptr_t)a, mt_div_up(a->n_padded, mt_cpu_rows_per_chunk(a->c)));
+}
+
+MT_HOT static void add_bf16(float *restrict sum, const uint16_t *restrict src, float w, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        sum[i] += w * mt_bf16_to_f32(src[i]);
+}
+
+MT_HOT static void add_f32(float *restrict sum, const float *restrict src, float w, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        sum[i] += w * src[i];
+}
+
+static void combine_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_moe_combine *a = ctx;
+    size_t per = mt_cpu_rows_per_chunk(a->c), end = MT_MIN(a->n, (chunk + 1) * per);
+    (void)thread;
+    for (size_t r = chunk * per; r < end; r++) {
+        size_t entry = (size_t)a->list[r];
+        float *sum = a->sum + entry / a->k * a->c, w = a->weights ? a->weights[entry] : 1.0f;
+        if (a->dtype == MT_BF16)
+            add_bf16(sum, (const uint16_t *)a->src + r * a->c, w, a->c);
+        else
+            add_f32(sum, (const float *)a->src + r * a->c, w, a->c);
+    }
+}
+
+void mt_cpu_run_moe_combine(struct mt_cpu_device *d, const struct mt_moe_combine *a)
+{
+    mt_pool_run(d->pool, combine_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->c)));
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows of tokens to an expert and back. */
+#include "device/ops/row.h"
+
+static const char *check_gather(const void *args)
+{
+    const struct mt_moe_gather *a = args;
+    MT_OP_NEED(a->c && a->k && a->n_padded >= a->n);
+    MT_OP_NEED(a->list && aligned(a->x) && aligned(a->out) && a->x != a->out);
+    return NULL;
+}
+
+static void cost_gather(const void *args, struct mt_metered *out)
+{
+    const struct mt_moe_gather *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n_padded;
+    out->dim[1] = a->c;
+    out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + mt_op_bytes(a->n_padded, a->c, a->dtype);
+}
+
+static void fill_gather(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    *(struct mt_moe_gather *)args = (struct mt_moe_gather){
+        .n = n, .n_padded = n, .c = c, .k = 1, .dtype = shape->dtype,
+        .list = mt_example_ints(x, n, MT_OP_SCATTER, n), .x = mt_example_read(x, shape->dtype, n * c),
+        .out = mt_example_write(x, shape->dtype, n * c)};
+}
+
+const struct mt_op mt_op_row_moe_gather = {
+    .name = {"moe_gather"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
+    .args_bytes = sizeof(struct mt_moe_gather),
+    .count = offsetof(struct mt_moe_gather, n_padded),
+    .check = check_gather,
+    .cost = cost_gather,
+    .fill = fill_gather,
+};
+
+static const char *check_combine(const void *args)
+{
+    const struct mt_moe_combine *a = args;
+    MT_OP_NEED(a->c && a->k);
+    MT_OP_NEED(a->list && aligned(a->src) && aligned(a->sum));
+    return NULL;
+}
+
+static void cost_combine(const void *args, struct mt_metered *out)
+{
+    const struct mt_moe_combine *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->c;
+    out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + 2 * mt_op_bytes(a->n, a->c, MT_F32);
+}
+
+static void fill_combine(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
+    *(struct mt_moe_combine *)args = (struct mt_moe_combine){
+        .n = n, .c = c, .k = 1, .dtype = shape->dtype, .list = mt_example_ints(x, n, MT_OP_SCATTER, n),
+        .weights = mt_example_read(x, MT_F32, n), .src = mt_example_fresh(x, shape->dtype, n * c),
+        .sum = mt_example_update(x, MT_F32, n * c)};
+}
+
+const struct mt_op mt_op_row_moe_combine = {
+    .name = {"moe_combine"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
+    .args_bytes = sizeof(struct mt_moe_combine),
+    .count = offsetof(struct mt_moe_combine, n),
+    .check = check_combine,
+    .cost = cost_combine,
+    .fill = fill_combine,
+};

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "device/ops/row.h"
+
+/* NULL, or what a rule must hold for k of e experts. */
+static const char *check_rule(const struct mt_router_rule *rule, size_t e, size_t k)
+{
+    MT_OP_NEED(k && k <= e && e <= MT_MAX_EXPERTS);
+    MT_OP_NEED(rule->eps >= 0);
+    if (rule->n_group <= 1)
+        return NULL;
+    MT_OP_NEED(e % rule->n_group == 0 && rule->topk_group && rule->topk_group <= rule->n_group);
+    MT_OP_NEED(rule->topk_group * (e / rule->n_group) >= k);
+    MT_OP_NEED(rule->group == MT_GROUP_MAX || e / rule->n_group >= 2);
+    return NULL;
+}
+
+static const char *check(const void *args)
+{
+    const struct mt_router *a = args;
+    MT_OP_NEED(a->n_padded >= a->n && aligned(a->logits) && a->ids && a->weights);
+    return check_rule(&a->rule, a->e, a->k);
+}
+
+static void cost(const void *args, struct mt_metered *out)
+{
+    const struct mt_router *a = args;
+    out->dtype = a->logits_dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->e;
+    out->dim[2] = a->k;
+    out->bytes = mt_op_bytes(a->n, a->e, a->logits_dtype) + (double)a->n_padded * (double)a->k * 6;
+}
+
+/* As Qwen's. */
+static const struct mt_router_rule softmax_rule = {.score = MT_SCORE_SOFTMAX, .renorm = MT_RENORM_SUM, .scale = 1};
+
+static void fill(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], e = (size_t)shape->dim[1], k = (size_t)shape->dim[2];
+    *(struct mt_router *)args = (struct mt_router){
+        .n = n, .n_padded = n, .e = e, .k = k, .dtype = shape->dtype, .logits_dtype = shape->dtype,
+        .rule = softmax_rule, .logits = mt_example_fresh(x, shape->dtype, n * e),
+        .ids = mt_example_write(x, MT_BF16, n * k), .weights = mt_example_write(x, MT_F32, n * k)};
+}
+
+const struct mt_op mt_op_row_router = {
+    .name = {"router"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_EXPERTS, MT_SIZE_TOP_K},
+    .args_bytes = sizeof(struct mt_router),
+    .count = offsetof(struct mt_router, n_padded),
+    .check = check,
+    .cost = cost,
+    .fill = fill,
+};
+
+static const char *check_bwd(const void *args)
+{
+    const struct mt_router_bwd *a = args;
+    MT_OP_NEED(aligned(a->logits) && a->ids && a->dweights && aligned(a->dlogits) && a->logits != a->dlogits);
+    return check_rule(&a->rule, a->e, a->k);
+}
+
+static void cost_bwd(const void *args, struct mt_metered *out)
+{
+    const struct mt_router_bwd *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->e;
+    out->dim[2] = a->k;
+    out->bytes = mt_op_bytes(a->n, a->e, a->logits_dtype) + mt_op_bytes(a->n, a->e, a->dtype) +
+                 (double)a->n * (double)a->k * 6;
+}
+
+static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], e = (size_t)shape->dim[1], k = (size_t)shape->dim[2];
+    *(struct mt_router_bwd *)args = (struct mt_router_bwd){
+        .n = n, .e = e, .k = k, .dtype = shape->dtype, .logits_dtype = shape->dtype, .rule = softmax_rule,
+        .logits = mt_example_read(x, shape->dtype, n * e), .ids = mt_example_choices(x, n, e, k),
+        .dweights = mt_example_read(x, MT_F32, n * k), .dlogits = mt_example_write(x, shape->dtype, n * e)};
+}
+
+const struct mt_op mt_op_row_router_bwd = {
+    .name = {"router_bwd"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_EXPERTS, MT_SIZE_TOP_K},
+    .args_bytes = sizeof(struct mt_router_bwd),
+    .count = offsetof(struct mt_router_bwd, n),
+    .check = check_bwd,
+    .cost = cost_bwd,
+    .fill = fill_bwd,
+};

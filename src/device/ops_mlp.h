@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_DEVICE_OPS_MLP_H
+#define MT_DEVICE_OPS_MLP_H
+
+#include "device/device.h"
+
+/**
+ * Operations of gated units and mixtures of experts: a part of ops.h, which includes it and whose rules hold here.
+ */
+
+/* --- gated units -------------------------------------------------------------------------------- */
+
+/**
+ * With g = gate_up[i, j] and u = gate_up[i, f + j], act(g) * u (Shazeer 2020). CLAMPED, as in gpt-oss: g is at most
+ * `limit`, u between -limit and limit; (u + 1) * g * sigmoid(alpha * g); what is cut off has gradient 0.
+ */
+enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH, MT_GLU_CLAMPED };
+/** out[i, j] as above. */
+struct mt_glu {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_glu_kind kind;
+    const void *gate_up; /* [n, 2f] */
+    void *out;           /* [n, f] */
+    float alpha, limit;  /* of MT_GLU_CLAMPED */
+};
+/** The gradient of gate and up; and mt_op_glu()'s output once more, while they are at hand. */
+struct mt_glu_bwd {
+    size_t n, f;
+    enum mt_dtype dtype;
+    enum mt_glu_kind kind;
+    const void *gate_up, *dout;
+    void *dgate_up; /* may be gate_up */
+    void *out;      /* [n, f]; may be dout; NULL: not wanted */
+    float alpha, limit; /* of MT_GLU_CLAMPED */
+};
+
+/* --- mixtures of experts ------------------------------------------------------------------------ */
+
+/*
+ * n tokens each choose k of e experts (Shazeer et al. 2017). A choice is an entry, token * k + slot; ids and weights
+ * have n * k of them. A list names the entries of an expert, tokens ascending; no two of a list are of one token.
+ */
+
+enum {
+    MT_MAX_EXPERTS = 1024,
+    MT_NO_EXPERT = 0xffff, /* id of an entry that goes nowhere: of padding rows */
+};
+
+/** Softmax over all experts; RAW: the logit itself. */
+enum mt_router_score { MT_SCORE_SOFTMAX, MT_SCORE_SIGMOID, MT_SCORE_RAW };
+/** The sum of the two largest of a group, or the largest. */
+enum mt_router_group { MT_GROUP_TOP2, MT_GROUP_MAX };
+/** Weights are divided by their sum + eps, or by max(sum, eps). */
+enum mt_router_renorm { MT_RENORM_NONE, MT_RENORM_SUM, MT_RENORM_MAX };
+
+/**
+ * How a row of logits x becomes k experts and their weights. With s = score(x):
+ *
+ *   choose   the k largest of s + select_bias, the smallest index where some are equal. With groups: experts lie in
+ *            n_group groups of equal size, a group counts what `group` says of its s + select_bias, and only experts of
+ *            the topk_group groups that count most can be chosen (DeepSeek-AI 2024, 2.1.2).
+ *   weigh    v = s of the chosen, without the bias; softmax_chosen: v = softmax(v) over the chosen;
+ *            renorm; times scale; round_weights: rounded to dtype.
+ *
+ * In transformers' words (models/X/modeling_X.py): Qwen, Mixtral and OLMoE are SOFTMAX, with norm_topk_prob RENORM_SUM
+ * and eps 0; gpt-oss and Granite RAW with softmax_chosen; DeepSeek-V3, GLM-4.5, dots1 SIGMOID with bias, RENORM_SUM,
+ * eps 1e-20 and scale; MiniMax-M2 the same with eps 0; ERNIE-4.5 SOFTMAX with bias, RENORM_MAX.
+ */
+struct mt_router_rule {
+    enum mt_router_score score;
+    bool softmax_chosen;
+    size_t n_group, topk_group; /* 0 or 1 group: none */
+    enum mt_router_group group;
+    enum mt_router_renorm renorm;
+    float eps, scale;
+    bool round_weights;
+};
+
+/**
+ * ids and weights of n rows by the rule; ids in descending order of what they were chosen by. A row that holds a NaN or
+ * an infinity gets ids 0 .. k-1 and NaN weights. Rows n .. n_padded of ids and weights: MT_NO_EXPERT and 0.
+ */
+struct mt_router {
+    size_t n, n_padded, e, k; /* k <= e <= MT_MAX_EXPERTS */
+    enum mt_dtype dtype;        /* that weights are rounded to */
+    enum mt_dtype logits_dtype;
+    struct mt_router_rule rule;
+    const void *logits;       /* [n, e] */
+    const float *select_bias; /* [e] or NULL; only element-aligned */
+    uint16_t *ids;            /* [n_padded, k]; only element-aligned, as weights */
+    float *weights;           /* [n_padded, k] */
+};
+
+/**
+ * dlogits from the gradient of the weights, for the ids that the forward chose; whole rows are written. Rounding of
+ * the weights counts as the identity. aux: to each row comes aux_scale * q (F - sum(F q)), q = softmax(logits): that is
+ * the gradient of aux_scale * sum over rows of sum(F q): with F_e the share of rows that chose e, that of the
+ * load-balancing loss (Fedus et al. 2021, eq. 4). A row that goes nowhere: 0; else one that holds a NaN or an
+ * infinity: NaN.
+ */
+struct mt_router_bwd {
+    size_t n, e, k;
+    enum mt_dtype dtype; /* of dlogits */
+    enum mt_dtype logits_dtype;
+    struct mt_router_rule rule;
+    const void *logits;    /* [n, e] */
+    const uint16_t *ids;   /* [n, k]: of a row all below e or all MT_NO_EXPERT; element-aligned, as dweights */
+    const float *dweights; /* [n, k] */
+    const float *aux;      /* F: [e], or NULL; only element-aligned */
+    float aux_scale;
+    void *dlogits; /* [n, e] */
+};
+
+/**
+ * The lists of all experts, one behind the other: list[starts[x] .. starts[x + 1]) are the entries whose id is x, in
+ * ascending order; counts[x] is how many. Entries whose id is not below e are in no list. starts[e] is the length of
+ * all lists; list entries behind it stay as they are. counts[e]: rows with a weight that is not finite.
+ */
+struct mt_route_lists {
+    size_t n, e, k; /* n * k at most INT32_MAX, e at most MT_MAX_EXPERTS */
+    const uint16_t *ids;  /* [n, k]; this and what follows only element-aligned */
+    const float *weights; /* [n, k] */
+    int32_t *counts;      /* [e + 1] */
+    int32_t *starts;      /* [e + 1] */
+    int32_t *list;        /* [n * k] */
+    void *workspace;      /* mt_op_route_lists_workspace() bytes */
+};
+
+/**
+ * out[i,:] = x[list[i] / k,:] for i < n, with weights times weights[list[i]], rounded once. Rows n .. n_padded of out
+ * are 0.
+ */
+struct mt_moe_gather {
+    size_t n, n_padded, c, k;
+    enum mt_dtype dtype;
+    const int32_t *list;  /* [n]; only element-aligned */
+    const void *x;        /* [tokens, c] */
+    const float *weights; /* [tokens, k] or NULL */
+    void *out;            /* [n_padded, c] */
+};
+
+/** sum[list[i] / k,:] += weights[list[i]] * src[i,:], in f32: the product rounds, then the sum. */
+struct mt_moe_combine {
+    size_t n, c, k;
+    enum mt_dtype dtype;  /* of src */
+    const int32_t *list;  /* [n]; only element-aligned; no two entries of one token */
+    const float *weights; /* [tokens, k]; NULL: 1 */
+    const void *src;      /* [n, c] */
+    float *sum;           /* [tokens, c] */
+};
+
+/**
+ * Backward of an expert's gated unit and of its weight w = weights[list[i]]. With act = mt_op_glu() of the row and
+ * dout = dO W_down, dO not yet weighted:
+ *
+ *   dgate_up = w * (gradient of gate and up by dout);   out = w * act, for W_down's gradient dO^T out;
+ *   dweights[list[i]] = sum of act * dout (+ sum of down_bias * d_o): what <O, dO> is, without O.
+ *
+ * act is not rounded in between. Rows n .. n_padded of dgate_up and out are 0.
+ */
+struct mt_expert_glu_bwd {
+    size_t n, n_padded, f, k;
+    enum mt_dtype dtype;
+    enum mt_glu_kind kind;
+    float alpha, limit;          /* of MT_GLU_CLAMPED */
+    const void *gate_up;         /* [n_padded, 2f] */
+    const void *dout;            /* [n_padded, f] */
+    const int32_t *list;         /* [n]; only element-aligned */
+    const float *weights;        /* [tokens, k] */
+    size_t c;                    /* with down_bias: */
+    const void *down_bias, *d_o; /* [c], [n_padded, c]; or NULL both */
+    void *dgate_up;              /* may be gate_up */
+    void *out;                   /* [n_padded, f]; may be dout */
+    float *dweights;             /* [tokens, k]; the list's entries are written */
+};
+
+/** The table's rows of these. */
+#define MT_DEVICE_OPS_MOE(X, W)                                                                    \
+    X(ROUTER, router, struct mt_router)                                                            \
+    X(ROUTER_BWD, router_bwd, struct mt_router_bwd)                                                \
+    W(ROUTE_LISTS, route_lists, struct mt_route_lists)                                             \
+    X(MOE_GATHER, moe_gather, struct mt_moe_gather)                                                \
+    X(MOE_COMBINE, moe_combine, struct mt_moe_combine)                                             \
+    X(EXPERT_GLU_BWD, expert_glu_bwd, struct mt_expert_glu_bwd)
+
+#endif

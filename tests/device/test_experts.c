@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rows to an expert and back, and the backward of its gated unit. */
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "harness.h"
+
+/* An expert's list: of every `step`-th token its slot token % k. */
+static struct dbuf *list_of(struct harness *h, size_t n, size_t k, size_t step, int32_t **host)
+{
+    int32_t *list = (int32_t *)(void *)scratch(h, n + 1);
+    for (size_t i = 0; i < n; i++)
+        list[i] = (int32_t)(i * step * k + i * step % k);
+    *host = list;
+    return buf_ints(h, list, n);
+}
+
+struct moved {
+    size_t n, padded, c, k, step;
+    bool weights;
+};
+
+static void moved_case(struct harness *h, const struct moved *m)
+{
+    size_t n = m->n, c = m->c, k = m->k, rows = n + m->padded, tokens = n * m->step + 1;
+    double *x, *w = NULL, *sum, *want = scratch(h, rows * c);
+    int32_t *list;
+    struct dbuf *bl = list_of(h, n, k, m->step, &list), *bx = buf_random(h, h->dtype, tokens * c, 1, &x);
+    struct dbuf *bw = m->weights ? buf_random(h, MT_F32, tokens * k, 1, &w) : NULL, *out = buf_nan(h, h->dtype, rows * c);
+    RUN(h, mt_op_moe_gather, &(struct mt_moe_gather){.n = n, .n_padded = rows, .c = c, .k = k, .dtype = h->dtype, .list = bl->p,
+                                                     .x = bx->p, .weights = bw ? bw->p : NULL, .out = out->p});
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < c; j++)
+            want[i * c + j] = x[(size_t)list[i] / k * c + j] * (w ? w[list[i]] : 1);
+    expect_close(h, "gathered", buf_get(h, out), want, rows * c, w ? tolerance(h, 1e-7, 3e-3) : 0);
+
+    struct dbuf *src = buf_random(h, h->dtype, n * c, 1, &x), *bs = buf_random(h, MT_F32, tokens * c, 1, &sum);
+    RUN(h, mt_op_moe_combine, &(struct mt_moe_combine){.n = n, .c = c, .k = k, .dtype = h->dtype, .list = bl->p,
+                                                       .weights = bw ? bw->p : NULL, .src = src->p, .sum = bs->p});
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < c; j++)
+            sum[(size_t)list[i] / k * c + j] += x[i * c + j] * (w ? w[list[i]] : 1);
+    expect_close(h, "combined", buf_get(h, bs), sum, tokens * c, 2e-7);
+}
+
+static void rows_go_to_an_expert_and_back(struct harness *h)
+{
+    moved_case(h, &(struct moved){.n = 1, .c = 8, .k = 1, .step = 1});
+    moved_case(h, &(struct moved){.n = 37, .padded = 91, .c = 72, .k = 8, .step = 3});
+    moved_case(h, &(struct moved){.n = 37, .padded = 91, .c = 72, .k = 8, .step = 3, .weights = true});
+    moved_case(h, &(struct moved){.n = 5, .padded = 1, .c = 33, .k = 4, .step = 2});
+    moved_case(h, &(struct moved){.n = 5, .padded = 1, .c = 33, .k = 4, .step = 2, .weights = true});
+    moved_case(h, &(struct moved){.n = 9, .c = 4104, .k = 6, .step = 1, .weights = true});
+    moved_case(h, &(struct moved){.n = 3, .padded = 2, .c = 5003, .k = 2, .step = 5, .weights = true});
+    moved_case(h, &(struct moved){.n = 700, .c = 24, .k = 3, .step = 1, .weights = true});
+}
+
+/* The bucket of an expert that has no row. */
+static void an_expert_without_rows_gets_zeros(struct harness *h)
+{
+    enum { ROWS = 16, C = 40 };
+    struct dbuf *out = buf_nan(h, h->dtype, ROWS * C), *x = buf_nan(h, h->dtype, C), *list = buf_nan(h, MT_F32, 1);
+    RUN(h, mt_op_moe_gather, &(struct mt_moe_gather){.n = 0, .n_padded = ROWS, .c = C, .k = 2, .dtype = h->dtype,
+                                                     .list = list->p, .x = x->p, .out = out->p});
+    expect_close(h, "zeros", buf_get(h, out), scratch(h, ROWS * C), ROWS * C, 0);
+}
+
+/* Sums over experts in ascending order, whichever of them go together. */
+static void combining_adds_to_what_is_there(struct harness *h)
+{
+    enum { T = 20, K = 3, C = 48 };
+    double *x, *w, *want = scratch(h, T * C);
+    struct dbuf *src = buf_random(h, h->dtype, T * C, 1, &x), *bw = buf_random(h, MT_F32, T * K, 1, &w);
+    struct dbuf *sum = buf_values(h, MT_F32, T * C, want);
+    for (int slot = 0; slot < K; slot++) {
+        int32_t list[T];
+        for (int i = 0; i < T; i++)
+            list[i] = i * K + slot;
+        RUN(h, mt_op_moe_combine, &(struct mt_moe_combine){.n = T, .c = C, .k = K, .dtype = h->dtype,
+                                                           .list = buf_ints(h, list, T)->p, .weights = bw->p, .src = src->p,
+                                                           .sum = sum->p});
+        for (int i = 0; i < T; i++)
+            for (int j = 0; j < C; j++)
+                want[i * C + j] = (double)((float)want[i * C + j] + (float)w[i * K + slot] * (float)x[i * C + j]);
+    }
+    expect_close(h, "sums", buf_get(h, sum), want, T * C, 0); /* these roundings and no other */
+}
+
+/* --- the gated unit --------------------------------------------------------------------------- */
+
+enum { CLAMP = 7 };
+
+/* act(g) u and its derivatives. */
+static double unit(enum mt_glu_kind kind, double g, double u, double *by_g, double *by_u)
+{
+    double alpha = 1.702;
+    if (kind == MT_GLU_GELU_TANH) {
+        double z = sqrt(2 / M_PI) * (g + 0.044715 * g * g * g), t = tanh(z), act = 0.5 * g * (1 + t);
+        *by_g = u * (0.5 * (1 + t) + 0.5 * g * (1 - t * t) * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * g * g));
+        *by_u = act;
+        return act * u;
+    }
+    bool clamped = kind == MT_GLU_CLAMPED;
+    double x = clamped ? fmin(g, CLAMP) : g, v = clamped ? fmax(fmin(u, CLAMP), -CLAMP) + 1 : u;
+    double a = clamped ? alpha : 1, s = 1 / (1 + exp(-a * x));
+    *by_g = clamped && g > CLAMP ? 0 : v * s * (1 + a * x * (1 - s));
+    *by_u = clamped && fabs(u) > CLAMP ? 0 : x * s;
+    return x * s * v;
+}
+
+struct expert {
+    size_t n, padded, f, k, c; /* c: with biases */
+    enum mt_glu_kind kind;
+    bool in_place;
+};
+
+struct expert_case {
+    double *x, *dout, *w, *bias, *d_o;
+    int32_t *list;
+};
+
+static void expert_reference(const struct expert *s, const struct expert_case *c, double *dx, double *out, double *dw)
+{
+    size_t f = s->f;
+    for (size_t i = 0; i < s->n; i++) {
+        double w = c->w[c->list[i]], dot = 0, by_g, by_u;
+        for (size_t j = 0; j < f; j++) {
+            double d = c->dout[i * f + j], y = unit(s->kind, c->x[i * 2 * f + j], c->x[i * 2 * f + f + j], &by_g, &by_u);
+            dx[i * 2 * f + j] = w * d * by_g;
+            dx[i * 2 * f + f + j] = w * d * by_u;
+            out[i * f + j] = w * y;
+            dot += d * y;
+        }
+        for (size_t j = 0; j < s->c; j++)
+            dot += c->bias[j] * c->d_o[i * s->c + j];
+        dw[c->list[i]] = dot;
+    }
+}
+
+static void expert_unit_case(struct harness *h, const struct expert *s)
+{
+    size_t n = s->n, f = s->f, k = s->k, rows = n + s->padded, tokens = 2 * n + 1;
+    struct expert_case c;
+    struct dbuf *bl = list_of(h, n, k, 2, &c.list), *gu = buf_random(h, h->dtype, rows * 2 * f, 4, &c.x);
+    struct dbuf *dout = buf_random(h, h->dtype, rows * f, 1, &c.dout), *bw = buf_random(h, MT_F32, tokens * k, 1, &c.w);
+    struct dbuf *bias = s->c ? buf_random(h, h->dtype, s->c, 1, &c.bias) : NULL;
+    struct dbuf *d_o = s->c ? buf_random(h, h->dtype, rows * s->c, 1, &c.d_o) : NULL;
+    struct dbuf *dx = s->in_place ? gu : buf_nan(h, h->dtype, rows * 2 * f);
+    struct dbuf *out = s->in_place ? dout : buf_nan(h, h->dtype, rows * f), *dw = buf_random(h, MT_F32, tokens * k, 1, NULL);
+    double *want_dx = scratch(h, rows * 2 * f), *want_out = scratch(h, rows * f), *want_dw = buf_get(h, dw);
+    expert_reference(s, &c, want_dx, want_out, want_dw);
+    RUN(h, mt_op_expert_glu_bwd,
+        &(struct mt_expert_glu_bwd){.n = n, .n_padded = rows, .f = f, .k = k, .dtype = h->dtype, .kind = s->kind, .alpha = 1.702f,
+                                    .limit = CLAMP, .gate_up = gu->p, .dout = dout->p, .list = bl->p, .weights = bw->p,
+                                    .c = s->c, .down_bias = bias ? bias->p : NULL, .d_o = d_o ? d_o->p : NULL,
+                                    .dgate_up = dx->p, .out = out->p, .dweights = dw->p});
+    expect_close(h, "dgate_up", buf_get(h, dx), want_dx, rows * 2 * f, tolerance(h, 5e-6, 3e-3));
+    expect_close(h, "out", buf_get(h, out), want_out, rows * f, tolerance(h, 1e-6, 3e-3));
+    /* f32 sums of terms of either sign: what is lost of the terms counts against what remains of them. Entries of
+     * other experts stay. */
+    expect_close(h, "dweights", buf_get(h, dw), want_dw, tokens * k, tolerance(h, 1e-5, 5e-5));
+}
+
+static void expert_units_match_the_derivative(struct harness *h)
+{
+    for (int kind = MT_GLU_SILU; kind <= MT_GLU_CLAMPED; kind++) {
+        enum mt_glu_kind g = (enum mt_glu_kind)kind;
+        expert_unit_case(h, &(struct expert){.n = 13, .padded = 3, .f = 1096, .k = 4, .kind = g});
+        expert_unit_case(h, &(struct expert){.n = 5, .f = 33, .k = 2, .kind = g, .in_place = true});
+        expert_unit_case(h, &(struct expert){.n = 9, .padded = 7, .f = 72, .k = 8, .c = 35, .kind = g, .in_place = true});
+        expert_unit_case(h, &(struct expert){.n = 2, .padded = 1, .f = 5001, .k = 1, .c = 3000, .kind = g});
+    }
+    expert_unit_case(h, &(struct expert){.n = 1, .f = 4104, .k = 1});
+    expert_unit_case(h, &(struct expert){.n = 160, .f = 8, .k = 3, .in_place = true});
+}
+
+const struct device_test expert_tests[] = {
+    {"rows_go_to_an_expert_and_back", rows_go_to_an_expert_and_back},
+    {"an_expert_without_rows_gets_zeros", an_expert_without_rows_gets_zeros},
+    {"combining_adds_to_what_is_there", combining_adds_to_what_is_there},
+    {"expert_units_match_the_derivative", expert_units_match_the_derivative},
+    {NULL, NULL},
+};
