@@ -56,7 +56,8 @@ static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_trie
         return t->placement.slots == c->placement.slots;
     case KNOB_ACTIVATIONS:
         return t->placement.activations == c->placement.activations &&
-               t->placement.keep_layers == c->placement.keep_layers;
+               t->placement.keep_layers == c->placement.keep_layers &&
+               MT_MAX(t->placement.offload_layers, 0) == c->placement.offload_layers;
     default:
         return t->numerics.logits_chunk == c->numerics.logits_chunk;
     }
@@ -70,6 +71,9 @@ static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t,
         snprintf(buf, len, "%lld", (long long)t->placement.slots);
     else if (k == KNOB_CHUNK)
         snprintf(buf, len, "%lld", (long long)t->numerics.logits_chunk);
+    else if (t->placement.offload_layers > 0)
+        snprintf(buf, len, "%s, %lld offloaded", act_names[t->placement.activations],
+                 (long long)t->placement.offload_layers);
     else if (t->placement.keep_layers)
         snprintf(buf, len, "%s, %lld kept", act_names[t->placement.activations], (long long)t->placement.keep_layers);
     else
@@ -141,6 +145,8 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.activations == MT_ACT_RECOMPUTE)
         printf("  memory.keep_layers    %-9lld  of %lld layers\n", (long long)c->placement.keep_layers,
                (long long)v->hf.n_layers);
+    if (c->placement.offload_layers)
+        printf("  memory.offload_layers %-9lld  of the others\n", (long long)c->placement.offload_layers);
     explain(why, sizeof(why), v, KNOB_SLOTS, r->placement.slots != MT_AUTO);
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
@@ -253,6 +259,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddStringToObject(k, "memory.unit", c->layout->cut.name);
     cJSON_AddStringToObject(k, "memory.activations", act_names[c->placement.activations]);
     cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
+    cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     cJSON *t = cJSON_AddObjectToObject(o, "units");

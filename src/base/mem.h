@@ -9,6 +9,7 @@
 #define MT_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define MT_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
+#define MT_CLAMP(x, lo, hi) MT_MIN(MT_MAX(x, lo), hi)
 
 static inline size_t mt_align_up(size_t n, size_t align)
 {

@@ -17,9 +17,32 @@ struct budget {
     int *n, most[MT_N_POOLS];
 };
 
-static size_t kept_layers(const struct mt_engine_params *p)
+/* Of so many layers the last ones, whose records stay on the device: those live shortest. */
+static int64_t kept_layers(const struct mt_engine_params *p)
 {
-    return (size_t)MT_MAX(p->placement.keep_layers, 0);
+    return MT_CLAMP(p->placement.keep_layers, 0, p->layout->cfg.n_layers);
+}
+
+/*
+ * Does a layer's forward leave a record for its backward? With recomputation the last layers do that are kept, and of
+ * the others as many as are offloaded, spread evenly: the link carries a record while the layers after it compute.
+ */
+static bool leaves_record(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer)
+{
+    int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(p->placement.offload_layers, 0, others);
+    if (plan->activations != MT_ACT_RECOMPUTE || layer >= others)
+        return true;
+    return layer >= 0 && (layer + 1) * out / others > layer * out / others;
+}
+
+/* Records of a step that stay on the device. */
+static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p)
+{
+    const struct mt_layout *l = p->layout;
+    size_t n = 0;
+    for (size_t u = 0; u < l->n_units; u++)
+        n += l->units[u].layer >= l->cfg.n_layers - kept_layers(p) && plan->units[u].record_bytes ? p->max_micro : 0;
+    return n;
 }
 
 /* Over the link, of a load: hi, and in f32 lo where there is one. */
@@ -44,11 +67,8 @@ static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
-    /* the last layers: their records live shortest, from the turn on they are given up one by one */
-    size_t first_kept = l->n_units - 1 - MT_MIN(kept_layers(p) * l->cut.n_units, l->n_units - 2);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
-        bool recompute = plan->activations == MT_ACT_RECOMPUTE && u < first_kept;
         plan->units[u] = (struct mt_unit_shape){
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
@@ -56,7 +76,9 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
-            .record_bytes = recompute ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
+            .record_bytes = leaves_record(plan, p, unit->layer)
+                                ? mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens)
+                                : 0,
         };
     }
     size_t boundary = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens);
@@ -97,14 +119,18 @@ static void grow(struct budget *b, int pool, int want)
 }
 
 
-static void divide(struct budget *b, const struct mt_engine_params *p, bool keep)
+static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_activations activations)
 {
+    bool keep = activations == MT_ACT_KEEP;
+    bool offload = activations == MT_ACT_RECOMPUTE && p->placement.offload_layers > 0;
     int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
         grow(b, spare[i], b->n[spare[i]] + 1);
+    if (offload) /* those of a layer leave while the next layers compute */
+        grow(b, MT_POOL_RECORD, b->n[MT_POOL_RECORD] + (int)MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
-    if (keep)
+    if (keep || offload)
         grow(b, MT_POOL_RECORD, b->most[MT_POOL_RECORD]);
     if (p->placement.slots == MT_AUTO)
         grow(b, MT_POOL_WEIGHTS, b->most[MT_POOL_WEIGHTS]);
@@ -139,7 +165,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     const struct mt_device_limits *lim = mt_device_limits(p->dev);
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
     size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
-    bool keep_records = keep || (plan->activations == MT_ACT_RECOMPUTE && kept_layers(p));
+    bool recompute = plan->activations == MT_ACT_RECOMPUTE;
     mt_program_buffer_bytes(&plan->program, b.bytes);
     mt_program_min_buffers(&plan->program, b.n);
     mt_program_max_buffers(&plan->program, b.most);
@@ -149,15 +175,17 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         if (!mt_pools[i].device)
             continue;
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
-        if ((keep && i == MT_POOL_BOUNDARY) || (keep_records && i == MT_POOL_RECORD))
+        if (keep && (i == MT_POOL_BOUNDARY || i == MT_POOL_RECORD))
             b.n[i] = b.most[i];
+        if (recompute && i == MT_POOL_RECORD)
+            b.n[i] = MT_MIN(MT_MAX((int)kept_records(plan, p), b.n[i]), b.most[i]);
         need += (size_t)b.n[i] * b.bytes[i];
     }
     *needed = need;
     if (need > lim->budget_bytes)
         return fail_short(err, p, need, plan, &b);
     b.free = lim->budget_bytes - need;
-    divide(&b, p, keep);
+    divide(&b, p, plan->activations);
     plan->device_bytes = plan->scratch + plan->logits + plan->inputs + plan->tables;
     for (int i = 0; i < MT_N_POOLS; i++) {
         if (!mt_pools[i].device)

@@ -314,10 +314,10 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
     for (int i = 0; i < MT_N_POOLS; i++)
         may_spill |= p->may_use_disk && wanted[i] > 0;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
-    /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps */
+    /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps; records are not */
     uint64_t takes = choose(plan, p, wanted, spill);
-    if (takes > p->host_bytes && may_spill && plan->activations == MT_ACT_RECOMPUTE &&
-        p->placement.states != MT_STATES_HOST)
+    bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0;
+    if (takes > p->host_bytes && may_spill && boundaries_alone && p->placement.states != MT_STATES_HOST)
         takes = choose(plan, p, wanted, true);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/search.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -9,6 +10,7 @@
 
 enum {
     MAX_KEPT = 5, /* numbers of layers whose records stay */
+    MAX_MIXED = 4, /* micro-batches for which mixtures of recomputation and offloading are tried */
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
     MAX_INSTRS_FOR_SLOTS = 60000
 };
@@ -244,6 +246,103 @@ static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
     return rc;
 }
 
+/* Seconds of a step with so many layers' records sent to the host; where that does not fit, more than any. */
+static int try_offloaded(double *seconds, struct search *s, const struct group *g, int64_t layers, struct mt_err *err)
+{
+    struct mt_plan_request t = g->r;
+    struct mt_sim_result sim;
+    t.placement.offload_layers = layers;
+    t.placement.slots = t.placement.slots == MT_AUTO ? 3 : t.placement.slots;
+    int rc = try_one(s, &t, g->costs, &sim, err);
+    *seconds = sim.seconds > 0 ? sim.seconds : INFINITY;
+    return rc;
+}
+
+/*
+ * How many of the recomputed layers' records to send to the host: a step gets shorter with each as long as the link
+ * carries them beside compute, and longer beyond. Golden section finds the best number in a few simulations.
+ */
+static int mix_offloading(struct search *s, const struct group *g, struct mt_err *err)
+{
+    const double share = 0.6180339887498949;
+    int64_t lo = 0, hi = g->r.layout->cfg.n_layers - g->r.placement.keep_layers, inner = llround((double)hi * share);
+    int64_t a = hi - inner, b = inner; /* lo < a < b < hi */
+    double at_a = 0, at_b = 0, at_hi;
+    int rc = try_offloaded(&at_hi, s, g, hi, err);
+    if (!rc && a < b)
+        rc = try_offloaded(&at_a, s, g, a, err);
+    if (!rc && a < b)
+        rc = try_offloaded(&at_b, s, g, b, err);
+    while (!rc && lo < a && a < b && b < hi) {
+        if (at_a <= at_b) {
+            hi = b, b = a, at_b = at_a;
+            a = hi - llround((double)(hi - lo) * share);
+            rc = a < b ? try_offloaded(&at_a, s, g, a, err) : 0;
+        } else {
+            lo = a, a = b, at_a = at_b;
+            b = lo + llround((double)(hi - lo) * share);
+            rc = a < b && b < hi ? try_offloaded(&at_b, s, g, b, err) : 0;
+        }
+    }
+    return rc;
+}
+
+/* The least that the group can take where nothing is recomputed. */
+static double least_without_recompute(const struct groups *all, const struct group *g)
+{
+    for (size_t i = 0; i < all->n; i++) {
+        const struct mt_plan_request *r = &all->g[i].r;
+        if (r->placement.activations == MT_ACT_OFFLOAD && r->numerics.micro_batch == g->r.numerics.micro_batch &&
+            r->numerics.logits_chunk == g->r.numerics.logits_chunk)
+            return all->g[i].least;
+    }
+    return 0;
+}
+
+/* Beside the best mixture: memory of a slot for records, and some of the records kept instead of sent away. */
+static int refine_mixture(struct search *s, const struct group *g, struct mt_err *err)
+{
+    const struct mt_placement *p = &s->r->placement;
+    struct group near = *g;
+    double seconds;
+    int rc = 0;
+    int64_t offloaded = s->best.placement.offload_layers;
+    for (int slots = 2; slots <= 3 && !rc; slots++)
+        for (int keep = 0; keep <= 2 && !rc; keep++) {
+            near.r.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
+            near.r.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
+            rc = try_offloaded(&seconds, s, &near, MT_MAX(offloaded - keep, (int64_t)0), err);
+        }
+    return rc;
+}
+
+/* Groups come sorted: of each micro-batch the most promising in which all is recomputed. */
+static int try_mixtures(struct search *s, const struct groups *all, struct mt_err *err)
+{
+    const struct mt_placement *p = &s->r->placement;
+    const struct group *best = NULL;
+    int64_t done[MAX_MIXED];
+    int n = 0, rc = 0;
+    bool open = p->activations == MT_ACT_AUTO || p->activations == MT_ACT_RECOMPUTE;
+    if (!s->r->train || !open || p->offload_layers != MT_AUTO)
+        return 0;
+    for (size_t i = 0; i < all->n && n < MAX_MIXED && !rc; i++) {
+        const struct group *g = &all->g[i];
+        double before = s->best.sim.seconds;
+        bool skip = g->r.placement.activations != MT_ACT_RECOMPUTE ||
+                    g->r.placement.keep_layers != MT_MAX(p->keep_layers, (int64_t)0);
+        for (int k = 0; k < n; k++)
+            skip |= done[k] == g->r.numerics.micro_batch;
+        if (skip || (s->found && least_without_recompute(all, g) * NEAR_ENOUGH >= s->best.sim.makespan))
+            continue;
+        done[n++] = g->r.numerics.micro_batch;
+        rc = mix_offloading(s, g, err);
+        if (s->best.sim.seconds < before)
+            best = g;
+    }
+    return rc || !best ? rc : refine_mixture(s, best, err);
+}
+
 /* What is found is what its values give when they are written down, to the byte and the second. */
 static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
@@ -274,6 +373,8 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     }
     if (!rc)
         rc = try_groups(&s, all, err);
+    if (!rc)
+        rc = try_mixtures(&s, all, err);
     for (size_t i = 0; all && i < all->n_costs; i++)
         mt_cost_table_destroy(&all->costs[i]);
     free(all);

@@ -17,6 +17,9 @@ VARIANTS = {
     "keep": {"memory__activations": "keep"},
     "offload": {"memory__activations": "offload"},
     "recompute": {"memory__activations": "recompute"},
+    "recompute, some offloaded": {"memory__activations": "recompute", "memory__offload_layers": 2},
+    "recompute, kept and offloaded": {"memory__activations": "recompute", "memory__keep_layers": 1, "memory__offload_layers": 2},
+    "half layers, some offloaded": {"memory__unit": "half", "memory__activations": "recompute", "memory__offload_layers": 3},
     "half layers": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
     "half layers, kept": {"memory__unit": "half", "memory__activations": "keep"},
     "half layers, offloaded": {"memory__unit": "half", "memory__activations": "offload"},
@@ -192,12 +195,12 @@ def check(tmp, dtype, tied):
         same(name, run(tmp, f"{tag} {name}", model, data, **common, **over))
     for name, env in ENVIRONMENTS.items():
         same(name, run(tmp, f"{tag} {name}", model, data, env=env, **common, memory__slots=2))
-    for act, unit in ("recompute", "half"), ("recompute", "layer"), ("offload", "layer"):
+    for act, unit, layers in ("recompute", "half", 0), ("recompute", "layer", 0), ("recompute", "layer", 3), ("offload", "layer", 0):
         out = os.path.join(tmp, "none")
-        tiny = {**common, "memory__activations": act, "memory__unit": unit}
+        tiny = {**common, "memory__activations": act, "memory__unit": unit, "memory__offload_layers": layers}
         budget = f"{smallest_budget(tmp, base(model, data, out, **tiny))}KiB"
-        same(f"tiny budget {budget} {act} {unit}",
-             run(tmp, f"{tag} tiny {act} {unit}", model, data, env={"MEGATRAIN_POISON": "1"},
+        same(f"tiny budget {budget} {act} {unit} {layers}",
+             run(tmp, f"{tag} tiny {act} {unit} {layers}", model, data, env={"MEGATRAIN_POISON": "1"},
                  memory__device_budget=budget, **tiny))
     if not tied and DEVICE == "cpu":
         check_cut(tmp, tag, data, common)

@@ -91,6 +91,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .docs_per_row = 1,
         .placement.slots = MT_AUTO,
         .placement.keep_layers = MT_AUTO,
+        .placement.offload_layers = MT_AUTO,
         .placement.activations = MT_ACT_AUTO,
         .placement.states = MT_STATES_AUTO,
         .placement.device_budget.bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * gib) +

@@ -55,7 +55,7 @@ static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
     struct mt_plan_choice c;
     struct mt_err err = {0};
     r.placement.activations = MT_ACT_RECOMPUTE;
-    r.placement.keep_layers = 0;
+    r.placement.keep_layers = r.placement.offload_layers = 0;
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     expect_near("parameters", (double)l->n_params, 70.55e9, 0.001);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama70b, 262144, 4096, LAYERS), 0.02);
@@ -94,7 +94,7 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     struct mt_err err = {0};
     r.placement.states = MT_STATES_DISK;
     r.placement.activations = MT_ACT_RECOMPUTE;
-    r.placement.keep_layers = 0;
+    r.placement.keep_layers = r.placement.offload_layers = 0;
     r.numerics.micro_batch = 1;
     assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), 0);
     double n_states = 0, n_grads = 0;
@@ -133,13 +133,23 @@ static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
     struct mt_plan_request r = make_request(l, &m, 4096, 64);
     struct mt_plan_choice c;
     struct mt_err err = {0};
+    r.placement.offload_layers = 0;
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    double bare = c.sim.seconds;
     expect_near("parameters", (double)l->n_params, 122.6e9, 0.001);
     assert_int_equal(c.placement.activations, MT_ACT_RECOMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&mistral123b, 262144, 4096, LAYERS), 0.02);
     assert_true(c.n_tier[MT_UNIT_ON_DISK] + c.n_tier[MT_UNIT_STATES_ON_DISK] > 60);
     expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
+    mt_plan_choice_finish(&c);
+    /* records as far as the host has memory for them, for which more of the states live on drives */
+    m = make_machine(24, 1536, 4);
+    r = make_request(l, &m, 4096, 64);
+    assert_int_equal(mt_plan_search(&c, &r, &err), 0);
+    assert_true(c.placement.offload_layers > 10 && c.sim.seconds < bare);
+    assert_int_equal(c.engine.disk_spill_bytes, 0);
+    assert_true(c.host_bytes <= r.placement.host_budget.bytes);
     mt_plan_choice_finish(&c);
     mt_layout_destroy(&l);
 }
