@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "store/planes.h"
 
+#include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -170,8 +172,6 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
         s->window[k].room = window_size(p, k);
         if (s->window[k].room)
             rc = mt_host_alloc(&mem, s->window[k].room, "windows to the disk", err);
-        if (mem)
-            memset(mem, 0, s->window[k].room); /* there from the start, not when a first save needs it */
         s->window[k].mem = mem;
     }
     return rc;
@@ -196,6 +196,56 @@ static int alloc_sums(mt_plane_set *s, const struct mt_plane_set_params *p, stru
     return 0;
 }
 
+/* --- host memory ----------------------------------------------------------------------------- */
+
+enum { MAX_TOUCHERS = 16, TOUCHER_BYTES = 256 << 20 };
+
+struct toucher {
+    char *p;
+    size_t bytes;
+    int rc;
+    pthread_t thread;
+    bool started;
+};
+
+static void *touch(void *arg)
+{
+    struct toucher *t = arg;
+#ifdef MADV_POPULATE_WRITE
+    int rc;
+    while ((rc = madvise(t->p, t->bytes, MADV_POPULATE_WRITE) ? -errno : 0) == -EINTR || rc == -EAGAIN)
+        ;
+    if (rc != -EINVAL) { /* a kernel that knows it */
+        t->rc = rc;
+        return NULL;
+    }
+#endif
+    for (size_t i = 0; i < t->bytes; i += PAGE)
+        ((volatile char *)t->p)[i] = 0;
+    return NULL;
+}
+
+/* Pages are there from now on, not when a first update needs them: zeroing them takes several cores to be quick. */
+static int touch_all(char *p, size_t bytes)
+{
+    struct toucher t[MAX_TOUCHERS] = {{0}};
+    size_t n = MT_MIN(MT_MAX(bytes / TOUCHER_BYTES, (size_t)1), (size_t)MAX_TOUCHERS);
+    size_t share = mt_align_up(mt_div_up(bytes, n), (size_t)2 << 20);
+    int rc = 0;
+    for (size_t i = 0; i < n && i * share < bytes; i++) {
+        t[i] = (struct toucher){.p = p + i * share, .bytes = MT_MIN(share, bytes - i * share)};
+        t[i].started = n > 1 && !pthread_create(&t[i].thread, NULL, touch, &t[i]);
+        if (!t[i].started)
+            touch(&t[i]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (t[i].started)
+            pthread_join(t[i].thread, NULL);
+        rc = rc ? rc : t[i].rc;
+    }
+    return rc;
+}
+
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
 {
     void *p = mmap(NULL, MT_MAX(bytes, (size_t)1), PROT_READ | PROT_WRITE,
@@ -205,6 +255,12 @@ int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err
                        bytes, what, strerror(errno));
     if (bytes >= ((size_t)4 << 20))
         madvise(p, bytes, MADV_HUGEPAGE); /* a wish: refused where pages are not to be had */
+    int rc = bytes ? touch_all(p, bytes) : 0;
+    if (rc) {
+        munmap(p, bytes);
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "the system has not %zu bytes of host memory for %s: %s", bytes, what,
+                       strerror(-rc));
+    }
     *out = p;
     return 0;
 }

@@ -3,6 +3,8 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -104,6 +106,25 @@ static void a_block_is_whole_also_where_few_of_its_elements_are_used(void **stat
     assert_int_equal(mt_plane_desc_bytes(&packed, 65), 68);
 }
 
+/* Else the first update is where a run learns that its moments do not fit. */
+static void all_pages_are_there_from_the_start(void **state)
+{
+    (void)state;
+    enum { BYTES = (600 << 20) + 12345 };
+    void *m = NULL;
+    size_t pages = mt_div_up(BYTES, 4096), there = 0;
+    unsigned char *in_core = mt_calloc(pages, 1);
+    assert_int_equal(mt_host_alloc(&m, BYTES, "pages", NULL), 0);
+    assert_int_equal(mincore(m, BYTES, in_core), 0);
+    for (size_t i = 0; i < pages; i++)
+        there += in_core[i] & 1;
+    assert_int_equal(there, pages);
+    for (size_t i = 0; i < BYTES; i += 4096)
+        assert_int_equal(((char *)m)[i], 0);
+    mt_host_free(m, BYTES);
+    free(in_core);
+}
+
 static void more_than_there_is_cannot_be_mapped(void **state)
 {
     (void)state;
@@ -129,6 +150,7 @@ int main(void)
         cmocka_unit_test(planes_are_zero_aligned_and_apart),
         cmocka_unit_test(the_arithmetic_is_that_of_the_mapping),
         cmocka_unit_test(a_block_is_whole_also_where_few_of_its_elements_are_used),
+        cmocka_unit_test(all_pages_are_there_from_the_start),
         cmocka_unit_test(more_than_there_is_cannot_be_mapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
