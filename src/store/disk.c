@@ -30,6 +30,8 @@ struct piece {
     const struct mt_disk_sums *sums; /* NULL: none */
     uint64_t address; /* on the disk */
     bool reread;
+    bool under_way;  /* the backend has it */
+    int64_t since;   /* of the disk's clock */
     struct piece *next; /* of the free ones */
 };
 
@@ -55,13 +57,19 @@ struct mt_disk {
     struct piece *pieces, *free_pieces;
     unsigned in_flight[2];
     int64_t busy_since[2];
-    int broken; /* the backend itself failed: everything fails with this */
+    int broken; /* a drive does not answer or the backend failed: everything fails with this */
+    unsigned n_lost; /* pieces that the backend had then: they may still end */
+    int64_t clock_ns, seen_ns; /* time that passed while this thread could run */
+    int64_t deadline_ns;
+    struct mt_disk *next_abandoned;
 
     pthread_mutex_t lock;
     struct list waiting[2];
     struct mt_disk_stats stats;
     bool quit;
 };
+
+static struct mt_disk *abandoned; /* what must outlive its owner, to be found by tools that look for leaks */
 
 static void append(struct list *l, struct mt_disk_request *r)
 {
@@ -101,12 +109,10 @@ static void fail_request(struct mt_disk *d, struct piece *p, int rc)
                     rc == -ENODATA ? "the file has become shorter" : strerror(-rc));
 }
 
-static void finish_piece(struct mt_disk *d, struct piece *p)
+static void end_piece(struct mt_disk *d, struct piece *p)
 {
     struct mt_disk_request *r = p->r;
     int dir = r->write;
-    p->next = d->free_pieces;
-    d->free_pieces = p;
     if (--d->in_flight[dir] == 0) {
         pthread_mutex_lock(&d->lock);
         d->stats.busy_ns[dir] += mt_now_ns() - d->busy_since[dir];
@@ -117,6 +123,13 @@ static void finish_piece(struct mt_disk *d, struct piece *p)
             drop_first(&d->going[dir]);
         r->done(r);
     }
+}
+
+static void finish_piece(struct mt_disk *d, struct piece *p)
+{
+    p->next = d->free_pieces;
+    d->free_pieces = p;
+    end_piece(d, p);
 }
 
 /* The request to submit pieces of next. One whose pieces are all submitted leaves the list, and ends with
@@ -132,6 +145,26 @@ static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
     return r;
 }
 
+/*
+ * Nothing more comes of the backend: ends all that it has. Whether those transfers still happen cannot be known, so
+ * their pieces are not used again.
+ */
+static void give_up(struct mt_disk *d, int rc, const char *why)
+{
+    if (d->broken)
+        return;
+    d->broken = rc;
+    mt_log(MT_LOG_ERROR, "disk I/O: %s: %s; nothing more is read or written", why, strerror(-rc));
+    for (unsigned i = 0; i < 2 * d->depth; i++) {
+        struct piece *p = &d->pieces[i];
+        if (!p->under_way)
+            continue;
+        d->n_lost++;
+        fail_request(d, p, rc);
+        end_piece(d, p);
+    }
+}
+
 static void submit_piece(struct mt_disk *d, struct piece *p)
 {
     struct mt_io_op op = {.write = p->r->write,
@@ -140,11 +173,16 @@ static void submit_piece(struct mt_disk *d, struct piece *p)
                           .bytes = p->bytes - p->done,
                           .offset = p->offset + p->done,
                           .tag = p};
-    int rc = d->broken ? d->broken : mt_io_submit(d->io, &op, 1);
-    if (rc) {
-        fail_request(d, p, rc);
+    if (d->broken) {
+        fail_request(d, p, d->broken);
         finish_piece(d, p);
+        return;
     }
+    p->under_way = true;
+    p->since = d->clock_ns;
+    int rc = mt_io_submit(d->io, &op, 1);
+    if (rc)
+        give_up(d, rc, "a transfer is not accepted");
 }
 
 /* --- sums ------------------------------------------------------------------------------------ */
@@ -254,8 +292,20 @@ static void take_waiting(struct mt_disk *d, bool *quit)
     pthread_mutex_unlock(&d->lock);
 }
 
+/* Requests that come after the disk was given up. */
+static void refuse_all(struct mt_disk *d)
+{
+    for (int dir = 0; dir < 2; dir++)
+        for (struct mt_disk_request *r = d->going[dir].first; r; r = r->next)
+            if (!r->rc)
+                r->rc = mt_fail(&r->err, MT_ERR_RUNTIME, d->broken, "cannot %s %s (%s): disk I/O was given up: %s",
+                                dir ? "write" : "read", d->files[0].path, d->files[0].drive, strerror(-d->broken));
+}
+
 static void start_pieces(struct mt_disk *d)
 {
+    if (d->broken)
+        refuse_all(d);
     for (bool any = true; any;) {
         any = false;
         for (int dir = 0; dir < 2; dir++) {
@@ -278,6 +328,7 @@ static void count(struct mt_disk *d, int dir, uint64_t bytes, bool shortened, bo
 
 static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
 {
+    p->under_way = false;
     if (res == -EINTR || res == -EAGAIN) {
         if (++p->retries < MAX_RETRIES) {
             if (res == -EAGAIN) /* the kernel is short of memory or of requests: wait a little */
@@ -317,6 +368,23 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
     submit_piece(d, p);
 }
 
+/* A process that is stopped for a while must not take its drives for dead: time counts while this thread runs. */
+static void watch_drives(struct mt_disk *d)
+{
+    int64_t now = mt_now_ns(), most = 2 * MT_IO_WAIT_MS * (int64_t)1000000;
+    d->clock_ns += MT_MIN(now - d->seen_ns, most);
+    d->seen_ns = now;
+    for (unsigned i = 0; i < 2 * d->depth && !d->broken; i++) {
+        const struct piece *p = &d->pieces[i];
+        char why[256];
+        if (!p->under_way || d->clock_ns - p->since < d->deadline_ns)
+            continue;
+        snprintf(why, sizeof(why), "%s has not answered for %.0f s", d->files[p->file].drive,
+                 (double)d->deadline_ns * 1e-9);
+        give_up(d, -ETIMEDOUT, why);
+    }
+}
+
 static void *disk_main(void *arg)
 {
     struct mt_disk *d = arg;
@@ -327,15 +395,17 @@ static void *disk_main(void *arg)
         start_pieces(d);
         if (quit && !d->in_flight[READ] && !d->in_flight[WRITE])
             return NULL;
-        int n = mt_io_wait(d->io, r, MAX_RESULTS);
-        if (n < 0) { /* never seen; what is under way cannot be told any more */
-            d->broken = n;
-            mt_log(MT_LOG_ERROR, "disk I/O: waiting for results failed: %s", strerror(-n));
-            nanosleep(&(struct timespec){0, 10000000}, NULL);
-        }
+        int n = 0;
+        if (d->broken)
+            nanosleep(&(struct timespec){0, 10000000}, NULL); /* nobody can wake it any more */
+        else
+            n = mt_io_wait(d->io, r, MAX_RESULTS);
+        if (n < 0)
+            give_up(d, n, "waiting for results failed");
         for (int i = 0; i < n; i++)
             take_result(d, r[i].tag, r[i].res);
         take_sums(d);
+        watch_drives(d);
     }
 }
 
@@ -482,6 +552,8 @@ int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *e
     pthread_mutex_init(&d->lock, NULL);
     d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
     d->depth = p->depth ? p->depth : 32;
+    d->deadline_ns = (int64_t)((p->deadline_s > 0 ? p->deadline_s : MT_DISK_DEADLINE_S) * 1e9);
+    d->seen_ns = mt_now_ns();
     int rc = open_files(d, p, err);
     if (!rc)
         rc = open_io(d, p, err);
@@ -516,15 +588,21 @@ void mt_disk_close(mt_disk **disk)
         pthread_join(d->thread, NULL);
     }
     mt_sum_pool_destroy(&d->sums); /* its threads wake the backend */
-    mt_io_destroy(&d->io);
+    if (!d->n_lost)
+        mt_io_destroy(&d->io);
     for (size_t i = 0; i < d->n_files; i++)
         mt_disk_file_close(&d->files[i]);
     mt_stripe_finish(&d->stripe);
     pthread_mutex_destroy(&d->lock);
-    free(d->pieces);
     free(d->files);
-    free(d);
     *disk = NULL;
+    if (d->n_lost) { /* the kernel, or a thread, may still have pieces and the backend */
+        d->next_abandoned = abandoned;
+        abandoned = d;
+        return;
+    }
+    free(d->pieces);
+    free(d);
 }
 
 void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)

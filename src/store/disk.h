@@ -21,12 +21,15 @@
  * Space is reserved when the disk is opened. Requests bypass the page cache (O_DIRECT) where the file
  * system allows it, many at a time; every result is checked, short transfers are finished, EINTR and
  * EAGAIN retried; any other error ends the request and names file, offset and drive. What is read of an area that
- * has sums must agree with them: else it is read once more, and then the request ends with -EBADMSG.
+ * has sums must agree with them: else it is read once more, and then the request ends with -EBADMSG. A drive that does
+ * not answer in time (-ETIMEDOUT) or I/O as such that fails ends all requests, those to come too.
  *
  * Thread-safety: mt_disk_submit() and mt_disk_run() from any thread; the rest from one.
  */
 typedef struct mt_disk mt_disk;
 
+/* Kernels give up on a drive themselves, after 30 s and some retries: this is for where they do not. */
+enum { MT_DISK_DEADLINE_S = 300 };
 enum { MT_DISK_ALIGN = 4096, MT_DISK_MAX_SPANS = 6 };
 
 struct mt_disk_params {
@@ -38,6 +41,7 @@ struct mt_disk_params {
     unsigned depth;          /* requests under way in each direction; 0: 32 */
     const double *rates;     /* [n_dirs] weights of the drives; NULL: measured where there are several */
     enum mt_io_kind io;
+    double deadline_s;       /* for a drive to answer a request; 0: MT_DISK_DEADLINE_S */
     bool buffered;           /* through the page cache even where O_DIRECT works */
     const struct mt_io_fault *fault; /* for tests; NULL: none */
 };
@@ -47,7 +51,8 @@ struct mt_disk_params {
  * where it is not io_uring with O_DIRECT.
  */
 int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err);
-/** Removes the files; accepts NULL. Nothing may be under way. */
+/** Removes the files; accepts NULL. Nothing may be under way. After a drive that did not answer, or a backend that
+ * failed, transfers may still end at any time: what they need is then left as it is until the process exits. */
 void mt_disk_close(mt_disk **d);
 
 /** Registers memory that requests will use with the kernel, where that is allowed. Nothing may be under way. */

@@ -62,7 +62,7 @@ static void name_drive(struct mt_disk_file *f)
         fclose(u);
 }
 
-/* What the drive asks of addresses and offsets; 512 where it does not say. */
+/* What the drive asks of addresses and offsets; where it does not say, what every one is content with. */
 static size_t direct_alignment(int fd)
 {
     struct statx x = {0};
@@ -73,7 +73,7 @@ static size_t direct_alignment(int fd)
 #endif
     (void)x;
     (void)fd;
-    return 512;
+    return MT_DISK_ALIGN;
 }
 
 /* A file system may accept O_DIRECT and refuse the I/O: try a block of what the file holds, zeros. */

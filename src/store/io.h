@@ -47,8 +47,11 @@ int mt_io_set_files(mt_io *io, const int *fds, int n, struct mt_err *err);
 /** Memory that operations will use, to be registered with the kernel where it can be. Nothing may be
  * under way. Returns 0, or why the memory is used unregistered: not a failure. */
 int mt_io_set_buffers(mt_io *io, const struct iovec *iov, int n);
+/** An error is of the backend, not of a file: nothing more is to be submitted. */
 int mt_io_submit(mt_io *io, const struct mt_io_op *ops, int n);
-/** Waits for results; returns how many of up to `max`, 0 after mt_io_wake(), or a negative errno. */
+enum { MT_IO_WAIT_MS = 500 };
+/** Waits for results; returns how many of up to `max`, 0 after mt_io_wake() or MT_IO_WAIT_MS, or a negative errno:
+ * then nothing more is to be had of it, and what is under way may never end. */
 int mt_io_wait(mt_io *io, struct mt_io_result *out, int max);
 /** Makes a waiting (or the next) mt_io_wait() return. Any thread. */
 void mt_io_wake(mt_io *io);
@@ -70,6 +73,10 @@ enum mt_io_fault_kind {
     MT_IO_FAULT_STALE, /* a write is done only some operations later, over what came meanwhile; a read as DROP */
     MT_IO_FAULT_SWAP,  /* it and the next operation of its size and direction are done in each other's place */
     MT_IO_FAULT_DROP,  /* nothing is moved */
+    /* of the backend */
+    MT_IO_FAULT_HANG,   /* it never ends */
+    MT_IO_FAULT_WAIT,   /* waiting for results fails from then on */
+    MT_IO_FAULT_SUBMIT, /* it is not accepted */
 };
 /** Hits operations nth, nth + 1 ... nth + count - 1 (from 1) of the direction; count 0: from then on. */
 struct mt_io_fault {

@@ -33,7 +33,7 @@ struct fault_io {
     size_t n_late;
     struct changed *changed;
     struct mt_io_op half; /* of two to be done in each other's place, the first */
-    bool has_half;
+    bool has_half, cannot_wait;
 };
 
 static struct fault_io *fault(mt_io *io)
@@ -191,6 +191,13 @@ static int submit_hit(struct fault_io *w, struct mt_io_op *op)
         w->half = *op;
         w->has_half = true;
         return 0;
+    case MT_IO_FAULT_HANG:
+        return 0;
+    case MT_IO_FAULT_WAIT:
+        w->cannot_wait = true;
+        return pass_on(w, op);
+    case MT_IO_FAULT_SUBMIT:
+        return -EIO;
     case MT_IO_FAULT_DROP:
         make_result(w, op, (int64_t)op->bytes);
         return 0;
@@ -268,6 +275,8 @@ static int wait_reordered(struct fault_io *w, struct mt_io_result *out, int max)
 static int fault_wait(mt_io *io, struct mt_io_result *out, int max)
 {
     struct fault_io *w = fault(io);
+    if (w->cannot_wait)
+        return -EIO;
     if (w->n_made) {
         int n = (int)MT_MIN(w->n_made, (size_t)max);
         memcpy(out, w->made, (size_t)n * sizeof(*out));
@@ -329,7 +338,7 @@ int mt_io_fault_parse(struct mt_io_fault *out, const char *text, struct mt_err *
 {
     static const char *const kinds[] = {"none",  "eio",   "enospc", "eagain", "eintr",
                                         "short", "zero", "delay",  "reorder",
-                                        "flip",  "stale", "swap", "drop"};
+                                        "flip",  "stale", "swap", "drop", "hang", "wait", "submit"};
     char dir[16] = "", kind[16] = "";
     unsigned long long nth = 1, count = 1;
     int n = sscanf(text, "%15[^:]:%15[^:]:%llu:%llu", dir, kind, &nth, &count);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -116,8 +117,13 @@ static int threads_wait(mt_io *io, struct mt_io_result *out, int max)
 {
     struct threads *t = threads(io);
     pthread_mutex_lock(&t->lock);
-    while (!t->n_results && !t->woken)
-        pthread_cond_wait(&t->result, &t->lock);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (MT_IO_WAIT_MS % 1000) * 1000000L;
+    until.tv_sec += MT_IO_WAIT_MS / 1000 + until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    while (!t->n_results && !t->woken && pthread_cond_timedwait(&t->result, &t->lock, &until) != ETIMEDOUT)
+        ;
     t->woken = false;
     size_t n = MT_MIN(t->n_results, (size_t)max);
     memcpy(out, t->results, n * sizeof(*out));
@@ -156,7 +162,11 @@ int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err)
     t->cap = depth;
     pthread_mutex_init(&t->lock, NULL);
     pthread_cond_init(&t->work, NULL);
-    pthread_cond_init(&t->result, NULL);
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->result, &clock);
+    pthread_condattr_destroy(&clock);
     t->ops = mt_calloc(depth, sizeof(*t->ops));
     t->results = mt_calloc(depth, sizeof(*t->results));
     int rc = t->ops && t->results ? 0 : mt_fail_nomem(err, "I/O threads", depth * sizeof(*t->ops));

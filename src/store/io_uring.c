@@ -7,18 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "store/io_backend.h"
 
-enum { MAX_BUFFER = 1 << 30 }; /* the kernel registers no larger ones */
+enum {
+    MAX_BUFFER = 1 << 30, /* the kernel registers no larger ones */
+    MAX_TRIES = 10000,    /* a millisecond apart */
+};
 
 struct uring {
     struct mt_io base;
     struct io_uring ring;
     bool has_ring, has_files, wake_armed;
-    int wake_fd;
+    int wake_fd, wake_rc; /* why nothing more can be read from it, told by the next wait */
     uint64_t wake_count;
     struct iovec *buffers;
     int n_buffers;
@@ -39,15 +43,18 @@ static void drop_buffers(struct uring *u)
     u->n_buffers = 0;
 }
 
+/* Until the kernel has them all: it may take some alone, or be short of memory for a moment. */
 static int submit_queued(struct uring *u)
 {
-    for (;;) {
+    for (int tries = 0; io_uring_sq_ready(&u->ring);) {
         int n = io_uring_submit(&u->ring);
-        if (n >= 0)
-            return 0;
-        if (n != -EINTR && n != -EAGAIN && n != -EBUSY)
-            return n;
+        if (n > 0 || n == -EINTR)
+            continue;
+        if ((n && n != -EAGAIN && n != -EBUSY) || ++tries > MAX_TRIES)
+            return n ? n : -EBUSY;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
+    return 0;
 }
 
 static int arm_wake(struct uring *u)
@@ -167,27 +174,29 @@ static int uring_wait(mt_io *io, struct mt_io_result *out, int max)
 {
     struct uring *u = uring(io);
     struct io_uring_cqe *cqe;
-    int rc, n = 0;
-    bool woken = false;
-    do
-        rc = io_uring_wait_cqe(&u->ring, &cqe);
-    while (rc == -EINTR || rc == -EAGAIN);
+    struct __kernel_timespec most = {.tv_sec = MT_IO_WAIT_MS / 1000, .tv_nsec = (MT_IO_WAIT_MS % 1000) * 1000000LL};
+    int rc = u->wake_rc, n = 0;
+    if (!rc && !u->wake_armed)
+        rc = arm_wake(u);
     if (rc)
         return rc;
+    do
+        rc = io_uring_wait_cqe_timeout(&u->ring, &cqe, &most);
+    while (rc == -EINTR || rc == -EAGAIN);
+    if (rc)
+        return rc == -ETIME ? 0 : rc;
     while (n < max && !io_uring_peek_cqe(&u->ring, &cqe)) {
         void *tag = io_uring_cqe_get_data(cqe);
         if (tag == u) {
-            woken = true;
-            u->wake_armed = false;
+            u->wake_armed = false; /* armed again by the next wait: these results come first */
+            u->wake_rc = cqe->res < 0 && cqe->res != -EINTR && cqe->res != -EAGAIN ? cqe->res : 0;
         } else {
             out[n++] = (struct mt_io_result){tag, cqe->res};
             u->in_flight--;
         }
         io_uring_cqe_seen(&u->ring, cqe);
     }
-    if (woken)
-        rc = arm_wake(u);
-    return rc ? rc : n;
+    return n;
 }
 
 static void uring_wake(mt_io *io)
@@ -207,6 +216,18 @@ static const struct mt_io_backend backend = {
     .wake = uring_wake,
 };
 
+/* Kernels before 5.6 have a ring without the operations that are used here. */
+static bool has_operations(struct io_uring *ring)
+{
+    static const int used[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED};
+    struct io_uring_probe *probe = io_uring_get_probe_ring(ring);
+    bool all = probe;
+    for (size_t i = 0; all && i < MT_ARRAY_LEN(used); i++)
+        all = io_uring_opcode_supported(probe, used[i]);
+    io_uring_free_probe(probe);
+    return all;
+}
+
 int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)
 {
     struct uring *u = mt_calloc(1, sizeof(*u));
@@ -216,6 +237,8 @@ int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)
     u->wake_fd = eventfd(0, EFD_CLOEXEC);
     int rc = u->wake_fd < 0 ? -errno : io_uring_queue_init(depth + 1, &u->ring, IORING_SETUP_CLAMP);
     u->has_ring = !rc && u->wake_fd >= 0;
+    if (!rc && !has_operations(&u->ring))
+        rc = -EOPNOTSUPP;
     if (!rc)
         rc = arm_wake(u);
     if (rc) {

@@ -347,6 +347,50 @@ static void faults_that_cannot_be_survived_are_told(void **state)
     assert_int_equal(mt_io_fault_parse(&f, "read:eio:0", NULL), -EINVAL);
 }
 
+/* A backend that fails, a drive that hangs: all requests end, those to come too, and the disk can be closed. */
+static void what_never_ends_is_given_up(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fault;
+        int rc;
+    } cases[] = {{"read:hang:4", -ETIMEDOUT}, {"write:hang:30:0", -ETIMEDOUT}, {"read:wait:3", -EIO}, {"any:wait:1", -EIO},
+                 {"write:submit:9", -EIO}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++)
+        for (int io = MT_IO_AUTO; io <= MT_IO_THREADS; io += MT_IO_THREADS) {
+            struct mt_io_fault f;
+            struct mt_disk_params p = params(2, (enum mt_io_kind)io);
+            mt_disk *d = NULL;
+            struct mt_err err = {0};
+            static struct mt_disk_request r[2 * MANY];
+            int ended = 0, failed = 0;
+            static char *kept[2 * MT_ARRAY_LEN(cases)]; /* never freed: who knows what still writes there */
+            char *a = kept[2 * i + (io != MT_IO_AUTO)] = aligned(MANY * (size_t)PART);
+            memset(a, 5, MANY * (size_t)PART);
+            assert_int_equal(mt_io_fault_parse(&f, cases[i].fault, NULL), 0);
+            p.fault = &f;
+            p.deadline_s = 0.4;
+            assert_int_equal(mt_disk_open(&d, &p, NULL), 0);
+            for (int k = 0; k < 2 * MANY; k++) {
+                size_t at = (size_t)k / 2 * PART;
+                r[k] = (struct mt_disk_request){.write = k & 1, .n_spans = 1, .done = note_done, .ctx = &ended,
+                                                .span = {{at, a + at, PART}}};
+                mt_disk_submit(d, &r[k]);
+            }
+            while (__atomic_load_n(&ended, __ATOMIC_ACQUIRE) < 2 * MANY)
+                usleep(1000);
+            for (int k = 0; k < 2 * MANY; k++) {
+                assert_true(!r[k].rc || (r[k].rc == cases[i].rc && strstr(r[k].err.msg, root)));
+                failed += r[k].rc != 0;
+            }
+            assert_true(failed > 0);
+            assert_int_equal(transfer(d, false, 0, a, 64 << 10, &err), cases[i].rc);
+            assert_non_null(strstr(err.msg, "given up"));
+            mt_disk_close(&d);
+            assert_int_equal(files_in(dirs[0]), 0);
+        }
+}
+
 static void space_that_is_not_there_is_refused_with_numbers(void **state)
 {
     (void)state;
@@ -456,11 +500,13 @@ int main(void)
         cmocka_unit_test(sums_find_what_a_drive_does_not_tell),
         cmocka_unit_test(a_span_that_is_not_whole_blocks_is_refused),
         cmocka_unit_test(faults_that_cannot_be_survived_are_told),
+        cmocka_unit_test(what_never_ends_is_given_up),
         cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
         cmocka_unit_test(a_missing_folder_is_named),
         cmocka_unit_test(scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept),
         cmocka_unit_test(files_that_are_not_ours_are_left_alone),
         cmocka_unit_test(rates_are_measured),
     };
+    alarm(300); /* a hang is a failure */
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
