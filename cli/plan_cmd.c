@@ -2,8 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -13,6 +11,7 @@
 #include "hf/hf_config.h"
 #include "hw/hw.h"
 #include "machine/measure.h"
+#include "machine/stored.h"
 #include "plan_print.h"
 
 /* "24GiB", "25GB/s" (or a bare number of GB/s); -1 where it is neither. */
@@ -74,45 +73,6 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
     return rc;
 }
 
-/* The folder of the stored machines beside the program; false: there is none. */
-static bool machines_folder(char *buf, size_t len)
-{
-    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines", "../configs/machines"};
-    char exe[3000];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    exe[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(exe, '/');
-    if (slash)
-        *slash = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(near); i++) {
-        snprintf(buf, len, "%s/%s", exe, near[i]);
-        if (mt_is_dir(buf))
-            return true;
-    }
-    return false;
-}
-
-/* The name of one of the stored machines, or a file; one that is called as a stored machine is, by a path. */
-static int find_machine(char *buf, size_t len, const char *name, struct mt_err *err)
-{
-    char folder[3200];
-    struct stat st;
-    bool stored = machines_folder(folder, sizeof(folder));
-    if (stored && !strchr(name, '/')) {
-        snprintf(buf, len, "%s/%.200s.ini", folder, name);
-        if (mt_path_exists(buf))
-            return 0;
-    }
-    snprintf(buf, len, "%s", name);
-    if (!stat(buf, &st) && S_ISREG(st.st_mode))
-        return 0;
-    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": neither a file nor one of those in %s", name,
-                            folder)
-                  : mt_fail(err, MT_ERR_USAGE, -ENOENT,
-                            "no machine \"%s\": there is no such file, and no folder configs/machines near the program",
-                            name);
-}
-
 static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, struct mt_err *err)
 {
     const struct mt_config *cfg = v->cfg;
@@ -123,7 +83,7 @@ static int load_local(struct plan_view *v, const struct mt_plan_limits *limits, 
     if (!rc)
         rc = mt_hw_resident(&v->request.resident, err);
     if (!rc)
-        rc = mt_machine_load_cached(&v->machine, p.device_kind, mt_device_limits(dev)->name, n, err);
+        rc = mt_machine_load(&v->machine, mt_device_limits(dev), n, err);
     if (rc == -ENOENT || rc == -ESTALE)
         mt_fail_prefix(err, rc, "name a machine (--machine rtx4090), or measure this one");
     mt_device_destroy(&dev);
@@ -143,7 +103,7 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
             rc = mt_resolve_request(&v->request, v->cfg, &limits, err);
         return rc ? rc : load_local(v, &limits, err);
     }
-    rc = find_machine(path, sizeof(path), name, err);
+    rc = mt_machine_find(path, sizeof(path), name, err);
     if (!rc)
         rc = mt_machine_read(&v->machine, path, err);
     if (!rc)
@@ -260,6 +220,9 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
 static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err *err)
 {
     char path[4096];
+    if (v->local && !v->machine.fingerprint[0])
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure adds to this machine's profile, and there is none: "
+                       "megatrain probe all first");
     int rc = plan_view_measure(v, cli, false, err);
     mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), (int)v->request.placement.threads);
     return rc ? rc : mt_machine_write(&v->machine, path, err);

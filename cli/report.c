@@ -96,6 +96,8 @@ void cli_print_session(const struct mt_session *s)
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_FORWARD]),
                 s->choice.sim.phase[MT_SIM_BACKWARD],
                 mt_sim_resource_name(s->choice.sim.bound[MT_SIM_BACKWARD]));
+    if (s->predicted && !s->machine.fingerprint[0])
+        cli_say("         by the data sheet of %s: megatrain probe all measures this machine\n", s->machine.gpu);
 }
 
 static void print_uses(const char *verb, const uint64_t bytes[MT_N_DISK_USES])

@@ -71,6 +71,9 @@ const struct mt_key mt_keys[] = {
      "Lowest learning rate as a share of the peak."},
     {"train", "grad_clip", MT_NUMERICS, MT_KEY_REAL, AT(numerics.grad_clip), "1.0", NULL, 0, 1e30, NULL,
      "Global gradient norm above which gradients are scaled down; 0 = off."},
+    {"train", "router_aux_loss", MT_NUMERICS, MT_KEY_REAL, AT(numerics.router_aux_loss), "0", NULL, 0, 1e3, NULL,
+     "Mixtures of experts: coefficient of the loss that balances experts, as router_aux_loss_coef in transformers, over "
+     "all layers and tokens of a step. What config.json says of it is not used; 0 = off."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
@@ -112,6 +115,8 @@ const struct mt_key mt_keys[] = {
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,
      "What is on the device at once: a decoder layer, or its attention or MLP half; auto: halves where layers "
      "do not fit, or where the search finds that they are faster."},
+    {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
+     "Experts of a mixture on the device at once, as a unit; auto: as many as have 256 MiB in bf16."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
      "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "

@@ -38,6 +38,7 @@ struct mt_device_params {
 
 struct mt_device_limits {
     char name[128];        /* "cpu (AVX-512)" */
+    char product[64];      /* cuda: "NVIDIA H200", as the driver names the GPU; cpu: "" */
     const char *kind;
     bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */
     size_t budget_bytes;   /* what allocations may take in all */

@@ -64,12 +64,18 @@ static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
     return n;
 }
 
+static enum mt_unit_place place_of(const struct mt_unit *u)
+{
+    return u->kind == MT_UNIT_EMBED ? MT_PLACE_EMBEDDING : u->kind == MT_UNIT_HEAD ? MT_PLACE_HEAD : MT_PLACE_LAYER;
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
+            .place = place_of(unit),
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
@@ -81,8 +87,10 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
                                 : 0,
         };
     }
-    size_t boundary = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens);
-    mt_chain_describe(plan->units, plan->values, &(struct mt_chain){l->n_units, l->tied, boundary});
+    plan->program.n_values = mt_flow_describe(
+        plan->units, plan->values,
+        &(struct mt_flow){.n_units = l->n_units, .tied = l->tied, .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
+                          .boundary_bytes = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens)});
 }
 
 /* Combinations of memory savings to try, in order of the time they cost. */
@@ -96,7 +104,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .units = plan->units,
         .n_units = p->layout->n_units,
         .values = plan->values,
-        .n_values = mt_chain_n_values(p->layout->n_units),
+        .n_values = plan->program.n_values,
         .n_micro = p->max_micro,
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
@@ -291,7 +299,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.staging_bytes = mb.inputs;
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
-    plan.values = mt_calloc(mt_chain_n_values(p->layout->n_units), sizeof(*plan.values));
+    plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
     if (!plan.units || !plan.on_disk || !plan.values) {
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));

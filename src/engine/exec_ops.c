@@ -4,12 +4,9 @@
 #include "device/ops.h"
 #include "engine/binding.h"
 
-enum { MAX_ROLES = MT_N_OBJECT_KINDS };
-
-/* The buffers of an instruction by the kind of object they hold. */
+/* The buffers of an instruction by what they are for; NULL: it has none such. */
 struct roles {
-    void *kind[MAX_ROLES]; /* first operand of the kind */
-    void *second[MAX_ROLES];
+    void *of[MT_N_USE_ROLES];
 };
 
 static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
@@ -21,15 +18,9 @@ static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog
 static struct roles find_roles(const struct mt_binding *b, const struct mt_program *prog,
                                const struct mt_instr *in)
 {
-    struct roles r = {{NULL}, {NULL}};
-    for (int k = 0; k < in->n_operands; k++) {
-        int kind = prog->objects[in->operand[k].object].kind;
-        void *p = buffer_of(b, prog, &in->operand[k]);
-        if (!r.kind[kind])
-            r.kind[kind] = p;
-        else
-            r.second[kind] = p;
-    }
+    struct roles r = {{NULL}};
+    for (int k = 0; k < in->n_operands; k++)
+        r.of[in->operand[k].role] = buffer_of(b, prog, &in->operand[k]);
     return r;
 }
 
@@ -154,52 +145,58 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
     bool tied = b->layout->tied;
     struct mt_model_head a = {
         .mb = (size_t)in->mb,
-        .w = r->kind[MT_OBJ_WEIGHTS],
-        .table = tied ? r->second[MT_OBJ_WEIGHTS] : r->kind[MT_OBJ_WEIGHTS],
-        .x = r->kind[MT_OBJ_BOUNDARY],
-        .dx = r->kind[MT_OBJ_DX],
+        .w = r->of[MT_USE_WEIGHTS],
+        .table = r->of[tied ? MT_USE_TABLE : MT_USE_WEIGHTS],
+        .x = r->of[MT_USE_X],
+        .dx = r->of[MT_USE_DX],
+        .g = r->of[MT_USE_GRAD],
+        .g_table = r->of[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
     };
     if (in->op == MT_OP_LOGITS)
         return mt_model_logits(b->model, &a, b->host_logits, err);
-    /* the head's own gradient stands first; a frozen one has none, and then a tied table's is alone */
-    float *first = r->kind[MT_OBJ_GRAD], *second = r->second[MT_OBJ_GRAD];
-    bool own = b->layout->units[in->unit].trainable;
-    a.g = own ? first : NULL;
-    a.g_table = !tied ? a.g : own ? second : first;
     return mt_model_head(b->model, &a, err);
+}
+
+static struct mt_unit_run unit_run(const struct mt_instr *in, const struct roles *r)
+{
+    return (struct mt_unit_run){
+        .unit = (size_t)in->unit,
+        .mb = (size_t)in->mb,
+        .w = r->of[MT_USE_WEIGHTS],
+        .x = r->of[MT_USE_X],
+        .y = r->of[MT_USE_Y],
+        .record = r->of[MT_USE_RECORD],
+        .dx = r->of[MT_USE_DX],
+        .g = r->of[MT_USE_GRAD],
+    };
 }
 
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                           struct mt_err *err)
 {
     struct roles r = find_roles(b, prog, in);
-    size_t unit = (size_t)in->unit, mb = (size_t)in->mb;
+    struct mt_unit_run run = unit_run(in, &r);
     const struct mt_object *o = &prog->objects[in->operand[0].object];
-    void *w = r.kind[MT_OBJ_WEIGHTS], *g = r.kind[MT_OBJ_GRAD];
+    void *own = buffer_of(b, prog, &in->operand[0]), *g = r.of[MT_USE_GRAD];
     switch (in->op) {
     case MT_OP_JOIN:
-        return join_weights(b, in->unit, w, err);
+        return join_weights(b, in->unit, own, err);
     case MT_OP_ZERO:
-        return mt_op_zero(b->dev, &(struct mt_zero){buffer_of(b, prog, &in->operand[0]), o->bytes}, err);
+        return mt_op_zero(b->dev, &(struct mt_zero){own, o->bytes}, err);
     case MT_OP_POISON:
-        mt_device_poison(b->dev, buffer_of(b, prog, &in->operand[0]), o->bytes);
+        mt_device_poison(b->dev, own, o->bytes);
         return 0;
     case MT_OP_EMBED:
-        return mt_model_forward(b->model, unit, mb, w, NULL, r.kind[MT_OBJ_BOUNDARY], NULL, err);
     case MT_OP_FORWARD:
-        return mt_model_forward(b->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
-                                r.second[MT_OBJ_BOUNDARY], r.kind[MT_OBJ_RECORD], err);
+        return mt_model_forward(b->model, &run, err);
     case MT_OP_HEAD:
     case MT_OP_LOGITS:
         return submit_head(b, in, &r, err);
     case MT_OP_BACKWARD:
-        return mt_model_backward(b->model, unit, mb, w, r.kind[MT_OBJ_BOUNDARY],
-                                 r.kind[MT_OBJ_RECORD], r.kind[MT_OBJ_DX], g, err);
     case MT_OP_EMBED_BWD:
-        return mt_model_backward(b->model, unit, mb, NULL, NULL, NULL, r.kind[MT_OBJ_DX], g, err);
+        return mt_model_backward(b->model, &run, err);
     case MT_OP_GRAD_CAST:
-        return mt_model_grad_cast(b->model, unit, g, r.kind[MT_OBJ_CAST] ? r.kind[MT_OBJ_CAST] : g,
-                                  b->grad_dtype, err);
+        return mt_model_grad_cast(b->model, run.unit, g, r.of[MT_USE_CAST] ? r.of[MT_USE_CAST] : g, b->grad_dtype, err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);

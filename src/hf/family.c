@@ -6,6 +6,16 @@
 
 #include "base/mem.h"
 
+#define SPARSE_PARTS {"attention", "router", "lists", "experts", "combine"}
+
+static const struct mt_tensor_rename mixtral_names[] = {
+    {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
+    {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
+    {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
+    {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
+    {NULL, NULL},
+};
+
 /* Sources: the configuration and modeling files of transformers, by model_type. */
 static const struct mt_family families[] = {
     {
@@ -40,8 +50,79 @@ static const struct mt_family families[] = {
         .windows = MT_WINDOW_UPPER_LAYERS,
         .qkv_bias = MT_FEATURE_BY_KEY,
         .o_bias = MT_FEATURE_BY_KEY,
-        .qk_norm = true,
+        .qk_norm = MT_QK_NORM_HEADS,
         .parts = {"attention", "mlp"},
+    },
+    {
+        .architecture = "Qwen3MoeForCausalLM",
+        .model_type = "qwen3_moe",
+        .n_kv_heads = 4,
+        .window = 4096,
+        .windows = MT_WINDOW_BY_FLAG,
+        .max_pos = 32768,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 128, .top_k = 8, .width = 768, .renorm = MT_MOE_RENORM_SUM, .scale = 1,
+                       .weights_rounded = true},
+            .layers = MT_MOE_SPARSE_STEP,
+            .renorm_by_key = true,
+        },
+    },
+    {
+        .architecture = "MixtralForCausalLM",
+        .model_type = "mixtral",
+        .n_kv_heads = 8,
+        .windows = MT_WINDOW_EVERY_LAYER,
+        .rms_eps = 1e-5,
+        .rope_theta = 1e6,
+        .max_pos = 131072,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .renames = mixtral_names,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 8, .top_k = 2, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
+            .width_is_ffn = true,
+        },
+    },
+    {
+        .architecture = "Qwen2MoeForCausalLM",
+        .model_type = "qwen2_moe",
+        .n_kv_heads = 16,
+        .window = 4096,
+        .windows = MT_WINDOW_EVEN_LOWER_LAYERS,
+        .max_pos = 32768,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .bias_key = "qkv_bias",
+        .bias_by_default = true,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 60, .top_k = 4, .width = 1408, .shared_width = 5632, .shared_gate = true,
+                       .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
+            .layers = MT_MOE_SPARSE_STEP,
+            .shared = MT_MOE_SHARED_WIDTH,
+            .renorm_by_key = true,
+        },
+    },
+    {
+        .architecture = "OlmoeForCausalLM",
+        .model_type = "olmoe",
+        .rms_eps = 1e-5,
+        .max_pos = 4096,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_PROJECTION,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .top_k = 8, .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
+            .width_is_ffn = true,
+            .renorm_by_key = true,
+        },
     },
 };
 

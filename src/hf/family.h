@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hf/moe.h"
+
 /**
  * A family of models is a row of a table (family.c): how its config.json is read, which parts its decoder
  * layers are made of, and how its tensors are named on disk. All rows are read by the same code; none of it
@@ -16,7 +18,14 @@
 enum mt_feature {
     MT_FEATURE_NEVER,
     MT_FEATURE_ALWAYS,
-    MT_FEATURE_BY_KEY, /* where the key of config.json says so: attention_bias, mlp_bias */
+    MT_FEATURE_BY_KEY, /* where the key of config.json says so: attention_bias (mt_family.bias_key), mlp_bias */
+};
+
+/** RMSNorm of queries and keys, before the rotary embedding. */
+enum mt_qk_norm {
+    MT_QK_NORM_NONE,
+    MT_QK_NORM_HEADS,      /* of each head */
+    MT_QK_NORM_PROJECTION, /* of all heads of a token together */
 };
 
 /** Which layers see a sliding window. layer_types, where config.json has it, names them one by one. */
@@ -24,24 +33,33 @@ enum mt_window_rule {
     MT_WINDOW_NONE,         /* whatever config.json says */
     MT_WINDOW_EVERY_LAYER,  /* sliding_window; null is none, absent is the class default */
     MT_WINDOW_UPPER_LAYERS, /* with use_sliding_window, from layer max_window_layers on */
+    MT_WINDOW_BY_FLAG,      /* with use_sliding_window, every layer */
+    MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, those of layers 0, 2, 4 ... below max_window_layers */
 };
 
-/** A tensor's name on disk where it is not the usual one: "mlp.gate_proj.weight" -> "feed_forward.w1.weight". */
+/** A tensor's name on disk where it is not the usual one: "mlp.gate_proj.weight" -> "feed_forward.w1.weight". In the
+ * names of an expert's tensors, `*` stands for its number. */
 struct mt_tensor_rename {
     const char *usual, *on_disk; /* what follows "model.layers.N." */
 };
 
-enum { MT_FAMILY_MAX_PARTS = 4 };
+enum { MT_FAMILY_MAX_PARTS = 6 };
 
 struct mt_family {
     const char *architecture, *model_type; /* architectures[0]; model_type, where architectures is absent */
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
+    double rms_eps, rope_theta;            /* class defaults; 0: 1e-6, 10000 */
+    int64_t max_pos;                       /* class default; 0: 2048 */
     enum mt_feature qkv_bias, o_bias, mlp_bias;
-    bool qk_norm;                          /* RMSNorm of each query and key head, before the rotary embedding */
+    const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
+    bool bias_by_default;                  /* where that key is absent */
+    enum mt_qk_norm qk_norm;
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names of
                                               src/model/parts.h; NULL ends the list */
+    const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */
+    const struct mt_moe_family *moe;       /* NULL: no layer is */
     const struct mt_tensor_rename *renames; /* NULL: none; a row of NULLs ends the list */
 };
 

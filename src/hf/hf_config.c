@@ -10,76 +10,13 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "hf/keys.h"
+#include "hf/moe.h"
 #include "hf/rope.h"
 
-struct reader {
-    const cJSON *root;
-    const char *name;
-    struct mt_err *err;
-    int rc; /* the first failure */
-};
-
-static void refuse(struct reader *r, const char *key, const char *why)
+static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_config *c)
 {
-    if (!r->rc)
-        r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" %s", r->name, key, why);
-}
-
-static const cJSON *find(const struct reader *r, const char *key)
-{
-    const cJSON *v = mt_json_get(r->root, key);
-    return cJSON_IsNull(v) ? NULL : v;
-}
-
-static int64_t read_int(struct reader *r, const char *key, int64_t def, int64_t min, int64_t max)
-{
-    const cJSON *v = find(r, key);
-    if (!v)
-        return def;
-    if (!cJSON_IsNumber(v) || v->valuedouble != floor(v->valuedouble) ||
-        !(v->valuedouble >= (double)min && v->valuedouble <= (double)max)) {
-        char why[96];
-        snprintf(why, sizeof(why), "must be an integer between %lld and %lld", (long long)min, (long long)max);
-        refuse(r, key, why);
-        return def;
-    }
-    return (int64_t)v->valuedouble;
-}
-
-static int64_t need_int(struct reader *r, const char *key, int64_t max)
-{
-    if (!find(r, key))
-        refuse(r, key, "is missing");
-    return read_int(r, key, 1, 1, max);
-}
-
-static double read_positive(struct reader *r, const char *key, double def)
-{
-    const cJSON *v = find(r, key);
-    if (!v)
-        return def;
-    if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0) || !isfinite(v->valuedouble)) {
-        refuse(r, key, "must be a number, 0 or more");
-        return def;
-    }
-    return v->valuedouble;
-}
-
-static bool read_bool(struct reader *r, const char *key, bool def)
-{
-    const cJSON *v = find(r, key);
-    if (!v)
-        return def;
-    if (!cJSON_IsBool(v)) {
-        refuse(r, key, "must be true or false");
-        return def;
-    }
-    return cJSON_IsTrue(v);
-}
-
-static const struct mt_family *read_family(struct reader *r, struct mt_hf_config *c)
-{
-    const cJSON *list = find(r, "architectures"), *type = find(r, "model_type");
+    const cJSON *list = mt_keys_find(r, "architectures"), *type = mt_keys_find(r, "model_type");
     const char *arch = cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring
                                                                            : NULL;
     char supported[512];
@@ -94,17 +31,18 @@ static const struct mt_family *read_family(struct reader *r, struct mt_hf_config
 }
 
 /* A key that changes the computation and is not supported must be refused, never ignored. */
-static void refuse_unsupported(struct reader *r)
+static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
 {
     static const char *const absent[] = {
         "vision_config",  "text_config",     "audio_config",
-        "num_experts",    "num_local_experts", "final_logit_softcapping",
+        "final_logit_softcapping", "clip_qkv",
         "attn_logit_softcapping", "query_pre_attn_scalar", "num_nextn_predict_layers",
         "residual_multiplier", "embedding_multiplier", "logits_scaling", "attention_multiplier",
     };
-    if (find(r, "auto_map"))
-        refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
-    const cJSON *quant = find(r, "quantization_config");
+    static const char *const of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"};
+    if (mt_keys_find(r, "auto_map"))
+        mt_keys_refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
+    const cJSON *quant = mt_keys_find(r, "quantization_config");
     if (quant) {
         const cJSON *m = mt_json_get(quant, "quant_method");
         if (!r->rc)
@@ -114,58 +52,72 @@ static void refuse_unsupported(struct reader *r)
                             r->name, cJSON_IsString(m) ? m->valuestring : "unknown method");
     }
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
-        if (find(r, absent[i]))
-            refuse(r, absent[i], "is not supported");
-    if (read_positive(r, "attention_dropout", 0) != 0)
-        refuse(r, "attention_dropout", "other than 0 is not supported");
-    if (read_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
-        refuse(r, "pretraining_tp", "over 1 is not supported");
-    if (read_bool(r, "is_encoder_decoder", false))
-        refuse(r, "is_encoder_decoder", "is not supported");
+        if (mt_keys_find(r, absent[i]))
+            mt_keys_refuse(r, absent[i], "is not supported");
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
+        if (mt_keys_find(r, of_mixtures[i]))
+            mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
+    if (mt_keys_number(r, "attention_dropout", 0) != 0)
+        mt_keys_refuse(r, "attention_dropout", "other than 0 is not supported");
+    if (mt_keys_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
+        mt_keys_refuse(r, "pretraining_tp", "over 1 is not supported");
+    if (mt_keys_bool(r, "is_encoder_decoder", false))
+        mt_keys_refuse(r, "is_encoder_decoder", "is not supported");
 }
 
-static void read_activation(struct reader *r, struct mt_hf_config *c)
+static void read_activation(struct mt_keys *r, struct mt_hf_config *c)
 {
-    const cJSON *v = find(r, "hidden_act");
+    const cJSON *v = mt_keys_find(r, "hidden_act");
     const char *act = cJSON_IsString(v) ? v->valuestring : v ? "?" : "silu";
     c->gelu = !strcmp(act, "gelu_pytorch_tanh");
     if (!c->gelu && strcmp(act, "silu"))
-        refuse(r, "hidden_act", "must be silu or gelu_pytorch_tanh");
+        mt_keys_refuse(r, "hidden_act", "must be silu or gelu_pytorch_tanh");
 }
 
-static void windows_from_layer_types(struct reader *r, struct mt_hf_config *c, const cJSON *types,
+static void windows_from_layer_types(struct mt_keys *r, struct mt_hf_config *c, const cJSON *types,
                                      int64_t window)
 {
     int64_t i = 0;
     if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->n_layers) {
-        refuse(r, "layer_types", "does not name every layer");
+        mt_keys_refuse(r, "layer_types", "does not name every layer");
         return;
     }
     for (const cJSON *v = types->child; v; v = v->next, i++) {
         bool sliding = cJSON_IsString(v) && !strcmp(v->valuestring, "sliding_attention");
         if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
-            refuse(r, "layer_types", "names a kind of attention that is not supported");
+            mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
         if (sliding && !window)
-            refuse(r, "layer_types", "asks for sliding attention without a sliding_window");
+            mt_keys_refuse(r, "layer_types", "asks for sliding attention without a sliding_window");
         c->window[i] = sliding ? window : 0;
     }
 }
 
-static void read_windows(struct reader *r, struct mt_hf_config *c)
+static bool needs_flag(enum mt_window_rule w)
+{
+    return w == MT_WINDOW_UPPER_LAYERS || w == MT_WINDOW_BY_FLAG || w == MT_WINDOW_EVEN_LOWER_LAYERS;
+}
+
+/* Does the rule give layer i a window? `border`: max_window_layers. */
+static bool has_window(enum mt_window_rule w, int64_t i, int64_t border)
+{
+    return w == MT_WINDOW_UPPER_LAYERS ? i >= border : w != MT_WINDOW_EVEN_LOWER_LAYERS || (i % 2 == 0 && i < border);
+}
+
+static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
-    bool upper = f->windows == MT_WINDOW_UPPER_LAYERS;
-    int64_t window = read_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
-    int64_t from = read_int(r, "max_window_layers", 28, 0, INT64_C(1) << 40);
-    bool is_null = mt_json_get(r->root, "sliding_window") && !find(r, "sliding_window");
-    if (f->windows == MT_WINDOW_NONE || is_null || (upper && !read_bool(r, "use_sliding_window", false)))
+    int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
+    int64_t border = mt_keys_int(r, "max_window_layers", 28, 0, INT64_C(1) << 40);
+    bool is_null = mt_json_get(r->root, "sliding_window") && !mt_keys_find(r, "sliding_window");
+    if (f->windows == MT_WINDOW_NONE || is_null ||
+        (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
-    if (find(r, "layer_types") && f->windows != MT_WINDOW_NONE) {
-        windows_from_layer_types(r, c, find(r, "layer_types"), window);
+    if (mt_keys_find(r, "layer_types") && f->windows != MT_WINDOW_NONE) {
+        windows_from_layer_types(r, c, mt_keys_find(r, "layer_types"), window);
         return;
     }
     for (int64_t i = 0; i < c->n_layers; i++)
-        c->window[i] = upper && i < from ? 0 : window;
+        c->window[i] = has_window(f->windows, i, border) ? window : 0;
 }
 
 /* -1 where the value is not a token id. */
@@ -192,52 +144,53 @@ static void add_eos(struct mt_hf_config *c, const cJSON *v)
     c->eos[c->n_eos++] = id;
 }
 
-static void read_tokens(struct reader *r, struct mt_hf_config *c)
+static void read_tokens(struct mt_keys *r, struct mt_hf_config *c)
 {
-    c->bos = token_id(find(r, "bos_token_id"));
-    c->pad = token_id(find(r, "pad_token_id"));
-    add_eos(c, find(r, "eos_token_id"));
+    c->bos = token_id(mt_keys_find(r, "bos_token_id"));
+    c->pad = token_id(mt_keys_find(r, "pad_token_id"));
+    add_eos(c, mt_keys_find(r, "eos_token_id"));
 }
 
-static void read_shape(struct reader *r, struct mt_hf_config *c)
+static void read_shape(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
-    c->hidden = need_int(r, "hidden_size", 1 << 20);
-    c->ffn = need_int(r, "intermediate_size", 1 << 24);
-    c->n_layers = need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
-    c->n_heads = need_int(r, "num_attention_heads", 1 << 14);
-    c->n_kv_heads = read_int(r, "num_key_value_heads", f->n_kv_heads ? f->n_kv_heads : c->n_heads, 1,
+    c->hidden = mt_keys_need_int(r, "hidden_size", 1 << 20);
+    c->ffn = mt_keys_need_int(r, "intermediate_size", 1 << 24);
+    c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
+    c->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
+    c->n_kv_heads = mt_keys_int(r, "num_key_value_heads", f->n_kv_heads ? f->n_kv_heads : c->n_heads, 1,
                              1 << 14);
-    c->vocab = need_int(r, "vocab_size", INT64_C(1) << 30);
-    c->max_pos = read_int(r, "max_position_embeddings", 2048, 1, INT64_C(1) << 40);
-    c->rms_eps = read_positive(r, "rms_norm_eps", 1e-6);
-    c->initializer_range = read_positive(r, "initializer_range", 0.02);
-    c->head_dim = read_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1,
+    c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
+    c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
+    c->rms_eps = mt_keys_number(r, "rms_norm_eps", f->rms_eps > 0 ? f->rms_eps : 1e-6);
+    c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
+    c->head_dim = mt_keys_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1,
                            2 * MT_ROPE_MAX_FACTORS);
     if (c->n_heads % c->n_kv_heads)
-        refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
+        mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
     if (c->head_dim % 8 || c->hidden % 8)
-        refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
+        mt_keys_refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
     if (c->head_dim < 1 || c->head_dim > 2 * MT_ROPE_MAX_FACTORS)
-        refuse(r, "hidden_size", c->head_dim < 1 ? "is smaller than num_attention_heads"
+        mt_keys_refuse(r, "hidden_size", c->head_dim < 1 ? "is smaller than num_attention_heads"
                                                  : "over num_attention_heads is a head_dim of more than 1024");
 }
 
-static bool has_feature(struct reader *r, enum mt_feature f, const char *key)
+static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)
 {
-    return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && read_bool(r, key, false));
+    return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && mt_keys_bool(r, key, def));
 }
 
-static void read_flags(struct reader *r, struct mt_hf_config *c)
+static void read_flags(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
-    const cJSON *dtype = find(r, "torch_dtype");
+    const char *bias = f->bias_key ? f->bias_key : "attention_bias";
+    const cJSON *dtype = mt_keys_find(r, "torch_dtype");
     if (!dtype)
-        dtype = find(r, "dtype");
-    c->tied = read_bool(r, "tie_word_embeddings", false);
-    c->qkv_bias = has_feature(r, f->qkv_bias, "attention_bias");
-    c->o_bias = has_feature(r, f->o_bias, "attention_bias");
-    c->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias");
+        dtype = mt_keys_find(r, "dtype");
+    c->tied = mt_keys_bool(r, "tie_word_embeddings", false);
+    c->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
+    c->o_bias = has_feature(r, f->o_bias, bias, f->bias_by_default);
+    c->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias", false);
     c->qk_norm = f->qk_norm;
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
@@ -254,15 +207,16 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
     if (!rc && !cJSON_IsObject(root))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
     if (!rc) {
-        struct reader r = {root, name, err, 0};
+        struct mt_keys r = {root, name, err, 0};
         if (read_family(&r, c)) {
             read_shape(&r, c);
-            refuse_unsupported(&r);
+            refuse_unsupported(&r, c->family);
         }
         if (!r.rc) {
             read_activation(&r, c);
             read_flags(&r, c);
             read_windows(&r, c);
+            mt_moe_read(&r, c);
             read_tokens(&r, c);
         }
         rc = r.rc;

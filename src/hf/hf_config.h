@@ -38,9 +38,12 @@ struct mt_hf_config {
     int64_t hidden, ffn, n_layers, n_heads, n_kv_heads, head_dim, vocab, max_pos;
     double rms_eps, initializer_range;
     bool tied;                              /* tie_word_embeddings */
-    bool qkv_bias, o_bias, mlp_bias, qk_norm;
+    bool qkv_bias, o_bias, mlp_bias;
+    enum mt_qk_norm qk_norm;
     bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
     int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
+    struct mt_moe moe;
+    bool sparse[MT_MAX_LAYERS];             /* layers that are mixtures of experts */
     struct mt_rope_config rope;
     int64_t bos, pad;                       /* -1: none */
     int64_t eos[MT_MAX_EOS];

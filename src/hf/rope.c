@@ -96,7 +96,8 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
                        "%s: rope parameters by layer type or mrope are not supported", name);
     struct mt_rope_config *r = out;
     *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT};
-    r->theta = number(p, "rope_theta", number(root, "rope_theta", 10000.0));
+    double theta = cfg->family->rope_theta > 0 ? cfg->family->rope_theta : 10000.0;
+    r->theta = number(p, "rope_theta", number(root, "rope_theta", theta));
     r->partial_rotary_factor =
         number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", 1.0));
     r->factor = number(p, "factor", 0);

@@ -67,6 +67,8 @@ static int read_machine_key(struct reader *r, const char *key, const char *value
         r->version = atoi(value);
     } else if (!strcmp(key, "name")) {
         snprintf(m->name, sizeof(m->name), "%s", value);
+    } else if (!strcmp(key, "gpu")) {
+        snprintf(m->gpu, sizeof(m->gpu), "%s", value);
     } else if (!strcmp(key, "fingerprint")) {
         snprintf(m->fingerprint, sizeof(m->fingerprint), "%s", value);
     } else if (!strcmp(key, "kind")) {
@@ -123,7 +125,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     return bad(r, err, "unknown key \"%s.%s\"", section, key);
 }
 
-int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
+int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *err)
 {
     struct mt_machine m = {0};
     struct reader r = {.m = &m};
@@ -131,8 +133,21 @@ int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err
     if (!rc && r.version != MT_MACHINE_VERSION)
         rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a profile of version %d; this program wants %d",
                      path, r.version, MT_MACHINE_VERSION);
-    if (!rc)
-        rc = mt_machine_complete(&m, path, err);
+    if (rc) {
+        mt_machine_finish(&m);
+        return rc;
+    }
+    *out = m;
+    return 0;
+}
+
+int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err)
+{
+    struct mt_machine m;
+    int rc = mt_machine_parse(&m, path, err);
+    if (rc)
+        return rc;
+    rc = mt_machine_complete(&m, path, err);
     if (rc) {
         mt_machine_finish(&m);
         return rc;
@@ -194,6 +209,8 @@ void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
     const char *section = "";
     mt_str_printf(out, "[machine]\nversion = %d\nname = %s\nkind = %s\n", MT_MACHINE_VERSION, m->name,
                   mt_machine_device_kind(m));
+    if (m->gpu[0])
+        mt_str_printf(out, "gpu = %s\n", m->gpu);
     if (m->fingerprint[0])
         mt_str_printf(out, "fingerprint = %s\n", m->fingerprint);
     for (int i = 0; i < MT_N_RATES; i++) {

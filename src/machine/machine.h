@@ -69,6 +69,7 @@ struct mt_op_sample {
 enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16 };
 struct mt_machine {
     char name[128];
+    char gpu[64];          /* the product that it speaks of, as the driver names it; "": no stored machine */
     char fingerprint[256]; /* of the hardware it was measured on; "" for a file written by hand */
     bool cpu;              /* compute and copies share the host's cores and memory */
     struct mt_rate rate[MT_N_RATES];
@@ -84,6 +85,8 @@ struct mt_machine {
 
 /** Reads a profile; messages are "file:line: ...". Finish with mt_machine_finish(). */
 int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err);
+/** The same, without mt_machine_complete(). */
+int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *err);
 void mt_machine_print(const struct mt_machine *m, struct mt_str *out);
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err);
 /** Rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The attention of a decoder layer, pre-norm, as Llama, Mistral, Qwen2 and Qwen3 have it:
+ * The attention of a decoder layer, pre-norm, as Llama, Mistral and Qwen have it:
  *
  *   h = norm(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + o Wo
  *
@@ -106,8 +106,9 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     if (c->qkv_bias)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
     if (c->qk_norm) {
-        mt_layout_add_tensor(b, p, MT_ATTENTION_Q_NORM, c->head_dim, 0, "self_attn.q_norm.weight");
-        mt_layout_add_tensor(b, p, MT_ATTENTION_K_NORM, c->head_dim, 0, "self_attn.k_norm.weight");
+        bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
+        mt_layout_add_tensor(b, p, MT_ATTENTION_Q_NORM, whole ? q : c->head_dim, 0, "self_attn.q_norm.weight");
+        mt_layout_add_tensor(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, 0, "self_attn.k_norm.weight");
     }
     mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, c->hidden, q, "self_attn.o_proj.weight");
     if (c->o_bias)
@@ -272,11 +273,11 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_ATTENTION_NORM], rec.rstd, r->dx, r->dx, r->g, err);
 }
 
-static double macs_per_token(const struct mt_hf_config *c, int layer, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
     double len = (double)seq_len, h = (double)c->hidden;
-    double window = c->window[layer] ? MT_MIN((double)c->window[layer], len) : len;
+    double window = c->window[p->layer] ? MT_MIN((double)c->window[p->layer], len) : len;
     double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
     return h * (q + 2 * kv) + q * h + 2 * seen * q;
 }

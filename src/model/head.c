@@ -50,9 +50,9 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     mt_layout_add_tensor(b, p, MT_HEAD_NORM, c->hidden, 0, "model.norm.weight");
 }
 
-static double macs_per_token(const struct mt_hf_config *c, int layer, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
-    (void)layer;
+    (void)p;
     (void)seq_len;
     return (double)c->hidden * (double)c->vocab;
 }

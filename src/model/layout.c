@@ -10,14 +10,14 @@
 #include "device/ops.h"
 #include "model/part.h"
 
-const struct mt_cut mt_cut_layer = {"layer", 1, {0}}, mt_cut_half = {"half", 2, {1}};
+const struct mt_cut mt_cut_layer = {.name = "layer", .n_units = 1}, mt_cut_half = {.name = "half", .n_units = 2, .n_parts = {1}};
 
 struct mt_layout_builder {
     struct mt_layout *l;
     struct mt_unit *u;
     const struct mt_layout_params *p;
     bool *glob_used;
-    size_t cap_tensors;
+    size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
     bool failed;
 };
 
@@ -44,25 +44,41 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
     return hit;
 }
 
-static void add_tensor(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, int64_t rows,
-                       int64_t cols, const char *usual)
+/* The name on disk; `*` in it becomes the expert's number. */
+static void set_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual)
+{
+    size_t at = layer < 0 ? 0 : (size_t)snprintf(t->name, sizeof(t->name), "model.layers.%d.", layer);
+    const char *name = layer < 0 ? usual : mt_family_tensor_name(l->cfg.family, usual), *star = strchr(name, '*');
+    if (star)
+        snprintf(t->name + at, sizeof(t->name) - at, "%.*s%d%s", (int)(star - name), name, t->expert, star + 1);
+    else
+        snprintf(t->name + at, sizeof(t->name) - at, "%s", name);
+}
+
+/* Where a parameter's tensors are added. */
+struct place {
+    const struct mt_part *part;
+    struct mt_param *param;
+    int expert; /* or -1 */
+};
+
+static void add_tensor(struct mt_layout_builder *b, const struct place *at, int64_t cols,
+                       const struct mt_param_tensor *tensor)
 {
     struct mt_layout *l = b->l;
+    struct mt_param *p = at->param;
+    int64_t rows = tensor->rows;
     if (!mt_grow(&l->tensors, &b->cap_tensors, l->n_tensors + 1, sizeof(*l->tensors))) {
         b->failed = true;
         return;
     }
     struct mt_tensor *t = &l->tensors[l->n_tensors++];
-    *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}};
-    if (part->layer >= 0)
-        snprintf(t->name, sizeof(t->name), "model.layers.%d.%s", part->layer,
-                 mt_family_tensor_name(l->cfg.family, usual));
-    else
-        snprintf(t->name, sizeof(t->name), "%s", usual);
+    *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}, .param = p, .expert = at->expert};
+    set_name(t, l, at->part->layer, tensor->usual);
     t->unit = (size_t)(b->u - l->units);
     t->n = (size_t)rows * (size_t)MT_MAX(cols, (int64_t)1);
     t->first = p->at + p->n;
-    t->trainable = !frozen(b, t->name);
+    t->trainable = !frozen(b, t->name) && !tensor->constant;
     t->decay = decays(b, t->name);
     p->n += t->n;
     p->trainable |= t->trainable;
@@ -72,18 +88,30 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_part *part, 
     b->u->trainable |= t->trainable;
 }
 
+static void add_param(struct mt_layout_builder *b, const struct place *at, int64_t cols, size_t n,
+                      const struct mt_param_tensor *tensors)
+{
+    *at->param = (struct mt_param){.at = mt_align_up(b->u->n_elems, MT_PARAM_ALIGN)};
+    for (size_t i = 0; i < n; i++)
+        add_tensor(b, at, cols, &tensors[i]);
+}
+
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors)
 {
-    p->param[role] = (struct mt_param){.at = mt_align_up(b->u->n_elems, MT_PARAM_ALIGN)};
-    for (size_t i = 0; i < n; i++)
-        add_tensor(b, p, &p->param[role], tensors[i].rows, cols, tensors[i].usual);
+    add_param(b, &(struct place){p, &p->param[role], -1}, cols, n, tensors);
 }
 
 void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
                           const char *usual)
 {
-    mt_layout_add_param(b, p, role, cols, 1, &(struct mt_param_tensor){usual, rows});
+    mt_layout_add_param(b, p, role, cols, 1, &(struct mt_param_tensor){.usual = usual, .rows = rows});
+}
+
+void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
+                                const struct mt_param_tensor *tensors)
+{
+    add_param(b, &(struct place){p, &p->expert[i][role], p->first_expert + i}, cols, n, tensors);
 }
 
 static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int layer, int block)
@@ -93,23 +121,31 @@ static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int l
                              .first_tensor = b->l->n_tensors, .first_part = b->l->n_parts};
 }
 
-static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kind)
+static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kind, int first_expert, int n_experts)
 {
     struct mt_part *p = &b->l->parts[b->l->n_parts++];
-    *p = (struct mt_part){.kind = kind, .layer = b->u->layer};
+    *p = (struct mt_part){.kind = kind, .layer = b->u->layer, .first_expert = first_expert, .n_experts = n_experts,
+                          .expert = n_experts ? b->l->experts + b->n_experts : NULL};
+    b->n_experts += (size_t)n_experts;
     b->u->n_parts++;
+    b->u->per_step = kind->per_step;
     kind->lay_out(b, p);
 }
 
-/* "embed", "layer 7"; the parts of a layer that is cut: "layer 7 attention". */
-static void close_unit(struct mt_layout_builder *b, bool cut)
+/* "embed", "layer 7"; where the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
+static void close_unit(struct mt_layout_builder *b, bool whole)
 {
     struct mt_unit *u = b->u;
     const struct mt_part *p = &b->l->parts[u->first_part];
-    size_t at = (size_t)(u->layer < 0 ? snprintf(u->name, sizeof(u->name), "%s", p->kind->name)
-                                      : snprintf(u->name, sizeof(u->name), "layer %d", u->layer));
-    for (size_t i = 0; cut && i < u->n_parts && at < sizeof(u->name); i++)
-        at += (size_t)snprintf(u->name + at, sizeof(u->name) - at, " %s", p[i].kind->name);
+    char *name = u->name;
+    size_t len = sizeof(u->name), at = (size_t)(u->layer < 0 ? snprintf(name, len, "%s", p->kind->name)
+                                                             : snprintf(name, len, "layer %d", u->layer));
+    for (size_t i = 0; !whole && i < u->n_parts && at < len; i++) {
+        at += (size_t)snprintf(name + at, len - at, " %s", p[i].kind->name);
+        if (p[i].n_experts && at < len)
+            at += (size_t)snprintf(name + at, len - at, " %d-%d", p[i].first_expert,
+                                   p[i].first_expert + p[i].n_experts - 1);
+    }
     u->n_elems = mt_align_up(u->n_elems, MT_JOIN_BLOCK);
     b->l->n_params += u->n_params;
 }
@@ -117,30 +153,85 @@ static void close_unit(struct mt_layout_builder *b, bool cut)
 static void add_end(struct mt_layout_builder *b, enum mt_unit_kind kind, const struct mt_part_kind *part)
 {
     open_unit(b, kind, -1, kind == MT_UNIT_EMBED ? 0 : (int)b->l->cfg.n_layers + 1);
-    add_part(b, part);
-    close_unit(b, false);
+    add_part(b, part, 0, 0);
+    close_unit(b, true);
 }
 
-static size_t count_parts(const struct mt_family *f)
+static size_t count_parts(const char *const *parts)
 {
     size_t n = 0;
-    while (n < MT_FAMILY_MAX_PARTS && f->parts[n])
+    while (n < MT_FAMILY_MAX_PARTS && parts[n])
         n++;
     return n;
 }
 
+static const char *const *parts_of(const struct mt_hf_config *cfg, int64_t layer)
+{
+    return cfg->sparse[layer] ? cfg->family->sparse_parts : cfg->family->parts;
+}
+
+/* All of them by micro-batch, from `first` on, up to one that runs once a step or to the end. */
+static size_t count_by_micro(const char *const *parts, size_t first, size_t n)
+{
+    size_t i = first;
+    while (i < n && !mt_part_find(parts[i])->per_step)
+        i++;
+    return i - first;
+}
+
+static void add_unit(struct mt_layout_builder *b, int layer, const char *const *parts, size_t n, bool whole)
+{
+    open_unit(b, MT_UNIT_LAYER, layer, layer + 1);
+    for (size_t i = 0; i < n; i++)
+        add_part(b, mt_part_find(parts[i]), 0, 0);
+    close_unit(b, whole);
+}
+
+static void add_groups(struct mt_layout_builder *b, int layer, const struct mt_part_kind *kind)
+{
+    int n = (int)b->l->cfg.moe.n_experts, group = (int)b->l->cut.expert_group;
+    for (int first = 0; first < n; first += group) {
+        open_unit(b, MT_UNIT_LAYER, layer, layer + 1);
+        add_part(b, kind, first, MT_MIN(group, n - first));
+        close_unit(b, false);
+    }
+}
+
 static void add_layer(struct mt_layout_builder *b, int layer)
 {
-    const struct mt_family *f = b->l->cfg.family;
+    const char *const *parts = parts_of(&b->l->cfg, layer);
     const struct mt_cut *cut = &b->l->cut;
-    size_t n = count_parts(f), next = 0;
-    for (size_t i = 0; i < cut->n_units && next < n; i++) {
-        size_t end = i + 1 < cut->n_units ? MT_MIN(next + cut->n_parts[i], n) : n;
-        open_unit(b, MT_UNIT_LAYER, layer, layer + 1);
-        while (next < end)
-            add_part(b, mt_part_find(f->parts[next++]));
-        close_unit(b, cut->n_units > 1);
+    size_t n = count_parts(parts), lead = count_by_micro(parts, 0, n), next = 0;
+    bool whole = cut->n_units == 1 && lead == n;
+    for (size_t i = 0; i < cut->n_units && next < lead; i++) {
+        size_t take = i + 1 < cut->n_units ? MT_MIN((size_t)cut->n_parts[i], lead - next) : lead - next;
+        add_unit(b, layer, parts + next, take, whole);
+        next += take;
     }
+    while (next < n) {
+        const struct mt_part_kind *kind = mt_part_find(parts[next]);
+        size_t take = kind->per_step ? 1 : count_by_micro(parts, next, n);
+        if (kind->per_group)
+            add_groups(b, layer, kind);
+        else
+            add_unit(b, layer, parts + next, take, false);
+        next += take;
+    }
+}
+
+/* Parameters of an expert, with the padding between them; near enough to count bytes by. */
+static size_t expert_elems(const struct mt_moe *m, int64_t hidden)
+{
+    return (size_t)(3 * m->width * hidden + (m->expert_bias ? 2 * m->width + hidden : 0));
+}
+
+static size_t group_of(const struct mt_hf_config *cfg, size_t asked)
+{
+    size_t n = (size_t)cfg->moe.n_experts, one = expert_elems(&cfg->moe, cfg->hidden) * mt_dtype_size(MT_BF16);
+    if (!n)
+        return 0;
+    size_t group = asked ? asked : (size_t)MT_EXPERT_GROUP_BYTES / one;
+    return MT_MIN(MT_MAX(group, (size_t)1), n);
 }
 
 static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
@@ -156,28 +247,80 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
     return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
 }
 
+static int check_parts(const struct mt_family *f, const char *const *parts, struct mt_err *err)
+{
+    for (size_t i = 0; i < count_parts(parts); i++)
+        if (!mt_part_find(parts[i]))
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: there is no part \"%s\"", f->model_type, parts[i]);
+    return 0;
+}
+
+/* Units, parts and experts are never more than this, so that nothing moves that is pointed to. */
+static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, struct mt_err *err)
+{
+    size_t groups = l->cut.expert_group ? mt_div_up((size_t)cfg->moe.n_experts, l->cut.expert_group) : 0;
+    size_t n = 2, experts = 0;
+    for (int64_t i = 0; i < cfg->n_layers; i++) {
+        n += count_parts(parts_of(cfg, i)) + (cfg->sparse[i] ? groups : 0);
+        experts += cfg->sparse[i] ? (size_t)cfg->moe.n_experts : 0;
+    }
+    l->units = mt_calloc(n, sizeof(*l->units));
+    l->parts = mt_calloc(n, sizeof(*l->parts));
+    l->experts = mt_calloc(experts, sizeof(*l->experts));
+    return l->units && l->parts && l->experts ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp((*(const struct mt_tensor *const *)a)->name, (*(const struct mt_tensor *const *)b)->name);
+}
+
+static int sort_names(struct mt_layout *l, struct mt_err *err)
+{
+    l->by_name = mt_calloc(l->n_tensors, sizeof(*l->by_name));
+    if (!l->by_name)
+        return mt_fail_nomem(err, "the model's layout", l->n_tensors * sizeof(*l->by_name));
+    for (size_t i = 0; i < l->n_tensors; i++)
+        l->by_name[i] = &l->tensors[i];
+    qsort(l->by_name, l->n_tensors, sizeof(*l->by_name), compare_names);
+    return 0;
+}
+
+static void count_active(struct mt_layout *l)
+{
+    const struct mt_moe *m = &l->cfg.moe;
+    uint64_t of_experts = 0, rest = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        *(l->tensors[i].expert < 0 ? &rest : &of_experts) += l->tensors[i].n;
+    if (!l->tied)
+        rest -= l->units[0].n_params;
+    l->n_active = rest + (of_experts ? of_experts / (uint64_t)m->n_experts * (uint64_t)m->top_k : 0);
+}
+
 static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, struct mt_err *err)
 {
     struct mt_layout *l = b->l;
-    size_t per_layer = count_parts(cfg->family), n_layers = (size_t)cfg->n_layers;
-    l->units = mt_calloc(n_layers * b->p->cut.n_units + 2, sizeof(*l->units));
-    l->parts = mt_calloc(n_layers * per_layer + 2, sizeof(*l->parts));
-    if (!l->units || !l->parts)
-        return mt_fail_nomem(err, "the model's layout", sizeof(*l));
-    for (size_t i = 0; i < per_layer; i++)
-        if (!mt_part_find(cfg->family->parts[i]))
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: there is no part \"%s\"",
-                           cfg->family->model_type, cfg->family->parts[i]);
     l->cfg = *cfg;
     l->cut = b->p->cut;
+    l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
+    int rc = check_parts(cfg->family, cfg->family->parts, err);
+    if (!rc)
+        rc = check_parts(cfg->family, cfg->family->sparse_parts, err);
+    if (!rc)
+        rc = allocate(l, cfg, err);
+    if (rc)
+        return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
     for (int i = 0; i < (int)cfg->n_layers; i++)
         add_layer(b, i);
     add_end(b, MT_UNIT_HEAD, &mt_part_head);
     if (b->failed)
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
-    int rc = check_globs(b, err);
+    count_active(l);
+    rc = check_globs(b, err);
+    if (!rc)
+        rc = sort_names(l, err);
     return rc ? rc : mt_layout_set_ranges(l, err);
 }
 
@@ -203,18 +346,23 @@ void mt_layout_destroy(struct mt_layout **l)
         free((*l)->units);
         free((*l)->parts);
         free((*l)->tensors);
+        free((*l)->by_name);
+        free((*l)->experts);
         free((*l)->ranges);
         free(*l);
     }
     *l = NULL;
 }
 
+static int compare_name(const void *name, const void *t)
+{
+    return strcmp(name, (*(const struct mt_tensor *const *)t)->name);
+}
+
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name)
 {
-    for (size_t i = 0; i < l->n_tensors; i++)
-        if (!strcmp(l->tensors[i].name, name))
-            return &l->tensors[i];
-    return NULL;
+    const struct mt_tensor *const *t = bsearch(name, l->by_name, l->n_tensors, sizeof(*l->by_name), compare_name);
+    return t ? *t : NULL;
 }
 
 struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const char *part, int role)
@@ -233,9 +381,12 @@ static bool same_param(const struct mt_param *a, const struct mt_param *b)
 
 static bool parts_alike(const struct mt_hf_config *cfg, const struct mt_part *a, const struct mt_part *b)
 {
-    bool same = a->kind == b->kind;
+    bool same = a->kind == b->kind && a->n_experts == b->n_experts;
     for (int i = 0; i < MT_PART_MAX_PARAMS; i++)
         same = same && same_param(&a->param[i], &b->param[i]);
+    for (int e = 0; same && e < a->n_experts; e++)
+        for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
+            same = same && same_param(&a->expert[e][i], &b->expert[e][i]);
     return same && !(a->kind->layers_differ && a->kind->layers_differ(cfg, a->layer, b->layer));
 }
 
@@ -275,6 +426,6 @@ double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len)
     double macs = 0;
     for (size_t i = 0; i < l->n_parts; i++)
         if (l->parts[i].kind->macs_per_token)
-            macs += l->parts[i].kind->macs_per_token(&l->cfg, l->parts[i].layer, seq_len);
+            macs += l->parts[i].kind->macs_per_token(&l->cfg, &l->parts[i], seq_len);
     return 3 * 2 * macs; /* backward is twice forward */
 }

@@ -14,12 +14,16 @@
 /** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
 enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
+struct mt_param;
+
 /** A Hugging Face tensor, its place in its unit and in the planes. */
 struct mt_tensor {
     char name[128];
     int n_dims;
     int64_t shape[2];
     size_t unit;
+    struct mt_param *param; /* that it is, or is a piece of */
+    int expert;             /* of a mixture's layer, or -1 */
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
@@ -53,13 +57,15 @@ struct mt_param {
 };
 
 struct mt_part_kind; /* model/part.h */
-enum { MT_PART_MAX_PARAMS = 8 };
+enum { MT_PART_MAX_PARAMS = 8, MT_EXPERT_MAX_PARAMS = 4 };
 
 /** A part of the model: a piece of the computation (attention, MLP, ...) at one place, with its parameters. */
 struct mt_part {
     const struct mt_part_kind *kind;
     int layer;                                  /* decoder layer, or -1 */
     struct mt_param param[MT_PART_MAX_PARAMS];  /* by the kind's roles */
+    int first_expert, n_experts;                /* a group of a mixture's experts; n_experts 0: another part */
+    struct mt_param (*expert)[MT_EXPERT_MAX_PARAMS]; /* [n_experts] parameters of each, by the kind's roles */
 };
 
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
@@ -69,7 +75,8 @@ struct mt_unit {
     enum mt_unit_kind kind;
     int layer;                   /* of MT_UNIT_LAYER, else -1 */
     int block;                   /* 0: embed; 1 and up: the layer; last: head. However layers are cut */
-    char name[32];               /* "embed", "layer 7", "layer 7 mlp", "head" */
+    bool per_step;               /* it runs once a step, over the rows of all micro-batches; else for each */
+    char name[48];               /* "embed", "layer 7", "layer 7 mlp", "layer 7 experts 0-7", "head" */
     size_t n_elems;              /* on the device: params at 64-element borders, end padded to
                                     MT_JOIN_BLOCK */
     size_t n_params;             /* without padding */
@@ -83,15 +90,19 @@ struct mt_unit {
 
 /**
  * How the parts of a decoder layer are divided into units: n_units of them, unit i of the next n_parts[i]
- * parts, the last of all that are left. This is placement: tensors, their order and every result are the
- * same for each cut.
+ * parts, the last of all that are left. In a layer that is a mixture of experts, the parts that run by micro-batch
+ * before the first that runs once a step are divided so; each part that runs once a step is a unit of its own, and so
+ * is what follows them. This is placement: tensors, their order and every result are the same for each cut.
  */
 enum { MT_CUT_MAX_UNITS = 4 };
 struct mt_cut {
     const char *name;  /* value of memory.unit, for messages */
     size_t n_units;
     uint8_t n_parts[MT_CUT_MAX_UNITS];
+    size_t expert_group; /* experts of a mixture that are a unit together; 0: as many as have MT_EXPERT_GROUP_BYTES */
 };
+/** Of a group of experts in bf16, where the configuration leaves it open: some 10 ms of a PCIe link. */
+enum { MT_EXPERT_GROUP_BYTES = 256 << 20 };
 /** A unit a layer; a unit of the first part (attention) and one of the rest. */
 extern const struct mt_cut mt_cut_layer, mt_cut_half;
 
@@ -105,9 +116,13 @@ struct mt_layout {
     size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
+    const struct mt_tensor **by_name; /* [n_tensors] sorted */
+    struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* what mt_part.expert points into */
     struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */
     size_t n_ranges;
     uint64_t n_params;         /* without padding; a tied table counts once */
+    uint64_t n_active;         /* that a token is multiplied with: of a mixture's experts those it is sent to; of the
+                                  embedding nothing, where the head has a table of its own */
     bool tied;
 };
 
@@ -127,6 +142,7 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
 void mt_layout_destroy(struct mt_layout **l);
 /** Divides units into ranges again, after tensors' trainable or is_bf16 was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
+/** NULL: there is none of that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 
 /** A parameter of the unit's part of that kind ("attention"), by the role that the kind gives it; n = 0: none. */

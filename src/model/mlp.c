@@ -138,9 +138,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_MLP_NORM], rec.rstd, r->dx, r->dx, r->g, err);
 }
 
-static double macs_per_token(const struct mt_hf_config *c, int layer, size_t seq_len)
+static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
-    (void)layer;
+    (void)p;
     (void)seq_len;
     return 3 * (double)c->hidden * (double)c->ffn;
 }

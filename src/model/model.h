@@ -49,13 +49,19 @@ size_t mt_model_boundary_bytes(const mt_model *m);
 int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
                     struct mt_err *err);
 
-/** y = unit(x), for units but the head; embed takes no x. `record` gets what backward needs; NULL: kept nowhere. */
-int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
-                     void *record, struct mt_err *err);
-/** dx: in, the gradient of the unit's output; out, of its input x (embed: as it was). `record` NULL: recomputed
- * from x. A record is consumed. */
-int mt_model_backward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
-                      void *record, void *dx, float *g, struct mt_err *err);
+/** One run of a unit that is not the head, over a micro-batch. Device pointers; NULL where a unit has no such thing. */
+struct mt_unit_run {
+    size_t unit, mb;
+    const void *w;
+    const void *x; /* input; embed has none */
+    void *y;       /* forward: output */
+    void *record;  /* forward: gets what backward needs, NULL: kept nowhere; backward: NULL: recomputed from x. A record
+                      is consumed */
+    void *dx;      /* backward: in, the gradient of the unit's output; out, of x (embed: as it was) */
+    float *g;
+};
+int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
+int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
 
 /**
  * Final norm, logits in chunks, losses, and with dx not NULL all gradients. `table` and `g_table` are

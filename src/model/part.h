@@ -39,6 +39,10 @@ enum { MT_RECORD_ALIGN = 256 };
 
 struct mt_part_kind {
     const char *name;
+    /** Runs once a step, over the rows of all micro-batches; else for each micro-batch. */
+    bool per_step;
+    /** Is there once for each group of a mixture's experts. */
+    bool per_group;
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** Bytes of the activation record of a micro-batch; NULL: none. */
@@ -53,8 +57,8 @@ struct mt_part_kind {
     int (*finish)(const struct mt_part_run *r, void *y, struct mt_err *err);
     /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients. */
     int (*backward)(const struct mt_part_run *r, struct mt_err *err);
-    /** Multiply-adds of a token's forward in documents of seq_len tokens. */
-    double (*macs_per_token)(const struct mt_hf_config *cfg, int layer, size_t seq_len);
+    /** Multiply-adds of a token's forward in documents of seq_len tokens; of experts on average over tokens. */
+    double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
     /** Do two layers differ in something that is not in their parameters' shapes? NULL: never. */
     bool (*layers_differ)(const struct mt_hf_config *cfg, int a, int b);
 };
@@ -66,17 +70,22 @@ const struct mt_part_kind *mt_part_find(const char *name);
 
 /**
  * A parameter of `n` tensors of `cols` columns (0: vectors), one under the other, of rows[i] rows each.
- * `usual` is the tensor's name in most families, without "model.layers.N." for parts of a layer.
+ * `usual` is the tensor's name in most families, without "model.layers.N." for parts of a layer; `*` in it stands for
+ * the expert's number.
  */
 struct mt_param_tensor {
     const char *usual;
     int64_t rows;
+    bool constant; /* never trained, whatever model.freeze says */
 };
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors);
 /** Of one tensor. */
 void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
                           const char *usual);
+/** A parameter of expert p->first_expert + i. */
+void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
+                                const struct mt_param_tensor *tensors);
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b);
 
 #endif

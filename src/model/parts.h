@@ -7,6 +7,10 @@
     X(embed)                                                                                       \
     X(attention)                                                                                   \
     X(mlp)                                                                                         \
+    X(router)                                                                                      \
+    X(lists)                                                                                       \
+    X(experts)                                                                                     \
+    X(combine)                                                                                     \
     X(head)
 
 #define MT_COUNT_PART(name) +1
@@ -23,5 +27,9 @@ enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                           
 enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,
        MT_ATTENTION_OUT, MT_ATTENTION_OUT_BIAS };
 enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS };
+enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
+       MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */ };
+/* Of mt_part.expert[i]: of each expert of the group. */
+enum { MT_EXPERT_GATE_UP, MT_EXPERT_GATE_UP_BIAS, MT_EXPERT_DOWN, MT_EXPERT_DOWN_BIAS };
 
 #endif

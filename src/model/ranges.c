@@ -147,24 +147,13 @@ static size_t place(size_t cursor, size_t first)
     return mt_align_up(cursor, MT_PARAM_ALIGN) + first % MT_PARAM_ALIGN;
 }
 
-static struct mt_param *param_of(struct mt_layout *l, const struct mt_unit *u, const struct mt_tensor *t)
-{
-    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++)
-        for (int k = 0; k < MT_PART_MAX_PARAMS; k++) {
-            struct mt_param *p = &l->parts[i].param[k];
-            if (p->n && t->first >= p->at && t->first < p->at + p->n)
-                return p;
-        }
-    return NULL;
-}
-
 /* Packs the parameters of which something is trained: those that have a gradient. */
 static void place_gradients(struct mt_layout *l, struct mt_unit *u)
 {
     size_t cursor = 0;
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
-        struct mt_param *p = param_of(l, u, t);
+        struct mt_param *p = t->param;
         if (!p->trainable)
             continue;
         if (t->first == p->at) {

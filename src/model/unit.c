@@ -19,17 +19,17 @@ struct stage {
 
 enum { MAX_STAGES = MT_FAMILY_MAX_PARTS };
 
-static size_t stages_of(struct stage *s, mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
-                        void *record)
+static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)
 {
-    const struct mt_unit *u = &m->layout->units[unit];
+    const struct mt_unit *u = &m->layout->units[r->unit];
     const struct mt_part_shape shape = {&m->layout->cfg, m->dt, m->p.max_tokens};
-    char *at = record ? record : m->unit_scratch;
-    char *scratch = (char *)m->unit_scratch + mt_unit_record_bytes(m->layout, unit, m->dt, m->p.max_tokens);
+    const void *x = r->x;
+    char *at = r->record ? r->record : m->unit_scratch;
+    char *scratch = (char *)m->unit_scratch + mt_unit_record_bytes(m->layout, r->unit, m->dt, m->p.max_tokens);
     for (size_t i = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
-        s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[mb], .w = w, .x = x,
-                                      .record = at, .scratch = scratch}};
+        s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .w = r->w, .x = x,
+                                      .record = at, .scratch = scratch, .dx = r->dx, .g = r->g}};
         at += part->kind->record_bytes ? part->kind->record_bytes(&shape) : 0;
         if (i + 1 == u->n_parts)
             continue;
@@ -44,16 +44,15 @@ static int prepare(const struct stage *s, struct mt_err *err)
     return s->run.part->kind->prepare ? s->run.part->kind->prepare(&s->run, err) : 0;
 }
 
-int mt_model_forward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x, void *y,
-                     void *record, struct mt_err *err)
+int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
 {
     struct stage s[MAX_STAGES];
-    size_t n = stages_of(s, m, unit, mb, w, x, record);
+    size_t n = stages_of(s, m, r);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = prepare(&s[i], err);
         if (!rc)
-            rc = s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : y, err);
+            rc = s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->y, err);
     }
     return rc;
 }
@@ -70,16 +69,12 @@ static int recompute(const struct stage *s, size_t n, struct mt_err *err)
     return rc;
 }
 
-int mt_model_backward(mt_model *m, size_t unit, size_t mb, const void *w, const void *x,
-                      void *record, void *dx, float *g, struct mt_err *err)
+int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
 {
     struct stage s[MAX_STAGES];
-    size_t n = stages_of(s, m, unit, mb, w, x, record);
-    int rc = record ? 0 : recompute(s, n, err);
-    for (size_t i = n; i-- > 0 && !rc;) {
-        s[i].run.dx = dx;
-        s[i].run.g = g;
+    size_t n = stages_of(s, m, r);
+    int rc = r->record ? 0 : recompute(s, n, err);
+    for (size_t i = n; i-- > 0 && !rc;)
         rc = s[i].run.part->kind->backward(&s[i].run, err);
-    }
     return rc;
 }

@@ -176,6 +176,8 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
 static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, bool device_in_host, struct mt_err *err)
 {
     c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
+    if (r->layout->cut.expert_group)
+        c->placement.expert_group = (int64_t)r->layout->cut.expert_group;
     c->placement.activations = c->engine.activations;
     c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
     int rc = measure_planes(c, r, err);

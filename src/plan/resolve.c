@@ -26,13 +26,17 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
     };
+    if (c->placement.expert_group != MT_AUTO)
+        p.cut.expert_group = (size_t)c->placement.expert_group;
     int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
     if (!rc && stored)
         rc = mt_weights_mark_bf16(*layout, dir, err);
     if (rc || c->placement.unit != MT_CUT_AUTO)
         return rc;
+    size_t group = p.cut.expert_group;
     p.cut = mt_cut_half;
+    p.cut.expert_group = group;
     rc = mt_layout_create(halves, hf, &p, err);
     return rc || !stored ? rc : mt_weights_mark_bf16(*halves, dir, err);
 }

@@ -160,13 +160,13 @@ static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS
     free(change);
 }
 
-/* Objects of the kind, one a unit; of gradients, which leave, two at once are enough. */
+/* Objects of the kind, one a unit with weights; of gradients, which leave, two at once are enough. */
 static void count_units(const struct mt_program_params *p, enum mt_object_kind kind, bool leave,
                         size_t most[MT_N_POOLS])
 {
     size_t count[MT_N_POOLS] = {0};
     for (size_t u = 0; u < p->n_units; u++)
-        count[mt_program_pool(p, kind, u)]++;
+        count[mt_program_pool(p, kind, u)] += p->units[u].weight_bytes > 0;
     for (int i = 0; i < MT_N_POOLS; i++)
         if (count[i])
             most[i] = leave ? MT_MIN(count[i], (size_t)2) : count[i];

@@ -53,9 +53,9 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t un
     return in;
 }
 
-static void operand(struct mt_instr *in, int32_t object, enum mt_access access)
+static void operand(struct mt_instr *in, int32_t object, enum mt_access access, enum mt_use_role role)
 {
-    in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access};
+    in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access, (uint8_t)role};
 }
 
 static int32_t *object_of(struct writer *w, int32_t value, size_t mb)
@@ -75,6 +75,13 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
     return *o;
 }
 
+static void write_store_grad(struct writer *w, size_t unit, int32_t object)
+{
+    struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
+    operand(in, object, MT_READ, MT_USE_NONE);
+    in->bytes = w->p->units[unit].grad_out_bytes;
+}
+
 /* A unit's gradient is complete: it leaves. */
 static void write_grad_out(struct writer *w, int32_t gradient)
 {
@@ -83,14 +90,22 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     int32_t g = *object_of(w, gradient, 0), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast: where its FP32 elements are */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
-    operand(in, g, p->cast ? MT_READ : MT_UPDATE);
+    operand(in, g, p->cast ? MT_READ : MT_UPDATE, MT_USE_GRAD);
     if (p->cast) {
         out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
-        operand(in, out, MT_WRITE);
+        operand(in, out, MT_WRITE, MT_USE_CAST);
     }
-    in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
-    operand(in, out, MT_READ);
-    in->bytes = p->units[unit].grad_out_bytes;
+    write_store_grad(w, unit, out);
+}
+
+/* What an operation made of a gradient: all of it as cast, or its last contribution. */
+static void write_gradient(struct writer *w, int32_t value)
+{
+    struct state *s = &w->values[value];
+    if (w->p->values[value].kind == MT_OBJ_CAST)
+        write_store_grad(w, (size_t)w->p->values[value].unit, *object_of(w, value, 0));
+    else if (++s->so_far == s->parts)
+        write_grad_out(w, value);
 }
 
 /* The first of several contributions makes the object; an object that is added to is zeroed before. */
@@ -100,9 +115,14 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
         return u->access == MT_FILL ? MT_ADD : (enum mt_access)u->access;
     if (u->access == MT_ADD) {
         int32_t o = make_object(w, u->value, mb);
-        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE);
+        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE, MT_USE_NONE);
     }
     return (enum mt_access)u->access;
+}
+
+static bool is_gradient(const struct mt_program_params *p, const struct mt_use *u)
+{
+    return mt_kinds[p->values[u->value].kind].trained && mt_use_is_made(p, u);
 }
 
 static void write_call(struct writer *w, size_t unit, const struct mt_call *c, size_t mb)
@@ -115,19 +135,16 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
     struct mt_instr *in = add_instr(w, c->op, unit, mb);
     for (int k = 0; k < c->n_uses; k++)
         if (mt_use_is_made(p, &c->use[k]))
-            operand(in, make_object(w, c->use[k].value, mb), access[k]);
-    for (int k = 0; k < c->n_uses; k++) {
-        struct state *s = &w->values[c->use[k].value];
-        bool gradient = p->values[c->use[k].value].kind == MT_OBJ_GRAD && mt_use_is_made(p, &c->use[k]);
-        if (gradient && ++s->so_far == s->parts)
-            write_grad_out(w, c->use[k].value);
-    }
+            operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_use_role)c->use[k].role);
+    for (int k = 0; k < c->n_uses; k++)
+        if (is_gradient(p, &c->use[k]))
+            write_gradient(w, c->use[k].value);
 }
 
 static bool uses_gradient(const struct mt_program_params *p, const struct mt_call *c)
 {
     for (int k = 0; k < c->n_uses; k++)
-        if (p->values[c->use[k].value].kind == MT_OBJ_GRAD && mt_use_is_made(p, &c->use[k]))
+        if (is_gradient(p, &c->use[k]))
             return true;
     return false;
 }

@@ -29,7 +29,7 @@ static inline bool mt_use_is_made(const struct mt_program_params *p, const struc
     const struct mt_value *v = &p->values[u->value];
     if (mt_kinds[v->kind].training && p->mode != MT_MODE_TRAIN)
         return false;
-    return v->kind != MT_OBJ_GRAD || p->units[v->unit].trainable;
+    return !mt_kinds[v->kind].trained || p->units[v->unit].trainable;
 }
 /** The unit's operation in the forward pass of the mode; n_uses 0: none. */
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);

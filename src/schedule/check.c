@@ -30,7 +30,8 @@ struct checker {
     int *latest;         /* by object: newest version */
     int *adam;           /* by unit: its update, or NONE */
     int *parts;          /* by object: contributions so far */
-    int *taken;          /* by unit: GRAD_CAST, or NONE */
+    int *taken;          /* by unit: what cast its gradient, or NONE */
+    int *stored;         /* by unit: STORE_GRAD, or NONE */
     int *pieces;         /* by unit: pieces updated */
     int *loaded;         /* by unit: a load of its weights, or NONE */
     struct mt_err *err;
@@ -170,6 +171,7 @@ static int check_store_grad(struct checker *c, size_t i, int object, struct plac
         return fault(c, i, NONE, "stores a gradient that was not cast");
     if (!ordered(c, c->adam[unit], i))
         return fault(c, i, c->adam[unit], "stores over a gradient before its update");
+    c->stored[unit] = (int)i;
     return check_read(c, i, object, at);
 }
 
@@ -188,7 +190,8 @@ static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
     } else if (in->op == MT_OP_ZERO && *n) {
         return fault(c, i, NONE, "zeroes what was added to");
     }
-    if (in->op == MT_OP_GRAD_CAST && o->kind == MT_OBJ_GRAD)
+    /* in place, or into an object of its own, which other operations may make, too */
+    if (in->op == MT_OP_GRAD_CAST ? o->kind == MT_OBJ_GRAD : o->kind == MT_OBJ_CAST && op->access & MT_WRITE)
         c->taken[o->unit] = (int)i;
     return 0;
 }
@@ -259,16 +262,9 @@ static int check_instr(struct checker *c, size_t i)
 
 static int check_grads_leave(struct checker *c)
 {
-    for (size_t i = 0; i < c->p->n_instrs; i++) {
-        const struct mt_instr *in = &c->p->instrs[i];
-        if (in->op == MT_OP_GRAD_CAST) {
-            bool stored = false;
-            for (size_t k = i + 1; k < c->p->n_instrs && !stored; k++)
-                stored = c->p->instrs[k].op == MT_OP_STORE_GRAD && c->p->instrs[k].unit == in->unit;
-            if (!stored)
-                return fault(c, i, NONE, "a gradient that was cast never leaves");
-        }
-    }
+    for (size_t u = 0; u < c->p->n_units; u++)
+        if (c->taken[u] != NONE && c->stored[u] < c->taken[u])
+            return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast never leaves");
     return 0;
 }
 
@@ -295,15 +291,16 @@ static bool init_checker(struct checker *c)
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(2 * p->n_objects, sizeof(int));
-    c->adam = mt_calloc(4 * p->n_units, sizeof(int));
+    c->adam = mt_calloc(5 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->adam)
         return false;
     c->parts = c->latest + p->n_objects;
     c->taken = c->adam + p->n_units;
     c->pieces = c->taken + p->n_units;
     c->loaded = c->pieces + p->n_units;
+    c->stored = c->loaded + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->adam[u] = c->taken[u] = c->loaded[u] = NONE;
+        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_N_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;

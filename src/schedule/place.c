@@ -71,7 +71,7 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
 static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
 {
     in->operand[in->n_operands++] =
-        (struct mt_operand){object, (int16_t)buffer, (uint8_t)access};
+        (struct mt_operand){object, (int16_t)buffer, (uint8_t)access, MT_USE_NONE};
 }
 
 static bool find_next_uses(struct placer *p)

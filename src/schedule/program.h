@@ -48,6 +48,7 @@ struct mt_operand {
     int32_t object;
     int16_t buffer; /* of the object's pool; given by the placer */
     uint8_t access; /* enum mt_access */
+    uint8_t role;   /* enum mt_use_role */
 };
 
 struct mt_instr {

@@ -52,7 +52,7 @@ static int32_t emit(struct mt_stager *s, const struct mt_instr *in)
 static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, enum mt_access access)
 {
     in->operand[in->n_operands++] =
-        (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access};
+        (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access, MT_USE_NONE};
 }
 
 /* The content of a staged object is what instruction `at` of queue `q` leaves there. */

@@ -129,6 +129,7 @@ struct mt_kind_desc {
     bool device;                        /* in device memory, else in host staging */
     enum mt_home home;
     bool training;                      /* there are such objects in steps that train alone */
+    bool trained;                       /* only of units in which something is trained */
     bool begins_home;                   /* its home holds its content when the step begins */
     enum mt_disk_use disk_use;          /* of its transfers */
     enum mt_pool_id pool[MT_N_CLASSES]; /* by the unit's class */

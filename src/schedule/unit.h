@@ -44,9 +44,31 @@ enum mt_access {
 
 enum { MT_MAX_OPERANDS = 10 };
 
+/** What an operation takes a value for, by which the executor finds its buffer. */
+enum mt_use_role {
+    MT_USE_NONE,       /* the instruction has one object (a copy, a zeroing), or it needs no name */
+    MT_USE_WEIGHTS,
+    MT_USE_TABLE,      /* the embedding's weights as a tied head's output matrix */
+    MT_USE_X,          /* boundary before the unit */
+    MT_USE_Y,          /* and behind it */
+    MT_USE_RECORD,
+    MT_USE_DX,         /* gradient of a boundary */
+    MT_USE_GRAD,       /* FP32 gradient of the unit */
+    MT_USE_TABLE_GRAD, /* of MT_USE_TABLE */
+    MT_USE_CAST,       /* gradient of the unit as cast */
+    MT_USE_ROWS,       /* what experts work on: a row for each token of the step */
+    MT_USE_SUM,        /* what they add into */
+    MT_USE_ROUTING,
+    MT_USE_DY,         /* gradient of the sum */
+    MT_USE_DN,         /* and of the rows, which experts add into */
+    MT_USE_DWEIGHTS,   /* and of the routing's weights */
+    MT_N_USE_ROLES,
+};
+
 struct mt_use {
     int32_t value; /* position in mt_program_params.values */
     uint8_t access;
+    uint8_t role; /* enum mt_use_role */
 };
 
 /** How often an operation of a unit runs. */
@@ -62,11 +84,23 @@ struct mt_call {
     struct mt_use use[MT_MAX_OPERANDS];
 };
 
+/** Where a unit stands in the model, from which its operations and their values follow. */
+enum mt_unit_place {
+    MT_PLACE_EMBEDDING,
+    MT_PLACE_LAYER,   /* a decoder layer or a part of one: from one boundary to the next */
+    MT_PLACE_ROUTER,  /* from a boundary to the rows, the routing and the sum of a layer with experts */
+    MT_PLACE_LISTS,   /* once a step: which rows go to which expert. It has no weights */
+    MT_PLACE_EXPERTS, /* once a step: some of the layer's experts */
+    MT_PLACE_COMBINE, /* from the sum to the next boundary. It has no weights */
+    MT_PLACE_HEAD,
+};
+
 /**
  * A unit. A use is left out of the program where nothing wants what it makes: the gradient of a unit that is frozen,
  * and in steps that do not train whatever only training has (mt_kind_desc.training).
  */
 struct mt_unit_shape {
+    enum mt_unit_place place;
     enum mt_size_class size_class;
     size_t weight_bytes; /* on the device, in the compute dtype */
     size_t link_bytes;   /* of a load */
@@ -74,7 +108,7 @@ struct mt_unit_shape {
     size_t grad_out_bytes; /* of the trained ranges' gradients on their way out, as cast */
     size_t update_elems;   /* of the planes that updates work on: states and gradients of what is trained */
     bool trainable;
-    size_t record_bytes; /* of a chain's layers: activation record of a micro-batch; 0: backward recomputes */
+    size_t record_bytes; /* activation record of a micro-batch; 0: there is none, or backward recomputes it */
     struct mt_call forward, backward;
     struct mt_call logits; /* in place of forward where only the last token's logits are wanted; n_uses 0: forward */
     /* planes on the disk; all 0: none */
@@ -85,19 +119,22 @@ struct mt_unit_shape {
     bool grad_on_disk;
 };
 
-/** A model that is a chain: embedding, decoder layers or parts of them, head. */
-struct mt_chain {
+/** A model: units in forward order. Router, lists, groups of experts and the combining unit make one layer together. */
+struct mt_flow {
     size_t n_units;        /* the first is the embedding, the last the head */
     bool tied;             /* the head's table is the embedding's */
     size_t boundary_bytes; /* of a micro-batch */
+    size_t grad_bytes;     /* of a gradient element as cast */
+    /* of a step, where there are experts */
+    size_t rows_bytes, sum_bytes, routing_bytes, dweights_bytes;
 };
 
-/** Values of a chain of so many units. */
-static inline size_t mt_chain_n_values(size_t n_units)
+/** No model of so many units has more values. */
+static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return 4 * n_units + 1;
+    return 10 * n_units + 1;
 }
-/** Fills in the units' classes and operations, whose sizes are there, and `values`, [mt_chain_n_values()]. */
-void mt_chain_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_chain *c);
+/** Fills in the units' classes and operations, whose places and sizes are there, and `values`; returns how many. */
+size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_flow *f);
 
 #endif

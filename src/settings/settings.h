@@ -37,6 +37,7 @@ struct mt_numerics {
     int64_t rows_per_step;       /* 0 until it is resolved: from a batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */
     int64_t logits_chunk;        /* rows of logits at once, or MT_AUTO */
+    double router_aux_loss;      /* of a mixture of experts: coefficient of the loss that balances it; 0: off */
     double grad_clip;            /* largest norm of the whole gradient; 0: off */
     enum mt_dtype state_dtype;   /* of the optimizer's moments */
     const struct mt_optimizer *optimizer; /* NULL until it is resolved: by its type and state_dtype */
@@ -70,6 +71,7 @@ struct mt_size {
 /** Where things are and what they may take. Never changes a bit of the result. */
 struct mt_placement {
     enum mt_unit_cut unit;
+    int64_t expert_group;        /* experts of a mixture that are a unit together, or MT_AUTO */
     int64_t slots;               /* weights of so many units on the device at once, or MT_AUTO */
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */

@@ -17,6 +17,12 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
     if (!rc)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
+    if (!rc && s->hf.moe.n_experts)
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: mixtures of experts (%s) cannot be trained or planned yet",
+                     s->model_dir, s->hf.family->architecture);
+    if (!rc && s->cfg->numerics.router_aux_loss > 0 && !s->hf.moe.n_experts)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
+                     "remove it", s->model_dir);
     if (!rc)
         rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, s->resumed, err);
     if (rc)

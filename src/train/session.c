@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "machine/stored.h"
 #include "model/ranges.h"
 #include "plan/evaluate.h"
 
@@ -53,13 +54,13 @@ static void cut_layers(struct mt_session *s)
     s->request.halves = NULL;
 }
 
-/* Where this machine has been measured, `auto` is what the search says. *found: it said something. */
+/* Where something is known of this machine, `auto` is what the search says. *found: it said something. */
 static int search(struct mt_session *s, bool *found, struct mt_err *err)
 {
     const struct mt_device_limits *lim = mt_device_limits(s->dev);
     struct mt_err why = {0};
     *found = false;
-    int rc = mt_machine_load_cached(&s->machine, lim->kind, lim->name, (int)s->placement.threads, &why);
+    int rc = mt_machine_load(&s->machine, lim, (int)s->placement.threads, &why);
     if (!rc) {
         s->request.machine = &s->machine;
         rc = mt_resolve(&s->choice, &s->request, &why);

@@ -41,11 +41,10 @@ struct mt_session {
     struct mt_engine_params engine_params;
 
     mt_disk *disk;  /* NULL where nothing is on one */
-    struct mt_machine machine;    /* the cached profile, where has_machine */
-    bool has_machine;
+    struct mt_machine machine;    /* where the request has it: measured, or a stored one without a fingerprint */
     struct mt_plan_request request;
     struct mt_plan_choice choice; /* what is run: the settings, the engine's plan, memory */
-    bool predicted;               /* by the search, on this machine's profile: then choice.sim is the step */
+    bool predicted;               /* by the search, with `machine`: then choice.sim is the step */
 
     mt_plane_set *planes;
     mt_engine *engine;

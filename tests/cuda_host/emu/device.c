@@ -56,7 +56,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
     if (e)
         return e;
     *prop = (struct cudaDeviceProp){
-        .name = "host emulation",
         .totalGlobalMem = mt_emu_settings()->memory_bytes,
         .sharedMemPerBlock = DEFAULT_SHARED,
         .sharedMemPerBlockOptin = MAX_SHARED,
@@ -70,6 +69,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
         .memoryBusWidth = 64,
         .l2CacheSize = 1 << 20,
     };
+    snprintf(prop->name, sizeof(prop->name), "%s", mt_emu_settings()->name);
     return e;
 }
 

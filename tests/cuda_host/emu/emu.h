@@ -25,6 +25,7 @@ struct mt_emu_settings {
     size_t memory_bytes;  /* MT_EMU_MEMORY: device memory, default 2 GiB */
     size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
     bool no_device;       /* MT_EMU_NO_DEVICE: as on a machine without a GPU */
+    const char *name;     /* MT_EMU_NAME: of the product, default "host emulation" */
     int capability;       /* MT_EMU_CAPABILITY: compute capability times 10, default 90 */
 };
 const struct mt_emu_settings *mt_emu_settings(void);

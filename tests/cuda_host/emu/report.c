@@ -41,8 +41,11 @@ static void read_settings(void)
         .memory_bytes = (size_t)setting("MT_EMU_MEMORY", 2ull << 30),
         .pin_bytes = (size_t)setting("MT_EMU_PIN_LIMIT", SIZE_MAX),
         .no_device = setting("MT_EMU_NO_DEVICE", 0) != 0,
+        .name = getenv("MT_EMU_NAME"),
         .capability = (int)setting("MT_EMU_CAPABILITY", 90),
     };
+    if (!settings.name)
+        settings.name = "host emulation";
     if (setting("MT_EMU_NO_PIN", 0))
         settings.pin_bytes = 0;
     if (settings.workers < 1 || settings.workers > 64)

@@ -137,7 +137,8 @@ static void what_is_not_built_is_refused_by_name(void **state)
 {
     (void)state;
     static const char *const keys[] = {
-        "vision_config", "text_config", "audio_config", "num_experts", "num_local_experts",
+        "vision_config", "text_config", "audio_config", "num_experts", "num_local_experts", "n_routed_experts",
+        "moe_num_experts", "clip_qkv",
         "final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",
         "num_nextn_predict_layers", "residual_multiplier", "embedding_multiplier", "logits_scaling",
         "attention_multiplier", "auto_map",
@@ -161,6 +162,76 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse("\"architectures\": \"LlamaForCausalLM\", " SHAPE, "not supported");
     refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
     refuse(SHAPE, "not supported");
+}
+
+/* two key heads, so that a default shows */
+#define MIXTURE(arch) "\"architectures\": [\"" arch "\"], \"num_key_value_heads\": 2, " SHAPE
+
+static void mixtures_have_their_families_rules(void **state)
+{
+    (void)state;
+    take(LLAMA);
+    assert_true(!cfg.moe.n_experts && !cfg.sparse[0]);
+    take(MIXTURE("Qwen3MoeForCausalLM"));
+    assert_true(cfg.moe.n_experts == 128 && cfg.moe.top_k == 8 && cfg.moe.width == 768 && !cfg.moe.shared_width);
+    assert_true(cfg.moe.score == MT_MOE_SOFTMAX && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.moe.weights_rounded);
+    assert_true(cfg.qk_norm == MT_QK_NORM_HEADS && cfg.head_dim == 16 && cfg.max_pos == 32768 && cfg.moe.scale == 1);
+    take(MIXTURE("Qwen3MoeForCausalLM") ", \"norm_topk_prob\": true, \"output_router_logits\": true, "
+         "\"router_aux_loss_coef\": 0.9");
+    assert_true(cfg.moe.renorm == MT_MOE_RENORM_SUM && cfg.moe.renorm_eps == 0);
+    take(MIXTURE("Qwen3MoeForCausalLM") ", \"num_local_experts\": 16"); /* as newer versions write it */
+    assert_int_equal(cfg.moe.n_experts, 16);
+    take(MIXTURE("Qwen2MoeForCausalLM"));
+    assert_true(cfg.moe.n_experts == 60 && cfg.moe.shared_width == 5632 && cfg.moe.shared_gate && cfg.qkv_bias && !cfg.o_bias);
+    assert_true(cfg.moe.renorm == MT_MOE_NO_RENORM);
+    take(MIXTURE("Qwen2MoeForCausalLM") ", \"qkv_bias\": false");
+    assert_false(cfg.qkv_bias);
+    take(MIXTURE("MixtralForCausalLM") ", \"norm_topk_prob\": false"); /* not a key of its class */
+    assert_true(cfg.moe.renorm == MT_MOE_RENORM_SUM && !cfg.moe.weights_rounded && cfg.moe.width == 176);
+    assert_true(cfg.rms_eps == 1e-5 && cfg.rope.theta == 1e6 && cfg.max_pos == 131072 && cfg.window[0] == 0);
+    take(MIXTURE("OlmoeForCausalLM") ", \"clip_qkv\": null");
+    assert_true(cfg.moe.n_experts == 64 && cfg.moe.width == 176 && cfg.qk_norm == MT_QK_NORM_PROJECTION);
+    refuse(MIXTURE("OlmoeForCausalLM") ", \"clip_qkv\": 8.0", "clip_qkv");
+    refuse(MIXTURE("MixtralForCausalLM") ", \"router_jitter_noise\": 0.1", "router_jitter_noise");
+    refuse(MIXTURE("MixtralForCausalLM") ", \"num_experts_per_tok\": 9", "num_experts_per_tok");
+    refuse(MIXTURE("MixtralForCausalLM") ", \"num_local_experts\": 1025", "num_local_experts");
+    refuse(MIXTURE("MixtralForCausalLM") ", \"num_local_experts\": 0", "num_local_experts");
+    refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"moe_intermediate_size\": 12", "moe_intermediate_size");
+}
+
+/* '1': a mixture, for each of the four layers */
+static void check_sparse(const char *keys, const char *want)
+{
+    char text[1024];
+    snprintf(text, sizeof(text), MIXTURE("Qwen3MoeForCausalLM") "%s", keys);
+    take(text);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(cfg.sparse[i], want[i] == '1');
+}
+
+static void layers_are_mixtures_by_step_and_list(void **state)
+{
+    (void)state;
+    check_sparse("", "1111");
+    check_sparse(", \"decoder_sparse_step\": 2", "0101");
+    check_sparse(", \"decoder_sparse_step\": 3", "0010");
+    check_sparse(", \"mlp_only_layers\": [0, 3, 7, -1]", "0110");
+    check_sparse(", \"mlp_only_layers\": [1], \"decoder_sparse_step\": 2", "0001");
+    check_sparse(", \"mlp_only_layers\": null, \"decoder_sparse_step\": null", "1111");
+    refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"mlp_only_layers\": 3", "mlp_only_layers");
+    refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"mlp_only_layers\": [\"a\"]", "mlp_only_layers");
+    refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"decoder_sparse_step\": 0", "decoder_sparse_step");
+}
+
+static void windows_of_mixtures_need_their_flag(void **state)
+{
+    (void)state;
+    take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9");
+    assert_int_equal(cfg.window[0], 0);
+    take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
+    assert_true(cfg.window[0] == 9 && cfg.window[3] == 9);
+    take(MIXTURE("Qwen2MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
+    assert_true(cfg.window[0] == 9 && !cfg.window[1] && !cfg.window[2] && !cfg.window[3]);
 }
 
 static void sizes_must_make_sense(void **state)
@@ -256,6 +327,9 @@ int main(void)
         cmocka_unit_test(windows_follow_their_family),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
+        cmocka_unit_test(mixtures_have_their_families_rules),
+        cmocka_unit_test(layers_are_mixtures_by_step_and_list),
+        cmocka_unit_test(windows_of_mixtures_need_their_flag),
         cmocka_unit_test(sizes_must_make_sense),
         cmocka_unit_test(what_is_no_object_is_refused),
         cmocka_unit_test(models_are_found_as_folders_and_in_the_hub_cache),

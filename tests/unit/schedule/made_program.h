@@ -11,7 +11,7 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
-    struct mt_value values[4 * MAX_UNITS + 1];
+    struct mt_value values[10 * MAX_UNITS + 1];
     struct mt_program_params p;
     bool tied;
     bool keeps[MAX_UNITS]; /* units whose records are kept */
@@ -22,8 +22,7 @@ static inline void describe(struct fixture *f)
 {
     for (size_t u = 0; u < f->p.n_units; u++)
         f->units[u].record_bytes = f->keeps[u] ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
-    mt_chain_describe(f->units, f->values, &(struct mt_chain){f->p.n_units, f->tied, 64});
-    f->p.n_values = mt_chain_n_values(f->p.n_units);
+    f->p.n_values = mt_flow_describe(f->units, f->values, &(struct mt_flow){.n_units = f->p.n_units, .tied = f->tied, .boundary_bytes = 64});
     f->p.values = f->values;
 }
 
@@ -32,6 +31,7 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
     memset(f, 0, sizeof(*f));
     for (size_t u = 0; u < layers + 2; u++)
         f->units[u] = (struct mt_unit_shape){
+            .place = !u ? MT_PLACE_EMBEDDING : u <= layers ? MT_PLACE_LAYER : MT_PLACE_HEAD,
             .weight_bytes = 1000,
             .link_bytes = 1000,
             .grad_elems = 500,

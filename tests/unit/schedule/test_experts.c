@@ -75,12 +75,13 @@ static void compute(struct machine *m, const struct mt_instr *in)
         if (!(o->access & MT_WRITE))
             continue;
         if (!(o->access & MT_PART))
-            c->part[0] = mix(h, 1);
+            for (int i = 0; i < (once && is_of_step(m, o) ? (int)m->p->n_micro : 1); i++)
+                c->part[i] = mix(h, (uint64_t)(1 + i));
         else if (!is_of_step(m, o))
             c->part[0] += mix(h, 2); /* a gradient */
         else
             for (int i = once ? 0 : in->mb; i <= (once ? (int)m->p->n_micro - 1 : in->mb); i++)
-                c->part[i] = (once ? c->part[i] : 0) + mix(h, (uint64_t)(3 + i));
+                c->part[i] = (once && o->access & MT_READ ? c->part[i] : 0) + mix(h, (uint64_t)(3 + i));
     }
     if (in->op == MT_OP_HEAD)
         m->result[MAX_E_UNITS] += mix(h, 99);
@@ -220,6 +221,12 @@ static void place(struct experts *e, int v)
     e->p.n_buffers[MT_POOL_WEIGHTS] = 2 + v % 4;
 }
 
+static bool has_weights(size_t unit)
+{
+    size_t at = (unit - 1) % PER_LAYER + 1;
+    return at == ROUTER || (at >= FIRST_EXPERTS && at <= LAST_EXPERTS);
+}
+
 static void placements_give_one_result(void **state)
 {
     (void)state;
@@ -240,7 +247,7 @@ static void placements_give_one_result(void **state)
                 mt_program_finish(&p);
             }
     for (size_t u = 0; u < 2 + MAX_LAYERS * PER_LAYER; u++) /* those with weights, that is */
-        assert_true((first.result[u] != 0) == (u == 0 || u == 1 + MAX_LAYERS * PER_LAYER || (u - 1) % PER_LAYER <= EXPERTS));
+        assert_true((first.result[u] != 0) == (u == 0 || u == 1 + MAX_LAYERS * PER_LAYER || has_weights(u)));
 }
 
 static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
@@ -312,6 +319,7 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
     make_experts(&e, 2, 3, false);
     build(&e, &p);
     for (int32_t u = 0; u < (int32_t)e.p.n_units; u++) {
+        bool lists = e.units[u].place == MT_PLACE_LISTS; /* it has nothing to do in backward */
         size_t forward = 0, backward = 0, want = e.units[u].forward.scope == MT_SCOPE_STEP ? 1 : 3;
         for (size_t i = 0; i < p.n_instrs; i++) {
             forward += p.instrs[i].unit == u && p.instrs[i].op == MT_OP_FORWARD;
@@ -319,7 +327,7 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
         }
         bool layer = e.units[u].forward.op == MT_OP_FORWARD;
         assert_int_equal(forward, layer ? want : 0);
-        assert_int_equal(backward, layer ? want : 0);
+        assert_int_equal(backward, layer && !lists ? want : 0);
     }
     assert_int_equal(count(&p, MT_OP_STORE_GRAD, MT_OBJ_CAST), 2 + 2 * (1 + EXPERTS));
     mt_program_finish(&p);
@@ -373,10 +381,11 @@ static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
         int32_t early, late; /* units: `late` reads what `early` completes */
         int nth_early;
     } faults[] = {
-        {MT_OP_FORWARD, 3, 4, 0},  /* the sum, without the last expert */
-        {MT_OP_FORWARD, 1, 2, 2},  /* the step's rows, without the last micro-batch's */
-        {MT_OP_BACKWARD, 2, 1, 0}, /* the gradient that experts add into */
-        {MT_OP_BACKWARD, 4, 3, 2}, /* the rows of the experts' gradient */
+        {MT_OP_FORWARD, LAST_EXPERTS, COMBINE, 0},  /* the sum, without the last expert */
+        {MT_OP_FORWARD, ROUTER, LISTS, 2},          /* the step's routing, without the last micro-batch's */
+        {MT_OP_FORWARD, ROUTER, FIRST_EXPERTS, 2},  /* and its rows */
+        {MT_OP_BACKWARD, FIRST_EXPERTS, ROUTER, 0}, /* the gradient that experts add into */
+        {MT_OP_BACKWARD, COMBINE, LAST_EXPERTS, 2}, /* the rows of the experts' gradient */
     };
     for (size_t k = 0; k < MT_ARRAY_LEN(faults); k++) {
         struct experts e;
@@ -404,7 +413,7 @@ static void adding_to_a_sum_that_was_read_is_rejected(void **state)
     make_experts(&e, 1, 2, false);
     place(&e, 64);
     build(&e, &p);
-    size_t expert = find(&p, MT_OP_FORWARD, 3, 0), finish = find(&p, MT_OP_FORWARD, 4, 0);
+    size_t expert = find(&p, MT_OP_FORWARD, LAST_EXPERTS, 0), finish = find(&p, MT_OP_FORWARD, COMBINE, 0);
     p.instrs[finish] = p.instrs[expert]; /* a second time */
     memset(p.instrs[finish].wait, 0xff, sizeof(p.instrs[finish].wait));
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
@@ -499,11 +508,11 @@ static void what_cannot_be_scheduled_is_refused(void **state)
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "layered"));
     make_experts(&e, 1, 2, false);
-    e.values[e.g[0]].life = MT_LIFE_RUN;
+    e.values[e.units[0].backward.use[1].value].life = MT_LIFE_RUN; /* the embedding's gradient */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "weights alone"));
     make_experts(&e, 1, 2, false);
-    e.units[2].forward.use[1] = e.units[1].forward.use[1]; /* a micro-batch's boundary */
+    e.units[FIRST_EXPERTS].forward.use[1] = e.units[ROUTER].forward.use[1]; /* a micro-batch's boundary */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "once a step"));
 }

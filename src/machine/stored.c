@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "machine/stored.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fs.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+
+/* The folder of the stored machines beside the program; false: there is none. */
+static bool find_folder(char *buf, size_t len)
+{
+    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines", "../configs/machines"};
+    char exe[3000];
+    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+    exe[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(exe, '/');
+    if (slash)
+        *slash = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(near); i++) {
+        snprintf(buf, len, "%s/%s", exe, near[i]);
+        if (mt_is_dir(buf))
+            return true;
+    }
+    return false;
+}
+
+int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
+{
+    char folder[3200];
+    struct stat st;
+    bool stored = find_folder(folder, sizeof(folder));
+    if (stored && !strchr(name, '/')) {
+        snprintf(buf, len, "%s/%.200s.ini", folder, name);
+        if (mt_path_exists(buf))
+            return 0;
+    }
+    snprintf(buf, len, "%s", name);
+    if (!stat(buf, &st) && S_ISREG(st.st_mode))
+        return 0;
+    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": neither a file nor one of those in %s", name,
+                            folder)
+                  : mt_fail(err, MT_ERR_USAGE, -ENOENT,
+                            "no machine \"%s\": there is no such file, and no folder configs/machines near the program",
+                            name);
+}
+
+static int is_ini(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return dot && !strcmp(dot, ".ini");
+}
+
+/* Its GPU, on this host. */
+static int move_here(struct mt_machine *m, const char *path, int threads, struct mt_err *err)
+{
+    struct mt_hw_memory mem;
+    int rc = mt_hw_memory(&mem, "", err);
+    if (rc)
+        return rc;
+    double gib = (double)MT_MIN(mem.total, mem.cgroup_free) / (double)(1 << 30);
+    m->rate[MT_RATE_CORES] = (struct mt_rate){threads, MT_RATE_RATED};
+    m->rate[MT_RATE_HOST_GIB] = (struct mt_rate){gib, MT_RATE_RATED};
+    return mt_machine_complete(m, path, err);
+}
+
+/* The first of them, by name of file, that names the product; -ENOENT: none does. */
+static int load_stored(struct mt_machine *out, const char *product, int threads, struct mt_err *err)
+{
+    char folder[3200], path[3600];
+    struct dirent **files;
+    int n = product[0] && find_folder(folder, sizeof(folder)) ? scandir(folder, &files, is_ini, alphasort) : 0;
+    int rc = -ENOENT;
+    for (int i = 0; i < n; i++) {
+        struct mt_machine m;
+        snprintf(path, sizeof(path), "%s/%.255s", folder, files[i]->d_name);
+        free(files[i]);
+        if (rc != -ENOENT)
+            continue;
+        rc = mt_machine_parse(&m, path, err);
+        if (rc)
+            continue;
+        rc = strcmp(m.gpu, product) ? -ENOENT : move_here(&m, path, threads, err);
+        if (rc)
+            mt_machine_finish(&m);
+        else
+            *out = m;
+    }
+    if (n > 0)
+        free(files);
+    return rc;
+}
+
+int mt_machine_load(struct mt_machine *out, const struct mt_device_limits *device, int threads, struct mt_err *err)
+{
+    struct mt_err why = {0};
+    int cached = mt_machine_load_cached(out, device->kind, device->name, threads, &why), rc = cached;
+    if (cached == -ENOENT || cached == -ESTALE)
+        rc = load_stored(out, device->product, threads, err);
+    if (rc == -ENOENT || rc == cached) {
+        if (rc && err)
+            *err = why;
+        return cached;
+    }
+    if (!rc && cached == -ESTALE)
+        mt_warn("%s", why.msg);
+    return rc;
+}

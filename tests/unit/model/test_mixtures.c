@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "model/layout.h"
+#include "model/part.h"
+
+static struct mt_hf_config cfg;
+
+static struct mt_layout *layout_as(const char *json, const struct mt_layout_params *p)
+{
+    struct mt_layout *l = NULL;
+    struct mt_err err = {0};
+    if (mt_hf_config_parse(&cfg, json, strlen(json), "config.json", &err) || mt_layout_create(&l, &cfg, p, &err))
+        fail_msg("%s", err.msg);
+    return l;
+}
+
+static struct mt_layout *layout_in_groups(const char *json, struct mt_cut cut, size_t group)
+{
+    cut.expert_group = group;
+    return layout_as(json, &(struct mt_layout_params){.decay_embeddings = true, .cut = cut});
+}
+
+#define QWEN3(hidden, ffn, width, layers, heads)                                                                       \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": " hidden ", \"intermediate_size\": " ffn          \
+    ", \"moe_intermediate_size\": " width ", \"num_hidden_layers\": " layers ", \"num_attention_heads\": " heads       \
+    ", \"num_key_value_heads\": 4, \"head_dim\": 128, \"vocab_size\": 151936, \"num_experts\": 128, "                  \
+    "\"num_experts_per_tok\": 8}"
+static const char qwen3_235b[] = QWEN3("4096", "12288", "1536", "94", "64");
+
+static const struct {
+    const char *json;
+    uint64_t n_params; /* as transformers counts them */
+    double active;     /* in 1e9, without the embedding */
+} published[] = {
+    {QWEN3("2048", "6144", "768", "48", "32"), UINT64_C(30532122624), 3.0},
+    {qwen3_235b, UINT64_C(235093634560), 21.6},
+    {"{\"architectures\": [\"MixtralForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 14336, "
+     "\"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"vocab_size\": 32000}",
+     UINT64_C(46702792704), 12.75},
+    {"{\"architectures\": [\"Qwen2MoeForCausalLM\"], \"hidden_size\": 3584, \"intermediate_size\": 18944, "
+     "\"moe_intermediate_size\": 2560, \"shared_expert_intermediate_size\": 20480, \"num_hidden_layers\": 28, "
+     "\"num_attention_heads\": 28, \"num_key_value_heads\": 4, \"vocab_size\": 151936, \"num_experts\": 64, "
+     "\"num_experts_per_tok\": 8}",
+     UINT64_C(57408658944), 13.7},
+    {"{\"architectures\": [\"OlmoeForCausalLM\"], \"hidden_size\": 2048, \"intermediate_size\": 1024, "
+     "\"num_hidden_layers\": 16, \"num_attention_heads\": 16, \"vocab_size\": 50304}",
+     UINT64_C(6919161856), 1.18},
+};
+
+static void published_mixtures_have_their_parameter_counts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(published); i++) {
+        struct mt_layout *l = layout_in_groups(published[i].json, mt_cut_layer, 0);
+        uint64_t sum = 0;
+        for (size_t t = 0; t < l->n_tensors; t++)
+            sum += l->tensors[t].n;
+        assert_true(l->n_params == published[i].n_params && sum == published[i].n_params);
+        assert_true(l->n_active > (published[i].active - 0.06) * 1e9 && l->n_active < (published[i].active + 0.06) * 1e9);
+        double macs = mt_layout_flops_per_token(l, 1) / 6; /* all weights but norms, and a token's own attention */
+        double attention = 2.0 * (double)(cfg.n_layers * cfg.n_heads * cfg.head_dim);
+        assert_true(macs - attention > 0.999 * (double)l->n_active && macs - attention < (double)l->n_active);
+        mt_layout_destroy(&l);
+    }
+}
+
+/* Three layers, of which the second is dense. */
+#define SMALL(more)                                                                                                    \
+    "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 24, \"intermediate_size\": 40, "                  \
+    "\"moe_intermediate_size\": 16, \"num_hidden_layers\": 3, \"num_attention_heads\": 3, "                            \
+    "\"num_key_value_heads\": 1, \"head_dim\": 16, \"vocab_size\": 50, \"num_experts\": 12, "                          \
+    "\"num_experts_per_tok\": 2, \"mlp_only_layers\": [1]" more "}"
+
+static void a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t group;
+        const char *names[12]; /* of layers 0 and 1 */
+    } cases[] = {
+        {5, {"layer 0 attention router", "layer 0 lists", "layer 0 experts 0-4", "layer 0 experts 5-9",
+             "layer 0 experts 10-11", "layer 0 combine", "layer 1"}},
+        {0, {"layer 0 attention router", "layer 0 lists", "layer 0 experts 0-11", "layer 0 combine", "layer 1"}},
+        {99, {"layer 0 attention router", "layer 0 lists", "layer 0 experts 0-11", "layer 0 combine", "layer 1"}},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_layer, cases[i].group);
+        for (size_t u = 1; cases[i].names[u - 1]; u++) {
+            const struct mt_unit *unit = &l->units[u];
+            assert_string_equal(unit->name, cases[i].names[u - 1]);
+            assert_int_equal(unit->per_step, strstr(unit->name, "lists") || strstr(unit->name, "experts"));
+            assert_int_equal(unit->block, unit->layer + 1);
+            assert_int_equal(unit->n_elems > 0, !strstr(unit->name, "lists") && !strstr(unit->name, "combine"));
+        }
+        mt_layout_destroy(&l);
+    }
+    struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_half, 6);
+    assert_string_equal(l->units[1].name, "layer 0 attention");
+    assert_string_equal(l->units[2].name, "layer 0 router");
+    assert_string_equal(l->units[6].name, "layer 0 combine");
+    assert_string_equal(l->units[7].name, "layer 1 attention");
+    assert_string_equal(l->units[8].name, "layer 1 mlp");
+    mt_layout_destroy(&l);
+}
+
+/* The parameter's tensors, in order, are the ones of these names. */
+static void check_param(const struct mt_layout *l, const struct mt_param *p, size_t unit, const char *a, const char *b)
+{
+    const struct mt_tensor *t = mt_layout_find(l, a), *next = b ? mt_layout_find(l, b) : NULL;
+    assert_true(t && t->param == p && t->unit == unit && t->first == p->at);
+    assert_int_equal(p->at % MT_PARAM_ALIGN, 0);
+    assert_true(!b || (next && next->param == p && next->first == t->first + t->n));
+    assert_int_equal(p->n, t->n + (b ? next->n : 0));
+}
+
+static void parameters_of_an_expert_are_reached_by_role_and_expert(void **state)
+{
+    (void)state;
+    for (size_t group = 1; group < 12; group += 3) {
+        struct mt_layout *l = layout_in_groups(SMALL(""), mt_cut_layer, group);
+        int seen = 0;
+        for (size_t u = 0; u < l->n_units; u++) {
+            const struct mt_part *p = &l->parts[l->units[u].first_part];
+            for (int e = 0; e < p->n_experts; e++) {
+                char gate[128], up[128], down[128];
+                const char *format = "model.layers.%d.mlp.experts.%d.%s_proj.weight";
+                snprintf(gate, sizeof(gate), format, p->layer, p->first_expert + e, "gate");
+                snprintf(up, sizeof(up), format, p->layer, p->first_expert + e, "up");
+                snprintf(down, sizeof(down), format, p->layer, p->first_expert + e, "down");
+                check_param(l, &p->expert[e][MT_EXPERT_GATE_UP], u, gate, up);
+                check_param(l, &p->expert[e][MT_EXPERT_DOWN], u, down, NULL);
+                assert_int_equal(p->expert[e][MT_EXPERT_GATE_UP_BIAS].n + p->expert[e][MT_EXPERT_DOWN_BIAS].n, 0);
+                assert_int_equal(mt_layout_find(l, up)->expert, p->first_expert + e);
+                seen++;
+            }
+        }
+        assert_int_equal(seen, 2 * 12);
+        assert_int_equal(mt_layout_find(l, "model.layers.1.mlp.gate_proj.weight")->expert, -1);
+        assert_null(mt_layout_find(l, "model.layers.1.mlp.gate.weight"));
+        assert_null(mt_layout_find(l, "model.layers.0.mlp.experts.12.up_proj.weight"));
+        mt_layout_destroy(&l);
+    }
+}
+
+static void groups_are_the_same_model(void **state)
+{
+    (void)state;
+    struct mt_layout *whole = layout_in_groups(SMALL(""), mt_cut_layer, 12);
+    for (size_t group = 1; group < 12; group += 2) {
+        struct mt_layout *l = layout_in_groups(SMALL(""), group % 4 == 1 ? mt_cut_half : mt_cut_layer, group);
+        assert_int_equal(l->n_tensors, whole->n_tensors);
+        for (size_t i = 0; i < l->n_tensors; i++) {
+            assert_string_equal(l->tensors[i].name, whole->tensors[i].name);
+            assert_int_equal(l->units[l->tensors[i].unit].block, whole->units[whole->tensors[i].unit].block);
+        }
+        assert_true(l->n_params == whole->n_params && l->n_active == whole->n_active);
+        assert_true(mt_layout_flops_per_token(l, 64) == mt_layout_flops_per_token(whole, 64));
+        mt_layout_destroy(&l);
+    }
+    mt_layout_destroy(&whole);
+}
+
+static void groups_of_experts_are_alike_unless_frozen_otherwise(void **state)
+{
+    (void)state;
+    const char *const globs[] = {"*.experts.5.*", "model.layers.2.mlp.gate.weight"};
+    struct mt_layout_params p = {.freeze = globs, .n_freeze = 2, .decay_embeddings = true, .cut = mt_cut_layer};
+    p.cut.expert_group = 4;
+    struct mt_layout *l = layout_as(SMALL(""), &p);
+    /* embed, attention and router, lists, three groups, combine, layer 1, ... */
+    assert_true(mt_layout_alike(l, 3, 5) && !mt_layout_alike(l, 3, 4) && !mt_layout_alike(l, 2, 3));
+    assert_true(mt_layout_alike(l, 3, 10) && !mt_layout_alike(l, 1, 8));
+    const struct mt_part *group = &l->parts[l->units[4].first_part];
+    assert_int_equal(group->first_expert, 4);
+    for (int e = 0; e < 4; e++)
+        for (int role = 0; role < MT_EXPERT_MAX_PARAMS; role++)
+            assert_int_equal(group->expert[e][role].trainable, group->expert[e][role].n && e != 1);
+    mt_layout_destroy(&l);
+    const char *const all[] = {"*.experts.*"};
+    p.freeze = all;
+    p.n_freeze = 1;
+    l = layout_as(SMALL(""), &p);
+    for (size_t u = 0; u < l->n_units; u++)
+        assert_int_equal(l->units[u].trainable, !l->units[u].per_step && l->units[u].n_elems);
+    mt_layout_destroy(&l);
+}
+
+static void families_name_their_tensors(void **state)
+{
+    (void)state;
+#define MIXED(arch, more)                                                                                              \
+    "{\"architectures\": [\"" arch "\"], \"hidden_size\": 24, \"intermediate_size\": 40, \"num_hidden_layers\": 2, "   \
+    "\"num_attention_heads\": 3, \"num_key_value_heads\": 1, \"vocab_size\": 50" more "}"
+    static const struct {
+        const char *json, *tensor;
+        int64_t rows, cols;
+    } cases[] = {
+        {MIXED("MixtralForCausalLM", ""), "model.layers.1.block_sparse_moe.gate.weight", 8, 24},
+        {MIXED("MixtralForCausalLM", ""), "model.layers.1.block_sparse_moe.experts.7.w1.weight", 40, 24},
+        {MIXED("MixtralForCausalLM", ""), "model.layers.1.block_sparse_moe.experts.7.w3.weight", 40, 24},
+        {MIXED("MixtralForCausalLM", ""), "model.layers.1.block_sparse_moe.experts.7.w2.weight", 24, 40},
+        {MIXED("MixtralForCausalLM", ""), "model.layers.1.post_attention_layernorm.weight", 24, 0},
+        {MIXED("Qwen2MoeForCausalLM", ""), "model.layers.0.mlp.shared_expert.up_proj.weight", 5632, 24},
+        {MIXED("Qwen2MoeForCausalLM", ""), "model.layers.0.mlp.shared_expert.down_proj.weight", 24, 5632},
+        {MIXED("Qwen2MoeForCausalLM", ""), "model.layers.0.mlp.shared_expert_gate.weight", 1, 24},
+        {MIXED("Qwen2MoeForCausalLM", ""), "model.layers.0.mlp.experts.59.down_proj.weight", 24, 1408},
+        {MIXED("Qwen2MoeForCausalLM", ""), "model.layers.0.self_attn.q_proj.bias", 24, 0},
+        {MIXED("OlmoeForCausalLM", ""), "model.layers.0.self_attn.q_norm.weight", 24, 0},
+        {MIXED("OlmoeForCausalLM", ""), "model.layers.0.self_attn.k_norm.weight", 8, 0},
+        {MIXED("OlmoeForCausalLM", ""), "model.layers.0.mlp.experts.63.up_proj.weight", 40, 24},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct mt_layout *l = layout_in_groups(cases[i].json, mt_cut_layer, 0);
+        const struct mt_tensor *t = mt_layout_find(l, cases[i].tensor);
+        if (!t)
+            fail_msg("there is no %s", cases[i].tensor);
+        assert_true(t->shape[0] == cases[i].rows && t->shape[1] == cases[i].cols);
+        mt_layout_destroy(&l);
+    }
+}
+
+/* 36,000 tensors: nothing of a layout may take the square of that. */
+static void a_large_mixture_is_laid_out_at_once(void **state)
+{
+    (void)state;
+    clock_t start = clock();
+    struct mt_layout *l = layout_in_groups(qwen3_235b, mt_cut_layer, 0);
+    assert_true(l->n_tensors > 36000);
+    assert_int_equal(l->cut.expert_group, 7); /* 36 MiB each */
+    for (size_t i = 0; i < l->n_tensors; i++)
+        assert_ptr_equal(mt_layout_find(l, l->tensors[i].name), &l->tensors[i]);
+    double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    if (seconds > 2) /* 0.05 where it was written */
+        fail_msg("laying out %zu tensors took %.2f s", l->n_tensors, seconds);
+    mt_layout_destroy(&l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(published_mixtures_have_their_parameter_counts),
+        cmocka_unit_test(a_mixture_is_a_unit_by_micro_batch_and_one_for_each_group),
+        cmocka_unit_test(parameters_of_an_expert_are_reached_by_role_and_expert),
+        cmocka_unit_test(groups_are_the_same_model),
+        cmocka_unit_test(groups_of_experts_are_alike_unless_frozen_otherwise),
+        cmocka_unit_test(families_name_their_tensors),
+        cmocka_unit_test(a_large_mixture_is_laid_out_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
