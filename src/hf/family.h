@@ -21,11 +21,12 @@ enum mt_feature {
     MT_FEATURE_BY_KEY, /* where the key of config.json says so: attention_bias (mt_family.bias_key), mlp_bias */
 };
 
-/** RMSNorm of queries and keys, before the rotary embedding. */
-enum mt_qk_norm {
+/** RMSNorm of queries and keys. */
+enum mt_qk_norm_kind {
     MT_QK_NORM_NONE,
-    MT_QK_NORM_HEADS,      /* of each head */
-    MT_QK_NORM_PROJECTION, /* of all heads of a token together */
+    MT_QK_NORM_HEADS,      /* of each head, before the rotary embedding */
+    MT_QK_NORM_PROJECTION, /* of all heads of a token together, before it */
+    MT_QK_NORM_AFTER_ROPE, /* of each head, after it */
 };
 
 /** Which layers see a sliding window. layer_types, where config.json has it, names them one by one. */
@@ -55,7 +56,7 @@ struct mt_family {
     enum mt_feature qkv_bias, o_bias, mlp_bias;
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* where that key is absent */
-    enum mt_qk_norm qk_norm;
+    enum mt_qk_norm_kind qk_norm;
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names of
                                               src/model/parts.h; NULL ends the list */
     const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */

@@ -39,7 +39,7 @@ struct mt_hf_config {
     double rms_eps, initializer_range;
     bool tied;                              /* tie_word_embeddings */
     bool qkv_bias, o_bias, mlp_bias;
-    enum mt_qk_norm qk_norm;
+    enum mt_qk_norm_kind qk_norm;
     bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
     int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
     struct mt_moe moe;

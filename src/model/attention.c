@@ -10,14 +10,13 @@
 #include <math.h>
 
 #include "base/mem.h"
-#include "model/model_priv.h"
-#include "model/part.h"
+#include "model/attention.h"
 
 struct record {
     void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv where there is no QK-norm; [n, q] */
     float *lse;         /* [n_heads, n] */
     float *rstd;        /* [n] of the norm */
-    float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm */
+    float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm, or fewer */
 };
 
 static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
@@ -49,15 +48,18 @@ static struct record record_of(const struct mt_part_run *run)
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    void *rows[2];    /* [n, q]: of a norm of queries and keys that is apart */
     void *workspace;  /* of the attention operations, at the end */
 };
 
 static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
 {
     struct mt_widths w = mt_widths(&p->layout->cfg);
-    size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
+    size_t at = 0, column = p->max_tokens * mt_dtype_size(p->dtype), bytes = p->backward ? column : 0;
     s->d_o = mt_take(base, &at, bytes * w.q);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
+    for (int i = 0; i < 2; i++)
+        s->rows[i] = mt_take(base, &at, mt_qk_norm_is_apart(&p->layout->cfg) ? column * w.q : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
 }
@@ -90,7 +92,8 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     struct mt_qk_rope_bwd rope = {.n = n, .n_q = (size_t)c->n_heads, .n_kv = (size_t)c->n_kv_heads,
                                   .head_dim = (size_t)c->head_dim};
     size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
-    return MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
+    need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
+    return mt_qk_norm_is_apart(c) ? MT_MAX(need, mt_qk_norm_workspace(p, dev)) : need;
 }
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -148,13 +151,29 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
     };
 }
 
+/* Of the norm that the rotary embedding's operation does along; NULL: none. */
 static const void *norm_weight(const struct mt_part_run *r, int role)
 {
     const struct mt_param *p = &r->part->param[role];
-    return p->n ? mt_elem(r->m, r->w, p->at) : NULL;
+    return p->n && !mt_qk_norm_is_apart(&r->m->layout->cfg) ? mt_elem(r->m, r->w, p->at) : NULL;
 }
 
-static int rotate(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
+static float *norm_grad(const struct mt_part_run *r, int role)
+{
+    return mt_qk_norm_is_apart(&r->m->layout->cfg) ? NULL : mt_grad_of(r->g, r->part->param[role]);
+}
+
+/* The norm that is apart: from rec->qkv to rec->qk. */
+static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct record *rec)
+{
+    struct scratch s = scratch_of(r);
+    return (struct mt_qk_norm){.run = r, .qkv = rec->qkv, .qk = rec->qk, .rstd = rec->rstd_qk,
+                               .rows = {s.rows[0], s.rows[1]}, .dqkv = s.dqkv};
+}
+
+/* From q and k in `from` to `to`, which may be `from`. */
+static int rotate(const struct mt_part_run *r, const struct record *rec, const void *from, size_t ld_from, void *to,
+                  size_t ld_to, struct mt_err *err)
 {
     const mt_model *m = r->m;
     const struct mt_hf_config *cfg = &m->layout->cfg;
@@ -167,10 +186,10 @@ static int rotate(const struct mt_part_run *r, const struct record *rec, struct 
                              .rot = m->wd.rot,
                              .dtype = m->dt,
                              .eps = (float)cfg->rms_eps,
-                             .qkv = rec->qkv,
-                             .ld_qkv = m->wd.qkv,
-                             .qk = rec->qk,
-                             .ld_qk = cfg->qk_norm ? m->wd.qk : m->wd.qkv,
+                             .qkv = from,
+                             .ld_qkv = ld_from,
+                             .qk = to,
+                             .ld_qk = ld_to,
                              .positions = r->in->positions,
                              .cos_t = r->in->cos_t,
                              .sin_t = r->in->sin_t,
@@ -180,6 +199,23 @@ static int rotate(const struct mt_part_run *r, const struct record *rec, struct 
                              .rstd = rec->rstd_qk,
                          },
                          err);
+}
+
+/* Queries and keys as attention takes them, into rec->qk. */
+static int make_qk(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
+{
+    const struct mt_widths *wd = &r->m->wd;
+    enum mt_qk_norm_kind kind = r->m->layout->cfg.qk_norm;
+    struct mt_qk_norm norm = norm_args(r, rec);
+    if (kind == MT_QK_NORM_PROJECTION) {
+        int rc = mt_qk_norm(&norm, err);
+        return rc ? rc : rotate(r, rec, rec->qk, wd->qk, rec->qk, wd->qk, err);
+    }
+    if (kind == MT_QK_NORM_AFTER_ROPE) {
+        int rc = rotate(r, rec, rec->qkv, wd->qkv, rec->qkv, wd->qkv, err);
+        return rc ? rc : mt_qk_norm(&norm, err);
+    }
+    return rotate(r, rec, rec->qkv, wd->qkv, rec->qk, kind ? wd->qk : wd->qkv, err);
 }
 
 static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
@@ -207,11 +243,22 @@ static int rotate_backward(const struct mt_part_run *r, const struct record *rec
                                  .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
                                  .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
                                  .rstd = rec->rstd_qk,
-                                 .dq_norm = mt_grad_of(r->g, r->part->param[MT_ATTENTION_Q_NORM]),
-                                 .dk_norm = mt_grad_of(r->g, r->part->param[MT_ATTENTION_K_NORM]),
+                                 .dq_norm = norm_grad(r, MT_ATTENTION_Q_NORM),
+                                 .dk_norm = norm_grad(r, MT_ATTENTION_K_NORM),
                                  .workspace = m->workspace,
                              },
                              err);
+}
+
+/* From the gradient of rec->qk to that of the product, in place. */
+static int make_qk_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
+{
+    enum mt_qk_norm_kind kind = r->m->layout->cfg.qk_norm;
+    struct mt_qk_norm norm = norm_args(r, rec);
+    int rc = kind == MT_QK_NORM_AFTER_ROPE ? mt_qk_norm_backward(&norm, err) : 0;
+    if (!rc)
+        rc = rotate_backward(r, rec, dqkv, err);
+    return !rc && kind == MT_QK_NORM_PROJECTION ? mt_qk_norm_backward(&norm, err) : rc;
 }
 
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
@@ -226,7 +273,7 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
         rc = mt_linear(m, n, m->wd.c, m->wd.qkv, m->h, r->w, p[MT_ATTENTION_QKV], p[MT_ATTENTION_QKV_BIAS], NULL,
                        rec.qkv, err);
     if (!rc)
-        rc = rotate(r, &rec, err);
+        rc = make_qk(r, &rec, err);
     return rc ? rc : mt_op_attention(m->dev, &at, err);
 }
 
@@ -265,7 +312,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     if (!rc)
         rc = mt_op_attention_bwd(m->dev, &at, err);
     if (!rc)
-        rc = rotate_backward(r, &rec, s.dqkv, err);
+        rc = make_qk_backward(r, &rec, s.dqkv, err);
     if (!rc)
         rc = mt_norm(m, n, r->x, r->w, p[MT_ATTENTION_NORM], m->h, rec.rstd, true, err);
     if (!rc)

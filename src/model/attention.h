@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_ATTENTION_H
+#define MT_MODEL_ATTENTION_H
+
+#include "model/model_priv.h"
+#include "model/part.h"
+
+/** Does the norm of queries and keys run as an operation of its own (below), not with the rotary embedding? */
+static inline bool mt_qk_norm_is_apart(const struct mt_hf_config *cfg)
+{
+    return cfg->qk_norm == MT_QK_NORM_PROJECTION || cfg->qk_norm == MT_QK_NORM_AFTER_ROPE;
+}
+
+/** The norm of queries and keys of one run of attention, and its gradient (qk_norm.c). */
+struct mt_qk_norm {
+    const struct mt_part_run *run;
+    const void *qkv; /* [n, qkv] what is normalised */
+    void *qk;        /* forward: [n, qk] */
+    float *rstd;     /* [n, n_heads + n_kv_heads]; backward reads it */
+    void *rows[2];   /* scratch, [n, q] each */
+    void *dqkv;      /* backward: [n, qkv], its q and k in place */
+};
+int mt_qk_norm(const struct mt_qk_norm *a, struct mt_err *err);
+int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err);
+/** Of m->workspace. */
+size_t mt_qk_norm_workspace(const struct mt_model_params *p, mt_device *dev);
+
+#endif
