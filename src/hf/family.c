@@ -8,12 +8,12 @@
 
 #define SPARSE_PARTS {"attention", "router", "lists", "experts", "combine"}
 
-static const struct mt_tensor_rename mixtral_names[] = {
+static const struct mt_tensor_on_disk mixtral_names[] = {
     {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
     {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
     {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
     {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
-    {NULL, NULL},
+    {NULL},
 };
 
 /* Sources: the configuration and modeling files of transformers, by model_type. */
@@ -82,7 +82,7 @@ static const struct mt_family families[] = {
         .max_pos = 131072,
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
-        .renames = mixtral_names,
+        .on_disk = mixtral_names,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
             .width_is_ffn = true,
@@ -143,10 +143,19 @@ void mt_family_list(char *buf, size_t len)
         at += (size_t)snprintf(buf + at, len - at, "%s%s", i ? ", " : "", families[i].architecture);
 }
 
-const char *mt_family_tensor_name(const struct mt_family *f, const char *usual)
+const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual)
 {
-    for (const struct mt_tensor_rename *r = f->renames; r && r->usual; r++)
-        if (!strcmp(r->usual, usual))
-            return r->on_disk;
-    return usual;
+    for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)
+        if (!strcmp(d->usual, usual))
+            return d;
+    return NULL;
+}
+
+const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part)
+{
+    for (const struct mt_fused_tensor *t = f->fused; t && t->name; t++)
+        for (*part = 0; *part < 2 && t->usual[*part]; ++*part)
+            if (!strcmp(t->usual[*part], usual))
+                return t;
+    return NULL;
 }

@@ -38,10 +38,22 @@ enum mt_window_rule {
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, those of layers 0, 2, 4 ... below max_window_layers */
 };
 
-/** A tensor's name on disk where it is not the usual one: "mlp.gate_proj.weight" -> "feed_forward.w1.weight". In the
- * names of an expert's tensors, `*` stands for its number. */
-struct mt_tensor_rename {
-    const char *usual, *on_disk; /* what follows "model.layers.N." */
+/**
+ * A tensor that is not on disk as it usually is: another name ("mlp.gate_proj.weight" -> "feed_forward.w1.weight"),
+ * or another form. In the names of an expert's tensors, `*` stands for its number.
+ */
+struct mt_tensor_on_disk {
+    const char *usual, *name; /* what follows "model.layers.N." */
+    bool is_row;              /* a vector is [1, n] */
+    bool is_f32;              /* it is F32 in a file of bf16 */
+};
+
+/** Tensors of all experts that are one on disk: [experts, rows, columns], or [experts, rows] of vectors. */
+struct mt_fused_tensor {
+    const char *name;
+    const char *usual[2];     /* an expert's tensors, of as many rows each; the second may be NULL */
+    bool is_transposed;       /* [experts, columns, rows] */
+    bool alternate;           /* the rows of the two take turns; else those of the second follow */
 };
 
 enum { MT_FAMILY_MAX_PARTS = 6 };
@@ -61,14 +73,19 @@ struct mt_family {
                                               src/model/parts.h; NULL ends the list */
     const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */
     const struct mt_moe_family *moe;       /* NULL: no layer is */
-    const struct mt_tensor_rename *renames; /* NULL: none; a row of NULLs ends the list */
+    const struct mt_tensor_on_disk *on_disk; /* NULL: all are as usual; a row of NULLs ends the list */
+    const struct mt_fused_tensor *fused;    /* the same */
+    bool rope_pairs;                        /* the rotary embedding turns rows 0 and 1, 2 and 3 ... of a head on disk;
+                                               here, as everywhere else, rows i and i + half */
 };
 
 /** The family of an architecture, or of a model_type where `architecture` is NULL; NULL: not supported. */
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type);
 /** Supported architectures for messages: "A, B, C". Writes at most `len` bytes, the terminating 0 included. */
 void mt_family_list(char *buf, size_t len);
-/** The name on disk of a layer's tensor whose usual name is `usual`. */
-const char *mt_family_tensor_name(const struct mt_family *f, const char *usual);
+/** What is special about a layer's tensor on disk, by its usual name; NULL: nothing. */
+const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
+/** The fused tensor that it is in, as number *part of it; NULL: none. */
+const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 
 #endif

@@ -100,9 +100,11 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
     const struct mt_hf_config *c = mt_layout_builder_config(b);
     int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-    const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q}, {"self_attn.k_proj.weight", kv},
+    const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q, .head_rows = c->head_dim},
+                                              {"self_attn.k_proj.weight", kv, .head_rows = c->head_dim},
                                               {"self_attn.v_proj.weight", kv}},
-                                 biases[] = {{"self_attn.q_proj.bias", q}, {"self_attn.k_proj.bias", kv},
+                                 biases[] = {{"self_attn.q_proj.bias", q, .head_rows = c->head_dim},
+                                             {"self_attn.k_proj.bias", kv, .head_rows = c->head_dim},
                                              {"self_attn.v_proj.bias", kv}};
     mt_layout_add_tensor(b, p, MT_ATTENTION_NORM, c->hidden, 0, "input_layernorm.weight");
     mt_layout_add_param(b, p, MT_ATTENTION_QKV, c->hidden, 3, weights);

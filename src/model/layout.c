@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "device/ops.h"
 #include "model/part.h"
+#include "model/stored.h"
 
 const struct mt_cut mt_cut_layer = {.name = "layer", .n_units = 1}, mt_cut_half = {.name = "half", .n_units = 2, .n_parts = {1}};
 
@@ -44,17 +45,6 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
     return hit;
 }
 
-/* The name on disk; `*` in it becomes the expert's number. */
-static void set_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual)
-{
-    size_t at = layer < 0 ? 0 : (size_t)snprintf(t->name, sizeof(t->name), "model.layers.%d.", layer);
-    const char *name = layer < 0 ? usual : mt_family_tensor_name(l->cfg.family, usual), *star = strchr(name, '*');
-    if (star)
-        snprintf(t->name + at, sizeof(t->name) - at, "%.*s%d%s", (int)(star - name), name, t->expert, star + 1);
-    else
-        snprintf(t->name + at, sizeof(t->name) - at, "%s", name);
-}
-
 /* Where a parameter's tensors are added. */
 struct place {
     const struct mt_part *part;
@@ -73,8 +63,9 @@ static void add_tensor(struct mt_layout_builder *b, const struct place *at, int6
         return;
     }
     struct mt_tensor *t = &l->tensors[l->n_tensors++];
-    *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}, .param = p, .expert = at->expert};
-    set_name(t, l, at->part->layer, tensor->usual);
+    *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}, .param = p, .expert = at->expert,
+                            .usual = tensor->usual, .head_rows = tensor->head_rows};
+    mt_stored_name(t, l, at->part->layer, tensor->usual);
     t->unit = (size_t)(b->u - l->units);
     t->n = (size_t)rows * (size_t)MT_MAX(cols, (int64_t)1);
     t->first = p->at + p->n;
@@ -321,6 +312,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     rc = check_globs(b, err);
     if (!rc)
         rc = sort_names(l, err);
+    if (!rc)
+        rc = mt_stored_place(l, err);
     return rc ? rc : mt_layout_set_ranges(l, err);
 }
 
@@ -347,6 +340,8 @@ void mt_layout_destroy(struct mt_layout **l)
         free((*l)->parts);
         free((*l)->tensors);
         free((*l)->by_name);
+        free((*l)->stored);
+        free((*l)->pieces);
         free((*l)->experts);
         free((*l)->ranges);
         free(*l);

@@ -16,12 +16,36 @@ enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
 struct mt_param;
 
+/**
+ * Where a tensor lies in the one of the model's files that holds it: element (r, c) is element
+ * first + r * row_step + c * col_step of that.
+ */
+struct mt_tensor_place {
+    size_t stored; /* index into mt_layout.stored */
+    size_t first, row_step, col_step;
+    size_t paired_rows; /* not 0: of so many rows each, the first half's and the second half's alternate in the file */
+};
+
+/** A tensor as the model's files have it: one of the layout, or several that are fused. */
+struct mt_stored {
+    char name[128];
+    int n_dims;
+    int64_t shape[3];
+    size_t n;       /* elements */
+    bool is_f32;    /* F32 in a file of bf16 */
+    bool fused;     /* [experts, ...] */
+    size_t first_piece, n_pieces; /* of mt_layout.pieces */
+};
+
 /** A Hugging Face tensor, its place in its unit and in the planes. */
 struct mt_tensor {
     char name[128];
+    const char *usual;      /* what most families name it, mt_param_tensor.usual */
     int n_dims;
     int64_t shape[2];
+    int64_t head_rows;      /* mt_param_tensor.head_rows */
     size_t unit;
+    struct mt_tensor_place place;
     struct mt_param *param; /* that it is, or is a piece of */
     int expert;             /* of a mixture's layer, or -1 */
     size_t first, n;  /* elements [first, first + n) of the unit */
@@ -116,6 +140,9 @@ struct mt_layout {
     size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
+    struct mt_stored *stored;  /* the tensors of the model's files, by layer */
+    size_t n_stored;
+    size_t *pieces;            /* [n_tensors] indices of tensors, grouped by what stores them */
     const struct mt_tensor **by_name; /* [n_tensors] sorted */
     struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* what mt_part.expert points into */
     struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */

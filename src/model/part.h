@@ -76,7 +76,8 @@ const struct mt_part_kind *mt_part_find(const char *name);
 struct mt_param_tensor {
     const char *usual;
     int64_t rows;
-    bool constant; /* never trained, whatever model.freeze says */
+    bool constant;      /* never trained, whatever model.freeze says */
+    int64_t head_rows;  /* not 0: its rows are those of heads, of so many rows each, which the rotary embedding turns */
 };
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors);

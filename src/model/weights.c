@@ -12,6 +12,7 @@
 #include "base/pool.h"
 #include "hf/safetensors.h"
 #include "model/ranges.h"
+#include "model/stored.h"
 
 enum { PIECE = 1 << 20 }; /* elements */
 
@@ -24,50 +25,33 @@ static size_t first_unfit(const float *x, size_t n)
     return i;
 }
 
-/* The name as the file has it: with or without one of the prefixes that exporters put before it. */
-static const struct mt_st_tensor *find_source(const struct mt_st_model *st, const char *name)
+static void shape_text(char *buf, size_t len, const int64_t *shape, int n_dims)
 {
-    static const struct {
-        const char *ours, *theirs;
-    } prefix[] = {{"model.", "model."},
-                  {"model.", "language_model.model."},
-                  {"model.", "model.language_model."},
-                  {"lm_head.", "language_model.lm_head."},
-                  {"model.", ""}};
-    const struct mt_st_tensor *t = mt_st_find(st, name);
-    char other[256];
-    for (size_t i = 0; !t && i < MT_ARRAY_LEN(prefix); i++) {
-        size_t n = strlen(prefix[i].ours);
-        if (strncmp(name, prefix[i].ours, n))
-            continue;
-        snprintf(other, sizeof(other), "%s%s", prefix[i].theirs, name + n);
-        t = mt_st_find(st, other);
-    }
-    return t;
+    size_t at = 0;
+    for (int i = 0; i < n_dims && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
 }
 
-static int check_shape(const struct mt_tensor *t, const struct mt_st_tensor *src, const char *dir,
-                       struct mt_err *err)
+static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src, const char *dir, struct mt_err *err)
 {
-    bool same = src->n_dims == t->n_dims;
-    for (int i = 0; same && i < t->n_dims; i++)
-        same = src->shape[i] == t->shape[i];
+    char have[96] = "", want[96] = "";
+    bool same = src->n_dims == s->n_dims;
+    for (int i = 0; same && i < s->n_dims; i++)
+        same = src->shape[i] == s->shape[i];
     if (same)
         return 0;
-    return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                   "%s: tensor \"%s\" has shape [%lld, %lld]; config.json asks for [%lld, %lld]", dir,
-                   t->name, (long long)(src->n_dims > 0 ? src->shape[0] : 0),
-                   (long long)(src->n_dims > 1 ? src->shape[1] : 0), (long long)t->shape[0],
-                   (long long)t->shape[1]);
+    shape_text(have, sizeof(have), src->shape, src->n_dims);
+    shape_text(want, sizeof(want), s->shape, s->n_dims);
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" has shape [%s]; config.json asks for [%s]", dir,
+                   s->name, have, want);
 }
 
-static int load_tensor(const struct mt_st_model *st, const struct mt_st_tensor *src,
-                       const struct mt_tensor *t, mt_plane_set *planes, float *buf,
-                       struct mt_err *err)
+static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
+                       const char *dir, struct mt_err *err)
 {
     for (size_t at = 0; at < t->n; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        int rc = mt_st_read_f32(st, src, at, n, buf, err);
+        int rc = mt_stored_read_f32(r, t, at, n, buf, err);
         if (rc)
             return rc;
         size_t bad = first_unfit(buf, n);
@@ -75,7 +59,7 @@ static int load_tensor(const struct mt_st_model *st, const struct mt_st_tensor *
             return mt_fail(err, MT_ERR_INPUT, -ERANGE,
                            "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and "
                            "below 3.39e38",
-                           st->files[src->file].path, t->name, (double)buf[bad], at + bad);
+                           dir, t->name, (double)buf[bad], at + bad);
         rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
         if (rc)
             return rc;
@@ -90,12 +74,12 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
     int rc = 0;
     if (!used)
         return mt_fail_nomem(err, dir, st->n_tensors);
-    for (size_t i = 0; i < l->n_tensors; i++)
-        used[find_source(st, l->tensors[i].name) - st->tensors] = true;
+    for (size_t i = 0; i < l->n_stored; i++)
+        used[mt_stored_find(st, l->stored[i].name) - st->tensors] = true;
     for (size_t i = 0; i < st->n_tensors && !rc; i++) {
         const char *name = st->tensors[i].name;
         size_t len = strlen(name);
-        if (used[i] || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
+        if (used[i] || mt_stored_goes_along(l, name) || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
             continue;
         if (l->tied && len >= 14 && !strcmp(name + len - 14, "lm_head.weight"))
             mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
@@ -107,28 +91,46 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
     return rc;
 }
 
+static bool is_of_one_expert(const char *experts)
+{
+    return experts[sizeof(".experts.") - 1] >= '0' && experts[sizeof(".experts.") - 1] <= '9';
+}
+
+/* Experts may be there in a form that other programs write: then it is named. */
+static int fail_missing(const struct mt_st_model *st, const char *name, const char *dir, struct mt_err *err)
+{
+    const char *ours = strstr(name, ".experts.");
+    for (size_t i = 0; ours && i < st->n_tensors; i++) {
+        const char *theirs = strstr(st->tensors[i].name, ".experts.");
+        if (theirs && is_of_one_expert(ours) != is_of_one_expert(theirs))
+            return mt_fail(err, MT_ERR_INPUT, -ENOENT,
+                           "%s: tensor \"%s\" is missing, but there is \"%s\": experts in another form than that of the "
+                           "model's release are not read", dir, name, st->tensors[i].name);
+    }
+    return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, name);
+}
+
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                     struct mt_err *err)
 {
     struct mt_st_model st;
+    struct mt_stored_reader r;
     int rc = mt_st_open_dir(&st, dir, err);
     if (rc)
         return rc;
     float *buf = mt_calloc(PIECE, sizeof(float));
     if (!buf)
         rc = mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        const struct mt_st_tensor *src = find_source(&st, t->name);
-        if (!src)
-            rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, t->name);
-        else
-            rc = check_shape(t, src, dir, err);
+    for (size_t i = 0; i < l->n_stored && !rc; i++) {
+        const struct mt_st_tensor *src = mt_stored_find(&st, l->stored[i].name);
+        rc = src ? check_shape(&l->stored[i], src, dir, err) : fail_missing(&st, l->stored[i].name, dir, err);
     }
     if (!rc)
         rc = refuse_unexpected(l, &st, dir, err);
+    mt_stored_reader_init(&r, l, &st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        rc = load_tensor(&st, find_source(&st, l->tensors[i].name), &l->tensors[i], planes, buf, err);
+        rc = load_tensor(&r, &l->tensors[i], planes, buf, dir, err);
+    mt_stored_reader_finish(&r);
     free(buf);
     mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
@@ -144,7 +146,7 @@ int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *er
     if (any && dir)
         read = !mt_st_open_dir(&st, dir, &unreadable);
     for (size_t i = 0; any && i < l->n_tensors; i++) {
-        const struct mt_st_tensor *src = read ? find_source(&st, l->tensors[i].name) : NULL;
+        const struct mt_st_tensor *src = read ? mt_stored_find(&st, l->stored[l->tensors[i].place.stored].name) : NULL;
         l->tensors[i].is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
     }
     if (read)

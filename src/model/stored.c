@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/stored.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* --- where tensors lie ----------------------------------------------------------------------------- */
+
+struct placing {
+    struct mt_layout *l;
+    size_t cap, first_of_layer; /* of l->stored: its capacity, and where the layer begins */
+};
+
+/* "model.layers.N." and the name; `*` in it becomes the expert's number. */
+static void make_name(char dst[128], int layer, const char *name, int expert)
+{
+    const size_t len = 128;
+    const char *star = strchr(name, '*');
+    size_t at = layer < 0 ? 0 : (size_t)snprintf(dst, len, "model.layers.%d.", layer);
+    if (star)
+        snprintf(dst + at, len - at, "%.*s%d%s", (int)(star - name), name, expert, star + 1);
+    else
+        snprintf(dst + at, len - at, "%s", name);
+}
+
+void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual)
+{
+    const struct mt_tensor_on_disk *d = layer < 0 ? NULL : mt_family_on_disk(l->cfg.family, usual);
+    make_name(t->name, layer, d ? d->name : usual, t->expert);
+}
+
+static struct mt_stored *add_stored(struct placing *p, const char *name)
+{
+    struct mt_layout *l = p->l;
+    if (!mt_grow(&l->stored, &p->cap, l->n_stored + 1, sizeof(*l->stored)))
+        return NULL;
+    struct mt_stored *s = &l->stored[l->n_stored++];
+    *s = (struct mt_stored){.n_dims = 0};
+    snprintf(s->name, sizeof(s->name), "%s", name);
+    return s;
+}
+
+/* A tensor of its own, in the layout's order. */
+static bool store_alone(struct placing *p, struct mt_tensor *t, const struct mt_tensor_on_disk *d)
+{
+    struct mt_stored *s = add_stored(p, t->name);
+    if (!s)
+        return false;
+    size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
+    bool row = d && d->is_row;
+    s->n_dims = row ? 2 : t->n_dims;
+    s->shape[0] = row ? 1 : t->shape[0];
+    s->shape[1] = row ? t->shape[0] : t->shape[1];
+    s->is_f32 = d && d->is_f32;
+    s->n = t->n;
+    t->place = (struct mt_tensor_place){.stored = p->l->n_stored - 1, .row_step = cols, .col_step = 1};
+    if (p->l->cfg.family->rope_pairs)
+        t->place.paired_rows = (size_t)t->head_rows;
+    return true;
+}
+
+static struct mt_stored *find_in_layer(const struct placing *p, const char *name)
+{
+    for (size_t i = p->first_of_layer; i < p->l->n_stored; i++)
+        if (!strcmp(p->l->stored[i].name, name))
+            return &p->l->stored[i];
+    return NULL;
+}
+
+/* One of the tensors that all experts' are on disk; made with its first. */
+static bool store_fused(struct placing *p, struct mt_tensor *t, int layer, const struct mt_fused_tensor *f,
+                        int part)
+{
+    char name[128];
+    make_name(name, layer, f->name, 0);
+    struct mt_stored *s = find_in_layer(p, name);
+    size_t rows = (size_t)t->shape[0], cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1, parts = f->usual[1] ? 2 : 1;
+    if (!s && !(s = add_stored(p, name)))
+        return false;
+    s->fused = true;
+    s->n_dims = t->n_dims + 1;
+    s->n = (size_t)p->l->cfg.moe.n_experts * parts * t->n;
+    s->shape[0] = p->l->cfg.moe.n_experts;
+    s->shape[f->is_transposed ? 2 : 1] = (int64_t)(parts * rows);
+    if (t->n_dims == 2)
+        s->shape[f->is_transposed ? 1 : 2] = t->shape[1];
+    size_t row = f->is_transposed ? 1 : cols, before = (size_t)part * (f->alternate ? 1 : rows);
+    t->place = (struct mt_tensor_place){
+        .stored = (size_t)(s - p->l->stored),
+        .first = (size_t)t->expert * parts * t->n + before * row,
+        .row_step = row * (f->alternate ? parts : 1),
+        .col_step = f->is_transposed ? parts * rows : 1,
+    };
+    return true;
+}
+
+/* Lists the tensors of each stored one: those of one are grouped, in the layout's order. */
+static int list_pieces(struct mt_layout *l, struct mt_err *err)
+{
+    l->pieces = mt_calloc(l->n_tensors, sizeof(*l->pieces));
+    if (!l->pieces)
+        return mt_fail_nomem(err, "the model's layout", l->n_tensors * sizeof(*l->pieces));
+    for (size_t i = 0; i < l->n_tensors; i++)
+        l->stored[l->tensors[i].place.stored].n_pieces++;
+    size_t at = 0;
+    for (size_t i = 0; i < l->n_stored; i++) {
+        l->stored[i].first_piece = at;
+        at += l->stored[i].n_pieces;
+        l->stored[i].n_pieces = 0;
+    }
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        struct mt_stored *s = &l->stored[l->tensors[i].place.stored];
+        l->pieces[s->first_piece + s->n_pieces++] = i;
+    }
+    return 0;
+}
+
+int mt_stored_place(struct mt_layout *l, struct mt_err *err)
+{
+    struct placing p = {.l = l};
+    int last = -1;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        int layer = l->units[t->unit].layer, part = 0;
+        bool in_layer = layer >= 0;
+        const struct mt_fused_tensor *f = in_layer ? mt_family_fused(l->cfg.family, t->usual, &part) : NULL;
+        if (layer != last)
+            p.first_of_layer = l->n_stored;
+        last = layer;
+        if (!(f ? store_fused(&p, t, layer, f, part)
+                : store_alone(&p, t, in_layer ? mt_family_on_disk(l->cfg.family, t->usual) : NULL)))
+            return mt_fail_nomem(err, "the model's layout", l->n_stored * sizeof(*l->stored));
+    }
+    return list_pieces(l, err);
+}
+
+/* --- reading --------------------------------------------------------------------------------------- */
+
+static size_t n_rows(const struct mt_tensor *t)
+{
+    return t->n_dims == 2 ? (size_t)t->shape[0] : t->n;
+}
+
+static size_t n_cols(const struct mt_tensor *t)
+{
+    return t->n_dims == 2 ? (size_t)t->shape[1] : 1;
+}
+
+/* Row r of the tensor among the rows in the file: those of a head's two halves alternate there, if they are paired. */
+static size_t file_row(const struct mt_tensor_place *p, size_t r)
+{
+    size_t in = p->paired_rows ? r % p->paired_rows : 0, half = p->paired_rows / 2;
+    return p->paired_rows ? r - in + (in < half ? 2 * in : 2 * (in - half) + 1) : r;
+}
+
+static size_t place_of(const struct mt_tensor *t, size_t r, size_t c)
+{
+    return t->place.first + file_row(&t->place, r) * t->place.row_step + c * t->place.col_step;
+}
+
+static bool as_it_is(const struct mt_tensor *t)
+{
+    return !t->place.paired_rows && t->place.col_step == 1 && t->place.row_step == n_cols(t);
+}
+
+/* What one expert has of a file's tensor; else all of it. */
+static size_t share_elems(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    const struct mt_stored *s = &l->stored[t->place.stored];
+    return s->fused ? s->n / (size_t)l->cfg.moe.n_experts : s->n;
+}
+
+/* The name as the file has it: with or without one of the prefixes that exporters put before it. */
+const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name)
+{
+    static const struct {
+        const char *ours, *theirs;
+    } prefix[] = {{"model.", "model."},
+                  {"model.", "language_model.model."},
+                  {"model.", "model.language_model."},
+                  {"lm_head.", "language_model.lm_head."},
+                  {"model.", ""}};
+    const struct mt_st_tensor *t = mt_st_find(st, name);
+    char other[256];
+    for (size_t i = 0; !t && i < MT_ARRAY_LEN(prefix); i++) {
+        size_t n = strlen(prefix[i].ours);
+        if (strncmp(name, prefix[i].ours, n))
+            continue;
+        snprintf(other, sizeof(other), "%s%s", prefix[i].theirs, name + n);
+        t = mt_st_find(st, other);
+    }
+    return t;
+}
+
+bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
+{
+    static const char layers[] = "layers.";
+    const char *at = strstr(name, layers), *number = at ? at + sizeof(layers) - 1 : NULL;
+    bool beyond = number && *number >= '0' && *number <= '9' && strtoll(number, NULL, 10) >= l->cfg.n_layers;
+    return l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"));
+}
+
+void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st)
+{
+    *r = (struct mt_stored_reader){.l = l, .st = st, .share_of = SIZE_MAX};
+}
+
+void mt_stored_reader_finish(struct mt_stored_reader *r)
+{
+    free(r->share);
+    r->share = NULL;
+}
+
+static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
+                      struct mt_err *err)
+{
+    size_t n = share_elems(r->l, t), at = t->place.first / n * n;
+    if (r->share_of == t->place.stored && r->share_at == at)
+        return 0;
+    r->share_of = SIZE_MAX;
+    if (!mt_grow(&r->share, &r->share_cap, n, sizeof(*r->share)))
+        return mt_fail_nomem(err, "loading weights", n * sizeof(*r->share));
+    int rc = mt_st_read_f32(r->st, src, at, n, r->share, err);
+    if (rc)
+        return rc;
+    r->share_of = t->place.stored;
+    r->share_at = at;
+    return 0;
+}
+
+int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
+                       struct mt_err *err)
+{
+    const struct mt_st_tensor *src = mt_stored_find(r->st, r->l->stored[t->place.stored].name);
+    if (as_it_is(t))
+        return mt_st_read_f32(r->st, src, t->place.first + first, n, dst, err);
+    int rc = load_share(r, src, t, err);
+    size_t cols = n_cols(t);
+    for (size_t i = 0; !rc && i < n; i++)
+        dst[i] = r->share[place_of(t, (first + i) / cols, (first + i) % cols) - r->share_at];
+    return rc;
+}
+
+void mt_stored_writer_finish(struct mt_stored_writer *w)
+{
+    free(w->share);
+    free(w->tensor);
+    w->share = w->tensor = NULL;
+    w->share_bytes = w->tensor_bytes = 0;
+}
+
+/* Puts a tensor where it belongs in the share. */
+static int scatter(struct mt_stored_writer *w, const struct mt_tensor *t, size_t size, struct mt_err *err)
+{
+    size_t cols = n_cols(t);
+    if (!mt_grow(&w->tensor, &w->tensor_bytes, t->n * size, 1))
+        return mt_fail_nomem(err, t->name, t->n * size);
+    int rc = w->read(w->ctx, t, 0, t->n, size, w->tensor, err);
+    for (size_t r = 0; !rc && r < n_rows(t); r++)
+        for (size_t c = 0; c < cols; c++)
+            memcpy(w->share + (place_of(t, r, c) - w->share_at) * size, w->tensor + (r * cols + c) * size, size);
+    return rc;
+}
+
+static int make_share(struct mt_stored_writer *w, size_t stored, size_t at, size_t n, size_t size, struct mt_err *err)
+{
+    const struct mt_stored *s = &w->l->stored[stored];
+    if (w->share && w->share_of == stored && w->share_at == at && w->share_size == size)
+        return 0;
+    w->share_size = 0;
+    if (!mt_grow(&w->share, &w->share_bytes, n * size, 1))
+        return mt_fail_nomem(err, s->name, n * size);
+    w->share_at = at;
+    int rc = 0;
+    for (size_t i = s->first_piece; i < s->first_piece + s->n_pieces && !rc; i++) {
+        const struct mt_tensor *t = &w->l->tensors[w->l->pieces[i]];
+        if (t->place.first >= at && t->place.first < at + n)
+            rc = scatter(w, t, size, err);
+    }
+    if (rc)
+        return rc;
+    w->share_of = stored;
+    w->share_size = size;
+    return 0;
+}
+
+int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, size_t n, size_t size, void *dst,
+                     struct mt_err *err)
+{
+    const struct mt_tensor *t = &w->l->tensors[w->l->pieces[w->l->stored[stored].first_piece]];
+    size_t share = share_elems(w->l, t);
+    char *to = dst;
+    if (w->l->stored[stored].n_pieces == 1 && as_it_is(t))
+        return w->read(w->ctx, t, first, n, size, dst, err);
+    for (size_t end = first + n, take; first < end; first += take, to += take * size) {
+        size_t in = first % share;
+        take = MT_MIN(end - first, share - in);
+        int rc = make_share(w, stored, first - in, share, size, err);
+        if (rc)
+            return rc;
+        memcpy(to, w->share + in * size, take * size);
+    }
+    return 0;
+}

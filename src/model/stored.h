@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_STORED_H
+#define MT_MODEL_STORED_H
+
+#include "hf/safetensors.h"
+#include "model/layout.h"
+
+/**
+ * Between the layout's tensors and those of the model's files, which may hold them in another order: fused, transposed,
+ * interleaved (mt_tensor_place). Sizes are small beside a tensor: of what all experts share, one expert's share.
+ */
+
+/** Names a tensor as the family has it on disk. */
+void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual);
+/** From l->tensors to l->stored, l->pieces and each tensor's place. */
+int mt_stored_place(struct mt_layout *l, struct mt_err *err);
+
+/** Reads tensors of a layout from files. Zero-initialise; finish frees. Names are found behind usual prefixes. */
+struct mt_stored_reader {
+    const struct mt_layout *l;
+    const struct mt_st_model *st;
+    float *share; /* of one expert, as it lies in the file */
+    size_t share_of, share_at, share_cap; /* stored tensor, its first element; SIZE_MAX: none */
+};
+void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st);
+void mt_stored_reader_finish(struct mt_stored_reader *r);
+/** Elements [first, first + n) of tensor t as f32. */
+int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
+                       struct mt_err *err);
+/** The file's tensor of that name, or of that name behind another prefix; NULL: there is none. */
+const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name);
+
+/**
+ * Is it of what this program does not use, but which belongs to the model: layers beyond the decoder's, and what else
+ * predicts several tokens at once? It is passed over when weights are loaded, and copied when they are saved.
+ */
+bool mt_stored_goes_along(const struct mt_layout *l, const char *name);
+
+/** Puts tensors of a layout together as the files have them. Zero-initialise all but the first three; finish frees. */
+struct mt_stored_writer {
+    const struct mt_layout *l;
+    /** Elements [first, first + n) of tensor t, of `size` bytes each: f32 where it is 4, else bf16. */
+    int (*read)(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+                struct mt_err *err);
+    void *ctx;
+    char *share, *tensor;
+    size_t share_of, share_at, share_size, share_bytes, tensor_bytes;
+};
+void mt_stored_writer_finish(struct mt_stored_writer *w);
+/** Elements [first, first + n) of l->stored[stored], `size` bytes each. */
+int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, size_t n, size_t size, void *dst,
+                     struct mt_err *err);
+
+#endif
