@@ -124,7 +124,7 @@ const struct mt_key mt_keys[] = {
     {"memory", "keep_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.keep_layers), "auto", NULL, 0, 1024, NULL,
      "With activations = recompute: so many of the last layers keep theirs on the device."},
     {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_layers), "auto", NULL, 0, 1024,
-     NULL, "With activations = recompute: so many of the other layers, spread evenly, send theirs to the host."},
+     NULL, "With activations = recompute: as many as so many other layers have, spread evenly, go to the host."},
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,

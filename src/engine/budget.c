@@ -24,15 +24,21 @@ static int64_t kept_layers(const struct mt_engine_params *p)
 }
 
 /*
- * Does a layer's forward leave a record for its backward? With recomputation the last layers do that are kept, and of
- * the others as many as are offloaded, spread evenly: the link carries a record while the layers after it compute.
+ * The micro-batches whose forward through a layer leaves a record for backward. With recomputation those of the last
+ * layers that are kept; and of the others as many as offload_layers of them have, spread evenly over layers and
+ * micro-batches: the link carries one while the next ones compute.
  */
-static bool leaves_record(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer)
+static struct mt_share recorded(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer)
 {
     int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(p->placement.offload_layers, 0, others);
-    if (plan->activations != MT_ACT_RECOMPUTE || layer >= others)
-        return true;
-    return layer >= 0 && (layer + 1) * out / others > layer * out / others;
+    if (plan->activations != MT_ACT_RECOMPUTE || layer < 0 || layer >= others)
+        return (struct mt_share){.of = 0};
+    return (struct mt_share){.some = (int32_t)out, .of = (int32_t)others, .before = layer};
+}
+
+static bool is_empty(struct mt_share s)
+{
+    return s.of && !s.some;
 }
 
 /* Records of a step that stay on the device. */
@@ -74,6 +80,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     const struct mt_layout *l = p->layout;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
+        struct mt_share share = recorded(plan, p, unit->layer);
         plan->units[u] = (struct mt_unit_shape){
             .place = place_of(unit),
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
@@ -82,9 +89,8 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
-            .record_bytes = leaves_record(plan, p, unit->layer)
-                                ? mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens)
-                                : 0,
+            .recorded = share,
+            .record_bytes = is_empty(share) ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
         };
     }
     plan->program.n_values = mt_flow_describe(

@@ -126,13 +126,21 @@ static struct span *find_spans(const struct mt_program_params *p)
     return s;
 }
 
+static ptrdiff_t count_objects(const struct mt_program_params *p, const struct mt_value *v)
+{
+    ptrdiff_t n = v->life != MT_LIFE_MICROBATCH;
+    for (size_t mb = 0; v->life == MT_LIFE_MICROBATCH && mb < p->n_micro; mb++)
+        n += mt_share_has(&v->share, p->n_micro, mb);
+    return n;
+}
+
 /* How many objects each operation brings into use or takes out of it, by pool. */
 static void count_changes(const struct mt_program_params *p, const struct span *s, ptrdiff_t (*change)[MT_N_POOLS])
 {
     for (size_t i = 0; i < p->n_values; i++) {
         const struct mt_value *v = &p->values[i];
         enum mt_pool_id pool = mt_program_pool(p, v->kind, (size_t)v->unit);
-        ptrdiff_t n = v->life == MT_LIFE_MICROBATCH ? (ptrdiff_t)p->n_micro : 1;
+        ptrdiff_t n = count_objects(p, v);
         if (!s[i].last)
             continue;
         change[s[i].first][pool] += n;

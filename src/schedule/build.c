@@ -120,6 +120,12 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
     return (enum mt_access)u->access;
 }
 
+/* Is the operand in the operation on that micro-batch? */
+static bool has_operand(const struct mt_program_params *p, const struct mt_use *u, size_t mb)
+{
+    return mt_use_is_made(p, u) && mt_share_has(&p->values[u->value].share, p->n_micro, mb);
+}
+
 static bool is_gradient(const struct mt_program_params *p, const struct mt_use *u)
 {
     return mt_kinds[p->values[u->value].kind].trained && mt_use_is_made(p, u);
@@ -130,11 +136,11 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
     const struct mt_program_params *p = w->p;
     enum mt_access access[MT_MAX_OPERANDS];
     for (int k = 0; k < c->n_uses; k++)
-        if (mt_use_is_made(p, &c->use[k]))
+        if (has_operand(p, &c->use[k], mb))
             access[k] = c->use[k].access & MT_PART ? begin_part(w, &c->use[k], mb) : (enum mt_access)c->use[k].access;
     struct mt_instr *in = add_instr(w, c->op, unit, mb);
     for (int k = 0; k < c->n_uses; k++)
-        if (mt_use_is_made(p, &c->use[k]))
+        if (has_operand(p, &c->use[k], mb))
             operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_use_role)c->use[k].role);
     for (int k = 0; k < c->n_uses; k++)
         if (is_gradient(p, &c->use[k]))

@@ -23,6 +23,12 @@ int mt_program_stage(struct mt_program *p, const struct mt_program_params *param
 /** Drops waits that follow from others, and marks what is waited for: every wait left costs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
+/** Has the value an object for the micro-batch? */
+static inline bool mt_share_has(const struct mt_share *s, size_t n_micro, size_t mb)
+{
+    int64_t i = (int64_t)s->before * (int64_t)n_micro + (int64_t)mb;
+    return !s->of || (i + 1) * s->some / s->of > i * s->some / s->of;
+}
 /** Is the operand in the program? Not of frozen units' gradients, nor without training what only training has. */
 static inline bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
 {

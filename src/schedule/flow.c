@@ -69,6 +69,7 @@ static void use_record(struct flow *d, size_t u)
     int32_t record = s->record_bytes ? add_value(d, MT_OBJ_RECORD, MT_LIFE_MICROBATCH, u, s->record_bytes) : NONE;
     if (record == NONE)
         return;
+    d->values[record].share = s->recorded;
     use(&s->forward, MT_USE_RECORD, record, MT_WRITE);
     use(&s->backward, MT_USE_RECORD, record, MT_READ);
 }

@@ -21,11 +21,17 @@ enum mt_lifetime {
     MT_LIFE_RUN,        /* one, of weights, which keeps its buffer from step to step */
 };
 
+/** Some of many, spread evenly: `some` of each `of`, counted on from the micro-batches of `before` steps. of 0: all. */
+struct mt_share {
+    int32_t some, of, before;
+};
+
 struct mt_value {
     enum mt_object_kind kind; /* of device memory */
     enum mt_lifetime life;
     int32_t unit;             /* whose it is: its size class, and what programs print */
     size_t bytes;             /* of an object */
+    struct mt_share share;    /* of a micro-batch's: those that have one */
 };
 
 /**
@@ -109,6 +115,7 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates work on: states and gradients of what is trained */
     bool trainable;
     size_t record_bytes; /* activation record of a micro-batch; 0: there is none, or backward recomputes it */
+    struct mt_share recorded; /* micro-batches that leave one; backward recomputes those of the others */
     struct mt_call forward, backward;
     struct mt_call logits; /* in place of forward where only the last token's logits are wanted; n_uses 0: forward */
     /* planes on the disk; all 0: none */

@@ -75,7 +75,7 @@ struct mt_placement {
     int64_t slots;               /* weights of so many units on the device at once, or MT_AUTO */
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */
-    int64_t offload_layers;      /* with recompute: other layers, spread evenly, whose records leave; or MT_AUTO */
+    int64_t offload_layers;      /* with recompute: so many layers' worth of other records leave; or MT_AUTO */
     enum mt_states states;
     enum mt_pin pin;
     bool nvme_checksums;         /* what is on the drives has sums in host memory, checked by every read */
