@@ -161,7 +161,7 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s was made with other settings (--force to go on all the same):\n%s", r->resume,
                      diff.p);
-    if (!rc && r->state.data_hash != mt_dataset_hash(r->session.data) && !cli_arg(r->args, "force"))
+    if (!rc && !mt_dataset_is(r->session.data, r->state.data_hash) && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force to go on)",
                      r->resume);
@@ -350,7 +350,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = prepare(&r, &err);
     if (!rc && r.resume)
         rc = check_resume(&r, &err);
-    if (!rc && !r.resume)
+    if (!rc) /* on a resume, what earlier builds may have named otherwise */
         r.state.data_hash = mt_dataset_hash(r.session.data);
     if (!rc && !dry)
         rc = mt_hf_files_read(&r.files, r.session.model_dir, &err);

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-HEADER, VERSION = 4096, 2
+HEADER, VERSION = 4096, 3
 LINES, INDICES = 1, 2     # what a place is
 PLAIN_TEXT = 1            # flag: one text, cut where rows end
 

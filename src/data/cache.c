@@ -105,16 +105,24 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
     return rc;
 }
 
-static int hash_source(uint64_t *out, const struct mt_source_file *f, bool helper,
-                       const struct mt_dataset_params *p, struct mt_err *err)
+struct wanted {
+    char path[4096];
+    uint64_t hash;
+    bool helper;
+};
+
+/* As a build with shards of that version knows the source. */
+static int hash_source(struct wanted *w, const struct mt_source_file *f, const struct mt_dataset_params *p, int version,
+                       struct mt_err *err)
 {
+    bool helper = w->helper;
     XXH3_state_t *state = XXH3_createState();
     const char *dot = strrchr(f->path, '.');
     char options[128];
     if (!state)
         return mt_fail_nomem(err, "a hash", 576);
     XXH3_64bits_reset(state);
-    snprintf(options, sizeof(options), "v%d %d %d %d %zu", MT_SHARD_VERSION, helper, (int)p->format,
+    snprintf(options, sizeof(options), "v%d %d %d %d %zu", version, helper, (int)p->format,
              helper ? (int)p->train_on : 0, p->vocab);
     hash_text(state, options);
     hash_text(state, p->tokenizer);
@@ -123,7 +131,7 @@ static int hash_source(uint64_t *out, const struct mt_source_file *f, bool helpe
     int rc = helper ? hash_helper(state, p, err) : 0;
     if (!rc)
         rc = hash_file(state, f->path, true, err);
-    *out = XXH3_64bits_digest(state) | 1; /* never 0, which matches any hash */
+    w->hash = XXH3_64bits_digest(state) | 1; /* never 0, which matches any hash */
     XXH3_freeState(state);
     return rc;
 }
@@ -253,11 +261,19 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
     cJSON_AddItemToArray(mt_json_get(job, "sources"), s);
 }
 
-struct wanted {
-    char path[4096];
-    uint64_t hash;
-    bool helper;
-};
+/* Opens a shard of the cache if it is there and undamaged. */
+static bool open_whole(struct mt_shard *s, const struct wanted *w)
+{
+    struct mt_err why;
+    if (mt_shard_open(s, w->path, w->hash, NULL))
+        return false;
+    if (!mt_shard_verify(s, w->path, &why))
+        return true;
+    if (s->header->content_sum) /* else whoever made it was killed before it was sealed */
+        mt_warn("%s; it is made again", why.msg);
+    mt_shard_close(s);
+    return false;
+}
 
 /* Makes missing shards, with the lock held: first those that C code reads, then all others in one run of the
  * helper. */
@@ -268,7 +284,7 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
     cJSON *job = new_job(p);
     int rc = 0, n_helped = 0;
     for (size_t i = 0; i < l->n && !rc; i++) {
-        if (!mt_shard_open(&shards[i], want[i].path, want[i].hash, NULL))
+        if (open_whole(&shards[i], &want[i]))
             continue;
         made[i] = true;
         for (size_t k = 0; k < i; k++) /* files of equal content share a shard */
@@ -289,6 +305,9 @@ static int make_missing(struct mt_shard *shards, bool *made, const struct wanted
         mt_progress_end();
     }
     for (size_t i = 0; i < l->n && !rc; i++)
+        if (made[i])
+            rc = mt_shard_seal(want[i].path, err);
+    for (size_t i = 0; i < l->n && !rc; i++)
         if (!shards[i].map)
             rc = mt_shard_open(&shards[i], want[i].path, want[i].hash, err);
     cJSON_Delete(job);
@@ -306,7 +325,7 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
                          l->items[i].path);
         want[i].helper = !rc && mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
         if (!rc)
-            rc = hash_source(&want[i].hash, &l->items[i], want[i].helper, p, err);
+            rc = hash_source(&want[i], &l->items[i], p, MT_SHARD_VERSION, err);
         snprintf(want[i].path, sizeof(want[i].path), "%.4000s/%016llx.tokens", p->cache_dir,
                  (unsigned long long)want[i].hash);
     }
@@ -318,4 +337,34 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
         close(fd);
     free(want);
     return rc;
+}
+
+static int is_shard(const struct dirent *e)
+{
+    const char *dot = strrchr(e->d_name, '.');
+    return dot && !strcmp(dot, ".tokens");
+}
+
+size_t mt_cache_old_hashes(uint64_t hash[MT_CACHE_OLD_HASHES], const struct mt_source_file *f, const struct mt_shard *s,
+                           const struct mt_dataset_params *p)
+{
+    struct wanted w = {.helper = mt_source_needs_helper(f, p->format, p->tokenizer)};
+    struct dirent **names = NULL;
+    size_t n = 0;
+    if (!w.helper) {
+        if (s->header->flags & MT_SHARD_UNPADDED || hash_source(&w, f, p, 2, NULL))
+            return 0;
+        hash[n++] = w.hash;
+        return n;
+    }
+    int n_names = scandir(p->cache_dir, &names, is_shard, alphasort);
+    for (int i = 0; i < n_names; i++) {
+        char *path = mt_path_join(p->cache_dir, names[i]->d_name);
+        if (path && n < MT_CACHE_OLD_HASHES && mt_shard_was(s, path, &hash[n]))
+            n++;
+        free(path);
+        free(names[i]);
+    }
+    free(names);
+    return n;
 }

@@ -15,4 +15,12 @@
 int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
                          const struct mt_dataset_params *p, struct mt_err *err);
 
+enum { MT_CACHE_OLD_HASHES = 8 };
+/**
+ * What builds with shards of version 2 may have called the source, if it gave them the same tokens: files that C code
+ * reads, by what it hashed then; others by the shards of theirs that are still in the cache. Returns how many.
+ */
+size_t mt_cache_old_hashes(uint64_t hash[MT_CACHE_OLD_HASHES], const struct mt_source_file *f, const struct mt_shard *s,
+                           const struct mt_dataset_params *p);
+
 #endif

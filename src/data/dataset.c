@@ -29,6 +29,8 @@ struct mt_dataset {
     size_t n_parts;
     struct mt_dataset_stats stats;
     uint64_t hash;
+    struct mt_dataset_params params;
+    char *cache_dir;
     char overlong_at[160];
 };
 
@@ -184,15 +186,55 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
     return 0;
 }
 
+static uint64_t hash_options(const struct mt_dataset_params *p)
+{
+    return XXH3_64bits_withSeed(&p->seq_len, sizeof(p->seq_len), (uint64_t)p->overlong);
+}
+
+static uint64_t add_part(const mt_dataset *d, size_t part, uint64_t source, uint64_t h)
+{
+    h = XXH3_64bits_withSeed(&source, sizeof(source), h);
+    return XXH3_64bits_withSeed(&d->parts[part].pub.weight, sizeof(double), h);
+}
+
 static uint64_t hash_whole(const mt_dataset *d, const struct mt_dataset_params *p)
 {
-    uint64_t h = XXH3_64bits_withSeed(&p->seq_len, sizeof(p->seq_len), (uint64_t)p->overlong);
-    for (size_t i = 0; i < d->n_parts; i++) {
-        uint64_t source = d->parts[i].shard.header->source_hash;
-        h = XXH3_64bits_withSeed(&source, sizeof(source), h);
-        h = XXH3_64bits_withSeed(&d->parts[i].pub.weight, sizeof(double), h);
-    }
+    uint64_t h = hash_options(p);
+    for (size_t i = 0; i < d->n_parts; i++)
+        h = add_part(d, i, d->parts[i].shard.header->content_sum, h);
     return h | 1;
+}
+
+/* What builds before may have called a part. */
+struct old_hashes {
+    uint64_t hash[MT_CACHE_OLD_HASHES];
+    size_t n;
+};
+
+/* Is `hash` what some choice of them gives, from part `part` on? */
+static bool is_old(const mt_dataset *d, const struct old_hashes *old, size_t part, uint64_t so_far, uint64_t hash)
+{
+    if (part == d->n_parts)
+        return (so_far | 1) == hash;
+    for (size_t i = 0; i < old[part].n; i++)
+        if (is_old(d, old, part + 1, add_part(d, part, old[part].hash[i], so_far), hash))
+            return true;
+    return false;
+}
+
+bool mt_dataset_is(const mt_dataset *d, uint64_t hash)
+{
+    if (hash == d->hash)
+        return true;
+    struct old_hashes *old = mt_calloc(d->n_parts, sizeof(*old));
+    bool all = old;
+    for (size_t i = 0; i < d->n_parts && all; i++) {
+        old[i].n = mt_cache_old_hashes(old[i].hash, &d->files.items[i], &d->parts[i].shard, &d->params);
+        all = old[i].n > 0;
+    }
+    bool is = all && is_old(d, old, 0, hash_options(&d->params), hash);
+    free(old);
+    return is;
 }
 
 static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
@@ -228,7 +270,8 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
     if (!d)
         return mt_fail_nomem(err, "a data set", sizeof(*d));
     q.n_processes = MT_MAX(q.n_processes, 1);
-    int rc = mt_sources_resolve(&d->files, p->files, err);
+    d->cache_dir = strdup(p->cache_dir);
+    int rc = d->cache_dir ? mt_sources_resolve(&d->files, p->files, err) : mt_fail_nomem(err, "a data set", 4096);
     if (!rc)
         rc = open_parts(d, &q, err);
     if (!rc)
@@ -238,6 +281,8 @@ int mt_dataset_open(mt_dataset **out, const struct mt_dataset_params *p, struct 
         return rc;
     }
     d->hash = hash_whole(d, p);
+    d->params = q;
+    d->params.cache_dir = d->cache_dir;
     *out = d;
     return 0;
 }
@@ -253,6 +298,7 @@ void mt_dataset_destroy(mt_dataset **dataset)
     }
     mt_sources_finish(&d->files);
     free(d->parts);
+    free(d->cache_dir);
     free(d);
     *dataset = NULL;
 }

@@ -57,8 +57,11 @@ void mt_dataset_destroy(mt_dataset **d);
 const struct mt_dataset_stats *mt_dataset_stats(const mt_dataset *d);
 size_t mt_dataset_n_sources(const mt_dataset *d);
 const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
-/** XXH3 of the sources and options: kept in checkpoints, compared on resume. */
+/** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. */
 uint64_t mt_dataset_hash(const mt_dataset *d);
+/** Is `hash` of these data? Also as builds before gave it, which hashed files and code instead of tokens. The
+ * tokenizer, model_dir and template_ that it was opened with must still be there. */
+bool mt_dataset_is(const mt_dataset *d, uint64_t hash);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
 /** Where a sample comes from, "data.jsonl:12"; returns buf. */

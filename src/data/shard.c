@@ -7,8 +7,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/read_progress.h"
 
 enum { HEADER = MT_SHARD_HEADER_BYTES };
 
@@ -84,6 +86,79 @@ void mt_shard_close(struct mt_shard *s)
     if (s->map)
         munmap(s->map, s->map_bytes);
     *s = (struct mt_shard){0};
+}
+
+/* Sums of the two parts of a shard. */
+static void sum_parts(const struct mt_shard *s, const char *what, uint64_t *content, uint64_t *places)
+{
+    enum { CHUNK = 16 << 20 };
+    const char *from = (const char *)s->tokens, *to = (const char *)s->places;
+    struct mt_read_progress progress;
+    XXH3_state_t *state = XXH3_createState();
+    *content = *places = 0;
+    if (!state)
+        return;
+    XXH3_64bits_reset(state);
+    mt_read_progress_begin(&progress, what, s->map_bytes);
+    for (; from < to; from += CHUNK) {
+        size_t n = MT_MIN((size_t)CHUNK, (size_t)(to - from));
+        XXH3_64bits_update(state, from, n);
+        mt_read_progress_add(&progress, n);
+    }
+    mt_read_progress_end(&progress);
+    *content = XXH3_64bits_digest(state);
+    *content += !*content;
+    *places = XXH3_64bits(s->places, s->header->n_samples * sizeof(*s->places));
+    *places += !*places;
+    XXH3_freeState(state);
+}
+
+int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err)
+{
+    char what[4200];
+    uint64_t content, places;
+    snprintf(what, sizeof(what), "checking %.4000s", path);
+    sum_parts(s, what, &content, &places);
+    if (content == s->header->content_sum && places == s->header->places_sum)
+        return 0;
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: not what was written there: the token cache is damaged", path);
+}
+
+int mt_shard_seal(const char *path, struct mt_err *err)
+{
+    struct mt_shard s;
+    int rc = mt_shard_open(&s, path, 0, err), fd = rc ? -1 : open(path, O_RDWR | O_CLOEXEC);
+    if (rc)
+        return rc;
+    struct mt_shard_header h = *s.header;
+    sum_parts(&s, "", &h.content_sum, &h.places_sum);
+    mt_shard_close(&s);
+    if (fd < 0 || pwrite(fd, &h, sizeof(h), 0) != sizeof(h) || fsync(fd))
+        rc = mt_fail(err, MT_ERR_RUNTIME, errno ? -errno : -EIO, "cannot write the sums of %s: %s", path,
+                     strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash)
+{
+    struct mt_shard_header h;
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool same = fd >= 0 && !fstat(fd, &st) && pread(fd, &h, sizeof(h), 0) == sizeof(h) &&
+                !memcmp(h.magic, s->header->magic, 8) && h.version == 2 && h.n_tokens == s->header->n_tokens &&
+                h.n_samples == s->header->n_samples && (uint64_t)st.st_size == s->map_bytes;
+    size_t bytes = (size_t)((const char *)s->places - (const char *)s->tokens);
+    void *old = same ? mmap(NULL, s->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    if (old == MAP_FAILED)
+        return false;
+    same = !memcmp((const char *)old + HEADER, s->tokens, bytes);
+    munmap(old, s->map_bytes);
+    *source_hash = h.source_hash;
+    return same;
 }
 
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n)

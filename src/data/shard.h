@@ -2,22 +2,26 @@
 #ifndef MT_DATA_SHARD_H
 #define MT_DATA_SHARD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #include "base/err.h"
 
-enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 2 };
+enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 3 };
 /** What the place of a sample counts: nothing, lines from 1, elements from 0. */
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
-enum { MT_SHARD_PLAIN_TEXT = 1 }; /* flag: one text, to be cut where rows end */
+enum {
+    MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut where rows end */
+    MT_SHARD_UNPADDED = 2,   /* flag: tokens were cut off as padding, which shards of version 2 still had */
+};
 
 /**
  * A token shard, one for each source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, a bit a
  * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; n_samples places in the source, u64.
  * Samples are whole, independent of the length of rows. Little-endian. Written to a temporary name and
- * renamed; scripts/megatrain_data/shard.py writes the same.
+ * renamed; scripts/megatrain_data/shard.py writes the same, but for the sums.
  */
 struct mt_shard_header {
     char magic[8]; /* "MTTOKENS" */
@@ -30,6 +34,8 @@ struct mt_shard_header {
     uint32_t place_kind, flags;
     char format[24];
     char untrained_at[160]; /* the first few */
+    uint64_t content_sum;   /* XXH3 of tokens, mask and offsets: what training depends on */
+    uint64_t places_sum;    /* 0, as the other: not sealed yet */
 };
 
 struct mt_shard {
@@ -44,6 +50,12 @@ struct mt_shard {
 /** Maps a shard and checks every size in it against the file. -EINVAL where they do not agree. */
 int mt_shard_open(struct mt_shard *s, const char *path, uint64_t source_hash, struct mt_err *err);
 void mt_shard_close(struct mt_shard *s);
+/** Writes the sums of a shard that is whole. */
+int mt_shard_seal(const char *path, struct mt_err *err);
+/** Reads all of it. -EBADMSG where it does not agree with its sums. */
+int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err);
+/** Is the file a shard of version 2 with the same tokens, mask and offsets? Then *source_hash is its. */
+bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash);
 /** Trained tokens in [first, first + n). */
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);
 

@@ -6,12 +6,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "data/cache.h"
 #include "data/dataset.h"
 #include "data/shard.h"
 #include "data/sources.h"
@@ -252,6 +255,147 @@ static void files_that_need_the_helper_are_told_from_those_that_do_not(void **st
     }
 }
 
+/* The only shard in the cache. */
+static char *only_shard(const struct folder *f)
+{
+    DIR *d = opendir(f->cache);
+    char *path = NULL;
+    for (struct dirent *e; (e = readdir(d));)
+        if (strstr(e->d_name, ".tokens")) {
+            assert_null(path);
+            path = mt_path_join(f->cache, e->d_name);
+        }
+    closedir(d);
+    assert_non_null(path);
+    return path;
+}
+
+static void poke(const char *path, off_t at, const void *p, size_t n)
+{
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, p, n, at), n);
+    close(fd);
+}
+
+static void a_damaged_shard_is_made_again(void **state)
+{
+    const struct folder *f = *state;
+    char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)};
+    struct mt_cfg_list files = {items, 1};
+    mt_dataset *d = NULL;
+    const uint32_t *ids;
+    assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
+    uint64_t hash = mt_dataset_hash(d);
+    mt_dataset_destroy(&d);
+    char *shard = only_shard(f);
+    for (int how = 0; how < 5; how++) {
+        const uint32_t other = 7;
+        const uint64_t none = 0;
+        if (how == 0)
+            poke(shard, 4096 + 4, &other, 4); /* a token */
+        else if (how == 1)
+            poke(shard, 4096 + 64, &other, 1); /* the mask */
+        else if (how == 2)
+            poke(shard, 4096 + 64 + 8 + 32, &other, 4); /* a place */
+        else if (how == 3)
+            assert_int_equal(truncate(shard, 4096 + 40), 0);
+        else
+            poke(shard, offsetof(struct mt_shard_header, content_sum), &none, 8); /* not sealed */
+        for (int again = 0; again < 2; again++) {
+            assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
+            assert_int_equal(mt_dataset_stats(d)->from_cache, again);
+            assert_true(mt_dataset_hash(d) == hash);
+            mt_dataset_sample(d, 0, &ids, NULL);
+            assert_int_equal(ids[1], 2);
+            mt_dataset_destroy(&d);
+        }
+    }
+    free(shard);
+    free(items[0]);
+}
+
+/* By their tokens, masks and cuts; builds before told them by their files and code. */
+static void data_are_told_by_their_tokens(void **state)
+{
+    const struct folder *f = *state;
+    char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)}, *other[] = {write_ids(f, "b.jsonl", 3, 5, 2)};
+    struct mt_cfg_list files = {items, 1}, same = {other, 1};
+    mt_dataset *d = NULL;
+    FILE *out = fopen(other[0], "a"); /* other bytes of the same samples */
+    fprintf(out, "\n\n");
+    fclose(out);
+    assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
+    uint64_t hash = mt_dataset_hash(d);
+    assert_true(mt_dataset_is(d, hash) && !mt_dataset_is(d, hash ^ 2));
+    assert_true(mt_dataset_is(d, UINT64_C(18082652891578833893))); /* as a build with shards of version 2 saved it */
+    mt_dataset_destroy(&d);
+    assert_int_equal(open_set(&d, f, &same, MT_OVERLONG_ERROR, 16, NULL), 0);
+    assert_false(mt_dataset_stats(d)->from_cache);
+    assert_true(mt_dataset_hash(d) == hash && !mt_dataset_is(d, UINT64_C(18082652891578833893)));
+    mt_dataset_destroy(&d);
+    assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 32, NULL), 0);
+    assert_false(mt_dataset_is(d, hash));
+    mt_dataset_destroy(&d);
+    free(items[0]);
+    free(other[0]);
+}
+
+/* Padding that is cut off now was trained on then. */
+static void what_old_builds_read_otherwise_is_not_taken_for_theirs(void **state)
+{
+    const struct folder *f = *state;
+    struct mt_source_file file = {mt_path_join(f->dir, "p.jsonl"), 1, NULL};
+    struct mt_dataset_params p = {NULL, MT_FORMAT_AUTO, "byte", MT_OVERLONG_ERROR, 16, 1000, f->cache};
+    uint64_t hash[MT_CACHE_OLD_HASHES];
+    for (int cut = 0; cut < 2; cut++) {
+        struct mt_shard s;
+        bool made = false;
+        char text[128];
+        snprintf(text, sizeof(text), "{\"input_ids\": [1, 2, 3, 4], \"attention_mask\": [1, 1, 1, %d]}\n", !cut);
+        assert_int_equal(mt_write_file(file.path, text, strlen(text), NULL), 0);
+        assert_int_equal(mt_cache_open_shards(&s, &made, &(struct mt_source_list){&file, 1, 1}, &p, NULL), 0);
+        assert_int_equal(s.header->n_tokens, 4 - cut);
+        assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), !cut);
+        mt_shard_close(&s);
+    }
+    free(file.path);
+}
+
+/* What the helper makes: by a shard of that time, if it has the same tokens. */
+static void old_shards_in_the_cache_tell_what_data_were_called(void **state)
+{
+    const struct folder *f = *state;
+    char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)}, text[8192];
+    struct mt_cfg_list files = {items, 1};
+    struct mt_dataset_params p = {&files, MT_FORMAT_AUTO, "byte", MT_OVERLONG_ERROR, 16, 1000, f->cache};
+    struct mt_source_file file = {mt_path_join(f->dir, "k.parquet"), 1, NULL};
+    uint64_t hash[MT_CACHE_OLD_HASHES], old = 77;
+    const uint32_t version = 2, token = 3;
+    mt_dataset *d = NULL;
+    struct mt_shard s;
+    assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
+    mt_dataset_destroy(&d);
+    char *now = only_shard(f), *then = mt_path_join(f->cache, "000000000000004d.tokens");
+    FILE *in = fopen(now, "r");
+    size_t n = fread(text, 1, sizeof(text), in);
+    fclose(in);
+    assert_int_equal(mt_shard_open(&s, now, 0, NULL), 0);
+    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0);
+    assert_int_equal(mt_write_file(then, text, n, NULL), 0);
+    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0); /* of this version: no checkpoint has its hash */
+    poke(then, offsetof(struct mt_shard_header, version), &version, 4);
+    poke(then, offsetof(struct mt_shard_header, source_hash), &old, 8);
+    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 1);
+    assert_int_equal(hash[0], old);
+    poke(then, 4096, &token, 4);
+    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0);
+    mt_shard_close(&s);
+    free(now);
+    free(then);
+    free(file.path);
+    free(items[0]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +404,10 @@ int main(void)
                                         open_folder, close_folder),
         cmocka_unit_test_setup_teardown(weights_say_how_often_an_epoch_visits_a_file, open_folder,
                                         close_folder),
+        cmocka_unit_test_setup_teardown(a_damaged_shard_is_made_again, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(data_are_told_by_their_tokens, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(what_old_builds_read_otherwise_is_not_taken_for_theirs, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(old_shards_in_the_cache_tell_what_data_were_called, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(a_shard_that_lies_is_refused, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(
             files_that_need_the_helper_are_told_from_those_that_do_not, open_folder, close_folder),
