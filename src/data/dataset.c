@@ -342,6 +342,14 @@ size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, 
     return v.len;
 }
 
+int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err)
+{
+    const struct part *p = part_of(d, i);
+    struct view v = view_at(p, i - p->pub.first);
+    *n = v.len;
+    return mt_shard_read(&p->shard, v.start, v.len, ids, trained, err);
+}
+
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len)
 {
     const struct part *p = part_of(d, i);

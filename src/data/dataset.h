@@ -64,6 +64,9 @@ uint64_t mt_dataset_hash(const mt_dataset *d);
 bool mt_dataset_is(const mt_dataset *d, uint64_t hash);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
+/** Into `ids` and `trained` (caller's, of seq_len elements); *n of them. For training: an error where the token cache
+ * cannot be read any more. */
+int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err);
 /** Where a sample comes from, "data.jsonl:12"; returns buf. */
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len);
 

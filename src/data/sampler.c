@@ -37,6 +37,7 @@ struct mt_sampler {
     uint32_t *items;
     size_t max_docs;
     uint8_t *trained; /* mask of the sample under way */
+    uint32_t *ids;    /* and its tokens */
 };
 
 struct packer {
@@ -248,7 +249,8 @@ int mt_sampler_create(mt_sampler **out, const struct mt_sampler_params *p, struc
     s->p = *p;
     s->n_samples = p->split ? p->split->n : mt_dataset_stats(p->data)->n_samples;
     s->trained = mt_calloc(p->seq_len, 1);
-    int rc = s->trained ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
+    s->ids = mt_calloc(p->seq_len, sizeof(*s->ids));
+    int rc = s->trained && s->ids ? make_groups(s, err) : mt_fail_nomem(err, "the sampler", p->seq_len);
     if (!rc)
         rc = pack(s, err);
     if (rc) {
@@ -267,6 +269,7 @@ void mt_sampler_destroy(mt_sampler **s)
         free((*s)->list);
         free((*s)->groups);
         free((*s)->trained);
+        free((*s)->ids);
     }
     free(*s);
     *s = NULL;
@@ -322,9 +325,10 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
 {
     int rc = 0;
     for (uint64_t i = s->row_start[row]; i < s->row_start[row + 1] && !rc; i++) {
-        const uint32_t *ids;
-        size_t n = mt_dataset_sample(s->p.data, s->items[i], &ids, s->trained);
-        rc = mt_batch_add(b, ids, s->trained, n, (int32_t)s->items[i], err);
+        size_t n;
+        rc = mt_dataset_read(s->p.data, s->items[i], s->ids, s->trained, &n, err);
+        if (!rc)
+            rc = mt_batch_add(b, s->ids, s->trained, n, (int32_t)s->items[i], err);
     }
     return rc;
 }

@@ -56,6 +56,18 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     return 0;
 }
 
+/* For training, which must not look at the mapping. */
+static int copy_offsets(struct mt_shard *s, struct mt_err *err)
+{
+    size_t n = s->header->n_samples + 1;
+    s->own_offsets = mt_calloc(n, sizeof(*s->own_offsets));
+    if (!s->own_offsets)
+        return mt_fail_nomem(err, "the samples of a token shard", n * sizeof(*s->own_offsets));
+    memcpy(s->own_offsets, s->offsets, n * sizeof(*s->own_offsets));
+    s->offsets = s->own_offsets;
+    return 0;
+}
+
 int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt_err *err)
 {
     struct stat st;
@@ -70,21 +82,59 @@ int mt_shard_open(struct mt_shard *s, const char *path, uint64_t hash, struct mt
     s->map_bytes = (size_t)st.st_size;
     s->map = s->map_bytes > HEADER ? mmap(NULL, s->map_bytes, PROT_READ, MAP_SHARED, fd, 0)
                                    : MAP_FAILED;
-    close(fd);
     if (s->map == MAP_FAILED) {
+        close(fd);
         s->map = NULL;
         return not_whole(err, path, "too short, or it cannot be mapped");
     }
+    s->fd = fd;
     int rc = check(s, path, hash, err);
+    if (!rc)
+        rc = copy_offsets(s, err);
     if (rc)
         mt_shard_close(s);
     return rc;
 }
 
+static int read_at(const struct mt_shard *s, void *dst, size_t n, size_t at, struct mt_err *err)
+{
+    char *p = dst;
+    while (n) {
+        ssize_t got = pread(s->fd, p, n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return mt_fail(err, MT_ERR_RUNTIME, got < 0 ? -errno : -ENODATA, "cannot read the token cache at byte %zu: %s",
+                           at, got < 0 ? strerror(errno) : "its file was cut off");
+        p += got;
+        n -= (size_t)got;
+        at += (size_t)got;
+    }
+    return 0;
+}
+
+int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err)
+{
+    uint8_t bits[512];
+    size_t tokens = (size_t)((const char *)s->tokens - (const char *)s->map);
+    size_t masks = (size_t)((const char *)s->mask - (const char *)s->map);
+    int rc = read_at(s, ids, n * sizeof(*ids), tokens + (size_t)first * sizeof(*ids), err);
+    for (uint64_t at = first; mask && !rc && at < first + n;) {
+        uint64_t byte = at / 8, end = MT_MIN(first + n, (byte + sizeof(bits)) * 8);
+        rc = read_at(s, bits, (size_t)((end + 7) / 8 - byte), masks + (size_t)byte, err);
+        for (; at < end && !rc; at++)
+            *mask++ = bits[at / 8 - byte] >> (at % 8) & 1;
+    }
+    return rc;
+}
+
 void mt_shard_close(struct mt_shard *s)
 {
-    if (s->map)
+    if (s->map) {
         munmap(s->map, s->map_bytes);
+        close(s->fd);
+    }
+    free(s->own_offsets);
     *s = (struct mt_shard){0};
 }
 

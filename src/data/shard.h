@@ -42,7 +42,9 @@ struct mt_shard {
     const struct mt_shard_header *header;
     const uint32_t *tokens;
     const uint8_t *mask;
-    const uint64_t *offsets, *places;
+    const uint64_t *offsets, *places; /* offsets are a copy in memory */
+    uint64_t *own_offsets;
+    int fd; /* where there is a map */
     void *map;
     size_t map_bytes;
 };
@@ -56,6 +58,9 @@ int mt_shard_seal(const char *path, struct mt_err *err);
 int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err);
 /** Is the file a shard of version 2 with the same tokens, mask and offsets? Then *source_hash is its. */
 bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash);
+/** Tokens [first, first + n), and into `mask` (may be NULL) which of them are trained. Reads the file: one that was cut
+ * off, or cannot be read, is an error, where a look at the mapping would end the process. */
+int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err);
 /** Trained tokens in [first, first + n). */
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);
 

@@ -27,6 +27,7 @@ struct loop {
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step already */
+    bool no_data;        /* the next step's cannot be read */
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -187,8 +188,10 @@ static int run_step(struct loop *l, struct mt_err *err)
     int64_t t0 = mt_now_ns();
     mt_train_phase(l->p->control, "training");
     int rc = mt_loader_get(l->loader, l->st->step, &data, err);
-    if (rc)
+    if (rc) {
+        l->no_data = true;
         return rc;
+    }
     r.lr = mt_lr_at(&l->s->lr, mt_engine_next_update(l->s->engine));
     rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
     if (rc)
@@ -306,6 +309,17 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
 }
 
+/* The data cannot be read: what was trained until then is sound, and is saved before the run ends with that error. */
+static void save_before_failing(struct loop *l)
+{
+    const struct mt_config *c = l->s->cfg;
+    struct mt_err err = {0};
+    if (l->p->no_save || l->st->step == l->first_step)
+        return;
+    if (mt_saves_final(&l->saves, c->checkpoint.save == MT_SAVE_FULL, c->checkpoint.save_deadline, &err))
+        mt_warn("%s", err.msg);
+}
+
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err)
 {
     struct loop l = {.p = p, .s = p->session, .st = p->state};
@@ -322,6 +336,8 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
         atomic_store(&p->control->engine, l.s->engine);
         atomic_store(&p->control->begun, true);
         rc = run_steps(&l, end, err);
+        if (rc && l.no_data)
+            save_before_failing(&l);
         if (!rc)
             rc = finish_run(&l, end, err);
         atomic_store(&p->control->engine, NULL);

@@ -209,6 +209,22 @@ def a_signal_before_the_first_step_saves_nothing(p):
             seen.add(run.returncode)
 
 
+def a_token_cache_that_is_cut_off_does_not_lose_what_was_trained(p):
+    """A look at a mapping of it would end the process on the spot."""
+    out, ini = p.ini("cutoff", data__cache_dir=os.path.join(p.tmp, "cut"), checkpoint__every=0, train__steps=100000,
+                     train__schedule="constant", train__warmup="0")
+    run = start("run", ini)
+    wait_for(run, "step 3/")
+    shard, = [n for n in os.listdir(os.path.join(p.tmp, "cut")) if n.endswith(".tokens")]
+    os.truncate(os.path.join(p.tmp, "cut", shard), 4096)
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 1 and "token cache" in said and "cut off" in said, (run.returncode, said[-500:])
+    saved, = [n for n in os.listdir(out) if n.startswith("checkpoint-")]
+    assert int(saved.split("-")[1]) >= 3
+    megatrain("verify", os.path.join(out, saved))
+    megatrain("-q", "run", ini, "--resume", "--max-steps", 1)
+
+
 def requests_of_an_earlier_run_are_removed(p):
     out, ini = p.ini("stale")
     megatrain("-q", "run", ini, "--max-steps", 2)
