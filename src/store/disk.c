@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -145,6 +146,16 @@ static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
     return r;
 }
 
+/* Those that nothing has been started of when the disk was given up, and that come after it. */
+static void refuse_all(struct mt_disk *d)
+{
+    for (int dir = 0; dir < 2; dir++)
+        for (struct mt_disk_request *r = d->going[dir].first; r; r = r->next)
+            if (!r->rc)
+                r->rc = mt_fail(&r->err, MT_ERR_RUNTIME, d->broken, "cannot %s %s (%s): disk I/O was given up: %s",
+                                dir ? "write" : "read", d->files[0].path, d->files[0].drive, strerror(-d->broken));
+}
+
 /*
  * Nothing more comes of the backend: ends all that it has. Whether those transfers still happen cannot be known, so
  * their pieces are not used again.
@@ -163,6 +174,7 @@ static void give_up(struct mt_disk *d, int rc, const char *why)
         fail_request(d, p, rc);
         end_piece(d, p);
     }
+    refuse_all(d); /* at once: there may be no piece left to start one with */
 }
 
 static void submit_piece(struct mt_disk *d, struct piece *p)
@@ -290,16 +302,6 @@ static void take_waiting(struct mt_disk *d, bool *quit)
         }
     *quit = d->quit;
     pthread_mutex_unlock(&d->lock);
-}
-
-/* Requests that come after the disk was given up. */
-static void refuse_all(struct mt_disk *d)
-{
-    for (int dir = 0; dir < 2; dir++)
-        for (struct mt_disk_request *r = d->going[dir].first; r; r = r->next)
-            if (!r->rc)
-                r->rc = mt_fail(&r->err, MT_ERR_RUNTIME, d->broken, "cannot %s %s (%s): disk I/O was given up: %s",
-                                dir ? "write" : "read", d->files[0].path, d->files[0].drive, strerror(-d->broken));
 }
 
 static void start_pieces(struct mt_disk *d)
@@ -591,16 +593,19 @@ void mt_disk_close(mt_disk **disk)
     if (!d->n_lost)
         mt_io_destroy(&d->io);
     for (size_t i = 0; i < d->n_files; i++)
-        mt_disk_file_close(&d->files[i]);
+        if (d->n_lost)
+            unlink(d->files[i].path); /* a thread may still write there: the descriptor must not become another file's */
+        else
+            mt_disk_file_close(&d->files[i]);
     mt_stripe_finish(&d->stripe);
     pthread_mutex_destroy(&d->lock);
-    free(d->files);
     *disk = NULL;
     if (d->n_lost) { /* the kernel, or a thread, may still have pieces and the backend */
         d->next_abandoned = abandoned;
         abandoned = d;
         return;
     }
+    free(d->files);
     free(d->pieces);
     free(d);
 }
