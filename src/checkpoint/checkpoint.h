@@ -43,9 +43,11 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
  * The newest checkpoint of DIR that can be resumed and verifies; *path is the caller's, NULL where the folder has no
  * checkpoint at all. One that another of the folder went on past from an earlier step comes after that one. -EBADMSG
  * (MT_ERR_CHECKPOINT) where there are some and none will do; the error of reading one, which says nothing of its bytes.
- * `pass`: passes over both, and then *path may be NULL.
+ * `pass`: passes over those that cannot be read.
  */
 int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err);
+/** The newest that can be resumed by its list of files alone: their bytes are not read. NULL: none. The caller's. */
+char *mt_checkpoint_find_whole(const char *dir);
 /** Every file's size and sum; a bad byte is reported with file and tensor. MT_ERR_CHECKPOINT. */
 int mt_checkpoint_verify(const char *path, struct mt_err *err);
 /**

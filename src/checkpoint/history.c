@@ -92,39 +92,44 @@ static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs
 
 int mt_history_set_all_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
 {
+    mt_history_adopt(vfs, dir); /* else a later --resume would, and go on with what this run sets aside */
     return set_others_aside(h, vfs ? vfs : &mt_vfs_posix, dir, true, err);
 }
 
-/* "checkpoint-<step>.abandoned-<anything>", and it is a checkpoint of that step. */
-static bool is_set_aside(const char *path, const char *name)
+/* "checkpoint-<step>.abandoned-<this run>", also with a number behind it, and it is a checkpoint of that step. */
+static bool is_set_aside(const struct mt_history *h, const char *path, const char *name)
 {
     static const char word[] = ".abandoned-";
     const char *dot = strchr(name, '.');
     struct mt_checkpoint_id id;
     uint64_t step;
-    if (!dot || strncmp(dot, word, sizeof(word) - 1) || !mt_checkpoint_parse_name(name, dot, &step) ||
-        mt_checkpoint_identify(path, &id, NULL))
+    size_t n = strlen(h->lineage->run);
+    if (!dot || strncmp(dot, word, sizeof(word) - 1) || !mt_checkpoint_parse_name(name, dot, &step))
+        return false;
+    const char *run = dot + sizeof(word) - 1;
+    if (!n || strncmp(run, h->lineage->run, n) || (run[n] && run[n] != '-') || mt_checkpoint_identify(path, &id, NULL))
         return false;
     mt_checkpoint_id_finish(&id);
     return id.step == step;
 }
 
-static bool is_leftover(const char *path, const char *name)
+static bool is_leftover(const struct mt_history *h, const char *path, const char *name)
 {
     uint64_t step;
     (void)path;
+    (void)h;
     return mt_checkpoint_parse_name(name, ".tmp", &step);
 }
 
-static int remove_those(const struct mt_vfs *vfs, const char *dir, bool (*which)(const char *, const char *),
-                        struct mt_err *err)
+static int remove_those(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir,
+                        bool (*which)(const struct mt_history *, const char *, const char *), struct mt_err *err)
 {
     DIR *d = opendir(dir);
     char path[4400];
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
         snprintf(path, sizeof(path), "%.4000s/%s", dir, e->d_name);
-        if (!which(path, e->d_name))
+        if (!which(h, path, e->d_name))
             continue;
         rc = vfs->remove_tree(vfs->ctx, path);
         if (rc)
@@ -141,7 +146,7 @@ int mt_history_settle(struct mt_history *h, const struct mt_vfs *vfs, const char
         return 0;
     int rc = set_others_aside(h, vfs, dir, false, err);
     if (!rc && h->removes)
-        rc = remove_those(vfs, dir, is_set_aside, err);
+        rc = remove_those(h, vfs, dir, is_set_aside, err);
     h->settled = !rc;
     return rc;
 }
@@ -208,7 +213,7 @@ int mt_checkpoint_prune(const struct mt_vfs *vfs, const char *dir, const struct 
     vfs = vfs ? vfs : &mt_vfs_posix;
     int rc = mt_checkpoint_list(dir, &steps, &n, err);
     if (!rc)
-        rc = remove_those(vfs, dir, is_leftover, err);
+        rc = remove_those(NULL, vfs, dir, is_leftover, err);
     for (size_t i = 0; i < n && !rc; i++) {
         bool full;
         if (counts(p, dir, steps[i], &full) && !keeps(p, steps[i], newer[full]++))

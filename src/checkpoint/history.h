@@ -13,7 +13,7 @@
  */
 struct mt_history {
     const struct mt_lineage *lineage; /* borrowed */
-    bool removes;                     /* --force: what was set aside goes, once there is a checkpoint of this run */
+    bool removes;                     /* --force: what this run set aside goes, once it has a checkpoint */
     bool settled;                     /* what other histories left is set aside */
     bool has;                         /* DIR/checkpoint-<step> is this process's own, or what it went on from: */
     bool full;

@@ -208,7 +208,7 @@ static int no_good(const char *dir, bool weights, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
                    "%s has checkpoints and none can be resumed (%s): name another folder with --resume=DIR, or start "
-                   "anew with --force, which sets them aside",
+                   "anew with --force alone, which sets them aside",
                    dir, weights ? "there are weights alone: they can be model.path" : "see the warnings above");
 }
 
@@ -242,17 +242,29 @@ static int identify(struct candidate *c, const char *dir, uint64_t step, bool pa
     return rc;
 }
 
-/* *path: the first that verifies. */
-static int first_good(struct candidate **list, size_t n, bool pass, char **path, struct mt_err *err)
+struct search {
+    bool pass;  /* over what cannot be read */
+    bool bytes; /* read every byte */
+};
+
+static int look_at(const struct candidate *c, const struct search *s, struct mt_err *err)
+{
+    if (!c->known)
+        return -EBADMSG;
+    return s->bytes ? mt_checkpoint_verify(c->path, err) : mt_checkpoint_is_whole(c->path, err) ? 0 : -EBADMSG;
+}
+
+/* *path: the first that is good. */
+static int first_good(struct candidate **list, size_t n, const struct search *s, char **path, struct mt_err *err)
 {
     for (size_t i = 0; i < n; i++) {
         struct mt_err why = {0};
-        int rc = list[i]->known ? mt_checkpoint_verify(list[i]->path, &why) : -EBADMSG;
+        int rc = look_at(list[i], s, &why);
         if (!rc) {
             *path = strdup(list[i]->path);
             return *path ? 0 : mt_fail_nomem(err, list[i]->path, strlen(list[i]->path));
         }
-        if (!pass && !is_damage(rc))
+        if (!s->pass && !is_damage(rc))
             return mt_fail(err, MT_ERR_CHECKPOINT, rc,
                            "%s cannot be read (%s), which says nothing about its bytes: try again, name another with "
                            "--resume=DIR, or pass over it with --force",
@@ -263,7 +275,7 @@ static int first_good(struct candidate **list, size_t n, bool pass, char **path,
     return 0;
 }
 
-int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err)
+static int find_newest(const char *dir, const struct search *s, char **path, struct mt_err *err)
 {
     uint64_t *steps;
     size_t n;
@@ -276,16 +288,16 @@ int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt
     rc = c && order ? 0 : mt_fail_nomem(err, dir, n * sizeof(*c));
     for (size_t i = 0; i < n && !rc; i++) {
         order[i] = &c[i];
-        rc = identify(&c[i], dir, steps[i], pass, &weights, err);
+        rc = identify(&c[i], dir, steps[i], s->pass, &weights, err);
     }
     for (size_t i = 0; i < n && !rc; i++)
         for (size_t k = 0; k < n && c[i].known; k++)
             c[i].given_up |= c[k].known && mt_lineage_gave_up(&c[k].id.lineage, c[i].id.lineage.run, c[i].id.step);
     if (!rc) {
         qsort(order, n, sizeof(*order), compare_candidates);
-        rc = first_good(order, n, pass, path, err);
+        rc = first_good(order, n, s, path, err);
     }
-    if (!rc && !*path && !pass)
+    if (!rc && !*path)
         rc = no_good(dir, weights, err);
     for (size_t i = 0; i < n && c; i++)
         mt_checkpoint_id_finish(&c[i].id);
@@ -293,6 +305,18 @@ int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt
     free(order);
     free(steps);
     return rc;
+}
+
+int mt_checkpoint_find_newest(const char *dir, bool pass, char **path, struct mt_err *err)
+{
+    return find_newest(dir, &(struct search){.pass = pass, .bytes = true}, path, err);
+}
+
+char *mt_checkpoint_find_whole(const char *dir)
+{
+    char *path;
+    find_newest(dir, &(struct search){.pass = true}, &path, NULL);
+    return path;
 }
 
 int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)

@@ -21,7 +21,13 @@ int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_e
     snprintf(a->path, sizeof(a->path), "%s", path);
     a->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (keep ? 0 : O_TRUNC), 0666);
     a->end = a->fd < 0 ? -1 : lseek(a->fd, 0, SEEK_END);
-    return a->end < 0 ? mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno)) : 0;
+    if (a->end >= 0)
+        return 0;
+    int rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
+    if (a->fd >= 0)
+        close(a->fd);
+    a->fd = -1;
+    return rc;
 }
 
 /* All that waits. A record that was written in part is taken back. */

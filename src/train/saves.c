@@ -167,16 +167,15 @@ static int try_until(struct mt_saves *s, bool full, double seconds, bool *lost, 
 int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err *err)
 {
     struct mt_err why = {0}, inner = {0};
-    char *newest = NULL;
     bool lost;
     int rc = try_until(s, full, seconds, &lost, &why);
     if (!rc)
         return 0;
     bool weights = full && !lost && !save(s, false, &lost, &inner);
-    mt_checkpoint_find_newest(s->p->dir, true, &newest, NULL);
+    char *newest = mt_checkpoint_find_whole(s->p->dir); /* reading all of it again would take its time */
     mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s%s", (unsigned long long)s->p->state->step, why.msg,
             weights ? "its weights alone are saved; " : "",
-            newest ? "the newest good checkpoint is " : "there is no other checkpoint", newest ? newest : "");
+            newest ? "the newest checkpoint is " : "there is no other checkpoint", newest ? newest : "");
     free(newest);
     return rc;
 }

@@ -243,11 +243,15 @@ class Walk:
         p = megatrain("-q", "run", self.ini(self.out), "--resume", "--max-steps", 1, expect=None)
         assert p.returncode == 7, (p.returncode, p.stderr, before[0])
         assert (self.names(), tree(self.out)) == before, self.names()
+        p = megatrain("-q", "run", self.ini(self.out), "--resume", "--force", "--max-steps", 1, expect=None)
+        assert p.returncode == 7 and "--force alone" in p.stderr, (p.returncode, p.stderr, before[0])
+        assert (self.names(), tree(self.out)) == before, self.names()
         rate = self.rng.choice(RATES)
         self.copy = None
         self.were_alive = []
-        saved, _ = self.run(None, None, rate, 2, 2, 0, True, ["--resume", "--force"], "end")
+        saved, _ = self.run(None, None, rate, 2, 2, 0, True, ["--force"], "end")
         self.after(None, rate, saved, 2, True, "kept")
+        self.past = self.past if saved else []
         self.check_foreign(True)
 
     # --- what happens to the folder

@@ -280,9 +280,51 @@ static void none_that_is_good_is_not_none_at_all(void **state)
     assert_int_equal(truncate(path, 100), 0);
     assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, &err), -EBADMSG);
     assert_int_equal(err.kind, MT_ERR_CHECKPOINT);
-    assert_int_equal(mt_checkpoint_find_newest(m.dir, true, &found, &err), 0);
+    assert_int_equal(mt_checkpoint_find_newest(m.dir, true, &found, &err), -EBADMSG); /* nor with --force */
     assert_null(found);
+    assert_null(mt_checkpoint_find_whole(m.dir));
+    assert_int_equal(save(&a, 4, 4, true, 9, NULL), 0);
+    found = mt_checkpoint_find_whole(m.dir);
+    assert_non_null(strstr(found, "checkpoint-4"));
+    free(found);
     finish(&a);
+    made_model_finish(&m);
+}
+
+static void starting_anew_removes_what_this_run_set_aside_alone(void **state)
+{
+    struct made_model m;
+    struct run a, b, c;
+    char aside[2][128], path[300], tmp[310];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 3, 3, true, 1, NULL), 0);
+    begin(&b, &m); /* as with --force --resume: nothing is removed */
+    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, m.dir, NULL), 0);
+    assert_int_equal(save(&b, 3, 5, true, 1, NULL), 0);
+    begin(&c, &m); /* --force */
+    c.h.removes = true;
+    assert_int_equal(mt_history_set_all_aside(&c.h, &quick, m.dir, NULL), 0);
+    snprintf(aside[0], sizeof(aside[0]), "checkpoint-3.abandoned-%s", b.st.lineage.run);
+    snprintf(aside[1], sizeof(aside[1]), "checkpoint-3.abandoned-%s", c.st.lineage.run);
+    assert_true(there(&m, aside[0]) && there(&m, aside[1]));
+    assert_int_equal(save(&c, 1, 7, true, 1, NULL), 0);
+    assert_true(there(&m, aside[0]) && !there(&m, aside[1]));
+    expect_newest(&m, 1, 7);
+    /* a save that was killed before its rename is not found again by a later --resume */
+    finish(&b);
+    begin(&b, &m);
+    b.h.removes = true;
+    snprintf(path, sizeof(path), "%s/checkpoint-1", m.dir);
+    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    assert_int_equal(rename(path, tmp), 0);
+    assert_int_equal(mt_history_set_all_aside(&b.h, &quick, m.dir, NULL), 0);
+    mt_history_adopt(&quick, m.dir);
+    assert_true(!there(&m, "checkpoint-1") && !there(&m, "checkpoint-1.tmp"));
+    finish(&a);
+    finish(&b);
+    finish(&c);
     made_model_finish(&m);
 }
 
@@ -295,6 +337,7 @@ int main(void)
         cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
         cmocka_unit_test(a_branch_that_is_killed_anywhere_loses_nothing),
         cmocka_unit_test(none_that_is_good_is_not_none_at_all),
+        cmocka_unit_test(starting_anew_removes_what_this_run_set_aside_alone),
     };
     quick = mt_vfs_posix;
     quick.sync = no_sync;
