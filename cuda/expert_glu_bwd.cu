@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct
     __shared__ float scratch[WARP];
     size_t row = blockIdx.x;
     bool routed = row < a.n;
-    size_t entry = routed ? static_cast<size_t>(a.list[row]) : 0;
+    size_t entry = routed && a.list ? static_cast<size_t>(a.list[row]) : row;
     float w = routed ? a.weights[entry] : 0.0f, sum = 0;
     const T *gate_up = static_cast<const T *>(a.gate_up) + row * 2 * a.f;
     const T *dout = static_cast<const T *>(a.dout) + row * a.f;

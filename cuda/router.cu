@@ -12,6 +12,7 @@
  */
 #include <cfloat>
 
+#include "workspace.h"
 #include "launch.cuh"
 #include "reduce.cuh"
 #include "scalar.cuh"
@@ -310,6 +311,32 @@ static __global__ void __launch_bounds__(ROWS *WARP) route_backward(struct mt_ro
         store(dx + i, m.key[i]);
 }
 
+/* --- probabilities ---------------------------------------------------------------------------- */
+
+/* A block's warps take its rows in turn; their sums are added in order, and those of blocks are folded (fold.cu). */
+template <typename L>
+static __global__ void __launch_bounds__(ROWS *WARP) sum_probabilities(struct mt_router_stats a, size_t rows)
+{
+    MT_SHARED_DYNAMIC(float, shared);
+    row_memory m = memory_of(shared, a.e);
+    unsigned e = static_cast<unsigned>(a.e);
+    size_t end = (blockIdx.x + 1) * rows < a.n ? (blockIdx.x + 1) * rows : a.n;
+    for (unsigned i = threadIdx.x; i < e; i += WARP)
+        m.key[i] = 0;
+    for (size_t row = blockIdx.x * rows + threadIdx.y; row < end; row += ROWS) {
+        softmax_row(m.score, static_cast<const L *>(a.logits) + row * e, e);
+        for (unsigned i = threadIdx.x; i < e; i += WARP)
+            m.key[i] += m.score[i];
+    }
+    __syncthreads();
+    for (unsigned i = threadIdx.y * WARP + threadIdx.x; i < e; i += ROWS * WARP) {
+        float sum = 0;
+        for (unsigned w = 0; w < ROWS; w++)
+            sum += shared[(3 * w + 1) * e + i];
+        static_cast<float *>(a.workspace)[blockIdx.x * a.e + i] = sum;
+    }
+}
+
 /* --- launchers -------------------------------------------------------------------------------- */
 
 template <typename T, typename L> static cudaError_t run_forward(const struct mt_router *a, cudaStream_t stream)
@@ -336,4 +363,16 @@ cudaError_t mt_cuda_router_bwd(const struct mt_router_bwd *a, cudaStream_t strea
     if (a->dtype == MT_BF16)
         return a->logits_dtype == MT_BF16 ? run_backward<bf16, bf16>(a, stream) : run_backward<bf16, float>(a, stream);
     return a->logits_dtype == MT_BF16 ? run_backward<float, bf16>(a, stream) : run_backward<float, float>(a, stream);
+}
+
+cudaError_t mt_cuda_router_stats(const struct mt_router_stats *a, cudaStream_t stream)
+{
+    size_t rows = mt_cuda_router_stats_rows(a->n), blocks = ceil_div(a->n, rows);
+    dim3 block(WARP, ROWS);
+    cudaError_t rc =
+        a->dtype == MT_BF16
+            ? MT_LAUNCH(sum_probabilities<bf16>, grid_of(blocks), block, shared_bytes(a->e), stream, *a, rows)
+            : MT_LAUNCH(sum_probabilities<float>, grid_of(blocks), block, shared_bytes(a->e), stream, *a, rows);
+    const float *partials = static_cast<const float *>(a->workspace);
+    return rc == cudaSuccess ? mt_cuda_fold(a->prob_sum, partials, blocks, a->e, a->e, stream) : rc;
 }

@@ -18,6 +18,16 @@ size_t mt_cuda_qk_rope_bwd_rows(size_t n)
     return mt_cuda_rmsnorm_bwd_rows(n);
 }
 
+size_t mt_cuda_router_stats_rows(size_t n)
+{
+    return MT_MAX(mt_div_up(n, MAX_PARTIALS), (size_t)MIN_BIAS_ROWS);
+}
+
+size_t mt_cuda_shared_gate_bwd_rows(size_t n)
+{
+    return mt_cuda_rmsnorm_bwd_rows(n);
+}
+
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
 {
     size_t blocks = mt_div_up(MAX_PARTIALS, mt_div_up(c, BIAS_COLUMNS));
@@ -37,6 +47,16 @@ size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
 {
     return mt_div_up(a->n, mt_cuda_qk_rope_bwd_rows(a->n)) * 2 * a->head_dim * sizeof(float);
+}
+
+size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
+{
+    return mt_div_up(a->n, mt_cuda_router_stats_rows(a->n)) * a->e * sizeof(float);
+}
+
+size_t mt_cuda_shared_gate_bwd_workspace(const struct mt_shared_gate_bwd *a)
+{
+    return mt_div_up(a->n, mt_cuda_shared_gate_bwd_rows(a->n)) * a->c * sizeof(float);
 }
 
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)

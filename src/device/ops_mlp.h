@@ -112,6 +112,15 @@ struct mt_router_bwd {
     void *dlogits; /* [n, e] */
 };
 
+/** prob_sum += sum over rows of softmax(logits): what the load-balancing loss weighs the shares of the experts with. */
+struct mt_router_stats {
+    size_t n, e;
+    enum mt_dtype dtype; /* of logits */
+    const void *logits;  /* [n, e] */
+    float *prob_sum;     /* [e] accumulated; only element-aligned */
+    void *workspace;     /* mt_op_router_stats_workspace() bytes */
+};
+
 /**
  * The lists of all experts, one behind the other: list[starts[x] .. starts[x + 1]) are the entries whose id is x, in
  * ascending order; counts[x] is how many. Entries whose id is not below e are in no list. starts[e] is the length of
@@ -166,13 +175,39 @@ struct mt_expert_glu_bwd {
     float alpha, limit;          /* of MT_GLU_CLAMPED */
     const void *gate_up;         /* [n_padded, 2f] */
     const void *dout;            /* [n_padded, f] */
-    const int32_t *list;         /* [n]; only element-aligned */
+    const int32_t *list;         /* [n]; only element-aligned; NULL: row i is entry i */
     const float *weights;        /* [tokens, k] */
     size_t c;                    /* with down_bias: */
     const void *down_bias, *d_o; /* [c], [n_padded, c]; or NULL both */
     void *dgate_up;              /* may be gate_up */
     void *out;                   /* [n_padded, f]; may be dout */
     float *dweights;             /* [tokens, k]; the list's entries are written */
+};
+
+/**
+ * The gate of an expert that all tokens share, as in Qwen2-MoE: gate[i] = sigmoid(sum of x[i,:] * w), and act[i,:] is
+ * multiplied with it. Behind the down product, where the model has it, it would scale the same.
+ */
+struct mt_shared_gate {
+    size_t n, c, f;
+    enum mt_dtype dtype;
+    const void *x; /* [n, c] */
+    const void *w; /* [c] */
+    void *act;     /* [n, f], in place */
+    float *gate;   /* [n] written; only element-aligned */
+};
+/**
+ * From the gradient of gate, which mt_op_expert_glu_bwd() gives as dweights where weights = gate and list is NULL: with
+ * d = dgate * gate * (1 - gate), dx[i,:] += d[i] * w and dw += sum over rows of d[i] * x[i,:].
+ */
+struct mt_shared_gate_bwd {
+    size_t n, c;
+    enum mt_dtype dtype;
+    const void *x, *w;         /* as forward */
+    const float *gate, *dgate; /* [n]; only element-aligned */
+    float *dx;                 /* [n, c] accumulated */
+    float *dw;                 /* [c] accumulated; NULL: not wanted */
+    void *workspace;           /* mt_op_shared_gate_bwd_workspace() bytes */
 };
 
 /** The table's rows of these. */
@@ -182,6 +217,9 @@ struct mt_expert_glu_bwd {
     W(ROUTE_LISTS, route_lists, struct mt_route_lists)                                             \
     X(MOE_GATHER, moe_gather, struct mt_moe_gather)                                                \
     X(MOE_COMBINE, moe_combine, struct mt_moe_combine)                                             \
-    X(EXPERT_GLU_BWD, expert_glu_bwd, struct mt_expert_glu_bwd)
+    X(EXPERT_GLU_BWD, expert_glu_bwd, struct mt_expert_glu_bwd)                                    \
+    W(ROUTER_STATS, router_stats, struct mt_router_stats)                                          \
+    X(SHARED_GATE, shared_gate, struct mt_shared_gate)                                             \
+    W(SHARED_GATE_BWD, shared_gate_bwd, struct mt_shared_gate_bwd)
 
 #endif

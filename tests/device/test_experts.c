@@ -175,10 +175,83 @@ static void expert_units_match_the_derivative(struct harness *h)
     expert_unit_case(h, &(struct expert){.n = 160, .f = 8, .k = 3, .in_place = true});
 }
 
+/* --- the shared expert's gate ------------------------------------------------------------------- */
+
+static void gate_case(struct harness *h, size_t n, size_t c, size_t f)
+{
+    double *x, *w, *act, *dgate, *dx, *dw, *want_gate = scratch(h, n), *want = scratch(h, n * f);
+    struct dbuf *bx = buf_random(h, h->dtype, n * c, 1, &x), *bw = buf_random(h, h->dtype, c, 1 / sqrt((double)c), &w);
+    struct dbuf *ba = buf_random(h, h->dtype, n * f, 1, &act), *bg = buf_nan(h, MT_F32, n);
+    RUN(h, mt_op_shared_gate, &(struct mt_shared_gate){.n = n, .c = c, .f = f, .dtype = h->dtype, .x = bx->p, .w = bw->p,
+                                                       .act = ba->p, .gate = bg->p});
+    struct dbuf *bdg = buf_random(h, MT_F32, n, 1, &dgate), *bdx = buf_random(h, MT_F32, n * c, 1, &dx);
+    struct dbuf *bdw = buf_random(h, MT_F32, c, 1, &dw), *again = buf_values(h, MT_F32, n * c, dx);
+    struct mt_shared_gate_bwd b = {.n = n, .c = c, .dtype = h->dtype, .x = bx->p, .w = bw->p, .gate = bg->p,
+                                   .dgate = bdg->p, .dx = bdx->p, .dw = bdw->p};
+    b.workspace = workspace(h, mt_op_shared_gate_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_shared_gate_bwd, &b);
+    b.dx = again->p;
+    b.dw = NULL;
+    RUN(h, mt_op_shared_gate_bwd, &b);
+    for (size_t i = 0; i < n; i++) {
+        double dot = 0;
+        for (size_t k = 0; k < c; k++)
+            dot += x[i * c + k] * w[k];
+        double g = want_gate[i] = 1 / (1 + exp(-dot)), d = dgate[i] * g * (1 - g);
+        for (size_t k = 0; k < f; k++)
+            want[i * f + k] = act[i * f + k] * g;
+        for (size_t k = 0; k < c; k++) {
+            dx[i * c + k] += d * w[k];
+            dw[k] += d * x[i * c + k];
+        }
+    }
+    expect_close(h, "gate", buf_get(h, bg), want_gate, n, 2e-6);
+    expect_close(h, "gated", buf_get(h, ba), want, n * f, tolerance(h, 2e-6, 3e-3));
+    expect_close(h, "dx", buf_get(h, bdx), dx, n * c, 2e-6);
+    expect_close(h, "dx without dw", buf_get(h, again), dx, n * c, 2e-6);
+    expect_close(h, "dw", buf_get(h, bdw), dw, c, 2e-6);
+}
+
+static void shared_gates_match_the_derivative(struct harness *h)
+{
+    gate_case(h, 1, 8, 8);
+    gate_case(h, 67, 72, 40);
+    gate_case(h, 9, 33, 21);
+    gate_case(h, 6, 4104, 5008);
+    gate_case(h, 3, 2056, 35);
+    gate_case(h, 5003, 8, 16);
+}
+
+/* Its backward takes the gate as the weight of an expert that has every row. */
+static void an_expert_without_a_list_has_every_row(struct harness *h)
+{
+    enum { N = 11, F = 40 };
+    double *w;
+    int32_t all[N];
+    struct dbuf *gu = buf_random(h, h->dtype, N * 2 * F, 2, NULL), *dout = buf_random(h, h->dtype, N * F, 1, NULL);
+    struct dbuf *bw = buf_random(h, MT_F32, N, 1, &w), *dx[2], *out[2], *dw[2];
+    for (int i = 0; i < N; i++)
+        all[i] = i;
+    for (int k = 0; k < 2; k++) {
+        dx[k] = buf_nan(h, h->dtype, N * 2 * F);
+        out[k] = buf_nan(h, h->dtype, N * F);
+        dw[k] = buf_nan(h, MT_F32, N);
+        RUN(h, mt_op_expert_glu_bwd,
+            &(struct mt_expert_glu_bwd){.n = N, .n_padded = N, .f = F, .k = 1, .dtype = h->dtype, .gate_up = gu->p,
+                                        .dout = dout->p, .list = k ? buf_ints(h, all, N)->p : NULL, .weights = bw->p,
+                                        .dgate_up = dx[k]->p, .out = out[k]->p, .dweights = dw[k]->p});
+    }
+    expect_close(h, "dgate_up", buf_get(h, dx[0]), buf_get(h, dx[1]), N * 2 * F, 0);
+    expect_close(h, "out", buf_get(h, out[0]), buf_get(h, out[1]), N * F, 0);
+    expect_close(h, "dweights", buf_get(h, dw[0]), buf_get(h, dw[1]), N, 0);
+}
+
 const struct device_test expert_tests[] = {
     {"rows_go_to_an_expert_and_back", rows_go_to_an_expert_and_back},
     {"an_expert_without_rows_gets_zeros", an_expert_without_rows_gets_zeros},
     {"combining_adds_to_what_is_there", combining_adds_to_what_is_there},
     {"expert_units_match_the_derivative", expert_units_match_the_derivative},
+    {"shared_gates_match_the_derivative", shared_gates_match_the_derivative},
+    {"an_expert_without_a_list_has_every_row", an_expert_without_a_list_has_every_row},
     {NULL, NULL},
 };

@@ -256,6 +256,30 @@ static void rows_that_are_not_finite_say_so(struct harness *h)
     }
 }
 
+static void stats_case(struct harness *h, size_t n, size_t e)
+{
+    double *x, *sum, p[MT_MAX_EXPERTS];
+    struct dbuf *logits = buf_random(h, h->dtype, n * e, 2, &x), *bs = buf_random(h, MT_F32, e, 1, &sum);
+    struct mt_router_stats a = {.n = n, .e = e, .dtype = h->dtype, .logits = logits->p, .prob_sum = bs->p};
+    a.workspace = workspace(h, mt_op_router_stats_workspace(h->dev, &a));
+    RUN(h, mt_op_router_stats, &a);
+    for (size_t i = 0; i < n; i++) {
+        softmax(p, x + i * e, e);
+        for (size_t j = 0; j < e; j++)
+            sum[j] += p[j];
+    }
+    expect_close(h, "sums of probabilities", buf_get(h, bs), sum, e, 1e-6);
+}
+
+static void probabilities_add_up(struct harness *h)
+{
+    stats_case(h, 1, 5);
+    stats_case(h, 131, 12);
+    stats_case(h, 77, 130);
+    stats_case(h, 3, MT_MAX_EXPERTS);
+    stats_case(h, 70, 1);
+}
+
 /* --- lists ------------------------------------------------------------------------------------ */
 
 struct lists {
@@ -343,6 +367,7 @@ const struct device_test router_tests[] = {
     {"equal_experts_go_by_index", equal_experts_go_by_index},
     {"rows_that_are_not_finite_say_so", rows_that_are_not_finite_say_so},
     {"routers_refuse_bad_rules", routers_refuse_bad_rules},
+    {"probabilities_add_up", probabilities_add_up},
     {"lists_hold_each_entry_once", lists_hold_each_entry_once},
     {NULL, NULL},
 };

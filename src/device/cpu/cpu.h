@@ -72,6 +72,8 @@ void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */
 float mt_cpu_dot(const float *a, const float *b, size_t n);
 float mt_cpu_sum(const float *a, size_t n);
+/** dst[k] += sum over p of partials[p * c + k], in order; k < c. Second stage of sums over rows. */
+void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n_partials, size_t c);
 /** Largest of n >= 1; NaNs count only where x[0] is one. */
 float mt_cpu_max(const float *x, size_t n);
 

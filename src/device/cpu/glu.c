@@ -185,7 +185,7 @@ static float bias_part(const struct mt_expert_glu_bwd *a, size_t row)
 static void expert_row(const struct mt_expert_glu_bwd *a, size_t r)
 {
     float g[PIECE], u[PIECE], dy[PIECE], sum = 0;
-    size_t entry = (size_t)a->list[r];
+    size_t entry = a->list ? (size_t)a->list[r] : r;
     for (size_t c = 0; c < a->f; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->f - c), at = r * 2 * a->f + c, at_out = r * a->f + c;
         struct pieces p = {.shape = {a->alpha, a->limit}, .weight = a->weights[entry],

@@ -140,40 +140,12 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
         backward_row(a, r, dw);
 }
 
-/* Columns [chunk's] of dst += the partial rows, in order. */
-struct fold_job {
-    float *dst;
-    const float *partials;
-    size_t n_partials, c;
-};
-
-enum { FOLD_COLUMNS = 512 };
-
-static void fold_chunk(void *ctx, size_t chunk, int thread)
-{
-    const struct fold_job *j = ctx;
-    size_t c = chunk * FOLD_COLUMNS, n = MT_MIN((size_t)FOLD_COLUMNS, j->c - c);
-    float sum[FOLD_COLUMNS] = {0};
-    (void)thread;
-    for (size_t p = 0; p < j->n_partials; p++)
-        for (size_t k = 0; k < n; k++)
-            sum[k] += j->partials[p * j->c + c + k];
-    for (size_t k = 0; k < n; k++)
-        j->dst[c + k] += sum[k];
-}
-
-static void fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n, size_t c)
-{
-    struct fold_job j = {dst, partials, n, c};
-    mt_pool_run(d->pool, fold_chunk, &j, mt_div_up(c, FOLD_COLUMNS));
-}
-
 void mt_cpu_run_rmsnorm_bwd(struct mt_cpu_device *d, const struct mt_rmsnorm_bwd *a)
 {
     size_t blocks = mt_div_up(a->n, ROW_BLOCK);
     mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
     if (a->dw)
-        fold(d, a->dw, a->workspace, blocks, a->c);
+        mt_cpu_fold(d, a->dw, a->workspace, blocks, a->c);
 }
 
 enum { BIAS_ROWS = 64 };
@@ -204,5 +176,5 @@ void mt_cpu_run_bias_bwd(struct mt_cpu_device *d, const struct mt_bias_bwd *a)
 {
     size_t blocks = mt_div_up(a->n, BIAS_ROWS);
     mt_pool_run(d->pool, bias_chunk, (void *)(uintptr_t)a, blocks);
-    fold(d, a->db, a->workspace, blocks, a->c);
+    mt_cpu_fold(d, a->db, a->workspace, blocks, a->c);
 }

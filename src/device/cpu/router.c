@@ -269,3 +269,34 @@ void mt_cpu_run_router_bwd(struct mt_cpu_device *d, const struct mt_router_bwd *
 {
     mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, mt_div_up(a->n, mt_cpu_rows_per_chunk(a->e)));
 }
+
+/* --- probabilities ---------------------------------------------------------------------------- */
+
+enum { STATS_ROWS = 64 }; /* of a block, which leaves a partial sum */
+
+size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *l, const struct mt_router_stats *a)
+{
+    (void)l;
+    return mt_div_up(a->n, STATS_ROWS) * a->e * sizeof(float);
+}
+
+static void stats_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct mt_router_stats *a = ctx;
+    float tmp[MT_MAX_EXPERTS], p[MT_MAX_EXPERTS], *sum = (float *)a->workspace + chunk * a->e;
+    size_t end = MT_MIN(a->n, (chunk + 1) * STATS_ROWS);
+    (void)thread;
+    memset(sum, 0, a->e * sizeof(*sum));
+    for (size_t r = chunk * STATS_ROWS; r < end; r++) {
+        softmax(p, mt_cpu_row_f32(a->dtype, a->logits, r * a->e, a->e, tmp), a->e);
+        for (size_t i = 0; i < a->e; i++)
+            sum[i] += p[i];
+    }
+}
+
+void mt_cpu_run_router_stats(struct mt_cpu_device *d, const struct mt_router_stats *a)
+{
+    size_t blocks = mt_div_up(a->n, STATS_ROWS);
+    mt_pool_run(d->pool, stats_chunk, (void *)(uintptr_t)a, blocks);
+    mt_cpu_fold(d, a->prob_sum, a->workspace, blocks, a->e);
+}

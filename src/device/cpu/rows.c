@@ -100,6 +100,34 @@ MT_HOT float mt_cpu_max(const float *x, size_t n)
     return lane[0];
 }
 
+/* Columns [chunk's] of dst += the partial rows, in order. */
+struct fold_job {
+    float *dst;
+    const float *partials;
+    size_t n_partials, c;
+};
+
+enum { FOLD_COLUMNS = 512 };
+
+static void fold_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct fold_job *j = ctx;
+    size_t c = chunk * FOLD_COLUMNS, n = MT_MIN((size_t)FOLD_COLUMNS, j->c - c);
+    float sum[FOLD_COLUMNS] = {0};
+    (void)thread;
+    for (size_t p = 0; p < j->n_partials; p++)
+        for (size_t k = 0; k < n; k++)
+            sum[k] += j->partials[p * j->c + c + k];
+    for (size_t k = 0; k < n; k++)
+        j->dst[c + k] += sum[k];
+}
+
+void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n_partials, size_t c)
+{
+    struct fold_job j = {dst, partials, n_partials, c};
+    mt_pool_run(d->pool, fold_chunk, &j, mt_div_up(c, FOLD_COLUMNS));
+}
+
 struct rows_job {
     const struct mt_rows *a;
     size_t per_chunk, row_bytes;

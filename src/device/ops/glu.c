@@ -82,7 +82,7 @@ static const char *check_expert(const void *args)
     const struct mt_expert_glu_bwd *a = args;
     MT_OP_NEED(a->f && a->k && a->n_padded >= a->n);
     MT_OP_NEED(aligned(a->gate_up) && aligned(a->dout) && aligned(a->dgate_up) && aligned(a->out));
-    MT_OP_NEED(a->list && a->weights && a->dweights && a->weights != a->dweights);
+    MT_OP_NEED(a->weights && a->dweights && a->weights != a->dweights);
     MT_OP_NEED(a->dout != a->dgate_up && a->out != a->gate_up && a->out != a->dgate_up);
     MT_OP_NEED(!a->down_bias == !a->d_o && aligned_or_null(a->down_bias) && aligned_or_null(a->d_o));
     MT_OP_NEED(!a->down_bias || a->c);

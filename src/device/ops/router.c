@@ -89,3 +89,39 @@ const struct mt_op mt_op_row_router_bwd = {
     .cost = cost_bwd,
     .fill = fill_bwd,
 };
+
+static const char *check_stats(const void *args)
+{
+    const struct mt_router_stats *a = args;
+    MT_OP_NEED(a->e && a->e <= MT_MAX_EXPERTS && aligned(a->logits) && a->prob_sum && a->workspace);
+    return NULL;
+}
+
+static void cost_stats(const void *args, struct mt_metered *out)
+{
+    const struct mt_router_stats *a = args;
+    out->dtype = a->dtype;
+    out->dim[0] = a->n;
+    out->dim[1] = a->e;
+    out->bytes = mt_op_bytes(a->n, a->e, a->dtype) + 8 * (double)a->e;
+}
+
+static void fill_stats(mt_example *x, const struct mt_metered *shape, void *args)
+{
+    size_t n = (size_t)shape->dim[0], e = (size_t)shape->dim[1];
+    struct mt_router_stats a = {.n = n, .e = e, .dtype = shape->dtype};
+    a.logits = mt_example_fresh(x, shape->dtype, n * e);
+    a.prob_sum = mt_example_update(x, MT_F32, e);
+    a.workspace = mt_example_workspace(x, mt_op_router_stats_workspace(mt_example_device(x), &a));
+    *(struct mt_router_stats *)args = a;
+}
+
+const struct mt_op mt_op_row_router_stats = {
+    .name = {"router_stats"},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_EXPERTS},
+    .args_bytes = sizeof(struct mt_router_stats),
+    .count = offsetof(struct mt_router_stats, n),
+    .check = check_stats,
+    .cost = cost_stats,
+    .fill = fill_stats,
+};
