@@ -17,6 +17,8 @@ extern "C" {
 #endif
 
 #define MT_CUDA_KERNEL_OPS(X)                                                                      \
+    X(ATTENTION_SINK, attention_sink, struct mt_attention_sink)                                    \
+    X(ATTENTION_SINK_BWD, attention_sink_bwd, struct mt_attention_sink_bwd)                        \
     X(EMBEDDING, embedding, struct mt_embedding)                                                   \
     X(EMBEDDING_BWD, embedding_bwd, struct mt_embedding_bwd)                                       \
     X(RMSNORM, rmsnorm, struct mt_rmsnorm)                                                         \

@@ -23,7 +23,7 @@ template <typename T>
 static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float x, float rstd, float w)
 {
     float xhat = x * rstd;
-    return a.plus_one ? xhat * (w + 1.0f) : rounded<T>(xhat) * w;
+    return a.plus_one ? xhat * (w + 1.0f) : (a.round_once ? xhat : rounded<T>(xhat)) * w;
 }
 
 /* The same of a pack, over x. */
@@ -35,7 +35,7 @@ static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, fl
     for (int k = 0; k < PACK<T>; k += 2) {
         x[k] *= rstd;
         x[k + 1] *= rstd;
-        if (!a.plus_one)
+        if (!a.plus_one && !a.round_once)
             round_two<T>(x + k);
         x[k] *= w[k] + plus;
         x[k + 1] *= w[k + 1] + plus;
@@ -212,7 +212,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
                 fx[k + 1] *= rstd;
                 fres[k] += rstd * (fdy[k] * (fw[k] + plus) - fx[k] * mean);
                 fres[k + 1] += rstd * (fdy[k + 1] * (fw[k + 1] + plus) - fx[k + 1] * mean);
-                if (!a.plus_one)
+                if (!a.plus_one && !a.round_once)
                     round_two<T>(fx + k); /* what w was multiplied with */
                 dw[v][k] = fmaf(fdy[k], fx[k], dw[v][k]);
                 dw[v][k + 1] = fmaf(fdy[k + 1], fx[k + 1], dw[v][k + 1]);
@@ -252,7 +252,7 @@ static __global__ void __launch_bounds__(256) rmsnorm_backward_any(struct mt_rms
         float mean = block_sum(dot, scratch[turn]) * rstd / static_cast<float>(a.c);
         for (size_t i = threadIdx.x; i < a.c; i += blockDim.x) {
             float xhat = load(x + i) * rstd, d = load(dy + i), g = d * (load(w + i) + plus);
-            float part = d * (a.plus_one ? xhat : rounded<T>(xhat));
+            float part = d * (a.plus_one || a.round_once ? xhat : rounded<T>(xhat));
             store(dx + i, (a.dres ? load(res + i) : 0.0f) + rstd * (g - xhat * mean));
             if (a.dw)
                 dw[i] = row == first ? part : dw[i] + part;

@@ -28,6 +28,11 @@ size_t mt_cuda_shared_gate_bwd_rows(size_t n)
     return mt_cuda_rmsnorm_bwd_rows(n);
 }
 
+size_t mt_cuda_attention_sink_bwd_rows(size_t n)
+{
+    return mt_cuda_rmsnorm_bwd_rows(n);
+}
+
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
 {
     size_t blocks = mt_div_up(MAX_PARTIALS, mt_div_up(c, BIAS_COLUMNS));
@@ -57,6 +62,11 @@ size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
 size_t mt_cuda_shared_gate_bwd_workspace(const struct mt_shared_gate_bwd *a)
 {
     return mt_div_up(a->n, mt_cuda_shared_gate_bwd_rows(a->n)) * a->c * sizeof(float);
+}
+
+size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *a)
+{
+    return mt_div_up(a->n, mt_cuda_attention_sink_bwd_rows(a->n)) * a->n_q * sizeof(float);
 }
 
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)

@@ -26,6 +26,7 @@ size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
 size_t mt_cuda_qk_rope_bwd_rows(size_t n);
 size_t mt_cuda_router_stats_rows(size_t n);
 size_t mt_cuda_shared_gate_bwd_rows(size_t n);
+size_t mt_cuda_attention_sink_bwd_rows(size_t n);
 
 /** Tokens of a block that sorts entries by expert; each block leaves e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };

@@ -49,13 +49,14 @@ struct mt_embedding_bwd {
 /**
  * y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps)  (Zhang and Sennrich 2019, eq. 4). The normalised value is
  * rounded to dtype before it is multiplied by w, as Hugging Face does.
- * plus_one: multiplies by (1 + w), all in f32 with one rounding (Gemma).
+ * plus_one: multiplies by (1 + w), all in f32 with one rounding (Gemma). round_once: by w, with one rounding
+ * (gpt-oss).
  */
 struct mt_rmsnorm {
     size_t n, c;
     enum mt_dtype dtype;
     float eps;
-    bool plus_one;
+    bool plus_one, round_once;
     const void *x; /* [n, c] */
     const void *w; /* [c] */
     void *y;       /* [n, c] */
@@ -63,11 +64,11 @@ struct mt_rmsnorm {
     bool use_rstd;
 };
 
-/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat. */
+/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat, rounded where the forward rounds it. */
 struct mt_rmsnorm_bwd {
     size_t n, c;
     enum mt_dtype dtype;
-    bool plus_one;
+    bool plus_one, round_once;
     const void *dy, *x; /* [n, c]; x is what was normalised */
     const void *w;
     const float *rstd;
@@ -170,6 +171,30 @@ struct mt_attention_bwd {
     const void *d_o;         /* ld_o */
     void *dq, *dk, *dv;      /* written, not accumulated; ld_dq ... */
     size_t ld_dq, ld_dk, ld_dv;
+};
+
+/**
+ * Attention sinks, a logit of each head that takes part in the softmax and has no value (gpt-oss): after
+ * mt_op_attention(), with s = sinks[h], o[i, h] *= sigmoid(lse[h, i] - s); lse[h, i] = log(e^lse[h, i] + e^s).
+ * mt_op_attention_bwd() takes this o and lse, and nothing else changes in it.
+ */
+struct mt_attention_sink {
+    size_t n, n_q, head_dim;
+    enum mt_dtype dtype;
+    const void *sinks; /* [n_q] */
+    void *o;           /* [n, n_q * head_dim], in place */
+    size_t ld_o;
+    float *lse; /* [n_q, n], in place */
+};
+/** dsinks[h] -= sum over i of e^(s - lse[h, i]) * sum of d_o[i, h] * o[i, h]: of o and lse with the sinks. */
+struct mt_attention_sink_bwd {
+    size_t n, n_q, head_dim;
+    enum mt_dtype dtype;
+    const void *sinks, *o, *d_o; /* d_o as o */
+    size_t ld_o;
+    const float *lse;
+    float *dsinks;   /* [n_q] accumulated */
+    void *workspace; /* mt_op_attention_sink_bwd_workspace() bytes */
 };
 
 /**
@@ -279,6 +304,8 @@ struct mt_decode {
     X(GEMM, gemm, struct mt_gemm)                                                                  \
     W(ATTENTION, attention, struct mt_attention)                                                   \
     X(ATTENTION_BWD, attention_bwd, struct mt_attention_bwd)                                       \
+    X(ATTENTION_SINK, attention_sink, struct mt_attention_sink)                                    \
+    W(ATTENTION_SINK_BWD, attention_sink_bwd, struct mt_attention_sink_bwd)                        \
     X(EMBEDDING, embedding, struct mt_embedding)                                                   \
     X(EMBEDDING_BWD, embedding_bwd, struct mt_embedding_bwd)                                       \
     X(RMSNORM, rmsnorm, struct mt_rmsnorm)                                                         \

@@ -10,10 +10,12 @@ struct shape {
     int n_docs;
     int32_t len[6];
     size_t most_n, most_len; /* 0: of these documents */
+    bool sinks;
 };
 
 struct reference {
     double *o, *dq, *dk, *dv;
+    double *sinks, *dsinks; /* NULL where there are none */
 };
 
 /* One query row of one head, forward and backward, in double. */
@@ -33,6 +35,8 @@ static void reference_row(const struct shape *s, const double *x, size_t ld, con
     }
     for (size_t j = first; j <= i; j++)
         sum += p[j] = exp(p[j] - max);
+    double sink = r->sinks ? exp(r->sinks[head] - max) : 0;
+    sum += sink;
     for (size_t j = first; j <= i; j++) {
         const double *v = x + (doc + j) * ld + qw + kw + kv * d;
         p[j] /= sum;
@@ -42,6 +46,8 @@ static void reference_row(const struct shape *s, const double *x, size_t ld, con
     const double *g = dO + row * qw + head * d;
     for (size_t c = 0; c < d; c++)
         delta += g[c] * r->o[row * qw + head * d + c];
+    if (r->sinks)
+        r->dsinks[head] -= sink / sum * delta;
     for (size_t j = first; j <= i; j++) {
         const double *k = x + (doc + j) * ld + qw + kv * d, *v = k + kw;
         double dp = 0;
@@ -55,6 +61,17 @@ static void reference_row(const struct shape *s, const double *x, size_t ld, con
             r->dk[(doc + j) * kw + kv * d + c] += ds * q[c];
         }
     }
+}
+
+/* What comes between forward and backward; of r, the sinks. */
+static struct mt_attention_sink_bwd run_sinks(struct harness *h, const struct mt_attention *a, struct reference *r)
+{
+    struct dbuf *sinks = buf_random(h, h->dtype, a->n_q, 2, &r->sinks);
+    struct mt_attention_sink f = {.n = a->n, .n_q = a->n_q, .head_dim = a->head_dim, .dtype = a->dtype, .sinks = sinks->p,
+                                  .o = a->o, .ld_o = a->ld_o, .lse = a->lse};
+    RUN(h, mt_op_attention_sink, &f);
+    return (struct mt_attention_sink_bwd){.n = a->n, .n_q = a->n_q, .head_dim = a->head_dim, .dtype = a->dtype,
+                                          .sinks = sinks->p, .o = a->o, .ld_o = a->ld_o, .lse = a->lse};
 }
 
 static void attention_case(struct harness *h, const struct shape *s)
@@ -79,11 +96,15 @@ static void attention_case(struct harness *h, const struct shape *s)
         .lse = lse->p};
     a.workspace = workspace(h, mt_op_attention_workspace(h->dev, &a));
     RUN(h, mt_op_attention, &a);
+    struct reference r = {scratch(h, n * qw), scratch(h, n * qw), scratch(h, n * kw), scratch(h, n * kw), NULL, NULL};
+    struct mt_attention_sink_bwd sink = {0};
+    struct dbuf *dsinks = s->sinks ? buf_random(h, MT_F32, s->n_q, 1, &r.dsinks) : NULL;
+    if (s->sinks)
+        sink = run_sinks(h, &a, &r);
     struct mt_attention_bwd b = {.fwd = a, .d_o = g->p, .dq = dqkv->p, .dk = (char *)dqkv->p + qw * e,
                                  .dv = (char *)dqkv->p + (qw + kw) * e, .ld_dq = ld, .ld_dk = ld,
                                  .ld_dv = ld};
     RUN(h, mt_op_attention_bwd, &b);
-    struct reference r = {scratch(h, n * qw), scratch(h, n * qw), scratch(h, n * kw), scratch(h, n * kw)};
     double *p = scratch(h, max_len), *want = scratch(h, n * ld);
     for (int doc = 0; doc < s->n_docs; doc++)
         for (int32_t i = 0; i < s->len[doc]; i++)
@@ -96,6 +117,14 @@ static void attention_case(struct harness *h, const struct shape *s)
     }
     expect_close(h, "o", buf_get(h, o), r.o, n * qw, tolerance(h, 2e-6, 4e-3));
     expect_close(h, "dqkv", buf_get(h, dqkv), want, n * ld, tolerance(h, 4e-6, 8e-3));
+    if (!s->sinks)
+        return;
+    sink.d_o = g->p;
+    sink.dsinks = dsinks->p;
+    sink.workspace = workspace(h, mt_op_attention_sink_bwd_workspace(h->dev, &sink));
+    RUN(h, mt_op_attention_sink_bwd, &sink);
+    /* a sum of terms of either sign, of o as rounded */
+    expect_close(h, "dsinks", buf_get(h, dsinks), r.dsinks, s->n_q, tolerance(h, 1e-5, 1e-2));
 }
 
 static void attention_of_odd_shapes(struct harness *h)
@@ -117,6 +146,19 @@ static void attention_of_odd_shapes(struct harness *h)
         {2, 1, 16, 0, 1, {1}, 200, 128},
         {2, 1, 16, 30, 2, {70, 70}, 150, 128},
         {2, 1, 16, 0, 2, {64, 64}, 300, 128},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        attention_case(h, &shapes[i]);
+}
+
+static void attention_sinks_take_their_part(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {.n_q = 1, .n_kv = 1, .d = 8, .n_docs = 1, .len = {1}, .sinks = true},
+        {.n_q = 8, .n_kv = 1, .d = 64, .n_docs = 2, .len = {65, 3}, .sinks = true},
+        {.n_q = 4, .n_kv = 2, .d = 16, .window = 17, .n_docs = 3, .len = {100, 5, 64}, .sinks = true},
+        {.n_q = 3, .n_kv = 1, .d = 20, .n_docs = 1, .len = {37}, .sinks = true},
+        {.n_q = 2, .n_kv = 1, .d = 8, .n_docs = 1, .len = {4200}, .window = 3, .sinks = true},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         attention_case(h, &shapes[i]);
@@ -153,6 +195,7 @@ static void attention_keeps_documents_apart(struct harness *h)
 
 const struct device_test attention_tests[] = {
     {"attention_of_odd_shapes", attention_of_odd_shapes},
+    {"attention_sinks_take_their_part", attention_sinks_take_their_part},
     {"attention_keeps_documents_apart", attention_keeps_documents_apart},
     {NULL, NULL},
 };

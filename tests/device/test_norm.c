@@ -31,6 +31,27 @@ static void rmsnorm_case(struct harness *h, size_t n, size_t c, bool plus_one)
     expect_close(h, "y again", buf_get(h, y), first, n * c, 0);
 }
 
+/* gpt-oss' norm rounds once: no result is further from the definition than half a step. */
+static void rmsnorm_can_round_once(struct harness *h)
+{
+    static const size_t widths[] = {40, 33, 2880, 9000};
+    for (size_t i = 0; i < MT_ARRAY_LEN(widths); i++) {
+        size_t n = 3, c = widths[i];
+        double *x, *w;
+        struct dbuf *bx = buf_random(h, h->dtype, n * c, 2, &x), *bw = buf_random(h, h->dtype, c, 1, &w);
+        struct dbuf *y = buf_nan(h, h->dtype, n * c), *rstd = buf_nan(h, MT_F32, n);
+        RUN(h, mt_op_rmsnorm, &(struct mt_rmsnorm){.n = n, .c = c, .dtype = h->dtype, .eps = 1e-6f, .round_once = true,
+                                                   .x = bx->p, .w = bw->p, .y = y->p, .rstd = rstd->p});
+        double *got = buf_get(h, y), *rs = buf_get(h, rstd), most = 0;
+        for (size_t k = 0; k < n * c; k++) {
+            double want = x[k] * rs[k / c] * w[k % c];
+            most = fmax(most, fabs(got[k] - want) / fabs(want));
+        }
+        if (!(most < tolerance(h, 2e-7, 1.0 / 256 + 1e-6)))
+            must(h, "y", -1, &(struct mt_err){.msg = "was rounded more than once"});
+    }
+}
+
 static void rmsnorm_matches_the_definition(struct harness *h)
 {
     rmsnorm_case(h, 1, 8, false);
@@ -50,7 +71,7 @@ static void rmsnorm_matches_the_definition(struct harness *h)
 
 struct norm_shape {
     size_t n, c;
-    bool dres, in_place, plus_one;
+    bool dres, in_place, plus_one, round_once;
 };
 
 static void rmsnorm_backward_case(struct harness *h, const struct norm_shape *shape)
@@ -66,7 +87,8 @@ static void rmsnorm_backward_case(struct harness *h, const struct norm_shape *sh
     struct dbuf *dx2 = buf_nan(h, h->dtype, n * c);
     RUN(h, mt_op_rmsnorm, &(struct mt_rmsnorm){.n = n, .c = c, .dtype = h->dtype, .eps = (float)eps,
                                                .x = bx->p, .w = bw->p, .y = y->p, .rstd = rstd->p});
-    struct mt_rmsnorm_bwd a = {.n = n, .c = c, .dtype = h->dtype, .plus_one = plus_one, .dy = by->p,
+    struct mt_rmsnorm_bwd a = {.n = n, .c = c, .dtype = h->dtype, .plus_one = plus_one,
+                               .round_once = shape->round_once, .dy = by->p,
                                .x = bx->p, .w = bw->p, .rstd = rstd->p, .dres = br ? br->p : NULL,
                                .dx = dx2->p};
     RUN(h, mt_op_rmsnorm_bwd, &a); /* without dw */
@@ -105,6 +127,7 @@ static void rmsnorm_backward_matches_the_derivative(struct harness *h)
         {9, 35, true, true, true},     {6, 9000, true, false, false}, {3, 16400, false, true, false},
         {5003, 8, true, false, false}, {3, 6008, true, false, false}, {3, 6008, false, true, true},
         {3, 12008, false, true, true}, {3, 12008, false, false, false}, {2, 33, false, false, true},
+        {19, 40, true, true, false, true}, {5, 33, true, false, false, true},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         rmsnorm_backward_case(h, &shapes[i]);
@@ -273,6 +296,7 @@ static void rope_turns_pairs(struct harness *h)
 
 const struct device_test norm_tests[] = {
     {"rmsnorm_matches_the_definition", rmsnorm_matches_the_definition},
+    {"rmsnorm_can_round_once", rmsnorm_can_round_once},
     {"rmsnorm_backward_matches_the_derivative", rmsnorm_backward_matches_the_derivative},
     {"bias_gradient_is_the_column_sum", bias_gradient_is_the_column_sum},
     {"rope_turns_pairs", rope_turns_pairs},

@@ -49,7 +49,7 @@ static void forward_row(const struct mt_rmsnorm *a, size_t row)
         size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
         float *y = mt_cpu_row_place(a->dtype, a->y, at, tmp);
         normalise(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), a->rstd[row], n);
-        if (!a->plus_one)
+        if (!a->plus_one && !a->round_once)
             mt_cpu_round_row(a->dtype, y, n);
         scale_by(y, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
         mt_cpu_store_row(a->dtype, a->y, at, n, y);
@@ -120,7 +120,7 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
         input_gradient(out, g, px, pr, rstd, mean, n);
         if (dw) {
             normalise(g, px, rstd, n);
-            if (!a->plus_one)
+            if (!a->plus_one && !a->round_once)
                 mt_cpu_round_row(a->dtype, g, n); /* the normalised value, which w is multiplied with */
             add_weight_gradient(dw + c, pd, g, n);
         }
