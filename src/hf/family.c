@@ -16,6 +16,65 @@ static const struct mt_tensor_on_disk mixtral_names[] = {
     {NULL},
 };
 
+static const struct mt_tensor_on_disk gpt_oss_tensors[] = {
+    {"mlp.gate.weight", "mlp.router.weight"},
+    {"mlp.gate.bias", "mlp.router.bias"},
+    {NULL},
+};
+
+static const struct mt_fused_tensor gpt_oss_experts[] = {
+    {"mlp.experts.gate_up_proj", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}, true, true},
+    {"mlp.experts.gate_up_proj_bias", {"mlp.experts.*.gate_proj.bias", "mlp.experts.*.up_proj.bias"}, false, true},
+    {"mlp.experts.down_proj", {"mlp.experts.*.down_proj.weight"}, true, false},
+    {"mlp.experts.down_proj_bias", {"mlp.experts.*.down_proj.bias"}, false, false},
+    {NULL},
+};
+
+#define SELECT_BIAS "mlp.gate.e_score_correction_bias"
+/* The expert that all tokens share: its three matrices, in a module of that name. */
+#define SHARED_AS(module)                                                                                              \
+    {"mlp.shared_expert.gate_proj.weight", "mlp." module ".gate_proj.weight"},                                         \
+    {"mlp.shared_expert.up_proj.weight", "mlp." module ".up_proj.weight"},                                             \
+    {"mlp.shared_expert.down_proj.weight", "mlp." module ".down_proj.weight"}
+
+/* GLM-4.5, dots1, Solar */
+static const struct mt_tensor_on_disk shared_experts_tensors[] = {
+    {SELECT_BIAS, SELECT_BIAS, .is_f32 = true},
+    SHARED_AS("shared_experts"),
+    {NULL},
+};
+
+static const struct mt_tensor_on_disk minimax_tensors[] = {
+    {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
+    {SELECT_BIAS, "block_sparse_moe.e_score_correction_bias", .is_f32 = true},
+    {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
+    {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
+    {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
+    {NULL},
+};
+
+static const struct mt_tensor_on_disk hy_v3_tensors[] = {
+    {"mlp.gate.weight", "mlp.router.gate.weight"},
+    {SELECT_BIAS, "mlp.expert_bias", .is_f32 = true},
+    SHARED_AS("shared_mlp"),
+    {NULL},
+};
+
+static const struct mt_tensor_on_disk ernie_tensors[] = {
+    {"mlp.gate.weight", "mlp.gate.weight", .is_f32 = true},
+    {SELECT_BIAS, "mlp.moe_statics.e_score_correction_bias", .is_row = true, .is_f32 = true},
+    SHARED_AS("shared_experts"),
+    {NULL},
+};
+
+static const struct mt_tensor_on_disk hunyuan_tensors[] = {
+    {"mlp.gate.weight", "mlp.gate.wg.weight", .is_f32 = true},
+    {"self_attn.q_norm.weight", "self_attn.query_layernorm.weight"},
+    {"self_attn.k_norm.weight", "self_attn.key_layernorm.weight"},
+    SHARED_AS("shared_mlp"),
+    {NULL},
+};
+
 /* Sources: the configuration and modeling files of transformers, by model_type. */
 static const struct mt_family families[] = {
     {
@@ -122,6 +181,191 @@ static const struct mt_family families[] = {
             .values = {.n_experts = 64, .top_k = 8, .renorm = MT_MOE_RENORM_SUM, .scale = 1, .weights_rounded = true},
             .width_is_ffn = true,
             .renorm_by_key = true,
+        },
+    },
+    {
+        .architecture = "GptOssForCausalLM",
+        .model_type = "gpt_oss",
+        .n_kv_heads = 8,
+        .head_dim = 64,
+        .window = 128,
+        .windows = MT_WINDOW_EVEN_LAYERS,
+        .rms_eps = 1e-5,
+        .rope_theta = 150000,
+        .needs_rope_scaling = true,
+        .max_pos = 131072,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .bias_by_default = true,
+        .sinks = true,
+        .norm_in_f32 = true,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = gpt_oss_tensors,
+        .fused = gpt_oss_experts,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 128, .top_k = 4, .router_bias = true, .expert_bias = true,
+                       .score = MT_MOE_CHOSEN_SOFTMAX, .scale = 1, .weights_rounded = true, .clamped = true,
+                       .alpha = 1.702, .limit = 7},
+            .width_is_ffn = true,
+        },
+    },
+    {
+        .architecture = "Glm4MoeForCausalLM",
+        .model_type = "glm4_moe",
+        .n_kv_heads = 8,
+        .rms_eps = 1e-5,
+        .max_pos = 131072,
+        .partial_rotary = 0.5,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .qk_norm_key = "use_qk_norm",
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 128, .top_k = 8, .width = 1408, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1},
+            .layers = MT_MOE_AFTER_FIRST,
+            .first_dense = 1,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    {
+        .architecture = "MiniMaxM2ForCausalLM",
+        .model_type = "minimax_m2",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .rms_eps = 1e-6,
+        .max_pos = 196608,
+        .partial_rotary = 1,
+        .code_is_known = true,
+        .qk_norm = MT_QK_NORM_PROJECTION,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = minimax_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 256, .top_k = 8, .select_bias = true, .score = MT_MOE_SIGMOID,
+                       .renorm = MT_MOE_RENORM_SUM, .scale = 1},
+            .width_is_ffn = true,
+        },
+    },
+    {
+        .architecture = "Dots1ForCausalLM",
+        .model_type = "dots1",
+        .n_kv_heads = 32,
+        .window = 4096,
+        .windows = MT_WINDOW_FROM_LAYER,
+        .code_is_known = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.width = 1408, .select_bias = true, .router_f32 = true, .score = MT_MOE_SIGMOID,
+                       .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1},
+            .layers = MT_MOE_AFTER_FIRST,
+            .shared = MT_MOE_SHARED_COUNT,
+            .groups = true,
+            .renorm_by_key = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    {
+        .architecture = "SolarOpenForCausalLM",
+        .model_type = "solar_open",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .rms_eps = 1e-5,
+        .rope_theta = 1e6,
+        .max_pos = 131072,
+        .partial_rotary = 1,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = shared_experts_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 128, .top_k = 8, .width = 1280, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 1},
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .groups = true,
+            .renorm_by_key = true,
+            .renorm_by_default = true,
+            .scale_key = "routed_scaling_factor",
+        },
+    },
+    {
+        .architecture = "HYV3ForCausalLM",
+        .model_type = "hy_v3",
+        .n_kv_heads = 8,
+        .head_dim = 128,
+        .rms_eps = 1e-5,
+        .rope_theta = 11158840,
+        .max_pos = 131072,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .refused_flag = "mlp_bias",
+        .qk_norm = MT_QK_NORM_HEADS,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = hy_v3_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 192, .top_k = 8, .width = 1536, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 2.826},
+            .layers = MT_MOE_LAYER_TYPES,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 1,
+            .scale_key = "router_scaling_factor",
+        },
+    },
+    {
+        .architecture = "Ernie4_5_MoeForCausalLM",
+        .model_type = "ernie4_5_moe",
+        .n_kv_heads = 4,
+        .rms_eps = 1e-5,
+        .rope_theta = 500000,
+        .max_pos = 131072,
+        .tied = true,
+        .code_is_known = true,
+        .refused_flag = "use_bias",
+        .rope_pairs = true,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = ernie_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 64, .top_k = 6, .width = 1536, .select_bias = true, .router_f32 = true,
+                       .score = MT_MOE_SOFTMAX, .renorm = MT_MOE_RENORM_MOST, .renorm_eps = 1e-12, .scale = 1,
+                       .weights_rounded = true},
+            .layers = MT_MOE_INTERVAL,
+            .shared = MT_MOE_SHARED_COUNT,
+            .shared_count = 2,
+            .eps_key = "moe_norm_min",
+        },
+    },
+    {
+        .architecture = "HunYuanMoEV1ForCausalLM",
+        .model_type = "hunyuan_v1_moe",
+        .rms_eps = 1e-5,
+        .rope_alpha = true,
+        .code_is_known = true,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_AFTER_ROPE,
+        .parts = {"attention", "mlp"},
+        .sparse_parts = SPARSE_PARTS,
+        .on_disk = hunyuan_tensors,
+        .moe = &(const struct mt_moe_family){
+            .values = {.n_experts = 1, .top_k = 1, .router_f32 = true, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
+            .shared = MT_MOE_SHARED_FFN,
+            .width_is_ffn = true,
         },
     },
 };

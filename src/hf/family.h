@@ -35,6 +35,8 @@ enum mt_window_rule {
     MT_WINDOW_EVERY_LAYER,  /* sliding_window; null is none, absent is the class default */
     MT_WINDOW_UPPER_LAYERS, /* with use_sliding_window, from layer max_window_layers on */
     MT_WINDOW_BY_FLAG,      /* with use_sliding_window, every layer */
+    MT_WINDOW_FROM_LAYER,   /* from layer max_window_layers on, and no layer where that is absent */
+    MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, those of layers 0, 2, 4 ... below max_window_layers */
 };
 
@@ -69,6 +71,15 @@ struct mt_family {
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
     bool bias_by_default;                  /* where that key is absent */
     enum mt_qk_norm_kind qk_norm;
+    const char *qk_norm_key;               /* which must be true for it, false where absent; NULL: it is there */
+    double partial_rotary;                 /* default of partial_rotary_factor, which is read; 0: it must be 1 */
+    bool rope_alpha;                       /* "dynamic" rotary scaling with an alpha is another base, whatever the length */
+    bool needs_rope_scaling;               /* config.json must have it, as the class's default is another */
+    bool tied;                             /* default of tie_word_embeddings */
+    bool sinks;                            /* attention has a logit for nothing, by head */
+    bool norm_in_f32;                      /* a norm multiplies by its weight before it rounds, not after */
+    const char *refused_flag;              /* a key that must not be true; NULL: none */
+    bool code_is_known;                    /* auto_map may be there: its releases are older than the class */
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names of
                                               src/model/parts.h; NULL ends the list */
     const char *sparse_parts[MT_FAMILY_MAX_PARTS]; /* of a layer that is a mixture of experts */

@@ -36,11 +36,12 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     static const char *const absent[] = {
         "vision_config",  "text_config",     "audio_config",
         "final_logit_softcapping", "clip_qkv",
-        "attn_logit_softcapping", "query_pre_attn_scalar", "num_nextn_predict_layers",
+        "attn_logit_softcapping", "query_pre_attn_scalar",
         "residual_multiplier", "embedding_multiplier", "logits_scaling", "attention_multiplier",
     };
-    static const char *const of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"};
-    if (mt_keys_find(r, "auto_map"))
+    static const char *const of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
+                                              "num_nextn_predict_layers"};
+    if (mt_keys_find(r, "auto_map") && !f->code_is_known)
         mt_keys_refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
     const cJSON *quant = mt_keys_find(r, "quantization_config");
     if (quant) {
@@ -57,6 +58,10 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
         if (mt_keys_find(r, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
+    if (f->refused_flag && mt_keys_bool(r, f->refused_flag, false))
+        mt_keys_refuse(r, f->refused_flag, "that is true is not supported in this architecture");
+    if (f->needs_rope_scaling && !mt_keys_find(r, "rope_scaling") && !mt_keys_find(r, "rope_parameters"))
+        mt_keys_refuse(r, "rope_scaling", "is missing");
     if (mt_keys_number(r, "attention_dropout", 0) != 0)
         mt_keys_refuse(r, "attention_dropout", "other than 0 is not supported");
     if (mt_keys_int(r, "pretraining_tp", 1, 0, 1 << 20) > 1)
@@ -100,14 +105,24 @@ static bool needs_flag(enum mt_window_rule w)
 /* Does the rule give layer i a window? `border`: max_window_layers. */
 static bool has_window(enum mt_window_rule w, int64_t i, int64_t border)
 {
-    return w == MT_WINDOW_UPPER_LAYERS ? i >= border : w != MT_WINDOW_EVEN_LOWER_LAYERS || (i % 2 == 0 && i < border);
+    switch (w) {
+    case MT_WINDOW_UPPER_LAYERS:
+    case MT_WINDOW_FROM_LAYER:
+        return i >= border;
+    case MT_WINDOW_EVEN_LAYERS:
+        return i % 2 == 0;
+    case MT_WINDOW_EVEN_LOWER_LAYERS:
+        return i % 2 == 0 && i < border;
+    default:
+        return true;
+    }
 }
 
 static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
     int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
-    int64_t border = mt_keys_int(r, "max_window_layers", 28, 0, INT64_C(1) << 40);
+    int64_t border = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? MT_MAX_LAYERS : 28, 0, INT64_C(1) << 40);
     bool is_null = mt_json_get(r->root, "sliding_window") && !mt_keys_find(r, "sliding_window");
     if (f->windows == MT_WINDOW_NONE || is_null ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
@@ -155,7 +170,9 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
     c->hidden = mt_keys_need_int(r, "hidden_size", 1 << 20);
-    c->ffn = mt_keys_need_int(r, "intermediate_size", 1 << 24);
+    bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn;
+    c->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
+                         : mt_keys_need_int(r, "intermediate_size", 1 << 24);
     c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
     c->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
     c->n_kv_heads = mt_keys_int(r, "num_key_value_heads", f->n_kv_heads ? f->n_kv_heads : c->n_heads, 1,
@@ -187,11 +204,13 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c)
     const cJSON *dtype = mt_keys_find(r, "torch_dtype");
     if (!dtype)
         dtype = mt_keys_find(r, "dtype");
-    c->tied = mt_keys_bool(r, "tie_word_embeddings", false);
+    c->tied = mt_keys_bool(r, "tie_word_embeddings", f->tied);
     c->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
     c->o_bias = has_feature(r, f->o_bias, bias, f->bias_by_default);
     c->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias", false);
-    c->qk_norm = f->qk_norm;
+    c->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
+    c->sinks = f->sinks;
+    c->norm_in_f32 = f->norm_in_f32;
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
 }

@@ -40,6 +40,8 @@ struct mt_hf_config {
     bool tied;                              /* tie_word_embeddings */
     bool qkv_bias, o_bias, mlp_bias;
     enum mt_qk_norm_kind qk_norm;
+    bool sinks;                             /* a logit for nothing in attention, by head */
+    bool norm_in_f32;                       /* a norm multiplies by its weight before it rounds, not after */
     bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
     int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
     struct mt_moe moe;

@@ -3,6 +3,7 @@
 #include "hf/moe.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "hf/hf_config.h"
@@ -17,31 +18,85 @@ static const char *name_of(const struct mt_keys *k, const char *const *names, si
     return names[0];
 }
 
+/* An integer, or a list with the same one for each layer. */
+static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int64_t max)
+{
+    const cJSON *list = mt_keys_find(k, key);
+    if (!cJSON_IsArray(list) || !list->child)
+        return mt_keys_int(k, key, def, 1, max);
+    for (const cJSON *v = list->child; v; v = v->next)
+        if (!cJSON_IsNumber(v) || v->valuedouble != list->child->valuedouble)
+            mt_keys_refuse(k, key, "that differs between layers is not supported");
+    double first = list->child->valuedouble;
+    if (cJSON_IsNumber(list->child) && first >= 1 && first <= (double)max && first == (double)(int64_t)first)
+        return (int64_t)first;
+    mt_keys_refuse(k, key, "must be a positive integer, or a list of such");
+    return def;
+}
+
 static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
 {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
                              *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk"};
     const char *count = name_of(k, experts, MT_ARRAY_LEN(experts)), *top = name_of(k, chosen, MT_ARRAY_LEN(chosen));
+    const char *width = f->width_is_ffn ? "intermediate_size" : "moe_intermediate_size";
     struct mt_moe *m = &c->moe;
-    m->n_experts = mt_keys_int(k, count, m->n_experts, 1, MT_MOE_MAX_EXPERTS);
-    m->top_k = mt_keys_int(k, top, m->top_k, 1, MT_MOE_MAX_EXPERTS);
-    m->width = f->width_is_ffn ? c->ffn : mt_keys_int(k, "moe_intermediate_size", m->width, 1, 1 << 24);
+    if (!m->n_experts && !mt_keys_find(k, count))
+        mt_keys_refuse(k, count, "is missing");
+    if (!m->top_k && !mt_keys_find(k, top))
+        mt_keys_refuse(k, top, "is missing");
+    m->n_experts = read_number(k, count, m->n_experts, MT_MOE_MAX_EXPERTS);
+    m->top_k = read_number(k, top, m->top_k, MT_MOE_MAX_EXPERTS);
+    m->width = f->width_is_ffn ? c->ffn : read_number(k, width, m->width, 1 << 24);
     if (m->top_k > m->n_experts)
         mt_keys_refuse(k, top, "is more than there are experts");
-    if (m->width % 8)
-        mt_keys_refuse(k, f->width_is_ffn ? "intermediate_size" : "moe_intermediate_size", "must be a multiple of 8");
+    if (m->width % 8 || m->width < 1)
+        mt_keys_refuse(k, width, "must be a multiple of 8");
+}
+
+static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
+{
+    static const char *const counts[] = {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"};
+    const char *count = name_of(k, counts, MT_ARRAY_LEN(counts));
+    struct mt_moe *m = &c->moe;
     if (f->shared == MT_MOE_SHARED_WIDTH)
         m->shared_width = mt_keys_int(k, "shared_expert_intermediate_size", m->shared_width, 1, 1 << 24);
+    if (f->shared == MT_MOE_SHARED_COUNT)
+        m->shared_width = m->width * mt_keys_int(k, count, f->shared_count, 0, 1024);
+    if (f->shared == MT_MOE_SHARED_FFN)
+        m->shared_width = c->ffn;
+}
+
+static void read_groups(struct mt_keys *k, struct mt_moe *m)
+{
+    m->n_group = mt_keys_int(k, "n_group", 1, 1, MT_MOE_MAX_EXPERTS);
+    m->topk_group = mt_keys_int(k, "topk_group", 1, 1, MT_MOE_MAX_EXPERTS);
+    if (m->n_experts % m->n_group || (m->n_group > 1 && m->n_experts / m->n_group < 2))
+        mt_keys_refuse(k, "n_group", "does not divide the experts into groups of two or more");
+    else if (m->topk_group > m->n_group || m->top_k > m->topk_group * (m->n_experts / m->n_group))
+        mt_keys_refuse(k, "topk_group", "leaves fewer experts than are chosen, or is more than n_group");
 }
 
 static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
 {
     struct mt_moe *m = &c->moe;
-    if (f->renorm_by_key && !mt_keys_bool(k, "norm_topk_prob", false))
+    if (f->renorm_by_key && !mt_keys_bool(k, "norm_topk_prob", f->renorm_by_default))
         m->renorm = MT_MOE_NO_RENORM;
+    if (f->groups)
+        read_groups(k, m);
+    if (f->eps_key)
+        m->renorm_eps = mt_keys_number(k, f->eps_key, m->renorm_eps);
+    if (f->scale_key)
+        m->scale = mt_keys_number(k, f->scale_key, m->scale);
+    if (m->clamped) {
+        m->alpha = mt_keys_number(k, "swiglu_alpha", m->alpha);
+        m->limit = mt_keys_number(k, "swiglu_limit", m->limit);
+    }
     if (mt_keys_number(k, "router_jitter_noise", 0) != 0)
         mt_keys_refuse(k, "router_jitter_noise", "other than 0 is not supported");
 }
+
+/* --- which layers ---------------------------------------------------------------------------------- */
 
 static void leave_dense(struct mt_keys *k, struct mt_hf_config *c, const char *key)
 {
@@ -56,13 +111,37 @@ static void leave_dense(struct mt_keys *k, struct mt_hf_config *c, const char *k
     }
 }
 
+static void take_types(struct mt_keys *k, struct mt_hf_config *c, const char *key)
+{
+    const cJSON *list = mt_keys_find(k, key), *v = cJSON_IsArray(list) ? list->child : NULL;
+    c->sparse[0] = false;
+    if (list && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != c->n_layers))
+        mt_keys_refuse(k, key, "does not name every layer");
+    for (int64_t i = 0; v && i < c->n_layers; v = v->next, i++) {
+        c->sparse[i] = cJSON_IsString(v) && !strcmp(v->valuestring, "sparse");
+        if (!c->sparse[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "dense")))
+            mt_keys_refuse(k, key, "names a kind of layer that is neither \"dense\" nor \"sparse\"");
+    }
+}
+
 static void read_layers(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
 {
-    int64_t step = f->layers == MT_MOE_SPARSE_STEP ? mt_keys_int(k, "decoder_sparse_step", 1, 1, MT_MAX_LAYERS) : 1;
+    int64_t step = 1, first = 0, last = c->n_layers - 1;
+    if (f->layers == MT_MOE_SPARSE_STEP)
+        step = mt_keys_int(k, "decoder_sparse_step", 1, 1, MT_MAX_LAYERS);
+    if (f->layers == MT_MOE_AFTER_FIRST)
+        first = mt_keys_int(k, "first_k_dense_replace", f->first_dense, 0, MT_MAX_LAYERS);
+    if (f->layers == MT_MOE_INTERVAL) {
+        step = mt_keys_int(k, "moe_layer_interval", 1, 1, MT_MAX_LAYERS);
+        first = mt_keys_int(k, "moe_layer_start_index", 1, 0, MT_MAX_LAYERS);
+        last = mt_keys_int(k, "moe_layer_end_index", -1, -1, MT_MAX_LAYERS);
+    }
     for (int64_t i = 0; i < c->n_layers; i++)
-        c->sparse[i] = (i + 1) % step == 0;
+        c->sparse[i] = (i + 1) % step == 0 && i >= first && (last < 0 || i <= last);
     if (f->layers == MT_MOE_SPARSE_STEP)
         leave_dense(k, c, "mlp_only_layers");
+    if (f->layers == MT_MOE_LAYER_TYPES)
+        take_types(k, c, "mlp_layer_types");
 }
 
 void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c)
@@ -72,6 +151,7 @@ void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c)
         return;
     c->moe = f->values;
     read_shape(k, c, f);
+    read_shared(k, c, f);
     read_rule(k, c, f);
     read_layers(k, c, f);
 }

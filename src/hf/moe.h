@@ -55,21 +55,32 @@ struct mt_moe {
 enum mt_moe_layers {
     MT_MOE_EVERY_LAYER,
     MT_MOE_SPARSE_STEP, /* decoder_sparse_step, mlp_only_layers */
+    MT_MOE_AFTER_FIRST, /* all but the first first_k_dense_replace */
+    MT_MOE_LAYER_TYPES, /* mlp_layer_types; absent: all but the first */
+    MT_MOE_INTERVAL,    /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
 };
 
 /** What the width of the shared expert is read from. */
 enum mt_moe_shared {
     MT_MOE_NO_SHARED,
     MT_MOE_SHARED_WIDTH, /* shared_expert_intermediate_size */
+    MT_MOE_SHARED_COUNT, /* so many experts' width: n_shared_experts, num_shared_experts or moe_num_shared_experts */
+    MT_MOE_SHARED_FFN,   /* intermediate_size */
 };
 
 /** A family's mixtures. */
 struct mt_moe_family {
     struct mt_moe values;      /* what the class has; numbers are defaults of the keys */
     enum mt_moe_layers layers;
+    int64_t first_dense;       /* MT_MOE_AFTER_FIRST: default of first_k_dense_replace */
     enum mt_moe_shared shared; /* values.shared_width: default */
+    int64_t shared_count;      /* MT_MOE_SHARED_COUNT: default */
     bool width_is_ffn;         /* intermediate_size is the width of an expert */
-    bool renorm_by_key;        /* norm_topk_prob, default false, decides whether values.renorm applies */
+    bool groups;               /* n_group and topk_group are read, 1 where absent */
+    bool renorm_by_key;        /* norm_topk_prob decides whether values.renorm applies, */
+    bool renorm_by_default;    /* where it is there */
+    const char *eps_key;       /* of values.renorm_eps; NULL: none */
+    const char *scale_key;     /* of values.scale; NULL: none */
 };
 
 struct mt_hf_config;

@@ -64,13 +64,17 @@ static int read_factors(double *dst, int want, const cJSON *list, const char *ke
     return 0;
 }
 
-static int check(const struct mt_rope_config *r, const char *name, struct mt_err *err)
+static int check(const struct mt_rope_config *r, const struct mt_hf_config *cfg, const char *name, struct mt_err *err)
 {
     const char *wrong = NULL;
     if (!(r->theta > 0) || !isfinite(r->theta))
         wrong = "rope_theta must be positive";
-    else if (r->partial_rotary_factor != 1)
+    else if (r->partial_rotary_factor != 1 && !(cfg->family->partial_rotary > 0))
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
+    else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
+        wrong = "partial_rotary_factor must be over 0, and 1 at most";
+    else if (r->partial_rotary_factor < 1 && r->type == MT_ROPE_LONGROPE)
+        wrong = "longrope with a partial_rotary_factor is not supported";
     else if (r->type != MT_ROPE_DEFAULT && !(r->factor > 0 && isfinite(r->factor)))
         wrong = "the rope scaling needs a positive \"factor\"";
     else if (r->type == MT_ROPE_LLAMA3 &&
@@ -98,8 +102,10 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
     *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT};
     double theta = cfg->family->rope_theta > 0 ? cfg->family->rope_theta : 10000.0;
     r->theta = number(p, "rope_theta", number(root, "rope_theta", theta));
-    r->partial_rotary_factor =
-        number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", 1.0));
+    double part = cfg->family->partial_rotary > 0 ? cfg->family->partial_rotary : 1.0;
+    if (cfg->family->partial_rotary > 0) /* older releases name the dimensions */
+        part = number(root, "rotary_dim", part * (double)cfg->head_dim) / (double)cfg->head_dim;
+    r->partial_rotary_factor = number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", part));
     r->factor = number(p, "factor", 0);
     r->low_freq_factor = number(p, "low_freq_factor", 1);
     r->high_freq_factor = number(p, "high_freq_factor", 4);
@@ -113,6 +119,11 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
                          number(root, "original_max_position_embeddings", (double)cfg->max_pos));
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
     int rc = read_type(r, p, name, err);
+    double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)cfg->head_dim;
+    if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* a fixed stretch, which is another base */
+        r->type = MT_ROPE_DEFAULT;
+        r->theta *= pow(alpha, dims / (dims - 2));
+    }
     if (!rc && r->type == MT_ROPE_LONGROPE) {
         r->n_factors = (int)(mt_rope_rotated_dims(cfg) / 2);
         if (!r->factor)
@@ -124,7 +135,7 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
                               name, err);
     }
     if (!rc)
-        rc = check(r, name, err);
+        rc = check(r, cfg, name, err);
     if (!rc && r->type == MT_ROPE_YARN && r->original_max_pos != cfg->max_pos &&
         fabs(r->factor * (double)r->original_max_pos - (double)cfg->max_pos) > 1)
         mt_warn("%s: yarn factor %g differs from max_position_embeddings / original (%g)", name,

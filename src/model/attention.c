@@ -118,6 +118,8 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, c->hidden, q, "self_attn.o_proj.weight");
     if (c->o_bias)
         mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, c->hidden, 0, "self_attn.o_proj.bias");
+    if (c->sinks)
+        mt_layout_add_tensor(b, p, MT_ATTENTION_SINKS, c->n_heads, 0, "self_attn.sinks");
 }
 
 static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec)

@@ -20,6 +20,9 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
     if (!rc && s->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: mixtures of experts (%s) cannot be trained or planned yet",
                      s->model_dir, s->hf.family->architecture);
+    if (!rc && (s->hf.sinks || s->hf.norm_in_f32))
+        rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: attention sinks, which %s has, cannot be trained yet", s->model_dir,
+                     s->hf.family->architecture);
     if (!rc && s->cfg->numerics.router_aux_loss > 0 && !s->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", s->model_dir);

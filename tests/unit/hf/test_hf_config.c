@@ -199,6 +199,75 @@ static void mixtures_have_their_families_rules(void **state)
     refuse(MIXTURE("Qwen3MoeForCausalLM") ", \"moe_intermediate_size\": 12", "moe_intermediate_size");
 }
 
+static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
+{
+    (void)state;
+    take(MIXTURE("Glm4MoeForCausalLM"));
+    assert_true(cfg.moe.n_experts == 128 && cfg.moe.shared_width == 1408 && cfg.moe.select_bias && cfg.moe.router_f32);
+    assert_true(cfg.moe.score == MT_MOE_SIGMOID && cfg.moe.renorm == MT_MOE_RENORM_SUM && cfg.moe.renorm_eps == 1e-20);
+    assert_true(cfg.moe.scale == 1 && cfg.moe.n_group == 1 && cfg.moe.topk_group == 1 && !cfg.qk_norm && !cfg.qkv_bias);
+    assert_true(!cfg.sparse[0] && cfg.sparse[1] && mt_rope_rotated_dims(&cfg) == 8 && cfg.head_dim == 16);
+    take(MIXTURE("Glm4MoeForCausalLM") ", \"use_qk_norm\": true, \"attention_bias\": true, \"n_group\": 8, "
+         "\"topk_group\": 4, \"routed_scaling_factor\": 2.5, \"norm_topk_prob\": false, \"first_k_dense_replace\": 3, "
+         "\"num_nextn_predict_layers\": 1, \"partial_rotary_factor\": 0.25, \"n_shared_experts\": 2");
+    assert_true(cfg.qk_norm == MT_QK_NORM_HEADS && cfg.qkv_bias && !cfg.o_bias && cfg.moe.n_group == 8);
+    assert_true(cfg.moe.topk_group == 4 && cfg.moe.scale == 2.5 && cfg.moe.renorm == MT_MOE_NO_RENORM);
+    assert_true(!cfg.sparse[2] && cfg.sparse[3] && mt_rope_rotated_dims(&cfg) == 4 && cfg.moe.shared_width == 2816);
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 7", "n_group");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 8, \"topk_group\": 9", "topk_group");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 64", "topk_group"); /* two experts to choose eight from */
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 128", "n_group");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"partial_rotary_factor\": 0", "partial_rotary_factor");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\"}", "fp8");
+    take(MIXTURE("MiniMaxM2ForCausalLM") ", \"rotary_dim\": 64, \"auto_map\": {\"AutoConfig\": \"c.C\"}");
+    assert_true(cfg.head_dim == 128 && mt_rope_rotated_dims(&cfg) == 64 && cfg.qk_norm == MT_QK_NORM_PROJECTION);
+    assert_true(cfg.moe.width == 176 && cfg.moe.renorm_eps == 0 && !cfg.moe.router_f32 && cfg.sparse[0]);
+    refuse(MIXTURE("Dots1ForCausalLM") ", \"num_experts_per_tok\": 6", "num_experts");
+    refuse(MIXTURE("Dots1ForCausalLM") ", \"n_routed_experts\": 8", "num_experts_per_tok");
+    take(MIXTURE("Dots1ForCausalLM") ", \"num_experts_per_tok\": 6, \"n_routed_experts\": 8, \"n_group\": null");
+    assert_true(!cfg.moe.shared_width && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.sparse[0] && cfg.window[3] == 0);
+    take(MIXTURE("HYV3ForCausalLM"));
+    assert_true(!cfg.sparse[0] && cfg.sparse[1] && cfg.moe.scale == 2.826 && cfg.rope.theta == 11158840);
+    take(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\", \"dense\", \"sparse\"]");
+    assert_true(cfg.sparse[0] && !cfg.sparse[1] && !cfg.sparse[2] && cfg.sparse[3]);
+    refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\"]", "mlp_layer_types");
+    refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\", \"x\", \"dense\"]", "mlp_layer_types");
+    refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_bias\": true", "mlp_bias");
+}
+
+static void other_mixtures_have_their_own_keys(void **state)
+{
+    (void)state;
+#define YARN ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 32.0, \"truncate\": false}"
+    take(MIXTURE("GptOssForCausalLM") YARN);
+    assert_true(cfg.moe.n_experts == 128 && cfg.moe.top_k == 4 && cfg.moe.score == MT_MOE_CHOSEN_SOFTMAX);
+    assert_true(cfg.moe.clamped && cfg.moe.alpha == 1.702 && cfg.moe.limit == 7 && cfg.moe.expert_bias && cfg.moe.router_bias);
+    assert_true(cfg.sinks && cfg.norm_in_f32 && cfg.qkv_bias && cfg.o_bias && cfg.head_dim == 64 && !cfg.rope.truncate);
+    assert_true(cfg.window[0] == 128 && !cfg.window[1] && cfg.window[2] == 128);
+    take(MIXTURE("GptOssForCausalLM") YARN ", \"swiglu_limit\": 5, \"attention_bias\": false");
+    assert_true(cfg.moe.limit == 5 && !cfg.qkv_bias);
+    refuse(MIXTURE("GptOssForCausalLM"), "rope_scaling"); /* its class has a default of its own */
+    refuse(MIXTURE("GptOssForCausalLM") YARN ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}", "mxfp4");
+    take(MIXTURE("Ernie4_5_MoeForCausalLM"));
+    assert_true(cfg.tied && cfg.moe.n_experts == 64 && cfg.moe.top_k == 6 && cfg.moe.shared_width == 3072);
+    assert_true(cfg.moe.renorm == MT_MOE_RENORM_MOST && cfg.moe.renorm_eps == 1e-12 && cfg.moe.select_bias);
+    assert_true(!cfg.sparse[0] && cfg.sparse[1] && cfg.sparse[3]);
+    take(MIXTURE("Ernie4_5_MoeForCausalLM") ", \"moe_layer_interval\": 2, \"moe_layer_start_index\": 0, "
+         "\"moe_layer_end_index\": 2, \"moe_norm_min\": 1e-9, \"moe_num_shared_experts\": 0, \"moe_k\": 3");
+    assert_true(!cfg.sparse[0] && cfg.sparse[1] && !cfg.sparse[3] && cfg.moe.renorm_eps == 1e-9 && !cfg.moe.shared_width);
+    assert_int_equal(cfg.moe.top_k, 3);
+    refuse(MIXTURE("Ernie4_5_MoeForCausalLM") ", \"use_bias\": true", "use_bias");
+    take(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [8, 8], \"moe_topk\": [3, 3], \"rope_scaling\": "
+         "{\"type\": \"dynamic\", \"alpha\": 1000.0, \"factor\": 1.0}");
+    assert_true(cfg.moe.n_experts == 8 && cfg.moe.top_k == 3 && cfg.moe.shared_width == 176 && cfg.moe.router_f32);
+    assert_true(cfg.qk_norm == MT_QK_NORM_AFTER_ROPE && cfg.rope.type == MT_ROPE_DEFAULT);
+    assert_true(cfg.rope.theta > 1e4 * 2682 && cfg.rope.theta < 1e4 * 2683); /* 1000 to the power 16 / 14 */
+    refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [8, 4]", "num_experts");
+    refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": []", "num_experts");
+    refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [\"a\"]", "num_experts");
+    refuse(LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 1000.0}", "factor");
+}
+
 /* '1': a mixture, for each of the four layers */
 static void check_sparse(const char *keys, const char *want)
 {
@@ -328,6 +397,8 @@ int main(void)
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),
+        cmocka_unit_test(routers_by_sigmoid_have_groups_scale_and_bias),
+        cmocka_unit_test(other_mixtures_have_their_own_keys),
         cmocka_unit_test(layers_are_mixtures_by_step_and_list),
         cmocka_unit_test(windows_of_mixtures_need_their_flag),
         cmocka_unit_test(sizes_must_make_sense),
