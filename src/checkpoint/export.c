@@ -13,30 +13,74 @@
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
 #include "hf/safetensors.h"
+#include "model/stored.h"
 
 struct exporter {
     struct mt_st_model weights, *states;
     size_t n_states;
     bool f32;
+    struct mt_layout *layout;       /* f32: of the checkpoint's model, */
+    size_t *stored;                 /* which of its stored tensors each of `weights` is; NONE: it was copied */
+    struct mt_stored_writer writer; /* and what puts them together */
     cJSON *files; /* what was written: size and sum */
 };
 
-/* f32: the master where there is one, else the weight itself, which a bf16 one is exactly. */
-static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+static const size_t NONE = SIZE_MAX;
+
+/* The FP32 master of a tensor of the layout. */
+static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+                       struct mt_err *err)
 {
-    struct exporter *x = ctx;
-    const struct mt_st_tensor *t = &x->weights.tensors[i];
-    char name[512];
-    if (!x->f32)
-        return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype),
-                              n * mt_st_dtype_size(t->dtype), dst, err);
-    snprintf(name, sizeof(name), "%.400s.master", t->name);
+    const struct exporter *x = ctx;
+    char name[160];
+    (void)size;
+    snprintf(name, sizeof(name), "%s.master", t->name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
         if (master)
             return mt_st_read_f32(&x->states[s], master, first, n, dst, err);
     }
-    return mt_st_read_f32(&x->weights, t, first, n, dst, err);
+    return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "the checkpoint's training state has no tensor \"%s\"", name);
+}
+
+/* Without training state bf16 weights are all there is. What was copied from the model stays as it is. */
+static bool becomes_f32(const struct exporter *x, size_t i)
+{
+    enum mt_st_dtype t = x->weights.tensors[i].dtype;
+    return x->f32 && (x->layout ? x->stored[i] != NONE : t == MT_ST_BF16 || t == MT_ST_F16 || t == MT_ST_F32);
+}
+
+/* f32: put together from masters, where there are some. */
+static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct exporter *x = ctx;
+    const struct mt_st_tensor *t = &x->weights.tensors[i];
+    if (becomes_f32(x, i))
+        return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
+                         : mt_st_read_f32(&x->weights, t, first, n, dst, err);
+    return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype), n * mt_st_dtype_size(t->dtype), dst, err);
+}
+
+/* What the weights' tensors are made of. */
+static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
+{
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    x->stored = mt_calloc(x->weights.n_tensors, sizeof(*x->stored));
+    int rc = cfg && x->stored ? mt_hf_config_read(cfg, from, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
+    if (!rc)
+        rc = mt_layout_create(&x->layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
+    free(cfg);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < x->weights.n_tensors; i++)
+        x->stored[i] = NONE;
+    for (size_t i = 0; i < x->layout->n_stored; i++) {
+        const struct mt_st_tensor *t = mt_st_find(&x->weights, x->layout->stored[i].name);
+        if (t)
+            x->stored[t - x->weights.tensors] = i;
+    }
+    x->writer = (struct mt_stored_writer){.l = x->layout, .read = read_master, .ctx = x};
+    return 0;
 }
 
 static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
@@ -105,7 +149,7 @@ static int export_to(struct exporter *x, const char *from, const char *tmp, uint
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
     for (size_t i = 0; i < n; i++) {
         const struct mt_st_tensor *t = &x->weights.tensors[i];
-        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = x->f32 ? MT_ST_F32 : t->dtype,
+        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = becomes_f32(x, i) ? MT_ST_F32 : t->dtype,
                                        .n_dims = t->n_dims};
         memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
     }
@@ -159,6 +203,8 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
         rc = mt_st_open_dir(&x.weights, from, err);
     if (!rc)
         rc = open_states(&x, from, err);
+    if (!rc && f32 && x.n_states)
+        rc = open_layout(&x, from, err);
     mt_json_begin();
     x.files = cJSON_CreateObject();
     bool made = !rc && !(rc = make_temporary(to, &tmp, err));
@@ -173,6 +219,9 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
     for (size_t i = 0; i < x.n_states; i++)
         mt_st_close(&x.states[i]);
     free(x.states);
+    free(x.stored);
+    mt_stored_writer_finish(&x.writer);
+    mt_layout_destroy(&x.layout);
     mt_st_close(&x.weights);
     cJSON_Delete(x.files);
     free(tmp);

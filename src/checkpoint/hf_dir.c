@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { PIECE = 2 << 20 }; /* elements */
+enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
 
 /* A declaration and where it came from, to be sorted into file order together. */
@@ -57,10 +57,10 @@ static int write_sorted(const struct mt_hf_dir *h, struct mt_out_file *f, struct
                         size_t n, struct mt_err *err)
 {
     struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    void *buf = malloc((size_t)PIECE * 4);
+    void *buf = malloc((size_t)PIECE * MOST_ELEM_BYTES);
     char *header = NULL;
     size_t len = 0;
-    int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * 4);
+    int rc = decls && buf ? 0 : mt_fail_nomem(err, "writing tensors", (size_t)PIECE * MOST_ELEM_BYTES);
     for (size_t i = 0; i < n && !rc; i++)
         decls[i] = p[i].decl;
     if (!rc)

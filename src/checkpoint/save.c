@@ -13,6 +13,7 @@
 #include "checkpoint/manifest.h"
 #include "hw/hw.h"
 #include "model/ranges.h"
+#include "model/stored.h"
 
 struct saver {
     const struct mt_checkpoint_save *s;
@@ -20,6 +21,11 @@ struct saver {
     char tmp[4096];
     const char *prefix; /* of the names in the file list */
     const struct mt_st_decl *decls; /* of what is being written */
+    size_t first_tensor; /* of the block whose state is being written */
+    struct mt_stored_writer stored; /* weights as the model's files have them */
+    struct mt_st_model along;       /* the model's own files, if something of theirs is copied: */
+    const struct mt_st_tensor **copied; /* [n_copied] of `along` */
+    size_t n_copied;
     cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
@@ -82,52 +88,112 @@ static int noted(const struct saver *v, int rc)
     return rc;
 }
 
-static int hi_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+/* --- weights --------------------------------------------------------------------------------------- */
+
+static int read_weights(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+                        struct mt_err *err)
 {
     const struct saver *v = ctx;
-    const struct mt_tensor *t = &v->s->layout->tensors[i];
-    return noted(v, mt_planes_read(v->s->planes, t->unit, mt_range_planes(t->kind).hi, t->at + first, n, dst, err));
+    mt_plane_set *planes = v->s->planes;
+    return noted(v, size == sizeof(float)
+                        ? mt_tensor_read_masters(planes, t, first, n, dst, err)
+                        : mt_planes_read(planes, t->unit, mt_range_planes(t->kind).hi, t->at + first, n, dst, err));
+}
+
+/* Tensors of the layout's files come first, then those that are copied. */
+static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct saver *v = ctx;
+    const struct mt_layout *l = v->s->layout;
+    if (i < l->n_stored)
+        return mt_stored_gather(&v->stored, i, first, n, mt_dtype_size(l->stored[i].is_f32 ? MT_F32 : MT_BF16), dst,
+                                err);
+    const struct mt_st_tensor *t = v->copied[i - l->n_stored];
+    size_t size = mt_st_dtype_size(t->dtype);
+    return mt_st_read_raw(&v->along, t, first * size, n * size, dst, err);
+}
+
+/* What belongs to the model and is not trained here is copied from its folder. */
+static int find_copied(struct saver *v, struct mt_err *err)
+{
+    const struct mt_layout *l = v->s->layout;
+    struct mt_err why = {0};
+    if (!l->cfg.moe.n_experts || !v->s->model_dir)
+        return 0;
+    if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
+        if (!mt_is_dir(v->s->model_dir)) /* else there are no weights: it was trained from random ones */
+            mt_warn("tensors of the model that are not trained are left out of checkpoints: %s", why.msg);
+        return 0;
+    }
+    v->copied = mt_calloc(v->along.n_tensors, sizeof(*v->copied));
+    if (!v->copied)
+        return mt_fail_nomem(err, "a checkpoint", v->along.n_tensors * sizeof(*v->copied));
+    for (size_t i = 0; i < v->along.n_tensors; i++)
+        if (mt_stored_goes_along(l, v->along.tensors[i].name))
+            v->copied[v->n_copied++] = &v->along.tensors[i];
+    return 0;
 }
 
 static int write_weights(struct saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    struct mt_st_decl *decls = mt_calloc(l->n_tensors, sizeof(*decls));
+    size_t n = l->n_stored + v->n_copied;
+    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
     if (!decls)
-        return mt_fail_nomem(err, "a checkpoint", l->n_tensors * sizeof(*decls));
-    for (size_t i = 0; i < l->n_tensors; i++)
-        decls[i] = (struct mt_st_decl){.name = l->tensors[i].name, .dtype = MT_ST_BF16,
-                                       .n_dims = l->tensors[i].n_dims,
-                                       .shape = {l->tensors[i].shape[0], l->tensors[i].shape[1]}};
+        return mt_fail_nomem(err, "a checkpoint", n * sizeof(*decls));
+    for (size_t i = 0; i < l->n_stored; i++) {
+        const struct mt_stored *s = &l->stored[i];
+        decls[i] = (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16,
+                                       .n_dims = s->n_dims, .shape = {s->shape[0], s->shape[1], s->shape[2]}};
+    }
+    for (size_t i = 0; i < v->n_copied; i++) {
+        const struct mt_st_tensor *t = v->copied[i];
+        decls[l->n_stored + i] = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
+        memcpy(decls[l->n_stored + i].shape, t->shape, sizeof(t->shape));
+    }
     v->prefix = "";
     v->decls = decls;
+    v->stored = (struct mt_stored_writer){.l = l, .read = read_weights, .ctx = v};
     int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
                                                  .model_dir = v->s->model_dir,
                                                  .files = v->s->files, .decls = decls,
-                                                 .n_decls = l->n_tensors, .torch_dtype = "bfloat16",
+                                                 .n_decls = n, .torch_dtype = "bfloat16",
                                                  .shard_bytes = v->s->shard_bytes,
-                                                 .source = hi_source,
+                                                 .source = weight_source,
                                                  .tensor_done = tensor_done, .done = file_done,
                                                  .ctx = v},
                              err);
+    mt_stored_writer_finish(&v->stored);
     free(decls);
     return rc;
 }
 
-/* Index of a state tensor: tensor * N_PARTS + part. */
+/* --- training state -------------------------------------------------------------------------------- */
+
+/* Index of a state tensor: tensor of the block * N_PARTS + part. */
 static int state_source(void *ctx, size_t index, size_t first, size_t n, void *dst,
                         struct mt_err *err)
 {
     const struct saver *v = ctx;
-    const struct mt_tensor *t = &v->s->layout->tensors[index / N_PARTS];
+    const struct mt_tensor *t = &v->s->layout->tensors[v->first_tensor + index / N_PARTS];
     int part = (int)(index % N_PARTS);
     enum mt_plane_kind kind = (enum mt_plane_kind)part;
     return noted(v, part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
                                    : mt_planes_read(v->s->planes, t->unit, kind, t->at + first, n, dst, err));
 }
 
+static void declare_state(const struct saver *v, const struct mt_tensor *t, int part, struct mt_st_decl *decl,
+                          char name[160])
+{
+    const struct mt_plane_desc *d = mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)part);
+    bool f32 = part == MASTER || d->dtype == MT_F32;
+    snprintf(name, 160, "%s.%s", t->name, part == MASTER ? "master" : d->saved_as);
+    *decl = (struct mt_st_decl){.name = name, .dtype = f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = t->n_dims,
+                                .shape = {t->shape[0], t->shape[1]}};
+}
+
 /* The units from *unit on that are of one block: a file, however layers are cut. */
-static int write_block_state(struct saver *v, const struct mt_hf_dir *h, size_t *unit, struct mt_err *err)
+static int write_block_state(struct saver *v, const char *dir, size_t *unit, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
     size_t first = l->units[*unit].first_tensor, end = first, n = 0;
@@ -135,46 +201,41 @@ static int write_block_state(struct saver *v, const struct mt_hf_dir *h, size_t 
     char name[64];
     for (; *unit < l->n_units && l->units[*unit].block == block; ++*unit)
         end += l->units[*unit].n_tensors;
-    size_t *which = mt_calloc((end - first) * N_PARTS, sizeof(size_t));
-    if (!which)
-        return mt_fail_nomem(err, "a checkpoint", (end - first) * N_PARTS * sizeof(size_t));
-    for (size_t t = first; t < end; t++)
-        for (int p = 0; p < N_PARTS; p++)
-            if (has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
-                which[n++] = t * N_PARTS + (size_t)p;
+    size_t most = (end - first) * N_PARTS;
+    size_t *which = mt_calloc(most, sizeof(size_t));
+    struct mt_st_decl *decls = mt_calloc(most, sizeof(*decls));
+    char(*names)[160] = mt_calloc(most, sizeof(*names));
+    int rc = which && decls && names ? 0 : mt_fail_nomem(err, "a checkpoint", most * sizeof(*decls));
+    for (size_t t = first; t < end && !rc; t++)
+        for (int p = 0; p < N_PARTS; p++) {
+            size_t i = (t - first) * N_PARTS + (size_t)p;
+            if (!has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
+                continue;
+            declare_state(v, &l->tensors[t], p, &decls[i], names[i]);
+            which[n++] = i;
+        }
+    v->first_tensor = first;
+    v->decls = decls;
     snprintf(name, sizeof(name), "state-%05d.safetensors", block);
-    int rc = mt_hf_write_file(h, name, which, n, err);
+    if (!rc)
+        rc = mt_hf_write_file(&(struct mt_hf_dir){.vfs = v->vfs, .dir = dir, .decls = decls, .n_decls = most,
+                                                  .source = state_source, .tensor_done = tensor_done,
+                                                  .done = file_done, .ctx = v},
+                              name, which, n, err);
     free(which);
+    free(decls);
+    free(names);
     return rc;
 }
 
 static int write_state(struct saver *v, struct mt_err *err)
 {
-    const struct mt_layout *l = v->s->layout;
-    size_t n = l->n_tensors * N_PARTS;
     char dir[4200];
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    char(*names)[160] = mt_calloc(n, sizeof(*names));
-    int rc = decls && names ? 0 : mt_fail_nomem(err, "a checkpoint", n * sizeof(*decls));
+    int rc = 0;
     snprintf(dir, sizeof(dir), "%s/megatrain", v->tmp);
-    for (size_t i = 0; i < n && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i / N_PARTS];
-        int part = (int)(i % N_PARTS);
-        const struct mt_plane_desc *d = mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)part);
-        bool f32 = part == MASTER || d->dtype == MT_F32;
-        snprintf(names[i], sizeof(names[i]), "%s.%s", t->name, part == MASTER ? "master" : d->saved_as ? d->saved_as : "");
-        decls[i] = (struct mt_st_decl){.name = names[i], .dtype = f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = t->n_dims,
-                                       .shape = {t->shape[0], t->shape[1]}};
-    }
-    struct mt_hf_dir h = {.vfs = v->vfs, .dir = dir, .decls = decls, .n_decls = n,
-                          .source = state_source, .tensor_done = tensor_done, .done = file_done,
-                          .ctx = v};
     v->prefix = "megatrain/";
-    v->decls = decls;
-    for (size_t u = 0; u < l->n_units && !rc;)
-        rc = write_block_state(v, &h, &u, err);
-    free(decls);
-    free(names);
+    for (size_t u = 0; u < v->s->layout->n_units && !rc;)
+        rc = write_block_state(v, dir, &u, err);
     return rc;
 }
 
@@ -269,10 +330,13 @@ static int write_all(struct saver *v, struct mt_err *err)
     return rc;
 }
 
-static int check_space(const struct mt_checkpoint_save *s, struct mt_err *err)
+static int check_space(const struct saver *v, struct mt_err *err)
 {
+    const struct mt_checkpoint_save *s = v->s;
     uint64_t need = mt_checkpoint_bytes(s->layout, mt_plane_desc_of(s->planes, MT_PLANE_HI), s->full), have;
     char a[32], b[32];
+    for (size_t i = 0; i < v->n_copied; i++)
+        need += v->copied[i]->n_bytes;
     int rc = mt_hw_disk_free(s->dir, &have, err);
     if (!rc && need > have)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
@@ -328,35 +392,43 @@ static int make_known(struct saver *v, const char *name, struct mt_err *err)
     return rc;
 }
 
+/* To v->tmp, and from there to `final`. */
+static int save_as(struct saver *v, const char *final, struct mt_err *err)
+{
+    void *ctx = v->vfs->ctx;
+    v->vfs->remove_tree(ctx, v->tmp);
+    mt_json_begin();
+    v->files = cJSON_CreateObject();
+    int rc = v->vfs->make_dir(ctx, v->tmp);
+    if (rc)
+        mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", v->tmp, strerror(-rc));
+    if (!rc)
+        rc = write_all(v, err);
+    if (!rc)
+        rc = put_in_place(v, final, err);
+    cJSON_Delete(v->files);
+    cJSON_Delete(v->tensors);
+    if (rc)
+        v->vfs->remove_tree(ctx, v->tmp);
+    return rc;
+}
+
 int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
 {
     struct saver v = {.s = s, .vfs = s->vfs ? s->vfs : &mt_vfs_posix};
     char final[4096], name[64];
-    void *ctx = v.vfs->ctx;
     snprintf(name, sizeof(name), "checkpoint-%llu", (unsigned long long)s->state->step);
     if (snprintf(final, sizeof(final), "%s/%s", s->dir, name) >= 4000)
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", s->dir);
     snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* it may have failed when it was written */
-    int rc = check_space(s, err);
-    if (rc)
-        return rc;
-    v.vfs->remove_tree(ctx, v.tmp);
-    mt_json_begin();
-    v.files = cJSON_CreateObject();
-    rc = v.vfs->make_dir(ctx, v.tmp);
-    if (rc)
-        mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", v.tmp, strerror(-rc));
+    int rc = find_copied(&v, err);
     if (!rc)
-        rc = write_all(&v, err);
+        rc = check_space(&v, err);
     if (!rc)
-        rc = put_in_place(&v, final, err);
-    cJSON_Delete(v.files);
-    cJSON_Delete(v.tensors);
-    if (rc) {
-        v.vfs->remove_tree(ctx, v.tmp);
-        return rc;
-    }
-    return make_known(&v, name, err);
+        rc = save_as(&v, final, err);
+    mt_st_close(&v.along);
+    free(v.copied);
+    return rc ? rc : make_known(&v, name, err);
 }
