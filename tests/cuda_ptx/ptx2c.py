@@ -371,6 +371,11 @@ def _(w):
     return w.result("b32", "ptx::bfi_b32({}, {}, {}, {})".format(*w.args("b32", "b32", "u32", "u32")))
 
 
+@op(r"popc\.b32")
+def _(w):
+    return w.result("u32", f"__builtin_popcount({w.args('b32')[0]})")
+
+
 @op(r"prmt\.b32")
 def _(w):
     return w.result("b32", "ptx::prmt({}, {}, {})".format(*w.args("b32", "b32", "b32")))
