@@ -214,6 +214,69 @@ static void units_and_loss(enum mt_dtype t)
     check_all();
 }
 
+static void routing(enum mt_dtype t, size_t e, size_t n_group)
+{
+    size_t n = 9, k = 4, rows = n + 2;
+    void *logits = numbers(t, n * e);
+    uint16_t *ids = take(rows * k * sizeof(*ids));
+    float *w = output("weights", MT_F32, rows * k), *dw = numbers(MT_F32, n * k), *f = numbers(MT_F32, e);
+    struct mt_router_rule rule = {.score = MT_SCORE_SIGMOID, .n_group = n_group, .topk_group = n_group,
+                                  .renorm = MT_RENORM_SUM, .scale = 2};
+    RUN(mt_op_router, (struct mt_router){.n = n, .n_padded = rows, .e = e, .k = k, .dtype = t, .logits_dtype = t, .rule = rule,
+                                         .logits = logits, .select_bias = f, .ids = ids, .weights = w});
+    RUN(mt_op_router_bwd, (struct mt_router_bwd){.n = n, .e = e, .k = k, .dtype = t, .logits_dtype = t, .rule = rule,
+                                                 .logits = logits, .ids = ids, .dweights = dw, .aux = f, .aux_scale = 0.1f,
+                                                 .dlogits = output("dlogits", t, n * e)});
+    struct mt_router_stats s = {.n = n, .e = e, .dtype = t, .logits = logits, .prob_sum = numbers(MT_F32, e)};
+    s.workspace = take(mt_op_router_stats_workspace(dev, &s));
+    RUN(mt_op_router_stats, s);
+    struct mt_route_lists l = {.n = rows, .e = e, .k = k, .ids = ids, .weights = w,
+                               .counts = output("counts", MT_F32, e + 1), .starts = output("starts", MT_F32, e + 1),
+                               .list = take(rows * k * sizeof(int32_t))};
+    l.workspace = take(mt_op_route_lists_workspace(dev, &l));
+    RUN(mt_op_route_lists, l);
+    check_all();
+}
+
+static void experts(enum mt_dtype t)
+{
+    enum { N = 5, K = 2, C = 264, F = 520, PADDED = 8 };
+    static const int32_t host[N] = {1, 2, 5, 6, 9};
+    int32_t *list = upload(host, sizeof(host));
+    float *w = numbers(MT_F32, N * K), *gate = output("gate", MT_F32, N);
+    void *x = numbers(t, N * C), *gu = numbers(t, PADDED * 2 * F), *dout = numbers(t, PADDED * F);
+    RUN(mt_op_moe_gather, (struct mt_moe_gather){.n = N, .n_padded = PADDED, .c = C, .k = K, .dtype = t, .list = list, .x = x,
+                                                 .weights = w, .out = output("gathered rows", t, PADDED * C)});
+    RUN(mt_op_moe_combine, (struct mt_moe_combine){.n = N, .c = C, .k = K, .dtype = t, .list = list, .weights = w, .src = x,
+                                                   .sum = numbers(MT_F32, N * C)});
+    RUN(mt_op_expert_glu_bwd,
+        (struct mt_expert_glu_bwd){.n = N, .n_padded = PADDED, .f = F, .k = K, .dtype = t, .kind = MT_GLU_CLAMPED, .alpha = 1.702f,
+                                   .limit = 1, .gate_up = gu, .dout = dout, .list = list, .weights = w, .c = C,
+                                   .down_bias = numbers(t, C), .d_o = numbers(t, PADDED * C), .dgate_up = gu, .out = dout,
+                                   .dweights = numbers(MT_F32, N * K)});
+    void *wg = numbers(t, C);
+    RUN(mt_op_shared_gate, (struct mt_shared_gate){.n = N, .c = C, .f = F, .dtype = t, .x = x, .w = wg, .act = dout, .gate = gate});
+    struct mt_shared_gate_bwd b = {.n = N, .c = C, .dtype = t, .x = x, .w = wg, .gate = gate, .dgate = numbers(MT_F32, N),
+                                   .dx = numbers(MT_F32, N * C), .dw = numbers(MT_F32, C)};
+    b.workspace = take(mt_op_shared_gate_bwd_workspace(dev, &b));
+    RUN(mt_op_shared_gate_bwd, b);
+    check_all();
+}
+
+static void sinks(enum mt_dtype t)
+{
+    size_t n = 9, n_q = 10, d = 24, width = n_q * d;
+    void *o = numbers(t, n * width), *s = numbers(t, n_q);
+    float *lse = numbers(MT_F32, n * n_q);
+    RUN(mt_op_attention_sink, (struct mt_attention_sink){.n = n, .n_q = n_q, .head_dim = d, .dtype = t, .sinks = s, .o = o,
+                                                         .ld_o = width, .lse = lse});
+    struct mt_attention_sink_bwd b = {.n = n, .n_q = n_q, .head_dim = d, .dtype = t, .sinks = s, .o = o, .ld_o = width,
+                                      .d_o = numbers(t, n * width), .lse = lse, .dsinks = numbers(MT_F32, n_q)};
+    b.workspace = take(mt_op_attention_sink_bwd_workspace(dev, &b));
+    RUN(mt_op_attention_sink_bwd, b);
+    check_all();
+}
+
 static void rows(enum mt_dtype t)
 {
     enum { N = 7, V = 9, C = 264 };
@@ -265,6 +328,10 @@ int main(int argc, char **argv)
         attention(t, 7);
         products(t);
         units_and_loss(t);
+        routing(t, 16, 1);
+        routing(t, 72, 8);
+        experts(t);
+        sinks(t);
         rows(t);
         casts(t);
     }
