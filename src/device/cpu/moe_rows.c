@@ -4,16 +4,13 @@
 
 #include "device/cpu/cpu.h"
 
-enum { PIECE = 2048 };
-
+/* Rounds as mt_cpu_f32_to_bf16() does. */
 MT_HOT static void weigh_bf16(uint16_t *restrict dst, const uint16_t *restrict src, float w, size_t n)
 {
-    float tmp[PIECE];
-    for (size_t c = 0; c < n; c += PIECE) {
-        size_t m = MT_MIN((size_t)PIECE, n - c);
-        for (size_t i = 0; i < m; i++)
-            tmp[i] = w * mt_bf16_to_f32(src[c + i]);
-        mt_cpu_f32_to_bf16(dst + c, tmp, m);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = mt_f32_bits(w * mt_bf16_to_f32(src[i]));
+        uint32_t nan = (u >> 16) | 0x40, even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+        dst[i] = (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? nan : even);
     }
 }
 
