@@ -17,7 +17,7 @@
 #include "reduce.cuh"
 #include "scalar.cuh"
 
-enum { ROWS = 4 }; /* a block's, a warp each */
+enum { ROWS = 4 }; /* a block's, a warp each; loops over lanes are short, and are not unrolled */
 
 static constexpr unsigned ALL = 0xffffffffu;
 static constexpr float MASKED = -FLT_MAX, TAKEN = -INFINITY; /* of experts in other groups; of those that were chosen */
@@ -57,6 +57,7 @@ static __device__ __forceinline__ bool is_finite(float x)
 template <typename L> static __device__ bool row_is_finite(const L *x, unsigned e)
 {
     bool odd = false;
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         odd |= !is_finite(load(x + i));
     return __any_sync(ALL, odd) == 0;
@@ -66,14 +67,17 @@ template <typename L> static __device__ bool row_is_finite(const L *x, unsigned 
 template <typename L> static __device__ void softmax_row(float *s, const L *x, unsigned e)
 {
     float max = -INFINITY, sum = 0;
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         max = load(x + i) > max ? load(x + i) : max;
     max = warp_max(max);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP) {
         s[i] = exp_of(load(x + i) - max);
         sum += s[i];
     }
     sum = warp_sum(sum);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         s[i] /= sum;
 }
@@ -82,6 +86,7 @@ template <typename L> static __device__ void score_row(enum mt_router_score kind
 {
     if (kind == MT_SCORE_SOFTMAX)
         softmax_row(s, x, e);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; kind != MT_SCORE_SOFTMAX && i < e; i += WARP)
         s[i] = kind == MT_SCORE_SIGMOID ? sigmoid<float>(load(x + i)) : load(x + i);
 }
@@ -99,6 +104,7 @@ static __device__ unsigned take_best(float *key, unsigned n)
 {
     float best = TAKEN;
     unsigned at = UINT_MAX;
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < n; i += WARP)
         if (key[i] > best) {
             best = key[i];
@@ -121,6 +127,7 @@ static __device__ unsigned take_best(float *key, unsigned n)
 static __device__ float group_key(const struct mt_router_rule &rule, const float *key, unsigned n)
 {
     float first = MASKED, second = MASKED;
+    MT_UNROLL(1)
     for (unsigned i = 0; i < n; i++)
         if (key[i] > first) {
             second = first;
@@ -137,11 +144,14 @@ static __device__ void mask_groups(const struct mt_router_rule &rule, const row_
 {
     unsigned n = static_cast<unsigned>(rule.n_group), per = e / n;
     __syncthreads();
+    MT_UNROLL(1)
     for (unsigned g = threadIdx.x; g < n; g += WARP)
         m.chosen[g] = group_key(rule, m.key + g * per, per);
+    MT_UNROLL(1)
     for (unsigned i = 0; i < rule.topk_group; i++)
         (void)take_best(m.chosen, n);
     __syncthreads();
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         if (m.chosen[i / per] != TAKEN)
             m.key[i] = MASKED;
@@ -170,15 +180,18 @@ static __device__ __forceinline__ float value_of(const blend &b, float s)
 static __device__ blend blend_of(const struct mt_router_rule &rule, const row_memory &m, unsigned k)
 {
     blend b = {-INFINITY, 0, 1, rule.softmax_chosen, false};
+    MT_UNROLL(1)
     for (unsigned j = 0; b.softmax && j < k; j++) {
         float s = element(m.score, id_of(m, j));
         b.max = s > b.max ? s : b.max;
     }
+    MT_UNROLL(1)
     for (unsigned j = 0; b.softmax && j < k; j++)
         b.sum += exp_of(element(m.score, id_of(m, j)) - b.max);
     if (rule.renorm == MT_RENORM_NONE)
         return b;
     float sum = 0;
+    MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++)
         sum += value_of(b, element(m.score, id_of(m, j)));
     b.open = rule.renorm == MT_RENORM_SUM || sum >= rule.eps;
@@ -198,6 +211,7 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
     bool finite = a.n && row_is_finite(x, e);
     if (a.n)
         score_row(a.rule.score, m.score, x, e);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP) {
         float key = a.n ? m.score[i] + (a.select_bias ? a.select_bias[i] : 0.0f) : 0.0f;
         m.key[i] = key > MASKED ? key : MASKED; /* a bias may be anything */
@@ -207,12 +221,14 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
     if (row >= a.n_padded)
         return;
     if (row >= a.n || !finite) {
+        MT_UNROLL(1)
         for (unsigned j = threadIdx.x; j < k; j += WARP) {
             ids[j] = row < a.n ? static_cast<uint16_t>(j) : static_cast<uint16_t>(MT_NO_EXPERT);
             weights[j] = row < a.n ? NAN : 0.0f;
         }
         return;
     }
+    MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++) {
         unsigned id = take_best(m.key, e);
         if (j % WARP == threadIdx.x) {
@@ -221,6 +237,7 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
         }
     }
     blend b = blend_of(a.rule, m, k);
+    MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++) {
         float w = value_of(b, element(m.score, id_of(m, j))) / b.by * a.rule.scale;
         if (j % WARP == threadIdx.x)
@@ -249,19 +266,24 @@ static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_
     blend b = blend_of(a.rule, m, k);
     slope d = {0, 0};
     float dot = 0;
+    MT_UNROLL(1)
     for (unsigned j = 0; b.open && j < k; j++)
         d.through_renorm += a.rule.scale * dweights[j] * (value_of(b, element(m.score, id_of(m, j))) / b.by);
+    MT_UNROLL(1)
     for (unsigned j = 0; b.softmax && j < k; j++) {
         float v = value_of(b, element(m.score, id_of(m, j)));
         d.through_softmax += (a.rule.scale * dweights[j] - d.through_renorm) / b.by * v;
     }
     bool softmax = a.rule.score == MT_SCORE_SOFTMAX;
+    MT_UNROLL(1)
     for (unsigned j = 0; softmax && j < k; j++) {
         float s = element(m.score, id_of(m, j));
         dot += chosen_gradient(a, b, d, dweights[j], value_of(b, s)) * s;
     }
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         m.key[i] = softmax ? -m.score[i] * dot : 0.0f;
+    MT_UNROLL(1)
     for (unsigned j = 0; j < k; j++) {
         unsigned id = id_of(m, j);
         float s = element(m.score, id), ds = chosen_gradient(a, b, d, dweights[j], value_of(b, s));
@@ -276,9 +298,11 @@ template <typename L> static __device__ void add_aux(const struct mt_router_bwd 
     unsigned e = static_cast<unsigned>(a.e);
     float dot = 0;
     softmax_row(m.score, x, e);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         dot = fmaf(m.score[i], a.aux[i], dot);
     dot = warp_sum(dot);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         m.key[i] += a.aux_scale * (m.score[i] * (a.aux[i] - dot));
 }
@@ -297,16 +321,19 @@ static __global__ void __launch_bounds__(ROWS *WARP) route_backward(struct mt_ro
     T *dx = static_cast<T *>(a.dlogits) + row * e;
     bool routed = ids[0] < e;
     if (!routed || !row_is_finite(x, e)) {
+        MT_UNROLL(1)
         for (unsigned i = threadIdx.x; i < e; i += WARP)
             store(dx + i, routed ? NAN : 0.0f);
         return;
     }
     score_row(a.rule.score, m.score, x, e);
+    MT_UNROLL(1)
     for (unsigned j = threadIdx.x; j < k; j += WARP)
         m.chosen[j] = float_of_bits(ids[j]);
     gradient_of_row(a, m, a.dweights + row * k);
     if (a.aux)
         add_aux(a, m, x);
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         store(dx + i, m.key[i]);
 }
@@ -321,14 +348,18 @@ static __global__ void __launch_bounds__(ROWS *WARP) sum_probabilities(struct mt
     row_memory m = memory_of(shared, a.e);
     unsigned e = static_cast<unsigned>(a.e);
     size_t end = (blockIdx.x + 1) * rows < a.n ? (blockIdx.x + 1) * rows : a.n;
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.x; i < e; i += WARP)
         m.key[i] = 0;
+    MT_UNROLL(1)
     for (size_t row = blockIdx.x * rows + threadIdx.y; row < end; row += ROWS) {
         softmax_row(m.score, static_cast<const L *>(a.logits) + row * e, e);
+        MT_UNROLL(1)
         for (unsigned i = threadIdx.x; i < e; i += WARP)
             m.key[i] += m.score[i];
     }
     __syncthreads();
+    MT_UNROLL(1)
     for (unsigned i = threadIdx.y * WARP + threadIdx.x; i < e; i += ROWS * WARP) {
         float sum = 0;
         for (unsigned w = 0; w < ROWS; w++)
@@ -355,14 +386,14 @@ cudaError_t mt_cuda_router(const struct mt_router *a, cudaStream_t stream)
 {
     if (a->dtype == MT_BF16)
         return a->logits_dtype == MT_BF16 ? run_forward<bf16, bf16>(a, stream) : run_forward<bf16, float>(a, stream);
-    return a->logits_dtype == MT_BF16 ? run_forward<float, bf16>(a, stream) : run_forward<float, float>(a, stream);
+    return run_forward<float, float>(a, stream);
 }
 
 cudaError_t mt_cuda_router_bwd(const struct mt_router_bwd *a, cudaStream_t stream)
 {
     if (a->dtype == MT_BF16)
         return a->logits_dtype == MT_BF16 ? run_backward<bf16, bf16>(a, stream) : run_backward<bf16, float>(a, stream);
-    return a->logits_dtype == MT_BF16 ? run_backward<float, bf16>(a, stream) : run_backward<float, float>(a, stream);
+    return run_backward<float, float>(a, stream);
 }
 
 cudaError_t mt_cuda_router_stats(const struct mt_router_stats *a, cudaStream_t stream)

@@ -84,7 +84,7 @@ struct mt_router_rule {
 struct mt_router {
     size_t n, n_padded, e, k; /* k <= e <= MT_MAX_EXPERTS */
     enum mt_dtype dtype;        /* that weights are rounded to */
-    enum mt_dtype logits_dtype;
+    enum mt_dtype logits_dtype; /* the same, or f32 */
     struct mt_router_rule rule;
     const void *logits;       /* [n, e] */
     const float *select_bias; /* [e] or NULL; only element-aligned */
@@ -102,7 +102,7 @@ struct mt_router {
 struct mt_router_bwd {
     size_t n, e, k;
     enum mt_dtype dtype; /* of dlogits */
-    enum mt_dtype logits_dtype;
+    enum mt_dtype logits_dtype; /* the same, or f32 */
     struct mt_router_rule rule;
     const void *logits;    /* [n, e] */
     const uint16_t *ids;   /* [n, k]: of a row all below e or all MT_NO_EXPERT; element-aligned, as dweights */

@@ -76,6 +76,7 @@ static void gated_units_match(struct harness *h)
     glu_case(h, 2, 601, MT_GLU_SILU);
     glu_case(h, 7, 72, MT_GLU_CLAMPED);
     glu_case(h, 3, 1001, MT_GLU_CLAMPED);
+    glu_case(h, 2, 4104, MT_GLU_CLAMPED);
 }
 
 static void gated_units_survive_large_inputs(struct harness *h)

@@ -18,6 +18,7 @@ static const char *check(const void *args)
 {
     const struct mt_router *a = args;
     MT_OP_NEED(a->n_padded >= a->n && aligned(a->logits) && a->ids && a->weights);
+    MT_OP_NEED(a->logits_dtype == a->dtype || a->logits_dtype == MT_F32);
     return check_rule(&a->rule, a->e, a->k);
 }
 
@@ -57,6 +58,7 @@ static const char *check_bwd(const void *args)
 {
     const struct mt_router_bwd *a = args;
     MT_OP_NEED(aligned(a->logits) && a->ids && a->dweights && aligned(a->dlogits) && a->logits != a->dlogits);
+    MT_OP_NEED(a->logits_dtype == a->dtype || a->logits_dtype == MT_F32);
     return check_rule(&a->rule, a->e, a->k);
 }
 
