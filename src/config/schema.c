@@ -104,6 +104,10 @@ const struct mt_key mt_keys[] = {
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,
      "device", "Where master weights and moments live; auto: in host memory, and on the disk where that is "
      "too small and nvme_paths is set."},
+    {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
+     "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or read in place from the model's own "
+     "files, of which no copy is made; tensors that are small, or not stored as bf16, then stay in host memory. auto: host "
+     "memory, and the disk where that is too small and nvme_paths is set."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
      "last checkpoint."},

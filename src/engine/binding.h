@@ -7,6 +7,7 @@
 #include "model/ranges.h"
 #include "schedule/program.h"
 #include "store/disk.h"
+#include "store/file_weights.h"
 #include "store/planes.h"
 
 /** What the names in a program stand for: the device, the model, buffers and planes. */
@@ -29,10 +30,10 @@ int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, co
 
 /* disk_ops.c: where objects of host staging lie on the disk, and planes in them. */
 
-/** Fills spans and direction of the transfer that a READ or WRITE is. `spilled`: sums of spilled objects, by object;
- * NULL: none are kept. */
+/** Fills spans and direction of the transfer that a READ or WRITE is, and what of a READ comes from files. `spilled`:
+ * sums of spilled objects, by object; NULL: none are kept. */
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
-                     const struct mt_disk_sums *spilled, struct mt_disk_request *r);
+                     const struct mt_disk_sums *spilled, struct mt_disk_request *r, struct mt_file_request *f);
 /** A unit's plane as a load or an update sees it: element i at data + (i - first) * size. */
 struct mt_plane_view {
     char *data;

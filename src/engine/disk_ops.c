@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The layout of host staging. A unit's planes on the disk fall in two: those that loads take (weights; lo
+ * The layout of host staging. A unit's planes on the disk or in files fall in two: those that loads take (weights; lo
  * only in f32) are staged whole, one after the other; what updates alone use goes through in pieces, one after the
  * other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
  */
@@ -31,19 +31,24 @@ static bool is_updated(const struct mt_binding *b, enum mt_plane_kind k)
     return mt_plane_desc_of(b->planes, k)->range == MT_RANGE_TRAINED;
 }
 
-/* Does plane k of the unit go through the disk queues' buffers in that way? */
-static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged, uint64_t *at)
+static bool is_away(const struct mt_binding *b, size_t unit, enum mt_plane_kind k)
 {
-    return mt_plane_on_disk(b->planes, unit, k, at) && is_loaded(b, k) == staged && (staged || is_updated(b, k));
+    uint64_t unused;
+    return mt_plane_on_disk(b->planes, unit, k, &unused) || mt_plane_in_files(b->planes, unit, k);
+}
+
+/* Does plane k of the unit go through the disk queues' buffers in that way? */
+static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
+{
+    return is_away(b, unit, k) && is_loaded(b, k) == staged && (staged || is_updated(b, k));
 }
 
 /* Offset of plane k in a buffer of the unit's staged planes, or of a piece of the others. */
 static size_t offset_in(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     size_t at = 0;
-    uint64_t unused;
     for (int i = 0; i < (int)k; i++)
-        if (goes_through(b, unit, (enum mt_plane_kind)i, staged, &unused))
+        if (goes_through(b, unit, (enum mt_plane_kind)i, staged))
             at += room(b, unit, (enum mt_plane_kind)i, staged);
     return at;
 }
@@ -51,8 +56,7 @@ static size_t offset_in(const struct mt_binding *b, size_t unit, enum mt_plane_k
 struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, size_t piece,
                                    char *state, char *staged)
 {
-    uint64_t unused;
-    if (!mt_plane_on_disk(b->planes, unit, k, &unused))
+    if (!is_away(b, unit, k))
         return (struct mt_plane_view){mt_plane(b->planes, unit, k), 0};
     if (is_loaded(b, k))
         return (struct mt_plane_view){staged + offset_in(b, unit, k, true), 0};
@@ -72,7 +76,7 @@ static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, si
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
-        if (goes_through(b, unit, k, false, &at) &&
+        if (goes_through(b, unit, k, false) && mt_plane_on_disk(b->planes, unit, k, &at) &&
             !(r->write && mt_plane_desc_of(b->planes, k)->role == MT_ROLE_GRADIENT))
             add_span(r, at + bytes_of(b, k, first), buf + offset_in(b, unit, k, false), bytes_of(b, k, n),
                      mt_plane_sums(b->planes, unit, k));
@@ -80,19 +84,25 @@ static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, si
 }
 
 /* All of them come, and those that the update has changed go back. */
-static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, struct mt_disk_request *r)
+static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, struct mt_disk_request *r,
+                        struct mt_file_request *f)
 {
+    f->unit = unit;
     for (int i = 0; i < MT_N_PLANES; i++) {
         enum mt_plane_kind k = (enum mt_plane_kind)i;
         uint64_t at;
-        if (goes_through(b, unit, k, true, &at) && (!r->write || is_updated(b, k)))
-            add_span(r, at, buf + offset_in(b, unit, k, true), room(b, unit, k, true),
-                     mt_plane_sums(b->planes, unit, k));
+        if (!goes_through(b, unit, k, true) || (r->write && !is_updated(b, k)))
+            continue;
+        char *to = buf + offset_in(b, unit, k, true);
+        if (mt_plane_on_disk(b->planes, unit, k, &at))
+            add_span(r, at, to, room(b, unit, k, true), mt_plane_sums(b->planes, unit, k));
+        else
+            f->plane[k] = to;
     }
 }
 
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
-                     const struct mt_disk_sums *spilled, struct mt_disk_request *r)
+                     const struct mt_disk_sums *spilled, struct mt_disk_request *r, struct mt_file_request *f)
 {
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     char *buf = b->buffers[o->pool][in->operand[0].buffer];
@@ -106,7 +116,7 @@ void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, 
         fill_piece(b, unit, first, MT_MIN(prog->piece_elems, n - first), buf, r);
         break;
     case MT_OBJ_STAGED:
-        fill_staged(b, unit, buf, r);
+        fill_staged(b, unit, buf, r, f);
         break;
     case MT_OBJ_GRAD_OUT:
         mt_plane_on_disk(b->planes, unit, MT_PLANE_GRAD, &at);

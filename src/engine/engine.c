@@ -49,7 +49,8 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
         for (int k = 0; k < n; k++, at += bytes[i])
             e->b.buffers[i][k] = e->staging + at;
     }
-    mt_disk_set_buffers(e->p.disk, &(struct iovec){e->staging, e->staging_bytes}, 1);
+    if (e->p.disk)
+        mt_disk_set_buffers(e->p.disk, &(struct iovec){e->staging, e->staging_bytes}, 1);
     return mt_device_register_host(e->b.dev, e->staging, e->staging_bytes, err);
 }
 
@@ -82,6 +83,8 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     int rc = 0;
     if (e->plan.uses_disk && !e->p.disk)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, and there is none");
+    if (e->plan.in_files && !e->p.files)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, and there are none");
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
         e->b.spill = spill;
@@ -124,6 +127,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     };
     e->x.b = &e->b;
     e->x.disk = p->disk;
+    e->x.files = p->files;
     e->x.update = mt_optimizer_update;
     e->x.ctx = e;
     int rc = mt_exec_start(&e->x, err);
@@ -166,7 +170,8 @@ void mt_engine_destroy(mt_engine **engine)
         mt_host_free(e->b.spill, e->plan.spill_bytes);
     }
     if (e->staging) {
-        mt_disk_set_buffers(e->p.disk, NULL, 0);
+        if (e->p.disk)
+            mt_disk_set_buffers(e->p.disk, NULL, 0);
         mt_device_unregister_host(e->b.dev, e->staging);
         mt_host_free(e->staging, e->staging_bytes);
     }
@@ -215,14 +220,24 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_adam = seconds(0, e->x.adam_ns);
 }
 
-/* Disk time and traffic between two looks at the disk. */
+/* What drives have done so far, reads of files in place included: both are busy at the same time, mostly. */
+static struct mt_disk_stats drive_stats(const mt_engine *e)
+{
+    struct mt_disk_stats s = {{0}};
+    struct mt_file_weights_stats files = {0};
+    if (e->p.disk)
+        mt_disk_stats(e->p.disk, &s);
+    if (e->p.files)
+        mt_file_weights_stats(e->p.files, &files);
+    s.busy_ns[0] = MT_MAX(s.busy_ns[0], files.busy_ns);
+    return s;
+}
+
+/* Disk time and traffic between two looks at the drives. */
 static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, struct mt_step_result *res)
 {
-    struct mt_disk_stats now;
+    struct mt_disk_stats now = drive_stats(e);
     res->traffic = e->x.traffic;
-    if (!e->p.disk)
-        return;
-    mt_disk_stats(e->p.disk, &now);
     res->t_disk_read = seconds(before->busy_ns[0], now.busy_ns[0]);
     res->t_disk_write = seconds(before->busy_ns[1], now.busy_ns[1]);
     res->t_disk_sums = seconds(before->sum_ns, now.sum_ns);
@@ -261,7 +276,6 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
 {
     struct mt_runnable *r;
     struct mt_step_result out = {0};
-    struct mt_disk_stats disk = {{0}};
     if (!data->n_loss)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
     int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
@@ -270,8 +284,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
                              err);
     if (rc)
         return rc;
-    if (e->p.disk)
-        mt_disk_stats(e->p.disk, &disk);
+    struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
     if (e->x.updated)
         retire_pending(e);
@@ -279,7 +292,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
         return rc;
     out.loss = sum_losses(e, data) / (double)data->n_loss;
     read_times(e, r, &out);
-    read_disk(e, &disk, &out);
+    read_disk(e, &drives, &out);
     decide_update(e, lr, &out);
     *res = out;
     return 0;

@@ -37,6 +37,7 @@ struct mt_engine_params {
                                        device's; UINT64_MAX: any amount */
     uint64_t drive_bytes;           /* of it, what else the process takes once anything is on the disk */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and where nothing is there */
+    struct mt_file_weights *files;  /* the same, of weights that are read in place */
     uint64_t disk_spill_at;         /* plan.disk_spill_bytes from there on are the engine's */
 };
 
@@ -54,6 +55,8 @@ struct mt_engine_plan {
     enum mt_activations activations;  /* as decided */
     mt_plane_bits *on_disk;           /* [n_units] the planes that live on the disk; owned by the plan */
     bool uses_disk;
+    mt_plane_bits in_files;           /* kinds of planes that are read in place from the model's files */
+    size_t file_bytes;                /* host memory of blocks that are being read from them */
     uint64_t disk_spill_bytes;
     struct mt_disk_traffic traffic;   /* of a full step that makes an update */
 };

@@ -226,26 +226,58 @@ static void end_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
     pthread_cond_broadcast(&x->moved[q]);
 }
 
-/* On the disk's thread. */
-static void disk_op_done(struct mt_disk_request *request)
+/* One of the operation's requests has ended; true: it was the last. */
+static bool end_request(struct mt_disk_op *op, int rc, const struct mt_err *err)
 {
-    struct mt_disk_op *op = request->ctx;
+    pthread_mutex_lock(&op->x->lock);
+    if (rc && !op->rc) {
+        op->rc = rc;
+        op->err = *err;
+    }
+    bool last = --op->left == 0;
+    pthread_mutex_unlock(&op->x->lock);
+    return last;
+}
+
+static void disk_op_done(struct mt_disk_op *op)
+{
     struct mt_exec *x = op->x;
     struct mt_runnable *r = op->run;
     const struct mt_instr *in = &r->prog.instrs[op->at];
     mt_exec_trace_end(x, r, (size_t)op->at, NULL);
     pthread_mutex_lock(&x->lock);
-    if (request->rc) {
-        mt_fail_prefix(&request->err, request->rc, "%s of %s",
-                       mt_disk_use_name(mt_instr_disk_use(&r->prog, in)),
+    if (op->rc) {
+        mt_fail_prefix(&op->err, op->rc, "%s of %s", mt_disk_use_name(mt_instr_disk_use(&r->prog, in)),
                        x->b->layout->units[in->unit].name);
-        note_error(x, request->rc, &request->err, in->update);
+        note_error(x, op->rc, &op->err, in->update);
     }
-    if (!request->rc || !in->update) /* what is no update must not keep updates behind it waiting */
+    if (!op->rc || !in->update) /* what is no update must not keep updates behind it waiting */
         end_disk_op(x, r, op->at);
     x->disk_in_flight[in->queue]--;
     pthread_cond_broadcast(&x->moved[in->queue]);
     pthread_mutex_unlock(&x->lock);
+}
+
+/* On the disk's thread. */
+static void disk_request_done(struct mt_disk_request *r)
+{
+    if (end_request(r->ctx, r->rc, &r->err))
+        disk_op_done(r->ctx);
+}
+
+/* On a thread that reads files. */
+static void file_request_done(struct mt_file_request *r)
+{
+    if (end_request(r->ctx, r->rc, &r->err))
+        disk_op_done(r->ctx);
+}
+
+static bool reads_files(const struct mt_file_request *f)
+{
+    bool any = false;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        any |= f->plane[k] != NULL;
+    return any;
 }
 
 /* An operation more is under way, unless the run is given up and it is of no update. */
@@ -268,12 +300,21 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
     op->x = x;
     op->run = r;
     op->at = at;
-    op->r = (struct mt_disk_request){.done = disk_op_done, .ctx = op};
-    mt_disk_op_fill(x->b, &r->prog, in, r->spilled, &op->r);
+    op->r = (struct mt_disk_request){.done = disk_request_done, .ctx = op};
+    op->f = (struct mt_file_request){.done = file_request_done, .ctx = op};
+    op->rc = 0;
+    mt_disk_op_fill(x->b, &r->prog, in, r->spilled, &op->r, &op->f);
+    bool files = reads_files(&op->f), disk = op->r.n_spans || !files;
+    op->left = files + disk;
     for (int i = 0; i < op->r.n_spans; i++)
         *(write ? &x->traffic.written[use] : &x->traffic.read[use]) += op->r.span[i].bytes;
+    if (files)
+        x->traffic.read[use] += mt_file_weights_wanted(x->files, &op->f);
     mt_exec_trace_begin(x, r, (size_t)at, NULL);
-    mt_disk_submit(x->disk, &op->r);
+    if (disk)
+        mt_disk_submit(x->disk, &op->r);
+    if (files)
+        mt_file_weights_submit(x->files, &op->f);
 }
 
 /* No update is pending: states stay as they are; weights are read for the load that follows alone. Nor is anything read
@@ -359,7 +400,7 @@ int mt_exec_start(struct mt_exec *x, struct mt_err *err)
     init_locks(x);
     for (int q = 0; q < MT_N_QUEUES; q++) {
         struct mt_worker *w = &x->worker[q];
-        if (!mt_queues[q].thread || (mt_queues[q].disk && !x->disk))
+        if (!mt_queues[q].thread || (mt_queues[q].disk && !x->disk && !x->files))
             continue;
         w->x = x;
         w->queue = (enum mt_queue)q;

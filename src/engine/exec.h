@@ -41,6 +41,10 @@ struct mt_runnable {
 /** A transfer of the disk queues under way; one a buffer of host staging. */
 struct mt_disk_op {
     struct mt_disk_request r;
+    struct mt_file_request f; /* what of it comes from files */
+    int left;                 /* requests that have not ended; under the executor's lock */
+    int rc;                   /* of the first that failed, and why */
+    struct mt_err err;
     struct mt_exec *x;
     struct mt_runnable *run;
     int32_t at; /* instruction */
@@ -50,6 +54,7 @@ struct mt_exec {
     /* set by the owner before the first run */
     struct mt_binding *b;
     mt_disk *disk;                           /* NULL: programs use none */
+    mt_file_weights *files;                  /* NULL: nothing is read in place */
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
     bool *resident; /* [n_units] weights that live for the run are on the device; does not change during a run */
     /** The update of an ADAM instruction, on the host queue's thread. */

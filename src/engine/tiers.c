@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "store/file_weights.h"
 
 enum {
     RING = 6, /* two pieces each on their way in, with the optimizer, and on their way out */
@@ -25,6 +26,8 @@ struct tiers {
     mt_plane_bits loaded;    /* kinds that loads read */
     mt_plane_bits updated;   /* that updates read and write, and loads do not */
     mt_plane_bits gradients; /* that backward writes and updates read */
+    mt_plane_bits files;     /* that are read in place from files */
+    mt_plane_bits fixed;     /* whose home the placement says, these included */
     uint64_t host; /* what there is */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each pool of the device, wherever planes are */
 };
@@ -33,7 +36,10 @@ struct tiers {
 static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
+    enum mt_base_home base = t->p->placement.base;
     t->loaded = mt_loaded_planes(t->p->numerics.dtype);
+    t->files = base == MT_BASE_FILES ? mt_file_planes() : 0;
+    t->fixed = t->files | (base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0);
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT)
@@ -73,11 +79,11 @@ static size_t elem_bytes(const struct tiers *t, mt_plane_bits kinds)
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
-    mt_plane_bits disk = t->plan->on_disk[unit];
+    mt_plane_bits disk = t->plan->on_disk[unit], away = disk | (t->files & has_planes(t, unit));
     bool updates = has_planes(t, unit) & t->gradients;
     s->staged_bytes = s->staged_bytes_written = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        if (disk & t->loaded & 1 << k) {
+        if (away & t->loaded & 1 << k) {
             s->staged_bytes += plane_bytes(t, unit, k);
             s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
         }
@@ -97,19 +103,19 @@ static uint64_t planes_in_host(const struct tiers *t)
     uint64_t sum = 0;
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         for (int k = 0; k < MT_N_PLANES; k++)
-            if (!(t->plan->on_disk[u] >> k & 1))
+            if (!((t->plan->on_disk[u] | t->files) >> k & 1))
                 sum += plane_bytes(t, u, k);
     return sum;
 }
 
-/* Windows through which planes on the disk are loaded and saved (store/planes.h). */
+/* Windows through which planes on the disk and in files are loaded and saved (store/planes.h). */
 static uint64_t windows(const struct tiers *t)
 {
     uint64_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         size_t most = 0;
         for (size_t u = 0; u < t->plan->program.n_units && t->desc[k].role != MT_ROLE_GRADIENT; u++)
-            if (t->plan->on_disk[u] >> k & 1)
+            if ((t->plan->on_disk[u] | t->files) >> k & 1)
                 most = MT_MAX(most, plane_bytes(t, u, k));
         sum += MT_MIN(most, (size_t)MT_PLANE_WINDOW);
     }
@@ -191,10 +197,18 @@ static void choose_piece(const struct tiers *t)
 
 static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool on_disk)
 {
-    planes &= has_planes(t, unit);
+    planes &= has_planes(t, unit) & ~t->fixed;
     t->plan->on_disk[unit] =
         on_disk ? t->plan->on_disk[unit] | planes : t->plan->on_disk[unit] & ~planes;
     describe(t, unit);
+}
+
+/* What the placement says of frozen weights. */
+static void put_base(const struct tiers *t)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        t->plan->on_disk[u] = t->p->placement.base == MT_BASE_DISK ? has_planes(t, u) & mt_frozen_planes() : 0;
+    describe_all(t);
 }
 
 /* Moves planes to the disk, from the last unit on, until the rest fits. */
@@ -254,7 +268,11 @@ static void choose_states(const struct tiers *t)
     least_buffers(t);
     move_until_fits(t, t->gradients);
     move_until_fits(t, weights);
-    /* a third staging buffer lets reading, Adam and loading each have one */
+}
+
+/* A third staging buffer lets reading, Adam and loading each have one. */
+static void add_staging(const struct tiers *t)
+{
     int most[MT_N_POOLS];
     mt_program_max_buffers(&t->plan->program, most);
     grow(t, MT_POOL_STAGED, MT_MIN(3, most[MT_POOL_STAGED]));
@@ -281,15 +299,17 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
     uint64_t beside = 0;
     sort_kinds(&t);
-    memset(plan->on_disk, 0, plan->program.n_units * sizeof(*plan->on_disk));
-    describe_all(&t);
+    put_base(&t);
+    plan->in_files = t.files;
+    plan->file_bytes = t.files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, t.device_bytes);
-    set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes +
+    set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
+    bool base = t.files || p->placement.base == MT_BASE_DISK;
     bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
                                       (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
-    if (states && !spill)
+    if ((states || base) && !spill)
         set_aside(&t, &beside, p->drive_bytes);
     uint64_t reserve = spill ? spill_reserve(&t, wanted) : 0;
     t.host -= reserve;
@@ -297,6 +317,8 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         choose_states(&t);
     else
         least_buffers(&t);
+    if (states || base)
+        add_staging(&t);
     t.host += reserve;
     /* Spill buffers come before whole units: equal traffic saved per byte, and the number needed is bounded. */
     for (int i = 0; spill && i < MT_N_POOLS; i++)

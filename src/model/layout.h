@@ -52,6 +52,7 @@ struct mt_tensor {
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
+    bool in_file;     /* is_bf16, large, and in a file of the model as it is in a plane */
     enum mt_range_kind kind;
     size_t at;        /* first element in each plane of its kind of range */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
@@ -167,7 +168,7 @@ struct mt_layout_params {
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
-/** Divides units into ranges again, after tensors' trainable or is_bf16 was changed. */
+/** Divides units into ranges again, after tensors' trainable, is_bf16 or in_file was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
 /** NULL: there is none of that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);

@@ -15,7 +15,10 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
         desc[k] = (struct mt_plane_desc){.use = NULL};
     desc[MT_PLANE_HI] = (struct mt_plane_desc){"weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
     desc[MT_PLANE_LO] = (struct mt_plane_desc){"weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_TRAINED, MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN, MT_BF16, 1, half};
+    desc[MT_PLANE_FROZEN] = (struct mt_plane_desc){"frozen weights (small)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN, MT_BF16,
+                                                   1, half};
+    desc[MT_PLANE_IN_FILE] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE, MT_BF16, 1,
+                                                    half};
     desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
     desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
@@ -34,6 +37,7 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
 static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
     [MT_RANGE_TRAINED] = {MT_PLANE_HI, MT_PLANE_LO},
     [MT_RANGE_FROZEN] = {MT_PLANE_FROZEN, MT_NO_PLANE},
+    [MT_RANGE_IN_FILE] = {MT_PLANE_IN_FILE, MT_NO_PLANE},
     [MT_RANGE_FROZEN_WIDE] = {MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO},
 };
 
@@ -51,6 +55,24 @@ mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
             loaded |= (mt_plane_bits)1 << planes_of[r].lo;
     }
     return loaded;
+}
+
+mt_plane_bits mt_frozen_planes(void)
+{
+    mt_plane_bits frozen = 0;
+    for (int r = 0; r < MT_N_RANGE_KINDS; r++) {
+        if (r == MT_RANGE_TRAINED)
+            continue;
+        frozen |= (mt_plane_bits)1 << planes_of[r].hi;
+        if (planes_of[r].lo != MT_NO_PLANE)
+            frozen |= (mt_plane_bits)1 << planes_of[r].lo;
+    }
+    return frozen;
+}
+
+mt_plane_bits mt_file_planes(void)
+{
+    return (mt_plane_bits)1 << MT_PLANE_IN_FILE;
 }
 
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
@@ -138,7 +160,10 @@ int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size
 
 static enum mt_range_kind kind_of(const struct mt_tensor *t)
 {
-    return t->trainable ? MT_RANGE_TRAINED : t->is_bf16 ? MT_RANGE_FROZEN : MT_RANGE_FROZEN_WIDE;
+    return t->trainable  ? MT_RANGE_TRAINED
+           : !t->is_bf16 ? MT_RANGE_FROZEN_WIDE
+           : t->in_file  ? MT_RANGE_IN_FILE
+                         : MT_RANGE_FROZEN;
 }
 
 /* The next place at or after `cursor` that is aligned as element `first` of the unit is. */

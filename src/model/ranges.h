@@ -17,6 +17,9 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
 mt_plane_bits mt_loaded_planes(enum mt_dtype dtype);
+/** Kinds that hold weights which are not trained; and of them, those that can be read in place from the model's files. */
+mt_plane_bits mt_frozen_planes(void);
+mt_plane_bits mt_file_planes(void);
 
 /** The planes that hold the weights of a kind of range; lo MT_NO_PLANE: hi is all there is. */
 struct mt_range_planes {

@@ -128,12 +128,22 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     if (!rc)
         rc = refuse_unexpected(l, &st, dir, err);
     mt_stored_reader_init(&r, l, &st);
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        rc = load_tensor(&r, &l->tensors[i], planes, buf, dir, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (!mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi))
+            rc = load_tensor(&r, t, planes, buf, dir, err);
+    }
     mt_stored_reader_finish(&r);
     free(buf);
     mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* Do its elements lie in the file end to end, in its own order? */
+static bool is_in_order(const struct mt_tensor *t)
+{
+    size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
+    return !t->place.paired_rows && t->place.row_step == cols && (cols == 1 || t->place.col_step == 1);
 }
 
 int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err)
@@ -146,12 +156,83 @@ int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *er
     if (any && dir)
         read = !mt_st_open_dir(&st, dir, &unreadable);
     for (size_t i = 0; any && i < l->n_tensors; i++) {
-        const struct mt_st_tensor *src = read ? mt_stored_find(&st, l->stored[l->tensors[i].place.stored].name) : NULL;
-        l->tensors[i].is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
+        struct mt_tensor *t = &l->tensors[i];
+        const struct mt_st_tensor *src = read ? mt_stored_find(&st, l->stored[t->place.stored].name) : NULL;
+        t->is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
+        t->in_file = t->is_bf16 && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES && is_in_order(t) &&
+                     (!src || src->n_elems == l->stored[t->place.stored].n);
     }
     if (read)
         mt_st_close(&st);
     return any ? mt_layout_set_ranges(l, err) : 0;
+}
+
+/* --- in place ------------------------------------------------------------------------------------ */
+
+/* bf16 of a tensor's bytes [at, at + n). */
+static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t at, const void *data, size_t n,
+                        struct mt_err *err)
+{
+    const size_t size = sizeof(uint16_t);
+    for (size_t i = 0; i < n / size; i++) {
+        uint16_t x;
+        memcpy(&x, (const char *)data + i * size, size); /* a file need not align its tensors */
+        if ((x & 0x7f80) == 0x7f80)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                           "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38", path,
+                           p->name, (double)mt_bf16_to_f32(x), at / size + i);
+    }
+    return 0;
+}
+
+static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_layout *l, const struct mt_st_model *st,
+                      struct mt_err *err)
+{
+    const size_t size = mt_dtype_size(MT_BF16);
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        const struct mt_stored *stored = &l->stored[t->place.stored];
+        const struct mt_st_tensor *src = mt_stored_find(st, stored->name);
+        if (t->kind != MT_RANGE_IN_FILE)
+            continue;
+        if (!src || src->dtype != MT_ST_BF16 || src->n_elems != stored->n)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not in the model's files as it was", t->name);
+        parts[(*n)++] = (struct mt_file_part){.unit = t->unit,
+                                              .plane = mt_range_planes(t->kind).hi,
+                                              .at = t->at * size,
+                                              .bytes = t->n * size,
+                                              .file = src->file,
+                                              .offset = src->offset + t->place.first * size,
+                                              .name = t->name};
+    }
+    return 0;
+}
+
+int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    size_t n = 0;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    struct mt_file_part *parts = mt_calloc(l->n_tensors, sizeof(*parts));
+    const char **paths = mt_calloc((size_t)st.n_files, sizeof(*paths));
+    rc = parts && paths ? list_parts(parts, &n, l, &st, err) : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*parts));
+    for (int i = 0; i < st.n_files && paths; i++)
+        paths[i] = st.files[i].path;
+    if (!rc)
+        rc = mt_file_weights_open(out,
+                                  &(struct mt_file_weights_params){.n_units = l->n_units,
+                                                                   .paths = paths,
+                                                                   .n_paths = (size_t)st.n_files,
+                                                                   .parts = parts,
+                                                                   .n_parts = n,
+                                                                   .inspect = refuse_unfit},
+                                  err);
+    free(parts);
+    free(paths);
+    mt_st_close(&st);
+    return rc;
 }
 
 struct random_job {

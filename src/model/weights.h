@@ -3,22 +3,32 @@
 #define MT_MODEL_WEIGHTS_H
 
 #include "model/layout.h"
+#include "store/file_weights.h"
 #include "store/planes.h"
 
 /**
- * Fills the hi and lo planes from DIR's safetensors (BF16, F16, F32), a piece at a time. Every tensor of
+ * Fills the planes from DIR's safetensors (BF16, F16, F32), a piece at a time; those in files have their content. Every tensor of
  * the layout must be there with its shape; one that is there and not in the layout is an error, except a
  * tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index.
  */
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                     struct mt_err *err);
 
+/** Smaller tensors are not worth reading in place: they stay in host memory. */
+enum { MT_IN_FILE_BYTES = 1 << 20 };
+
 /**
- * Finds out which frozen tensors DIR's safetensors hold as bf16, whose masters need no more than hi, and divides the
- * layout into ranges again. Reads headers alone; without any, or with dir NULL, config.json's dtype is
- * believed.
+ * Finds out which frozen tensors DIR's safetensors hold as bf16, whose masters need no more than hi, and which of them
+ * can be read in place; divides the layout into ranges again. Reads headers alone; without any, or with dir NULL,
+ * config.json's dtype is believed.
  */
 int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err);
+
+/**
+ * Opens what of the layout is read in place from DIR's files: planes of MT_RANGE_IN_FILE. Weights that are not finite are
+ * refused as mt_weights_load() does, when they are first read.
+ */
+int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const char *dir, struct mt_err *err);
 
 /** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
  * (seed, tensor name, index) alone. */

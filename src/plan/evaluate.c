@@ -102,6 +102,7 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     if (rc)
         return rc;
     pp.on_disk = c->engine.on_disk;
+    pp.in_files = c->engine.in_files;
     for (size_t u = 0; u < pp.n_units; u++)
         c->n_tier[tier_of(pp.on_disk[u])]++;
     for (int i = 0; i < MT_N_PLANES; i++) {
@@ -182,9 +183,9 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
-                       (c->engine.uses_disk ? mt_plan_drive_bytes(r->layout) : 0);
+                       (c->engine.uses_disk || c->engine.in_files ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->windows_bytes + c->sums_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
-                    c->process_bytes + (device_in_host ? c->engine.device_bytes : 0);
+                    c->engine.file_bytes + c->process_bytes + (device_in_host ? c->engine.device_bytes : 0);
     for (int k = 0; k < MT_N_PLANES; k++)
         c->host_bytes += c->plane[k].host_bytes;
     for (int i = 0; i < MT_N_POOLS; i++)

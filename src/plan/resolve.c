@@ -163,10 +163,31 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     return 0;
 }
 
+/* Can the base live where the placement says? */
+static int check_base(const struct mt_plan_request *r, struct mt_err *err)
+{
+    size_t n_frozen = 0, n_in_file = 0;
+    for (size_t i = 0; i < r->layout->n_tensors; i++) {
+        n_frozen += !r->layout->tensors[i].trainable;
+        n_in_file += r->layout->tensors[i].kind == MT_RANGE_IN_FILE;
+    }
+    if (r->placement.base == MT_BASE_DISK && !r->drives)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = disk needs folders on drives: set memory.nvme_paths");
+    if (r->placement.base == MT_BASE_FILES && !n_in_file)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
+                       n_frozen ? "no frozen tensor is stored as bf16 with 1 MiB or more in the model's files, and no other "
+                                  "can be read in place; set memory.base = auto"
+                                : "nothing is frozen (model.freeze), and what is trained is not in the model's files");
+    return 0;
+}
+
 /* --- from the machine ------------------------------------------------------------------------------- */
 
 int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
+    int rc = check_base(r, err);
+    if (rc)
+        return rc;
     if (r->drives && !drives_are_rated(r->machine))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "the drives of memory.nvme_paths have not been measured: megatrain probe all --dir and one of "
@@ -178,6 +199,9 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
                         struct mt_err *err)
 {
     struct mt_plan_request t = *r;
+    int rc = check_base(r, err);
+    if (rc)
+        return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (r->halves && !mt_engine_fits(&p))

@@ -124,11 +124,16 @@ static void write_steps(struct mt_stager *s)
         add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
 }
 
+int mt_stage_updated(const struct mt_stager *s, size_t unit)
+{
+    return s->params->units[unit].staged_bytes_written ? s->unit_staged[unit] : MT_STAGE_NONE;
+}
+
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made)
 {
     *made = false;
     if (t->old == MT_STAGE_NONE)
-        return s->unit_staged[t->unit];
+        return mt_stage_updated(s, (size_t)t->unit);
     const struct mt_instr *in = &s->old->instrs[t->old];
     int o = in->operand[0].object;
     switch (in->op) {

@@ -48,6 +48,8 @@ struct mt_stager {
 /** Pieces in which the unit is updated, and the elements of each. */
 size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit);
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece);
+/** The unit's staged planes where an update changes any of them, or MT_STAGE_NONE. */
+int mt_stage_updated(const struct mt_stager *s, size_t unit);
 /** The staged object of a step, or MT_STAGE_NONE; *made: the step makes its content anew. */
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made);
 /** The update of a unit, with the reads before it and the writes behind; the position of its last piece. */

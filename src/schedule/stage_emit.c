@@ -179,7 +179,7 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
 int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
 {
     size_t unit = (size_t)t->unit;
-    int hw = s->unit_staged[unit];
+    int hw = mt_stage_updated(s, unit);
     if (hw != MT_STAGE_NONE)
         make_resident(s, hw, &(struct mt_instr){.update = true});
     for (size_t p = 0; p < mt_stage_n_pieces(s, unit); p++)

@@ -57,6 +57,10 @@ enum mt_activations { MT_ACT_AUTO, MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_DISK, MT_
 enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DISK };
 #define MT_STATES_NAMES "auto|device|host|disk"
 
+/** Where frozen weights live. Auto: as the host's memory allows. Files: read in place from the model's own. */
+enum mt_base_home { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
+#define MT_BASE_NAMES "auto|host|disk|files"
+
 /** Host memory that a GPU copies from and to directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
@@ -77,6 +81,7 @@ struct mt_placement {
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */
     int64_t offload_layers;      /* with recompute: so many layers' worth of other records leave; or MT_AUTO */
     enum mt_states states;
+    enum mt_base_home base;
     enum mt_pin pin;
     bool nvme_checksums;         /* what is on the drives has sums in host memory, checked by every read */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/mem.h"
+#include "store/file_weights.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -23,11 +24,11 @@ enum { GAP = 0 };
 enum { PAGE = 4096 };
 _Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
-/* Part of a plane on the disk that is held in memory. */
+/* Part of a plane on the disk or in files that is held in memory. */
 struct window {
-    char *mem; /* NULL: no plane of the kind is on the disk */
+    char *mem; /* NULL: all planes of the kind are in host memory */
     size_t room; /* bytes of mem */
-    uint64_t offset; /* on the disk */
+    uint64_t offset; /* on the disk, or in the planes of the kind one after the other */
     size_t bytes;    /* 0: empty */
     bool dirty;
     const struct mt_disk_sums *sums; /* of the plane that it is of */
@@ -39,10 +40,12 @@ struct mt_plane_set {
     struct mt_plane_desc desc[MT_N_PLANES];
     struct mt_plane_elems *elems;
     size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
-    uint64_t (*disk_at)[MT_N_PLANES]; /* on the disk; UINT64_MAX: not there */
+    uint64_t (*disk_at)[MT_N_PLANES]; /* as a window's offset; UINT64_MAX: in host memory */
     struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: none are kept */
     uint64_t *sum;                            /* all of them */
     mt_disk *disk;
+    mt_plane_bits in_files;
+    mt_file_weights *files;
     struct window window[MT_N_PLANES];
 };
 
@@ -51,14 +54,19 @@ static bool has_plane(const struct mt_plane_set_params *p, size_t unit, enum mt_
     return p->desc[k].block && p->elems[unit].n[k];
 }
 
+static bool is_in_files(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
+{
+    return (p->in_files >> k & 1) && has_plane(p, unit, k);
+}
+
 static bool is_on_disk(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return p->on_disk && (p->on_disk[unit] >> k & 1) && has_plane(p, unit, k);
+    return p->on_disk && (p->on_disk[unit] >> k & 1) && has_plane(p, unit, k) && !is_in_files(p, unit, k);
 }
 
 static bool is_in_host(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return has_plane(p, unit, k) && !is_on_disk(p, unit, k);
+    return has_plane(p, unit, k) && !is_on_disk(p, unit, k) && !is_in_files(p, unit, k);
 }
 
 static size_t plane_bytes(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
@@ -103,7 +111,7 @@ static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kin
 {
     size_t most = 0;
     for (size_t u = 0; u < p->n_units && p->desc[k].role != MT_ROLE_GRADIENT; u++)
-        if (is_on_disk(p, u, k))
+        if (is_on_disk(p, u, k) || is_in_files(p, u, k))
             most = MT_MAX(most, plane_bytes(p, u, k));
     size_t bytes = p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW;
     if (p->sums && p->disk)
@@ -152,14 +160,17 @@ static size_t lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
 {
     size_t at = GAP;
     uint64_t disk_at = 0;
-    for (int k = 0; k < MT_N_PLANES; k++)
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        uint64_t file_at = 0;
         for (size_t u = 0; u < p->n_units; u++) {
-            bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k);
+            bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k), files = is_in_files(p, u, k);
             s->at[u][k] = host ? at : SIZE_MAX;
-            s->disk_at[u][k] = disk ? disk_at : UINT64_MAX;
+            s->disk_at[u][k] = disk ? disk_at : files ? file_at : UINT64_MAX;
             at += host ? GAP + plane_bytes(p, u, k) : 0;
             disk_at += disk ? plane_bytes(p, u, k) : 0;
+            file_at += files ? plane_bytes(p, u, k) : 0;
         }
+    }
     return at;
 }
 
@@ -167,6 +178,8 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
 {
     int rc = 0;
     s->disk = p->disk;
+    s->in_files = p->in_files;
+    s->files = p->files;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         void *mem = NULL;
         s->window[k].room = window_size(p, k);
@@ -358,7 +371,7 @@ void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *by
 
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)
 {
-    if (s->disk_at[unit][k] == UINT64_MAX)
+    if (s->disk_at[unit][k] == UINT64_MAX || s->in_files >> k & 1)
         return false;
     *offset = s->disk_at[unit][k];
     return true;
@@ -366,7 +379,13 @@ bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, 
 
 const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
-    return s->sums && s->disk_at[unit][k] != UINT64_MAX ? &s->sums[unit][k] : NULL;
+    uint64_t unused;
+    return s->sums && mt_plane_on_disk(s, unit, k, &unused) ? &s->sums[unit][k] : NULL;
+}
+
+bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
+{
+    return (s->in_files >> k & 1) && mt_plane_elems(s, unit, k);
 }
 
 static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_err *err)
@@ -404,7 +423,9 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
             return rc;
         w->sums = mt_plane_sums(s, unit, k);
         place_window(w, offset, plane + end);
-        rc = move_window(s, w, false, err);
+        rc = mt_plane_in_files(s, unit, k)
+                 ? mt_file_weights_read(s->files, unit, k, (size_t)(w->offset - plane), w->bytes, w->mem, err)
+                 : move_window(s, w, false, err);
         if (rc) {
             w->bytes = 0;
             return rc;
@@ -427,6 +448,9 @@ static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t
     if (first > s->elems[unit].n[k] || n > s->elems[unit].n[k] - first)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "elements %zu to %zu of %s of unit %zu, which has %zu", first,
                        first + n, s->desc[k].use, unit, s->elems[unit].n[k]);
+    if (!dst && mt_plane_in_files(s, unit, k))
+        return mt_fail(err, MT_ERR_RUNTIME, -EROFS, "%s of unit %zu are in the model's files, which are never written",
+                       s->desc[k].use, unit);
     while (left && !rc) {
         char *mem = host ? host + at : NULL;
         size_t have = left;

@@ -22,6 +22,7 @@ enum mt_plane_kind {
     MT_PLANE_HI,        /* of what is trained: bf16, rounded from the FP32 master */
     MT_PLANE_LO,        /* the rest of the master */
     MT_PLANE_FROZEN,    /* of what is frozen and stored as bf16: the weights as they are */
+    MT_PLANE_IN_FILE,   /* the same of large tensors that can be read in place from the model's files */
     MT_PLANE_FROZEN_HI, /* of what is frozen and stored wider: as hi */
     MT_PLANE_FROZEN_LO, /* and as lo */
     MT_PLANE_STATE,     /* the first of up to MT_MAX_STATES optimizer states */
@@ -36,6 +37,7 @@ enum mt_plane_role { MT_ROLE_WEIGHT, MT_ROLE_STATE, MT_ROLE_GRADIENT };
 enum mt_range_kind {
     MT_RANGE_TRAINED,
     MT_RANGE_FROZEN,      /* stored as bf16 */
+    MT_RANGE_IN_FILE,     /* stored as bf16, large, and in the model's files as in the plane */
     MT_RANGE_FROZEN_WIDE, /* stored as f16 or f32: kept as the two halves of an FP32 master */
     MT_N_RANGE_KINDS,
 };
@@ -73,15 +75,18 @@ struct mt_plane_set_params {
     struct mt_plane_elems *elems; /* [n_units], read only */
     const mt_plane_bits *on_disk; /* [n_units] what is on the disk; NULL: all in host memory */
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
+    mt_plane_bits in_files;   /* kinds that are read in place from files, in every unit */
+    struct mt_file_weights *files; /* those; borrowed; NULL where there are no such kinds */
     size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: MT_PLANE_WINDOW */
     bool sums;                /* of what is on the disk are kept, and checked by every read */
     size_t piece_elems;       /* the engine moves planes in pieces of so many elements, or whole; 0: whole alone */
 };
 
 /**
- * Planes in host memory (one mapping, zero at first, huge pages where granted) and on a disk. The engine
- * moves those on the disk itself, by their offsets; everybody else goes through mt_planes_read() and
- * mt_planes_write(), which hold no more than a window of each kind in memory.
+ * Planes in host memory (one mapping, zero at first, huge pages where granted), on a disk, and in files that are read
+ * in place. The engine moves those on the disk itself, by their offsets, and reads those in files; everybody else goes
+ * through mt_planes_read() and mt_planes_write(), which hold no more than a window of each kind in memory. Planes in
+ * files cannot be written.
  *
  * Thread-safety: the pointers are plain memory; who may touch what is the schedule's business. Reads and
  * writes: one thread, and no step under way.
@@ -100,7 +105,7 @@ size_t mt_plane_set_sum_bytes(const struct mt_plane_set_params *p);
 /** Bytes on the disk, of all kinds and of one. */
 uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p);
 uint64_t mt_plane_set_plane_disk_bytes(const struct mt_plane_set_params *p, enum mt_plane_kind k);
-/** First element of a plane in host memory; NULL where the unit has none, or has it on the disk. */
+/** First element of a plane in host memory; NULL where the unit has none, or has it elsewhere. */
 void *mt_plane(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 size_t mt_plane_elems(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 /** The kind's row in the set's table; block is 0 where the set has no such kind. */
@@ -109,6 +114,8 @@ const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plan
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset);
 /** The sums of a plane on the disk; NULL where none are kept. */
 const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
+/** Is the kind read in place from files, and does the unit have a plane of it? */
+bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 
 /** Elements [first, first + n) of a plane, wherever it is. */
 int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,

@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "machine/stored.h"
 #include "model/ranges.h"
+#include "model/weights.h"
 #include "plan/evaluate.h"
 
 /* Products end the program where they are refused memory: none before it is known that there is enough. */
@@ -208,7 +209,9 @@ int mt_session_plane_params(const struct mt_session *s, struct mt_plane_set_para
     const struct mt_numerics *n = &s->numerics;
     int rc = mt_layout_plane_params(p, s->layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
     p->on_disk = s->choice.engine.on_disk;
+    p->in_files = s->choice.engine.in_files;
     p->disk = s->disk;
+    p->files = s->files;
     p->sums = s->placement.nvme_checksums;
     p->piece_elems = s->choice.engine.program.piece_elems;
     return rc;
@@ -246,6 +249,9 @@ int mt_session_start(struct mt_session *s, struct mt_err *err)
     if (!rc)
         rc = open_disk(s, &p, err);
     p.disk = s->disk;
+    if (!rc && p.in_files)
+        rc = mt_weights_open_files(&s->files, s->layout, s->model_dir, err);
+    p.files = s->engine_params.files = s->files;
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
@@ -258,6 +264,7 @@ void mt_session_finish(struct mt_session *s)
     mt_engine_destroy(&s->engine);
     mt_plane_set_destroy(&s->planes);
     mt_disk_close(&s->disk);
+    mt_file_weights_close(&s->files);
     mt_plan_choice_finish(&s->choice);
     mt_machine_finish(&s->machine);
     mt_device_destroy(&s->dev);

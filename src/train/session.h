@@ -11,6 +11,7 @@
 #include "model/layout.h"
 #include "optim/lr.h"
 #include "plan/resolve.h"
+#include "store/file_weights.h"
 #include "store/planes.h"
 
 /**
@@ -41,6 +42,7 @@ struct mt_session {
     struct mt_engine_params engine_params;
 
     mt_disk *disk;  /* NULL where nothing is on one */
+    mt_file_weights *files; /* NULL where nothing is read in place */
     struct mt_machine machine;    /* where the request has it: measured, or a stored one without a fingerprint */
     struct mt_plan_request request;
     struct mt_plan_choice choice; /* what is run: the settings, the engine's plan, memory */

@@ -147,7 +147,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
     r->total_tokens = l->st->tokens;
     r->h2d_bytes = l->s->choice.engine.h2d_bytes;
     r->d2h_bytes = l->s->choice.engine.d2h_bytes;
-    r->uses_disk = l->s->choice.engine.uses_disk;
+    r->uses_disk = l->s->choice.engine.uses_disk || l->s->choice.engine.in_files;
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
         remember(l, record);

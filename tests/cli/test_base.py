@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Where frozen weights live (memory.base): the same bits from host memory, from drives and from the model's own files."""
+import ctypes
+import glob
+import json
+import mmap
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
+
+LAYERS = 3
+# a third of a layer's tensors are large enough to be read in place
+SHAPE = dict(hidden_size=256, intermediate_size=2304, num_hidden_layers=LAYERS, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=32)
+MLP = LAYERS * 3 * 2304 * 256 * 2  # bytes
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
+
+
+def make_model(tmp):
+    """Weights of bf16 in several files."""
+    made, stored = os.path.join(tmp, "made"), os.path.join(tmp, "stored")
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    write_model(made, config("qwen3", **SHAPE))
+    out = os.path.join(tmp, "first")
+    megatrain("-q", "run", write_ini(out + ".ini", base(made, data, out, train__steps=1, model__dtype="bf16")))
+    megatrain("export", f"{out}/checkpoint-1", stored, "--shard-size", "3MB")
+    shutil.rmtree(f"{stored}/megatrain")  # its checksums: as other programs write models
+    assert len(glob.glob(f"{stored}/*.safetensors")) > 2
+    return stored, data
+
+
+def settings(tmp, model, data, out, **over):
+    keys = dict(model__init="weights", model__freeze="*.mlp.*", model__dtype="bf16", train__steps=3, eval__every=0,
+                memory__nvme_paths=tmp)
+    keys.update(over)
+    return write_ini(out + ".ini", base(model, data, out, **keys))
+
+
+def every_home_gives_the_same_bits(tmp, model, data):
+    for dtype in ("bf16", "f32"):
+        for freeze in ("*.mlp.*", "model.layers.*, lm_head.*"):
+            got = []
+            for home, over in (("host", {}), ("disk", {}), ("files", {}),
+                               ("files", dict(memory__unit="half", memory__states="disk")),
+                               ("disk", dict(memory__states="disk", memory__activations="disk")),
+                               ("files", dict(memory__slots=2, memory__activations="offload", device__cpu_threads=1))):
+                out = os.path.join(tmp, f"home-{len(got)}")
+                shutil.rmtree(out, ignore_errors=True)
+                save = len(got) == 0 or len(got) == 2  # and the state of the host's and of the first from files
+                ini = settings(tmp, model, data, out, memory__base=home, model__dtype=dtype, model__freeze=freeze, **over)
+                said = megatrain("run", ini, *([] if save else ["--no-save"]), env=PIECES).stderr
+                got.append((losses(out), planes(f"{out}/checkpoint-3") if save else None))
+                assert bool(re.search(r"blocks read from files", said)) == (home == "files"), said
+            assert all(g[0] == got[0][0] for g in got) and got[0] == got[2], (dtype, freeze, "its home changes bits")
+
+
+def cached_bytes(path):
+    """Bytes of a file in the page cache."""
+    size = os.path.getsize(path)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    fd = os.open(path, os.O_RDONLY)
+    at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    os.close(fd)
+    pages = (size + 4095) // 4096
+    vec = (ctypes.c_ubyte * pages)()
+    assert not libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), vec)
+    libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
+    return 4096 * sum(v & 1 for v in vec)
+
+
+def drop_from_cache(path):
+    """Out of the page cache; False where the file system does not let go of it or has no direct I/O (tmpfs)."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+    return cached_bytes(path) == 0
+
+
+def io_counters():
+    """This process and its children that have ended."""
+    with open("/proc/self/io") as f:
+        return {k: int(v) for k, v in (line.split(": ") for line in f)}
+
+
+def nothing_is_written_and_the_page_cache_stays_free(tmp, model, data):
+    files = glob.glob(f"{model}/*.safetensors")
+    direct = all([drop_from_cache(f) for f in files])
+    out = os.path.join(tmp, "io")
+    ini = settings(tmp, model, data, out, memory__base="files", memory__slots=2, train__steps=2)
+    before = io_counters()
+    said = megatrain("run", ini, "--no-save").stderr
+    used = {k: v - before[k] for k, v in io_counters().items()}
+    assert used["wchar"] < 1 << 20 and used["write_bytes"] < 1 << 20, used
+    step = [m for m in metrics(out) if "loss" in m][-1]
+    reads = MLP  # slots and staging hold all of so small a model over the turn to backward
+    assert step["disk_read"]["weights"] >= reads, step
+    assert sum(step["disk_write"].values()) == 0, step
+    rows = re.findall(r"^  host +frozen weights  +\S", said, re.M)
+    assert not rows, said  # none of it in host memory
+    if direct:
+        assert used["read_bytes"] >= 2 * reads, used
+        cached = sum(cached_bytes(f) for f in files)
+        assert cached < sum(os.path.getsize(f) for f in files) - 0.6 * MLP, (cached, MLP)  # beside readahead
+    else:
+        print("   (no direct I/O here: the page cache was not looked at)")
+
+
+def tensor_at(model, name):
+    for path in glob.glob(f"{model}/*.safetensors"):
+        with open(path, "rb") as f:
+            n, = struct.unpack("<Q", f.read(8))
+            header = json.loads(f.read(n))
+        if name in header:
+            return path, 8 + n + header[name]["data_offsets"][0]
+    raise AssertionError(name)
+
+
+def a_bit_that_turns_in_the_file_stops_the_run(tmp, model, data):
+    copy, name = os.path.join(tmp, "turned"), "model.layers.1.mlp.up_proj.weight"
+    shutil.copytree(model, copy)
+    path, at = tensor_at(copy, name)
+    out = os.path.join(tmp, "turn")
+    ini = settings(tmp, copy, data, out, memory__base="files", train__steps=100000, log__every=1)
+    run = subprocess.Popen([BINARY, "run", ini, "--no-save"], stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(600):
+            if os.path.exists(f"{out}/metrics.jsonl") and len(losses(out)) > 1:
+                break
+            time.sleep(0.1)
+        with open(path, "r+b") as f:
+            f.seek(at + (1 << 20) + 12345)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte ^ 4]))
+        said = run.communicate(timeout=120)[1]
+    finally:
+        run.kill()
+    assert run.returncode == 3 and name in said and path in said and "checksum" in said, (run.returncode, said[-2000:])
+
+
+def what_cannot_be_is_refused(tmp, model, data):
+    out = os.path.join(tmp, "refused")
+    for over, words in ((dict(memory__base="disk", memory__nvme_paths=""), "memory.nvme_paths"),
+                        (dict(memory__base="files", model__freeze="*norm*"), "1 MiB or more"),
+                        (dict(memory__base="files", model__freeze=""), "nothing is frozen"),
+                        (dict(memory__base="files", model__init="random"), "1 MiB or more"),
+                        (dict(memory__base="drives"), "auto|host|disk|files")):
+        said = megatrain("run", settings(tmp, model, data, out, **over), expect=2).stderr
+        assert words in said, (over, said)
+        assert not glob.glob(f"{out}/checkpoint-*")
+    # a weight that is not finite, found when it is first read
+    copy = os.path.join(tmp, "infinite")
+    shutil.copytree(model, copy)
+    path, at = tensor_at(copy, "model.layers.0.mlp.gate_proj.weight")
+    with open(path, "r+b") as f:
+        f.seek(at + 2 * 1000)
+        f.write(b"\x80\x7f")
+    for home in "host", "files":
+        said = megatrain("run", settings(tmp, copy, data, out + home, memory__base=home), expect=3).stderr
+        assert "gate_proj" in said and "element 1000" in said and "finite" in said, said
+
+
+def main():
+    tmp = tempfile.mkdtemp(prefix="mt-base-")
+    try:
+        model, data = make_model(tmp)
+        for test in (every_home_gives_the_same_bits, nothing_is_written_and_the_page_cache_stays_free,
+                     a_bit_that_turns_in_the_file_stops_the_run, what_cannot_be_is_refused):
+            test(tmp, model, data)
+            print("ok", test.__name__)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Frozen weights that are read in place, from files that share nothing with them but the bytes. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fs.h"
+#include "base/mem.h"
+#include "store/file_weights.h"
+
+enum { FILES = 3, UNITS = 4, PARTS = 3 };
+#define K MT_PLANE_IN_FILE
+
+struct fixture {
+    char dir[64], path[FILES][128];
+    struct mt_file_part part[UNITS * PARTS];
+    size_t plane_bytes[UNITS];
+    mt_file_weights *f;
+};
+
+static char byte_of(size_t part, size_t i)
+{
+    return (char)(i * 131 + i / 4096 * 7 + part * 29 + 1);
+}
+
+/* Parts of odd sizes at odd offsets, a unit's in several files, with a gap between them in the plane. */
+static void set_up(struct fixture *x, bool buffered, unsigned depth)
+{
+    size_t end[FILES] = {0};
+    const char *paths[FILES];
+    int fd[FILES];
+    memset(x, 0, sizeof(*x));
+    snprintf(x->dir, sizeof(x->dir), "/tmp/mt-test-XXXXXX");
+    assert_non_null(mkdtemp(x->dir));
+    for (int i = 0; i < FILES; i++) {
+        snprintf(x->path[i], sizeof(x->path[i]), "%s/model-%d.safetensors", x->dir, i);
+        paths[i] = x->path[i];
+        fd[i] = open(x->path[i], O_CREAT | O_RDWR, 0600);
+        assert_true(fd[i] >= 0);
+        end[i] = 9 + 100 * (size_t)i;
+    }
+    for (size_t p = 0; p < UNITS * PARTS; p++) {
+        struct mt_file_part *t = &x->part[p];
+        int file = (int)(p * 7 % FILES);
+        *t = (struct mt_file_part){.unit = p / PARTS, .plane = K, .file = file, .offset = end[file], .name = "t"};
+        t->bytes = p % 5 == 0 ? 10 : MT_SUM_BLOCK * (p % 3) + 77777 * p + 2;
+        t->at = x->plane_bytes[t->unit];
+        x->plane_bytes[t->unit] += t->bytes + 128;
+        char *data = malloc(t->bytes);
+        assert_non_null(data);
+        for (size_t i = 0; i < t->bytes; i++)
+            data[i] = byte_of(p, i);
+        assert_int_equal(pwrite(fd[file], data, t->bytes, (off_t)end[file]), (ssize_t)t->bytes);
+        free(data);
+        end[file] += t->bytes + 1;
+    }
+    for (int i = 0; i < FILES; i++) {
+        fsync(fd[i]);
+        close(fd[i]);
+    }
+    struct mt_err err = {0};
+    if (mt_file_weights_open(&x->f,
+                             &(struct mt_file_weights_params){.n_units = UNITS, .paths = paths, .n_paths = FILES,
+                                                              .parts = x->part, .n_parts = UNITS * PARTS,
+                                                              .buffered = buffered, .depth = depth},
+                             &err))
+        fail_msg("%s", err.msg);
+}
+
+static void tear_down(struct fixture *x)
+{
+    mt_file_weights_close(&x->f);
+    mt_remove_tree(x->dir, NULL);
+}
+
+struct waiter {
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    int left;
+};
+
+static void done(struct mt_file_request *r)
+{
+    struct waiter *w = r->ctx;
+    pthread_mutex_lock(&w->lock);
+    w->left--;
+    pthread_cond_signal(&w->cond);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* All units at once. Returns the first request that failed, or the first. */
+static struct mt_file_request read_all(struct fixture *x, char *plane[UNITS])
+{
+    struct mt_file_request r[UNITS];
+    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, UNITS};
+    memset(r, 0, sizeof(r));
+    for (size_t u = 0; u < UNITS; u++) {
+        r[u] = (struct mt_file_request){.unit = u, .done = done, .ctx = &w};
+        r[u].plane[K] = plane[u];
+        mt_file_weights_submit(x->f, &r[u]);
+    }
+    pthread_mutex_lock(&w.lock);
+    while (w.left)
+        pthread_cond_wait(&w.cond, &w.lock);
+    pthread_mutex_unlock(&w.lock);
+    for (size_t u = 0; u < UNITS; u++)
+        if (r[u].rc)
+            return r[u];
+    return r[0];
+}
+
+static void alloc_planes(const struct fixture *x, char *plane[UNITS])
+{
+    for (size_t u = 0; u < UNITS; u++)
+        assert_non_null(plane[u] = calloc(1, x->plane_bytes[u]));
+}
+
+static void free_planes(char *plane[UNITS])
+{
+    for (size_t u = 0; u < UNITS; u++)
+        free(plane[u]);
+}
+
+static void check_planes(const struct fixture *x, char *plane[UNITS])
+{
+    for (size_t p = 0; p < UNITS * PARTS; p++) {
+        const struct mt_file_part *t = &x->part[p];
+        const char *at = plane[t->unit] + t->at;
+        for (size_t i = 0; i < t->bytes; i++)
+            if (at[i] != byte_of(p, i))
+                fail_msg("byte %zu of part %zu", i, p);
+        for (size_t i = 0; i < 128; i++) /* what is between parts is left alone */
+            assert_int_equal(at[t->bytes + i], 0);
+    }
+}
+
+static void every_byte_comes_to_its_place_in_every_pass(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 4; v++) {
+        struct fixture x;
+        char *plane[UNITS];
+        set_up(&x, v & 1, v & 2 ? 1 : 0);
+        for (int pass = 0; pass < 3; pass++) {
+            alloc_planes(&x, plane);
+            struct mt_file_request r = read_all(&x, plane);
+            if (r.rc)
+                fail_msg("%s", r.err.msg);
+            check_planes(&x, plane);
+            free_planes(plane);
+        }
+        struct mt_file_weights_stats s;
+        mt_file_weights_stats(x.f, &s);
+        uint64_t all = 0;
+        for (size_t p = 0; p < UNITS * PARTS; p++)
+            all += x.part[p].bytes;
+        assert_true(s.bytes == 3 * all && s.busy_ns > 0);
+        tear_down(&x);
+    }
+}
+
+static void any_run_of_bytes_can_be_read(void **state)
+{
+    (void)state;
+    struct fixture x;
+    char *plane[UNITS], got[5000];
+    set_up(&x, false, 0);
+    alloc_planes(&x, plane);
+    assert_int_equal(read_all(&x, plane).rc, 0);
+    for (size_t i = 0; i < 60; i++) {
+        size_t u = i % UNITS, first = i * 977777 % (x.plane_bytes[u] - sizeof(got));
+        assert_int_equal(mt_file_weights_read(x.f, u, K, first, sizeof(got), got, NULL), 0);
+        assert_memory_equal(got, plane[u] + first, sizeof(got));
+    }
+    free_planes(plane);
+    tear_down(&x);
+}
+
+static void turn_bit(const struct fixture *x, size_t part, size_t i)
+{
+    const struct mt_file_part *t = &x->part[part];
+    char c = (char)(byte_of(part, i) ^ 16);
+    int fd = open(x->path[t->file], O_WRONLY);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, &c, 1, (off_t)(t->offset + i)), 1);
+    fsync(fd);
+    close(fd);
+}
+
+static void a_block_that_has_changed_is_named(void **state)
+{
+    (void)state;
+    struct fixture x;
+    char *plane[UNITS];
+    set_up(&x, false, 0);
+    alloc_planes(&x, plane);
+    assert_int_equal(read_all(&x, plane).rc, 0);
+    turn_bit(&x, 7, x.part[7].bytes - 1);
+    struct mt_file_request r = read_all(&x, plane);
+    assert_int_equal(r.rc, -EBADMSG);
+    assert_non_null(strstr(r.err.msg, x.path[x.part[7].file]));
+    assert_non_null(strstr(r.err.msg, "\"t\""));
+    free_planes(plane);
+    tear_down(&x);
+}
+
+static void a_file_that_has_become_shorter_ends_the_request(void **state)
+{
+    (void)state;
+    for (int buffered = 0; buffered < 2; buffered++) {
+        struct fixture x;
+        char *plane[UNITS];
+        set_up(&x, buffered, 0);
+        alloc_planes(&x, plane);
+        const struct mt_file_part *last = &x.part[UNITS * PARTS - 1];
+        assert_int_equal(truncate(x.path[last->file], (off_t)(last->offset + last->bytes / 2)), 0);
+        struct mt_file_request r = read_all(&x, plane);
+        assert_int_equal(r.rc, -ENODATA);
+        assert_non_null(strstr(r.err.msg, "shorter"));
+        free_planes(plane);
+        tear_down(&x);
+    }
+}
+
+static void another_tensor_than_was_named_is_refused(void **state)
+{
+    (void)state;
+    struct fixture x, y;
+    char *plane[UNITS];
+    uint64_t sum, other;
+    set_up(&x, false, 0);
+    alloc_planes(&x, plane);
+    for (size_t p = 0; p < UNITS * PARTS; p++) {
+        size_t n = mt_sum_blocks(x.part[p].bytes);
+        uint64_t *want = calloc(n, sizeof(*want));
+        char *data = malloc(x.part[p].bytes);
+        for (size_t i = 0; i < x.part[p].bytes; i++)
+            data[i] = byte_of(p, i);
+        mt_block_sums(want, 0, data, x.part[p].bytes);
+        assert_int_equal(mt_file_weights_sum(x.f, p, &sum, NULL), 0); /* with no pass before it */
+        assert_true(sum == mt_tensor_sum(want, n));
+        mt_file_weights_expect(x.f, p, sum);
+        free(want);
+        free(data);
+    }
+    assert_int_equal(read_all(&x, plane).rc, 0);
+    tear_down(&x);
+    set_up(&y, false, 0);
+    assert_int_equal(mt_file_weights_sum(y.f, 4, &sum, NULL), 0);
+    tear_down(&y);
+    set_up(&y, false, 0);
+    turn_bit(&y, 4, 0); /* before the first pass */
+    mt_file_weights_expect(y.f, 4, sum);
+    struct mt_file_request r = read_all(&y, plane);
+    assert_int_equal(r.rc, -EBADMSG);
+    assert_non_null(strstr(r.err.msg, "checkpoint"));
+    assert_int_equal(mt_file_weights_sum(y.f, 4, &other, NULL), 0);
+    assert_true(other != sum);
+    free_planes(plane);
+    tear_down(&y);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_byte_comes_to_its_place_in_every_pass),
+        cmocka_unit_test(any_run_of_bytes_can_be_read),
+        cmocka_unit_test(a_block_that_has_changed_is_named),
+        cmocka_unit_test(a_file_that_has_become_shorter_ends_the_request),
+        cmocka_unit_test(another_tensor_than_was_named_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
