@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
+#include "base/visible.h"
 #include "data/text.h"
 
 /* Samples to show, and how. */
@@ -33,36 +34,16 @@ static const char PAGE[] =
     "mark{background:var(--t);color:inherit;border-radius:2px}</style>"
     "<h1>Training samples</h1><p>The loss is taken on <mark>marked</mark> tokens.</p>\n";
 
-/* The character that UTF-8 begins at text[0], where it would steer a terminal or turn lines around: a control
- * character, or one of the marks of writing direction. *n: its bytes. Otherwise 0. */
-static unsigned steering(const char *text, size_t len, size_t *n)
-{
-    const unsigned char *c = (const unsigned char *)text;
-    unsigned u = c[0];
-    *n = 1;
-    if (u == '\n' || u == '\t')
-        return 0;
-    if (u < 32 || u == 127)
-        return u;
-    if (len > 1 && u == 0xc2 && c[1] < 0xa0)
-        *n = 2, u = c[1];
-    else if (len > 2 && u == 0xe2 && (c[1] == 0x80 || c[1] == 0x81))
-        *n = 3, u = 0x2000u | (c[1] & 1u) << 6 | (c[2] & 0x3fu);
-    else
-        return 0;
-    return *n == 2 || (u >= 0x202a && u <= 0x202e) || (u >= 0x2066 && u <= 0x2069) ? u : 0;
-}
-
 static void append(struct mt_str *out, const char *text, size_t len, bool html)
 {
     for (size_t i = 0, n; i < len; i += n) {
-        unsigned u = steering(text + i, len - i, &n);
+        unsigned u = mt_steering(text + i, len - i, &n);
         if (u)
             mt_str_printf(out, u < 256 ? "\\x%02x" : "\\u%04x", u);
         else if (html && strchr("<>&", text[i]))
             mt_str_printf(out, "&#%d;", text[i]);
         else
-            mt_str_append(out, text + i, n = 1);
+            mt_str_append(out, text + i, n);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/visible.h"
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
@@ -42,7 +43,9 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
                    (long long)cfg->ffn, (long long)cfg->n_heads, (long long)cfg->head_dim,
                    (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
         for (size_t i = 0; i < m->n_tensors; i++) {
-            printf("%-8s %s [", mt_st_dtype_name(m->tensors[i].dtype), m->tensors[i].name);
+            char name[1024];
+            mt_visible(name, sizeof(name), m->tensors[i].name);
+            printf("%-8s %s [", mt_st_dtype_name(m->tensors[i].dtype), name);
             for (int k = 0; k < m->tensors[i].n_dims; k++)
                 printf("%s%lld", k ? ", " : "", (long long)m->tensors[i].shape[k]);
             printf("]\n");

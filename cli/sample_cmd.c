@@ -3,12 +3,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/strbuf.h"
+#include "base/visible.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "data/text.h"
@@ -47,8 +49,16 @@ static void print_piece(void *ctx, size_t sample, const char *text, size_t len, 
 {
     (void)ctx;
     (void)sample;
-    if (trained)
+    if (!trained)
+        return;
+    if (!isatty(STDOUT_FILENO)) {
         fwrite(text, 1, len, stdout);
+        return;
+    }
+    struct mt_str safe = {0};
+    mt_str_visible(&safe, text, len);
+    fwrite(safe.p ? safe.p : "", 1, safe.len, stdout);
+    mt_str_finish(&safe);
 }
 
 static bool ends_turn(const struct mt_session *s, const struct sampling *p, size_t id)

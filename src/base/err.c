@@ -5,13 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/visible.h"
+
 int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt, ...)
 {
     if (err) {
         va_list ap;
         va_start(ap, fmt);
-        vsnprintf(err->msg, sizeof(err->msg), fmt, ap);
+        char text[sizeof(err->msg)];
+        vsnprintf(text, sizeof(text), fmt, ap);
         va_end(ap);
+        mt_visible(err->msg, sizeof(err->msg), text);
         err->code = code;
         err->kind = kind;
     }
@@ -24,8 +28,9 @@ int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
         char head[sizeof(err->msg)], tail[sizeof(err->msg)];
         va_list ap;
         va_start(ap, fmt);
-        vsnprintf(head, sizeof(head), fmt, ap);
+        vsnprintf(tail, sizeof(tail), fmt, ap);
         va_end(ap);
+        mt_visible(head, sizeof(head), tail);
         memcpy(tail, err->msg, sizeof(tail));
         int n = snprintf(err->msg, sizeof(err->msg), "%s: ", head);
         if (n > 0 && (size_t)n < sizeof(err->msg))

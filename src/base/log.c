@@ -6,6 +6,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/visible.h"
+
 static atomic_int max_level = MT_LOG_INFO;
 static mt_log_sink sink_fn;
 static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,11 +29,12 @@ void mt_log(enum mt_log_level level, const char *fmt, ...)
     int shown_as = level == MT_LOG_PROGRESS ? MT_LOG_INFO : (int)level;
     if (shown_as > atomic_load_explicit(&max_level, memory_order_relaxed))
         return;
-    char line[2048];
+    char text[2048], line[2048];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(line, sizeof(line), fmt, ap);
+    vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    mt_visible(line, sizeof(line), text);
     pthread_mutex_lock(&sink_lock);
     if (sink_fn)
         sink_fn(level, line);
