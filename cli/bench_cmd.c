@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "bench_predict.h"
+#include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "sweep/sweep.h"
 
@@ -29,6 +31,7 @@ struct bench {
     struct plan_view view; /* of the job at hand */
     bool predicted;        /* the view has a choice */
     bool interrupted;
+    int lock; /* of the folder; -1: not taken */
 };
 
 static bool chosen(const struct bench *b, const struct mt_sweep_job *j)
@@ -117,8 +120,11 @@ struct child {
     const char *rates; /* file for rates between its steps, or NULL */
 };
 
-static void be_child(const char *ini, const char *dir, const char *log, const struct child *c)
+static void be_child(const char *ini, const char *dir, const char *log, const struct child *c, pid_t parent)
 {
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* a sweep that is killed does not go on alone */
+    if (getppid() != parent)
+        _exit(143);
     const char *argv[16] = {"megatrain", "run", ini, "--out", dir, "--force", "--no-save", "--no-progress"};
     int n = 8;
     int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -212,9 +218,9 @@ static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struc
     if (b->sweep.cooldown > 0)
         usleep((useconds_t)(b->sweep.cooldown * 1e6));
     fflush(NULL);
-    pid_t pid = fork();
+    pid_t parent = getpid(), pid = fork();
     if (!pid)
-        be_child(ini, dir, log, c);
+        be_child(ini, dir, log, c, parent);
     if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
     r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
@@ -269,12 +275,18 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
     return rc;
 }
 
+/* What a run says of its job; another exit may be of the moment, such as a folder that is in use. */
+static bool is_result(const struct mt_sweep_run *r)
+{
+    return strncmp(r->status, "exit ", 5) != 0;
+}
+
 /* A run, kept when it is complete. */
 static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                     struct mt_err *err)
 {
     int rc = measures(b) ? run_measured(b, j, k, r, err) : run_child(b, j, k, r, &(struct child){0}, err);
-    return rc || b->interrupted ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
+    return rc || b->interrupted || !is_result(r) ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
 }
 
 static int predict_run(const struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
@@ -462,7 +474,9 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
                        b->dir);
     char runs[4200];
     snprintf(runs, sizeof(runs), "%.4000s/runs", b->dir);
-    return rc ? rc : mt_mkdir_p(runs, err);
+    if (!rc)
+        rc = mt_mkdir_p(runs, err);
+    return rc ? rc : mt_checkpoint_lock(runs, &b->lock, err);
 }
 
 static size_t n_chosen(const struct bench *b)
@@ -532,7 +546,7 @@ static int compare(const struct cli_args *args)
 
 int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
 {
-    struct bench b = {.cli = cli, .args = args};
+    struct bench b = {.cli = cli, .args = args, .lock = -1};
     struct mt_err err = {0};
     if (cli_arg(args, "compare"))
         return compare(args);
@@ -557,5 +571,7 @@ int cli_cmd_bench(struct cli *cli, const struct cli_args *args)
                      b.dir);
     free(b.rows);
     mt_sweep_finish(&b.sweep);
+    if (b.lock >= 0)
+        close(b.lock);
     return rc ? cli_fail(&err) : b.interrupted ? 130 : 0;
 }

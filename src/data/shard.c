@@ -236,7 +236,7 @@ int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_
     if (snprintf(w->path, sizeof(w->path), "%s", path) >= (int)sizeof(w->path) ||
         snprintf(w->tmp, sizeof(w->tmp), "%.4000s.%d.tmp", path, (int)getpid()) < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
-    w->f = fopen(w->tmp, "wbe");
+    w->f = fopen(w->tmp, "wbxe");
     if (!w->f || fwrite(zero, HEADER, 1, w->f) != 1)
         return fail_write(w, err);
     return 0;

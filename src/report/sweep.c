@@ -23,6 +23,17 @@ static const char *string(const cJSON *o, const char *key)
     return cJSON_IsString(v) ? v->valuestring : "";
 }
 
+/* Of an axis, which a file of others may write otherwise than we do. */
+static const char *text_of(const cJSON *a)
+{
+    return cJSON_IsString(a) ? a->valuestring : "";
+}
+
+static const char *name_of(const cJSON *a)
+{
+    return a && a->string ? a->string : "";
+}
+
 struct values {
     const char *v[MAX_VALUES];
     size_t n;
@@ -45,7 +56,7 @@ static void rest_of(char *buf, size_t len, const cJSON *row)
     const cJSON *a;
     int at = snprintf(buf, len, "%s", string(row, "job")), k = 0;
     cJSON_ArrayForEach(a, mt_json_get(row, "axes")) if (k++ >= 2 && at >= 0 && (size_t)at < len)
-        at += snprintf(buf + at, len - (size_t)at, "%s%s = %s", at ? ", " : "", a->string, a->valuestring);
+        at += snprintf(buf + at, len - (size_t)at, "%s%s = %s", at ? ", " : "", name_of(a), text_of(a));
 }
 
 static const cJSON *axis(const cJSON *row, int k)
@@ -70,9 +81,9 @@ static int add_map(struct mt_report *r, const char *section, const char *rest, s
             rest_of(mine, sizeof(mine), row);
             if (strcmp(mine, rest) || !a)
                 continue;
-            size_t j = index_of(&x, a->valuestring), i = index_of(&y, b ? b->valuestring : "");
-            x_name = a->string;
-            y_name = b ? b->string : "";
+            size_t j = index_of(&x, text_of(a)), i = index_of(&y, text_of(b));
+            x_name = name_of(a);
+            y_name = name_of(b);
             if (!pass || i >= MAX_VALUES || j >= MAX_VALUES)
                 continue;
             bool fits = strcmp(string(row, "status"), "does not fit") != 0;

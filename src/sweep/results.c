@@ -193,6 +193,15 @@ static int columns(struct column *c, const struct mt_sweep_row *r)
     return (int)MT_ARRAY_LEN(all);
 }
 
+/* A quoted cell: a quote in it is doubled (RFC 4180). */
+static void csv_cell(struct mt_str *out, const char *text)
+{
+    mt_str_append(out, ",\"", 2);
+    for (; *text; text++)
+        mt_str_append(out, *text == '"' ? "\"\"" : text, *text == '"' ? 2 : 1);
+    mt_str_append(out, "\"", 1);
+}
+
 void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
 {
     struct column c[MAX_COLUMNS];
@@ -208,10 +217,11 @@ void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n)
                 mt_str_printf(out, ",%s", c[k].name);
             mt_str_printf(out, ",forward_bound_by,backward_bound_by\n");
         }
-        mt_str_printf(out, "%s,\"%s\"", j->hash, j->name);
+        mt_str_printf(out, "%s", j->hash);
+        csv_cell(out, j->name);
         for (size_t a = 0; a < j->axes.n; a++)
-            mt_str_printf(out, ",\"%s\"", j->axes.p[a].value);
-        mt_str_printf(out, ",\"%s\"", rows[i].status);
+            csv_cell(out, j->axes.p[a].value);
+        csv_cell(out, rows[i].status);
         for (int k = 0; k < n_c; k++) {
             mt_str_printf(out, ",");
             if (isfinite(c[k].value))

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read is what was written, in every command that reads a checkpoint; and nobody's folder is removed."""
+import glob
+import json
 import os
 import shutil
+import signal
+import struct
+import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from tiny import base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
+from tiny import BINARY, base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
 
 
 class Place:
@@ -103,6 +108,67 @@ def bench_removes_its_own_results_alone(p):
     open(stale, "w").close()
     megatrain("-q", "bench", sweep, "--out", out, "--force")
     assert sorted(os.listdir(out)) == first and os.path.exists(out + "/keep/thesis")
+
+
+def text_of_others_does_not_reach_a_terminal_as_it_is(p):
+    evil = "\x1b]0;owned\x07\x9b31mw"
+    model = os.path.join(p.tmp, "evil.safetensors")
+    header = json.dumps({evil: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    with open(model, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header + bytes(4))
+    data = os.path.join(p.tmp, "evil.jsonl")
+    with open(data, "w") as f:
+        f.write(json.dumps({evil: 1}) + "\n")
+    out = os.path.join(p.tmp, "evil")
+    ini = write_ini(out + ".ini", base(p.model, data, out))
+    for cmd in (["inspect", model], ["run", ini], ["run", os.path.join(p.tmp, evil)], ["verify", os.path.join(p.tmp, evil)],
+                ["export", os.path.join(p.tmp, evil), out]):
+        r = megatrain(*cmd, expect=None)
+        bad = [c for c in r.stdout + r.stderr if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
+        assert not bad, (cmd, bad, r.stdout, r.stderr)
+    assert "\\x1b]0;owned\\x07" in megatrain("inspect", model).stdout
+
+
+def a_sweep_that_is_killed_takes_its_run_along(p):
+    out = os.path.join(p.tmp, "killed")
+    sweep = write_ini(p.tmp + "/killed.ini", {**base(p.model, p.data, p.tmp + "/x", train__steps=100000),
+                                              "sweep": {"repeat": 1, "warmup_steps": 0}})
+    for signo in (signal.SIGKILL, signal.SIGTERM):
+        bench = subprocess.Popen([BINARY, "-q", "bench", sweep, "--out", out, *(["--resume"] if os.path.exists(out) else [])],
+                                 stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        runs = os.path.join(out, "runs")
+        wait(lambda: glob.glob(runs + "/*/metrics.jsonl") and children(bench.pid))
+        child, = children(bench.pid)
+        r = megatrain("bench", sweep, "--out", out, "--resume", expect=2)
+        assert "in use" in r.stderr, r.stderr
+        bench.send_signal(signo)
+        bench.wait(timeout=30)
+        wait(lambda: not os.path.exists(f"/proc/{child}") or open(f"/proc/{child}/stat").read().split()[2] == "Z")
+        assert not glob.glob(out + "/*.json"), os.listdir(out)  # nothing is taken for a result
+        shutil.rmtree(runs)
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as f:
+        return [int(n) for n in f.read().split()]
+
+
+def wait(what, seconds=60):
+    end = time.time() + seconds
+    while not what():
+        assert time.time() < end
+        time.sleep(0.02)
+
+
+def results_of_others_are_read_with_care(p):
+    folder = os.path.join(p.tmp, "odd")
+    os.makedirs(folder)
+    for axes in ({"a": 1, "b": None}, [1, 2], "x", {"a": "1", "b": {"c": 2}}):
+        rows = [{"job": "j", "axes": axes, "status": "ok", "tok_s": 5}, {"job": 7, "axes": axes, "status": 3}]
+        with open(folder + "/sweep.json", "w") as f:
+            json.dump(rows, f)
+        r = megatrain("report", folder, "--out", p.tmp + "/odd.html", expect=None)
+        assert 0 <= r.returncode < 64, (axes, r.returncode, r.stderr)
 
 
 TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
