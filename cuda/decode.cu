@@ -91,7 +91,8 @@ static __global__ void __launch_bounds__(THREADS)
             for (int k = 0; k < N; k++)
                 x[k] = value[nibble<FORMAT>(codes[u], k)] * scale[u];
             store16(out + i, pack<T>(x));
-        } else {
+        } else if constexpr (FORMAT == MT_PACKED_NF4) { /* rows of others are whole blocks */
+            MT_UNROLL(1)
             for (; i < n; i++)
                 store(out + i, value[nibble<FORMAT>(a.codes[i / 2], static_cast<int>(i % 2))] *
                                    scale_of<FORMAT, NESTED>(a, i));

@@ -132,6 +132,11 @@ static void decode_nf4(struct harness *h)
         nf4_case(h, shape[i][0], shape[i][1], false);
         nf4_case(h, shape[i][0], shape[i][1], true);
     }
+    for (size_t part = 0; part < 4; part++) /* that end in each part of a thread */
+        for (size_t pack = 4; pack <= 8; pack *= 2) {
+            nf4_case(h, 1, part * pack * 256 + pack - 1, false);
+            nf4_case(h, 1, part * pack * 256 + pack - 1, true);
+        }
     nf4_case(h, 260, 1024, true); /* several groups of nested scales */
 }
 
@@ -172,6 +177,8 @@ static void decode_fp8(struct harness *h)
     fp8_case(h, 128, 128, 0.01f);
     fp8_case(h, 576, 200, 0.01f); /* partial blocks at both edges */
     fp8_case(h, 3, 5, 1);
+    fp8_case(h, 2, 1031, 1);
+    fp8_case(h, 1, 8200, 1);
     fp8_case(h, 129, 1032, 1e-36f); /* values below the smallest normal number */
     fp8_case(h, 40, 24, 1e37f);     /* and beyond the largest */
 }
