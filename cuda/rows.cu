@@ -173,6 +173,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS)
         if (i + 4 <= n)
             store_four(dst + i, x[u]);
         else
+            MT_UNROLL(1)
             for (; i < n; i++)
                 store(dst + i, load(src + i));
     }

@@ -46,6 +46,7 @@ static __global__ void __launch_bounds__(THREADS) gate_backward(struct mt_shared
     for (size_t i = threadIdx.x * static_cast<size_t>(N); i < a.c; i += THREADS * N) {
         float w[N], dw[N] = {};
         load_n<T, N>(weights + i, w);
+        MT_UNROLL(2)
         for (size_t row = first; row < end; row++) {
             float g = a.gate[row], d = a.dgate[row] * (g * (1.0f - g)), p[N], dx[N];
             load_n<T, N>(x + row * a.c + i, p);

@@ -168,7 +168,9 @@ static const struct mt_router_rule ernie = {.score = MT_SCORE_SOFTMAX, .renorm =
 
 static void routers_choose_and_weigh(struct harness *h)
 {
-    struct mt_router_rule floor = ernie;
+    struct mt_router_rule floor = ernie, all_steps = {.score = MT_SCORE_SOFTMAX, .softmax_chosen = true,
+                                                      .renorm = MT_RENORM_SUM, .eps = 0.5f, .scale = 3},
+                          plain = {.score = MT_SCORE_SIGMOID, .scale = 1};
     floor.eps = 0.9f; /* of some rows the sum is less */
     route_case(h, &(struct route){.n = 37, .e = 12, .k = 3, .padded = 5, .rule = qwen3, .aux = true});
     route_case(h, &(struct route){.n = 9, .e = 60, .k = 4, .rule = qwen2});
@@ -180,10 +182,12 @@ static void routers_choose_and_weigh(struct harness *h)
     route_case(h, &(struct route){.n = 7, .e = 160, .k = 6, .rule = deepseek2});
     route_case(h, &(struct route){.n = 7, .e = 64, .k = 6, .rule = ernie, .bias = true, .f32_logits = true});
     route_case(h, &(struct route){.n = 19, .e = 16, .k = 5, .rule = floor});
+    route_case(h, &(struct route){.n = 8, .e = 40, .k = 5, .rule = all_steps});
+    route_case(h, &(struct route){.n = 5, .e = 20, .k = 3, .rule = all_steps, .f32_logits = true, .aux = true});
     route_case(h, &(struct route){.n = 4, .e = 7, .k = 7, .rule = qwen2}); /* all of them */
     route_case(h, &(struct route){.n = 2, .e = 40, .k = 40, .rule = glm4, .f32_logits = true});
     route_case(h, &(struct route){.n = 1, .e = 5, .k = 1, .rule = qwen2});
-    route_case(h, &(struct route){.n = 3, .e = 1, .k = 1, .rule = minimax, .f32_logits = true, .aux = true});
+    route_case(h, &(struct route){.n = 3, .e = 1, .k = 1, .rule = plain, .f32_logits = true, .aux = true});
     route_case(h, &(struct route){.n = 1, .e = MT_MAX_EXPERTS, .k = 16, .rule = gpt_oss, .f32_logits = true});
     route_case(h, &(struct route){.n = 300, .e = 130, .k = 3, .rule = mixtral, .f32_logits = true});
 }
