@@ -158,7 +158,6 @@ static void attention_sinks_take_their_part(struct harness *h)
         {.n_q = 8, .n_kv = 1, .d = 64, .n_docs = 2, .len = {65, 3}, .sinks = true},
         {.n_q = 4, .n_kv = 2, .d = 16, .window = 17, .n_docs = 3, .len = {100, 5, 64}, .sinks = true},
         {.n_q = 3, .n_kv = 1, .d = 20, .n_docs = 1, .len = {37}, .sinks = true},
-        {.n_q = 2, .n_kv = 1, .d = 8, .n_docs = 1, .len = {4200}, .window = 3, .sinks = true},
         {.n_q = 48, .n_kv = 8, .d = 64, .n_docs = 1, .len = {3}, .sinks = true},
         {.n_q = 16, .n_kv = 1, .d = 18, .n_docs = 1, .len = {40}, .sinks = true},
     };
