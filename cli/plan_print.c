@@ -140,6 +140,9 @@ static void print_choices(const struct plan_view *v)
                : c->whole_seconds > 0 ? why
                                       : "whole layers are too large for the device");
     }
+    if (c->placement.expert_group != MT_AUTO && v->hf.moe.n_experts)
+        printf("  memory.expert_group   %-9lld  of %lld experts at once\n", (long long)c->placement.expert_group,
+               (long long)v->hf.moe.n_experts);
     explain(why, sizeof(why), v, KNOB_ACTIVATIONS, r->placement.activations != MT_ACT_AUTO);
     printf("  memory.activations    %-9s  %s\n", act_names[c->placement.activations], why);
     if (c->placement.activations == MT_ACT_RECOMPUTE)

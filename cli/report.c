@@ -88,7 +88,7 @@ void cli_print_session(const struct mt_session *s)
     cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
             p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
-            p->program.one_ring ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
+            p->program.one_ring || s->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)
         cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",

@@ -21,7 +21,8 @@ const struct mt_device_kind *mt_device_kind(const char *name)
 struct mt_device_limits mt_device_kind_limits(const struct mt_device_kind *k, size_t budget_bytes, int n_threads)
 {
     return (struct mt_device_limits){.kind = k->name, .budget_bytes = budget_bytes, .n_threads = n_threads,
-                                     .shares_host_memory = k->shares_host_memory, .alignment = k->alignment};
+                                     .shares_host_memory = k->shares_host_memory, .alignment = k->alignment,
+                                     .row_bucket = k->row_bucket};
 }
 
 void mt_device_probe(struct mt_device_info *out, const char *name, int index)

@@ -45,6 +45,7 @@ struct mt_device_limits {
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
     size_t alignment;      /* of arena allocations, in bytes */
+    size_t row_bucket;     /* rows of a product whose number the routing of experts decides are padded to a multiple */
 };
 
 /** What is here, before a device is opened. */

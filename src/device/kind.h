@@ -13,6 +13,7 @@ struct mt_device_kind {
     const char *name;
     bool shares_host_memory; /* its arena, copies and operations take the host's memory and cores */
     size_t alignment;        /* of arena allocations, in bytes */
+    size_t row_bucket;       /* limits.row_bucket: few different shapes of products, where a shape costs something */
     size_t library_bytes;    /* what its libraries take of a budget, at most */
     size_t own_bytes;        /* of it, what a device takes as it is created: limits.budget_bytes is the rest */
     /** As mt_device_workspace(), of a device with such limits: at least what any device of the kind wants. */

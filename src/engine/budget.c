@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "model/parts.h"
 
 struct budget {
     size_t free, alignment;
@@ -70,19 +71,32 @@ static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
     return n;
 }
 
-static enum mt_unit_place place_of(const struct mt_unit *u)
+/* What it ends with says where a unit stands. */
+static enum mt_unit_place place_of(const struct mt_layout *l, const struct mt_unit *u)
 {
-    return u->kind == MT_UNIT_EMBED ? MT_PLACE_EMBEDDING : u->kind == MT_UNIT_HEAD ? MT_PLACE_HEAD : MT_PLACE_LAYER;
+    const struct {
+        const struct mt_part_kind *last;
+        enum mt_unit_place place;
+    } places[] = {
+        {&mt_part_embed, MT_PLACE_EMBEDDING}, {&mt_part_router, MT_PLACE_ROUTER},   {&mt_part_lists, MT_PLACE_LISTS},
+        {&mt_part_experts, MT_PLACE_EXPERTS}, {&mt_part_combine, MT_PLACE_COMBINE}, {&mt_part_head, MT_PLACE_HEAD},
+    };
+    const struct mt_part_kind *last = l->parts[u->first_part + u->n_parts - 1].kind;
+    for (size_t i = 0; i < MT_ARRAY_LEN(places); i++)
+        if (places[i].last == last)
+            return places[i].place;
+    return MT_PLACE_LAYER;
 }
 
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
+    struct mt_step_bytes step = mt_layout_step_bytes(l, p->numerics.dtype, p->max_micro * p->max_tokens);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         struct mt_share share = recorded(plan, p, unit->layer);
         plan->units[u] = (struct mt_unit_shape){
-            .place = place_of(unit),
+            .place = place_of(l, unit),
             .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
@@ -96,7 +110,9 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
     plan->program.n_values = mt_flow_describe(
         plan->units, plan->values,
         &(struct mt_flow){.n_units = l->n_units, .tied = l->tied, .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
-                          .boundary_bytes = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens)});
+                          .boundary_bytes = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens),
+                          .rows_bytes = step.rows, .sum_bytes = step.sum, .routing_bytes = step.routing,
+                          .dweights_bytes = step.dweights});
 }
 
 /* Combinations of memory savings to try, in order of the time they cost. */
@@ -132,18 +148,19 @@ static void grow(struct budget *b, int pool, int want)
     b->free -= add * b->bytes[pool];
 }
 
-
 static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_activations activations)
 {
     bool keep = activations == MT_ACT_KEEP;
     bool offload = activations == MT_ACT_RECOMPUTE && p->placement.offload_layers > 0;
-    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD};
+    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD, MT_POOL_ROWS, MT_POOL_ROUTING};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
         grow(b, spare[i], b->n[spare[i]] + 1);
     if (offload) /* those of a layer leave while the next layers compute */
         grow(b, MT_POOL_RECORD, b->n[MT_POOL_RECORD] + (int)MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
+    grow(b, MT_POOL_ROUTING, b->most[MT_POOL_ROUTING]);
+    grow(b, MT_POOL_ROWS, b->most[MT_POOL_ROWS]);
     if (keep || offload)
         grow(b, MT_POOL_RECORD, b->most[MT_POOL_RECORD]);
     if (p->placement.slots == MT_AUTO)
@@ -151,24 +168,44 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow(b, MT_POOL_WEIGHTS_VOCAB, b->most[MT_POOL_WEIGHTS_VOCAB]);
 }
 
+/* What layers with experts keep on the device grows with the tokens of a step, and nothing else mends it. */
+static void advise_tokens(char *text, size_t len, const struct mt_engine_params *p, size_t need, const struct budget *b)
+{
+    static const int pools[] = {MT_POOL_ROWS, MT_POOL_SUM, MT_POOL_ROUTING};
+    size_t budget = mt_device_limits(p->dev)->budget_bytes, of_step = 0, tokens = p->max_micro * p->max_tokens;
+    char bytes[32];
+    text[0] = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(pools); i++)
+        of_step += (size_t)b->n[pools[i]] * b->bytes[pools[i]];
+    if (!of_step)
+        return;
+    int at = snprintf(text, len, "; a step of %zu tokens keeps %s of them there for its experts", tokens,
+                      mt_format_bytes(bytes, sizeof(bytes), of_step));
+    size_t rest = need - of_step, left = budget - MT_MIN(rest, budget);
+    size_t fit = (size_t)((double)left / (double)of_step * (double)tokens) / p->max_tokens * p->max_tokens;
+    if (fit && at > 0 && (size_t)at < len)
+        snprintf(text + at, len - (size_t)at, ": a step of %zu tokens would fit (train.batch_size)", fit);
+}
+
 static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size_t need,
                       const struct mt_engine_plan *plan, const struct budget *b)
 {
-    char have[32], want[32], slot[32], grad[32], scratch[32], logits[32];
+    char have[32], want[32], slot[32], grad[32], scratch[32], logits[32], tokens[160];
     size_t w = MT_MAX(b->bytes[MT_POOL_WEIGHTS], b->bytes[MT_POOL_WEIGHTS_VOCAB]);
     size_t g = b->bytes[MT_POOL_GRAD] + b->bytes[MT_POOL_GRAD_VOCAB];
+    advise_tokens(tokens, sizeof(tokens), p, need, b);
     return mt_fail(
         err, MT_ERR_NO_FIT, -ENOSPC,
         "the device budget of %s is short: at least %s are needed (largest weight slot %s, gradients "
         "%s, scratch of a micro-batch %s, logits %s); raise memory.device_budget, lower "
-        "train.micro_batch or data.seq_len%s%s",
+        "train.micro_batch or data.seq_len%s%s%s",
         mt_format_bytes(have, sizeof(have), mt_device_limits(p->dev)->budget_bytes),
         mt_format_bytes(want, sizeof(want), need), mt_format_bytes(slot, sizeof(slot), w),
         mt_format_bytes(grad, sizeof(grad), g),
         mt_format_bytes(scratch, sizeof(scratch), plan->scratch),
         mt_format_bytes(logits, sizeof(logits), plan->logits),
         plan->activations == MT_ACT_RECOMPUTE ? "" : ", or set memory.activations = recompute",
-        p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half");
+        p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", tokens);
 }
 
 /* *needed: the bytes that would do. */
@@ -285,6 +322,8 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .max_len = p->max_len,
         .max_micro = p->max_micro,
         .logits_chunk = (size_t)p->numerics.logits_chunk,
+        .assumed_rows = p->assumed_rows,
+        .router_aux_loss = p->numerics.router_aux_loss,
         .backward = p->train,
     };
 }
@@ -302,7 +341,7 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.logits = mt_align_up(mb.logits, align);
     plan.inputs = mt_align_up(mb.inputs, align) + align;
     plan.tables = mt_align_up(mb.tables, align);
-    plan.staging_bytes = mb.inputs;
+    plan.staging_bytes = mb.inputs + mb.counts;
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
     plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));

@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -246,12 +247,14 @@ static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, st
 static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
 {
     const struct mt_tensor *bad;
+    const char *router = mt_model_bad_router(e->b.model);
     res->grad_norm = mt_optimizer_grad_norm(e, &bad);
-    res->skipped = !isfinite(res->grad_norm);
+    res->skipped = !isfinite(res->grad_norm) || router;
+    res->bad_router = router;
     res->clip = 1;
     if (res->skipped) {
-        if (bad)
-            memcpy(res->bad_tensor, bad->name, sizeof(res->bad_tensor));
+        if (router || bad)
+            snprintf(res->bad_tensor, sizeof(res->bad_tensor), "%s", router ? router : bad->name);
         return;
     }
     res->clip = mt_clip_factor(res->grad_norm, e->p.numerics.grad_clip);
@@ -291,6 +294,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
     if (rc)
         return rc;
     out.loss = sum_losses(e, data) / (double)data->n_loss;
+    out.aux_loss = mt_model_aux_loss(e->b.model);
     read_times(e, r, &out);
     read_disk(e, &drives, &out);
     decide_update(e, lr, &out);
@@ -358,6 +362,11 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
 {
     e->b.host_logits = logits;
     return run_forward(e, MT_MODE_LOGITS, batch, 1, err);
+}
+
+const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer)
+{
+    return mt_model_expert_rows(e->b.model, layer);
 }
 
 void mt_engine_interrupt(mt_engine *e)

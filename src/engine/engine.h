@@ -29,6 +29,7 @@ struct mt_engine_params {
     struct mt_numerics numerics;    /* none is auto; rows and micro-batches as the sizes that follow */
     struct mt_placement placement;  /* what is auto takes the rules of budget.c; not read: unit, budgets */
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; micro-batches of a step */
+    size_t assumed_rows;            /* for prices: tokens of a step that are spread evenly over experts; else 0 */
     bool train;                     /* false: evaluation alone, no gradients or optimizer */
     enum mt_adam_isa isa;
     const int *adam_cpus;           /* [placement.threads] or NULL */
@@ -86,10 +87,12 @@ const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
 
 struct mt_step_result {
     double loss;          /* mean over the step's loss tokens */
+    double aux_loss;      /* with train.router_aux_loss: the loss that balances experts, before its coefficient */
     double grad_norm;     /* before clipping; of the gradient as the optimizer sees it */
     float clip;           /* factor, 1 = not clipped */
     bool skipped;         /* the norm was not finite: no update */
     char bad_tensor[128]; /* then: the first in backward order */
+    bool bad_router;      /* bad_tensor is a router's, and it is its logits that were not finite */
     double t_step, t_forward, t_backward; /* seconds */
     double t_wait_h2d;    /* compute idle for a copy */
     double t_adam;        /* optimizer threads busy, mostly under the forward */
@@ -118,6 +121,9 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
                    struct mt_err *err);
 /** Logits of the batch's last token, f32 [vocab]. Flush first. */
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
+
+/** Rows of each expert of a layer in the last step, [n_experts]; NULL: the layer has none. */
+const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer);
 
 /** One instruction of the last step as it ran; times of the device's clock. */
 struct mt_trace_span {

@@ -157,7 +157,7 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
     return mt_model_head(b->model, &a, err);
 }
 
-static struct mt_unit_run unit_run(const struct mt_instr *in, const struct roles *r)
+static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_instr *in, const struct roles *r)
 {
     return (struct mt_unit_run){
         .unit = (size_t)in->unit,
@@ -168,6 +168,14 @@ static struct mt_unit_run unit_run(const struct mt_instr *in, const struct roles
         .record = r->of[MT_USE_RECORD],
         .dx = r->of[MT_USE_DX],
         .g = r->of[MT_USE_GRAD],
+        .rows = r->of[MT_USE_ROWS],
+        .sum = r->of[MT_USE_SUM],
+        .routing = r->of[MT_USE_ROUTING],
+        .dy = r->of[MT_USE_DY],
+        .dn = r->of[MT_USE_DN],
+        .dweights = r->of[MT_USE_DWEIGHTS],
+        .cast = r->of[MT_USE_CAST],
+        .cast_dtype = b->grad_dtype,
     };
 }
 
@@ -175,7 +183,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
                           struct mt_err *err)
 {
     struct roles r = find_roles(b, prog, in);
-    struct mt_unit_run run = unit_run(in, &r);
+    struct mt_unit_run run = unit_run(b, in, &r);
     const struct mt_object *o = &prog->objects[in->operand[0].object];
     void *own = buffer_of(b, prog, &in->operand[0]), *g = r.of[MT_USE_GRAD];
     switch (in->op) {
@@ -196,7 +204,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_EMBED_BWD:
         return mt_model_backward(b->model, &run, err);
     case MT_OP_GRAD_CAST:
-        return mt_model_grad_cast(b->model, run.unit, g, r.of[MT_USE_CAST] ? r.of[MT_USE_CAST] : g, b->grad_dtype, err);
+        return mt_model_grad_cast(b->model, run.unit, g, run.cast ? run.cast : g, b->grad_dtype, err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);

@@ -11,7 +11,7 @@ struct mt_memory_row {
 };
 
 /** The rows of a memory table, in the order in which they are shown; starts as zeros. */
-enum { MT_MEMORY_MAX_ROWS = 40 };
+enum { MT_MEMORY_MAX_ROWS = MT_N_POOLS + 2 * MT_N_PLANES + 12 }; /* pools, planes on host and drive, and the rest */
 struct mt_memory_rows {
     struct mt_memory_row row[MT_MEMORY_MAX_ROWS];
     int n;

@@ -5,6 +5,8 @@
  *
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b
  */
+#include "base/mem.h"
+#include "model/model_priv.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -28,6 +30,338 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 }
 
 /* Of a token that is sent to top_k of all experts, the share of this group. */
+/* Rows at once: a constant of the numerics, since the gradient of a weight is summed tile by tile. */
+enum { TILE = 16384 };
+
+struct scratch {
+    void *x, *d_o; /* [rows, hidden]: gathered input, gradient of the output */
+    void *gate_up; /* [rows, 2 width] */
+    void *act;     /* [rows, width] */
+    void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
+    float *grad;   /* of one expert: its parameters end to end */
+};
+
+static size_t padded_rows(mt_device *dev, size_t n)
+{
+    return mt_align_up(n, mt_device_limits(dev)->row_bucket);
+}
+
+/* Where the gradients of an expert's parameters lie, and the elements of all of them. */
+static size_t lay_out_gradient(size_t at[MT_EXPERT_MAX_PARAMS], const struct mt_param *p)
+{
+    size_t n = 0;
+    for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++) {
+        at[i] = n;
+        n += mt_align_up(p[i].n, MT_PARAM_ALIGN);
+    }
+    return n;
+}
+
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, mt_device *dev, size_t grad_elems,
+                              void *base)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    size_t rows = padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE)), at = 0;
+    size_t hidden = rows * (size_t)c->hidden * mt_dtype_size(p->dtype);
+    size_t width = rows * (size_t)c->moe.width * mt_dtype_size(p->dtype);
+    s->x = mt_take(base, &at, hidden);
+    s->gate_up = mt_take(base, &at, 2 * width);
+    s->act = mt_take(base, &at, width);
+    s->out = mt_take(base, &at, hidden);
+    s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
+    s->grad = mt_take(base, &at, p->backward ? grad_elems * sizeof(float) : 0);
+    return at;
+}
+
+/* All experts of a model have the same shapes. */
+static size_t gradient_elems(const struct mt_layout *l)
+{
+    size_t at[MT_EXPERT_MAX_PARAMS];
+    return lay_out_gradient(at, l->experts[0]);
+}
+
+static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    struct scratch s;
+    return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), NULL);
+}
+
+static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    size_t rows = padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE));
+    struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, 2 * (size_t)c->moe.width)};
+    return c->moe.expert_bias ? mt_op_bias_bwd_workspace(dev, &bias) : 0;
+}
+
+/* Some rows of one expert. */
+struct tile {
+    const struct mt_part_run *run;
+    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS] */
+    struct mt_routing routing;
+    struct scratch s;
+    size_t n, n_padded;
+    const int32_t *list;
+    bool first;                        /* of its expert: gradients begin with it */
+    size_t at[MT_EXPERT_MAX_PARAMS];   /* in s.grad */
+};
+
+static const void *param(const struct tile *t, int role)
+{
+    return t->p[role].n ? mt_elem(t->run->m, t->run->w, t->p[role].at) : NULL;
+}
+
+static int gather(const struct tile *t, const void *from, const float *weights, void *to, struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    return mt_op_moe_gather(m->dev,
+                            &(struct mt_moe_gather){
+                                .n = t->n,
+                                .n_padded = t->n_padded,
+                                .c = m->wd.c,
+                                .k = (size_t)m->layout->cfg.moe.top_k,
+                                .dtype = m->dt,
+                                .list = t->list,
+                                .x = from,
+                                .weights = weights,
+                                .out = to,
+                            },
+                            err);
+}
+
+static int combine(const struct tile *t, const float *weights, float *sum, struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    return mt_op_moe_combine(m->dev,
+                             &(struct mt_moe_combine){
+                                 .n = t->n,
+                                 .c = m->wd.c,
+                                 .k = (size_t)m->layout->cfg.moe.top_k,
+                                 .dtype = m->dt,
+                                 .list = t->list,
+                                 .weights = weights,
+                                 .src = t->s.out,
+                                 .sum = sum,
+                             },
+                             err);
+}
+
+/* From the step's rows to gate and up. */
+static int open_tile(const struct tile *t, struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    size_t width = (size_t)m->layout->cfg.moe.width;
+    int rc = gather(t, t->run->of->rows, NULL, t->s.x, err);
+    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, 2 * width, t->s.x, t->run->w, t->p[MT_EXPERT_GATE_UP],
+                               t->p[MT_EXPERT_GATE_UP_BIAS], NULL, t->s.gate_up, err);
+}
+
+static int forward_tile(const struct tile *t, struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    size_t width = (size_t)moe->width;
+    int rc = open_tile(t, err);
+    if (!rc)
+        rc = mt_op_glu(m->dev,
+                       &(struct mt_glu){
+                           .n = t->n_padded,
+                           .f = width,
+                           .dtype = m->dt,
+                           .kind = mt_expert_activation(m),
+                           .gate_up = t->s.gate_up,
+                           .out = t->s.act,
+                           .alpha = (float)moe->alpha,
+                           .limit = (float)moe->limit,
+                       },
+                       err);
+    if (!rc)
+        rc = mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->run->w, t->p[MT_EXPERT_DOWN],
+                       t->p[MT_EXPERT_DOWN_BIAS], NULL, t->s.out, err);
+    return rc ? rc : combine(t, t->routing.weights, t->run->of->sum, err);
+}
+
+/* dW = dy^T x, from the second tile on added to what is there. */
+static int weight_gradient(const struct tile *t, int role, size_t out, size_t in, const void *dy, const void *x,
+                           struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    float *dw = t->s.grad + t->at[role];
+    if (!t->p[role].trainable || !t->run->of->cast)
+        return 0;
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = out,
+                          .n = in,
+                          .k = t->n_padded,
+                          .dtype = m->dt,
+                          .d_dtype = MT_F32,
+                          .trans_a = true,
+                          .a = dy,
+                          .lda = out,
+                          .b = x,
+                          .ldb = in,
+                          .c = t->first ? NULL : dw,
+                          .ldc = in,
+                          .d = dw,
+                          .ldd = in,
+                      },
+                      err);
+}
+
+/* db = column sums of dy: rows of padding are zero. */
+static int bias_gradient(const struct tile *t, int role, const void *dy, struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    size_t n = t->p[role].n;
+    float *db = t->s.grad + t->at[role];
+    if (!n || !t->p[role].trainable || !t->run->of->cast)
+        return 0;
+    int rc = t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
+    return rc ? rc : mt_op_bias_bwd(m->dev,
+                                    &(struct mt_bias_bwd){
+                                        .n = t->n_padded,
+                                        .c = n,
+                                        .ld = n,
+                                        .dtype = m->dt,
+                                        .dy = dy,
+                                        .db = db,
+                                        .workspace = m->workspace,
+                                    },
+                                    err);
+}
+
+static int gated_backward(const struct tile *t, struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    const void *bias = param(t, MT_EXPERT_DOWN_BIAS);
+    return mt_op_expert_glu_bwd(m->dev,
+                                &(struct mt_expert_glu_bwd){
+                                    .n = t->n,
+                                    .n_padded = t->n_padded,
+                                    .f = (size_t)moe->width,
+                                    .k = (size_t)moe->top_k,
+                                    .dtype = m->dt,
+                                    .kind = mt_expert_activation(m),
+                                    .alpha = (float)moe->alpha,
+                                    .limit = (float)moe->limit,
+                                    .gate_up = t->s.gate_up,
+                                    .dout = t->s.act,
+                                    .list = t->list,
+                                    .weights = t->routing.weights,
+                                    .c = m->wd.c,
+                                    .down_bias = bias,
+                                    .d_o = bias ? t->s.d_o : NULL,
+                                    .dgate_up = t->s.gate_up,
+                                    .out = t->s.act,
+                                    .dweights = t->run->of->dweights,
+                                },
+                                err);
+}
+
+/* The output is not made again: what its weight's gradient needs of it comes with the gated product's. */
+static int backward_tile(const struct tile *t, struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    size_t width = (size_t)m->layout->cfg.moe.width, hidden = m->wd.c;
+    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->run->w, .dy = t->s.d_o,
+                                 .p = t->p[MT_EXPERT_DOWN], .dx = t->s.act};
+    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->run->w,
+                                    .dy = t->s.gate_up, .p = t->p[MT_EXPERT_GATE_UP], .dx = t->s.out};
+    bool weighted = t->p[MT_EXPERT_DOWN_BIAS].n && t->p[MT_EXPERT_DOWN_BIAS].trainable && t->run->of->cast;
+    int rc = open_tile(t, err);
+    if (!rc)
+        rc = gather(t, t->run->of->dy, NULL, t->s.d_o, err);
+    if (!rc)
+        rc = mt_linear_input_grad(m, &down, err);
+    if (!rc)
+        rc = gated_backward(t, err);
+    if (!rc)
+        rc = weight_gradient(t, MT_EXPERT_DOWN, hidden, width, t->s.d_o, t->s.act, err);
+    if (!rc && weighted)
+        rc = gather(t, t->run->of->dy, t->routing.weights, t->s.out, err);
+    if (!rc && weighted)
+        rc = bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
+    if (!rc)
+        rc = weight_gradient(t, MT_EXPERT_GATE_UP, 2 * width, hidden, t->s.gate_up, t->s.x, err);
+    if (!rc)
+        rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
+    if (!rc)
+        rc = mt_linear_input_grad(m, &gate_up, err);
+    return rc ? rc : combine(t, NULL, t->run->of->dn, err);
+}
+
+static struct tile begin_expert(const struct mt_part_run *r, int expert)
+{
+    struct tile t = {.run = r, .p = r->part->expert[expert]};
+    mt_model *m = r->m;
+    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), r->of->routing);
+    lay_out_scratch(&t.s, &m->p, m->dev, lay_out_gradient(t.at, t.p), r->scratch);
+    return t;
+}
+
+typedef int tile_fn(const struct tile *t, struct mt_err *err);
+
+static int run_tiles(struct tile *t, int expert, tile_fn *run, struct mt_err *err)
+{
+    struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert);
+    int rc = 0;
+    for (size_t at = 0; at < list.n && !rc; at += TILE) {
+        t->n = MT_MIN(list.n - at, (size_t)TILE);
+        t->n_padded = padded_rows(t->run->m->dev, t->n);
+        t->list = t->routing.list + list.first + at;
+        t->first = at == 0;
+        rc = run(t, err);
+    }
+    return rc;
+}
+
+static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
+{
+    int rc = 0;
+    (void)y; /* they add into the sum */
+    for (int i = 0; i < r->part->n_experts && !rc; i++) {
+        struct tile t = begin_expert(r, i);
+        rc = run_tiles(&t, r->part->first_expert + i, forward_tile, err);
+    }
+    return rc;
+}
+
+/* The gradients of expert i to where they leave from, with the sums of their squares. */
+static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
+{
+    mt_model *m = t->run->m;
+    const struct mt_unit *u = &m->layout->units[t->run->of->unit];
+    int rc = 0;
+    for (size_t k = u->first_tensor; k < u->first_tensor + u->n_tensors && !rc; k++) {
+        const struct mt_tensor *ten = &m->layout->tensors[k];
+        if (ten->expert != expert || !ten->trainable)
+            continue;
+        const float *src = t->s.grad + t->at[ten->param - t->p] + (ten->grad - ten->param->grad);
+        rc = mt_model_cast_tensor(m, k, src, t->run->of->cast, t->run->of->cast_dtype, err);
+    }
+    return rc;
+}
+
+/* From the last expert to the first, as backward goes through units: the order of sums does not depend on groups. */
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    int rc = 0;
+    for (int i = r->part->n_experts; i-- > 0 && !rc;) {
+        struct tile t = begin_expert(r, i);
+        int expert = r->part->first_expert + i;
+        bool idle = !mt_model_expert_list(m, r->part->layer, expert).n;
+        rc = run_tiles(&t, expert, backward_tile, err);
+        if (!rc && r->of->cast && idle)
+            rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad, gradient_elems(m->layout) * sizeof(float)}, err);
+        if (!rc && r->of->cast)
+            rc = cast_gradients(&t, expert, err);
+    }
+    return rc;
+}
+
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     const struct mt_moe *m = &c->moe;
@@ -40,5 +374,9 @@ const struct mt_part_kind mt_part_experts = {
     .per_step = true,
     .per_group = true,
     .lay_out = lay_out,
+    .scratch_bytes = scratch_bytes,
+    .workspace_bytes = workspace_bytes,
+    .finish = finish,
+    .backward = backward,
     .macs_per_token = macs_per_token,
 };

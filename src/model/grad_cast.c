@@ -45,6 +45,21 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
     return rc;
 }
 
+int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
+                         struct mt_err *err)
+{
+    const struct mt_tensor *t = &m->layout->tensors[tensor];
+    return mt_op_grad_cast(m->dev,
+                           &(struct mt_grad_cast){
+                               .n = t->n,
+                               .src = src,
+                               .dst_dtype = dst_dtype,
+                               .dst = (char *)dst + t->grad * mt_dtype_size(dst_dtype),
+                               .partials = mt_model_stats_partials(m, m->stats_dev) + m->partials_at[tensor],
+                           },
+                           err);
+}
+
 int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err)
 {

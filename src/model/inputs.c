@@ -129,6 +129,7 @@ int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float l
                     struct mt_err *err)
 {
     m->loss_scale = loss_scale;
+    m->n_micro = n;
     for (size_t i = 0; i < n; i++) {
         if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
             micro[i].max_doc_len > m->p.max_len)
@@ -146,8 +147,11 @@ int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float l
                            i, largest, (long long)m->layout->cfg.vocab);
         fill_block(m, i, &micro[i]);
     }
-    size_t bytes = n * m->input_bytes;
-    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+    size_t bytes = n * m->input_bytes, experts = (size_t)m->layout->cfg.moe.n_experts;
+    int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),
+                                                                         experts * sizeof(float)}, err)
+                                  : 0;
+    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                           &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1},
                           err);
 }

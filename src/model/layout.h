@@ -183,6 +183,12 @@ bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
 
+/** Bytes of what layers with experts keep for `rows` tokens of a step (model.h, mt_unit_run); 0: the model has none. */
+struct mt_step_bytes {
+    size_t rows, sum, routing, dweights;
+};
+struct mt_step_bytes mt_layout_step_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t rows);
+
 /**
  * Floating-point operations of a token's forward and backward in documents of seq_len tokens, without
  * recomputation, attention included: what utilisation is counted in.

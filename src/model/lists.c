@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rows of a step go to which expert: the routers' choices, sorted by expert. It has no parameters. */
+#include "model/model_priv.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -8,8 +9,39 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     (void)p;
 }
 
+static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
+{
+    return (struct mt_route_lists){.n = n, .e = (size_t)moe->n_experts, .k = (size_t)moe->top_k};
+}
+
+static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    struct mt_route_lists a = arguments(&p->layout->cfg.moe, mt_model_step_rows(p));
+    return mt_op_route_lists_workspace(dev, &a);
+}
+
+static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    struct mt_route_lists a = arguments(moe, mt_model_rows_in_use(m));
+    struct mt_routing t;
+    (void)y; /* they are in the routing */
+    mt_routing_layout(&t, moe, mt_model_step_rows(&m->p), r->of->routing);
+    a.ids = t.ids;
+    a.weights = t.weights;
+    a.counts = t.counts;
+    a.starts = t.starts;
+    a.list = t.list;
+    a.workspace = m->workspace;
+    int rc = mt_op_route_lists(m->dev, &a, err);
+    return rc ? rc : mt_model_take_counts(m, r->part->layer, &t, err);
+}
+
 const struct mt_part_kind mt_part_lists = {
     .name = "lists",
     .per_step = true,
     .lay_out = lay_out,
+    .workspace_bytes = workspace_bytes,
+    .finish = finish,
 };

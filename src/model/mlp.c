@@ -67,11 +67,6 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, c->hidden, 0, "mlp.down_proj.bias");
 }
 
-static enum mt_glu_kind activation(const mt_model *m)
-{
-    return m->layout->cfg.gelu ? MT_GLU_GELU_TANH : MT_GLU_SILU;
-}
-
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -90,7 +85,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
     size_t n = r->in->n_tokens;
-    struct mt_glu glu = {.n = n, .f = m->wd.f, .dtype = m->dt, .kind = activation(m), .gate_up = rec.gate_up,
+    struct mt_glu glu = {.n = n, .f = m->wd.f, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec.gate_up,
                          .out = r->scratch};
     int rc = mt_op_glu(m->dev, &glu, err);
     return rc ? rc
@@ -106,7 +101,7 @@ static int gated_backward(const struct mt_part_run *r, const struct record *rec,
                              .n = r->in->n_tokens,
                              .f = m->wd.f,
                              .dtype = m->dt,
-                             .kind = activation(m),
+                             .kind = mt_activation(m),
                              .gate_up = rec->gate_up,
                              .dout = r->scratch,
                              .dgate_up = rec->gate_up,

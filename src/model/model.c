@@ -89,6 +89,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     unit_bytes(&scratch, &workspace, dev, p);
     m->h = mt_take(base, &at, hidden);
     m->dh = mt_take(base, &at, hidden);
+    m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     /* of a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->workspace = mt_take(base, &at, workspace);
@@ -116,8 +117,8 @@ static size_t stats_of_micro(const struct mt_model_params *p)
 
 static size_t stats_bytes(const struct mt_model_params *p)
 {
-    return p->max_micro * 2 * stats_of_micro(p) +
-           mt_align_up(n_partials(p->layout, NULL) * 4, ALIGN);
+    return p->max_micro * 2 * stats_of_micro(p) + mt_align_up(n_partials(p->layout, NULL) * 4, ALIGN) +
+           mt_align_up((size_t)p->layout->cfg.moe.n_experts * 4, ALIGN);
 }
 
 static size_t logits_bytes(const struct mt_model_params *p)
@@ -137,6 +138,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
         .logits = logits_bytes(p),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + stats_bytes(p),
         .tables = mt_rope_table_bytes(p),
+        .counts = mt_model_counts_bytes(p->layout),
     };
     return 0;
 }
@@ -148,6 +150,15 @@ static int alloc_host(mt_model *m, struct mt_err *err)
     if (!rc)
         rc = mt_host_alloc(&stats, m->stats_bytes, "step statistics", err);
     m->stats_host = stats;
+    void *counts = NULL;
+    if (!rc && m->counts_bytes)
+        rc = mt_host_alloc(&counts, m->counts_bytes, "rows of experts", err);
+    m->counts = counts;
+    m->shares_host = counts ? (float *)counts + m->counts_bytes / sizeof(float) - m->layout->cfg.moe.n_experts : NULL;
+    if (!rc && counts)
+        rc = mt_device_register_host(m->dev, counts, m->counts_bytes, err);
+    if (!rc && counts)
+        rc = mt_event_create(m->dev, &m->counts_ready, err);
     if (!rc)
         rc = mt_device_register_host(m->dev, m->inputs_host, m->p.max_micro * m->input_bytes, err);
     if (!rc)
@@ -189,6 +200,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->wd = mt_widths(&p->layout->cfg);
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->stats_bytes = stats_bytes(p);
+    m->counts_bytes = mt_model_counts_bytes(p->layout);
     m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     int rc = 0;
@@ -227,6 +239,10 @@ void mt_model_destroy(mt_model **model)
         mt_device_unregister_host(m->dev, m->inputs_host);
     if (m->stats_host)
         mt_device_unregister_host(m->dev, m->stats_host);
+    if (m->counts)
+        mt_device_unregister_host(m->dev, m->counts);
+    mt_event_destroy(&m->counts_ready);
+    mt_host_free(m->counts, m->counts_bytes);
     mt_host_free(m->inputs_host, m->p.max_micro * m->input_bytes);
     mt_host_free(m->stats_host, m->stats_bytes);
     free(m->inputs);
@@ -248,6 +264,12 @@ int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb)
 float *mt_model_stats_partials(const mt_model *m, char *base)
 {
     return (float *)(void *)(base + m->p.max_micro * 2 * stats_of_micro(&m->p));
+}
+
+float *mt_model_prob_sum(const mt_model *m, char *base)
+{
+    size_t bytes = mt_align_up((size_t)m->layout->cfg.moe.n_experts * sizeof(float), ALIGN);
+    return (float *)(void *)(base + m->stats_bytes - bytes);
 }
 
 static int fetch(mt_model *m, size_t first, size_t bytes, struct mt_err *err)

@@ -25,12 +25,16 @@ struct mt_model_params {
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */
     size_t logits_chunk;            /* rows of logits at once */
+    size_t assumed_rows;            /* tokens of a step, spread evenly over experts: for prices, where nothing is
+                                       computed; 0: the step's own, as they are routed */
+    double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     bool backward;                  /* false: room for the forward pass alone */
 };
 
 /** Bytes of device memory by use; the same arithmetic allocates them. */
 struct mt_model_bytes {
     size_t scratch, logits, inputs, tables;
+    size_t counts; /* of host memory: rows of each expert */
 };
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
                    struct mt_err *err);
@@ -59,6 +63,15 @@ struct mt_unit_run {
                       is consumed */
     void *dx;      /* backward: in, the gradient of the unit's output; out, of x (embed: as it was) */
     float *g;
+    /* of the whole step, in layers with experts (hf/moe.h); units that run once a step take no micro-batch */
+    void *rows;       /* [step rows, hidden] the router's norm of x */
+    float *sum;       /* [step rows, hidden] what the layer gives, as far as it has been added up */
+    void *routing;    /* of mt_layout_step_bytes().routing */
+    void *dy;         /* [step rows, hidden] gradient of the sum */
+    float *dn;        /* [step rows, hidden] of rows, as far as experts have added to it */
+    float *dweights;  /* [step rows, top_k] of the routing's weights */
+    void *cast;       /* an experts' unit's gradient as cast, laid out like g; NULL: none of it is trained */
+    enum mt_dtype cast_dtype;
 };
 int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
 int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);
@@ -78,6 +91,17 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
 /** Logits of the micro-batch's last token, f32 [vocab], into host memory (on the COMPUTE stream). */
 int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
                     struct mt_err *err);
+
+/**
+ * Of the last step: name of the router's weight of the first layer in which a row of logits was not finite; NULL: none.
+ * Such a step must not be applied, whatever its gradient.
+ */
+const char *mt_model_bad_router(const mt_model *m);
+
+/** With router_aux_loss, after the statistics have come: that loss of the step, before its coefficient; else 0. */
+double mt_model_aux_loss(const mt_model *m);
+/** Rows that each expert of a layer had in the last step, [n_experts]; NULL: the layer has none. */
+const int32_t *mt_model_expert_rows(const mt_model *m, int layer);
 
 /** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g: then its front holds the cast, as
  * many bytes as that has) and writes the partial sums of squares of its trainable tensors. */

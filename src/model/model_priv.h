@@ -51,7 +51,56 @@ struct mt_model {
     size_t stats_bytes;
     char *stats_dev, *stats_host; /* losses and correct by micro-batch, then partials */
     size_t *partials_at;          /* [n_tensors + 1] first partial of a tensor */
+
+    size_t n_micro;         /* micro-batches of the step that was uploaded last */
+    size_t counts_bytes;
+    int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of mixtures' lists, in host memory */
+    mt_event *counts_ready;
+    float *shares;          /* [n_experts] each expert's rows, over all layers, by their number; on the device */
+    float *shares_host;
 };
+
+/* moe.c: what the parts of a mixture share. */
+
+/** Tokens of the largest step. Those of a micro-batch begin at a multiple of max_tokens. */
+static inline size_t mt_model_step_rows(const struct mt_model_params *p)
+{
+    return p->assumed_rows ? p->assumed_rows : p->max_micro * p->max_tokens;
+}
+/** Rows of the step under way; rows of padding, which go nowhere, among them. */
+size_t mt_model_rows_in_use(const mt_model *m);
+
+/** The routing of a layer (device/ops_moe.h). */
+struct mt_routing {
+    uint16_t *ids;  /* [rows, top_k] */
+    float *weights; /* [rows, top_k] */
+    int32_t *counts, *starts, *list;
+};
+/** Its arrays from `base` on (NULL: sizes alone); returns its bytes. */
+size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
+
+size_t mt_model_counts_bytes(const struct mt_layout *l);
+/** Brings the counts of a layer's lists to the host, and waits for them: products have as many rows as they say. */
+int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, struct mt_err *err);
+/** An expert's entries of the layer's list. */
+struct mt_expert_list {
+    size_t first, n;
+};
+struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert);
+
+/** Is the loss that balances experts part of the step? */
+static inline bool mt_model_balances(const mt_model *m)
+{
+    return m->p.router_aux_loss > 0 && m->loss_scale > 0;
+}
+/** By what a row's share in that loss's gradient is scaled. */
+float mt_model_balance_scale(const mt_model *m);
+/** [n_experts] sums of the routers' probabilities over rows and layers, behind all other statistics at `base`. */
+float *mt_model_prob_sum(const mt_model *m, char *base);
+
+/** Casts one tensor's gradient from `src` to its place in `dst`, a unit's gradient as cast; with its partial sums. */
+int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
+                         struct mt_err *err);
 
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
@@ -65,6 +114,16 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err);
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)
 {
     return (char *)(uintptr_t)base + at * mt_dtype_size(m->dt);
+}
+
+/** Of dense layers and shared experts; of a mixture's experts. */
+static inline enum mt_glu_kind mt_activation(const mt_model *m)
+{
+    return m->layout->cfg.gelu ? MT_GLU_GELU_TANH : MT_GLU_SILU;
+}
+static inline enum mt_glu_kind mt_expert_activation(const mt_model *m)
+{
+    return m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(m);
 }
 
 /** Gradient of a parameter, or NULL where there is none to be kept. */

@@ -27,6 +27,7 @@ struct mt_part_run {
     const struct mt_part *part;
     struct mt_part_shape shape;
     const struct mt_inputs *in;
+    const struct mt_unit_run *of; /* the unit's */
     const void *w;   /* weights of the part's unit */
     const void *x;   /* [n, hidden] input; NULL for embed */
     void *record;    /* MT_RECORD_ALIGN-aligned, of kind->record_bytes() */
@@ -53,9 +54,10 @@ struct mt_part_kind {
     size_t (*workspace_bytes)(const struct mt_model_params *p, mt_device *dev);
     /** From x to the record. NULL: nothing to do. */
     int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
-    /** From x and the record to y, which may lie where x does not. NULL: the part is not run by itself (head). */
+    /** From x and the record to y, which may lie where x does not; or to what layers with experts keep for the whole
+     * step (r->of), and then y is NULL. NULL: the part is not run by itself (head). */
     int (*finish)(const struct mt_part_run *r, void *y, struct mt_err *err);
-    /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients. */
+    /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients; experts: from and to r->of. */
     int (*backward)(const struct mt_part_run *r, struct mt_err *err);
     /** Multiply-adds of a token's forward in documents of seq_len tokens; of experts on average over tokens. */
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);

@@ -6,6 +6,8 @@
  *
  * n, ids and w are for the experts, which add their outputs to s (hf/moe.h has the whole block).
  */
+#include "base/mem.h"
+#include "model/model_priv.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -29,6 +31,364 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_tensor(b, p, MT_ROUTER_SHARED_GATE, 1, c->hidden, "mlp.shared_expert_gate.weight");
 }
 
+struct record {
+    float *rstd;   /* [n] of the norm */
+    void *gate_up; /* [n, 2 shared_width] */
+    float *gate;   /* [n] what the shared expert's output is scaled by, where it is */
+};
+
+static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
+{
+    size_t at = 0, n = s->max_tokens;
+    r->rstd = mt_take(base, &at, n * 4);
+    r->gate_up = mt_take(base, &at, n * 2 * (size_t)s->cfg->moe.shared_width * mt_dtype_size(s->dtype));
+    r->gate = mt_take(base, &at, s->cfg->moe.shared_gate ? n * 4 : 0);
+    return at;
+}
+
+static size_t record_bytes(const struct mt_part_shape *s)
+{
+    struct record r;
+    return lay_out_record(&r, s, NULL);
+}
+
+static struct record record_of(const struct mt_part_run *run)
+{
+    struct record r;
+    lay_out_record(&r, &run->shape, run->record);
+    return r;
+}
+
+struct scratch {
+    void *logits;  /* [n, experts] */
+    void *act;     /* [n, shared_width], and its gradient */
+    void *dlogits; /* for backward: [n, experts] */
+    float *dgate;  /* [n] */
+    float *dn;     /* [n, hidden] gradient of the norm's output, in FP32 from all that contributes */
+};
+
+static enum mt_dtype logits_dtype(const struct mt_moe *moe, enum mt_dtype dtype)
+{
+    return moe->router_f32 ? MT_F32 : dtype;
+}
+
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    size_t at = 0, n = p->max_tokens, size = mt_dtype_size(p->dtype), back = p->backward ? n : 0;
+    s->logits = mt_take(base, &at, n * (size_t)c->moe.n_experts * mt_dtype_size(logits_dtype(&c->moe, p->dtype)));
+    s->act = mt_take(base, &at, n * (size_t)c->moe.shared_width * size);
+    s->dgate = mt_take(base, &at, c->moe.shared_gate ? back * sizeof(float) : 0);
+    s->dlogits = mt_take(base, &at, back * (size_t)c->moe.n_experts * size);
+    s->dn = mt_take(base, &at, back * (size_t)c->hidden * sizeof(float));
+    return at;
+}
+
+static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    struct scratch s;
+    (void)dev;
+    return lay_out_scratch(&s, p, NULL);
+}
+
+static struct scratch scratch_of(const struct mt_part_run *run)
+{
+    struct scratch s;
+    lay_out_scratch(&s, &run->m->p, run->scratch);
+    return s;
+}
+
+static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+{
+    const struct mt_hf_config *c = &p->layout->cfg;
+    struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = (size_t)c->hidden};
+    struct mt_bias_bwd bias = {.n = p->max_tokens, .c = (size_t)c->moe.n_experts};
+    struct mt_router_stats stats = {.n = p->max_tokens, .e = (size_t)c->moe.n_experts, .dtype = p->dtype};
+    struct mt_shared_gate_bwd gate = {.n = p->max_tokens, .c = (size_t)c->hidden, .dtype = p->dtype};
+    size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    need = MT_MAX(need, mt_op_router_stats_workspace(dev, &stats));
+    return MT_MAX(need, c->moe.shared_gate ? mt_op_shared_gate_bwd_workspace(dev, &gate) : 0);
+}
+
+static struct mt_router_rule rule_of(const struct mt_moe *moe)
+{
+    static const enum mt_router_score score[] = {
+        [MT_MOE_SOFTMAX] = MT_SCORE_SOFTMAX,
+        [MT_MOE_SIGMOID] = MT_SCORE_SIGMOID,
+        [MT_MOE_CHOSEN_SOFTMAX] = MT_SCORE_RAW,
+    };
+    static const enum mt_router_renorm renorm[] = {
+        [MT_MOE_NO_RENORM] = MT_RENORM_NONE, [MT_MOE_RENORM_SUM] = MT_RENORM_SUM, [MT_MOE_RENORM_MOST] = MT_RENORM_MAX};
+    return (struct mt_router_rule){
+        .score = score[moe->score],
+        .softmax_chosen = moe->score == MT_MOE_CHOSEN_SOFTMAX,
+        .n_group = (size_t)moe->n_group,
+        .topk_group = (size_t)moe->topk_group,
+        .group = moe->group_score == MT_MOE_GROUP_MAX ? MT_GROUP_MAX : MT_GROUP_TOP2,
+        .renorm = renorm[moe->renorm],
+        .eps = (float)moe->renorm_eps,
+        .scale = (float)moe->scale,
+        .round_weights = moe->weights_rounded,
+    };
+}
+
+/* The micro-batch's part of what holds rows of the whole step. */
+static void *own_rows(const struct mt_part_run *r, const void *rows, size_t row_bytes)
+{
+    return (char *)(uintptr_t)rows + r->of->mb * r->m->p.max_tokens * row_bytes;
+}
+
+static struct mt_routing own_routing(const struct mt_part_run *r)
+{
+    struct mt_routing t;
+    size_t first = r->of->mb * r->m->p.max_tokens * (size_t)r->m->layout->cfg.moe.top_k;
+    mt_routing_layout(&t, &r->m->layout->cfg.moe, mt_model_step_rows(&r->m->p), r->of->routing);
+    t.ids += first;
+    t.weights += first;
+    return t;
+}
+
+static int router_logits(const struct mt_part_run *r, const void *n, void *logits, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    const struct mt_param *p = r->part->param;
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = r->in->n_tokens,
+                          .n = (size_t)moe->n_experts,
+                          .k = m->wd.c,
+                          .dtype = m->dt,
+                          .d_dtype = logits_dtype(moe, m->dt),
+                          .trans_b = true,
+                          .a = n,
+                          .lda = m->wd.c,
+                          .b = mt_elem(m, r->w, p[MT_ROUTER_WEIGHT].at),
+                          .ldb = m->wd.c,
+                          .bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL,
+                          .d = logits,
+                          .ldd = (size_t)moe->n_experts,
+                      },
+                      err);
+}
+
+static int route(const struct mt_part_run *r, const void *logits, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    struct mt_routing own = own_routing(r);
+    return mt_op_router(m->dev,
+                        &(struct mt_router){
+                            .n = r->in->n_tokens,
+                            .n_padded = m->p.max_tokens,
+                            .e = (size_t)moe->n_experts,
+                            .k = (size_t)moe->top_k,
+                            .dtype = m->dt,
+                            .logits_dtype = logits_dtype(moe, m->dt),
+                            .rule = rule_of(moe),
+                            .logits = logits,
+                            .ids = own.ids,
+                            .weights = own.weights,
+                        },
+                        err);
+}
+
+/* d = a W or, transposed, a W^T; plus c. In FP32, so that what is summed from several products is rounded once. */
+struct sum_product {
+    size_t in, out;
+    const void *a; /* [n, in] */
+    struct mt_param w;
+    bool transposed;
+    const float *c;
+    float *d; /* [n, out] */
+};
+
+static int add_product(const struct mt_part_run *r, const struct sum_product *p, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = r->in->n_tokens,
+                          .n = p->out,
+                          .k = p->in,
+                          .dtype = m->dt,
+                          .d_dtype = MT_F32,
+                          .trans_b = p->transposed,
+                          .a = p->a,
+                          .lda = p->in,
+                          .b = mt_elem(m, r->w, p->w.at),
+                          .ldb = p->transposed ? p->in : p->out,
+                          .c = p->c,
+                          .ldc = p->out,
+                          .d = p->d,
+                          .ldd = p->out,
+                      },
+                      err);
+}
+
+/* The norm's output goes to the step's rows; where only the record is made again, to scratch. */
+static void *norm_output(const struct mt_part_run *r)
+{
+    return r->of->rows ? own_rows(r, r->of->rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
+}
+
+/* Its gated product, to scratch, where the output or the gate's value is wanted of it. */
+static int prepare_shared(const struct mt_part_run *r, const struct record *rec, const void *n, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    const struct mt_param *p = r->part->param;
+    size_t rows = r->in->n_tokens, width = (size_t)moe->shared_width;
+    void *act = scratch_of(r).act;
+    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec->gate_up,
+                         .out = act};
+    struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
+                                  .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = act, .gate = rec->gate};
+    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], (struct mt_param){0}, NULL,
+                       rec->gate_up, err);
+    if (!rc && (r->of->rows || moe->shared_gate))
+        rc = mt_op_glu(m->dev, &glu, err);
+    return rc || !moe->shared_gate ? rc : mt_op_shared_gate(m->dev, &gate, err);
+}
+
+static int prepare(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    struct record rec = record_of(r);
+    void *n = norm_output(r);
+    int rc = mt_norm(m, r->in->n_tokens, r->x, r->w, r->part->param[MT_ROUTER_NORM], n, rec.rstd, false, err);
+    return rc || !m->layout->cfg.moe.shared_width ? rc : prepare_shared(r, &rec, n, err);
+}
+
+static int count_probabilities(const struct mt_part_run *r, const void *logits, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    return mt_op_router_stats(m->dev,
+                              &(struct mt_router_stats){
+                                  .n = r->in->n_tokens,
+                                  .e = (size_t)moe->n_experts,
+                                  .dtype = logits_dtype(moe, m->dt),
+                                  .logits = logits,
+                                  .prob_sum = mt_model_prob_sum(m, m->stats_dev),
+                                  .workspace = m->workspace,
+                              },
+                              err);
+}
+
+static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    struct scratch s = scratch_of(r);
+    float *sum = own_rows(r, r->of->sum, m->wd.c * sizeof(float));
+    struct sum_product shared = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = s.act,
+                                 .w = r->part->param[MT_ROUTER_SHARED_DOWN], .transposed = true, .c = sum, .d = sum};
+    (void)y; /* the combining part makes it, of the sum */
+    int rc = router_logits(r, norm_output(r), s.logits, err);
+    if (!rc)
+        rc = route(r, s.logits, err);
+    if (!rc && mt_model_balances(m))
+        rc = count_probabilities(r, s.logits, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &(struct mt_cast){r->in->n_tokens * m->wd.c, m->dt, MT_F32, r->x, sum}, err);
+    return rc || !shared.in ? rc : add_product(r, &shared, err);
+}
+
+static int router_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    return mt_op_router_bwd(m->dev,
+                            &(struct mt_router_bwd){
+                                .n = r->in->n_tokens,
+                                .e = (size_t)moe->n_experts,
+                                .k = (size_t)moe->top_k,
+                                .dtype = m->dt,
+                                .logits_dtype = logits_dtype(moe, m->dt),
+                                .rule = rule_of(moe),
+                                .logits = s->logits,
+                                .ids = own_routing(r).ids,
+                                .dweights = own_rows(r, r->of->dweights, (size_t)moe->top_k * sizeof(float)),
+                                .aux = mt_model_balances(m) ? m->shares : NULL,
+                                .aux_scale = mt_model_balances(m) ? mt_model_balance_scale(m) : 0,
+                                .dlogits = s->dlogits,
+                            },
+                            err);
+}
+
+/* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate. */
+static int shared_glu_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
+    struct record rec = record_of(r);
+    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
+    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec.gate_up,
+                               .dout = s->act, .dgate_up = rec.gate_up, .out = s->act};
+    struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
+                                       .kind = mt_activation(m), .gate_up = rec.gate_up, .dout = s->act,
+                                       .weights = rec.gate, .dgate_up = rec.gate_up, .out = s->act,
+                                       .dweights = s->dgate};
+    struct mt_shared_gate_bwd gate = {.n = n, .c = m->wd.c, .dtype = m->dt, .x = m->h, .w = mt_elem(m, r->w, w.at),
+                                      .gate = rec.gate, .dgate = s->dgate, .dx = s->dn, .dw = mt_grad_of(r->g, w),
+                                      .workspace = m->workspace};
+    if (!m->layout->cfg.moe.shared_gate)
+        return mt_op_glu_bwd(m->dev, &plain, err);
+    int rc = mt_op_expert_glu_bwd(m->dev, &scaled, err);
+    return rc ? rc : mt_op_shared_gate_bwd(m->dev, &gate, err);
+}
+
+/* dn += what goes through the shared expert. */
+static int shared_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
+    struct record rec = record_of(r);
+    struct mt_linear_bwd down = {.n = n, .in = width, .out = m->wd.c, .x = s->act, .w = r->w, .dy = r->dx,
+                                 .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = s->act};
+    struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = rec.gate_up,
+                                    .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
+    struct sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = rec.gate_up, .w = p[MT_ROUTER_SHARED_GATE_UP],
+                             .c = s->dn, .d = s->dn};
+    int rc = mt_linear_input_grad(m, &down, err);
+    if (!rc)
+        rc = shared_glu_backward(r, s, err);
+    if (!rc)
+        rc = mt_linear_weight_grad(m, &down, err);
+    if (!rc)
+        rc = mt_linear_weight_grad(m, &gate_up, err);
+    return rc ? rc : add_product(r, &dn, err);
+}
+
+/* The logits are made again; which experts were chosen is not: a tie that falls the other way would go unnoticed. */
+static int backward(const struct mt_part_run *r, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    size_t n = r->in->n_tokens, experts = (size_t)m->layout->cfg.moe.n_experts;
+    struct record rec = record_of(r);
+    struct scratch s = scratch_of(r);
+    struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits, .w = p[MT_ROUTER_WEIGHT],
+                              .c = own_rows(r, r->of->dn, m->wd.c * sizeof(float)), .d = s.dn};
+    struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .x = m->h, .w = r->w, .dy = s.dlogits,
+                                 .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};
+    int rc = mt_norm(m, n, r->x, r->w, p[MT_ROUTER_NORM], m->h, rec.rstd, true, err);
+    if (!rc)
+        rc = router_logits(r, m->h, s.logits, err);
+    if (!rc)
+        rc = router_backward(r, &s, err);
+    if (!rc)
+        rc = mt_linear_weight_grad(m, &gate, err);
+    if (!rc)
+        rc = add_product(r, &sum, err);
+    if (!rc && m->layout->cfg.moe.shared_width)
+        rc = shared_backward(r, &s, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
+    return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_ROUTER_NORM], rec.rstd, r->dx, r->dx, r->g, err);
+}
+
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     const struct mt_moe *m = &c->moe;
@@ -40,5 +400,11 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
     .lay_out = lay_out,
+    .record_bytes = record_bytes,
+    .scratch_bytes = scratch_bytes,
+    .workspace_bytes = workspace_bytes,
+    .prepare = prepare,
+    .finish = finish,
+    .backward = backward,
     .macs_per_token = macs_per_token,
 };

@@ -28,8 +28,8 @@ static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *
     char *scratch = (char *)m->unit_scratch + mt_unit_record_bytes(m->layout, r->unit, m->dt, m->p.max_tokens);
     for (size_t i = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
-        s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .w = r->w, .x = x,
-                                      .record = at, .scratch = scratch, .dx = r->dx, .g = r->g}};
+        s[i] = (struct stage){.run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .of = r,
+                                      .w = r->w, .x = x, .record = at, .scratch = scratch, .dx = r->dx, .g = r->g}};
         at += part->kind->record_bytes ? part->kind->record_bytes(&shape) : 0;
         if (i + 1 == u->n_parts)
             continue;

@@ -92,6 +92,7 @@ static int make_engine(mt_cost_table *t, struct mt_err *err)
         return rc;
     t->engine_params.dev = t->meter;
     t->engine_params.planes = NULL;
+    t->engine_params.assumed_rows = t->n_micro * t->engine_params.max_tokens;
     t->engine_params.max_micro = t->n_batches;
     t->engine_params.max_docs = (size_t)t->engine_params.numerics.micro_batch;
     rc = mt_dry_engine_create(&t->engine, &t->engine_params, err);

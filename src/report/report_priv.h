@@ -28,6 +28,8 @@ struct mt_run_data {
     size_t n;
     double *eval_step, *eval_loss; /* [n_eval] */
     size_t n_eval;
+    double *balance_step, *balance_mean, *balance_most; /* [n_balance] of experts: mean over layers, the worst layer */
+    size_t n_balance;
     cJSON *info, *trace;    /* run.json, trace.json; or NULL */
 };
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);

@@ -24,6 +24,20 @@ static cJSON *read_json(const char *dir, const char *file)
     return mt_path_exists(path) && !mt_json_read_file(&o, path, MT_ERR_INPUT, NULL) ? o : NULL;
 }
 
+/* A row of a layer: its experts' balance. Rows of a step stand together. */
+static void read_layer(struct mt_run_data *r, double step, const cJSON *o, int *n_layers)
+{
+    const cJSON *v = mt_json_get(o, "expert_balance");
+    double balance = cJSON_IsNumber(v) ? v->valuedouble : NAN;
+    if (!r->n_balance || r->balance_step[r->n_balance - 1] != step) {
+        r->balance_step[r->n_balance++] = step;
+        *n_layers = 0;
+    }
+    double *mean = &r->balance_mean[r->n_balance - 1], *most = &r->balance_most[r->n_balance - 1];
+    *mean += (balance - *mean) / ++*n_layers;
+    *most = fmax(*most, balance);
+}
+
 static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
 {
     size_t lines = 1;
@@ -35,7 +49,11 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
             return mt_fail_nomem(err, "a report", lines * sizeof(double));
     r->eval_step = mt_calloc(lines, sizeof(double));
     r->eval_loss = mt_calloc(lines, sizeof(double));
-    if (!r->eval_step || !r->eval_loss)
+    r->balance_step = mt_calloc(lines, sizeof(double));
+    r->balance_mean = mt_calloc(lines, sizeof(double));
+    r->balance_most = mt_calloc(lines, sizeof(double));
+    int n_layers = 0;
+    if (!r->eval_step || !r->eval_loss || !r->balance_step || !r->balance_mean || !r->balance_most)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         cJSON *o = cJSON_Parse(line); /* an incomplete last line */
@@ -43,6 +61,8 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
         if (cJSON_IsNumber(step) && eval) {
             r->eval_step[r->n_eval] = step->valuedouble;
             r->eval_loss[r->n_eval++] = cJSON_IsNumber(eval) ? eval->valuedouble : NAN;
+        } else if (cJSON_IsNumber(step) && mt_json_get(o, "layer")) {
+            read_layer(r, step->valuedouble, o, &n_layers);
         } else if (cJSON_IsNumber(step)) {
             for (int k = 0; k < MT_N_COLS; k++) {
                 const cJSON *v = mt_json_get(o, keys[k]);
@@ -86,6 +106,9 @@ void mt_run_data_finish(struct mt_run_data *r)
         free(r->col[k]);
     free(r->eval_step);
     free(r->eval_loss);
+    free(r->balance_step);
+    free(r->balance_mean);
+    free(r->balance_most);
     cJSON_Delete(r->info);
     cJSON_Delete(r->trace);
     *r = (struct mt_run_data){{0}};
@@ -303,6 +326,16 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
     return mt_report_add(r, d->name, "timeline", &s, err);
 }
 
+static int add_balance(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+{
+    struct mt_series s[2] = {
+        {.name = "mean of layers", .x = d->balance_step, .y = d->balance_mean, .n = d->n_balance, .colour = 0},
+        {.name = "worst layer", .x = d->balance_step, .y = d->balance_most, .n = d->n_balance, .colour = 1}};
+    struct mt_chart c = {.title = "Balance of experts", .x_label = "step", .y_label = "1: even; experts: one has all",
+                         .zero = true, .series = s, .n_series = 2};
+    return add_lines(r, d->name, "balance", &c, err);
+}
+
 static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     int rc = add_step_stack(r, d, err);
@@ -310,6 +343,8 @@ static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt
         rc = add_timeline(r, d, err);
     if (!rc)
         rc = add_memory(r, d, err);
+    if (!rc && d->n_balance)
+        rc = add_balance(r, d, err);
     return rc ? rc : add_link_use(r, d, err);
 }
 

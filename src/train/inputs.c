@@ -12,14 +12,26 @@
 #include "hw/hw.h"
 #include "train/session_priv.h"
 
+static int check_mixture(const struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_numerics *n = &s->cfg->numerics;
+    if (n->schedule == MT_SCHEDULE_MICROBATCH)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "memory.schedule = microbatch: %s has experts, which run once a step over the tokens of all "
+                       "micro-batches: set it to layered", s->model_dir);
+    if (s->hf.moe.select_bias)
+        return mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: a router with a bias of its choice cannot be trained yet",
+                       s->model_dir);
+    return 0;
+}
+
 int mt_session_open_model(struct mt_session *s, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&s->model_dir, s->cfg->model.path, err);
     if (!rc)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
     if (!rc && s->hf.moe.n_experts)
-        rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: mixtures of experts (%s) cannot be trained or planned yet",
-                     s->model_dir, s->hf.family->architecture);
+        rc = check_mixture(s, err);
     if (!rc && (s->hf.sinks || s->hf.norm_in_f32))
         rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: attention sinks, which %s has, cannot be trained yet", s->model_dir,
                      s->hf.family->architecture);

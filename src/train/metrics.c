@@ -155,6 +155,8 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
         cJSON_AddNumberToObject(o, fields[i].name, fields[i].v);
+    if (s->aux_loss > 0)
+        cJSON_AddNumberToObject(o, "aux_loss", s->aux_loss);
     if (r->uses_disk) {
         cJSON_AddNumberToObject(o, "t_disk_read", s->t_disk_read);
         cJSON_AddNumberToObject(o, "t_disk_write", s->t_disk_write);
@@ -165,6 +167,28 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);
+    return o;
+}
+
+cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, size_t n_experts)
+{
+    double all = 0, squares = 0, entropy = 0, most = 0, idle = 0;
+    for (size_t i = 0; i < n_experts; i++)
+        all += rows[i];
+    for (size_t i = 0; i < n_experts; i++) {
+        double share = all > 0 ? rows[i] / all : 0;
+        squares += share * share;
+        entropy -= share > 0 ? share * log(share) : 0;
+        most = fmax(most, share);
+        idle += rows[i] == 0;
+    }
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddNumberToObject(o, "step", (double)step);
+    cJSON_AddNumberToObject(o, "layer", layer);
+    cJSON_AddNumberToObject(o, "expert_balance", squares * (double)n_experts);
+    cJSON_AddNumberToObject(o, "expert_entropy", n_experts > 1 ? entropy / log((double)n_experts) : 1);
+    cJSON_AddNumberToObject(o, "experts_idle", idle);
+    cJSON_AddNumberToObject(o, "expert_max_share", most);
     return o;
 }
 
@@ -201,7 +225,7 @@ void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
         mt_append_put(&m->file[JSONL], row.p, row.len);
     }
     free(text);
-    if (m->on[CSV]) {
+    if (m->on[CSV] && !mt_json_get(record, "layer")) {
         row.len = 0;
         put_csv(&row, record);
         mt_append_put(&m->file[CSV], row.p, row.len);

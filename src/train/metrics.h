@@ -15,8 +15,13 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
                     uint64_t step, struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);
+/**
+ * How a layer's tokens were spread over its experts: expert_balance is 1 where evenly, n where one got them all (n times
+ * the sum of squared shares); expert_entropy 1 and 0; experts_idle had none; expert_max_share is the fullest one's.
+ */
+cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, size_t n_experts);
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r);
-/** Writes the record; borrowed. What cannot be written waits in memory: see append.h. */
+/** Writes the record, of a layer to all but metrics.csv; borrowed. What cannot be written waits: see append.h. */
 void mt_metrics_write(struct mt_metrics *m, const cJSON *record);
 
 #endif

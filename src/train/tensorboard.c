@@ -156,10 +156,14 @@ static void put_scalar(struct mt_str *summary, const char *name, double v)
 void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record)
 {
     struct mt_str summary = {0}, event = {0};
-    const cJSON *step = mt_json_get(record, "step");
-    for (const cJSON *v = record->child; v; v = v->next)
-        if (cJSON_IsNumber(v) && v != step)
-            put_scalar(&summary, v->string, v->valuedouble);
+    const cJSON *step = mt_json_get(record, "step"), *layer = mt_json_get(record, "layer");
+    char name[96];
+    for (const cJSON *v = record->child; v; v = v->next) {
+        if (!cJSON_IsNumber(v) || v == step || v == layer)
+            continue;
+        snprintf(name, sizeof(name), layer ? "%.60s/layer %d" : "%.60s", v->string, layer ? layer->valueint : 0);
+        put_scalar(&summary, name, v->valuedouble);
+    }
     put_event_head(&event, step ? (uint64_t)step->valuedouble : 0);
     put_bytes(&event, EVENT_SUMMARY, summary.p, summary.len);
     write_record(t, &event);

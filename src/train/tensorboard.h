@@ -17,7 +17,7 @@ struct mt_tensorboard;
 int mt_tensorboard_open(struct mt_tensorboard **out, const char *dir, uint64_t step,
                         struct mt_err *err);
 void mt_tensorboard_close(struct mt_tensorboard **t);
-/** Every number of the record but "step", as scalars named after their keys. */
+/** Every number of the record but "step", as scalars named after their keys; of a layer's: "key/layer 3". */
 void mt_tensorboard_write(struct mt_tensorboard *t, const cJSON *record);
 
 #endif

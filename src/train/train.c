@@ -124,9 +124,9 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
     }
     l->st->skips++;
     l->st->skips_in_row++;
-    mt_warn("step %llu skipped: the gradient of %s is not finite (%llu in a row, %llu in all)",
-            (unsigned long long)l->st->step, r->bad_tensor, (unsigned long long)l->st->skips_in_row,
-            (unsigned long long)l->st->skips);
+    mt_warn("step %llu skipped: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step,
+            r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
+            (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);
     if (l->st->skips_in_row < (uint64_t)l->s->cfg->train.max_skips)
         return 0;
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
@@ -134,6 +134,19 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
                    "train.learning_rate",
                    (unsigned long long)l->st->skips_in_row, r->bad_tensor,
                    l->p->history->has ? "the last checkpoint is good" : "there is no checkpoint of this run");
+}
+
+static void report_layers(const struct loop *l)
+{
+    const struct mt_hf_config *c = &l->s->layout->cfg;
+    for (int i = 0; i < (int)c->n_layers; i++) {
+        const int32_t *rows = mt_engine_expert_rows(l->s->engine, i);
+        if (!rows)
+            continue;
+        cJSON *record = mt_metrics_layer_record(l->st->step, i, rows, (size_t)c->moe.n_experts);
+        mt_metrics_write(l->metrics, record);
+        cJSON_Delete(record);
+    }
 }
 
 static void report_step(struct loop *l, struct mt_step_report *r)
@@ -153,6 +166,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
         remember(l, record);
     mt_metrics_write(l->metrics, record);
     cJSON_Delete(record);
+    report_layers(l);
     if (l->p->events.step && (l->st->step % (uint64_t)l->s->cfg->log.every == 0 || left == 0))
         l->p->events.step(l->p->events.ctx, r);
 }

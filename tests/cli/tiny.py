@@ -18,6 +18,13 @@ FAMILIES = {
     "mistral": ("MistralForCausalLM", {"sliding_window": 12, "head_dim": 16}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 16}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+                                          "moe_intermediate_size": 48, "norm_topk_prob": True,
+                                          "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                                          "shared_expert_intermediate_size": 40, "norm_topk_prob": False,
+                                          "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
 }
 
 

@@ -263,6 +263,7 @@ const struct mt_device_kind mt_cpu_kind = {
     .name = "cpu",
     .shares_host_memory = true,
     .alignment = MT_CPU_ALIGNMENT,
+    .row_bucket = 32, /* products of bf16 are prepared for a shape */
     .library_bytes = 1 << 20,
     .workspace = kind_workspace,
     .probe = probe,

@@ -135,6 +135,29 @@ static void a_skipped_step_is_told_with_its_tensor(void **state)
     free(text);
 }
 
+static double layer_value(const int32_t *rows, size_t n, const char *key)
+{
+    cJSON *o = mt_metrics_layer_record(3, 1, rows, n);
+    double v = mt_json_get(o, key)->valuedouble;
+    cJSON_Delete(o);
+    return v;
+}
+
+static void a_layer_says_how_its_experts_are_used(void **state)
+{
+    (void)state;
+    const int32_t even[] = {5, 5, 5, 5}, one[] = {0, 7, 0, 0}, none[] = {0, 0, 0, 0}, some[] = {1, 3, 0, 0};
+    assert_float_equal(layer_value(even, 4, "expert_balance"), 1, 1e-12);
+    assert_float_equal(layer_value(even, 4, "expert_entropy"), 1, 1e-12);
+    assert_float_equal(layer_value(even, 4, "experts_idle"), 0, 0);
+    assert_float_equal(layer_value(one, 4, "expert_balance"), 4, 1e-12);
+    assert_float_equal(layer_value(one, 4, "expert_entropy"), 0, 1e-12);
+    assert_float_equal(layer_value(one, 4, "experts_idle"), 3, 0);
+    assert_float_equal(layer_value(one, 4, "expert_max_share"), 1, 0);
+    assert_float_equal(layer_value(none, 4, "expert_balance"), 0, 0);
+    assert_float_equal(layer_value(some, 4, "expert_balance"), 2.5, 1e-12); /* 4 (1/16 + 9/16) */
+}
+
 static void an_evaluation_has_its_perplexity(void **state)
 {
     (void)state;
@@ -168,6 +191,7 @@ int main(void)
         TEST(a_line_that_a_crash_cut_is_dropped),
         TEST(numbers_read_back_exactly),
         TEST(a_skipped_step_is_told_with_its_tensor),
+        TEST(a_layer_says_how_its_experts_are_used),
         TEST(an_evaluation_has_its_perplexity),
         TEST(a_folder_that_is_not_there_is_an_error),
     };

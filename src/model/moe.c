@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of a mixture of experts share: the routing of a step, and what the host knows of it. */
+#include "base/mem.h"
+#include "model/model_priv.h"
+#include "model/part.h"
+
+struct mt_step_bytes mt_layout_step_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t rows)
+{
+    struct mt_routing t;
+    size_t hidden = (size_t)l->cfg.hidden;
+    if (!l->cfg.moe.n_experts)
+        return (struct mt_step_bytes){0};
+    return (struct mt_step_bytes){
+        .rows = mt_align_up(rows * hidden * mt_dtype_size(dtype), MT_RECORD_ALIGN),
+        .sum = mt_align_up(rows * hidden * sizeof(float), MT_RECORD_ALIGN),
+        .routing = mt_routing_layout(&t, &l->cfg.moe, rows, NULL),
+        .dweights = mt_align_up(rows * (size_t)l->cfg.moe.top_k * sizeof(float), MT_RECORD_ALIGN),
+    };
+}
+
+size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base)
+{
+    size_t at = 0, entries = rows * (size_t)moe->top_k, experts = (size_t)moe->n_experts + 1;
+    out->weights = mt_take(base, &at, entries * sizeof(float));
+    out->ids = mt_take(base, &at, entries * sizeof(uint16_t));
+    out->counts = mt_take(base, &at, experts * sizeof(int32_t));
+    out->starts = mt_take(base, &at, experts * sizeof(int32_t));
+    out->list = mt_take(base, &at, entries * sizeof(int32_t));
+    return at;
+}
+
+size_t mt_model_rows_in_use(const mt_model *m)
+{
+    return m->p.assumed_rows ? m->p.assumed_rows : m->n_micro * m->p.max_tokens;
+}
+
+/* Of a layer: counts, and starts behind them. */
+static size_t n_counts(const struct mt_moe *moe)
+{
+    return 2 * ((size_t)moe->n_experts + 1);
+}
+
+size_t mt_model_counts_bytes(const struct mt_layout *l)
+{
+    const struct mt_moe *moe = &l->cfg.moe;
+    size_t layers = moe->n_experts ? (size_t)l->cfg.n_layers : 0;
+    return layers * n_counts(moe) * sizeof(int32_t) + (size_t)moe->n_experts * sizeof(float); /* and shares_host */
+}
+
+static int32_t *counts_of(const mt_model *m, int layer)
+{
+    return m->counts + (size_t)layer * n_counts(&m->layout->cfg.moe);
+}
+
+/* Rows of the step, padding left out, times the layers that route them. */
+static double routed_rows(const mt_model *m)
+{
+    double rows = 0, layers = 0;
+    for (size_t i = 0; i < m->n_micro; i++)
+        rows += (double)m->inputs[i].n_tokens;
+    for (int64_t i = 0; i < m->layout->cfg.n_layers; i++)
+        layers += m->layout->cfg.sparse[i];
+    return rows * layers;
+}
+
+/* The share of all rows that each expert had; a row counts top_k times. */
+static void count_shares(const mt_model *m)
+{
+    const struct mt_hf_config *c = &m->layout->cfg;
+    double rows = routed_rows(m);
+    for (int64_t e = 0; e < c->moe.n_experts; e++) {
+        int64_t n = 0;
+        for (int i = 0; i < (int)c->n_layers; i++)
+            n += c->sparse[i] ? counts_of(m, i)[e] : 0;
+        m->shares_host[e] = (float)((double)n / rows);
+    }
+}
+
+static bool is_last_mixture(const struct mt_hf_config *c, int layer)
+{
+    for (int i = layer + 1; i < (int)c->n_layers; i++)
+        if (c->sparse[i])
+            return false;
+    return true;
+}
+
+float mt_model_balance_scale(const mt_model *m)
+{
+    return (float)(m->p.router_aux_loss * (double)m->layout->cfg.moe.n_experts / routed_rows(m));
+}
+
+double mt_model_aux_loss(const mt_model *m)
+{
+    const float *probabilities = mt_model_prob_sum(m, m->stats_host);
+    double sum = 0, n = (double)m->layout->cfg.moe.n_experts;
+    if (!mt_model_balances(m))
+        return 0;
+    for (int64_t e = 0; e < m->layout->cfg.moe.n_experts; e++)
+        sum += (double)m->shares_host[e] * (double)probabilities[e];
+    return n * sum / routed_rows(m);
+}
+
+int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, struct mt_err *err)
+{
+    size_t n = (size_t)m->layout->cfg.moe.n_experts + 1, bytes = n * sizeof(int32_t);
+    int32_t *counts = counts_of(m, layer), *starts = counts + n;
+    if (m->p.assumed_rows)
+        return 0;
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){counts, bytes, t->counts, bytes, bytes, 1}, err);
+    if (!rc)
+        rc = mt_event_record(m->dev, m->counts_ready, MT_STREAM_COMPUTE, err);
+    if (!rc)
+        rc = mt_event_sync(m->dev, m->counts_ready, err);
+    for (size_t i = 0; i < n && !rc; i++)
+        starts[i] = i ? starts[i - 1] + counts[i - 1] : 0;
+    if (rc || !mt_model_balances(m) || !is_last_mixture(&m->layout->cfg, layer))
+        return rc;
+    count_shares(m); /* for backward: all layers of the step have been routed */
+    bytes = (n - 1) * sizeof(float);
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                          &(struct mt_copy){m->shares, bytes, m->shares_host, bytes, bytes, 1}, err);
+}
+
+struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert)
+{
+    const struct mt_moe *moe = &m->layout->cfg.moe;
+    size_t rows = m->p.assumed_rows, bucket = mt_device_limits(m->dev)->row_bucket;
+    const int32_t *counts = counts_of(m, layer), *starts = counts + moe->n_experts + 1;
+    if (!rows)
+        return (struct mt_expert_list){(size_t)starts[expert], (size_t)counts[expert]};
+    size_t even = mt_align_up(mt_div_up(rows * (size_t)moe->top_k, (size_t)moe->n_experts), bucket);
+    return (struct mt_expert_list){0, MT_MIN(even, rows)};
+}
+
+const int32_t *mt_model_expert_rows(const mt_model *m, int layer)
+{
+    return m->layout->cfg.sparse[layer] ? counts_of(m, layer) : NULL;
+}
+
+const char *mt_model_bad_router(const mt_model *m)
+{
+    const struct mt_layout *l = m->layout;
+    for (size_t i = 0; i < l->n_parts; i++) {
+        const struct mt_part *p = &l->parts[i];
+        if (p->kind != &mt_part_router || !counts_of(m, p->layer)[l->cfg.moe.n_experts])
+            continue;
+        for (size_t t = 0; t < l->n_tensors; t++)
+            if (l->tensors[t].param == &p->param[MT_ROUTER_WEIGHT])
+                return l->tensors[t].name;
+    }
+    return NULL;
+}

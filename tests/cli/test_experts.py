@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: no placement changes a bit, a killed run goes on with the same bits, frozen experts take
+neither states nor traffic, evaluation, sampling and plans work, and what cannot be is refused by name."""
+import json
+import os
+import re
+import sys
+import tempfile
+
+from tiny import (base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
+                  write_model)
+
+STEPS = 5
+MOE = dict(mlp_only_layers=[1], num_hidden_layers=3)
+PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
+PLACEMENTS = {
+    "an expert at a time": ({}, {"memory__expert_group": 1, "memory__slots": 2}),
+    "groups of 3": ({}, {"memory__expert_group": 3, "memory__slots": 3}),
+    "all experts, 5 slots": ({}, {"memory__expert_group": 8, "memory__slots": 5}),
+    "kept": ({}, {"memory__activations": "keep", "memory__expert_group": 3}),
+    "offloaded": ({}, {"memory__activations": "offload"}),
+    "recomputed": ({}, {"memory__activations": "recompute", "memory__expert_group": 2}),
+    "half layers": ({}, {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"}),
+    "one thread": ({}, {"device__cpu_threads": 1}),
+    "poisoned": ({"MEGATRAIN_POISON": "1"}, {"memory__expert_group": 3, "memory__slots": 2}),
+    "eval and save at every step": ({}, {"eval__every": 1, "checkpoint__every": 1}),
+    "states on disk": (PIECES, {"memory__states": "disk", "memory__nvme_paths": "{drive}", "memory__expert_group": 2}),
+    "all on disk": ({**PIECES, "MEGATRAIN_POISON": "1"},
+                    {"memory__states": "disk", "memory__nvme_paths": "{drive}", "memory__activations": "disk",
+                     "memory__device_budget": "{device}", "memory__host_budget": "{host}"}),
+}
+
+
+def smallest(tmp, sections, key, most):
+    lo, hi = 64, most
+    while hi - lo > 64:
+        mid = (lo + hi) // 2
+        sections["memory"][key] = f"{mid}KiB"
+        ini = write_ini(os.path.join(tmp, "probe.ini"), sections)
+        if megatrain("-q", "run", "--dry-run", ini, expect=None).returncode == 0:
+            hi = mid
+        else:
+            lo = mid
+    return f"{hi}KiB"
+
+
+def run(tmp, name, model, data, env=None, **over):
+    out = os.path.join(tmp, name.replace(" ", "-").replace(",", ""))
+    over = {"train__steps": STEPS, **over}
+    ini = write_ini(out + ".ini", base(model, data, out, **over))
+    megatrain("-q", "run", ini, env=env)
+    return losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+
+
+def tight(tmp, model, data, over):
+    """Fills in budgets: the least that are accepted, so that what belongs to a step leaves the device."""
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive, exist_ok=True)
+    over = {k: v.replace("{drive}", drive) if isinstance(v, str) else v for k, v in over.items()}
+    for key in ("device", "host"):
+        if over.get(f"memory__{key}_budget") == f"{{{key}}}":
+            rest = {k: v for k, v in over.items() if "{" not in str(v)}
+            over[f"memory__{key}_budget"] = smallest(tmp, base(model, data, os.path.join(tmp, "none"), **rest),
+                                                     f"{key}_budget", 256 << 10)
+    return over
+
+
+def placement_moves_no_bit(tmp, model, data):
+    for dtype in ("f32", "bf16"):
+        first = run(tmp, f"first {dtype}", model, data, model__dtype=dtype)
+        for name, (env, over) in PLACEMENTS.items():
+            if dtype == "f32" and name in ("half layers", "eval and save at every step", "groups of 3"):
+                continue
+            other = run(tmp, f"{name} {dtype}", model, data, env, model__dtype=dtype, **tight(tmp, model, data, over))
+            assert other[0] == first[0], (dtype, name, other[0], first[0])
+            assert other[1] == first[1], (dtype, name)
+        resumed(tmp, model, data, dtype, first)
+
+
+def balance_moves_with_no_placement(tmp, model, data):
+    """A shared expert with a gate, and the loss that balances experts: the same bits; the loss is of the step, however
+    many micro-batches it has."""
+    shared = write_model(os.path.join(tmp, "shared"), config("qwen2_moe", **MOE))
+    def steps(name, env=None, **over):
+        out = os.path.join(tmp, name.replace(" ", "-"))
+        megatrain("-q", "run", write_ini(out + ".ini", base(shared, data, out, train__steps=3, train__router_aux_loss=0.1,
+                                                            **over)), env=env)
+        return [(m["loss"], m["grad_norm"], m["aux_loss"]) for m in metrics(out) if "loss" in m], \
+            planes(os.path.join(out, "checkpoint-3"))
+    first = steps("kept", memory__activations="keep")
+    assert steps("one at a time", memory__expert_group=1, memory__slots=2, memory__activations="recompute") == first
+    assert steps("three at a time", {"MEGATRAIN_POISON": "1"}, memory__expert_group=3, memory__activations="offload") == first
+    assert steps("half layers", memory__unit="half", memory__activations="recompute") == first
+    for a, b in zip(first[0], steps("other micro-batches", train__micro_batch=3)[0]):
+        assert all(abs(x - y) < 1e-6 * x for x, y in zip(a, b)), (a, b)
+    assert all(m[2] >= 2 for m in first[0]), "top_k where evenly, more where not"
+
+
+def on_a_gpu(tmp, model, data):
+    """The same with rows padded to what its products like; less of it, for the emulated one is slow."""
+    over = dict(model__dtype="bf16", train__steps=2, memory__device_budget="128MiB")
+    def bits(name, env=None, **more):
+        out = os.path.join(tmp, name)
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, **{**over, **more})), env=env)
+        return losses(out), planes(os.path.join(out, "checkpoint-2"))
+    first = bits("all")
+    assert bits("one", {"MEGATRAIN_POISON": "1"}, memory__expert_group=1, memory__slots=2) == first
+    assert bits("half", memory__expert_group=3, memory__unit="half", memory__activations="offload") == first
+
+
+def resumed(tmp, model, data, dtype, first):
+    """Three steps with one placement, the rest with another."""
+    out = os.path.join(tmp, f"resumed-{dtype}")
+    a = write_ini(out + ".a.ini", base(model, data, out, model__dtype=dtype, train__steps=STEPS, memory__expert_group=1,
+                                       checkpoint__every=3))
+    b = write_ini(out + ".b.ini", base(model, data, out, model__dtype=dtype, train__steps=STEPS, memory__expert_group=5))
+    megatrain("-q", "run", a, "--max-steps", 3)
+    megatrain("-q", "run", b, "--resume")
+    assert (losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))) == first, "resumed"
+
+
+def gradients_of_experts_do_not_depend_on_the_micro_batch(tmp, model, data):
+    """An expert's gradient is one product over the step's rows; what other tensors add up by micro-batch does differ."""
+    def moments(micro):
+        out = os.path.join(tmp, f"micro-{micro}")
+        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, train__steps=1, train__micro_batch=micro,
+                                                            train__grad_clip=0, data__shuffle="off")))
+        d, all_ = os.path.join(out, "checkpoint-1", "megatrain"), {}
+        for f in os.listdir(d):
+            if f.endswith(".safetensors"):
+                all_.update(read_safetensors(os.path.join(d, f)))
+        return {k: v for k, v in all_.items() if not k.endswith(".master")}
+    first = moments(1)
+    experts = [k for k in first if ".experts." in k]
+    assert len(experts) == 2 * 8 * 3 * 2
+    assert any(any(first[k][2]) for k in experts)
+    for micro in (2, 3, 6):
+        other = moments(micro)
+        assert all(other[k] == first[k] for k in experts), micro
+        assert any(other[k] != first[k] for k in first), "the comparison sees a difference"
+
+
+def rows(text, tier):
+    """Memory table of a dry run or plan: use -> bytes."""
+    table, now = {}, None
+    for line in text.splitlines():
+        m = re.match(r"\s+(device|host|nvme|disk|sum)?\s*(\S.*?)\s{2,}(\d+)\b", line)
+        if m:
+            now = m.group(1) or now
+            if now == tier:
+                table[m.group(2)] = int(m.group(3))
+    return table
+
+
+def kib(text, resource):
+    return int(float(re.search(resource + r"\s+\S+%\s+([0-9.]+) KiB", text).group(1)) * 1024)
+
+
+def frozen_experts_take_nothing(tmp, model, data):
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive)
+    bytes_of, moments = [], []
+    for freeze in ("", "*.experts.*"):
+        out = os.path.join(tmp, "frozen" + str(bool(freeze)))
+        ini = write_ini(out + ".ini", base(model, data, out, model__dtype="bf16", model__freeze=freeze, train__steps=3,
+                                           memory__states="disk", memory__nvme_paths=drive))
+        megatrain("-q", "run", ini)
+        m = metrics(out)
+        steps = [x for x in m if "loss" in x]
+        assert steps[-1]["grad_norm"] > 0 and not steps[-1]["skipped"]
+        names = set()
+        d = os.path.join(out, "checkpoint-3", "megatrain")
+        for f in os.listdir(d):
+            if f.endswith(".safetensors"):
+                raw = open(os.path.join(d, f), "rb").read()
+                names |= set(json.loads(raw[8:8 + int.from_bytes(raw[:8], "little")]))
+        moments.append({n for n in names if ".experts." in n and not n.endswith(".master")})
+        text = megatrain("plan", ini, "--machine", "rtx4090").stdout
+        bytes_of.append({**rows(text, "host"), "d2h": kib(text, "D2H link")})
+    experts = 2 * 8 * 3 * 48 * 64  # parameters: two of the layers are mixtures
+    assert moments[0] and not moments[1], moments
+    for use, size in {"first moments": 4, "second moments": 4, "gradients": 2, "d2h": 2}.items():
+        assert bytes_of[0][use] - bytes_of[1][use] == size * experts, (use, bytes_of)
+    assert bytes_of[1]["frozen weights (hi)"] == 2 * experts
+
+
+def other_commands(tmp, model, data):
+    out = os.path.join(tmp, "eval")
+    over = dict(model__dtype="f32", train__steps=2, eval__every=1, eval__at_start="on")
+    ini = write_ini(out + ".ini", base(model, data, out, **over))
+    megatrain("-q", "run", ini)
+    evals = [m["eval_loss"] for m in metrics(out) if "eval_loss" in m]
+    assert len(evals) == 3 and evals[0] > evals[-1] > 0, evals
+    page = os.path.join(tmp, "page.html")
+    megatrain("-q", "report", out, "--html", page)
+    assert "Balance of experts" in open(page).read()
+    layers = [m for m in metrics(out) if "layer" in m]
+    assert [(m["step"], m["layer"]) for m in layers] == [(1, 0), (1, 2), (2, 0), (2, 2)], layers
+    for m in layers:
+        assert 1 <= m["expert_balance"] <= 8 and 0 <= m["expert_entropy"] <= 1 and 1 / 8 <= m["expert_max_share"] <= 0.5, m
+    plan = megatrain("plan", ini, "--machine", "rtx4090").stdout
+    assert re.search(r"memory.expert_group\s+8\s+of 8 experts", plan), plan
+    for use in ("rows of a step", "sums of a step", "routing"):
+        assert use in plan, plan
+    tokens = [int(x) for x in re.search(r"Step\s+(\d+) tokens", plan).groups()]
+    assert tokens[0] == 6 * 64
+
+
+def refusals(tmp, model, data):
+    def fails(words, **over):
+        ini = write_ini(os.path.join(tmp, "refused.ini"), base(model, data, os.path.join(tmp, "refused"), **over))
+        p = megatrain("run", ini, expect=None)
+        assert p.returncode != 0 and all(w in p.stderr for w in words), p.stderr
+    fails(["memory.schedule", "layered"], memory__schedule="microbatch")
+    fails(["for its experts", "would fit"], train__batch_size=400, memory__device_budget="32MiB")
+
+
+def logits_that_are_not_finite_skip_the_step(tmp, model, data):
+    out = os.path.join(tmp, "skips")
+    wild = write_model(os.path.join(tmp, "wild"), config("qwen3_moe", **{**MOE, "initializer_range": 1.8e18}))
+    p = megatrain("run", write_ini(out + ".ini", base(wild, data, out, train__steps=2)))
+    steps = [m for m in metrics(out) if "loss" in m]
+    assert [m["skipped"] for m in steps] == [True, True], steps
+    assert steps[0]["bad_tensor"] == "model.layers.0.mlp.gate.weight", steps[0]
+    assert "logits of model.layers.0.mlp.gate.weight are not finite" in p.stderr, p.stderr
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    model = write_model(os.path.join(tmp, "model"), config("qwen3_moe", **MOE))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    for case in sys.argv[1:]:
+        print(case)
+        globals()[case](tmp, model, data)
