@@ -19,6 +19,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from tiny import base, config, megatrain, metrics, write_data, write_ini, write_model
 
@@ -52,6 +53,9 @@ def looks_trained(model, seed):
                 p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+            elif name.endswith("mlp.gate.weight"):
+                # a router: its choices far from a tie, which no two programs need to break alike
+                p.copy_(torch.randn(p.shape, generator=g) * 0.5)
             else:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.06)
                 if p.dim() == 2:
@@ -63,36 +67,51 @@ def lr_at(k, total, warmup):
     return LR * k / warmup if k < warmup else LR * (1 - (k - warmup) / (total - warmup))
 
 
-def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1):
-    """Losses and gradient norms of STEPS steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32)."""
+def balance_loss(model, router_logits):
+    """Over all layers and all tokens of a step; router_logits: of each sample, a tuple of its layers'."""
+    layers = tuple(torch.cat(rows) for rows in zip(*router_logits))
+    c = model.config
+    return load_balancing_loss_func(layers, getattr(c, "num_experts", 0) or c.num_local_experts, c.num_experts_per_tok)
+
+
+def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0):
+    """Losses and gradient norms of STEPS steps; dtype f32 or f64 (that of the model) or bf16 (autocast over f32). With
+    aux, the coefficient of the loss that balances experts, a third list: that loss."""
     decay, rest = [], []
     for name, p in model.named_parameters():
         (rest if "bias" in name or "norm" in name else decay).append(p)
     opt = torch.optim.AdamW([{"params": decay, "weight_decay": wd}, {"params": rest, "weight_decay": 0.0}],
                             lr=LR, betas=(0.9, 0.999), eps=1e-8, foreach=False)
-    losses, norms = [], []
+    losses, norms, balance = [], [], []
     model.train()
     for step in range(STEPS):
         batch = [samples[i % len(samples)] for i in range(step * ROWS, (step + 1) * ROWS)]
         total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
-        loss_sum = 0.0
+        loss_sum, router_logits = 0.0, []
         opt.zero_grad()
         for s in batch:
             ids = torch.tensor([s["input_ids"]])
             labels = torch.tensor([s["labels"]])
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-                logits = model(input_ids=ids).logits
+                out = model(input_ids=ids, **({"output_router_logits": True} if aux else {}))
+            logits = out.logits
             logits = logits if dtype == "f64" else logits.float()
             l = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum")
-            (l / total).backward()
+            (l / total).backward(retain_graph=bool(aux))
             loss_sum += l.item()
+            if aux:
+                router_logits.append(out.router_logits)
+        if aux:
+            b = balance_loss(model, router_logits)
+            (aux * b).backward()
+            balance.append(b.item())
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         for g in opt.param_groups:
             g["lr"] = lr_at(step, STEPS, warmup)
         opt.step()
         losses.append(loss_sum / total)
         norms.append(norm.item())
-    return losses, norms
+    return (losses, norms, balance) if aux else (losses, norms)
 
 
 def rel(a, b):
@@ -105,13 +124,25 @@ def make_model(d, cfg):
     torch.manual_seed(0)
     hf = AutoConfig.from_pretrained(d)
     hf._attn_implementation = "eager"
+    hf._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(hf).float()
     looks_trained(model, 1)
     return model
 
 
+def release_state(model):
+    """Tensors by their names in files: transformers keeps the experts of a layer in one tensor, files do not."""
+    state = {}
+    with tempfile.TemporaryDirectory() as tmp:
+        model.save_pretrained(tmp)
+        for f in glob.glob(os.path.join(tmp, "*.safetensors")):
+            with safe_open(f, "pt") as s:
+                state.update({k: s.get_tensor(k) for k in s.keys()})
+    return state
+
+
 def save_model(model, cfg, d, dtype=torch.float32):
-    state = {k: v.to(dtype).contiguous().clone() for k, v in model.state_dict().items()
+    state = {k: v.to(dtype).contiguous().clone() for k, v in release_state(model).items()
              if not (cfg["tie_word_embeddings"] and k == "lm_head.weight")}
     save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
 

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the fixtures of tests/parity: tiny models of the four families, ragged data, and what transformers and
+"""Makes the fixtures of tests/parity: tiny models of each family, ragged data, and what transformers and
 torch.optim.AdamW make of them in 20 steps. Run by hand when a family changes; the tests need no torch.
-    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/parity_fixtures.py
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/parity_fixtures.py [NAME]...
 """
 import copy
 import json
 import os
+import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
-from parity import LR, ROWS, STEPS, make_model, save_model, train_torch
+from parity import LR, ROWS, STEPS, make_model, release_state, save_model, train_torch
 from tiny import config, write_data
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -29,7 +30,16 @@ CASES = {
         rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})),
     "qwen3": ("qwen3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
         tie_word_embeddings=True, use_sliding_window=True, sliding_window=7, max_window_layers=1)),
+    # experts: in some layers, an odd number of them; in all layers
+    "qwen3_moe": ("qwen3_moe", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
+        num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=24, mlp_only_layers=[1])),
+    "qwen2_moe": ("qwen2_moe", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32,
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, shared_expert_intermediate_size=32)),
+    "mixtral": ("mixtral", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=32, head_dim=8,
+        num_local_experts=6, num_experts_per_tok=2)),
 }
+
+AUX = {"qwen2_moe": 0.05}  # coefficient of the loss that balances experts
 
 
 def main():
@@ -37,19 +47,24 @@ def main():
     data = write_data(os.path.join(ROOT, "data.jsonl"), n=STEPS * ROWS, seed=11, longest=32, vocab=96)
     samples = [json.loads(l) for l in open(data)]
     for name, (family, over) in CASES.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
         cfg = config(family, **{**SMALL, **over})
         d = os.path.join(ROOT, name)
         model = make_model(d, cfg)
         save_model(model, cfg, d, torch.bfloat16)
         double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
-        losses, norms = train_torch(double, samples, "f64")
-        l32, n32 = train_torch(model, samples, "f32")
-        l16, _ = train_torch(bf16, samples, "bf16")
-        save_file({k: p.detach().float().contiguous() for k, p in double.named_parameters()},
+        aux = AUX.get(name, 0.0)
+        losses, norms, *balance = train_torch(double, samples, "f64", aux=aux)
+        l32, n32, *_ = train_torch(model, samples, "f32", aux=aux)
+        l16, *_ = train_torch(bf16, samples, "bf16", aux=aux)
+        save_file({k: p.float().contiguous() for k, p in release_state(double).items()},
                   os.path.join(d, "trained.safetensors"))
         expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
                     "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,
                     "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}}
+        if aux:
+            expected.update(router_aux_loss=aux, aux_losses=balance[0])
         with open(os.path.join(d, "expected.json"), "w") as f:
             json.dump(expected, f, indent=1)
             f.write("\n")

@@ -38,7 +38,7 @@ def train(tmp, name, dtype, expected, **over):
     shutil.copy(os.path.join(HERE, "data.jsonl"), data)
     ini = write_ini(out + ".ini", base(os.path.join(HERE, name), data, out, model__init="weights", model__dtype=dtype,
         data__eval="", data__packing="off", data__shuffle="off", train__steps=expected["steps"],
-        train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
+        train__router_aux_loss=expected.get("router_aux_loss", 0), train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
         train__min_lr_ratio=0, optimizer__grad_dtype="f32" if dtype == "f32" else "auto", **over))
     megatrain("-q", "run", ini)
     steps = [m for m in metrics(out) if "loss" in m]
@@ -71,6 +71,8 @@ def check(tmp, name):
     assert sum(m["clip"] < 1 for m in steps) >= 15, "clipping is active"
     at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 2e-6)
     at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"])), 1e-5)
+    if "aux_losses" in expected:
+        at_most("balance", max(relative(m["aux_loss"], b) for m, b in zip(steps, expected["aux_losses"])), 2e-6)
     errors = weight_errors(checkpoint, os.path.join(HERE, name, "trained.safetensors"))
     k_bias = [e for n, e in errors.items() if n.endswith("k_proj.bias")]
     at_most("weights", max(e for n, e in errors.items() if not n.endswith("k_proj.bias")), 2e-5)
