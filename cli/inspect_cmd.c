@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
+#include "report.h"
 
 static cJSON *tensor_json(const struct mt_st_tensor *t)
 {
@@ -20,8 +21,20 @@ static cJSON *tensor_json(const struct mt_st_tensor *t)
     return o;
 }
 
-static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config *cfg, bool json)
+/* "128 experts of width 1536, 8 for each token; 235093634560 parameters, 21.6B of them active" */
+static void print_mixture(const struct mt_layout *l)
 {
+    const struct mt_moe *moe = &l->cfg.moe;
+    char active[48];
+    printf("%lld experts of width %lld, %lld for each token; %llu parameters%s\n", (long long)moe->n_experts,
+           (long long)moe->width, (long long)moe->top_k, (unsigned long long)l->n_params,
+           cli_active_params(active, sizeof(active), l));
+}
+
+/* `l`: of a folder whose config.json is supported; else NULL. */
+static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l, bool json)
+{
+    const struct mt_hf_config *cfg = l ? &l->cfg : NULL;
     double params = 0;
     cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "tensors");
     for (size_t i = 0; i < m->n_tensors; i++) {
@@ -31,6 +44,8 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
     cJSON_AddNumberToObject(root, "parameters", params);
     if (cfg)
         cJSON_AddStringToObject(root, "architecture", cfg->family->architecture);
+    if (cfg && cfg->moe.n_experts)
+        cJSON_AddNumberToObject(root, "active_parameters", (double)l->n_active);
     if (json) {
         char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");
@@ -42,6 +57,8 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_hf_config
                    cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
                    (long long)cfg->ffn, (long long)cfg->n_heads, (long long)cfg->head_dim,
                    (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
+        if (cfg && cfg->moe.n_experts)
+            print_mixture(l);
         for (size_t i = 0; i < m->n_tensors; i++) {
             char name[1024];
             mt_visible(name, sizeof(name), m->tensors[i].name);
@@ -59,14 +76,17 @@ int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
 {
     const char *path = args->operands[0];
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    struct mt_layout *layout = NULL;
     struct mt_st_model m;
     struct mt_err err;
     bool dir = mt_is_dir(path);
     (void)cli;
     int rc = dir ? mt_st_open_dir(&m, path, &err) : mt_st_open_file(&m, path, &err);
     if (!rc) {
-        bool config = dir && cfg && !mt_hf_config_read(cfg, path, NULL);
-        print_tensors(&m, config ? cfg : NULL, cli_arg(args, "json") != NULL);
+        if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
+            mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
+        print_tensors(&m, layout, cli_arg(args, "json") != NULL);
+        mt_layout_destroy(&layout);
         mt_st_close(&m);
     }
     free(cfg);

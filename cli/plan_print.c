@@ -114,10 +114,11 @@ static void print_head(const struct plan_view *v)
 {
     const struct mt_plan_request *r = &v->request;
     const struct mt_plan_choice *c = &v->choice;
-    char a[32], b[32];
+    char a[32], b[32], active[48];
     bool measured = v->machine.rate[MT_RATE_GEMM_BF16].source == MT_RATE_MEASURED;
-    printf("Model     %s, %.4gB parameters, %lld layers, %s\n", v->hf.family->architecture,
-           (double)v->layout->n_params * 1e-9, (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
+    printf("Model     %s, %.4gB parameters%s, %lld layers, %s\n", v->hf.family->architecture,
+           (double)v->layout->n_params * 1e-9, cli_active_params(active, sizeof(active), v->layout),
+           (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
     printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
     printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->placement.device_budget.bytes),
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
@@ -320,6 +321,8 @@ void plan_print_json(const struct plan_view *v)
     cJSON_AddBoolToObject(o, "fits", true);
     cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    if (v->hf.moe.n_experts)
+        cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     add_choice(o, v);
     add_memory(o, v);
@@ -335,6 +338,8 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
     cJSON_AddBoolToObject(o, "fits", false);
     cJSON_AddStringToObject(o, "model", v->hf.family->architecture);
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
+    if (v->hf.moe.n_experts)
+        cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     cJSON_AddStringToObject(o, "short", err->msg);
     cJSON *list = cJSON_AddArrayToObject(o, "changes");

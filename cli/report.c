@@ -58,14 +58,25 @@ void cli_print_memory(const struct mt_memory *m)
     cli_say("\n");
 }
 
+const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l)
+{
+    if (l->cfg.moe.n_experts)
+        snprintf(buf, len, ", %.3g%c of them active", (double)l->n_active / (l->n_active < 1000000000 ? 1e6 : 1e9),
+                 l->n_active < 1000000000 ? 'M' : 'B');
+    else
+        buf[0] = 0;
+    return buf;
+}
+
 void cli_print_session(const struct mt_session *s)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
     const struct mt_engine_plan *p = &s->choice.engine;
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
-    char a[32], b[32];
-    cli_say("Model    %s, %.1fM parameters, %lld layers, hidden %lld, vocabulary %lld, %s\n",
-            s->hf.family->architecture, (double)s->layout->n_params / 1e6, (long long)s->hf.n_layers,
+    char a[32], b[32], active[48];
+    cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
+            s->hf.family->architecture, (double)s->layout->n_params / 1e6,
+            cli_active_params(active, sizeof(active), s->layout), (long long)s->hf.n_layers,
             (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->numerics.dtype));
     cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,

@@ -27,4 +27,7 @@ struct cli_progress {
 };
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);
 
+/** Of a mixture of experts: ", 21.6B of them active"; else "". Returns buf. */
+const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l);
+
 #endif
