@@ -270,6 +270,9 @@ static void retire_pending(mt_engine *e)
 
 static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
+    int rc = mt_model_load_constants(e->b.model, e->p.planes, err);
+    if (rc)
+        return rc;
     e->x.pending = e->pending.any;
     return mt_exec_run(&e->x, r, err);
 }

@@ -92,7 +92,11 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     struct mt_qk_rope_bwd rope = {.n = n, .n_q = (size_t)c->n_heads, .n_kv = (size_t)c->n_kv_heads,
                                   .head_dim = (size_t)c->head_dim};
     size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    struct mt_attention_sink_bwd sink = {.n = n, .n_q = (size_t)c->n_heads, .head_dim = (size_t)c->head_dim,
+                                         .dtype = p->dtype};
     need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
+    if (c->sinks)
+        need = MT_MAX(need, mt_op_attention_sink_bwd_workspace(dev, &sink));
     return mt_qk_norm_is_apart(c) ? MT_MAX(need, mt_qk_norm_workspace(p, dev)) : need;
 }
 
@@ -265,6 +269,39 @@ static int make_qk_backward(const struct mt_part_run *r, const struct record *re
     return !rc && kind == MT_QK_NORM_PROJECTION ? mt_qk_norm_backward(&norm, err) : rc;
 }
 
+static struct mt_attention_sink sink_args(const struct mt_part_run *r, const struct record *rec)
+{
+    const mt_model *m = r->m;
+    return (struct mt_attention_sink){.n = r->in->n_tokens, .n_q = (size_t)m->layout->cfg.n_heads,
+                                      .head_dim = (size_t)m->layout->cfg.head_dim, .dtype = m->dt,
+                                      .sinks = mt_elem(m, r->w, r->part->param[MT_ATTENTION_SINKS].at), .o = rec->o,
+                                      .ld_o = m->wd.q, .lse = rec->lse};
+}
+
+/* The gradient of the sinks, where they are trained. */
+static int sink_backward(const struct mt_part_run *r, const struct record *rec, const void *d_o, struct mt_err *err)
+{
+    float *dsinks = mt_grad_of(r->g, r->part->param[MT_ATTENTION_SINKS]);
+    struct mt_attention_sink f = sink_args(r, rec);
+    if (!dsinks)
+        return 0;
+    return mt_op_attention_sink_bwd(r->m->dev,
+                                    &(struct mt_attention_sink_bwd){
+                                        .n = f.n,
+                                        .n_q = f.n_q,
+                                        .head_dim = f.head_dim,
+                                        .dtype = f.dtype,
+                                        .sinks = f.sinks,
+                                        .o = f.o,
+                                        .d_o = d_o,
+                                        .ld_o = f.ld_o,
+                                        .lse = f.lse,
+                                        .dsinks = dsinks,
+                                        .workspace = r->m->workspace,
+                                    },
+                                    err);
+}
+
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -278,7 +315,10 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
                        rec.qkv, err);
     if (!rc)
         rc = make_qk(r, &rec, err);
-    return rc ? rc : mt_op_attention(m->dev, &at, err);
+    if (!rc)
+        rc = mt_op_attention(m->dev, &at, err);
+    struct mt_attention_sink sink = sink_args(r, &rec);
+    return rc || !m->layout->cfg.sinks ? rc : mt_op_attention_sink(m->dev, &sink, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
@@ -313,6 +353,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct mt_linear_bwd qkv = {.n = n, .in = wd->c, .out = wd->qkv, .x = m->h, .w = r->w, .dy = s.dqkv,
                                 .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh};
     int rc = mt_linear_backward(m, &o, err);
+    if (!rc)
+        rc = sink_backward(r, &rec, s.d_o, err);
     if (!rc)
         rc = mt_op_attention_bwd(m->dev, &at, err);
     if (!rc)

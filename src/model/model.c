@@ -137,7 +137,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = logits_bytes(p),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + stats_bytes(p),
-        .tables = mt_rope_table_bytes(p),
+        .tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(p->layout),
         .counts = mt_model_counts_bytes(p->layout),
     };
     return 0;
@@ -218,6 +218,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     scratch_layout(m, dev, p, m->scratch);
     for (size_t i = 0; i < p->max_micro; i++)
         mt_inputs_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
+    if (mt_select_bias_bytes(p->layout))
+        m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
     rc = mt_model_upload_tables(m, err);
     if (rc) {
         mt_model_destroy(&m);

@@ -48,6 +48,9 @@ void mt_model_destroy(mt_model **m);
 
 size_t mt_model_boundary_bytes(const mt_model *m);
 
+/** Copies what stays on the device for the run and is never trained; once, when the planes hold the weights. */
+int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err);
+
 /** Uploads the inputs of a step's micro-batches; `loss_scale` multiplies every token's gradient. The
  * batches stay unchanged until the COMPUTE stream has passed this point. */
 int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,

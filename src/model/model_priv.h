@@ -43,6 +43,8 @@ struct mt_model {
     float *logits;
     void *tables; /* cos, sin */
     float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
+    float *select_bias;   /* [n_layers, n_experts] biases that choose experts, behind the tables; NULL: none */
+    bool constants_loaded;
 
     size_t input_bytes; /* of one micro-batch's block */
     void *inputs_dev, *inputs_host;
@@ -105,6 +107,10 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);
+
+/** Device bytes of the biases that choose experts; those of a layer (select_bias.c). */
+size_t mt_select_bias_bytes(const struct mt_layout *l);
+const float *mt_model_select_bias(const mt_model *m, int layer);
 
 /** Device bytes of the rotary tables. */
 size_t mt_rope_table_bytes(const struct mt_model_params *p);

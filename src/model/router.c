@@ -187,6 +187,7 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                             .logits_dtype = logits_dtype(moe, m->dt),
                             .rule = rule_of(moe),
                             .logits = logits,
+                            .select_bias = mt_model_select_bias(m, r->part->layer),
                             .ids = own.ids,
                             .weights = own.weights,
                         },

@@ -19,9 +19,6 @@ static int check_mixture(const struct mt_session *s, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "memory.schedule = microbatch: %s has experts, which run once a step over the tokens of all "
                        "micro-batches: set it to layered", s->model_dir);
-    if (s->hf.moe.select_bias)
-        return mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: a router with a bias of its choice cannot be trained yet",
-                       s->model_dir);
     return 0;
 }
 
@@ -32,9 +29,6 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
         rc = mt_hf_config_read(&s->hf, s->model_dir, err);
     if (!rc && s->hf.moe.n_experts)
         rc = check_mixture(s, err);
-    if (!rc && (s->hf.sinks || s->hf.norm_in_f32))
-        rc = mt_fail(err, MT_ERR_INPUT, -ENOSYS, "%s: attention sinks, which %s has, cannot be trained yet", s->model_dir,
-                     s->hf.family->architecture);
     if (!rc && s->cfg->numerics.router_aux_loss > 0 && !s->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", s->model_dir);
