@@ -2,6 +2,7 @@
 """Mixtures of experts: no placement changes a bit, a killed run goes on with the same bits, frozen experts take
 neither states nor traffic, evaluation, sampling and plans work, and what cannot be is refused by name."""
 import json
+import math
 import os
 import re
 import sys
@@ -204,6 +205,14 @@ def other_commands(tmp, model, data):
         assert use in plan, plan
     tokens = [int(x) for x in re.search(r"Step\s+(\d+) tokens", plan).groups()]
     assert tokens[0] == 6 * 64
+    saved = os.path.join(out, "checkpoint-2")
+    text, told = megatrain("inspect", saved).stdout, json.loads(megatrain("inspect", saved, "--json").stdout)
+    size = {t["name"]: math.prod(t["shape"]) for t in told["tensors"]}
+    experts = sum(n for name, n in size.items() if ".experts." in name)
+    active = told["parameters"] - size["model.embed_tokens.weight"] - experts * (8 - 2) // 8
+    assert told["active_parameters"] == active and experts * 2 > told["parameters"], told["active_parameters"]
+    assert f"8 experts of width 48, 2 for each token; {told['parameters']} parameters, {active / 1e6:.3g}M of them active" in text, text
+    assert f", {active / 1e6:.3g}M of them active" in plan, plan
 
 
 def refusals(tmp, model, data):

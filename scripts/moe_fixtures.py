@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the fixtures of tests/parity for further mixtures of experts, as parity_fixtures.py does for other families: tiny
+models in the layout of the releases, and what transformers and torch.optim.AdamW make of them in 20 steps. Routers are
+scaled up so that no choice is a near-tie, biases that choose are not zero, and the experts that the first step's tokens
+are sent to are recorded. Run by hand when a family changes; the tests need no torch.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/moe_fixtures.py [family...]
+"""
+import copy
+import json
+import os
+import re
+import sys
+import tempfile
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from parity import LR, ROWS, STEPS, train_torch
+from tiny import write_model
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
+SMALL = dict(hidden_size=40, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             vocab_size=96, max_position_embeddings=256, rms_norm_eps=1e-6, rope_theta=10000.0, initializer_range=0.05,
+             tie_word_embeddings=False, hidden_act="silu", pad_token_id=None, bos_token_id=1, eos_token_id=2, torch_dtype="bfloat16")
+YARN = dict(rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+            original_max_position_embeddings=64)
+
+#: family: architecture, keys over SMALL
+CASES = {
+    "olmoe": ("OlmoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=5, num_experts=16,
+              num_experts_per_tok=4, intermediate_size=24)),
+    "gpt_oss": ("GptOssForCausalLM", dict(head_dim=16, num_local_experts=8, num_experts_per_tok=2, intermediate_size=24,
+                sliding_window=9, layer_types=["sliding_attention", "full_attention"], rope_scaling=YARN,
+                attention_bias=True, swiglu_limit=0.6)),
+    "glm4_moe": ("Glm4MoeForCausalLM", dict(num_hidden_layers=3, head_dim=16, n_routed_experts=16, num_experts_per_tok=4,
+                 n_group=4, topk_group=2, moe_intermediate_size=16, n_shared_experts=1, first_k_dense_replace=1,
+                 routed_scaling_factor=1.5, norm_topk_prob=True, attention_bias=True, use_qk_norm=True,
+                 partial_rotary_factor=0.5)),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", dict(head_dim=16, rotary_dim=8, num_local_experts=12, num_experts_per_tok=2,
+                   intermediate_size=24)),
+    "dots1": ("Dots1ForCausalLM", dict(hidden_size=32, head_dim=8, n_routed_experts=8, num_experts_per_tok=2,
+              moe_intermediate_size=16, n_shared_experts=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
+              norm_topk_prob=True, sliding_window=None)),
+    "solar_open": ("SolarOpenForCausalLM", dict(hidden_size=32, head_dim=8, n_routed_experts=8, num_experts_per_tok=3,
+                   moe_intermediate_size=16, n_shared_experts=1)),
+    "hy_v3": ("HYV3ForCausalLM", dict(hidden_size=32, head_dim=8, num_experts=8, num_experts_per_tok=2,
+              moe_intermediate_size=16, num_shared_experts=1, router_scaling_factor=1.7)),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", dict(num_attention_heads=5, num_key_value_heads=1, moe_num_experts=8,
+                     moe_k=2, moe_intermediate_size=16, moe_num_shared_experts=2, tie_word_embeddings=True)),
+    "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=16, num_experts=8, moe_topk=2, intermediate_size=24,
+                       rope_scaling=dict(type="dynamic", alpha=10.0, factor=1.0))),
+}
+#: kept in FP32 in a file of bf16, by what their names contain
+KEPT_F32 = {"ernie4_5_moe": ("mlp.gate.weight",), "hunyuan_v1_moe": ("mlp.gate.wg.weight",)}
+CHOOSING = ("e_score_correction_bias", "expert_bias")
+
+
+def looks_trained(model, seed):
+    """As parity.looks_trained, with decided routers."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(p, std):
+        p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float32) * std)
+
+    with torch.no_grad():
+        for name, p in list(model.named_parameters()) + list(model.named_buffers()):
+            if "inv_freq" in name:
+                continue
+            if any(w in name for w in CHOOSING):
+                normal(p, 0.2)
+                continue
+            if "q_norm" in name or "k_norm" in name or "query_layernorm" in name or "key_layernorm" in name:
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8)
+            elif "norm" in name:
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
+            elif name.endswith("bias") or "sinks" in name:
+                normal(p, 0.3)
+            else:
+                is_router = name.endswith((".gate.weight", ".router.weight", ".gate.wg.weight"))
+                normal(p, 0.25 if is_router else 0.06)
+                if p.dim() >= 2 and not is_router:
+                    p[..., 3] *= 4
+            p.copy_(p.to(torch.bfloat16).to(p.dtype))
+
+
+def release_state(model):
+    """Tensors as save_pretrained writes them: the layout of the releases."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model.save_pretrained(tmp)
+        return load_file(os.path.join(tmp, "model.safetensors"))
+
+
+def record_routers(model, samples):
+    """Of each router, by layer, the experts of each token in ascending order; and the smallest gap of a choice."""
+    ids, hooks = {}, []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if "Router" not in kind and not kind.endswith("Gate"):
+            continue
+        layer = int(name.split("layers.")[1].split(".")[0])
+
+        def hook(_, __, out, layer=layer):
+            chosen = [t for t in out if torch.is_tensor(t) and t.dtype in (torch.int64, torch.int32)]
+            ids.setdefault(layer, []).extend(chosen[0].reshape(-1, chosen[0].shape[-1]).sort(-1).values.tolist())
+
+        hooks.append(module.register_forward_hook(hook))
+    with torch.no_grad():
+        for s in samples[:ROWS]:
+            model(input_ids=torch.tensor([s["input_ids"]]))
+    for h in hooks:
+        h.remove()
+    return {str(k): v for k, v in sorted(ids.items())}
+
+
+def make(family, samples):
+    architecture, over = CASES[family]
+    cfg = {"architectures": [architecture], "model_type": family, **SMALL, **over}
+    d = os.path.join(ROOT, family)
+    write_model(d, cfg)
+    hf = AutoConfig.from_pretrained(d)
+    model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", experts_implementation="eager").float()
+    looks_trained(model, 1)
+    kept = CHOOSING + KEPT_F32.get(family, ())
+    state = {k: (v if any(w in k for w in kept) else v.to(torch.bfloat16)).contiguous().clone()
+             for k, v in release_state(model).items()}
+    save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
+    double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
+    routed, routed32 = record_routers(double, samples), record_routers(model, samples)
+    assert routed == routed32, "a choice depends on rounding: take another seed"
+    losses, norms = train_torch(double, samples, "f64")
+    l32, n32 = train_torch(model, samples, "f32")
+    l16, _ = train_torch(bf16, samples, "bf16")
+    trained = release_state(double.float())
+    save_file({k: v.contiguous() for k, v in trained.items() if not any(w in k for w in CHOOSING)},
+              os.path.join(d, "trained.safetensors"))
+    expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
+                "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,
+                "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}, "experts": routed}
+    text = json.dumps(expected, indent=1)
+    text = re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)  # a token a line
+    with open(os.path.join(d, "expected.json"), "w") as f:
+        f.write(text + "\n")
+    worst = max(abs(a / b - 1) for a, b in zip(l32, losses))
+    print(family, sum(p.numel() for p in model.parameters()), losses[0], losses[-1], norms[0], norms[-1],
+          f"torch f32 {worst:.1e} {max(abs(a / b - 1) for a, b in zip(n32, norms)):.1e}", flush=True)
+
+
+def main():
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    samples = [json.loads(l) for l in open(os.path.join(ROOT, "data.jsonl"))]
+    for family in sys.argv[1:] or CASES:
+        make(family, samples)
+
+
+main()
