@@ -14,7 +14,7 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     struct mt_err err;
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
-        rc = mt_session_prepare(&s, cfg, MT_USE_TRAIN, &err);
+        rc = mt_session_prepare(&s, cfg, MT_USE_TRAIN, NULL, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
         rc = mt_st_open_dir(&st, s.model_dir, &err);
         if (!rc)

@@ -43,7 +43,7 @@ static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt
     if (!rc)
         rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
     if (!rc)
-        rc = mt_weights_load(s->layout, s->planes, s->model_dir, err);
+        rc = mt_weights_load(s->layout, s->planes, s->model_dir, NULL, err);
     if (!rc && cli_arg(args, "per-sample"))
         rc = print_samples(s, json, err);
     if (!rc)
@@ -66,7 +66,7 @@ int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
     if (!rc && model)
         rc = mt_config_override(cfg, "model.path", model, "--model", &err);
     if (!rc)
-        rc = mt_session_prepare(&s, cfg, MT_USE_EVAL, &err);
+        rc = mt_session_prepare(&s, cfg, MT_USE_EVAL, NULL, &err);
     if (!rc && !s.eval_sampler)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval names nothing to evaluate on");
     if (!rc)

@@ -166,7 +166,7 @@ int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *
     if (!rc)
         rc = read_model(v, err);
     if (!rc)
-        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, false, err);
+        rc = mt_plan_lay_out(&v->layout, &v->halves, v->cfg, &v->hf, v->model_dir, NULL, err);
     if (!rc)
         rc = load_machine(v, args, err);
     v->request.machine = &v->machine;

@@ -230,13 +230,16 @@ static int write_run_files(struct run *r, struct mt_err *err)
 static int fill_weights(struct run *r, struct mt_err *err)
 {
     struct mt_session *s = &r->session;
-    if (r->resume)
-        return mt_checkpoint_load(r->resume, s->layout, s->planes, err);
+    if (r->resume) {
+        int rc = mt_checkpoint_load(r->resume, s->layout, s->planes, err);
+        return rc ? rc : mt_weights_load_base(s->layout, s->planes, s->files, s->model_dir, s->from_files, s->base_sum,
+                                              err);
+    }
     if (r->cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(s->layout, s->planes, (uint64_t)r->cfg->train.seed,
                                       (int)s->placement.threads, err);
     int rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
-    return rc ? rc : mt_weights_load(s->layout, s->planes, s->model_dir, err);
+    return rc ? rc : mt_weights_load(s->layout, s->planes, s->model_dir, s->base_sum, err);
 }
 
 /* A new checkpoint is there before an old one goes. Short of that, saves are retried, and the run goes on. */
@@ -267,7 +270,7 @@ static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_session_prepare(&r->session, r->cfg, r->resume ? MT_USE_RESUME : MT_USE_TRAIN, err);
+    int rc = mt_session_prepare(&r->session, r->cfg, MT_USE_TRAIN, r->resume ? r->state.frozen : NULL, err);
     if (rc)
         return rc;
     rc = mt_session_memory(&r->session, &memory, err);

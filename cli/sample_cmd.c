@@ -183,7 +183,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = mt_checkpoint_verify_model(s.model_dir, false, false, &err);
     if (!rc)
-        rc = mt_weights_load(s.layout, s.planes, s.model_dir, &err);
+        rc = mt_weights_load(s.layout, s.planes, s.model_dir, NULL, &err);
     if (!rc && !chat)
         fputs(prompt, stdout);
     if (!rc)

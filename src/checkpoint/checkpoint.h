@@ -26,6 +26,9 @@ struct mt_checkpoint_save {
     const struct mt_train_state *state;
     struct mt_history *history; /* updated; NULL: nothing is known of what is in the folder */
     bool full;                /* with training state */
+    const uint64_t *named;    /* [n_tensors] sums of the base's tensors (in_base): a full checkpoint names these instead of
+                                 holding them. NULL: it holds all */
+    const char *base_dir;     /* whose tensors they are */
     bool *lost;               /* set where it failed because the planes could not be read; may be NULL */
     uint64_t shard_bytes;
 };
@@ -36,8 +39,9 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
  * That symbolic links cannot be made is only a warning.
  */
 int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err);
-/** Bytes a checkpoint takes; desc: the rows of the planes that are saved. */
-uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full);
+/** Bytes a checkpoint takes; desc: the rows of the planes that are saved; named: a full one names the base's tensors. */
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
+                             bool named);
 
 /**
  * The newest checkpoint of DIR that can be resumed and verifies; *path is the caller's, NULL where the folder has no
@@ -58,7 +62,10 @@ int mt_checkpoint_verify_model(const char *path, bool all, bool states, struct m
 /** Whether every file that it lists is there in its size; their bytes are not read. */
 bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
-/** Fills the planes with exactly what was saved: each tensor's checksum is that of the bytes that went there. */
+/**
+ * Fills the planes with exactly what was saved: each tensor's checksum is that of the bytes that went there. Tensors that
+ * it names are left out: mt_weights_load_base().
+ */
 int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,
                        struct mt_err *err);
 

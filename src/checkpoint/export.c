@@ -12,8 +12,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "model/stored.h"
+#include "store/block_sum.h"
 
 struct exporter {
     struct mt_st_model weights, *states;
@@ -22,18 +24,22 @@ struct exporter {
     struct mt_layout *layout;       /* f32: of the checkpoint's model, */
     size_t *stored;                 /* which of its stored tensors each of `weights` is; NONE: it was copied */
     struct mt_stored_writer writer; /* and what puts them together */
+    cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     cJSON *files; /* what was written: size and sum */
 };
 
 static const size_t NONE = SIZE_MAX;
 
-/* The FP32 master of a tensor of the layout. */
+/* The FP32 master of a tensor of the layout; of one of the base model, what it is. */
 static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
                        struct mt_err *err)
 {
     const struct exporter *x = ctx;
     char name[160];
+    const struct mt_st_tensor *base = mt_json_get(x->named, t->name) ? mt_st_find(&x->weights, t->name) : NULL;
     (void)size;
+    if (base)
+        return mt_st_read_f32(&x->weights, base, first, n, dst, err);
     snprintf(name, sizeof(name), "%s.master", t->name);
     for (size_t s = 0; s < x->n_states; s++) {
         const struct mt_st_tensor *master = mt_st_find(&x->states[s], name);
@@ -192,6 +198,53 @@ static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
 }
 
+static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t, char *buf, uint64_t *sum,
+                      struct mt_err *err)
+{
+    uint64_t *sums = mt_calloc(mt_sum_blocks(t->n_bytes), sizeof(*sums));
+    int rc = sums ? 0 : mt_fail_nomem(err, t->name, t->n_bytes / MT_SUM_BLOCK);
+    for (size_t at = 0; at < t->n_bytes && !rc; at += MT_SUM_BLOCK) {
+        size_t n = MT_MIN((size_t)MT_SUM_BLOCK, t->n_bytes - at);
+        rc = mt_st_read_raw(m, t, at, n, buf, err);
+        if (!rc)
+            mt_block_sums(sums, at, buf, n);
+    }
+    if (!rc)
+        *sum = mt_tensor_sum(sums, mt_sum_blocks(t->n_bytes));
+    free(sums);
+    return rc;
+}
+
+/* Tensors that the checkpoint names are those that the run was made with. */
+static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
+{
+    const struct mt_st_model *m = &x->weights;
+    cJSON *state = NULL;
+    char sealed[MT_SUM_TEXT], have[MT_SUM_TEXT], *buf = NULL;
+    bool full;
+    uint64_t sum = 0;
+    if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* no checkpoint */
+        return 0;
+    const cJSON *named = x->named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
+    int rc = (buf = malloc(MT_SUM_BLOCK)) ? 0 : mt_fail_nomem(err, from, MT_SUM_BLOCK);
+    for (const cJSON *w = named ? named->child : NULL; w && !rc; w = w->next) {
+        const struct mt_st_tensor *t = mt_st_find(m, w->string);
+        const cJSON *want = mt_json_get(w, "xxh3");
+        if (!t) {
+            rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.100s\" of the base model is missing", from, w->string);
+            break;
+        }
+        rc = sum_tensor(m, t, buf, &sum, err);
+        mt_sum_format(have, sum);
+        if (!rc && !(cJSON_IsString(want) && !strcmp(want->valuestring, have)))
+            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: tensor \"%s\" has another checksum than %s says: it is not the "
+                         "model that the run was made on, or it was changed since", m->files[t->file].path, t->name, from);
+    }
+    free(buf);
+    cJSON_Delete(state);
+    return rc;
+}
+
 static int export_named(const char *from, const char *to, bool f32, uint64_t shard_bytes, struct mt_err *err)
 {
     struct exporter x = {.f32 = f32};
@@ -201,6 +254,8 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
     int rc = mt_checkpoint_verify_model(from, true, f32, err);
     if (!rc)
         rc = mt_st_open_dir(&x.weights, from, err);
+    if (!rc)
+        rc = verify_base(&x, from, err);
     if (!rc)
         rc = open_states(&x, from, err);
     if (!rc && f32 && x.n_states)
@@ -224,6 +279,7 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
     mt_layout_destroy(&x.layout);
     mt_st_close(&x.weights);
     cJSON_Delete(x.files);
+    cJSON_Delete(x.named);
     free(tmp);
     return rc;
 }

@@ -147,6 +147,10 @@ static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t
                  (size_t)sorted[i].shape[MT_ST_MAX_DIMS - 1] + 1, n_shards);
         cJSON_AddStringToObject(map, sorted[i].name, name);
     }
+    for (size_t i = 0; i < h->n_named; i++)
+        cJSON_AddStringToObject(map, h->named[i], MT_ST_IN_BASE);
+    if (h->n_named)
+        cJSON_AddStringToObject(meta, MT_ST_BASE_KEY, h->base_dir);
     cJSON_AddNumberToObject(meta, "total_parameters", params);
     cJSON_AddNumberToObject(meta, "total_size", size);
     char *text = sorted ? mt_json_print(root, true) : NULL;
@@ -182,9 +186,9 @@ static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
             if (shard_of[i] == s)
                 which[n++] = i;
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", s + 1, n_shards);
-        rc = mt_hf_write_file(h, n_shards == 1 ? "model.safetensors" : name, which, n, err);
+        rc = mt_hf_write_file(h, n_shards == 1 && !h->n_named ? "model.safetensors" : name, which, n, err);
     }
-    if (!rc && n_shards > 1)
+    if (!rc && (n_shards > 1 || h->n_named))
         rc = write_index(h, shard_of, n_shards, err);
     free(shard_of);
     return rc;

@@ -37,6 +37,10 @@ struct mt_hf_dir {
     const struct mt_hf_files *files; /* read before */
     const struct mt_st_decl *decls; /* in the order the shards are to be filled */
     size_t n_decls;
+    const char *const *named;    /* [n_named] tensors that stay in base_dir's files: the index says so, so that no program
+                                    takes the folder for a whole model */
+    size_t n_named;
+    const char *base_dir;
     const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
     uint64_t shard_bytes;
     mt_tensor_source source;

@@ -351,6 +351,7 @@ struct reader {
     float *buf; /* of `piece` elements */
     size_t piece;
     mt_plane_set *planes;
+    const cJSON *named; /* tensors that are not there */
 };
 
 static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct part *p, size_t at, size_t n,
@@ -412,6 +413,11 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     char path[4096], name[64];
     snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
     snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
+    size_t n_named = 0;
+    for (size_t i = 0; i < u->n_tensors; i++)
+        n_named += mt_json_get(r->named, l->tensors[u->first_tensor + i].name) != NULL;
+    if (n_named == u->n_tensors)
+        return 0;
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
     if (!r->sums)
         return damaged(err, path, "the checkpoint's list of files has no checksums of it");
@@ -423,7 +429,8 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     }
     r->st = &st;
     for (size_t i = 0; i < u->n_tensors && !rc; i++)
-        rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
+        if (!mt_json_get(r->named, l->tensors[u->first_tensor + i].name))
+            rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
     mt_st_close(&st);
     return rc;
 }
@@ -439,6 +446,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     bool full;
     int rc = r.buf && r.hash ? mt_seal_read(dir, &sealed, sum, &full, err)
                              : mt_fail_nomem(err, "loading a checkpoint", PIECE * sizeof(float));
+    r.named = rc ? NULL : mt_json_get(mt_json_get(sealed, "frozen"), "tensors");
     for (size_t u = 0; u < l->n_units && !rc; u++)
         rc = load_unit(&r, dir, mt_json_get(sealed, "files"), l, &l->units[u], err);
     cJSON_Delete(sealed);

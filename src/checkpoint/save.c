@@ -19,6 +19,7 @@ struct saver {
     const struct mt_checkpoint_save *s;
     const struct mt_vfs *vfs;
     char tmp[4096];
+    char base_dir[4096]; /* from the root, so that it is found from anywhere */
     const char *prefix; /* of the names in the file list */
     const struct mt_st_decl *decls; /* of what is being written */
     size_t first_tensor; /* of the block whose state is being written */
@@ -26,6 +27,7 @@ struct saver {
     struct mt_st_model along;       /* the model's own files, if something of theirs is copied: */
     const struct mt_st_tensor **copied; /* [n_copied] of `along` */
     size_t n_copied;
+    size_t *source; /* of the weights that are written: index of each among those */
     cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
@@ -33,16 +35,25 @@ struct saver {
 /* What is saved of a tensor besides its bf16 weights: the master, and the kinds of planes that are states. */
 enum { N_PARTS = MT_N_PLANES, MASTER = MT_PLANE_HI };
 
+/* Is the tensor left to the model that it comes from? */
+static bool is_named(const struct mt_checkpoint_save *s, const struct mt_tensor *t)
+{
+    return s->full && s->named && t->in_base;
+}
+
 static bool has_part(const struct mt_plane_desc *d, int part, const struct mt_tensor *t)
 {
     return part == MASTER || (d->saved_as && t->trainable);
 }
 
-uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full)
+uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
+                             bool named)
 {
     uint64_t n = 1 << 20;
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
+        if (full && named && t->in_base)
+            continue;
         n += mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
         for (int k = 0; full && k < N_PARTS; k++)
             if (has_part(&desc[k], k, t))
@@ -101,10 +112,11 @@ static int read_weights(void *ctx, const struct mt_tensor *t, size_t first, size
 }
 
 /* Tensors of the layout's files come first, then those that are copied. */
-static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+static int weight_source(void *ctx, size_t decl, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct saver *v = ctx;
     const struct mt_layout *l = v->s->layout;
+    size_t i = v->source[decl];
     if (i < l->n_stored)
         return mt_stored_gather(&v->stored, i, first, n, mt_dtype_size(l->stored[i].is_f32 ? MT_F32 : MT_BF16), dst,
                                 err);
@@ -134,30 +146,63 @@ static int find_copied(struct saver *v, struct mt_err *err)
     return 0;
 }
 
-static int write_weights(struct saver *v, struct mt_err *err)
+/* Those that are left to the model they come from. */
+static size_t list_named(const struct saver *v, const char **named, bool *left)
 {
     const struct mt_layout *l = v->s->layout;
-    size_t n = l->n_stored + v->n_copied;
-    struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
-    if (!decls)
-        return mt_fail_nomem(err, "a checkpoint", n * sizeof(*decls));
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        if (is_named(v->s, &l->tensors[i])) {
+            left[l->tensors[i].place.stored] = true;
+            named[n++] = l->tensors[i].name;
+        }
+    return n;
+}
+
+/* Tensors of the layout's files, but for those, and what is copied. Returns their number. */
+static size_t declare_weights(struct saver *v, struct mt_st_decl *decls, const bool *left)
+{
+    const struct mt_layout *l = v->s->layout;
+    size_t n = 0;
     for (size_t i = 0; i < l->n_stored; i++) {
         const struct mt_stored *s = &l->stored[i];
-        decls[i] = (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16,
-                                       .n_dims = s->n_dims, .shape = {s->shape[0], s->shape[1], s->shape[2]}};
+        if (left[i])
+            continue;
+        v->source[n] = i;
+        decls[n++] = (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16,
+                                         .n_dims = s->n_dims, .shape = {s->shape[0], s->shape[1], s->shape[2]}};
     }
     for (size_t i = 0; i < v->n_copied; i++) {
         const struct mt_st_tensor *t = v->copied[i];
-        decls[l->n_stored + i] = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
-        memcpy(decls[l->n_stored + i].shape, t->shape, sizeof(t->shape));
+        v->source[n] = l->n_stored + i;
+        decls[n] = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
+        memcpy(decls[n++].shape, t->shape, sizeof(t->shape));
+    }
+    return n;
+}
+
+static int write_weights(struct saver *v, struct mt_err *err)
+{
+    const struct mt_layout *l = v->s->layout;
+    size_t most = l->n_stored + v->n_copied, n = 0, n_named = 0;
+    struct mt_st_decl *decls = mt_calloc(most, sizeof(*decls));
+    const char **named = mt_calloc(l->n_tensors, sizeof(*named));
+    bool *left = mt_calloc(l->n_stored, sizeof(*left));
+    v->source = mt_calloc(most, sizeof(*v->source));
+    int rc = decls && named && left && v->source ? 0 : mt_fail_nomem(err, "a checkpoint", most * sizeof(*decls));
+    if (!rc) {
+        n_named = list_named(v, named, left);
+        n = declare_weights(v, decls, left);
     }
     v->prefix = "";
     v->decls = decls;
     v->stored = (struct mt_stored_writer){.l = l, .read = read_weights, .ctx = v};
-    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
+    if (!rc)
+        rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
                                                  .model_dir = v->s->model_dir,
                                                  .files = v->s->files, .decls = decls,
-                                                 .n_decls = n, .torch_dtype = "bfloat16",
+                                                 .n_decls = n, .named = named, .n_named = n_named,
+                                                 .base_dir = v->base_dir, .torch_dtype = "bfloat16",
                                                  .shard_bytes = v->s->shard_bytes,
                                                  .source = weight_source,
                                                  .tensor_done = tensor_done, .done = file_done,
@@ -165,6 +210,8 @@ static int write_weights(struct saver *v, struct mt_err *err)
                              err);
     mt_stored_writer_finish(&v->stored);
     free(decls);
+    free(named);
+    free(left);
     return rc;
 }
 
@@ -207,7 +254,7 @@ static int write_block_state(struct saver *v, const char *dir, size_t *unit, str
     char(*names)[160] = mt_calloc(most, sizeof(*names));
     int rc = which && decls && names ? 0 : mt_fail_nomem(err, "a checkpoint", most * sizeof(*decls));
     for (size_t t = first; t < end && !rc; t++)
-        for (int p = 0; p < N_PARTS; p++) {
+        for (int p = 0; p < N_PARTS && !is_named(v->s, &l->tensors[t]); p++) {
             size_t i = (t - first) * N_PARTS + (size_t)p;
             if (!has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
                 continue;
@@ -277,6 +324,36 @@ static cJSON *manifest_json(const struct mt_train_state *s)
     return o;
 }
 
+/* The tensors that are left to the model they come from: their files and sums. */
+static void add_named(const struct saver *v, cJSON *o)
+{
+    const struct mt_layout *l = v->s->layout;
+    struct mt_st_model base = {0};
+    cJSON *frozen = NULL, *tensors = NULL;
+    char sum[MT_SUM_TEXT];
+    if (!v->s->full || !v->s->named)
+        return;
+    bool open = !mt_st_open_dir(&base, v->base_dir, NULL); /* else the folder alone is named */
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (!is_named(v->s, t))
+            continue;
+        if (!frozen) {
+            frozen = cJSON_AddObjectToObject(o, "frozen");
+            cJSON_AddStringToObject(frozen, "model", v->base_dir);
+            tensors = cJSON_AddObjectToObject(frozen, "tensors");
+        }
+        const struct mt_st_tensor *src = open ? mt_st_find(&base, t->name) : NULL;
+        cJSON *one = cJSON_AddObjectToObject(tensors, t->name);
+        mt_sum_format(sum, v->s->named[i]);
+        if (src)
+            cJSON_AddStringToObject(one, "file", base.files[src->file].name);
+        cJSON_AddStringToObject(one, "xxh3", sum);
+    }
+    if (open)
+        mt_st_close(&base);
+}
+
 /* The list of files, and the seal over it. */
 static int write_seal(struct saver *v, struct mt_err *err)
 {
@@ -284,6 +361,7 @@ static int write_seal(struct saver *v, struct mt_err *err)
     cJSON *o = v->s->full ? mt_train_state_to_json(v->s->state) : manifest_json(v->s->state);
     char path[64];
     struct mt_out_file f;
+    add_named(v, o);
     cJSON_AddItemToObject(o, "files", cJSON_Duplicate(v->files, 1));
     snprintf(path, sizeof(path), "megatrain/%s", name);
     int rc = write_json(v, path, o, &f, err);
@@ -333,7 +411,8 @@ static int write_all(struct saver *v, struct mt_err *err)
 static int check_space(const struct saver *v, struct mt_err *err)
 {
     const struct mt_checkpoint_save *s = v->s;
-    uint64_t need = mt_checkpoint_bytes(s->layout, mt_plane_desc_of(s->planes, MT_PLANE_HI), s->full), have;
+    const struct mt_plane_desc *desc = mt_plane_desc_of(s->planes, MT_PLANE_HI);
+    uint64_t need = mt_checkpoint_bytes(s->layout, desc, s->full, s->named != NULL), have;
     char a[32], b[32];
     for (size_t i = 0; i < v->n_copied; i++)
         need += v->copied[i]->n_bytes;
@@ -423,6 +502,8 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* it may have failed when it was written */
+    if (s->base_dir && !realpath(s->base_dir, v.base_dir))
+        snprintf(v.base_dir, sizeof(v.base_dir), "%s", s->base_dir);
     int rc = find_copied(&v, err);
     if (!rc)
         rc = check_space(&v, err);
@@ -430,5 +511,6 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         rc = save_as(&v, final, err);
     mt_st_close(&v.along);
     free(v.copied);
+    free(v.source);
     return rc ? rc : make_known(&v, name, err);
 }

@@ -25,6 +25,7 @@ void mt_train_state_finish(struct mt_train_state *s)
 {
     free(s->config);
     cJSON_Delete(s->log_history);
+    cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);
     *s = (struct mt_train_state){0};
 }
@@ -78,7 +79,9 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
         return rc;
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
     s.log_history = cJSON_IsArray(log) ? cJSON_Duplicate(log, 1) : cJSON_CreateArray();
-    if (!s.config || !s.log_history) {
+    const cJSON *frozen = mt_json_get(mt_json_get(o, "frozen"), "tensors");
+    s.frozen = cJSON_IsObject(frozen) ? cJSON_Duplicate(frozen, 1) : cJSON_CreateObject();
+    if (!s.config || !s.log_history || !s.frozen) {
         mt_train_state_finish(&s);
         return mt_fail_nomem(err, name, 1);
     }

@@ -23,6 +23,8 @@ enum mt_cfg_format {
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 enum mt_cfg_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
+/** Frozen tensors in full checkpoints: named by file and sum, or copied. */
+enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
 enum mt_cfg_progress { MT_PROGRESS_AUTO, MT_PROGRESS_ON, MT_PROGRESS_OFF };
@@ -103,6 +105,7 @@ struct mt_config {
         int64_t keep, keep_every;
         bool keep_best;
         enum mt_cfg_save save;
+        enum mt_cfg_frozen frozen;
         enum mt_cfg_on_signal on_signal;
         double time_limit; /* seconds, 0 = none */
         double save_deadline; /* seconds */

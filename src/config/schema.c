@@ -158,6 +158,9 @@ const struct mt_key mt_keys[] = {
      "Also keep the one with the best evaluation loss."},
     {"checkpoint", "save", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
      "Weights and training state, or weights alone (cannot be resumed)."},
+    {"checkpoint", "frozen", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.frozen), "name", "name|copy", ANY, NULL,
+     "Frozen tensors of the model's files in full checkpoints: named, by file and checksum, which resuming verifies and "
+     "export completes, or copied."},
     {"checkpoint", "on_signal", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.on_signal), "full",
      "full|weights|none", ANY, NULL, "What to save when stopped by a signal."},
     {"checkpoint", "time_limit", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.time_limit), "0", NULL, ANY, NULL,

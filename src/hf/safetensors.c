@@ -266,7 +266,7 @@ static int check_weight_map(struct mt_st_model *m, const cJSON *map, const char 
         if (!t)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%.100s\" is not in %s", index,
                            v->string, v->valuestring);
-        if (strcmp(m->files[t->file].name, v->valuestring))
+        if (strcmp(v->valuestring, MT_ST_IN_BASE) && strcmp(m->files[t->file].name, v->valuestring))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%.100s\" is in %s, not in %s",
                            index, v->string, m->files[t->file].name, v->valuestring);
     }
@@ -284,24 +284,81 @@ static int open_shards(struct mt_st_model *m, const char *dir, const cJSON *map,
             strstr(v->valuestring, ".."))
             return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                            "%s: tensor \"%.100s\" names no file of this folder", index, v->string);
-        bool known = false;
+        bool known = !strcmp(v->valuestring, MT_ST_IN_BASE);
         for (int i = 0; i < m->n_files; i++)
             known |= !strcmp(m->files[i].name, v->valuestring);
         if (!known)
             rc = add_file(m, dir, v->valuestring, err);
     }
-    if (!rc)
-        rc = sort_and_check(m, index, err);
-    return rc ? rc : check_weight_map(m, map, index, err);
+    return rc;
 }
 
-static int open_indexed(struct mt_st_model *m, const char *dir, const char *index,
+static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err);
+
+/* Moves what the map says to be in the base from there to m. */
+static int take_from_base(struct mt_st_model *m, struct mt_st_model *base, const cJSON *map, const char *dir,
+                          struct mt_err *err)
+{
+    size_t n = m->n_tensors, cap = (size_t)m->n_files, first = cap;
+    struct mt_st_tensor *all = realloc(m->tensors, (n + base->n_tensors + 1) * sizeof(*all));
+    if (!all || !mt_grow(&m->files, &cap, first + (size_t)base->n_files, sizeof(*m->files))) {
+        m->tensors = all ? all : m->tensors;
+        return mt_fail_nomem(err, dir, base->n_tensors * sizeof(*all));
+    }
+    m->tensors = all;
+    for (const cJSON *v = map->child; v; v = v->next) {
+        const struct mt_st_tensor *t = strcmp(v->valuestring, MT_ST_IN_BASE) ? NULL : mt_st_find(base, v->string);
+        if (!strcmp(v->valuestring, MT_ST_IN_BASE) && !t)
+            return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.100s\" of the base model is missing", dir, v->string);
+        if (!t)
+            continue;
+        all[m->n_tensors] = *t;
+        all[m->n_tensors].name = strdup(t->name);
+        all[m->n_tensors].file += (int)first;
+        if (!all[m->n_tensors++].name)
+            return mt_fail_nomem(err, dir, strlen(t->name));
+    }
+    memcpy(m->files + first, base->files, (size_t)base->n_files * sizeof(*m->files));
+    m->n_files += base->n_files;
+    base->n_files = 0; /* now m's */
+    return 0;
+}
+
+/* Tensors that the index says to be in another folder's model. */
+static int open_base(struct mt_st_model *m, const cJSON *root, const char *index, int depth, struct mt_err *err)
+{
+    const cJSON *map = mt_json_get(root, "weight_map"), *dir = mt_json_get(mt_json_get(root, "metadata"), MT_ST_BASE_KEY);
+    struct mt_st_model base;
+    struct mt_err why = {0};
+    bool any = false;
+    for (const cJSON *v = map->child; v; v = v->next)
+        any |= !strcmp(v->valuestring, MT_ST_IN_BASE);
+    if (!any)
+        return 0;
+    if (!cJSON_IsString(dir) || depth > 3)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: it does not say where the base model is", index);
+    int rc = open_dir(&base, dir->valuestring, depth + 1, &why);
+    if (rc)
+        return mt_fail(err, MT_ERR_INPUT, rc, "%s has frozen tensors in the model that it was trained from: %s", index,
+                       why.msg);
+    rc = take_from_base(m, &base, map, dir->valuestring, err);
+    mt_st_close(&base);
+    return rc;
+}
+
+static int open_indexed(struct mt_st_model *m, const char *dir, const char *index, int depth,
                         struct mt_err *err)
 {
     cJSON *root = NULL;
     int rc = mt_json_read_file(&root, index, MT_ERR_INPUT, err);
     if (!rc)
         rc = open_shards(m, dir, mt_json_get(root, "weight_map"), index, err);
+    if (!rc)
+        rc = open_base(m, root, index, depth, err);
+    if (!rc)
+        rc = sort_and_check(m, index, err);
+    if (!rc)
+        rc = check_weight_map(m, mt_json_get(root, "weight_map"), index, err);
     cJSON_Delete(root);
     return rc;
 }
@@ -321,6 +378,11 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
 
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
 {
+    return open_dir(out, dir, 0, err);
+}
+
+static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err)
+{
     struct mt_st_model m = {0};
     char *one = mt_path_join(dir, "model.safetensors");
     char *index = mt_path_join(dir, "model.safetensors.index.json");
@@ -328,7 +390,7 @@ int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err)
     if (!one || !index)
         rc = mt_fail_nomem(err, dir, strlen(dir));
     else if (mt_path_exists(index))
-        rc = open_indexed(&m, dir, index, err);
+        rc = open_indexed(&m, dir, index, depth, err);
     else if (mt_path_exists(one))
         rc = add_file(&m, dir, "model.safetensors", err);
     else

@@ -46,6 +46,12 @@ struct mt_st_model {
  * untrusted: no '/', no '..'); a missing shard, a tensor in the wrong shard or pytorch_model.bin alone
  * is a clear error (MT_ERR_INPUT). */
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err);
+/**
+ * In the index of a checkpoint that names frozen tensors instead of holding them: the file that such a tensor is said
+ * to be in, and the key of the metadata that says which folder has their model. They are opened with the rest.
+ */
+#define MT_ST_IN_BASE "frozen-tensors-are-in-the-base-model.safetensors"
+#define MT_ST_BASE_KEY "base_model"
 int mt_st_open_file(struct mt_st_model *out, const char *path, struct mt_err *err);
 void mt_st_close(struct mt_st_model *m);
 const struct mt_st_tensor *mt_st_find(const struct mt_st_model *m, const char *name);

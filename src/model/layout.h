@@ -52,7 +52,8 @@ struct mt_tensor {
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
-    bool in_file;     /* is_bf16, large, and in a file of the model as it is in a plane */
+    bool in_base;     /* frozen, bf16, and a tensor of the model's files under its own name: checkpoints may name it */
+    bool in_file;     /* frozen, bf16, large, and in a file of the model as it is in a plane */
     enum mt_range_kind kind;
     size_t at;        /* first element in each plane of its kind of range */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */

@@ -46,9 +46,31 @@ static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src
                    s->name, have, want);
 }
 
-static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
-                       const char *dir, struct mt_err *err)
+/* Elements [at, at + n) of a bf16 tensor, widened: the sums of its blocks. */
+static void sum_piece(uint64_t *sums, uint16_t *raw, size_t at, const float *x, size_t n)
 {
+    for (size_t i = 0; i < n; i++)
+        raw[i] = (uint16_t)(mt_f32_bits(x[i]) >> 16);
+    mt_block_sums(sums, at * sizeof(*raw), raw, n * sizeof(*raw));
+}
+
+_Static_assert(PIECE * sizeof(uint16_t) % MT_SUM_BLOCK == 0, "pieces are whole blocks");
+
+/* What a tensor is read with; its sum, where it is wanted. */
+struct loader {
+    struct mt_stored_reader r;
+    mt_plane_set *planes;
+    const char *dir;
+    float *buf;    /* [PIECE] */
+    uint16_t *raw; /* [PIECE] */
+};
+
+static int read_tensor(struct loader *v, const struct mt_tensor *t, uint64_t *sums, struct mt_err *err)
+{
+    struct mt_stored_reader *r = &v->r;
+    mt_plane_set *planes = v->planes;
+    const char *dir = v->dir;
+    float *buf = v->buf;
     for (size_t at = 0; at < t->n; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
         int rc = mt_stored_read_f32(r, t, at, n, buf, err);
@@ -63,8 +85,37 @@ static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt
         rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
         if (rc)
             return rc;
+        if (sums)
+            sum_piece(sums, v->raw, at, buf, n);
     }
     return 0;
+}
+
+static int load_tensor(struct loader *v, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
+{
+    size_t blocks = mt_sum_blocks(t->n * sizeof(uint16_t));
+    uint64_t *sums = sum && t->in_base ? mt_calloc(blocks, sizeof(*sums)) : NULL;
+    if (sum && t->in_base && !sums)
+        return mt_fail_nomem(err, t->name, blocks * sizeof(*sums));
+    int rc = read_tensor(v, t, sums, err);
+    if (!rc && sums)
+        *sum = mt_tensor_sum(sums, blocks);
+    free(sums);
+    return rc;
+}
+
+static int start_loader(struct loader *v, mt_plane_set *planes, const char *dir, struct mt_err *err)
+{
+    *v = (struct loader){.planes = planes, .dir = dir};
+    v->buf = mt_calloc(PIECE, sizeof(*v->buf));
+    v->raw = mt_calloc(PIECE, sizeof(*v->raw));
+    return v->buf && v->raw ? 0 : mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+}
+
+static void finish_loader(struct loader *v)
+{
+    free(v->buf);
+    free(v->raw);
 }
 
 static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model *st,
@@ -110,31 +161,89 @@ static int fail_missing(const struct mt_st_model *st, const char *name, const ch
     return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, name);
 }
 
-int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
+{
+    return mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi);
+}
+
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
                     struct mt_err *err)
 {
     struct mt_st_model st;
-    struct mt_stored_reader r;
+    struct loader v;
     int rc = mt_st_open_dir(&st, dir, err);
     if (rc)
         return rc;
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    if (!buf)
-        rc = mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+    rc = start_loader(&v, planes, dir, err);
     for (size_t i = 0; i < l->n_stored && !rc; i++) {
         const struct mt_st_tensor *src = mt_stored_find(&st, l->stored[i].name);
         rc = src ? check_shape(&l->stored[i], src, dir, err) : fail_missing(&st, l->stored[i].name, dir, err);
     }
     if (!rc)
         rc = refuse_unexpected(l, &st, dir, err);
-    mt_stored_reader_init(&r, l, &st);
+    mt_stored_reader_init(&v.r, l, &st);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (!is_in_files(planes, &l->tensors[i]))
+            rc = load_tensor(&v, &l->tensors[i], sum ? &sum[i] : NULL, err);
+    mt_stored_reader_finish(&v.r);
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* --- the base of a run that goes on ---------------------------------------------------------------- */
+
+/* name: the layout's own, which parts borrow. */
+static void expect(mt_file_weights *files, const char *name, uint64_t sum)
+{
+    for (size_t i = 0; files && i < mt_file_weights_n_parts(files); i++)
+        if (mt_file_weights_part(files, i, NULL)->name == name)
+            mt_file_weights_expect(files, i, sum);
+}
+
+static int check_base(const struct mt_tensor *t, const struct mt_stored *s, const struct mt_st_model *st, uint64_t want,
+                      uint64_t have, struct mt_err *err)
+{
+    const struct mt_st_tensor *src = mt_stored_find(st, s->name);
+    if (have == want)
+        return 0;
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+                   "%s: tensor \"%s\" has another checksum than the checkpoint says: it is not the model that the run was "
+                   "made on, or it was changed since; set model.path to that model", st->files[src->file].path, t->name);
+}
+
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_file_weights *files, const char *dir,
+                         const cJSON *want, uint64_t *sum, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    if (!want || !want->child)
+        return 0;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, planes, dir, err);
+    mt_stored_reader_init(&v.r, l, &st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (!mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi))
-            rc = load_tensor(&r, t, planes, buf, dir, err);
+        const cJSON *w = mt_json_get(want, t->name), *text = w ? mt_json_get(w, "xxh3") : NULL;
+        uint64_t expected = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
+        if (!w)
+            continue;
+        if (!t->in_base) {
+            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint names tensor \"%s\" of the model that it was "
+                         "made on, and this one has none such that is frozen: set model.path and model.freeze as they were",
+                         dir, t->name);
+        } else if (is_in_files(planes, t)) {
+            expect(files, t->name, expected);
+        } else {
+            rc = load_tensor(&v, t, &sum[i], err);
+            if (!rc)
+                rc = check_base(t, &l->stored[t->place.stored], &st, expected, sum[i], err);
+        }
     }
-    mt_stored_reader_finish(&r);
-    free(buf);
+    mt_stored_reader_finish(&v.r);
+    finish_loader(&v);
     mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
 }
@@ -146,7 +255,7 @@ static bool is_in_order(const struct mt_tensor *t)
     return !t->place.paired_rows && t->place.row_step == cols && (cols == 1 || t->place.col_step == 1);
 }
 
-int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err)
+int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, const cJSON *only, struct mt_err *err)
 {
     struct mt_st_model st;
     struct mt_err unreadable = {0}; /* told when the weights are loaded */
@@ -158,8 +267,12 @@ int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *er
     for (size_t i = 0; any && i < l->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
         const struct mt_st_tensor *src = read ? mt_stored_find(&st, l->stored[t->place.stored].name) : NULL;
+        if (only && !mt_json_get(only, t->name))
+            continue;
         t->is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
-        t->in_file = t->is_bf16 && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES && is_in_order(t) &&
+        bool stands = !t->trainable && t->is_bf16 && is_in_order(t);
+        t->in_base = stands && (!src || (src->n_elems == t->n && !strcmp(src->name, t->name)));
+        t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                      (!src || src->n_elems == l->stored[t->place.stored].n);
     }
     if (read)

@@ -2,6 +2,7 @@
 #ifndef MT_MODEL_WEIGHTS_H
 #define MT_MODEL_WEIGHTS_H
 
+#include "base/json.h"
 #include "model/layout.h"
 #include "store/file_weights.h"
 #include "store/planes.h"
@@ -9,10 +10,19 @@
 /**
  * Fills the planes from DIR's safetensors (BF16, F16, F32), a piece at a time; those in files have their content. Every tensor of
  * the layout must be there with its shape; one that is there and not in the layout is an error, except a
- * tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index.
+ * tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index. sum: [n_tensors] gets
+ * what the tensors of the base are known by (in_base; those in files have it from there); NULL: not wanted.
  */
-int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
                     struct mt_err *err);
+/**
+ * Of a run that goes on: the tensors that its checkpoint names instead of holding them, from DIR's files. want: an object
+ * of their names, each with the sum that it has to have, "xxh3" of 16 hex digits; files: those that are read in place,
+ * whose sums are held against it in the first pass; may be NULL. -EBADMSG (MT_ERR_INPUT) names the tensor of another
+ * base.
+ */
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_file_weights *files, const char *dir,
+                         const cJSON *want, uint64_t *sum, struct mt_err *err);
 
 /** Smaller tensors are not worth reading in place: they stay in host memory. */
 enum { MT_IN_FILE_BYTES = 1 << 20 };
@@ -20,9 +30,9 @@ enum { MT_IN_FILE_BYTES = 1 << 20 };
 /**
  * Finds out which frozen tensors DIR's safetensors hold as bf16, whose masters need no more than hi, and which of them
  * can be read in place; divides the layout into ranges again. Reads headers alone; without any, or with dir NULL,
- * config.json's dtype is believed.
+ * config.json's dtype is believed. only: an object with the names of those that come from the files at all; NULL: all do.
  */
-int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, struct mt_err *err);
+int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, const cJSON *only, struct mt_err *err);
 
 /**
  * Opens what of the layout is read in place from DIR's files: planes of MT_RANGE_IN_FILE. Weights that are not finite are

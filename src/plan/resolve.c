@@ -16,10 +16,10 @@ enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 static const uint64_t GIB = (uint64_t)1 << 30;
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
-                    const struct mt_hf_config *hf, const char *dir, bool resumed, struct mt_err *err)
+                    const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err)
 {
     /* random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen */
-    bool stored = c->model.init == MT_INIT_WEIGHTS && !resumed;
+    bool stored = c->model.init == MT_INIT_WEIGHTS && (!from_files || from_files->child);
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
@@ -31,14 +31,14 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
     int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
     if (!rc && stored)
-        rc = mt_weights_mark_bf16(*layout, dir, err);
+        rc = mt_weights_mark_bf16(*layout, dir, from_files, err);
     if (rc || c->placement.unit != MT_CUT_AUTO)
         return rc;
     size_t group = p.cut.expert_group;
     p.cut = mt_cut_half;
     p.cut.expert_group = group;
     rc = mt_layout_create(halves, hf, &p, err);
-    return rc || !stored ? rc : mt_weights_mark_bf16(*halves, dir, err);
+    return rc || !stored ? rc : mt_weights_mark_bf16(*halves, dir, from_files, err);
 }
 
 /* --- what there is -------------------------------------------------------------------------------- */

@@ -56,10 +56,11 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
 
 /**
  * The model as memory.unit cuts it; *halves: in halves of layers where that is left open, or NULL. The caller's, on
- * failure too. dir: the model's folder, where there is one. resumed: the weights come from a checkpoint.
+ * failure too. dir: the model's folder, where there is one. from_files: an object with the names of
+ * the frozen tensors that come from there; NULL: all, unless they are random.
  */
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
-                    const struct mt_hf_config *hf, const char *dir, bool resumed, struct mt_err *err);
+                    const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err);
 /** The kind of device that a run of the configuration opens, and what was found of the GPU (mt_device_choose()). */
 const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 

@@ -33,7 +33,7 @@ int mt_session_open_model(struct mt_session *s, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", s->model_dir);
     if (!rc)
-        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, s->resumed, err);
+        rc = mt_plan_lay_out(&s->layout, &s->halves, s->cfg, &s->hf, s->model_dir, s->from_files, err);
     if (rc)
         return rc;
     if (s->cfg->numerics.seq_len > s->hf.max_pos)
@@ -159,9 +159,9 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
     return 0;
 }
 
-int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, bool resumed, struct mt_err *err)
+int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, const cJSON *from_files, struct mt_err *err)
 {
-    *s = (struct mt_session){.cfg = cfg, .resumed = resumed};
+    *s = (struct mt_session){.cfg = cfg, .from_files = from_files};
     int rc = mt_resolve_numerics(&s->numerics, cfg, err); /* what it refuses is refused before data are read */
     if (!rc)
         rc = mt_session_open_model(s, err);

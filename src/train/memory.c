@@ -31,7 +31,8 @@ static void add_checkpoint_row(const struct mt_session *s, const struct mt_plane
 {
     const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
     uint64_t have, beside = 0;
-    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->cfg->checkpoint.save == MT_SAVE_FULL);
+    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->cfg->checkpoint.save == MT_SAVE_FULL,
+                                              s->cfg->checkpoint.frozen == MT_FROZEN_NAME);
     if (mt_hw_disk_free(s->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)

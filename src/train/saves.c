@@ -31,7 +31,9 @@ double mt_saves_expect(const struct mt_saves *s)
     bool full = config(s)->checkpoint.save == MT_SAVE_FULL;
     if (s->seconds > 0)
         return s->seconds;
-    return (double)mt_checkpoint_bytes(se->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full) / GUESSED_RATE;
+    return (double)mt_checkpoint_bytes(se->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
+                                       config(s)->checkpoint.frozen == MT_FROZEN_NAME) /
+           GUESSED_RATE;
 }
 
 bool mt_saves_due(const struct mt_saves *s)
@@ -79,6 +81,11 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     int rc = mt_engine_flush(p->session->engine, err);
     *lost = rc;
     st->updates = mt_engine_updates(p->session->engine);
+    bool named = full && config(s)->checkpoint.frozen == MT_FROZEN_NAME;
+    if (!rc && named) {
+        rc = mt_session_sum_base(p->session, err);
+        *lost = rc;
+    }
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
                                                              .model_dir = p->session->model_dir,
@@ -88,6 +95,8 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
                                                              .state = st,
                                                              .history = p->history,
                                                              .full = full,
+                                                             .named = named ? p->session->base_sum : NULL,
+                                                             .base_dir = p->session->model_dir,
                                                              .lost = lost,
                                                              .shard_bytes = config(s)->checkpoint.shard_size},
                                 err);

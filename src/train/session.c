@@ -152,7 +152,7 @@ int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, s
 
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err)
 {
-    int rc = mt_session_open_inputs(s, cfg, false, err);
+    int rc = mt_session_open_inputs(s, cfg, NULL, err);
     if (!rc)
         rc = mt_session_lay_out_steps(s, err);
     if (rc)
@@ -160,11 +160,12 @@ int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct 
     return rc;
 }
 
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, struct mt_err *err)
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, const cJSON *from_files,
+                       struct mt_err *err)
 {
     struct mt_plan_limits limits;
     bool train = use != MT_USE_EVAL;
-    int rc = mt_session_open_inputs(s, cfg, use == MT_USE_RESUME, err);
+    int rc = mt_session_open_inputs(s, cfg, from_files, err);
     if (!rc)
         rc = mt_plan_limits_here(&limits, cfg, err);
     if (!rc)
@@ -252,11 +253,27 @@ int mt_session_start(struct mt_session *s, struct mt_err *err)
     if (!rc && p.in_files)
         rc = mt_weights_open_files(&s->files, s->layout, s->model_dir, err);
     p.files = s->engine_params.files = s->files;
+    s->base_sum = mt_calloc(s->layout->n_tensors, sizeof(*s->base_sum));
+    if (!rc && !s->base_sum)
+        rc = mt_fail_nomem(err, "sums of the base", s->layout->n_tensors * sizeof(*s->base_sum));
     if (!rc)
         rc = mt_plane_set_create(&s->planes, &p, err);
     free(p.elems);
     s->engine_params.planes = s->planes;
     return rc ? rc : mt_engine_create(&s->engine, &s->engine_params, err);
+}
+
+int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
+{
+    size_t n = s->files ? mt_file_weights_n_parts(s->files) : 0, t = 0;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        const char *name = mt_file_weights_part(s->files, i, NULL)->name;
+        while (s->layout->tensors[t].name != name) /* parts are in the layout's order, under its names */
+            t++;
+        rc = mt_file_weights_sum(s->files, i, &s->base_sum[t], err);
+    }
+    return rc;
 }
 
 void mt_session_finish(struct mt_session *s)
@@ -278,5 +295,6 @@ void mt_session_finish(struct mt_session *s)
     mt_layout_destroy(&s->halves);
     free(s->cpus);
     free(s->model_dir);
+    free(s->base_sum);
     *s = (struct mt_session){0};
 }

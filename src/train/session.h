@@ -24,7 +24,7 @@
  */
 struct mt_session {
     struct mt_config *cfg; /* borrowed; `auto` numerics are written back into it */
-    bool resumed;          /* weights come from a checkpoint */
+    const cJSON *from_files; /* of a run that goes on: frozen tensors that come from the model's files; NULL: all do; borrowed */
     char *model_dir;
     struct mt_hf_config hf;
     struct mt_layout *layout;
@@ -50,12 +50,13 @@ struct mt_session {
 
     mt_plane_set *planes;
     mt_engine *engine;
+    uint64_t *base_sum; /* [n_tensors] what frozen tensors of the model's files are known by (in_base) */
 };
 
-/** RESUME: as TRAIN, with weights that come from a checkpoint. */
-enum mt_session_use { MT_USE_EVAL, MT_USE_TRAIN, MT_USE_RESUME };
+enum mt_session_use { MT_USE_EVAL, MT_USE_TRAIN };
 /** On failure the session is finished; err->kind says whose fault it is. */
-int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, struct mt_err *err);
+int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_session_use use, const cJSON *from_files,
+                       struct mt_err *err);
 /** The first part alone: model config, data, samplers, number of steps. No device. */
 int mt_session_prepare_data(struct mt_session *s, struct mt_config *cfg, struct mt_err *err);
 /** For a model alone, without data: samples of up to max_len tokens. */
@@ -69,6 +70,8 @@ int mt_session_predict(const struct mt_session *s, struct mt_sim_graph *graph, s
 /** The distinct device operations of a step; *ops is the caller's to free. -ENOENT as above. */
 int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, size_t *n, struct mt_err *err);
 int mt_session_start(struct mt_session *s, struct mt_err *err);
+/** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
+int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
 /** What a tier must offer. */

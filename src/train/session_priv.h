@@ -8,7 +8,8 @@
 /* inputs.c */
 int mt_session_open_model(struct mt_session *s, struct mt_err *err);
 /** Clears the session; opens model and data. */
-int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, bool resumed, struct mt_err *err);
+int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, const cJSON *from_files,
+                           struct mt_err *err);
 /** Micro-batches, samplers, the number of steps. */
 int mt_session_lay_out_steps(struct mt_session *s, struct mt_err *err);
 

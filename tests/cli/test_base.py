@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model
+from tiny import BINARY, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model
 
 LAYERS = 3
 # a third of a layer's tensors are large enough to be read in place
@@ -175,11 +175,70 @@ def what_cannot_be_is_refused(tmp, model, data):
         assert "gate_proj" in said and "element 1000" in said and "finite" in said, said
 
 
+def weights_of(folder):
+    out = {}
+    for path in glob.glob(f"{folder}/*.safetensors"):
+        out.update(read_safetensors(path))
+    return out
+
+
+def checkpoints_name_what_is_frozen(tmp, model, data):
+    """Not a byte of it is in them; resuming verifies it, export completes it, another model is refused."""
+    base_dir = os.path.join(tmp, "named-base")
+    shutil.copytree(model, base_dir)
+    def run(out, *args, expect=0, **over):
+        ini = settings(tmp, base_dir, data, out, **dict(dict(train__steps=4), **over))
+        return megatrain("run", ini, *args, env=PIECES, expect=expect)
+
+    whole = os.path.join(tmp, "whole")
+    run(whole)
+    want = losses(whole), planes(f"{whole}/checkpoint-4")
+    state = json.load(open(f"{whole}/checkpoint-4/megatrain/state.json"))
+    names = {f"model.layers.{i}.mlp.{m}_proj.weight" for i in range(LAYERS) for m in ("gate", "up", "down")}
+    assert set(state["frozen"]["tensors"]) == names and state["frozen"]["model"] == base_dir, state["frozen"]
+    assert not names & set(weights_of(f"{whole}/checkpoint-4"))
+    assert sum(os.path.getsize(f) for f in glob.glob(f"{whole}/checkpoint-4/**/*", recursive=True)) < 4 * MLP
+    homes = "files", "host", "disk", "files"
+    for i, (first, then) in enumerate(zip(homes, homes[1:])):
+        out = os.path.join(tmp, f"resumed-{i}")
+        run(out, "--max-steps", 2, memory__base=first)
+        run(out, "--resume", memory__base=then)
+        assert (losses(out), planes(f"{out}/checkpoint-4")) == want, (first, then)
+    # the model is completed from its base
+    stored, exported = weights_of(model), os.path.join(tmp, "completed")
+    megatrain("export", f"{whole}/checkpoint-4", exported)
+    got = weights_of(exported)
+    assert set(got) == set(stored) and all(got[n] == stored[n] for n in names)
+    megatrain("export", f"{whole}/checkpoint-4", exported + "-f32", "--dtype", "f32")
+    assert all(struct.unpack("<f", weights_of(exported + "-f32")[n][2][:4])[0] ==
+               struct.unpack("<f", b"\0\0" + stored[n][2][:2])[0] for n in names)
+    # with copies, as before: everything is there
+    copies = os.path.join(tmp, "copies")
+    run(copies, checkpoint__frozen="copy")
+    assert names <= set(weights_of(f"{copies}/checkpoint-4")) and losses(copies) == want[0]
+    assert planes(f"{copies}/checkpoint-4") != want[1]
+    # a bit of the base turns
+    path, at = tensor_at(base_dir, "model.layers.0.mlp.down_proj.weight")
+    with open(path, "r+b") as f:
+        f.seek(at + 777)
+        byte = f.read(1)[0]
+        f.seek(-1, os.SEEK_CUR)
+        f.write(bytes([byte ^ 1]))
+    for home in "files", "host":
+        out = os.path.join(tmp, "resumed-0")
+        said = run(out, "--resume", memory__base=home, train__steps=6, expect=3).stderr
+        assert "layers.0.mlp.down_proj" in said and "checkpoint says" in said and path in said, said
+        assert not os.path.exists(f"{out}/checkpoint-6")
+    said = megatrain("export", f"{whole}/checkpoint-4", exported + "-2", expect=3).stderr
+    assert "layers.0.mlp.down_proj" in said and not os.path.exists(exported + "-2"), said
+
+
 def main():
     tmp = tempfile.mkdtemp(prefix="mt-base-")
     try:
         model, data = make_model(tmp)
         for test in (every_home_gives_the_same_bits, nothing_is_written_and_the_page_cache_stays_free,
+                     checkpoints_name_what_is_frozen,
                      a_bit_that_turns_in_the_file_stops_the_run, what_cannot_be_is_refused):
             test(tmp, model, data)
             print("ok", test.__name__)

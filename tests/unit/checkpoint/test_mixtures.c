@@ -132,7 +132,7 @@ static void check_folder(const struct rig *r, const char *dir, bool f32)
 {
     mt_plane_set *planes = make_planes(r->l);
     struct mt_err err = {0};
-    if (mt_weights_load(r->l, planes, dir, &err))
+    if (mt_weights_load(r->l, planes, dir, NULL, &err))
         fail_msg("%s", err.msg);
     for (size_t i = 0; i < r->l->n_tensors; i++) {
         const struct mt_tensor *t = &r->l->tensors[i];

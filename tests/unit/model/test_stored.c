@@ -166,7 +166,7 @@ static void tensors_come_from_their_place_in_a_file_and_go_back_there(void **sta
         assert_int_equal(mt_plane_set_create(&p.planes, &pp, NULL), 0);
         free(pp.elems);
         write_model(l, dir, NULL, 0);
-        if (mt_weights_load(l, p.planes, dir, &err))
+        if (mt_weights_load(l, p.planes, dir, NULL, &err))
             fail_msg("%s", err.msg);
         for (size_t i = 0; i < l->n_tensors; i++) {
             const struct mt_tensor *t = &l->tensors[i];
@@ -248,16 +248,16 @@ static void loading_a_mixture_refuses_what_is_not_it(void **state)
     assert_int_equal(mt_plane_set_create(&planes, &pp, NULL), 0);
     free(pp.elems);
     write_model(l, dir, beyond, 2); /* layers that predict further tokens */
-    assert_int_equal(mt_weights_load(l, planes, dir, &err), 0);
+    assert_int_equal(mt_weights_load(l, planes, dir, NULL, &err), 0);
     write_model(l, dir, within, 1);
-    assert_int_equal(mt_weights_load(l, planes, dir, &err), -EINVAL);
+    assert_int_equal(mt_weights_load(l, planes, dir, NULL, &err), -EINVAL);
     assert_non_null(strstr(err.msg, within[0]));
     other = layout_of(GPT_OSS, 2); /* its experts are in another form */
     write_model(other, dir, NULL, 0);
     mt_layout_destroy(&other);
     mt_layout_destroy(&l);
     l = layout_of("{\"architectures\": [\"OlmoeForCausalLM\"], " SHAPE ", \"num_experts\": 5, \"num_experts_per_tok\": 2}", 2);
-    assert_int_equal(mt_weights_load(l, planes, dir, &err), -ENOENT);
+    assert_int_equal(mt_weights_load(l, planes, dir, NULL, &err), -ENOENT);
     mt_layout_destroy(&l);
     mt_plane_set_destroy(&planes);
     mt_remove_tree(dir, NULL);

@@ -144,7 +144,7 @@ static void every_value_arrives_from_any_dtype_and_prefix(void **state)
         struct wrong none = {0};
         open_rig(&r, v & 1);
         write_model(&r, prefixes[v / 2], &none);
-        if (mt_weights_load(r.layout, r.planes, r.dir, &err))
+        if (mt_weights_load(r.layout, r.planes, r.dir, NULL, &err))
             fail_msg("%s", err.msg);
         for (size_t i = 0; i < r.layout->n_tensors; i++)
             for (size_t k = 0; k < r.layout->tensors[i].n; k++)
@@ -173,7 +173,7 @@ static void wrong_files_are_refused_by_tensor(void **state)
         struct mt_err err = {0};
         open_rig(&r, false);
         write_model(&r, NULL, &cases[i].w);
-        assert_true(mt_weights_load(r.layout, r.planes, r.dir, &err) < 0);
+        assert_true(mt_weights_load(r.layout, r.planes, r.dir, NULL, &err) < 0);
         assert_int_equal(err.kind, MT_ERR_INPUT);
         for (int k = 0; k < 2; k++)
             if (!strstr(err.msg, cases[i].words[k]))
@@ -198,7 +198,7 @@ static void harmless_extras_are_passed_over(void **state)
         struct wrong w = {.extra = extra[i]};
         open_rig(&r, true);
         write_model(&r, NULL, &w);
-        assert_int_equal(mt_weights_load(r.layout, r.planes, r.dir, NULL), 0);
+        assert_int_equal(mt_weights_load(r.layout, r.planes, r.dir, NULL, NULL), 0);
         close_rig(&r);
     }
     mt_log_set_sink(NULL);
