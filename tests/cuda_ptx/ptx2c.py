@@ -45,6 +45,8 @@ class Kernel:
 def statements(text):
     """(line, statement) of each: what ends in ';', a label with its ':', '{' and '}'."""
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
+    # how newer compilers take the high half of a register
+    text = re.sub(r"\{ \.reg \.b32 tmp; (mov\.b64 \{)tmp, (%\w+\}, %\w+;) \}", r"\1_, \2", text)
     line, start, at, depth = 1, 1, "", 0
     for raw in text.splitlines():
         raw = raw.split("//")[0]
