@@ -155,6 +155,8 @@ static void print_choices(const struct plan_view *v)
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
     printf("  memory.logits_chunk   %-9lld  %s\n", (long long)c->numerics.logits_chunk, why);
+    if (c->engine.in_files)
+        printf("  memory.base           files      read in place from the model's files; nothing is written there\n");
     printf("  memory.states         %-9s  units:", c->n_tier[0] == c->layout->n_units ? "host" : "disk");
     const char *comma = "";
     for (int t = 0; t < MT_N_UNIT_TIERS; t++) {

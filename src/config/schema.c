@@ -107,7 +107,7 @@ const struct mt_key mt_keys[] = {
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
      "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or read in place from the model's own "
      "files, of which no copy is made; tensors that are small, or not stored as bf16, then stay in host memory. auto: host "
-     "memory, and the disk where that is too small and nvme_paths is set."},
+     "memory, and where that is too small the files, or the disk for what cannot be read in place."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
      "last checkpoint."},

@@ -306,7 +306,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
                            (unsigned long long)(takes - p->host_bytes));
         }
     }
-    if (!plan->uses_disk)
+    if (!plan->uses_disk && !plan->in_files)
         return 0;
     mt_program_finish(prog);
     return build_program(plan, prog, err);

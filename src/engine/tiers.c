@@ -27,7 +27,8 @@ struct tiers {
     mt_plane_bits updated;   /* that updates read and write, and loads do not */
     mt_plane_bits gradients; /* that backward writes and updates read */
     mt_plane_bits files;     /* that are read in place from files */
-    mt_plane_bits fixed;     /* whose home the placement says, these included */
+    mt_plane_bits fixed;     /* whose home is said, these included */
+    enum mt_base_home base;  /* where frozen weights live */
     uint64_t host; /* what there is */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each pool of the device, wherever planes are */
 };
@@ -36,7 +37,7 @@ struct tiers {
 static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
-    enum mt_base_home base = t->p->placement.base;
+    enum mt_base_home base = t->base;
     t->loaded = mt_loaded_planes(t->p->numerics.dtype);
     t->files = base == MT_BASE_FILES ? mt_file_planes() : 0;
     t->fixed = t->files | (base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0);
@@ -203,11 +204,11 @@ static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool o
     describe(t, unit);
 }
 
-/* What the placement says of frozen weights. */
+/* What is said of frozen weights. */
 static void put_base(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++)
-        t->plan->on_disk[u] = t->p->placement.base == MT_BASE_DISK ? has_planes(t, u) & mt_frozen_planes() : 0;
+        t->plan->on_disk[u] = t->base == MT_BASE_DISK ? has_planes(t, u) & mt_frozen_planes() : 0;
     describe_all(t);
 }
 
@@ -293,9 +294,9 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
 
 /* With or without what leaves the device on the disk. Returns the host memory that this takes. */
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[MT_N_POOLS],
-                   bool spill)
+                       enum mt_base_home base_home, bool spill)
 {
-    struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes};
+    struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes, .base = base_home};
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
     uint64_t beside = 0;
     sort_kinds(&t);
@@ -305,7 +306,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     mt_program_buffer_bytes(&plan->program, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
-    bool base = t.files || p->placement.base == MT_BASE_DISK;
+    bool base = t.files || t.base == MT_BASE_DISK;
     bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
                                       (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
@@ -329,18 +330,38 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     return in_use(&t) + beside;
 }
 
-uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                     const int wanted[MT_N_POOLS])
+static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                             const int wanted[MT_N_POOLS], enum mt_base_home base)
 {
     bool may_spill = false;
     for (int i = 0; i < MT_N_POOLS; i++)
         may_spill |= p->may_use_disk && wanted[i] > 0;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps; records are not */
-    uint64_t takes = choose(plan, p, wanted, spill);
+    uint64_t takes = choose(plan, p, wanted, base, spill);
     bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0;
     if (takes > p->host_bytes && may_spill && boundaries_alone && p->placement.states != MT_STATES_HOST)
-        takes = choose(plan, p, wanted, true);
+        takes = choose(plan, p, wanted, base, true);
+    return takes;
+}
+
+/* Is anything on the disk, or too much for the host, that could be read in place instead? No copy is as cheap. */
+static bool wants_files(const struct mt_engine_plan *plan, const struct mt_engine_params *p, uint64_t takes)
+{
+    bool any = false, on_disk = false;
+    for (size_t u = 0; u < plan->program.n_units; u++) {
+        any |= p->layout->units[u].n_in_planes[MT_RANGE_IN_FILE] > 0;
+        on_disk |= plan->on_disk[u] & mt_file_planes();
+    }
+    return any && (on_disk || takes > p->host_bytes);
+}
+
+uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
+                         const int wanted[MT_N_POOLS])
+{
+    uint64_t takes = choose_spill(plan, p, wanted, p->placement.base);
+    if (p->placement.base == MT_BASE_AUTO && wants_files(plan, p, takes))
+        takes = choose_spill(plan, p, wanted, MT_BASE_FILES);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)
         plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */

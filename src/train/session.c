@@ -175,6 +175,10 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_sess
         rc = resolve(s, limits.kind, err);
     if (!rc)
         rc = mt_session_lay_out_steps(s, err);
+    bool full = cfg->checkpoint.save == MT_SAVE_FULL;
+    if (!rc && train && s->choice.engine.in_files && full && cfg->checkpoint.frozen == MT_FROZEN_COPY)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files with checkpoint.frozen = copy: a run that goes on from "
+                     "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
     if (!rc)
         rc = mt_config_adopt(cfg, &s->numerics, &s->placement, "chosen", err);
     if (!rc && train && s->lr.warmup >= s->total_steps)

@@ -159,6 +159,7 @@ def what_cannot_be_is_refused(tmp, model, data):
                         (dict(memory__base="files", model__freeze="*norm*"), "1 MiB or more"),
                         (dict(memory__base="files", model__freeze=""), "nothing is frozen"),
                         (dict(memory__base="files", model__init="random"), "1 MiB or more"),
+                        (dict(memory__base="files", checkpoint__frozen="copy"), "checkpoint.frozen = name"),
                         (dict(memory__base="drives"), "auto|host|disk|files")):
         said = megatrain("run", settings(tmp, model, data, out, **over), expect=2).stderr
         assert words in said, (over, said)

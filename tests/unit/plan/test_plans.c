@@ -218,11 +218,51 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     mt_layout_destroy(&halves);
 }
 
+/*
+ * 70B with all matrices frozen, and 64 GiB without a drive for scratch: the base is read from the model's files, in
+ * forward and in backward, and nothing is written.
+ */
+static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_layout *l = make_layout(&llama70b);
+    double frozen = 0;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        t->trainable = t->n_dims == 1;
+        t->is_bf16 = t->in_file = !t->trainable;
+        frozen += t->trainable ? 0 : 2.0 * (double)t->n;
+    }
+    assert_int_equal(mt_layout_set_ranges(l, NULL), 0);
+    struct mt_plan_request r = make_request(l, &m, 4096, 4);
+    struct mt_plan_choice c;
+    struct mt_err err = {0};
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    r.placement.keep_layers = 0;
+    r.placement.offload_layers = 0;
+    r.numerics.micro_batch = 1;
+    if (mt_plan_evaluate(&c, &r, NULL, &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(c.placement.base, MT_BASE_FILES);
+    assert_true(c.engine.in_files && !c.engine.uses_disk && c.disk_bytes == 0);
+    assert_true(c.host_bytes <= r.placement.host_budget.bytes && (double)c.host_bytes < 0.3 * frozen);
+    /* the last layers and the head stay on the device or in staging over the turn; the embedding is not needed again */
+    assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * frozen && c.sim.bytes[MT_SIM_DISK_READ] > 1.8 * frozen);
+    assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0);
+    assert_true(c.sim.seconds >= c.sim.bytes[MT_SIM_DISK_READ] / 7e9); /* one drive of 7 GB/s */
+    mt_plan_choice_finish(&c);
+    r.placement.base = MT_BASE_HOST; /* there is no room for it */
+    assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), -ENOSPC);
+    mt_layout_destroy(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),
         cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
+        cmocka_unit_test(a_frozen_70b_is_read_from_its_files_where_memory_is_short),
         cmocka_unit_test(a_123b_plan_on_four_drives_is_bound_by_compute),
         cmocka_unit_test(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does),
         cmocka_unit_test(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute),
