@@ -97,6 +97,21 @@ def balance_moves_with_no_placement(tmp, model, data):
     assert all(m[2] >= 2 for m in first[0]), "top_k where evenly, more where not"
 
 
+def biases_and_other_routers_move_no_bit(tmp, model, data):
+    """gpt-oss: biases of experts, a clamped unit, sinks; GLM-4.5: sigmoids, groups of experts, a shared expert."""
+    data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
+    for family in ("gpt_oss", "glm4_moe"):
+        released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", family)
+        def bits(name, env=None, **over):
+            out = os.path.join(tmp, f"{family}-{name}")
+            megatrain("-q", "run", write_ini(out + ".ini", base(released, data, out, model__init="weights", train__steps=3,
+                                                                model__dtype="bf16", data__eval="", **over)), env=env)
+            return losses(out), planes(os.path.join(out, "checkpoint-3"))
+        first = bits("all")
+        assert bits("one", memory__expert_group=1, memory__slots=2, memory__activations="recompute") == first, family
+        assert bits("three", {"MEGATRAIN_POISON": "1"}, memory__expert_group=3, memory__activations="offload") == first, family
+
+
 def on_a_gpu(tmp, model, data):
     """The same with rows padded to what its products like; less of it, for the emulated one is slow."""
     over = dict(model__dtype="bf16", train__steps=2, memory__device_budget="128MiB")
