@@ -227,6 +227,14 @@ static int write_run_files(struct run *r, struct mt_err *err)
     return rc;
 }
 
+/* What was found wrong with a library stays so. */
+static void adopt_findings(const struct run *r)
+{
+    const char *found = r->state.findings;
+    if (found && !mt_device_adopt_findings(r->session.dev, found))
+        mt_warn("%s was made with another library or GPU: the same bits are not promised (%s)", r->resume, found);
+}
+
 static int fill_weights(struct run *r, struct mt_err *err)
 {
     struct mt_session *s = &r->session;
@@ -313,6 +321,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         cli_print_disk(&r->session);
     if (!rc && rates_path) /* before anything is written: it wants a profile of the machine */
         rc = cli_rates_open(&rates, &r->session, rates_path, err);
+    adopt_findings(r);
     if (!rc)
         rc = fill_weights(r, err);
     if (!rc)

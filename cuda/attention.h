@@ -2,12 +2,14 @@
 #ifndef MT_CUDA_ATTENTION_H
 #define MT_CUDA_ATTENTION_H
 
+#include "base/strbuf.h"
 #include "cuda_priv.h"
 
 /**
  * Two ways to the same result: cuDNN's fused attention where it was built in and supports the shape, and
  * tiles of matrix products with a softmax between, for everything. In the environment,
- * MEGATRAIN_ATTENTION=tiled takes the second always, and =fused fails where there is no engine for the first.
+ * MEGATRAIN_ATTENTION=tiled takes the second always, and =fused fails where there is no engine for the first. The first
+ * is compared with the second when a kind of call is met first (trial.h).
  */
 int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);
@@ -32,5 +34,8 @@ int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention 
                             struct mt_err *err);
 int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 bool *done, struct mt_err *err);
+/** mt_device_findings(), mt_device_adopt_findings(). */
+void mt_cuda_fused_findings(struct mt_cuda_device *d, struct mt_str *out);
+bool mt_cuda_fused_adopt(struct mt_cuda_device *d, const char *text);
 
 #endif

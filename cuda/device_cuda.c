@@ -98,6 +98,16 @@ static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args
     return tiled ? mt_cuda_tiled_room_of(args).bytes : mt_cuda_workspace(op, args);
 }
 
+static void cuda_findings(mt_device *dev, struct mt_str *out)
+{
+    mt_cuda_fused_findings(mt_cuda(dev), out);
+}
+
+static bool cuda_adopt_findings(mt_device *dev, const char *text)
+{
+    return mt_cuda_fused_adopt(mt_cuda(dev), text);
+}
+
 static const struct mt_device_backend cuda_backend = {
     .destroy = cuda_destroy,
     .alloc = mt_cuda_alloc,
@@ -117,6 +127,8 @@ static const struct mt_device_backend cuda_backend = {
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
     .range = mt_cuda_range,
+    .findings = cuda_findings,
+    .adopt_findings = cuda_adopt_findings,
     .submit = mt_cuda_submit,
     .workspace = cuda_workspace,
 };
@@ -165,6 +177,10 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
     cudaError_t rc = cudaSetDevice(index);
     if (rc == cudaSuccess)
         rc = cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
+    int limited = 0; /* the time of a kernel: where there is a display to be kept alive */
+    if (rc == cudaSuccess)
+        rc = cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, index);
+    out->has_display = limited;
     out->present = rc == cudaSuccess;
     if (out->present)
         snprintf(out->text, sizeof(out->text), "%.100s, compute capability %d.%d, %d multiprocessors",

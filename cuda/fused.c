@@ -9,11 +9,12 @@
  *                                 gradient and padded keys are seen by padded queries alone: zeros suffice.
  * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
  * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
- * engine refuses, is done by tiles. All choices follow from the shape. Making a plan takes long, and packs differ:
+ * engine refuses, or does wrong (trial.h), is done by tiles. All else follows from the shape. Making a plan takes long, and packs differ:
  * but for fixed-length calls, shapes are rounded up, so that plans are few.
  */
 #include "fused.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 #include "base/log.h"
 #include "pack.h"
 #include "plans.h"
+#include "trial.h"
 #include "workspace.h"
 
 enum { MAX_HEAD_DIM = 256 };
@@ -30,6 +32,8 @@ _Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspa
 struct mt_cuda_fused {
     const struct mt_fused_engine *engine;
     mt_fused_plans *plans;
+    struct mt_trials trials;
+    enum mt_trial_verdict *verdict; /* on the kind of the call at hand; NULL: none is wanted */
     bool told;
     size_t n_fused, n_tiled; /* calls */
 };
@@ -46,6 +50,9 @@ int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
         free(f);
         return -1;
     }
+    char name[48];
+    engine->describe(name, sizeof(name));
+    snprintf(f->trials.engine, sizeof(f->trials.engine), "%s, sm_%d", name, d->sm);
     d->fused = f;
     return 0;
 }
@@ -118,6 +125,21 @@ static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch
 
 enum outcome { DONE, REFUSED, FAILED };
 
+/* A plan takes GPU memory outside the budget. Tiles from now on: by chance there might be some again, and other bits. */
+static void note_short_memory(struct mt_cuda_fused *f, const char *why)
+{
+    enum { LITTLE = 64 << 20 };
+    size_t free_bytes, total;
+    char left[32];
+    if (cudaMemGetInfo(&free_bytes, &total) || free_bytes >= LITTLE)
+        return;
+    mt_warn("attention of a kind is done by tiles from now on: %s; %s of the GPU's memory are free beside "
+            "memory.device_budget: lower that", why, mt_format_bytes(left, sizeof(left), free_bytes));
+    if (f->verdict)
+        *f->verdict = MT_TRIAL_TILES;
+    f->told = true;
+}
+
 /* Finds the plan and runs it. REFUSED: not supported, or more workspace than there is. */
 static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_room *r,
                         const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
@@ -127,6 +149,8 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_roo
     void *plan;
     size_t bytes;
     if (mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
+        if (why[0])
+            note_short_memory(f, why);
         if (!f->told)
             mt_info("attention%s of %lld documents of %lld, %lld and %lld heads of %lld, is done by tiles: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
@@ -178,11 +202,9 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
     return launched(d, mt_cuda_pack_tables(&t, d->streams[MT_STREAM_COMPUTE]), "offsets", err);
 }
 
-static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a,
-                            struct mt_err *err)
+static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, bool same, struct mt_err *err)
 {
     struct mt_cuda_fused_room r = mt_cuda_fused_room_of(a);
-    bool same = even(a);
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
     struct mt_fused_shape s = shape_of(a, same ? a->n_docs : mt_cuda_next_power(a->n_docs), len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
@@ -401,15 +423,104 @@ static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_at
     return rc;
 }
 
-static enum outcome backward(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                             struct mt_err *err)
+/* --- a way and its trial -------------------------------------------------------------------------- */
+
+/* Attention, or its backward where there is a `b`. */
+struct call {
+    const struct mt_attention *a;
+    const struct mt_attention_bwd *b;
+};
+
+static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_trial_way way, struct mt_err *err)
 {
-    const struct mt_attention *a = &b->fwd;
-    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(a);
-    if (even(a))
-        return backward_even(d, b, &r, err);
-    enum outcome rc = backward_ragged(d, b, &r, err);
-    return rc == REFUSED ? backward_padded(d, b, &r, err) : rc;
+    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(c->a);
+    if (!c->b)
+        return forward(d, c->a, way == MT_TRIAL_FIXED, err);
+    switch (way) {
+    case MT_TRIAL_FIXED:
+        return backward_even(d, c->b, &r, err);
+    case MT_TRIAL_RAGGED:
+        return backward_ragged(d, c->b, &r, err);
+    default:
+        return backward_padded(d, c->b, &r, err);
+    }
+}
+
+/* Gradients that are nearly nothing beside the others are differences of roundings. */
+static struct mt_trial results_of(const struct call *c)
+{
+    const struct mt_attention *a = c->a;
+    const struct mt_attention_bwd *b = c->b;
+    size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim;
+    if (!b)
+        return (struct mt_trial){
+            .tensor = {{"o", a->o, a->dtype, a->n, wq, a->ld_o, 0, false},
+                       {"the log-sum-exp", a->lse, MT_F32, a->n_q, a->n, a->n, sqrt((double)(a->n_q * a->n)), false}},
+            .n = 2};
+    return (struct mt_trial){.tensor = {{"dv", b->dv, a->dtype, a->n, wk, b->ld_dv, 0.05, true},
+                                        {"dk", b->dk, a->dtype, a->n, wk, b->ld_dk, 0.05, true},
+                                        {"dq", b->dq, a->dtype, a->n, wq, b->ld_dq, 0.05, true}},
+                             .n = 3};
+}
+
+static int run_tiles(struct mt_cuda_device *d, const struct call *c, struct mt_err *err)
+{
+    return c->b ? mt_cuda_tiled_attention_bwd(d, c->b, err) : mt_cuda_tiled_attention(d, c->a, err);
+}
+
+/* The engine has done the call: are the tiles of the same opinion? */
+static enum outcome compare(struct mt_cuda_device *d, const struct call *c, const struct mt_trial_kind *k,
+                            struct mt_err *err)
+{
+    enum mt_trial_verdict *verdict = d->fused->verdict;
+    struct mt_trial t = results_of(c);
+    char why[128] = "";
+    int rc = mt_trial_keep(d, &t, err);
+    if (!rc)
+        rc = run_tiles(d, c, err);
+    if (!rc)
+        rc = mt_trial_judge(d, &t, verdict, why, sizeof(why), err);
+    bool wrong = !rc && *verdict == MT_TRIAL_TILES;
+    if (wrong)
+        mt_warn("%s: attention%s with heads of %d%s is wrong: %s. Such calls are not given to it any more, which is "
+                "slower; another version of the library may mend it", d->fused->trials.engine,
+                k->backward ? "'s backward" : "", k->head_dim, k->window ? " and a window" : "", why);
+    else if (!rc)
+        rc = mt_trial_restore(d, &t, err);
+    mt_trial_finish(&t);
+    return rc ? FAILED : wrong ? REFUSED : DONE;
+}
+
+static enum outcome attempt(struct mt_cuda_device *d, const struct call *c, enum mt_trial_way way, struct mt_err *err)
+{
+    const struct mt_attention *a = c->a;
+    struct mt_cuda_fused *f = d->fused;
+    struct mt_trial_kind k = {.backward = c->b, .window = a->window && a->window < a->max_len, .way = way,
+                              .head_dim = (int)a->head_dim};
+    f->verdict = mt_trials_find(&f->trials, &k);
+    if (f->verdict && *f->verdict == MT_TRIAL_TILES)
+        return REFUSED;
+    enum outcome rc = go(d, c, way, err);
+    return rc == DONE && f->verdict && *f->verdict == MT_TRIAL_OPEN ? compare(d, c, &k, err) : rc;
+}
+
+static enum outcome fused(struct mt_cuda_device *d, const struct call *c, struct mt_err *err)
+{
+    if (even(c->a))
+        return attempt(d, c, MT_TRIAL_FIXED, err);
+    enum outcome rc = attempt(d, c, MT_TRIAL_RAGGED, err);
+    return rc == REFUSED && c->b ? attempt(d, c, MT_TRIAL_COPIES, err) : rc;
+}
+
+void mt_cuda_fused_findings(struct mt_cuda_device *d, struct mt_str *out)
+{
+    if (d->fused)
+        mt_trials_print(&d->fused->trials, out);
+}
+
+bool mt_cuda_fused_adopt(struct mt_cuda_device *d, const char *text)
+{
+    return d->fused && mt_trials_read(&d->fused->trials, text);
 }
 
 static int count(struct mt_cuda_fused *f, enum outcome rc, bool *done)
@@ -426,7 +537,7 @@ int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention 
     *done = false;
     if (!d->fused)
         return 0;
-    return count(d->fused, suits(a) ? forward(d, a, err) : REFUSED, done);
+    return count(d->fused, suits(a) ? fused(d, &(struct call){a, NULL}, err) : REFUSED, done);
 }
 
 int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
@@ -437,5 +548,5 @@ int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attent
         return 0;
     bool ok = suits(&b->fwd) && rows_fit(b->d_o, b->fwd.ld_o) && rows_fit(b->dq, b->ld_dq) &&
               rows_fit(b->dk, b->ld_dk) && rows_fit(b->dv, b->ld_dv);
-    return count(d->fused, ok ? backward(d, b, err) : REFUSED, done);
+    return count(d->fused, ok ? fused(d, &(struct call){&b->fwd, b}, err) : REFUSED, done);
 }

@@ -24,6 +24,7 @@ static const struct {
 void mt_train_state_finish(struct mt_train_state *s)
 {
     free(s->config);
+    free(s->findings);
     cJSON_Delete(s->log_history);
     cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);
@@ -47,6 +48,8 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     if (isfinite(s->best_loss))
         cJSON_AddNumberToObject(o, "best_loss", s->best_loss);
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
+    if (s->findings)
+        cJSON_AddStringToObject(o, "device_findings", s->findings);
     cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
                                                            : cJSON_CreateArray());
     return o;
@@ -58,7 +61,7 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     struct mt_train_state s = {.best_loss = NAN};
     const cJSON *version = mt_json_get(o, "version"), *config = mt_json_get(o, "config");
     const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
-    const cJSON *log = mt_json_get(o, "log_history");
+    const cJSON *log = mt_json_get(o, "log_history"), *found = mt_json_get(o, "device_findings");
     if (!cJSON_IsNumber(version) || version->valueint != VERSION)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: not of this version", name);
     for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
@@ -78,10 +81,11 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     if (rc)
         return rc;
     s.config = strdup(cJSON_IsString(config) ? config->valuestring : "");
+    s.findings = cJSON_IsString(found) ? strdup(found->valuestring) : NULL;
     s.log_history = cJSON_IsArray(log) ? cJSON_Duplicate(log, 1) : cJSON_CreateArray();
     const cJSON *frozen = mt_json_get(mt_json_get(o, "frozen"), "tensors");
     s.frozen = cJSON_IsObject(frozen) ? cJSON_Duplicate(frozen, 1) : cJSON_CreateObject();
-    if (!s.config || !s.log_history || !s.frozen) {
+    if (!s.config || !s.log_history || !s.frozen || (cJSON_IsString(found) && !s.findings)) {
         mt_train_state_finish(&s);
         return mt_fail_nomem(err, name, 1);
     }

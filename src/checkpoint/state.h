@@ -23,6 +23,7 @@ struct mt_train_state {
     double seconds;           /* trained so far */
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* of a checkpoint that was read: tensors that it names, each with its sum; empty: none */
+    char *findings;           /* of the device (mt_device_findings()), or NULL; owned */
     cJSON *log_history;       /* array of records for trainer_state.json; owned */
     struct mt_lineage lineage; /* owned */
     char sum[MT_RUN_ID];      /* of the state.json it was read from; not written */

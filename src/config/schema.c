@@ -98,7 +98,8 @@ const struct mt_key mt_keys[] = {
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
 
     {"memory", "device_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.device_budget), "auto", NULL, ANY, NULL,
-     "Device memory to use, such as 20GiB; auto on the cpu device: a quarter of the host budget."},
+     "Device memory to use, such as 20GiB; auto: what is free of a GPU's but 1 GiB or 4% (1.5 GiB beside a display); on "
+     "the cpu device a quarter of the host budget."},
     {"memory", "host_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,

@@ -30,6 +30,9 @@ struct mt_device_backend {
     int (*status)(mt_device *dev, struct mt_err *err);
     /* Optional. `name` NULL ends the calling thread's innermost range. */
     void (*range)(mt_device *dev, const char *name);
+    /* Optional, both or none. */
+    void (*findings)(mt_device *dev, struct mt_str *out);
+    bool (*adopt_findings)(mt_device *dev, const char *text);
 
     /* `args` are of the type that the table of operations says. */
     int (*submit)(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);

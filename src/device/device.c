@@ -168,3 +168,14 @@ int mt_device_status(mt_device *dev, struct mt_err *err)
 {
     return dev->backend->status(dev, err);
 }
+
+void mt_device_findings(mt_device *dev, struct mt_str *out)
+{
+    if (dev->backend->findings)
+        dev->backend->findings(dev, out);
+}
+
+bool mt_device_adopt_findings(mt_device *dev, const char *text)
+{
+    return dev->backend->adopt_findings && dev->backend->adopt_findings(dev, text);
+}

@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
+#include "base/strbuf.h"
 
 /**
  * A compute device: an arena of memory with a fixed budget, three in-order streams, events between
@@ -53,6 +54,7 @@ struct mt_device_info {
     bool present;
     char text[256];                  /* its name, or why there is none */
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
+    bool has_display;                /* a desktop runs on it, which may take more memory at any time */
 };
 /** For a kind by name; not present where no kind is called so. Thread-safety: any thread. */
 void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
@@ -138,5 +140,14 @@ void mt_device_range_end(mt_device *dev);
 /** Waits for all streams; returns the first error of asynchronous work, or 0. */
 int mt_device_sync(mt_device *dev, struct mt_err *err);
 int mt_device_status(mt_device *dev, struct mt_err *err);
+
+/**
+ * What the device has found out about its libraries and goes by, such as that one gives wrong results for a kind of call: a
+ * line of text to be kept with a checkpoint, "" where there is nothing. By the thread that feeds COMPUTE.
+ */
+void mt_device_findings(mt_device *dev, struct mt_str *out);
+/** Goes by what a run before it found, so that results have the same bits; before the first operation. False where the
+ * text is of another device or library, and then nothing changes. */
+bool mt_device_adopt_findings(mt_device *dev, const char *text);
 
 #endif

@@ -197,6 +197,16 @@ static int fault_status(mt_device *dev, struct mt_err *err)
     return rc ? rc : sticky(fault(dev), err);
 }
 
+static void fault_findings(mt_device *dev, struct mt_str *out)
+{
+    mt_device_findings(fault(dev)->inner, out);
+}
+
+static bool fault_adopt_findings(mt_device *dev, const char *text)
+{
+    return mt_device_adopt_findings(fault(dev)->inner, text);
+}
+
 static int fault_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)
 {
     bool drop;
@@ -228,6 +238,8 @@ static const struct mt_device_backend fault_backend = {
     .copy = fault_copy,
     .sync = fault_sync,
     .status = fault_status,
+    .findings = fault_findings,
+    .adopt_findings = fault_adopt_findings,
     .submit = fault_submit,
     .workspace = fault_workspace,
 };

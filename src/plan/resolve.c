@@ -50,6 +50,11 @@ const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info
     return mt_device_choose(kinds[c->device.kind], (int)c->device.index, gpu);
 }
 
+uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display)
+{
+    return MT_MAX(display ? GIB + GIB / 2 : GIB, total_bytes / 25);
+}
+
 int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_hw_memory hw;
@@ -65,6 +70,7 @@ int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, s
         .kind = kind,
         .host_bytes = MT_MIN(MT_MIN(hw.available, hw.cgroup_free), hw.address_space),
         .device_bytes = gpu.present ? gpu.free_bytes : 0,
+        .device_reserve = mt_plan_device_reserve(gpu.total_bytes, gpu.has_display),
         .threads = n,
         .drives = c->memory.nvme_paths.n,
     };
@@ -78,10 +84,12 @@ static bool drives_are_rated(const struct mt_machine *m)
 
 struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m)
 {
+    uint64_t device = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * (double)GIB);
     return (struct mt_plan_limits){
         .kind = mt_machine_device_kind(m),
         .host_bytes = (uint64_t)(m->rate[MT_RATE_HOST_GIB].value * (double)GIB),
-        .device_bytes = (uint64_t)(m->rate[MT_RATE_DEVICE_GIB].value * (double)GIB),
+        .device_bytes = device,
+        .device_reserve = mt_plan_device_reserve(device, false),
         .threads = (int)m->rate[MT_RATE_CORES].value,
         .drives = drives_are_rated(m) ? (int)m->rate[MT_RATE_DRIVES].value : 0,
     };
@@ -135,14 +143,13 @@ static void set_bytes(struct mt_size *s, uint64_t whole, uint64_t when_auto)
 
 static void resolve_placement(struct mt_placement *p, const struct mt_plan_limits *l)
 {
-    const uint64_t reserve = (uint64_t)MT_DEVICE_RESERVE_MIB << 20;
     if (p->threads == MT_AUTO)
         p->threads = l->threads;
     set_bytes(&p->host_budget, l->host_bytes, (uint64_t)((double)l->host_bytes * 0.9));
     if (mt_device_kind(l->kind)->shares_host_memory)
         set_bytes(&p->device_budget, p->host_budget.bytes, p->host_budget.bytes / 4);
     else
-        set_bytes(&p->device_budget, l->device_bytes, l->device_bytes - MT_MIN(l->device_bytes, reserve));
+        set_bytes(&p->device_budget, l->device_bytes, l->device_bytes - MT_MIN(l->device_bytes, l->device_reserve));
     p->poison = getenv("MEGATRAIN_POISON") != NULL;
     const char *piece = getenv("MEGATRAIN_DISK_PIECE");
     if (piece)

@@ -20,6 +20,7 @@ struct mt_plan_limits {
     const char *kind;      /* device that a run of the configuration opens: "cpu" or "cuda" */
     uint64_t host_bytes;   /* that a process may take */
     uint64_t device_bytes; /* of the GPU's own memory; here, what is free of it */
+    uint64_t device_reserve; /* of them, what a budget of `auto` leaves: mt_plan_device_reserve() */
     int threads;           /* one a core that may be used */
     int drives;            /* that may hold states and records */
 };
@@ -28,8 +29,11 @@ int mt_plan_limits_here(struct mt_plan_limits *out, const struct mt_config *c, s
 /** Of a machine by its profile: all that it has. */
 struct mt_plan_limits mt_plan_limits_of(const struct mt_machine *m);
 
-/** Device memory that budgets of `auto` leave to what lives outside the arena: the driver, libraries, the display. */
-enum { MT_DEVICE_RESERVE_MIB = 512 };
+/**
+ * Device memory for what lives outside the arena of a GPU of `total_bytes`: kernels that libraries load or build when
+ * they are first asked for, and their stacks; what a display takes more.
+ */
+uint64_t mt_plan_device_reserve(uint64_t total_bytes, bool display);
 
 /**
  * The configuration's numerics with the rows of a step, the gradient's dtype and the optimizer; micro_batch and

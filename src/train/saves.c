@@ -67,6 +67,20 @@ static void prune(const struct mt_saves *s, enum pruning how)
         mt_warn("old checkpoints stay: %s", why.msg);
 }
 
+/* For the same bits after a resume. */
+static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_err *err)
+{
+    struct mt_str s = {0};
+    mt_device_findings(dev, &s);
+    if (s.failed) {
+        mt_str_finish(&s);
+        return mt_fail_nomem(err, "the device's findings", 1);
+    }
+    free(st->findings);
+    st->findings = s.p; /* NULL: none */
+    return 0;
+}
+
 /* *lost: what was to be saved could not be read. */
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
@@ -86,6 +100,8 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
         rc = mt_session_sum_base(p->session, err);
         *lost = rc;
     }
+    if (!rc)
+        rc = note_findings(st, p->session->dev, err);
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
                                                              .model_dir = p->session->model_dir,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host side of the CUDA device on the emulation: memory, copies by all ways, events, errors. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -454,6 +455,128 @@ static void a_plan_goes_when_there_are_many_and_is_made_again(void **state)
     mt_device_destroy(&dev);
 }
 
+/* --- what is wrong with a fused engine -------------------------------------------------------------- */
+
+static const int32_t two[] = {0, 128, 250};
+
+/* Values near 1 for all that attention reads; attends once; then the first of dv. */
+static uint16_t attend_to_values(mt_device *dev, char *memory, float scale)
+{
+    enum { N = PACK_TOKENS * HEAD, TENSOR = N * 2 };
+    static uint16_t values[N * 7];
+    uint64_t random = 3;
+    uint16_t dv = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(values); i++)
+        values[i] = mt_f32_to_bf16((float)(mt_emu_random(&random) % 2000) * 1e-3f - 0.7f);
+    put_documents(dev, memory, two, 2);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){memory + 4096, sizeof(values), values, sizeof(values),
+                                                        sizeof(values), 1});
+    attend(dev, memory, two, 2, scale);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){&dv, 2, memory + 4096 + 9 * TENSOR, 2, 2, 1});
+    must_sync(dev);
+    return dv;
+}
+
+/* A new device with what an earlier one found, if any; it attends once. Returns the first of dv. */
+static uint16_t attend_anew(const char *adopt, const char *fault, struct mt_str *found)
+{
+    mt_log_set_sink(keep_warnings);
+    *warned = 0;
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    if (adopt)
+        assert_true(mt_device_adopt_findings(dev, adopt));
+    setenv("MT_EMU_FUSED_FAULT", fault, 1);
+    uint16_t dv = attend_to_values(dev, memory, 0.25f);
+    unsetenv("MT_EMU_FUSED_FAULT");
+    mt_log_set_sink(NULL);
+    mt_device_findings(dev, found);
+    mt_device_destroy(&dev);
+    return dv;
+}
+
+static void an_engine_that_does_wrong_is_found_at_once(void **state)
+{
+    static const char *const faults[] = {"backward ragged nan", "backward ragged off", "forward ragged nan",
+                                         "forward ragged off"};
+    struct mt_str good = {0};
+    (void)state;
+    attend_anew(NULL, "", &good);
+    assert_string_equal(good.p, "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 fused");
+    assert_int_equal(*warned, 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(faults); i++) {
+        struct mt_str found = {0};
+        uint16_t dv = attend_anew(NULL, faults[i], &found);
+        assert_true(isfinite(mt_bf16_to_f32(dv)));
+        assert_non_null(strstr(warned, strstr(faults[i], "nan") ? "is not finite" : "of its norm"));
+        assert_non_null(strstr(warned, "not given to it any more"));
+        const char *pass = strstr(faults[i], "forward") ? "forward ragged 8 tiles" : "backward ragged 8 tiles";
+        if (!strstr(found.p, pass) || !strstr(found.p, "fused"))
+            fail_msg("%s: %s", faults[i], found.p);
+        mt_str_finish(&found);
+    }
+    mt_str_finish(&good);
+}
+
+static void what_was_found_is_not_looked_for_again(void **state)
+{
+    (void)state;
+    struct mt_str found = {0}, again = {0};
+    uint16_t fused = attend_anew(NULL, "", &found);
+    static const char wrong[] = "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 tiles; "
+                                "backward copies 8 tiles";
+    uint16_t tiles = attend_anew(wrong, "", &again);
+    assert_string_equal(again.p, wrong);
+    assert_int_not_equal(attend_anew(found.p, "backward ragged nan", &again), fused); /* nobody compares any more */
+    assert_int_equal(attend_anew(wrong, "backward ragged nan", &again), tiles);
+    mt_device *dev = open_device(40 * MIB);
+    assert_false(mt_device_adopt_findings(dev, "cuDNN 9.19.0, sm_90: forward ragged 8 fused"));
+    assert_false(mt_device_adopt_findings(dev, "emulated cuDNN, sm_90: sideways ragged 8 fused"));
+    assert_true(mt_device_adopt_findings(dev, "emulated cuDNN, sm_90: forward copies window 64 tiles"));
+    mt_str_finish(&again);
+    mt_device_findings(dev, &again);
+    assert_string_equal(again.p, "emulated cuDNN, sm_90: forward copies window 64 tiles");
+    mt_device_destroy(&dev);
+    mt_str_finish(&found);
+    mt_str_finish(&again);
+}
+
+static void inputs_that_tell_nothing_decide_nothing(void **state)
+{
+    static const int32_t cu[] = {0, 24};
+    struct mt_str found = {0};
+    (void)state;
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev); /* zeros */
+    put_documents(dev, memory, cu, 1);
+    attend(dev, memory, cu, 1, 1);
+    must_sync(dev);
+    mt_device_findings(dev, &found);
+    assert_int_equal(found.len, 0);
+    mt_device_destroy(&dev);
+}
+
+/* What lives outside the arena may be refused memory: attention goes on, and says what helps. */
+static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
+{
+    size_t free_bytes, total;
+    struct mt_str found = {0};
+    (void)state;
+    assert_int_equal(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
+    mt_device *dev = open_device(free_bytes - 12 * MIB);
+    char *memory = memory_to_attend(dev);
+    mt_log_set_sink(keep_warnings);
+    *warned = 0;
+    for (int i = 0; i < 12; i++)
+        assert_true(isfinite(mt_bf16_to_f32(attend_to_values(dev, memory, 0.25f + 0.01f * (float)i))));
+    mt_log_set_sink(NULL);
+    assert_non_null(strstr(warned, "memory.device_budget"));
+    mt_device_findings(dev, &found);
+    assert_non_null(strstr(found.p, "ragged 8 tiles"));
+    mt_str_finish(&found);
+    mt_device_destroy(&dev);
+}
+
 static void allocations_may_stand_apart(void **state)
 {
     (void)state;
@@ -519,6 +642,10 @@ int main(void)
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
         cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
+        cmocka_unit_test(an_engine_that_does_wrong_is_found_at_once),
+        cmocka_unit_test(what_was_found_is_not_looked_for_again),
+        cmocka_unit_test(inputs_that_tell_nothing_decide_nothing),
+        cmocka_unit_test(plans_that_the_gpu_has_no_memory_for_are_done_without),
         cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(allocations_may_stand_apart),

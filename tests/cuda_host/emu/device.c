@@ -85,6 +85,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = MAX_SHARED; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = MAX_SHARED + 1024; break;
     case cudaDevAttrWarpSize: *value = MT_EMU_WARP; break;
+    case cudaDevAttrKernelExecTimeout: *value = mt_emu_settings()->display; break;
     case cudaDevAttrClockRate:
     case cudaDevAttrMemoryClockRate: *value = 1000000; break;
     case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
@@ -165,6 +166,22 @@ static bool shared_fits(const void *kernel, size_t bytes)
     return ok;
 }
 
+/* Kernels are loaded as they are first launched. */
+static bool load(const void *kernel)
+{
+    static const void *loaded[512];
+    static size_t n;
+    pthread_mutex_lock(&lock);
+    size_t i = 0;
+    while (i < n && loaded[i] != kernel)
+        i++;
+    bool ok = i < n || (n < sizeof(loaded) / sizeof(loaded[0]) && mt_emu_driver_take(mt_emu_settings()->kernel_bytes));
+    if (ok && i == n)
+        loaded[n++] = kernel;
+    pthread_mutex_unlock(&lock);
+    return ok;
+}
+
 struct launch {
     struct mt_emu_launch launch;
     uint64_t seed;
@@ -197,6 +214,8 @@ cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
         mt_emu_complain("kernel %s: %zu bytes of shared memory are more than it was allowed", l->name,
                         l->shared_bytes);
         e = cudaErrorInvalidValue;
+    } else if (!load(l->kernel)) {
+        e = cudaErrorMemoryAllocation;
     }
     struct launch args = {*l, 0};
     uint64_t seed = mt_emu_settings()->seed;

@@ -24,6 +24,9 @@ struct mt_emu_settings {
     unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
     size_t memory_bytes;  /* MT_EMU_MEMORY: device memory, default 2 GiB */
     size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
+    size_t kernel_bytes;  /* MT_EMU_KERNEL: device memory of a kernel from its first launch on, default 64 KiB */
+    size_t plan_bytes;    /* MT_EMU_PLAN: of a plan of fused attention, default 1 MiB */
+    bool display;         /* MT_EMU_DISPLAY: a desktop runs on it */
     bool no_device;       /* MT_EMU_NO_DEVICE: as on a machine without a GPU */
     const char *name;     /* MT_EMU_NAME: of the product, default "host emulation" */
     int capability;       /* MT_EMU_CAPABILITY: compute capability times 10, default 90 */
@@ -51,6 +54,10 @@ MT_EMU_UNCHECKED static inline uint64_t mt_emu_random(uint64_t *state)
 }
 
 /* --- memory (memory.c, pinned.c) ------------------------------------------------------------ */
+
+/** What a driver or library takes of the device's memory for itself, such as the code of a kernel; false: it is not there. */
+bool mt_emu_driver_take(size_t bytes);
+void mt_emu_driver_give(size_t bytes);
 
 /** Lets the calling OS thread touch device memory, or no longer (where the CPU has protection keys). */
 void mt_emu_device_access(bool on);

@@ -162,6 +162,22 @@ static void backward_group(const struct job *j, int64_t b, int64_t kv)
     free(dk);
 }
 
+/* MT_EMU_FUSED_FAULT = "backward ragged nan": calls of a kind that go wrong, by not a number or by a tenth. */
+static void spoil(const struct job *j)
+{
+    const char *fault = getenv("MT_EMU_FUSED_FAULT");
+    if (!fault || !strstr(fault, j->s.backward ? "backward" : "forward") || !strstr(fault, j->s.ragged ? "ragged" : "fixed"))
+        return;
+    uint16_t *p = j->s.backward ? j->c.dv : j->c.o;
+    int64_t ld = j->s.backward ? j->s.ld_dv : j->s.ld_o, rows = j->s.ragged ? j->c.lens[0] : j->s.len;
+    if (strstr(fault, "nan"))
+        p[0] = 0x7fc0;
+    else
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t c = 0; c < j->s.head_dim; c++)
+                put(p, i * ld + c, 1.1f * get(p, i * ld + c));
+}
+
 static void run_job(void *args)
 {
     const struct job *j = args;
@@ -176,6 +192,7 @@ static void run_job(void *args)
         for (int64_t kv = 0; j->s.backward && kv < j->s.n_kv; kv++)
             backward_group(j, b, kv);
     }
+    spoil(j);
     free(p);
 }
 
@@ -235,6 +252,11 @@ static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, si
         snprintf(why, why_len, "%s", no ? no : "no memory");
         return -1;
     }
+    if (!mt_emu_driver_take(mt_emu_settings()->plan_bytes)) {
+        free(p);
+        snprintf(why, why_len, "CUDNN_STATUS_ALLOC_FAILED");
+        return -1;
+    }
     if (++c->n_plans > MAX_PLANS)
         mt_emu_die("fused attention: more than %d plans", MAX_PLANS);
     p->s = *s;
@@ -251,6 +273,7 @@ static void engine_drop(void *ctx, void *plan)
     struct plan *p = plan;
     if (atomic_load(&p->runs))
         mt_emu_die("fused attention: a plan is dropped before its runs are done");
+    mt_emu_driver_give(mt_emu_settings()->plan_bytes);
     ((struct context *)ctx)->n_plans--;
     free(p);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Device memory: one region of addresses. Allocations begin as NaN patterns (a private mapping of one file
+ * Device memory: one region of addresses, and a count of what the driver and libraries take beside it. Allocations begin as NaN patterns (a private mapping of one file
  * of 0xFF bytes), freed ones are unmapped, and under AddressSanitizer the gaps between them are poisoned.
  * Where the CPU has protection keys the region has one of its own, which only the emulation's threads may
  * open: host code that touches device memory faults, and is told why.
@@ -28,7 +28,7 @@ struct allocation {
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char *region;
-static size_t region_bytes, used;
+static size_t region_bytes, used; /* used: by the driver and libraries, too */
 static struct allocation *table; /* by address */
 static size_t n_allocations, capacity;
 static int fill_fd = -1, key = -1;
@@ -232,6 +232,22 @@ static cudaError_t take(void **ptr, size_t bytes)
     mt_asan_unpoison(p, bytes);
     *ptr = p;
     return cudaSuccess;
+}
+
+bool mt_emu_driver_take(size_t bytes)
+{
+    pthread_rwlock_wrlock(&lock);
+    bool fits = bytes <= mt_emu_settings()->memory_bytes - used;
+    used += fits ? bytes : 0;
+    pthread_rwlock_unlock(&lock);
+    return fits;
+}
+
+void mt_emu_driver_give(size_t bytes)
+{
+    pthread_rwlock_wrlock(&lock);
+    used -= bytes;
+    pthread_rwlock_unlock(&lock);
 }
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes)

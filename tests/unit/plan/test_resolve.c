@@ -40,15 +40,16 @@ static struct mt_placement placed(const struct mt_plan_limits *l, const char *de
 static void budgets_are_shares_of_what_there_is(void **state)
 {
     (void)state;
-    const struct mt_plan_limits gpu = {.kind = "cuda", .host_bytes = 100 * GIB, .device_bytes = 24 * GIB, .threads = 8};
+    const struct mt_plan_limits gpu = {.kind = "cuda", .host_bytes = 100 * GIB, .device_bytes = 24 * GIB,
+                                       .device_reserve = GIB, .threads = 8};
     const struct mt_plan_limits cpu = {.kind = "cpu", .host_bytes = 100 * GIB, .threads = 8};
     static const char *const device = "memory.device_budget=", *const host = "memory.host_budget=";
     static const struct {
         const char *device, *host;
         double gpu_gib, cpu_gib, host_gib;
     } cases[] = {
-        {"auto", "90%", 23.5, 22.5, 90}, {"auto", "auto", 23.5, 22.5, 90}, {"50%", "auto", 12, 45, 90},
-        {"3GiB", "40GiB", 3, 3, 40},     {"auto", "50%", 23.5, 12.5, 50},
+        {"auto", "90%", 23, 22.5, 90}, {"auto", "auto", 23, 22.5, 90}, {"50%", "auto", 12, 45, 90},
+        {"3GiB", "40GiB", 3, 3, 40},   {"auto", "50%", 23, 12.5, 50},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
         char d[64], h[64];
@@ -61,8 +62,18 @@ static void budgets_are_shares_of_what_there_is(void **state)
         assert_int_equal(on_cpu.host_budget.bytes, cases[i].host_gib * (double)GIB);
         assert_int_equal(on_gpu.threads, 8);
     }
-    const struct mt_plan_limits least = {.kind = "cuda", .host_bytes = GIB, .device_bytes = 1 << 20, .threads = 1};
+    const struct mt_plan_limits least = {.kind = "cuda", .host_bytes = GIB, .device_bytes = 1 << 20,
+                                         .device_reserve = GIB, .threads = 1};
     assert_int_equal(placed(&least, "memory.device_budget=auto", "memory.host_budget=auto").device_budget.bytes, 0);
+}
+
+static void a_gpu_keeps_memory_for_what_lives_outside_the_budget(void **state)
+{
+    (void)state;
+    assert_int_equal(mt_plan_device_reserve(8 * GIB, false), GIB);
+    assert_int_equal(mt_plan_device_reserve(24 * GIB, true), GIB + GIB / 2);
+    assert_int_equal(mt_plan_device_reserve(150 * GIB, false), 6 * GIB);
+    assert_int_equal(mt_plan_device_reserve(150 * GIB, true), 6 * GIB);
 }
 
 static void a_machines_limits_are_those_of_its_profile(void **state)
@@ -72,6 +83,7 @@ static void a_machines_limits_are_those_of_its_profile(void **state)
     struct mt_plan_limits l = mt_plan_limits_of(&m);
     assert_string_equal(l.kind, "cuda");
     assert_int_equal(l.device_bytes, 24 * GIB);
+    assert_int_equal(l.device_reserve, GIB);
     assert_int_equal(l.host_bytes, 128 * GIB);
     assert_int_equal(l.drives, 2);
     m.rate[MT_RATE_READ].value = 0;
@@ -127,6 +139,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(budgets_are_shares_of_what_there_is),
+        cmocka_unit_test(a_gpu_keeps_memory_for_what_lives_outside_the_budget),
         cmocka_unit_test(a_machines_limits_are_those_of_its_profile),
         cmocka_unit_test(rows_of_a_step_are_whole),
         cmocka_unit_test(the_rule_for_micro_batches_is_of_the_numerics_alone),

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "trial.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of norms: bf16 roundings of probabilities and results come to a quarter of it. */
+static const double tolerance = 2e-2;
+enum { PIECE = 4 << 20 };
+
+static const char *const ways[] = {"fixed", "ragged", "copies"};
+static const char *const verdicts[] = {"open", "fused", "tiles"};
+
+static bool same_kind(const struct mt_trial_kind *a, const struct mt_trial_kind *b)
+{
+    return a->backward == b->backward && a->window == b->window && a->way == b->way && a->head_dim == b->head_dim;
+}
+
+enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k)
+{
+    for (int i = 0; i < t->n; i++)
+        if (same_kind(&t->of[i].kind, k))
+            return &t->of[i].verdict;
+    if (t->n == MT_TRIAL_MAX)
+        return NULL;
+    t->of[t->n].kind = *k;
+    t->of[t->n].verdict = MT_TRIAL_OPEN;
+    return &t->of[t->n++].verdict;
+}
+
+void mt_trials_print(const struct mt_trials *t, struct mt_str *out)
+{
+    bool first = true;
+    for (int i = 0; i < t->n; i++) {
+        const struct mt_trial_kind *k = &t->of[i].kind;
+        if (t->of[i].verdict == MT_TRIAL_OPEN)
+            continue;
+        if (first)
+            mt_str_printf(out, "%s:", t->engine);
+        mt_str_printf(out, "%s %s %s%s %d %s", first ? "" : ";", k->backward ? "backward" : "forward", ways[k->way],
+                      k->window ? " window" : "", k->head_dim, verdicts[t->of[i].verdict]);
+        first = false;
+    }
+}
+
+static int index_of(const char *word, const char *const *words, int n)
+{
+    int i = 0;
+    while (i < n && strcmp(word, words[i]))
+        i++;
+    return i < n ? i : -1;
+}
+
+static bool read_one(struct mt_trials *t, const char *text)
+{
+    char pass[16], way[16], verdict[16];
+    struct mt_trial_kind k = {0};
+    k.window = sscanf(text, " %15s %15s window %d %15[a-z]", pass, way, &k.head_dim, verdict) == 4;
+    if (!k.window && sscanf(text, " %15s %15s %d %15[a-z]", pass, way, &k.head_dim, verdict) != 4)
+        return false;
+    int w = index_of(way, ways, (int)MT_ARRAY_LEN(ways)), v = index_of(verdict, verdicts, (int)MT_ARRAY_LEN(verdicts));
+    k.backward = !strcmp(pass, "backward");
+    if (w < 0 || v < 0 || (!k.backward && strcmp(pass, "forward")))
+        return false;
+    k.way = (enum mt_trial_way)w;
+    enum mt_trial_verdict *found = mt_trials_find(t, &k);
+    if (found)
+        *found = (enum mt_trial_verdict)v;
+    return true;
+}
+
+bool mt_trials_read(struct mt_trials *t, const char *text)
+{
+    size_t len = strlen(t->engine);
+    if (strncmp(text, t->engine, len) || text[len] != ':')
+        return false;
+    bool ok = true;
+    for (const char *at = text + len + 1; at; at = strchr(at, ';')) {
+        at += *at == ';';
+        ok &= read_one(t, at);
+    }
+    return ok;
+}
+
+/* --- one trial ----------------------------------------------------------------------------------- */
+
+static size_t row_bytes(const struct mt_trial_tensor *x)
+{
+    return x->width * mt_dtype_size(x->dtype);
+}
+
+/* Rows [row, row + rows), to `host` or from it. */
+static int copy_rows(struct mt_cuda_device *d, const struct mt_trial_tensor *x, size_t row, size_t rows, char *host,
+                     bool back, struct mt_err *err)
+{
+    size_t pitch = x->ld * mt_dtype_size(x->dtype), width = row_bytes(x);
+    char *device = (char *)x->p + row * pitch;
+    struct mt_copy c = {back ? device : host, back ? pitch : width, back ? host : device, back ? width : pitch, width,
+                        rows};
+    int rc = mt_cuda_copy(&d->base, MT_STREAM_COMPUTE, &c, err);
+    return rc ? rc : mt_cuda_check(d, cudaStreamSynchronize(d->streams[MT_STREAM_COMPUTE]), err, "attention's trial");
+}
+
+int mt_trial_keep(struct mt_cuda_device *d, struct mt_trial *t, struct mt_err *err)
+{
+    int rc = 0;
+    for (int i = 0; i < t->n && !rc; i++) {
+        const struct mt_trial_tensor *x = &t->tensor[i];
+        t->kept[i] = malloc(x->rows * row_bytes(x));
+        rc = t->kept[i] ? copy_rows(d, x, 0, x->rows, t->kept[i], false, err)
+                        : mt_fail_nomem(err, "the first comparison of attention", x->rows * row_bytes(x));
+    }
+    return rc;
+}
+
+int mt_trial_restore(struct mt_cuda_device *d, const struct mt_trial *t, struct mt_err *err)
+{
+    int rc = 0;
+    for (int i = 0; i < t->n && !rc; i++)
+        rc = copy_rows(d, &t->tensor[i], 0, t->tensor[i].rows, t->kept[i], true, err);
+    return rc;
+}
+
+void mt_trial_finish(struct mt_trial *t)
+{
+    for (int i = 0; i < t->n; i++)
+        free(t->kept[i]);
+}
+
+/* Sums of squares; not finite where one of the elements is not. */
+struct norms {
+    double fused, tiles, difference;
+};
+
+static double element(const char *p, enum mt_dtype t, size_t i)
+{
+    return t == MT_F32 ? (double)((const float *)(const void *)p)[i]
+                       : (double)mt_bf16_to_f32(((const uint16_t *)(const void *)p)[i]);
+}
+
+static void add_norms(struct norms *s, const char *fused, const char *tiles, enum mt_dtype t, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        double a = element(fused, t, i), b = element(tiles, t, i);
+        s->fused += a * a;
+        s->tiles += b * b;
+        s->difference += (a - b) * (a - b);
+    }
+}
+
+static int measure(struct mt_cuda_device *d, const struct mt_trial_tensor *x, const char *fused, struct norms *s,
+                   struct mt_err *err)
+{
+    size_t width = row_bytes(x), most = MT_MAX((size_t)PIECE / width, (size_t)1);
+    char *tiles = malloc(MT_MIN(most, x->rows) * width);
+    int rc = tiles ? 0 : mt_fail_nomem(err, "the first comparison of attention", most * width);
+    for (size_t row = 0; row < x->rows && !rc; row += most) {
+        size_t rows = MT_MIN(most, x->rows - row);
+        rc = copy_rows(d, x, row, rows, tiles, false, err);
+        if (!rc)
+            add_norms(s, fused + row * width, tiles, x->dtype, rows * x->width);
+    }
+    free(tiles);
+    return rc;
+}
+
+static bool agrees(const struct mt_trial_tensor *x, const struct norms *s, double all, char *why, size_t why_len)
+{
+    double norm = MT_MAX(sqrt(s->tiles), x->relative ? x->floor * all : x->floor);
+    if (!isfinite(s->fused))
+        snprintf(why, why_len, "%s is not finite", x->name);
+    else if (sqrt(s->difference) > tolerance * norm)
+        snprintf(why, why_len, "%s differs by %.2g of its norm", x->name, sqrt(s->difference / MT_MAX(s->tiles, 1e-300)));
+    else
+        return true;
+    return false;
+}
+
+int mt_trial_judge(struct mt_cuda_device *d, struct mt_trial *t, enum mt_trial_verdict *verdict, char *why,
+                   size_t why_len, struct mt_err *err)
+{
+    struct norms s[MT_TRIAL_TENSORS] = {{0}};
+    double all = 0;
+    int rc = 0;
+    for (int i = 0; i < t->n && !rc; i++) {
+        rc = measure(d, &t->tensor[i], t->kept[i], &s[i], err);
+        all += s[i].tiles;
+    }
+    if (rc)
+        return rc;
+    *verdict = MT_TRIAL_OPEN;
+    if (!isfinite(all))
+        return 0;
+    bool same = true;
+    for (int i = 0; i < t->n && same; i++)
+        same = agrees(&t->tensor[i], &s[i], sqrt(all), why, why_len);
+    if (!same)
+        *verdict = MT_TRIAL_TILES;
+    else if (s[0].tiles > 0)
+        *verdict = MT_TRIAL_FUSED;
+    return 0;
+}
