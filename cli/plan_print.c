@@ -268,6 +268,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
+    if (c->numerics.logits_piece != MT_AUTO)
+        cJSON_AddNumberToObject(k, "memory.logits_piece", (double)c->numerics.logits_piece);
     cJSON *t = cJSON_AddObjectToObject(o, "units");
     for (int i = 0; i < MT_N_UNIT_TIERS; i++)
         cJSON_AddNumberToObject(t, tier_names[i], (double)c->n_tier[i]);

@@ -174,6 +174,8 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     if (!rc && c->numerics.logits_chunk > 0 && c->numerics.logits_chunk % 64)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_chunk must be a multiple of 64",
                      path);
+    if (!rc && c->numerics.logits_piece > 0 && c->numerics.logits_piece % 64)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: memory.logits_piece must be a multiple of 64", path);
     bool disk = c->placement.states == MT_STATES_DISK || c->placement.activations == MT_ACT_DISK;
     if (!rc && disk && !c->memory.nvme_paths.n)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,

@@ -133,7 +133,10 @@ const struct mt_key mt_keys[] = {
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
-     NULL, "Rows of logits at once, a multiple of 64. Changes the order of sums."},
+     NULL, "Rows that share a product of the output matrix's gradient, a multiple of 64. Changes the order of sums."},
+    {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
+     NULL, "Rows of FP32 logits at once, of a chunk: the rest of it is there as gradients of half the size (bf16). Auto: 512 "
+     "where logits_chunk is auto and larger, else the whole chunk."},
     {"memory", "pin", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.pin), "auto", MT_PIN_NAMES, ANY, NULL,
      "Host memory that a GPU copies from and to directly: all of it, which auto is, or a small staging ring alone, which "
      "copies then pass through: slower, for systems that lend little locked memory."},

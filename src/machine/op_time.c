@@ -116,7 +116,11 @@ static double product_seconds(const struct mt_machine *m, const struct mt_metere
     double tile = m->cpu ? 16 : 128, m_dim = (double)op->dim[0], n_dim = (double)op->dim[1];
     double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
     double rate = m->rate[op->dtype == MT_BF16 ? MT_RATE_GEMM_BF16 : MT_RATE_GEMM_F32].value * 1e12;
-    return fmax(op->flops * waste / rate, op->bytes / (m->rate[MT_RATE_DEVICE_GBS].value * 1e9));
+    double memory = m->rate[MT_RATE_DEVICE_GBS].value * 1e9, last = 0;
+    /* a weight gradient: each tile's FP32 sums are read and written when its products are done, and little hides that */
+    if (op->variant == MT_GEMM_TN && op->flags & MT_METER_F32_OUT)
+        last = m_dim * n_dim * sizeof(float) * (op->flags & MT_METER_ADDS ? 2 : 1);
+    return fmax(op->flops * waste / rate, (op->bytes - last) / memory) + last / memory;
 }
 
 static double attention_seconds(const struct mt_machine *m, const struct mt_metered *op, enum mt_rate_id id)

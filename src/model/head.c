@@ -2,8 +2,9 @@
 /*
  * The end of the model: final norm, and the output matrix with the loss in chunks of rows. Only rows
  * with a target reach the head: they are gathered first and their gradients scattered at the end, so
- * that prompt tokens cost nothing there. Logits are never whole: `logits_chunk` rows at a time, and
- * their gradient takes their place.
+ * that prompt tokens cost nothing there. Logits are never whole: their gradients are, of `logits_chunk` rows, for the
+ * two products of backward, which read the matrix and read and write its FP32 gradient; logits in FP32 are twice as large and of
+ * `logits_piece` rows. Where a piece is a whole chunk, the gradients take the logits' place.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -95,18 +96,31 @@ static int head_logits(mt_model *m, size_t rows, const void *h, const void *tabl
                           .b = mt_elem(m, table, output_matrix(m).at),
                           .ldb = m->wd.c,
                           .d = m->logits,
-                          .ldd = vocab,
+                          .ldd = mt_model_logits_ld(m->layout),
                       },
                       err);
 }
 
-/* dh = dlogits W and dW += dlogits^T h; dlogits stand in the logits' memory. */
+/* The logits' gradients of a chunk: rows of ld elements. */
+struct gradients {
+    void *p;
+    size_t ld;
+};
+
+static struct gradients gradients_of(const mt_model *m)
+{
+    size_t ld = mt_model_logits_ld(m->layout);
+    return m->dlogits ? (struct gradients){m->dlogits, ld} : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
+}
+
+/* dh = dlogits W and dW += dlogits^T h. */
 static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_t rows,
                                const void *h, void *dh, struct mt_err *err)
 {
     struct mt_param out = output_matrix(m);
     float *dw = mt_grad_of(a->g_table, out);
-    size_t vocab = (size_t)m->layout->cfg.vocab, ld = vocab * 4 / mt_dtype_size(m->dt);
+    size_t vocab = (size_t)m->layout->cfg.vocab;
+    struct gradients dlogits = gradients_of(m);
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = rows,
@@ -114,8 +128,8 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
                             .k = vocab,
                             .dtype = m->dt,
                             .d_dtype = m->dt,
-                            .a = m->logits,
-                            .lda = ld,
+                            .a = dlogits.p,
+                            .lda = dlogits.ld,
                             .b = mt_elem(m, a->table, out.at),
                             .ldb = m->wd.c,
                             .d = dh,
@@ -132,8 +146,8 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
                           .dtype = m->dt,
                           .d_dtype = MT_F32,
                           .trans_a = true,
-                          .a = m->logits,
-                          .lda = ld,
+                          .a = dlogits.p,
+                          .lda = dlogits.ld,
                           .b = h,
                           .ldb = m->wd.c,
                           .c = dw,
@@ -144,33 +158,41 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
                       err);
 }
 
+/* Rows [first, first + rows) of the micro-batch, of the chunk's rows from `at` on: losses, and the logits' gradients. */
+static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, size_t at, size_t rows,
+                      struct mt_err *err)
+{
+    struct gradients dlogits = gradients_of(m);
+    int rc = head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
+    return rc ? rc
+              : mt_op_cross_entropy(m->dev,
+                                    &(struct mt_cross_entropy){
+                                        .n = rows,
+                                        .vocab = (size_t)m->layout->cfg.vocab,
+                                        .ld = mt_model_logits_ld(m->layout),
+                                        .dtype = m->dt,
+                                        .logits = m->logits,
+                                        .targets = m->inputs[a->mb].targets + first,
+                                        .loss = mt_model_stats_loss(m, m->stats_dev, a->mb) + first,
+                                        .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
+                                        .dlogits = a->dx ? mt_elem(m, dlogits.p, at * dlogits.ld) : NULL,
+                                        .ld_dlogits = dlogits.ld,
+                                        .scale = m->loss_scale,
+                                    },
+                                    err);
+}
+
 static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, size_t rows,
                       struct mt_err *err)
 {
-    const struct mt_inputs *in = &m->inputs[a->mb];
-    size_t vocab = (size_t)m->layout->cfg.vocab;
-    const void *h = mt_elem(m, m->dh, first * m->wd.c);
-    void *dh = mt_elem(m, scratch_of(m).ds, first * m->wd.c);
-    int rc = head_logits(m, rows, h, a->table, err);
-    if (!rc)
-        rc = mt_op_cross_entropy(m->dev,
-                                 &(struct mt_cross_entropy){
-                                     .n = rows,
-                                     .vocab = vocab,
-                                     .ld = vocab,
-                                     .dtype = m->dt,
-                                     .logits = m->logits,
-                                     .targets = in->targets + first,
-                                     .loss = mt_model_stats_loss(m, m->stats_dev, a->mb) + first,
-                                     .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
-                                     .dlogits = a->dx ? m->logits : NULL,
-                                     .ld_dlogits = vocab * 4 / mt_dtype_size(m->dt),
-                                     .scale = m->loss_scale,
-                                 },
-                                 err);
-    if (!rc && a->dx)
-        rc = head_chunk_backward(m, a, rows, h, dh, err);
-    return rc;
+    size_t piece = m->p.logits_piece ? m->p.logits_piece : rows;
+    int rc = 0;
+    for (size_t at = 0; at < rows && !rc; at += piece)
+        rc = head_piece(m, a, first + at, at, MT_MIN(piece, rows - at), err);
+    if (rc || !a->dx)
+        return rc;
+    return head_chunk_backward(m, a, rows, mt_elem(m, m->dh, first * m->wd.c),
+                               mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
 }
 
 /* Scratch: h = gathered x, dh = its norm, ds = gradient of the norm's output. */

@@ -121,10 +121,27 @@ static size_t stats_bytes(const struct mt_model_params *p)
            mt_align_up((size_t)p->layout->cfg.moe.n_experts * 4, ALIGN);
 }
 
-static size_t logits_bytes(const struct mt_model_params *p)
+size_t mt_model_logits_ld(const struct mt_layout *l)
 {
-    size_t rows = MT_MIN(p->logits_chunk, p->max_tokens);
-    return mt_align_up(rows * (size_t)p->layout->cfg.vocab * 4, ALIGN);
+    return mt_align_up((size_t)l->cfg.vocab, 8);
+}
+
+/* Rows of FP32 logits, and of gradients in a place of their own. */
+static void logits_rows(const struct mt_model_params *p, size_t *logits, size_t *gradients)
+{
+    size_t chunk = MT_MIN(p->logits_chunk, p->max_tokens), piece = p->logits_piece ? p->logits_piece : chunk;
+    *logits = MT_MIN(piece, chunk);
+    *gradients = p->backward && piece < chunk ? chunk : 0;
+}
+
+/* Takes both from `base`, or only counts; returns the bytes. */
+static size_t lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base)
+{
+    size_t logits, gradients, at = 0, ld = mt_model_logits_ld(p->layout);
+    logits_rows(p, &logits, &gradients);
+    m->logits = mt_take(base, &at, logits * ld * sizeof(float));
+    m->dlogits = gradients ? mt_take(base, &at, gradients * ld * mt_dtype_size(p->dtype)) : NULL;
+    return at;
 }
 
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
@@ -135,7 +152,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     struct mt_inputs in;
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
-        .logits = logits_bytes(p),
+        .logits = lay_out_logits(&sizes, p, NULL),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + stats_bytes(p),
         .tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(p->layout),
         .counts = mt_model_counts_bytes(p->layout),
@@ -175,7 +192,8 @@ static int alloc_device(mt_model *m, struct mt_err *err)
         rc = mt_device_alloc(m->dev, b.scratch, "scratch", &m->scratch, err);
     if (!rc)
         rc = mt_device_alloc(m->dev, b.logits, "logits", &logits, err);
-    m->logits = logits;
+    if (!rc)
+        lay_out_logits(m, &m->p, logits);
     if (!rc)
         rc = mt_device_alloc(m->dev, b.tables, "rotary tables", &m->tables, err);
     if (!rc)

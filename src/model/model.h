@@ -24,10 +24,11 @@ struct mt_model_params {
     size_t max_tokens, max_docs;    /* of a micro-batch */
     size_t max_len;                 /* of a document: rotary tables, attention's workspace */
     size_t max_micro;               /* micro-batches of a step */
-    size_t logits_chunk;            /* rows of logits at once */
     size_t assumed_rows;            /* tokens of a step, spread evenly over experts: for prices, where nothing is
                                        computed; 0: the step's own, as they are routed */
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
+    size_t logits_chunk;            /* rows whose logits' gradients are there at once */
+    size_t logits_piece;            /* of them, rows of FP32 logits; 0 or a chunk's: gradients take the logits' place */
     bool backward;                  /* false: room for the forward pass alone */
 };
 
@@ -38,7 +39,7 @@ struct mt_model_bytes {
 };
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
                    struct mt_err *err);
-/** Logits rows at once where the configuration leaves it open; depends on the model alone. */
+/** A chunk of logits that is small beside a layer's scratch; depends on the model alone. */
 size_t mt_model_auto_logits_chunk(const struct mt_layout *l);
 
 int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params *p,

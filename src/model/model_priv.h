@@ -40,7 +40,8 @@ struct mt_model {
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
     void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
-    float *logits;
+    float *logits;     /* [piece, mt_model_logits_ld()] */
+    void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: in the logits' place */
     void *tables; /* cos, sin */
     float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
     float *select_bias;   /* [n_layers, n_experts] biases that choose experts, behind the tables; NULL: none */
@@ -104,6 +105,8 @@ float *mt_model_prob_sum(const mt_model *m, char *base);
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err);
 
+/** Elements from one row of logits, or of their gradients, to the next: rows begin at 16 bytes whatever the vocabulary. */
+size_t mt_model_logits_ld(const struct mt_layout *l);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);

@@ -19,9 +19,11 @@ static inline struct mt_plan_request mt_plan_request_in_halves(const struct mt_p
 }
 /** Does it fit the device at all: whole layers, and every open choice made to save memory? */
 bool mt_plan_fits_device(const struct mt_plan_request *r);
-enum { MT_PLAN_MAX_CHUNKS = 2, MT_PLAN_MAX_MICRO_BATCHES = 16 };
-/** Logits chunks worth a look: the model's own, and larger ones where the product is long enough. How many. */
+enum { MT_PLAN_MAX_CHUNKS = 3, MT_PLAN_MAX_MICRO_BATCHES = 16 };
+/** Logits chunks worth a look, rising: the model's own, and longer ones for the products' sake. How many. */
 size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS]);
+/** Decides on one of them, and on its pieces where they are open. */
+void mt_plan_take_chunk(struct mt_plan_request *r, int64_t chunk);
 /** Micro-batches to look at: the one that is asked for, or 1, 2, 4 ... as far as their scratch fits. How many. */
 size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES]);
 /** A device of the request's kind and this budget that only counts; a device of the kind takes its own bytes of it. */

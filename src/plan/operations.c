@@ -6,12 +6,30 @@
 #include "model/model.h"
 #include "plan/evaluate.h"
 
+/* Of a chunk's products, that of the matrix's gradient reads and writes FP32: of 2048 rows, it hides most of that. */
+static const int64_t longer[] = {512, 2048};
+enum { PIECE = 512 };
+
 size_t mt_plan_chunks(const struct mt_plan_request *r, int64_t chunk[MT_PLAN_MAX_CHUNKS])
 {
-    bool open = r->numerics.logits_chunk == MT_AUTO;
-    chunk[0] = open ? (int64_t)mt_model_auto_logits_chunk(r->layout) : r->numerics.logits_chunk;
-    chunk[1] = chunk[0] * 8;
-    return !open || chunk[1] > 8192 ? 1 : 2;
+    size_t n = 1;
+    chunk[0] = r->numerics.logits_chunk;
+    if (chunk[0] != MT_AUTO)
+        return n;
+    chunk[0] = (int64_t)mt_model_auto_logits_chunk(r->layout);
+    for (size_t i = 0; i < MT_ARRAY_LEN(longer); i++)
+        if (longer[i] > chunk[0])
+            chunk[n++] = longer[i];
+    return n;
+}
+
+void mt_plan_take_chunk(struct mt_plan_request *r, int64_t chunk)
+{
+    struct mt_numerics *n = &r->numerics;
+    bool open = n->logits_chunk == MT_AUTO && n->logits_piece == MT_AUTO;
+    n->logits_chunk = chunk;
+    if (open && n->dtype == MT_BF16 && chunk > PIECE && chunk > (int64_t)mt_model_auto_logits_chunk(r->layout))
+        n->logits_piece = PIECE;
 }
 
 size_t mt_plan_micro_batches(const struct mt_plan_request *r, int64_t list[MT_PLAN_MAX_MICRO_BATCHES])
@@ -84,7 +102,7 @@ static int add_layout(struct mt_metered **ops, size_t *n, size_t *cap, const str
     for (size_t i = 0; i < n_mb * n_chunks && !rc; i++) {
         struct mt_plan_request t = *r;
         t.numerics.micro_batch = list[i / n_chunks];
-        t.numerics.logits_chunk = chunk[i % n_chunks];
+        mt_plan_take_chunk(&t, chunk[i % n_chunks]);
         rc = add_operations(ops, n, cap, &t, err);
     }
     return rc;

@@ -202,6 +202,24 @@ int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, stru
     return mt_plan_search(out, r, err);
 }
 
+/* The longest chunk of logits that takes a small part of the device. */
+static void choose_chunk(struct mt_plan_request *r, uint64_t device_bytes)
+{
+    enum { PART = 16 };
+    int64_t chunk[MT_PLAN_MAX_CHUNKS];
+    struct mt_plan_request t = *r;
+    size_t n = mt_plan_chunks(r, chunk), i = n - 1;
+    for (; i; i--) {
+        t = *r;
+        mt_plan_take_chunk(&t, chunk[i]);
+        uint64_t piece = (uint64_t)(t.numerics.logits_piece == MT_AUTO ? chunk[i] : t.numerics.logits_piece);
+        uint64_t rest = piece < (uint64_t)chunk[i] ? (uint64_t)chunk[i] * mt_dtype_size(t.numerics.dtype) : 0;
+        if ((piece * sizeof(float) + rest) * (uint64_t)r->layout->cfg.vocab <= device_bytes / PART)
+            break;
+    }
+    mt_plan_take_chunk(r, chunk[i]);
+}
+
 int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev,
                         struct mt_err *err)
 {
@@ -210,6 +228,7 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
     if (rc)
         return rc;
     t.numerics.micro_batch = mt_resolve_micro_batch(&r->numerics);
+    choose_chunk(&t, mt_device_limits(dev)->budget_bytes);
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (r->halves && !mt_engine_fits(&p))
         t = mt_plan_request_in_halves(&t);

@@ -196,7 +196,7 @@ static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, 
     for (size_t i = 0; i < n && !rc; i++) {
         struct mt_plan_request t = *r;
         mt_cost_table **costs = &all->costs[all->n_costs++];
-        t.numerics.logits_chunk = chunk[i];
+        mt_plan_take_chunk(&t, chunk[i]);
         rc = mt_plan_costs(costs, &t, err);
         if (!rc)
             rc = add_activations(all, &t, *costs, err);

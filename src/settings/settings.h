@@ -36,7 +36,8 @@ struct mt_numerics {
     int64_t seq_len;             /* tokens of a row */
     int64_t rows_per_step;       /* 0 until it is resolved: from a batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */
-    int64_t logits_chunk;        /* rows of logits at once, or MT_AUTO */
+    int64_t logits_chunk;        /* rows whose logits' gradients are there at once, or MT_AUTO */
+    int64_t logits_piece;        /* of them, rows of FP32 logits at once, or MT_AUTO: all */
     double router_aux_loss;      /* of a mixture of experts: coefficient of the loss that balances it; 0: off */
     double grad_clip;            /* largest norm of the whole gradient; 0: off */
     enum mt_dtype state_dtype;   /* of the optimizer's moments */

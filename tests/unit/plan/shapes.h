@@ -88,6 +88,7 @@ static inline struct mt_plan_request make_request(const struct mt_layout *l, con
         .numerics.rows_per_step = (int64_t)rows,
         .numerics.micro_batch = MT_AUTO,
         .numerics.logits_chunk = MT_AUTO,
+        .numerics.logits_piece = MT_AUTO,
         .docs_per_row = 1,
         .placement.slots = MT_AUTO,
         .placement.keep_layers = MT_AUTO,

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "plan/evaluate.h"
 #include "plan/search.h"
 #include "shapes.h"
 
@@ -237,12 +238,84 @@ static void states_leave_the_host_in_reverse_order_of_need(void **state)
     mt_layout_destroy(&l);
 }
 
+static double product_seconds(const struct mt_machine *m, unsigned variant, unsigned flags, double rows, double cols,
+                              double k)
+{
+    double out = rows * cols * (flags & MT_METER_F32_OUT ? 4 : 2) * (flags & MT_METER_ADDS ? 2 : 1);
+    struct mt_metered op = {.op = MT_DEV_GEMM, .variant = variant, .flags = flags, .dtype = MT_BF16, .n_dims = 3,
+                            .dim = {(uint64_t)rows, (uint64_t)cols, (uint64_t)k}, .flops = 2 * rows * cols * k,
+                            .bytes = 2 * k * (rows + cols) + out};
+    return mt_machine_op_seconds(m, &op);
+}
+
+/* What a chunk's products take, against what they would at the full rate. */
+static double head_cost(const struct mt_machine *m, double vocab, double hidden, double chunk, double piece)
+{
+    double logits = chunk / piece * product_seconds(m, MT_GEMM_NT, MT_METER_F32_OUT, piece, vocab, hidden);
+    double dx = product_seconds(m, MT_GEMM_NN, 0, chunk, hidden, vocab);
+    double dw = product_seconds(m, MT_GEMM_TN, MT_METER_F32_OUT | MT_METER_ADDS, vocab, hidden, chunk);
+    return (logits + dx + dw) / (6 * chunk * vocab * hidden / (m->rate[MT_RATE_GEMM_BF16].value * 1e12));
+}
+
+static void the_head_of_a_large_vocabulary_costs_little_more_than_its_products(void **state)
+{
+    (void)state;
+    static const struct shape s = {3584, 18944, 28, 28, 4, 152064};
+    static const double rates[][2] = {{650, 2900}, {670, 4200}, {152, 910}, {190, 1600}, {60, 840}}; /* TFLOP/s, GB/s */
+    struct mt_machine m = make_machine(24, 256, 0);
+    struct mt_layout *l = make_layout(&s);
+    for (size_t i = 0; i < 5; i++) {
+        struct mt_plan_request r = make_request(l, &m, 2048, 32);
+        struct mt_plan_choice c;
+        struct mt_err err = {0};
+        m.rate[MT_RATE_GEMM_BF16].value = rates[i][0];
+        m.rate[MT_RATE_DEVICE_GBS].value = rates[i][1];
+        if (mt_plan_search(&c, &r, &err))
+            fail_msg("%s", err.msg);
+        double chunk = (double)c.numerics.logits_chunk, piece = (double)c.numerics.logits_piece;
+        assert_true(chunk == 2048 && piece == 512);
+        double cost = head_cost(&m, s.vocab, s.hidden, chunk, piece), narrow = head_cost(&m, s.vocab, s.hidden, 64, 64);
+        if (cost > 1.15 || narrow < 2)
+            fail_msg("%g TFLOP/s, %g GB/s: %g times its products, %g in chunks of 64", rates[i][0], rates[i][1], cost, narrow);
+        mt_plan_choice_finish(&c);
+    }
+    mt_layout_destroy(&l);
+    mt_machine_finish(&m);
+}
+
+static void a_chunk_of_logits_is_what_was_asked_for_or_fits(void **state)
+{
+    (void)state;
+    static const struct shape large = {3584, 18944, 2, 28, 4, 152064};
+    struct mt_machine m = make_machine(24, 256, 0);
+    struct mt_layout *l = make_layout(&large), *few = make_layout(&tiny);
+    struct mt_plan_request r = make_request(l, &m, 2048, 32);
+    int64_t chunk[MT_PLAN_MAX_CHUNKS];
+    assert_int_equal(mt_plan_chunks(&r, chunk), 3);
+    assert_true(chunk[0] == 64 && chunk[1] == 512 && chunk[2] == 2048);
+    r.layout = few;
+    assert_int_equal(mt_plan_chunks(&r, chunk), 1);
+    assert_int_equal(chunk[0], 4096);
+    mt_plan_take_chunk(&r, chunk[0]); /* as before there were pieces: the same bits */
+    assert_int_equal(r.numerics.logits_piece, MT_AUTO);
+    r.layout = l;
+    r.numerics.logits_chunk = 128;
+    assert_int_equal(mt_plan_chunks(&r, chunk), 1);
+    mt_plan_take_chunk(&r, chunk[0]);
+    assert_true(r.numerics.logits_chunk == 128 && r.numerics.logits_piece == MT_AUTO);
+    mt_layout_destroy(&l);
+    mt_layout_destroy(&few);
+    mt_machine_finish(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
         cmocka_unit_test(the_printed_values_give_the_same_step_again),
         cmocka_unit_test(more_memory_is_never_much_slower),
+        cmocka_unit_test(the_head_of_a_large_vocabulary_costs_little_more_than_its_products),
+        cmocka_unit_test(a_chunk_of_logits_is_what_was_asked_for_or_fits),
         cmocka_unit_test(layers_are_cut_where_that_is_faster),
         cmocka_unit_test(what_is_short_is_said_and_each_change_makes_it_fit),
         cmocka_unit_test(states_leave_the_host_in_reverse_order_of_need),
