@@ -10,7 +10,8 @@
  * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
  * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
  * engine refuses, or does wrong (trial.h), is done by tiles. All else follows from the shape. Making a plan takes long, and packs differ:
- * but for fixed-length calls, shapes are rounded up, so that plans are few.
+ * but for fixed-length calls, shapes are rounded up, so that plans are few. Unlike with tiles, a document's bits depend on
+ * what else is in its batch.
  */
 #include "fused.h"
 

@@ -19,8 +19,10 @@ while case $1 in --*) true ;; *) false ;; esac; do
     case $1 in --tool) tool=$2 ;; esac
     shift 2
 done
+[ $MEGATRAIN_ATTENTION = tiled ] || exit 9
+case $tool" $*" in memcheck*-gemm*) exit 9 ;; memcheck*|*-gemm*-attention*) ;; *) exit 9 ;; esac
 "$@" || exit 9
-[ $tool = memcheck ] && echo "========= ERROR SUMMARY: 0 errors" || echo "========= RACECHECK SUMMARY: 0 hazards"
+[ $tool = racecheck ] && echo "========= RACECHECK SUMMARY: 0 hazards" || echo "========= ERROR SUMMARY: 0 errors"
 """
 
 

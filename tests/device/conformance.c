@@ -271,10 +271,22 @@ static int compare(struct harness *one, struct harness *three, const struct devi
     return 1;
 }
 
+/* Tests whose name has one of the words in it, or all where there are none; but not those with a "-" before them. */
+static bool is_wanted(const struct device_test *t, char *const *words)
+{
+    bool any = false, named = false;
+    for (; *words; words++) {
+        if (**words == '-' && strstr(t->name, *words + 1))
+            return false;
+        any |= **words != '-';
+        named |= **words != '-' && strstr(t->name, *words);
+    }
+    return named || !any;
+}
+
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "cpu";
-    const char *only = argc > 2 ? argv[2] : ""; /* tests whose name has this in it */
     const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests,
                                          decode_tests, router_tests, expert_tests, example_tests};
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
@@ -282,7 +294,7 @@ int main(int argc, char **argv)
     int n = 0, differ = 0;
     for (size_t l = 0; l < MT_ARRAY_LEN(lists); l++)
         for (const struct device_test *t = lists[l]; t->name; t++)
-            for (int d = 0; strstr(t->name, only) && d < 2; d++, n++)
+            for (int d = 0; is_wanted(t, argv + MT_MIN(argc, 2)) && d < 2; d++, n++)
                 differ += compare(&one, &three, t, d ? MT_BF16 : MT_F32);
     int failures = one.failures + three.failures + differ;
     mt_device_destroy(&one.dev);

@@ -191,7 +191,9 @@ static void attention_keeps_documents_apart(struct harness *h)
     a.o = ob->p;
     a.lse = lb->p;
     RUN(h, mt_op_attention, &a);
-    expect_close(h, "second document", buf_get(h, oa) + LEN * D, buf_get(h, ob), LEN * D, 0);
+    /* cuDNN may have one kernel for a batch of one, and another for two */
+    bool same = h->dtype == MT_F32 || !strstr(mt_device_limits(h->dev)->name, "attention: cuDNN");
+    expect_close(h, "second document", buf_get(h, oa) + LEN * D, buf_get(h, ob), LEN * D, same ? 0 : 4e-3);
 }
 
 const struct device_test attention_tests[] = {
