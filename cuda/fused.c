@@ -9,9 +9,9 @@
  *                                 gradient and padded keys are seen by padded queries alone: zeros suffice.
  * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
  * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
- * engine refuses, or does wrong (trial.h), is done by tiles. All else follows from the shape. Making a plan takes long, and packs differ:
- * but for fixed-length calls, shapes are rounded up, so that plans are few. Unlike with tiles, a document's bits depend on
- * what else is in its batch.
+ * engine refuses, or does wrong (trial.h), is done by tiles. All else follows from the shape. Making a plan takes long,
+ * and packs differ: but for fixed-length calls, shapes are rounded up, so that plans are few. Unlike with tiles, a
+ * document's bits depend on what else is in its batch.
  */
 #include "fused.h"
 
@@ -126,7 +126,7 @@ static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch
 
 enum outcome { DONE, REFUSED, FAILED };
 
-/* A plan takes GPU memory outside the budget. Tiles from now on: by chance there might be some again, and other bits. */
+/* A plan takes GPU memory outside the budget. Tiles from now on: there might be some again later, and other bits. */
 static void note_short_memory(struct mt_cuda_fused *f, const char *why)
 {
     enum { LITTLE = 64 << 20 };

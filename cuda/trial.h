@@ -8,8 +8,9 @@
 /**
  * A fused engine is a library that is known to have defects on some GPUs for some shapes. Each kind of call is compared
  * with our own tiles at its first use, on the step's own inputs; where they differ, calls of that kind are
- * done without it, this one and all later ones. So the result of a call depends on its arguments and on the verdict on its
- * kind, and with the verdicts a later run has the same bits. One thread at a time, the one that submits to the stream.
+ * done without it, this one and all later ones. So the result of a call depends on its arguments and on the verdict
+ * on its kind, and with the verdicts a later run has the same bits. One thread at a time, the one that submits to the
+ * stream.
  */
 enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES };
 struct mt_trial_kind {
@@ -53,8 +54,8 @@ struct mt_trial {
 /** Waits for the stream and copies what the engine has written. -ENOMEM; device errors. */
 int mt_trial_keep(struct mt_cuda_device *d, struct mt_trial *t, struct mt_err *err);
 /**
- * Compares that with what stands there now. FUSED: the same within rounding; TILES: not, with the reason in `why`; OPEN:
- * the inputs tell nothing, being zero or not finite.
+ * Compares that with what stands there now. FUSED: the same within rounding; TILES: not, with the reason in `why`;
+ * OPEN: the inputs tell nothing, being zero or not finite.
  */
 int mt_trial_judge(struct mt_cuda_device *d, struct mt_trial *t, enum mt_trial_verdict *verdict, char *why,
                    size_t why_len, struct mt_err *err);

@@ -142,8 +142,8 @@ int mt_device_sync(mt_device *dev, struct mt_err *err);
 int mt_device_status(mt_device *dev, struct mt_err *err);
 
 /**
- * What the device has found out about its libraries and goes by, such as that one gives wrong results for a kind of call: a
- * line of text to be kept with a checkpoint, "" where there is nothing. By the thread that feeds COMPUTE.
+ * What the device has found out about its libraries and goes by, such as that one gives wrong results for a kind of
+ * call: a line of text to be kept with a checkpoint, "" where there is nothing. By the thread that feeds COMPUTE.
  */
 void mt_device_findings(mt_device *dev, struct mt_str *out);
 /** Goes by what a run before it found, so that results have the same bits; before the first operation. False where the

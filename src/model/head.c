@@ -3,8 +3,8 @@
  * The end of the model: final norm, and the output matrix with the loss in chunks of rows. Only rows
  * with a target reach the head: they are gathered first and their gradients scattered at the end, so
  * that prompt tokens cost nothing there. Logits are never whole: their gradients are, of `logits_chunk` rows, for the
- * two products of backward, which read the matrix and read and write its FP32 gradient; logits in FP32 are twice as large and of
- * `logits_piece` rows. Where a piece is a whole chunk, the gradients take the logits' place.
+ * two products of backward, which read the matrix and read and write its FP32 gradient; logits in FP32 are twice as
+ * large and of `logits_piece` rows. Where a piece is a whole chunk, the gradients take the logits' place.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -110,7 +110,8 @@ struct gradients {
 static struct gradients gradients_of(const mt_model *m)
 {
     size_t ld = mt_model_logits_ld(m->layout);
-    return m->dlogits ? (struct gradients){m->dlogits, ld} : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
+    return m->dlogits ? (struct gradients){m->dlogits, ld}
+                      : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
 }
 
 /* dh = dlogits W and dW += dlogits^T h. */

@@ -105,7 +105,7 @@ float *mt_model_prob_sum(const mt_model *m, char *base);
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err);
 
-/** Elements from one row of logits, or of their gradients, to the next: rows begin at 16 bytes whatever the vocabulary. */
+/** Elements from a row of logits, or of their gradients, to the next: rows begin at 16 bytes. */
 size_t mt_model_logits_ld(const struct mt_layout *l);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
