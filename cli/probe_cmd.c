@@ -107,6 +107,7 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     bool all = !strcmp(what, "all");
     int *cpus = NULL, n = 0;
     struct mt_err err;
+    mt_hw_interleave(2); /* as a run has its memory */
     if (all)
         return probe_all(cli, args);
     if (!strcmp(what, "disk"))

@@ -191,8 +191,9 @@ const struct mt_key mt_keys[] = {
      "cpu device: throttle copies to so many GB/s each way, to rehearse a PCIe link; 0 = off."},
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,
      "Threads of compute and of the optimizer; auto is one a core that may be used."},
-    {"device", "numa", MT_MACHINE, MT_KEY_WORD, AT(device.numa), "auto", "auto", ANY, NULL,
-     "Placement on NUMA nodes: the system's."},
+    {"device", "numa", MT_MACHINE, MT_KEY_WORD, AT(device.numa), "auto", "auto|system", ANY, NULL,
+     "Where host memory lies on a machine of several NUMA nodes: auto spreads it over all, so that the optimizer and "
+     "copies have the memory channels of all, unless numactl says otherwise; system leaves it to the system."},
     /* clang-format on */
 };
 const size_t mt_n_keys = MT_ARRAY_LEN(mt_keys);

@@ -12,6 +12,13 @@
  * cgroup's CPU quota. *cpus is the caller's. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 
+/**
+ * From now on memory of the calling thread, and of those that it starts, is spread over all NUMA nodes that the process
+ * may use, page by page: where there are `least_nodes` of them and nobody (numactl) has said where memory belongs.
+ * The nodes; 0: all is as it was.
+ */
+int mt_hw_interleave(int least_nodes);
+
 /** Limits of memory, in bytes; UINT64_MAX where there is no such limit. */
 struct mt_hw_memory {
     uint64_t total, available;        /* MemTotal, MemAvailable */

@@ -15,6 +15,14 @@
 /* Products end the program where they are refused memory: none before it is known that there is enough. */
 static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
 
+/* Before planes are taken, and threads started that take memory. */
+static void spread_memory(const struct mt_session *s)
+{
+    int nodes = strcmp(s->cfg->device.numa, "auto") ? 0 : mt_hw_interleave(2);
+    if (nodes)
+        mt_info("host memory is spread over %d NUMA nodes (device.numa = auto)", nodes);
+}
+
 static int open_device(struct mt_session *s, const char *kind, struct mt_err *err)
 {
     struct mt_hw_memory hw;
@@ -105,6 +113,7 @@ static void take_engine_params(struct mt_session *s)
 /* From the request to the choice. */
 static int resolve(struct mt_session *s, const char *kind, struct mt_err *err)
 {
+    spread_memory(s);
     s->placement = s->request.placement;
     s->request.layout = s->layout;
     s->request.halves = s->halves;
