@@ -5,6 +5,7 @@
  * a read; of masters and moments a read and a write, and of these the first units come first. What is left
  * holds activations.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -212,39 +213,66 @@ static void put_base(const struct tiers *t)
     describe_all(t);
 }
 
-/* Moves planes to the disk, from the last unit on, until the rest fits. */
+/* Of the last n units and no others. */
+static void move_last(const struct tiers *t, mt_plane_bits planes, size_t n)
+{
+    size_t n_units = t->plan->program.n_units;
+    for (size_t u = 0; u < n_units; u++)
+        put(t, u, planes, u >= n_units - n);
+    choose_piece(t);
+    least_buffers(t);
+}
+
+/* Moves planes to the disk, from the last unit on, until the rest fits: each unit that leaves makes it less. */
 static void move_until_fits(const struct tiers *t, mt_plane_bits planes)
 {
-    for (size_t u = t->plan->program.n_units; u-- > 0 && !fits(t);) {
-        put(t, u, planes, true);
-        choose_piece(t);
-        least_buffers(t);
+    size_t few = 0, enough = t->plan->program.n_units;
+    if (fits(t))
+        return;
+    while (enough - few > 1) {
+        size_t mid = few + (enough - few) / 2;
+        move_last(t, planes, mid);
+        if (fits(t))
+            enough = mid;
+        else
+            few = mid;
     }
+    move_last(t, planes, enough);
 }
 
 /* Brings whole units back to host memory, from the first on, while they fit. */
 static void keep_units(const struct tiers *t)
 {
-    for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        mt_plane_bits was = t->plan->on_disk[u];
-        put(t, u, was, false);
-        if (!fits(t)) {
-            put(t, u, was, true);
-            return;
-        }
+    mt_plane_bits *on_disk = t->plan->on_disk;
+    size_t fit = 0, many = t->plan->program.n_units + 1; /* many: more than fit */
+    mt_plane_bits *was = mt_calloc(many, sizeof(*was));
+    if (!was)
+        return; /* it is a waste of drive traffic, and no more */
+    memcpy(was, on_disk, (many - 1) * sizeof(*was));
+    while (many - fit > 1) {
+        size_t mid = fit + (many - fit) / 2;
+        for (size_t u = 0; u < t->plan->program.n_units; u++)
+            put(t, u, was[u], u >= mid);
+        if (fits(t))
+            fit = mid;
+        else
+            many = mid;
     }
+    for (size_t u = 0; u < t->plan->program.n_units; u++)
+        put(t, u, was[u], u >= fit);
+    free(was);
 }
 
 static void grow(const struct tiers *t, int pool, int want)
 {
     int *n = &t->plan->program.n_buffers[pool];
-    while (*n && *n < want) {
-        ++*n;
-        if (!fits(t)) {
-            --*n;
-            return;
-        }
-    }
+    size_t bytes[MT_N_POOLS];
+    uint64_t used = in_use(t);
+    buffer_bytes(t, bytes);
+    if (!*n || *n >= want || used > t->host)
+        return;
+    uint64_t more = bytes[pool] ? (t->host - used) / bytes[pool] : (uint64_t)want;
+    *n += (int)MT_MIN(more, (uint64_t)(want - *n));
 }
 
 /* What leaves the device in forward waits behind the writes of whole units' states: a share of host memory that

@@ -12,7 +12,8 @@ enum {
     MAX_KEPT = 5, /* numbers of layers whose records stay */
     MAX_MIXED = 4, /* micro-batches for which mixtures of recomputation and offloading are tried */
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
-    MAX_INSTRS_FOR_SLOTS = 60000
+    MAX_INSTRS = 60000, /* with more, less is tried */
+    OF_A_STEP = 8,
 };
 #define NEAR_ENOUGH 1.002  /* what is this close to its bound is not looked at further */
 #define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
@@ -204,6 +205,13 @@ static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, 
     return rc;
 }
 
+/* Is a step of it long to simulate? A unit has some instructions by micro-batch and some a step. */
+static bool is_long(const struct group *g)
+{
+    size_t rows = (size_t)g->r.numerics.rows_per_step, micro = (size_t)MT_MAX(g->r.numerics.micro_batch, 1);
+    return g->r.layout->n_units * (mt_div_up(rows, micro) + OF_A_STEP) * 3 > MAX_INSTRS;
+}
+
 /* The group with each number of slots, as long as that may help. */
 static int try_group(struct search *s, const struct group *g, struct mt_err *err)
 {
@@ -211,11 +219,9 @@ static int try_group(struct search *s, const struct group *g, struct mt_err *err
     struct mt_plan_request t = g->r;
     struct mt_sim_result sim;
     size_t between = t.layout->n_units - 2; /* embedding and head */
-    size_t rows = (size_t)t.numerics.rows_per_step, micro = (size_t)MT_MAX(t.numerics.micro_batch, 1);
-    size_t instrs = between * mt_div_up(rows, micro) * 3;
     int rc = try_one(s, &t, g->costs, &sim, err);
     bool fits = sim.seconds > 0;
-    if (rc || !fits || t.placement.slots != MT_AUTO || instrs > MAX_INSTRS_FOR_SLOTS)
+    if (rc || !fits || t.placement.slots != MT_AUTO || is_long(g))
         return rc;
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
         struct mt_sim_result other;
@@ -337,6 +343,8 @@ static int try_mixtures(struct search *s, const struct groups *all, struct mt_er
             continue;
         done[n++] = g->r.numerics.micro_batch;
         rc = mix_offloading(s, g, err);
+        if (is_long(g))
+            n = MAX_MIXED;
         if (s->best.sim.seconds < before)
             best = g;
     }
