@@ -50,6 +50,7 @@ static __global__ void __launch_bounds__(THREADS) sum_heads(struct mt_attention_
     unsigned packs = static_cast<unsigned>(a.head_dim / N), n = static_cast<unsigned>(end - first) * packs;
     for (size_t head = threadIdx.y; head < a.n_q; head += WARPS) {
         float s = load(static_cast<const T *>(a.sinks) + head), sum = 0;
+        MT_UNROLL(1)
         for (unsigned i = threadIdx.x; i < n; i += WARP) {
             size_t row = first + i / packs, at = row * a.ld_o + head * a.head_dim + i % packs * N;
             float o[N], d_o[N], dot = 0;

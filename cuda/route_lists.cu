@@ -63,6 +63,7 @@ static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists
     __shared__ int32_t upto[2][MT_MAX_EXPERTS]; /* in turn: entries of this expert and those before */
     unsigned x = threadIdx.x;
     int32_t sum = 0, odd = 0;
+    MT_UNROLL(4)
     for (size_t b = 0; x < a.e && b < blocks; b++)
         sum += counts_of(a, b)[x];
     upto[0][x] = sum;
@@ -74,6 +75,7 @@ static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists
     }
     if (x == 0) {
         a.starts[0] = 0;
+        MT_UNROLL(1)
         for (size_t b = 0; b < blocks; b++)
             odd += counts_of(a, b)[a.e];
         a.counts[a.e] = odd;
@@ -83,6 +85,7 @@ static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists
     int32_t at = upto[turn][x] - sum;
     a.counts[x] = sum;
     a.starts[x + 1] = at + sum;
+    MT_UNROLL(4)
     for (size_t b = 0; b < blocks; b++) {
         int32_t here = counts_of(a, b)[x];
         counts_of(a, b)[x] = at;

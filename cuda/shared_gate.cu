@@ -19,6 +19,7 @@ static __global__ void __launch_bounds__(THREADS) scale_by_gate(struct mt_shared
     const T *x = static_cast<const T *>(a.x) + row * a.c, *w = static_cast<const T *>(a.w);
     T *act = static_cast<T *>(a.act) + row * a.f;
     float dot = 0;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x * static_cast<size_t>(N); i < a.c; i += THREADS * N) {
         float p[N], q[N];
         load_n<T, N>(x + i, p);
@@ -29,6 +30,7 @@ static __global__ void __launch_bounds__(THREADS) scale_by_gate(struct mt_shared
     float gate = sigmoid<float>(block_sum(dot, scratch));
     if (threadIdx.x == 0)
         a.gate[row] = gate;
+    MT_UNROLL(1)
     for (size_t i = threadIdx.x * static_cast<size_t>(N); i < a.f; i += THREADS * N) {
         float p[N];
         load_n<T, N>(act + i, p);
