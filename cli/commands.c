@@ -105,6 +105,7 @@ static const struct cli_option probe_options[] = {
     END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
+    {"base-dtype", 0, "FORMAT", "Pack the layers' matrices: nf4 or fp8, as bitsandbytes and transformers read them."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},
     END};
 static const struct cli_option config_options[] = {

@@ -33,7 +33,7 @@ template <bool NESTED> static __device__ __forceinline__ float nf4_scale(const s
         return static_cast<const float *>(a.scales)[block];
     else
         return a.nested_map[static_cast<const uint8_t *>(a.scales)[block]] * a.nested_scales[block / MT_NF4_NESTED] +
-               a.nested_offset;
+               *a.nested_offset;
 }
 
 static __device__ __forceinline__ float mxfp4_scale(const struct mt_decode &a, size_t block)

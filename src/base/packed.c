@@ -26,3 +26,25 @@ size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols)
         return mt_div_up(rows, MT_FP8_BLOCK) * mt_div_up(cols, MT_FP8_BLOCK);
     return mt_div_up(rows * cols, f == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK);
 }
+
+static float value_at(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t i)
+{
+    uint8_t c = codes[f == MT_PACKED_FP8 ? i : i / 2];
+    switch (f) {
+    case MT_PACKED_NF4:
+        return mt_nf4_values[i % 2 ? c & 15 : c >> 4] * scales[i / MT_NF4_BLOCK];
+    case MT_PACKED_MXFP4:
+        return mt_fp4_values[i % 2 ? c >> 4 : c & 15] * scales[i / MT_MXFP4_BLOCK];
+    default: {
+        size_t row = i / cols, col = i % cols;
+        return mt_e4m3_to_f32(c) * scales[row / MT_FP8_BLOCK * mt_div_up(cols, MT_FP8_BLOCK) + col / MT_FP8_BLOCK];
+    }
+    }
+}
+
+void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,
+                      float *out)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = value_at(f, cols, codes, scales, first + i);
+}

@@ -22,6 +22,7 @@
  *        edges, its scale an f32.
  */
 enum mt_packed { MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_N_PACKED };
+#define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* of a setting; auto: none is asked for */
 
 enum {
     MT_NF4_BLOCK = 64,
@@ -37,6 +38,11 @@ extern const float mt_nf4_values[16], mt_fp4_values[16];
 /** Bytes of the codes of a [rows, cols] matrix; elements of its scales (of the nested ones apart). */
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
+
+/** Elements [first, first + n) of a matrix on the host, from its codes and its scales, which are f32 whatever they are
+ * in files. */
+void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,
+                      float *out);
 
 /** 2^(byte - 127); of 255 infinite. */
 static inline float mt_e8m0_to_f32(uint8_t e)

@@ -69,12 +69,14 @@ int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struc
 int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,
                        struct mt_err *err);
 
-/**
- * Writes a Hugging Face folder alone, synced and with the sums of its files: bf16 as it is, or f32 from the masters
- * where there are some. What it is made from is verified.
- */
-int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
-                         struct mt_err *err);
+struct mt_export {
+    const char *from, *to;
+    bool f32;                  /* from the masters where there are some; what is packed stays as it is */
+    enum mt_packed base_dtype; /* packs the layers' matrices; takes host memory for the whole packed model */
+    uint64_t shard_bytes;
+};
+/** Writes a Hugging Face folder alone, synced and with the sums of its files. What it is made from is verified. */
+int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err);
 
 /**
  * Takes DIR/.lock for this process; the error names the holder. The lock ends with the descriptor. Where the file

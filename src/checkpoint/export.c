@@ -11,7 +11,9 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
+#include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/packed_model.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "model/stored.h"
@@ -25,6 +27,8 @@ struct exporter {
     size_t *stored;                 /* which of its stored tensors each of `weights` is; NONE: it was copied */
     struct mt_stored_writer writer; /* and what puts them together */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
+    struct mt_packed_model model;   /* in place of all these where layers are to be packed, */
+    struct mt_layout_files packed;  /* and its files */
     cJSON *files; /* what was written: size and sum */
 };
 
@@ -53,6 +57,8 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
 static bool becomes_f32(const struct exporter *x, size_t i)
 {
     enum mt_st_dtype t = x->weights.tensors[i].dtype;
+    if (mt_packed_is_piece(x->weights.tensors[i].name) || t == MT_ST_U8 || t == MT_ST_F8_E4M3)
+        return false; /* what is packed stays as it is */
     return x->f32 && (x->layout ? x->stored[i] != NONE : t == MT_ST_BF16 || t == MT_ST_F16 || t == MT_ST_F32);
 }
 
@@ -60,6 +66,8 @@ static bool becomes_f32(const struct exporter *x, size_t i)
 static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct exporter *x = ctx;
+    if (x->packed.layout)
+        return mt_layout_files_read(&x->packed, i, first, n, dst, err);
     const struct mt_st_tensor *t = &x->weights.tensors[i];
     if (becomes_f32(x, i))
         return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
@@ -146,10 +154,24 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
     return 0;
 }
 
-static int export_to(struct exporter *x, const char *from, const char *tmp, uint64_t shard_bytes,
-                     struct mt_err *err)
+static int write_dir(struct exporter *x, const struct mt_export *e, const char *tmp, const struct mt_st_decl *decls,
+                     size_t n, struct mt_err *err)
+{
+    return mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = e->from,
+                                               .decls = decls, .n_decls = n,
+                                               .torch_dtype = x->f32 ? "float32" : "bfloat16",
+                                               .quantization = x->packed.quantization,
+                                               .shard_bytes = e->shard_bytes,
+                                               .source = export_source, .done = file_done,
+                                               .ctx = x},
+                           err);
+}
+
+static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
 {
     size_t n = x->weights.n_tensors;
+    if (x->packed.layout)
+        return write_dir(x, e, tmp, x->packed.decls, x->packed.n, err);
     struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
     if (!decls)
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
@@ -159,13 +181,7 @@ static int export_to(struct exporter *x, const char *from, const char *tmp, uint
                                        .n_dims = t->n_dims};
         memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
     }
-    int rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = from,
-                                                 .decls = decls, .n_decls = n,
-                                                 .torch_dtype = x->f32 ? "float32" : "bfloat16",
-                                                 .shard_bytes = shard_bytes,
-                                                 .source = export_source, .done = file_done,
-                                                 .ctx = x},
-                             err);
+    int rc = write_dir(x, e, tmp, decls, n, err);
     free(decls);
     return rc;
 }
@@ -245,26 +261,38 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     return rc;
 }
 
-static int export_named(const char *from, const char *to, bool f32, uint64_t shard_bytes, struct mt_err *err)
+static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
-    struct exporter x = {.f32 = f32};
+    if (e->base_dtype == MT_PACKED_MXFP4)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read of gpt-oss alone: export as nf4 or fp8, or "
+                       "set model.base_dtype = mxfp4 where the model is trained");
+    int rc = mt_checkpoint_verify_model(e->from, true, e->f32, err);
+    if (!rc && e->base_dtype) {
+        rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
+        return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
+    }
+    if (!rc)
+        rc = mt_st_open_dir(&x->weights, e->from, err);
+    if (!rc)
+        rc = verify_base(x, e->from, err);
+    if (!rc)
+        rc = open_states(x, e->from, err);
+    return rc || !e->f32 || !x->n_states ? rc : open_layout(x, e->from, err);
+}
+
+static int export_named(const struct mt_export *e, struct mt_err *err)
+{
+    const char *to = e->to;
+    struct exporter x = {.f32 = e->f32};
     char *tmp = NULL;
     if (mt_path_exists(to))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
-    int rc = mt_checkpoint_verify_model(from, true, f32, err);
-    if (!rc)
-        rc = mt_st_open_dir(&x.weights, from, err);
-    if (!rc)
-        rc = verify_base(&x, from, err);
-    if (!rc)
-        rc = open_states(&x, from, err);
-    if (!rc && f32 && x.n_states)
-        rc = open_layout(&x, from, err);
+    int rc = open_source(&x, e, err);
     mt_json_begin();
     x.files = cJSON_CreateObject();
     bool made = !rc && !(rc = make_temporary(to, &tmp, err));
     if (!rc)
-        rc = export_to(&x, from, tmp, shard_bytes, err);
+        rc = export_to(&x, e, tmp, err);
     if (!rc)
         rc = seal(&x, tmp, err);
     if (!rc)
@@ -277,6 +305,8 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
     free(x.stored);
     mt_stored_writer_finish(&x.writer);
     mt_layout_destroy(&x.layout);
+    mt_layout_files_finish(&x.packed);
+    mt_packed_model_finish(&x.model);
     mt_st_close(&x.weights);
     cJSON_Delete(x.files);
     cJSON_Delete(x.named);
@@ -284,14 +314,15 @@ static int export_named(const char *from, const char *to, bool f32, uint64_t sha
     return rc;
 }
 
-int mt_checkpoint_export(const char *from, const char *to, bool f32, uint64_t shard_bytes,
-                         struct mt_err *err)
+int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
 {
-    char *name = strdup(to);
+    char *name = strdup(e->to);
     size_t n = name ? strlen(name) : 0;
+    struct mt_export named = *e;
     while (n > 1 && name[n - 1] == '/')
         name[--n] = 0;
-    int rc = name ? export_named(from, name, f32, shard_bytes, err) : mt_fail_nomem(err, to, strlen(to));
+    named.to = name;
+    int rc = name ? export_named(&named, err) : mt_fail_nomem(err, e->to, strlen(e->to));
     free(name);
     return rc;
 }

@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/quantization.h"
 
 enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
@@ -312,8 +313,10 @@ static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, st
 {
     if (strcmp(f->name, "config.json"))
         return write_bytes(h, f->name, f->text, f->len, err);
-    char *edited = edit_dtype(f->text, h->torch_dtype);
+    char *typed = edit_dtype(f->text, h->torch_dtype);
+    char *edited = typed ? mt_quantization_edit(typed, h->quantization) : NULL;
     int rc = edited ? write_bytes(h, f->name, edited, strlen(edited), err) : mt_fail_nomem(err, f->name, f->len);
+    free(typed);
     free(edited);
     return rc;
 }

@@ -42,6 +42,7 @@ struct mt_hf_dir {
     size_t n_named;
     const char *base_dir;
     const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
+    const char *quantization;    /* and of quantization_config: checkpoint/quantization.h; NULL: what it says */
     uint64_t shard_bytes;
     mt_tensor_source source;
     mt_tensor_done tensor_done;  /* may be NULL, and */

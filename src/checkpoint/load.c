@@ -21,6 +21,7 @@
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "model/ranges.h"
+#include "model/weights.h"
 
 static int damaged(struct mt_err *err, const char *path, const char *what)
 {
@@ -396,7 +397,7 @@ static int load_part(const struct reader *r, const struct part *p, struct mt_err
 
 static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct mt_err *err)
 {
-    int rc = load_part(r, &(struct part){.t = t}, err);
+    int rc = t->kind == MT_RANGE_PACKED ? 0 : load_part(r, &(struct part){.t = t}, err);
     for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
         struct part p = {t, mt_plane_desc_of(r->planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
         if (p.state->saved_as)
@@ -452,6 +453,8 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     cJSON_Delete(sealed);
     XXH3_freeState(r.hash);
     free(r.buf);
+    if (!rc) /* the checkpoint's own files have what is packed; they were verified as a whole */
+        rc = mt_weights_load_packed(l, planes, dir, err);
     return rc ? rc : mt_planes_settle(planes, err);
 }
 

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
+#include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
 #include "hw/hw.h"
 #include "model/ranges.h"
@@ -23,11 +24,10 @@ struct saver {
     const char *prefix; /* of the names in the file list */
     const struct mt_st_decl *decls; /* of what is being written */
     size_t first_tensor; /* of the block whose state is being written */
-    struct mt_stored_writer stored; /* weights as the model's files have them */
+    struct mt_layout_files weights; /* as the model's files have them */
     struct mt_st_model along;       /* the model's own files, if something of theirs is copied: */
     const struct mt_st_tensor **copied; /* [n_copied] of `along` */
     size_t n_copied;
-    size_t *source; /* of the weights that are written: index of each among those */
     cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
@@ -43,7 +43,16 @@ static bool is_named(const struct mt_checkpoint_save *s, const struct mt_tensor 
 
 static bool has_part(const struct mt_plane_desc *d, int part, const struct mt_tensor *t)
 {
-    return part == MASTER || (d->saved_as && t->trainable);
+    return part == MASTER ? t->kind != MT_RANGE_PACKED : d->saved_as && t->trainable;
+}
+
+static uint64_t packed_bytes(const struct mt_tensor *t)
+{
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    uint64_t n = 0;
+    for (int i = mt_packed_pieces(piece, t); i-- > 0;)
+        n += piece[i].bytes;
+    return n;
 }
 
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
@@ -54,7 +63,7 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
         const struct mt_tensor *t = &l->tensors[i];
         if (full && named && t->in_base)
             continue;
-        n += mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
+        n += t->kind == MT_RANGE_PACKED ? packed_bytes(t) : mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
         for (int k = 0; full && k < N_PARTS; k++)
             if (has_part(&desc[k], k, t))
                 n += k == MASTER ? t->n * sizeof(float) : mt_plane_desc_bytes(&desc[k], t->n);
@@ -101,26 +110,13 @@ static int noted(const struct saver *v, int rc)
 
 /* --- weights --------------------------------------------------------------------------------------- */
 
-static int read_weights(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
-                        struct mt_err *err)
-{
-    const struct saver *v = ctx;
-    mt_plane_set *planes = v->s->planes;
-    return noted(v, size == sizeof(float)
-                        ? mt_tensor_read_masters(planes, t, first, n, dst, err)
-                        : mt_planes_read(planes, t->unit, mt_range_planes(t->kind).hi, t->at + first, n, dst, err));
-}
-
 /* Tensors of the layout's files come first, then those that are copied. */
-static int weight_source(void *ctx, size_t decl, size_t first, size_t n, void *dst, struct mt_err *err)
+static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct saver *v = ctx;
-    const struct mt_layout *l = v->s->layout;
-    size_t i = v->source[decl];
-    if (i < l->n_stored)
-        return mt_stored_gather(&v->stored, i, first, n, mt_dtype_size(l->stored[i].is_f32 ? MT_F32 : MT_BF16), dst,
-                                err);
-    const struct mt_st_tensor *t = v->copied[i - l->n_stored];
+    if (i < v->weights.n)
+        return noted(v, mt_layout_files_read(&v->weights, i, first, n, dst, err));
+    const struct mt_st_tensor *t = v->copied[i - v->weights.n];
     size_t size = mt_st_dtype_size(t->dtype);
     return mt_st_read_raw(&v->along, t, first * size, n * size, dst, err);
 }
@@ -159,57 +155,39 @@ static size_t list_named(const struct saver *v, const char **named, bool *left)
     return n;
 }
 
-/* Tensors of the layout's files, but for those, and what is copied. Returns their number. */
-static size_t declare_weights(struct saver *v, struct mt_st_decl *decls, const bool *left)
-{
-    const struct mt_layout *l = v->s->layout;
-    size_t n = 0;
-    for (size_t i = 0; i < l->n_stored; i++) {
-        const struct mt_stored *s = &l->stored[i];
-        if (left[i])
-            continue;
-        v->source[n] = i;
-        decls[n++] = (struct mt_st_decl){.name = s->name, .dtype = s->is_f32 ? MT_ST_F32 : MT_ST_BF16,
-                                         .n_dims = s->n_dims, .shape = {s->shape[0], s->shape[1], s->shape[2]}};
-    }
-    for (size_t i = 0; i < v->n_copied; i++) {
-        const struct mt_st_tensor *t = v->copied[i];
-        v->source[n] = l->n_stored + i;
-        decls[n] = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
-        memcpy(decls[n++].shape, t->shape, sizeof(t->shape));
-    }
-    return n;
-}
-
 static int write_weights(struct saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
-    size_t most = l->n_stored + v->n_copied, n = 0, n_named = 0;
-    struct mt_st_decl *decls = mt_calloc(most, sizeof(*decls));
+    size_t n_named = 0;
     const char **named = mt_calloc(l->n_tensors, sizeof(*named));
     bool *left = mt_calloc(l->n_stored, sizeof(*left));
-    v->source = mt_calloc(most, sizeof(*v->source));
-    int rc = decls && named && left && v->source ? 0 : mt_fail_nomem(err, "a checkpoint", most * sizeof(*decls));
+    int rc = named && left ? 0 : mt_fail_nomem(err, "a checkpoint", l->n_tensors * sizeof(*named));
     if (!rc) {
         n_named = list_named(v, named, left);
-        n = declare_weights(v, decls, left);
+        rc = mt_layout_files_init(&v->weights, l, v->s->planes, left, v->n_copied, err);
+    }
+    for (size_t i = 0; i < v->n_copied && !rc; i++) {
+        const struct mt_st_tensor *t = v->copied[i];
+        struct mt_st_decl *decl = &v->weights.decls[v->weights.n + i];
+        *decl = (struct mt_st_decl){.name = t->name, .dtype = t->dtype, .n_dims = t->n_dims};
+        memcpy(decl->shape, t->shape, sizeof(t->shape));
     }
     v->prefix = "";
-    v->decls = decls;
-    v->stored = (struct mt_stored_writer){.l = l, .read = read_weights, .ctx = v};
+    v->decls = v->weights.decls;
     if (!rc)
         rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp,
                                                  .model_dir = v->s->model_dir,
-                                                 .files = v->s->files, .decls = decls,
-                                                 .n_decls = n, .named = named, .n_named = n_named,
+                                                 .files = v->s->files, .decls = v->decls,
+                                                 .n_decls = v->weights.n + v->n_copied,
+                                                 .named = named, .n_named = n_named,
                                                  .base_dir = v->base_dir, .torch_dtype = "bfloat16",
+                                                 .quantization = v->weights.quantization,
                                                  .shard_bytes = v->s->shard_bytes,
                                                  .source = weight_source,
                                                  .tensor_done = tensor_done, .done = file_done,
                                                  .ctx = v},
                              err);
-    mt_stored_writer_finish(&v->stored);
-    free(decls);
+    mt_layout_files_finish(&v->weights);
     free(named);
     free(left);
     return rc;
@@ -511,6 +489,5 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         rc = save_as(&v, final, err);
     mt_st_close(&v.along);
     free(v.copied);
-    free(v.source);
     return rc ? rc : make_known(&v, name, err);
 }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/packed.h"
 #include "base/strbuf.h"
 #include "settings/settings.h"
 
@@ -61,6 +62,7 @@ struct mt_config {
     struct {
         char *path;
         enum mt_cfg_init init;
+        enum mt_packed base_dtype; /* MT_PACKED_NONE: auto */
         struct mt_cfg_list freeze;
     } model;
     struct {

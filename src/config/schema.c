@@ -16,6 +16,9 @@ const struct mt_key mt_keys[] = {
      "Start from the model's weights, or from random ones (then only config.json is needed)."},
     {"model", "dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.dtype), "bf16", "bf16|f32", ANY, NULL,
      "Compute dtype. Master weights are FP32 either way."},
+    {"model", "base_dtype", MT_NUMERICS, MT_KEY_CHOICE, AT(model.base_dtype), "auto", MT_PACKED_NAMES, ANY, NULL,
+     "Pack what is frozen of the layers' matrices when it is loaded, into 4.1, 4.3 or 8 bits a weight, which changes "
+     "results; auto: as the model's files are."},
     {"model", "freeze", MT_NUMERICS, MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},
 

@@ -278,7 +278,7 @@ struct mt_cast {
 /**
  * The values of a packed matrix (base/packed.h), code times scale in f32, rounded once to `dtype`. NF4 and MXFP4 are
  * one row: only rows * cols counts, of MXFP4 a multiple of its block. Of nested NF4 scales are bytes, and the scale of
- * block b is nested_map[scales[b]] * nested_scales[b / 256] + nested_offset: a product and a sum, each rounded to f32.
+ * block b is nested_map[scales[b]] * nested_scales[b / 256] + *nested_offset: a product and a sum, each rounded to f32.
  * A part of a matrix is decoded with pointers to where it begins: FP8 at a multiple of 128 rows, MXFP4 of its
  * block, NF4 of 16384 elements.
  */
@@ -288,8 +288,7 @@ struct mt_decode {
     enum mt_packed format;
     const uint8_t *codes;
     const void *scales; /* f32, of MXFP4 and nested NF4 bytes; only aligned to its elements, as are those below */
-    const float *nested_scales, *nested_map; /* nested_map: [256]; both or none */
-    float nested_offset;
+    const float *nested_scales, *nested_map, *nested_offset; /* [256] of the map, one offset; all or none */
     void *out; /* [rows, cols] */
 };
 

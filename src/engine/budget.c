@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
+#include "model/packing.h"
 #include "model/parts.h"
 
 struct budget {
@@ -52,15 +53,16 @@ static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_en
     return n;
 }
 
-/* Over the link, of a load: hi, and in f32 lo where there is one. */
+/* Over the link, of a load: hi, and in f32 lo where there is one; what is packed as it is. */
 static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
 {
     size_t elems = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
         const struct mt_range *r = &l->ranges[i];
-        elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
+        if (r->kind != MT_RANGE_PACKED)
+            elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
     }
-    return elems * mt_dtype_size(MT_BF16);
+    return elems * mt_dtype_size(MT_BF16) + u->n_in_planes[MT_RANGE_PACKED];
 }
 
 static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
@@ -97,7 +99,8 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         struct mt_share share = recorded(plan, p, unit->layer);
         plan->units[u] = (struct mt_unit_shape){
             .place = place_of(l, unit),
-            .weight_bytes = unit->n_elems * mt_dtype_size(p->numerics.dtype),
+            .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
+            .packed = unit->n_in_planes[MT_RANGE_PACKED] > 0,
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),

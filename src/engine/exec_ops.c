@@ -3,6 +3,7 @@
 #include "base/mem.h"
 #include "device/ops.h"
 #include "engine/binding.h"
+#include "model/packing.h"
 
 /* The buffers of an instruction by what they are for; NULL: it has none such. */
 struct roles {
@@ -64,13 +65,19 @@ static int load_range(const struct mt_binding *b, int unit, const struct mt_rang
     return load_half(b, dst, 1, r->first, r->n, lo, err);
 }
 
+/* Ranges to where they are used; what is packed to where it is decoded from. */
 static int load_weights(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
+    size_t packed = u->n_in_planes[MT_RANGE_PACKED];
     int rc = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++)
-        rc = load_range(b, unit, &b->layout->ranges[i], dst, staged, err);
-    return rc;
+        if (b->layout->ranges[i].kind != MT_RANGE_PACKED)
+            rc = load_range(b, unit, &b->layout->ranges[i], dst, staged, err);
+    if (rc || !packed)
+        return rc;
+    return copy_flat(b, MT_STREAM_H2D, dst + mt_unit_landing(b->layout, (size_t)unit, b->dtype),
+                     mt_plane_view(b, (size_t)unit, MT_PLANE_PACKED, 0, NULL, staged).data, packed, err);
 }
 
 static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, struct mt_err *err)
@@ -80,7 +87,8 @@ static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, 
     return n ? mt_op_zero(b->dev, &(struct mt_zero){lo, 2 * n}, err) : 0;
 }
 
-/* What has no lo: zeros in its place, block by block where blocks hold both; whole blocks are widened as they are. */
+/* What has no lo: zeros in its place, block by block where blocks hold both; whole blocks are widened as they are.
+ * Blocks of packed ranges alone are left as they are. */
 static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
@@ -90,8 +98,14 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         size_t first = mt_align_up(r->first, block), end = (r->first + r->n) / block * block;
-        if (mt_range_planes(r->kind).lo != MT_NO_PLANE)
+        bool packed = r->kind == MT_RANGE_PACKED;
+        if (mt_range_planes(r->kind).lo != MT_NO_PLANE || (packed && end <= first))
             continue;
+        if (packed) {
+            rc = mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, first - done}, err);
+            done = end;
+            continue;
+        }
         rc = zero_lo(b, w, r->first, MT_MIN(first, r->first + r->n) - r->first, err);
         if (!rc && end >= first)
             rc = zero_lo(b, w, end, r->first + r->n - end, err);
@@ -102,7 +116,17 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
             rc = mt_op_join(b->dev, &(struct mt_join){w + first / block * bytes, end - first, .no_lo = true}, err);
         done = end;
     }
-    return rc ? rc : mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, u->n_elems - done}, err);
+    size_t plain = mt_align_up(mt_unit_plain_end(b->layout, (size_t)unit), block);
+    if (rc || plain <= done)
+        return rc;
+    return mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, plain - done}, err);
+}
+
+/* What has been loaded, as it is computed with. */
+static int prepare_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
+{
+    int rc = b->dtype == MT_F32 ? join_weights(b, unit, w, err) : 0;
+    return rc ? rc : mt_unit_decode(b->layout, (size_t)unit, b->dtype, w, b->dev, err);
 }
 
 /* The gradient's trained ranges, packed on their way out. */
@@ -188,7 +212,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     void *own = buffer_of(b, prog, &in->operand[0]), *g = r.of[MT_USE_GRAD];
     switch (in->op) {
     case MT_OP_JOIN:
-        return join_weights(b, in->unit, own, err);
+        return prepare_weights(b, in->unit, own, err);
     case MT_OP_ZERO:
         return mt_op_zero(b->dev, &(struct mt_zero){own, o->bytes}, err);
     case MT_OP_POISON:

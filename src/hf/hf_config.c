@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "hf/keys.h"
 #include "hf/moe.h"
+#include "hf/quantization.h"
 #include "hf/rope.h"
 
 static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_config *c)
@@ -43,15 +44,6 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
                                               "num_nextn_predict_layers"};
     if (mt_keys_find(r, "auto_map") && !f->code_is_known)
         mt_keys_refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
-    const cJSON *quant = mt_keys_find(r, "quantization_config");
-    if (quant) {
-        const cJSON *m = mt_json_get(quant, "quant_method");
-        if (!r->rc)
-            r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                            "%s: quantization_config (%.40s): quantised weights cannot be trained; use "
-                            "the bf16 model",
-                            r->name, cJSON_IsString(m) ? m->valuestring : "unknown method");
-    }
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
         if (mt_keys_find(r, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
@@ -230,6 +222,7 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
         if (read_family(&r, c)) {
             read_shape(&r, c);
             refuse_unsupported(&r, c->family);
+            mt_quantization_read(&r, c);
         }
         if (!r.rc) {
             read_activation(&r, c);

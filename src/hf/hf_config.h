@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/packed.h"
 #include "hf/family.h"
 
 enum mt_rope_type {
@@ -51,6 +52,7 @@ struct mt_hf_config {
     int64_t eos[MT_MAX_EOS];
     int n_eos;
     char torch_dtype[16];                   /* as the file says, or "" */
+    enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
 };
 
 /**

@@ -8,6 +8,7 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
+#include "base/packed.h"
 #include "hf/hf_config.h"
 #include "store/planes.h"
 
@@ -54,8 +55,12 @@ struct mt_tensor {
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
     bool in_base;     /* frozen, bf16, and a tensor of the model's files under its own name: checkpoints may name it */
     bool in_file;     /* frozen, bf16, large, and in a file of the model as it is in a plane */
+    enum mt_packed packed; /* the format that it is kept in as long as it is frozen */
+    bool nested;      /* of NF4: its scales are packed, too */
+    uint16_t note_bytes; /* of NF4: of the note that files have of it */
     enum mt_range_kind kind;
-    size_t at;        /* first element in each plane of its kind of range */
+    size_t at;        /* first element in each plane of its kind of range; packed: byte, of its codes */
+    size_t aux;       /* packed: byte of what else belongs to it */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
 };
 
@@ -169,7 +174,7 @@ struct mt_layout_params {
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
-/** Divides units into ranges again, after tensors' trainable, is_bf16 or in_file was changed. */
+/** Divides units into ranges again, after tensors' trainable, is_bf16, in_file or packed was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
 /** NULL: there is none of that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "device/ops.h"
+#include "model/packing.h"
 
 enum { PIECE = 1024 }; /* elements of a tensor that are split or joined at once */
 
@@ -23,6 +24,8 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
                                                       MT_BF16, 1, half};
     desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
+    desc[MT_PLANE_PACKED] = (struct mt_plane_desc){"frozen weights (packed)", NULL, MT_ROLE_WEIGHT, MT_RANGE_PACKED,
+                                                   MT_BF16, 1, 1};
     if (!optimizer)
         return;
     for (int i = 0; i < optimizer->n_states; i++) {
@@ -39,6 +42,7 @@ static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
     [MT_RANGE_FROZEN] = {MT_PLANE_FROZEN, MT_NO_PLANE},
     [MT_RANGE_IN_FILE] = {MT_PLANE_IN_FILE, MT_NO_PLANE},
     [MT_RANGE_FROZEN_WIDE] = {MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO},
+    [MT_RANGE_PACKED] = {MT_PLANE_PACKED, MT_NO_PLANE},
 };
 
 struct mt_range_planes mt_range_planes(enum mt_range_kind range)
@@ -161,6 +165,7 @@ int mt_tensor_read_masters(mt_plane_set *planes, const struct mt_tensor *t, size
 static enum mt_range_kind kind_of(const struct mt_tensor *t)
 {
     return t->trainable  ? MT_RANGE_TRAINED
+           : t->packed   ? MT_RANGE_PACKED
            : !t->is_bf16 ? MT_RANGE_FROZEN_WIDE
            : t->in_file  ? MT_RANGE_IN_FILE
                          : MT_RANGE_FROZEN;
@@ -222,6 +227,7 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     }
     for (int k = 0; k < MT_N_RANGE_KINDS; k++)
         u->n_in_planes[k] = mt_align_up(end[k], MT_RANGE_ALIGN);
+    u->n_in_planes[MT_RANGE_PACKED] = mt_align_up(mt_packing_lay_out(l, u), MT_RANGE_ALIGN);
 }
 
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "base/pool.h"
 #include "hf/safetensors.h"
+#include "model/packing.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 
@@ -56,39 +57,88 @@ static void sum_piece(uint64_t *sums, uint16_t *raw, size_t at, const float *x, 
 
 _Static_assert(PIECE * sizeof(uint16_t) % MT_SUM_BLOCK == 0, "pieces are whole blocks");
 
-/* What a tensor is read with; its sum, where it is wanted. */
+/* A tensor's weights as f32, in order, whatever they are in the file. */
+struct wide_source {
+    struct mt_stored_reader *plain;
+    const struct mt_packed_source *src;
+    struct mt_packed_reader packed; /* where src has a format */
+    const char *dir;
+};
+
+static int read_wide(struct wide_source *s, const struct mt_tensor *t, size_t at, size_t n, float *buf,
+                     struct mt_err *err)
+{
+    int rc = s->src->format ? mt_packed_read_f32(&s->packed, at, n, buf, err)
+                            : mt_stored_read_f32(s->plain, t, at, n, buf, err);
+    size_t bad = rc ? n : first_unfit(buf, n);
+    if (bad < n)
+        return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                       "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38",
+                       s->dir, t->name, (double)buf[bad], at + bad);
+    return rc;
+}
+
+/* What takes a tensor's weights. */
 struct loader {
     struct mt_stored_reader r;
     mt_plane_set *planes;
     const char *dir;
     float *buf;    /* [PIECE] */
     uint16_t *raw; /* [PIECE] */
+    struct mt_packing_cost *cost;
 };
 
-static int read_tensor(struct loader *v, const struct mt_tensor *t, uint64_t *sums, struct mt_err *err)
+static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
 {
-    struct mt_stored_reader *r = &v->r;
-    mt_plane_set *planes = v->planes;
-    const char *dir = v->dir;
-    float *buf = v->buf;
-    for (size_t at = 0; at < t->n; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        int rc = mt_stored_read_f32(r, t, at, n, buf, err);
-        if (rc)
-            return rc;
-        size_t bad = first_unfit(buf, n);
-        if (bad < n)
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                           "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and "
-                           "below 3.39e38",
-                           dir, t->name, (double)buf[bad], at + bad);
-        rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
-        if (rc)
-            return rc;
-        if (sums)
-            sum_piece(sums, v->raw, at, buf, n);
+    struct mt_packer *p;
+    size_t piece = mt_packer_piece(t, PIECE);
+    float *buf = mt_calloc(piece, sizeof(float));
+    int rc = buf ? mt_packer_create(&p, t, l->planes, 0, l->cost, err)
+                 : mt_fail_nomem(err, t->name, piece * sizeof(float));
+    bool made = !rc;
+    for (size_t at = 0; at < t->n && !rc; at += piece) {
+        size_t n = MT_MIN(piece, t->n - at);
+        rc = read_wide(s, t, at, n, buf, err);
+        if (!rc)
+            rc = mt_packer_write(p, buf, n, err);
     }
-    return 0;
+    free(buf);
+    return made ? mt_packer_finish(&p, rc, err) : rc;
+}
+
+static int load_masters(struct loader *l, struct wide_source *s, const struct mt_tensor *t, uint64_t *sums,
+                        struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        rc = read_wide(s, t, at, n, l->buf, err);
+        if (!rc)
+            rc = mt_tensor_write_masters(l->planes, t, at, n, l->buf, err);
+        if (!rc && sums)
+            sum_piece(sums, l->raw, at, l->buf, n);
+    }
+    return rc;
+}
+
+/* sums: of a plain tensor's blocks; NULL: not wanted. */
+static int read_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sums, struct mt_err *err)
+{
+    const struct mt_st_model *st = l->r.st;
+    struct mt_packed_source src = {.codes = NULL};
+    struct wide_source s = {.plain = &l->r, .src = &src, .dir = l->dir};
+    int rc = mt_packed_find(&src, st, l->r.l, t, err);
+    if (rc)
+        return rc;
+    if (t->kind == MT_RANGE_PACKED && src.format)
+        return mt_packed_copy(st, &src, t, l->planes, err);
+    if (src.format)
+        rc = mt_packed_reader_init(&s.packed, st, &src, t, err);
+    if (!rc)
+        rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, sums, err);
+    if (src.format)
+        mt_packed_reader_finish(&s.packed);
+    return rc;
 }
 
 static int load_tensor(struct loader *v, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
@@ -126,11 +176,12 @@ static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model
     if (!used)
         return mt_fail_nomem(err, dir, st->n_tensors);
     for (size_t i = 0; i < l->n_stored; i++)
-        used[mt_stored_find(st, l->stored[i].name) - st->tensors] = true;
+        if (mt_stored_find(st, l->stored[i].name))
+            used[mt_stored_find(st, l->stored[i].name) - st->tensors] = true;
     for (size_t i = 0; i < st->n_tensors && !rc; i++) {
         const char *name = st->tensors[i].name;
         size_t len = strlen(name);
-        if (used[i] || mt_stored_goes_along(l, name) || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
+        if (used[i] || mt_packed_is_piece(name) || mt_stored_goes_along(l, name) || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
             continue;
         if (l->tied && len >= 14 && !strcmp(name + len - 14, "lm_head.weight"))
             mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
@@ -166,25 +217,69 @@ static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
     return mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi);
 }
 
+/* Is it there, plain in the shape that config.json asks for, or packed? */
+static int check_stored(const struct mt_layout *l, const struct mt_st_model *st, const struct mt_stored *s,
+                        const char *dir, struct mt_err *err)
+{
+    const struct mt_st_tensor *plain = mt_stored_find(st, s->name);
+    struct mt_packed_source src;
+    int rc = mt_packed_find(&src, st, l, &l->tensors[l->pieces[s->first_piece]], err);
+    if (rc || src.format)
+        return rc;
+    return plain ? check_shape(s, plain, dir, err) : fail_missing(st, s->name, dir, err);
+}
+
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
                     struct mt_err *err)
 {
     struct mt_st_model st;
     struct loader v;
+    struct mt_packing_cost cost = {.n = 0};
+    char text[2048];
     int rc = mt_st_open_dir(&st, dir, err);
     if (rc)
         return rc;
     rc = start_loader(&v, planes, dir, err);
-    for (size_t i = 0; i < l->n_stored && !rc; i++) {
-        const struct mt_st_tensor *src = mt_stored_find(&st, l->stored[i].name);
-        rc = src ? check_shape(&l->stored[i], src, dir, err) : fail_missing(&st, l->stored[i].name, dir, err);
-    }
+    v.cost = &cost;
+    for (size_t i = 0; i < l->n_stored && !rc; i++)
+        rc = check_stored(l, &st, &l->stored[i], dir, err);
     if (!rc)
         rc = refuse_unexpected(l, &st, dir, err);
     mt_stored_reader_init(&v.r, l, &st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (!is_in_files(planes, &l->tensors[i]))
             rc = load_tensor(&v, &l->tensors[i], sum ? &sum[i] : NULL, err);
+    mt_stored_reader_finish(&v.r);
+    finish_loader(&v);
+    mt_st_close(&st);
+    if (!rc && cost.n)
+        mt_info("packing has cost, in relative L2: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    bool any = false;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= l->tensors[i].kind == MT_RANGE_PACKED;
+    int rc = any ? mt_st_open_dir(&st, dir, err) : 0;
+    if (rc || !any)
+        return rc;
+    rc = start_loader(&v, planes, dir, err);
+    mt_stored_reader_init(&v.r, l, &st);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        struct mt_packed_source src = {.codes = NULL};
+        if (t->kind != MT_RANGE_PACKED)
+            continue;
+        rc = mt_packed_find(&src, &st, l, t, err);
+        if (!rc && !src.format)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed", dir, t->name);
+        if (!rc)
+            rc = mt_packed_copy(&st, &src, t, planes, err);
+    }
     mt_stored_reader_finish(&v.r);
     finish_loader(&v);
     mt_st_close(&st);
@@ -255,29 +350,66 @@ static bool is_in_order(const struct mt_tensor *t)
     return !t->place.paired_rows && t->place.row_step == cols && (cols == 1 || t->place.col_step == 1);
 }
 
-int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, const cJSON *only, struct mt_err *err)
+/* What config.json says of packed files stands where there are none to look at. */
+static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
+}
+
+static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
+                const cJSON *only, struct mt_err *err)
+{
+    struct mt_packed_source src = {.format = st ? MT_PACKED_NONE : believed(l, t)};
+    int rc = st ? mt_packed_find(&src, st, l, t, err) : 0;
+    if (rc)
+        return rc;
+    t->is_bf16 = st ? src.codes && !src.format && src.codes->dtype == MT_ST_BF16
+                    : !src.format && !strcmp(l->cfg.torch_dtype, "bfloat16");
+    if (only && !src.format && !mt_json_get(only, t->name)) /* it may have all bits of f32 by now */
+        t->is_bf16 = false;
+    bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(wanted && mt_packing_takes(l, t, wanted));
+    t->in_base = stands && (!src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name)));
+    t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
+                 (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
+    if (wanted && src.format && src.format != wanted)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
+                       "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);
+    if (src.format && !st)
+        mt_packing_make(t, src.format);
+    else if (src.format) {
+        t->packed = src.format;
+        t->nested = src.nested;
+        t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
+    } else if (wanted && mt_packing_takes(l, t, wanted)) {
+        mt_packing_make(t, wanted);
+    }
+    return 0;
+}
+
+int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
+{
+    for (size_t i = 0; i < l->n_tensors; i++)
+        if (wanted && mt_packing_takes(l, &l->tensors[i], wanted))
+            mt_packing_make(&l->tensors[i], wanted);
+    return wanted ? mt_layout_set_ranges(l, err) : 0;
+}
+
+int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
+                           struct mt_err *err)
 {
     struct mt_st_model st;
     struct mt_err unreadable = {0}; /* told when the weights are loaded */
     bool any = false, read = false;
+    int rc = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
         any |= !l->tensors[i].trainable;
     if (any && dir)
         read = !mt_st_open_dir(&st, dir, &unreadable);
-    for (size_t i = 0; any && i < l->n_tensors; i++) {
-        struct mt_tensor *t = &l->tensors[i];
-        const struct mt_st_tensor *src = read ? mt_stored_find(&st, l->stored[t->place.stored].name) : NULL;
-        if (only && !mt_json_get(only, t->name))
-            continue;
-        t->is_bf16 = src ? src->dtype == MT_ST_BF16 : !read && !strcmp(l->cfg.torch_dtype, "bfloat16");
-        bool stands = !t->trainable && t->is_bf16 && is_in_order(t);
-        t->in_base = stands && (!src || (src->n_elems == t->n && !strcmp(src->name, t->name)));
-        t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
-                     (!src || src->n_elems == l->stored[t->place.stored].n);
-    }
+    for (size_t i = 0; any && i < l->n_tensors && !rc; i++)
+        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, only, err);
     if (read)
         mt_st_close(&st);
-    return any ? mt_layout_set_ranges(l, err) : 0;
+    return rc || !any ? rc : mt_layout_set_ranges(l, err);
 }
 
 /* --- in place ------------------------------------------------------------------------------------ */
@@ -379,13 +511,25 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
                            .std = (float)l->cfg.initializer_range,
                            .constant = strstr(t->name, "norm") ? 1 : 0,
                            .dst = buf};
+    bool packed = t->kind == MT_RANGE_PACKED;
+    size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;
+    struct mt_packer *packer = NULL;
     int rc = 0;
-    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
-        j.n = MT_MIN((size_t)PIECE, t->n - j.at);
-        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
-        rc = mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
+    if (packed) {
+        rc = mt_packer_create(&packer, t, planes, mt_pool_n_threads(pool), NULL, err);
+        j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
+        if (!rc && !j.dst)
+            rc = mt_fail_nomem(err, t->name, piece * sizeof(float));
     }
-    return rc;
+    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
+        j.n = MT_MIN(piece, t->n - j.at);
+        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
+        rc = packed ? mt_packer_write(packer, j.dst, j.n, err)
+                    : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
+    }
+    if (packed)
+        free(j.dst);
+    return packer ? mt_packer_finish(&packer, rc, err) : rc;
 }
 
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,

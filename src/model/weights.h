@@ -8,9 +8,11 @@
 #include "store/planes.h"
 
 /**
- * Fills the planes from DIR's safetensors (BF16, F16, F32), a piece at a time; those in files have their content. Every tensor of
- * the layout must be there with its shape; one that is there and not in the layout is an error, except a
- * tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index. sum: [n_tensors] gets
+ * Fills the weights' planes from DIR's safetensors (BF16, F16, F32; packed as in model/packing.h), a piece at a time.
+ * What is to be packed and is not is packed, and the log says what that cost; what is packed and trained is decoded.
+ * Planes that are in files have their content.
+ * Every tensor of the layout must be there with its shape; one that is there and not in the layout is an error, except
+ * a tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index. sum: [n_tensors] gets
  * what the tensors of the base are known by (in_base; those in files have it from there); NULL: not wanted.
  */
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
@@ -24,15 +26,23 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_file_weights *files, const char *dir,
                          const cJSON *want, uint64_t *sum, struct mt_err *err);
 
+/** Of them, what stays packed alone: of a checkpoint, whose other tensors come from its state. */
+int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
+
 /** Smaller tensors are not worth reading in place: they stay in host memory. */
 enum { MT_IN_FILE_BYTES = 1 << 20 };
 
 /**
- * Finds out which frozen tensors DIR's safetensors hold as bf16, whose masters need no more than hi, and which of them
- * can be read in place; divides the layout into ranges again. Reads headers alone; without any, or with dir NULL,
- * config.json's dtype is believed. only: an object with the names of those that come from the files at all; NULL: all do.
+ * Finds out how DIR's safetensors hold the frozen tensors: as bf16, whose masters need no more than hi, and which of
+ * these can be read in place, or packed; those that are wider and can be are to be packed as `wanted`. Divides the
+ * layout into ranges again. Reads headers and notes alone; without any file, or with dir NULL, config.json is believed.
+ * only: an object with the names of those that come from
+ * the files at all, besides packed ones; NULL: all do. -EINVAL: packed already, in another format.
  */
-int mt_weights_mark_bf16(struct mt_layout *l, const char *dir, const cJSON *only, struct mt_err *err);
+int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
+                           struct mt_err *err);
+/** The same of random weights. */
+int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err);
 
 /**
  * Opens what of the layout is read in place from DIR's files: planes of MT_RANGE_IN_FILE. Weights that are not finite are

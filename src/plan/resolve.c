@@ -15,11 +15,17 @@ enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 
 static const uint64_t GIB = (uint64_t)1 << 30;
 
+/* Random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen. */
+static int mark_stored(struct mt_layout *l, const struct mt_config *c, const char *dir, const cJSON *from_files,
+                       struct mt_err *err)
+{
+    return c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(l, dir, c->model.base_dtype, from_files, err)
+                                            : mt_weights_mark_random(l, c->model.base_dtype, err);
+}
+
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
                     const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err)
 {
-    /* random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen */
-    bool stored = c->model.init == MT_INIT_WEIGHTS && (!from_files || from_files->child);
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
@@ -30,15 +36,15 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
         p.cut.expert_group = (size_t)c->placement.expert_group;
     int rc = mt_layout_create(layout, hf, &p, err);
     *halves = NULL;
-    if (!rc && stored)
-        rc = mt_weights_mark_bf16(*layout, dir, from_files, err);
+    if (!rc)
+        rc = mark_stored(*layout, c, dir, from_files, err);
     if (rc || c->placement.unit != MT_CUT_AUTO)
         return rc;
     size_t group = p.cut.expert_group;
     p.cut = mt_cut_half;
     p.cut.expert_group = group;
     rc = mt_layout_create(halves, hf, &p, err);
-    return rc || !stored ? rc : mt_weights_mark_bf16(*halves, dir, from_files, err);
+    return rc ? rc : mark_stored(*halves, c, dir, from_files, err);
 }
 
 /* --- what there is -------------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ enum mt_plane_kind {
     MT_PLANE_IN_FILE,   /* the same of large tensors that can be read in place from the model's files */
     MT_PLANE_FROZEN_HI, /* of what is frozen and stored wider: as hi */
     MT_PLANE_FROZEN_LO, /* and as lo */
+    MT_PLANE_PACKED,    /* of what is frozen and packed: bytes, as files have them */
     MT_PLANE_STATE,     /* the first of up to MT_MAX_STATES optimizer states */
     MT_PLANE_GRAD = MT_PLANE_STATE + MT_MAX_STATES,
     MT_N_PLANES,
@@ -39,6 +40,7 @@ enum mt_range_kind {
     MT_RANGE_FROZEN,      /* stored as bf16 */
     MT_RANGE_IN_FILE,     /* stored as bf16, large, and in the model's files as in the plane */
     MT_RANGE_FROZEN_WIDE, /* stored as f16 or f32: kept as the two halves of an FP32 master */
+    MT_RANGE_PACKED,      /* kept in a packed format (base/packed.h): its plane has bytes, not elements */
     MT_N_RANGE_KINDS,
 };
 

@@ -21,7 +21,7 @@ static float scale_of(const struct mt_decode *a, size_t row, size_t col)
     if (!a->nested_scales)
         return f[i / 64];
     volatile float product = a->nested_map[b[i / 64]] * a->nested_scales[i / 64 / 256];
-    return product + a->nested_offset;
+    return product + *a->nested_offset;
 }
 
 static float code_of(const struct mt_decode *a, size_t i)
@@ -82,6 +82,7 @@ static void check(struct harness *h, const char *what, const struct mt_decode *a
         size_t blocks = mt_div_up(n, 64);
         d.nested_scales = upload(h, a->nested_scales, mt_div_up(blocks, 256) * 4);
         d.nested_map = upload(h, a->nested_map, 256 * 4);
+        d.nested_offset = upload(h, a->nested_offset, 4);
     }
     d.out = out->p;
     RUN(h, mt_op_decode, &d);
@@ -111,12 +112,13 @@ static void nf4_case(struct harness *h, size_t rows, size_t cols, bool nested)
     size_t blocks = mt_div_up(rows * cols, 64);
     uint8_t *codes = some_bytes(rows * cols / 2 + 1), *bytes = some_bytes(blocks);
     float *scales = some_scales(nested ? mt_div_up(blocks, 256) : blocks, 0.03f), *map = some_scales(256, 1);
+    static const float offset = 0.0171f;
     struct mt_decode a = {.rows = rows, .cols = cols, .dtype = h->dtype, .format = MT_PACKED_NF4, .codes = codes};
     a.scales = nested ? (void *)bytes : (void *)scales;
     if (nested) {
         a.nested_scales = scales;
         a.nested_map = map;
-        a.nested_offset = 0.0171f;
+        a.nested_offset = &offset;
     }
     check(h, nested ? "nested nf4" : "nf4", &a, nested ? blocks : blocks * 4);
     free(codes);

@@ -122,7 +122,7 @@ MT_HOT_PART float nf4_scale(const struct mt_decode *a, size_t block)
     if (!a->nested_scales)
         return ((const float *)a->scales)[block];
     float s = a->nested_map[((const uint8_t *)a->scales)[block]] * a->nested_scales[block / MT_NF4_NESTED];
-    return s + a->nested_offset;
+    return s + *a->nested_offset;
 }
 
 MT_HOT_PART void decode_nf4(const struct mt_decode *a, size_t first, size_t end, bool bf16)

@@ -8,7 +8,7 @@ static const char *check(const void *args)
     MT_OP_NEED(a->format > MT_PACKED_NONE && a->format < MT_N_PACKED);
     MT_OP_NEED(aligned(a->codes) && a->scales && aligned(a->out));
     MT_OP_NEED(a->format != MT_PACKED_MXFP4 || a->rows * a->cols % MT_MXFP4_BLOCK == 0);
-    MT_OP_NEED(!a->nested_scales == !a->nested_map);
+    MT_OP_NEED(!a->nested_scales == !a->nested_map && !a->nested_scales == !a->nested_offset);
     MT_OP_NEED(!a->nested_scales || a->format == MT_PACKED_NF4);
     return NULL;
 }
@@ -50,6 +50,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     if (nested) {
         a.nested_scales = words(x, mt_div_up(blocks, MT_NF4_NESTED) * sizeof(float));
         a.nested_map = words(x, 256 * sizeof(float));
+        a.nested_offset = words(x, sizeof(float));
     }
     a.scales = words(x, scale_bytes(&a));
     a.out = mt_example_write(x, shape->dtype, rows * cols);

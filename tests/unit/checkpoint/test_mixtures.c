@@ -174,7 +174,8 @@ static void a_checkpoint_has_the_release_s_tensors_and_comes_back(void **state)
         for (int f32 = 0; f32 < 2; f32++) {
             struct mt_err err = {0};
             snprintf(to, sizeof(to), "%s/export-%d", r.dir, f32);
-            if (mt_checkpoint_export(r.checkpoint, to, f32, 5000, &err))
+            struct mt_export e = {.from = r.checkpoint, .to = to, .f32 = f32, .shard_bytes = 5000};
+            if (mt_checkpoint_export(&e, &err))
                 fail_msg("%s", err.msg);
             check_folder(&r, to, f32);
         }
@@ -223,7 +224,8 @@ static void what_predicts_further_tokens_is_copied(void **state)
     write_extra(&r);
     save(&r);
     snprintf(path, sizeof(path), "%s/export", r.dir);
-    assert_int_equal(mt_checkpoint_export(r.checkpoint, path, true, 5000, NULL), 0);
+    struct mt_export e = {.from = r.checkpoint, .to = path, .f32 = true, .shard_bytes = 5000};
+    assert_int_equal(mt_checkpoint_export(&e, NULL), 0);
     assert_int_equal(mt_st_open_dir(&from, r.model, NULL), 0);
     for (int exported = 0; exported < 2; exported++) {
         assert_int_equal(mt_st_open_dir(&to, exported ? path : r.checkpoint, NULL), 0);

@@ -151,7 +151,17 @@ static void what_is_not_built_is_refused_by_name(void **state)
         take(text);
     }
     refuse(LLAMA ", \"quantization_config\": {\"quant_method\": \"awq\"}", "awq");
-    refuse(LLAMA ", \"quantization_config\": 3", "unknown method");
+    refuse(LLAMA ", \"quantization_config\": 3", "no quant_method");
+#define QUANT(method, more) LLAMA ", \"quantization_config\": {\"quant_method\": \"" method "\"" more "}"
+    refuse(QUANT("gptq", ""), "gptq");
+    refuse(QUANT("compressed-tensors", ""), "compressed-tensors");
+    refuse(QUANT("modelopt", ""), "modelopt");
+    refuse(QUANT("fp8", ", \"activation_scheme\": \"static\""), "a whole tensor");
+    refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "other than 128x128");
+    refuse(QUANT("bitsandbytes", ", \"load_in_8bit\": true"), "int8");
+    refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"fp4\""), "fp4");
+    refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
+                 "\"bnb_4bit_quant_storage\": \"bfloat16\""), "uint8");
     refuse(LLAMA ", \"attention_dropout\": 0.1", "attention_dropout");
     refuse(LLAMA ", \"pretraining_tp\": 2", "pretraining_tp");
     refuse(LLAMA ", \"is_encoder_decoder\": true", "is_encoder_decoder");

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/packed_model.h"
+
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "base/units.h"
+#include "hw/hw.h"
+#include "model/ranges.h"
+#include "model/weights.h"
+
+static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
+{
+    struct mt_hw_memory hw;
+    char want[32], have[32];
+    size_t bytes = mt_plane_set_bytes(p);
+    int rc = mt_hw_memory(&hw, "", err);
+    if (!rc && bytes > MT_MIN(hw.available, hw.cgroup_free))
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "packing takes %s of host memory, %s are free",
+                     mt_format_bytes(want, sizeof(want), bytes),
+                     mt_format_bytes(have, sizeof(have), MT_MIN(hw.available, hw.cgroup_free)));
+    return rc;
+}
+
+int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, struct mt_err *err)
+{
+    static const char *const layers[] = {"model.layers.*"};
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    *m = (struct mt_packed_model){.layout = NULL};
+    int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
+    if (!rc)
+        rc = mt_layout_create(&m->layout, cfg,
+                              &(struct mt_layout_params){.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer}, err);
+    if (!rc)
+        rc = mt_weights_mark_stored(m->layout, dir, format, NULL, err);
+    if (!rc)
+        rc = mt_layout_plane_params(&m->params, m->layout, NULL, MT_BF16, err);
+    if (!rc)
+        rc = check_memory(&m->params, err);
+    if (!rc)
+        rc = mt_plane_set_create(&m->planes, &m->params, err);
+    if (!rc)
+        rc = mt_weights_load(m->layout, m->planes, dir, NULL, err);
+    free(cfg);
+    return rc;
+}
+
+void mt_packed_model_finish(struct mt_packed_model *m)
+{
+    mt_plane_set_destroy(&m->planes);
+    mt_layout_destroy(&m->layout);
+    free(m->params.elems);
+    *m = (struct mt_packed_model){.layout = NULL};
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CHECKPOINT_PACKED_MODEL_H
+#define MT_CHECKPOINT_PACKED_MODEL_H
+
+#include "model/layout.h"
+#include "store/planes.h"
+
+/** A whole model in host memory, the matrices of its layers packed. */
+struct mt_packed_model {
+    struct mt_layout *layout;
+    mt_plane_set *planes;
+    struct mt_plane_set_params params;
+};
+/** -ENOMEM (MT_ERR_NO_FIT): it does not fit. Finish it in any case. */
+int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, struct mt_err *err);
+void mt_packed_model_finish(struct mt_packed_model *m);
+
+#endif

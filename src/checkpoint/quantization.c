@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "checkpoint/quantization.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "model/packing.h"
+
+/* Matrices that readers would take for packed ones. */
+static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
+{
+    cJSON *list = cJSON_CreateArray();
+    cJSON_AddItemToArray(list, cJSON_CreateString("lm_head"));
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        char name[sizeof(t->name)];
+        if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->kind == MT_RANGE_PACKED)
+            continue;
+        snprintf(name, sizeof(name), "%s", t->name);
+        char *end = strstr(name, ".weight");
+        if (end)
+            *end = 0;
+        if (f != MT_PACKED_MXFP4 || mt_packing_takes(l, t, f))
+            cJSON_AddItemToArray(list, cJSON_CreateString(name));
+    }
+    return list;
+}
+
+static void describe_nf4(cJSON *o, const struct mt_tensor *t)
+{
+    cJSON_AddBoolToObject(o, "load_in_4bit", true);
+    cJSON_AddBoolToObject(o, "load_in_8bit", false);
+    cJSON_AddStringToObject(o, "bnb_4bit_quant_type", "nf4");
+    cJSON_AddBoolToObject(o, "bnb_4bit_use_double_quant", t->nested);
+    cJSON_AddStringToObject(o, "bnb_4bit_compute_dtype", "bfloat16");
+    cJSON_AddStringToObject(o, "bnb_4bit_quant_storage", "uint8");
+}
+
+static void describe_fp8(cJSON *o)
+{
+    const int block[] = {MT_FP8_BLOCK, MT_FP8_BLOCK};
+    cJSON_AddStringToObject(o, "fmt", "e4m3");
+    cJSON_AddStringToObject(o, "activation_scheme", "dynamic");
+    cJSON_AddItemToObject(o, "weight_block_size", cJSON_CreateIntArray(block, 2));
+}
+
+int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
+{
+    static const char *const methods[] = {"", "bitsandbytes", "mxfp4", "fp8"};
+    const struct mt_tensor *packed = NULL;
+    bool all = true;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        packed = t->kind == MT_RANGE_PACKED ? t : packed;
+        all &= t->kind == MT_RANGE_PACKED || !mt_packing_takes(l, t, l->cfg.packed);
+    }
+    *out = NULL;
+    if (packed && all && l->cfg.packed == packed->packed)
+        return 0;
+    if (!packed) {
+        *out = strdup("");
+        return *out ? 0 : mt_fail_nomem(err, "quantization_config", 1);
+    }
+    mt_json_begin();
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "quant_method", methods[packed->packed]);
+    if (packed->packed == MT_PACKED_NF4)
+        describe_nf4(o, packed);
+    else if (packed->packed == MT_PACKED_FP8)
+        describe_fp8(o);
+    cJSON_AddItemToObject(o, packed->packed == MT_PACKED_NF4 ? "llm_int8_skip_modules" : "modules_to_not_convert",
+                          plain_modules(l, packed->packed));
+    *out = mt_json_print(o, false);
+    cJSON_Delete(o);
+    return *out && mt_json_complete() ? 0 : mt_fail_nomem(err, "quantization_config", 0);
+}
+
+/* The first character after the JSON value at p. */
+static const char *end_of_value(const char *p)
+{
+    int depth = 0;
+    bool text = false;
+    for (; *p; p++) {
+        if (text && *p == '\\' && p[1])
+            p++;
+        else if (*p == '"')
+            text = !text;
+        else if (!text && (*p == '{' || *p == '['))
+            depth++;
+        else if (!text && (*p == '}' || *p == ']') && depth-- == 0)
+            return p;
+        else if (!text && *p == ',' && !depth)
+            return p;
+    }
+    return p;
+}
+
+static char *replace(const char *text, const char *from, const char *to, const char *with)
+{
+    char *out;
+    return asprintf(&out, "%.*s%s%s", (int)(from - text), text, with, to) < 0 ? NULL : out;
+}
+
+/* A key of the outermost object; its comma goes with it. */
+static char *edit_key(const char *config, const char *key, const char *value)
+{
+    char *pair;
+    const char *colon = strchr(key, ':'), *end = end_of_value(colon + 1), *from = key;
+    if (!*value && *end == ',') {
+        end += 1 + strspn(end + 1, " \t\r\n");
+    } else if (!*value) {
+        while (from > config && strchr(" \t\r\n,", from[-1]))
+            from--;
+    }
+    if (asprintf(&pair, *value ? "\"quantization_config\": %s" : "%s", value) < 0)
+        return NULL;
+    char *out = replace(config, from, end, pair);
+    free(pair);
+    return out;
+}
+
+char *mt_quantization_edit(const char *config, const char *value)
+{
+    const char *key = strstr(config, "\"quantization_config\""), *last = strrchr(config, '}');
+    char *pair;
+    if (!value || (!key && !*value) || !last)
+        return strdup(config);
+    if (key)
+        return edit_key(config, key, value);
+    while (last > config && strchr(" \t\r\n", last[-1]))
+        last--;
+    if (asprintf(&pair, "%s\n  \"quantization_config\": %s", last > config && last[-1] != '{' ? "," : "", value) < 0)
+        return NULL;
+    char *out = replace(config, last, last, pair);
+    free(pair);
+    return out;
+}

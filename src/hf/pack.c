@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "hf/pack.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { RUN = MT_NF4_BLOCK * MT_NF4_NESTED }; /* elements */
+
+size_t mt_pack_n_jobs(enum mt_packed f, size_t rows, size_t cols)
+{
+    return f == MT_PACKED_FP8 ? mt_packed_n_scales(f, rows, cols) : mt_div_up(rows * cols, RUN);
+}
+
+static float largest(const float *w, size_t n)
+{
+    float most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = fabsf(w[i]) > most ? fabsf(w[i]) : most;
+    return most;
+}
+
+static void put_nibble(uint8_t *codes, size_t i, unsigned code, bool high_first)
+{
+    uint8_t *c = &codes[i / 2];
+    bool high = high_first == (i % 2 == 0);
+    *c = (uint8_t)(high ? (*c & 15) | code << 4 : (*c & 0xf0) | code);
+}
+
+/* Of n ascending bounds, those that are below x. */
+static unsigned count_below(const float *bound, int n, float x)
+{
+    unsigned at = 0;
+    for (int k = 0; k < n; k++)
+        at += x > bound[k];
+    return at;
+}
+
+static float clamp1(float x)
+{
+    return x < -1 ? -1 : x > 1 ? 1 : x;
+}
+
+/* The last block, where it is not whole, is divided, others are multiplied with the reciprocal: as bitsandbytes. */
+static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
+{
+    float bound[15], most = largest(w, n), inverse = 1.0f / (most < 1e-38f ? 1e-38f : most);
+    for (int k = 0; k < 15; k++)
+        bound[k] = (mt_nf4_values[k] + mt_nf4_values[k + 1]) / 2;
+    if (n < MT_NF4_BLOCK && most < 1e-38f)
+        most = 1e-38f;
+    for (size_t i = 0; i < n; i++)
+        put_nibble(codes, i, count_below(bound, 15, clamp1(n < MT_NF4_BLOCK ? w[i] / most : w[i] * inverse)), true);
+    if (n % 2)
+        put_nibble(codes, n, 7, true); /* bitsandbytes fills up with a zero */
+    *scale = most;
+}
+
+/* Nearest, halves away from zero; beyond the largest, the largest. */
+static unsigned e2m1(float x)
+{
+    static const float half_way[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
+    unsigned at = 0;
+    for (int k = 0; k < 7; k++)
+        at += fabsf(x) >= half_way[k];
+    return at | (signbit(x) ? 8u : 0);
+}
+
+static void mxfp4_block(const float *w, uint8_t *codes, float *scale)
+{
+    float inverse;
+    uint32_t bits = (mt_f32_bits(largest(w, MT_MXFP4_BLOCK) / 6.0f) + 0x7fffffu) & 0x7f800000u;
+    *scale = mt_f32_from_bits(bits);
+    inverse = bits ? 1.0f / *scale : 0;
+    for (size_t i = 0; i < MT_MXFP4_BLOCK; i++)
+        put_nibble(codes, i, e2m1(w[i] * inverse), false);
+    if (!bits)
+        *scale = 0x1p-127f; /* of byte 0 */
+}
+
+/* To nearest even; |x| <= 448. */
+static uint8_t e4m3(float x)
+{
+    uint32_t u = mt_f32_bits(x), sign = u >> 24 & 0x80u, mag = u & 0x7fffffffu;
+    if (mag < (121u << 23)) /* below 2^-6 codes are multiples of 2^-9: the sum rounds so */
+        return (uint8_t)(sign | (mt_f32_bits(mt_f32_from_bits(mag) + 0x1p14f) & 0xf));
+    uint32_t even = mag + 0x7ffffu + (mag >> 20 & 1);
+    return (uint8_t)(sign | ((even >> 20) - (120u << 3)));
+}
+
+static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
+{
+    size_t per_row = mt_div_up(cols, MT_FP8_BLOCK), row = i / per_row * MT_FP8_BLOCK, col = i % per_row * MT_FP8_BLOCK;
+    size_t end = MT_MIN(rows, row + MT_FP8_BLOCK), n = MT_MIN(cols - col, (size_t)MT_FP8_BLOCK);
+    float most = 0, up;
+    for (size_t r = row; r < end; r++) {
+        float m = largest(w + r * cols + col, n);
+        most = m > most ? m : most;
+    }
+    up = most > 0 ? 1.0f / most * 448.0f : 1; /* torch divides a number by a tensor so */
+    scales[i] = 1.0f / up;
+    for (size_t r = row; r < end; r++)
+        for (size_t c = r * cols + col; c < r * cols + col + n; c++) {
+            float x = w[c] * up;
+            codes[c] = e4m3(x < -448 ? -448 : x > 448 ? 448 : x);
+        }
+}
+
+void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales)
+{
+    size_t n = rows * cols, end = MT_MIN(n, (i + 1) * RUN);
+    if (f == MT_PACKED_FP8) {
+        fp8_block(rows, cols, w, i, codes, scales);
+        return;
+    }
+    size_t block = f == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK;
+    for (size_t at = i * RUN; at < end; at += block) {
+        if (f == MT_PACKED_NF4)
+            nf4_block(w + at, MT_MIN(block, n - at), codes + at / 2, &scales[at / block]);
+        else
+            mxfp4_block(w + at, codes + at / 2, &scales[at / block]);
+    }
+}
+
+/* torch.linspace(0.1, 1, items + 1)[k]: counted from the nearer end, one rounding. */
+static float border(float step, int k, int items)
+{
+    return k < (items + 1) / 2 ? fmaf(step, (float)k, 0.1f) : fmaf(-step, (float)(items - k), 1);
+}
+
+/* Exponents from 10^-6 to 1, of each twice as many fractions as of the one before. */
+void mt_pack_nested_map(float map[256])
+{
+    int n = 0;
+    map[n++] = 0;
+    map[n++] = 1;
+    for (int e = 0; e < 7; e++) {
+        int items = 1 << e;
+        float step = 0.9f / (float)items;
+        for (int k = 0; k < items; k++) {
+            float mean = (border(step, k, items) + border(step, k + 1, items)) / 2;
+            float v = (float)pow(10, e - 6) * mean;
+            map[n++] = v;
+            map[n++] = -v;
+        }
+    }
+    for (int i = 1; i < n; i++)
+        for (int k = i; k > 0 && map[k] < map[k - 1]; k--) {
+            float t = map[k];
+            map[k] = map[k - 1];
+            map[k - 1] = t;
+        }
+}
+
+void mt_pack_nest(const float *scales, size_t n, const float map[256], uint8_t *bytes, float *nested, float *offset)
+{
+    double sum = 0;
+    float bound[255];
+    for (size_t i = 0; i < n; i++)
+        sum += (double)scales[i];
+    *offset = n ? (float)(sum / (double)n) : 0;
+    for (int k = 0; k < 255; k++)
+        bound[k] = (map[k] + map[k + 1]) / 2;
+    for (size_t at = 0; at < n; at += MT_NF4_NESTED) {
+        size_t end = MT_MIN(n, at + MT_NF4_NESTED);
+        bool whole = end - at == MT_NF4_NESTED;
+        float most = 0;
+        for (size_t i = at; i < end; i++) {
+            float m = fabsf(scales[i] - *offset);
+            most = m > most ? m : most;
+        }
+        if (!whole && most < 1e-38f)
+            most = 1e-38f;
+        float inverse = 1.0f / (most < 1e-38f ? 1e-38f : most);
+        for (size_t i = at; i < end; i++) {
+            float x = scales[i] - *offset;
+            bytes[i] = (uint8_t)count_below(bound, 255, clamp1(whole ? x * inverse : x / most));
+        }
+        nested[at / MT_NF4_NESTED] = most;
+    }
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/packing.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum { ALIGN = 64, LANDING_ALIGN = 256 };
+
+/* Offsets in the unit's packed plane. */
+struct places {
+    size_t codes, code_bytes, scales, n_scales, nested, n_nested, map, offset, values, note, end;
+};
+
+static size_t rows_of(const struct mt_tensor *t)
+{
+    return (size_t)t->shape[0];
+}
+
+static size_t cols_of(const struct mt_tensor *t)
+{
+    return (size_t)t->shape[1];
+}
+
+static bool has_byte_scales(const struct mt_tensor *t)
+{
+    return t->packed == MT_PACKED_MXFP4 || t->nested;
+}
+
+static size_t take(size_t *at, size_t bytes)
+{
+    size_t first = *at;
+    *at = mt_align_up(first + bytes, 16);
+    return first;
+}
+
+static struct places places_of(const struct mt_tensor *t)
+{
+    size_t at = t->aux;
+    struct places p = {.codes = t->at,
+                       .code_bytes = mt_packed_code_bytes(t->packed, rows_of(t), cols_of(t)),
+                       .n_scales = mt_packed_n_scales(t->packed, rows_of(t), cols_of(t))};
+    p.scales = take(&at, p.n_scales * (has_byte_scales(t) ? 1 : sizeof(float)));
+    if (t->nested) {
+        p.n_nested = mt_div_up(p.n_scales, MT_NF4_NESTED);
+        p.nested = take(&at, p.n_nested * sizeof(float));
+        p.map = take(&at, 256 * sizeof(float));
+        p.offset = take(&at, sizeof(float));
+    }
+    if (t->packed == MT_PACKED_NF4) {
+        p.values = take(&at, 16 * sizeof(float));
+        p.note = take(&at, t->note_bytes);
+    }
+    p.end = at;
+    return p;
+}
+
+size_t mt_packing_lay_out(struct mt_layout *l, struct mt_unit *u)
+{
+    size_t at = 0;
+    for (int aux = 0; aux < 2; aux++)
+        for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+            struct mt_tensor *t = &l->tensors[i];
+            if (t->kind != MT_RANGE_PACKED)
+                continue;
+            *(aux ? &t->aux : &t->at) = at;
+            struct places p = places_of(t);
+            at = mt_align_up(aux ? p.end : at + p.code_bytes, ALIGN);
+        }
+    return at;
+}
+
+static struct mt_packed_piece make_piece(const struct mt_tensor *t, const char *suffix, enum mt_st_dtype dtype,
+                                         size_t at, int n_dims, size_t a, size_t b, size_t c)
+{
+    struct mt_packed_piece p = {.dtype = dtype, .n_dims = n_dims, .at = at};
+    const size_t dims[] = {a, b, c};
+    p.bytes = mt_st_dtype_size(dtype);
+    for (int i = 0; i < n_dims; i++) {
+        p.shape[i] = (int64_t)dims[i];
+        p.bytes *= dims[i];
+    }
+    snprintf(p.name, sizeof(p.name), "%s%s", t->name, suffix);
+    return p;
+}
+
+int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_tensor *t)
+{
+    struct places p = places_of(t);
+    size_t rows = rows_of(t), cols = cols_of(t);
+    int n = 0;
+    switch (t->packed) {
+    case MT_PACKED_FP8:
+        piece[n++] = make_piece(t, "", MT_ST_F8_E4M3, p.codes, 2, rows, cols, 0);
+        piece[n++] = make_piece(t, "_scale_inv", MT_ST_F32, p.scales, 2, mt_div_up(rows, MT_FP8_BLOCK),
+                                mt_div_up(cols, MT_FP8_BLOCK), 0);
+        break;
+    case MT_PACKED_MXFP4:
+        piece[n++] = make_piece(t, "_blocks", MT_ST_U8, p.codes, 3, rows, cols / MT_MXFP4_BLOCK, MT_MXFP4_BLOCK / 2);
+        piece[n++] = make_piece(t, "_scales", MT_ST_U8, p.scales, 2, rows, cols / MT_MXFP4_BLOCK, 0);
+        break;
+    default:
+        piece[n++] = make_piece(t, "", MT_ST_U8, p.codes, 2, p.code_bytes, 1, 0);
+        piece[n++] = make_piece(t, ".absmax", t->nested ? MT_ST_U8 : MT_ST_F32, p.scales, 1, p.n_scales, 0, 0);
+        if (t->nested) {
+            piece[n++] = make_piece(t, ".nested_absmax", MT_ST_F32, p.nested, 1, p.n_nested, 0, 0);
+            piece[n++] = make_piece(t, ".nested_quant_map", MT_ST_F32, p.map, 1, 256, 0, 0);
+        }
+        piece[n++] = make_piece(t, ".quant_map", MT_ST_F32, p.values, 1, 16, 0, 0);
+        piece[n++] = make_piece(t, ".quant_state.bitsandbytes__nf4", MT_ST_U8, p.note, 1, t->note_bytes, 0, 0);
+    }
+    return n;
+}
+
+size_t mt_packed_offset_at(const struct mt_tensor *t)
+{
+    return places_of(t).offset;
+}
+
+bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    const struct mt_stored *s = &l->stored[t->place.stored];
+    return !s->fused && !t->place.paired_rows && s->n == t->n;
+}
+
+bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f)
+{
+    static const char *const routers[] = {".gate.weight", "shared_expert_gate.weight", "router.weight"};
+    size_t n = strlen(t->name);
+    if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || !mt_packing_lies_alone(l, t))
+        return false;
+    for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
+        if (n >= strlen(routers[i]) && !strcmp(t->name + n - strlen(routers[i]), routers[i]))
+            return false;
+    return f != MT_PACKED_MXFP4 || t->shape[1] % MT_MXFP4_BLOCK == 0;
+}
+
+/* --- on the device --------------------------------------------------------------------------------- */
+
+/* Elements of a packed tensor that can be decoded apart from the rest. */
+static size_t granule(const struct mt_tensor *t)
+{
+    return t->packed == MT_PACKED_FP8 ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
+}
+
+size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit)
+{
+    const struct mt_unit *u = &l->units[unit];
+    size_t end = 0;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
+        if (l->ranges[i].kind != MT_RANGE_PACKED)
+            end = l->ranges[i].first + l->ranges[i].n;
+    return end;
+}
+
+/*
+ * The landing begins no sooner than what is loaded to its own place ends, and so late that each tensor's last piece
+ * ends before its own codes and before what comes behind all codes: outputs grow faster than codes, so that earlier
+ * pieces have more space.
+ */
+size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    const struct mt_unit *u = &l->units[unit];
+    size_t size = mt_dtype_size(dtype), plane = u->n_in_planes[MT_RANGE_PACKED], all = u->n_elems * size;
+    size_t landing = mt_unit_plain_end(l, unit);
+    landing = (dtype == MT_F32 ? mt_align_up(landing, MT_JOIN_BLOCK) : landing) * size;
+    if (!plane)
+        return all;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->kind != MT_RANGE_PACKED)
+            continue;
+        size_t last = (t->n - 1) / granule(t) * granule(t), end = (t->first + t->n) * size;
+        size_t codes = t->at + (t->packed == MT_PACKED_FP8 ? last : last / 2);
+        landing = MT_MAX(landing, end - MT_MIN(end, MT_MIN(codes, t->aux)));
+        if (last) { /* the piece before it, which is a whole granule */
+            size_t before = last - granule(t), border = (t->first + last) * size;
+            codes = t->at + (t->packed == MT_PACKED_FP8 ? before : before / 2);
+            landing = MT_MAX(landing, border - MT_MIN(border, codes));
+        }
+    }
+    return mt_align_up(MT_MAX(landing, all - MT_MIN(all, plane)), LANDING_ALIGN);
+}
+
+size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    return mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED];
+}
+
+/* Elements [first, ...) that fit before their own codes, in whole granules. */
+static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, size_t landing)
+{
+    size_t codes = landing + t->at + (t->packed == MT_PACKED_FP8 ? first : first / 2), out = (t->first + first) * size;
+    size_t n = codes > out ? (codes - out) / size / granule(t) * granule(t) : 0;
+    size_t last = (t->n - 1) / granule(t) * granule(t);
+    if (first >= last) /* the tensor's end, which is a granule or less */
+        return t->n - first;
+    return MT_MIN(n, last - first);
+}
+
+static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype, char *slot, size_t landing,
+                                  size_t first, size_t n)
+{
+    struct places p = places_of(t);
+    char *plane = slot + landing;
+    bool fp8 = t->packed == MT_PACKED_FP8;
+    size_t cols = cols_of(t), row = first / cols;
+    size_t block = first / (t->packed == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK);
+    size_t scale = fp8 ? row / MT_FP8_BLOCK * mt_div_up(cols, MT_FP8_BLOCK) : block;
+    struct mt_decode a = {
+        .rows = fp8 ? n / cols : 1,
+        .cols = fp8 ? cols : n,
+        .dtype = dtype,
+        .format = t->packed,
+        .codes = (const uint8_t *)plane + p.codes + (fp8 ? first : first / 2),
+        .scales = plane + p.scales + scale * (has_byte_scales(t) ? 1 : sizeof(float)),
+        .out = slot + (t->first + first) * mt_dtype_size(dtype),
+    };
+    if (t->nested) {
+        a.nested_scales = (const float *)(plane + p.nested) + block / MT_NF4_NESTED;
+        a.nested_map = (const float *)(plane + p.map);
+        a.nested_offset = (const float *)(plane + p.offset);
+    }
+    return a;
+}
+
+int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
+                   struct mt_err *err)
+{
+    const struct mt_unit *u = &l->units[unit];
+    size_t landing = mt_unit_landing(l, unit, dtype);
+    int rc = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        for (size_t at = 0; t->kind == MT_RANGE_PACKED && at < t->n && !rc;) {
+            size_t n = piece_at(t, at, mt_dtype_size(dtype), landing);
+            struct mt_decode a = decode_of(t, dtype, slot, landing, at, n);
+            if (!n)
+                return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "tensor \"%s\" would be decoded over its own codes", t->name);
+            rc = mt_op_decode(dev, &a, err);
+            at += n;
+        }
+    }
+    return rc;
+}

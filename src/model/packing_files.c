@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed tensors of files: finding, copying, reading as f32; and packing what comes as f32. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "hf/pack.h"
+#include "model/packing.h"
+#include "model/ranges.h"
+#include "model/stored.h"
+
+enum { NOTE_MAX = 4096, NOTE_MADE = 256, PIECE = 1 << 20 };
+
+static const char *const suffixes[] = {
+    "_scale_inv",     "_blocks",           "_scales",
+    ".absmax",        ".nested_absmax",    ".nested_quant_map",
+    ".quant_map",     ".quant_state.bitsandbytes__nf4",
+};
+
+bool mt_packed_is_piece(const char *name)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; i < MT_ARRAY_LEN(suffixes); i++) {
+        size_t k = strlen(suffixes[i]);
+        if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
+            return true;
+    }
+    return false;
+}
+
+static const struct mt_st_tensor *beside(const struct mt_st_model *st, const char *name, const char *suffix)
+{
+    char other[320];
+    snprintf(other, sizeof(other), "%.250s%s", name, suffix);
+    return mt_st_find(st, other);
+}
+
+static int bad(struct mt_err *err, const struct mt_st_model *st, const struct mt_st_tensor *t, const char *why)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" %s", st->files[t->file].path, t->name, why);
+}
+
+static bool is_like(const struct mt_st_tensor *t, enum mt_st_dtype dtype, size_t n)
+{
+    return t && t->dtype == dtype && t->n_elems == n;
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
+}
+
+/* What bitsandbytes notes beside the tensors: block sizes, shape, the nested scales' offset. */
+int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
+                          float *offset, struct mt_err *err)
+{
+    char text[NOTE_MAX + 1];
+    cJSON *o = NULL;
+    int rc = mt_st_read_raw(st, s->note, 0, s->note->n_bytes, text, err);
+    if (!rc)
+        rc = mt_json_parse(&o, text, s->note->n_bytes, s->note->name, MT_ERR_INPUT, err);
+    if (rc)
+        return rc;
+    const cJSON *shape = mt_json_get(o, "shape"), *type = mt_json_get(o, "quant_type");
+    bool same = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) == 2;
+    for (int i = 0; i < 2 && same; i++)
+        same = cJSON_GetArrayItem(shape, i)->valuedouble == (double)t->shape[i];
+    if (!cJSON_IsString(type) || strcmp(type->valuestring, "nf4"))
+        rc = bad(err, st, s->note, "is not of NF4");
+    else if (!same)
+        rc = bad(err, st, s->note, "has another shape than config.json asks for");
+    else if (number(o, "blocksize") != MT_NF4_BLOCK || (s->nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
+        rc = bad(err, st, s->note, "has other blocks than 64 weights, and 256 scales where these are packed, too");
+    else if (s->nested && !isfinite(number(o, "nested_offset")))
+        rc = bad(err, st, s->note, "has no nested_offset");
+    *offset = s->nested && !rc ? (float)number(o, "nested_offset") : 0;
+    cJSON_Delete(o);
+    return rc;
+}
+
+static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                    struct mt_err *err)
+{
+    const char *name = s->codes->name;
+    const struct mt_st_tensor *values = beside(st, name, ".quant_map");
+    size_t scales = mt_packed_n_scales(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]);
+    float have[16], offset;
+    s->note = beside(st, name, ".quant_state.bitsandbytes__nf4");
+    s->scales = beside(st, name, ".absmax");
+    s->nested_scales = beside(st, name, ".nested_absmax");
+    s->nested_map = beside(st, name, ".nested_quant_map");
+    s->nested = s->nested_scales || s->nested_map;
+    if (!s->note || !s->scales)
+        return bad(err, st, s->codes, "is packed in a way that is not supported (bitsandbytes' NF4 in uint8 is)");
+    if (s->note->dtype != MT_ST_U8 || s->note->n_bytes > NOTE_MAX)
+        return bad(err, st, s->note, "is no note of bitsandbytes");
+    if (s->codes->n_elems != mt_packed_code_bytes(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]))
+        return bad(err, st, s->codes, "has another size than config.json asks for");
+    if (!is_like(s->scales, s->nested ? MT_ST_U8 : MT_ST_F32, scales))
+        return bad(err, st, s->scales, "does not have a scale for 64 weights");
+    if (s->nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
+                      !is_like(s->nested_map, MT_ST_F32, 256)))
+        return bad(err, st, s->codes, "has nested scales of the wrong size");
+    if (!is_like(values, MT_ST_F32, 16))
+        return bad(err, st, s->codes, "has no quant_map of 16 values");
+    int rc = mt_st_read_f32(st, values, 0, 16, have, err);
+    if (!rc && memcmp(have, mt_nf4_values, sizeof(have)))
+        rc = bad(err, st, values, "holds other values than NF4's");
+    return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
+}
+
+static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                    struct mt_err *err)
+{
+    s->scales = beside(st, s->codes->name, "_scale_inv");
+    if (!s->scales)
+        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 are supported");
+    if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    if (!is_like(s->scales, MT_ST_F32, mt_packed_n_scales(MT_PACKED_FP8, (size_t)t->shape[0], (size_t)t->shape[1])) ||
+        s->scales->n_dims != 2 || s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK)
+        return bad(err, st, s->scales, "is not an F32 scale for each block of 128x128");
+    return 0;
+}
+
+static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                      struct mt_err *err)
+{
+    if (s->codes->dtype != MT_ST_U8 || t->n_dims != 2 || s->codes->n_elems * 2 != t->n)
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    if (!is_like(s->scales, MT_ST_U8, t->n / MT_MXFP4_BLOCK))
+        return bad(err, st, s->codes, "does not have a scale for 32 weights");
+    return 0;
+}
+
+int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
+                   const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_stored *stored = l ? &l->stored[t->place.stored] : NULL;
+    struct mt_packed_source s = {.codes = mt_stored_find(st, stored ? stored->name : t->name)};
+    char blocks[192], scales[192];
+    snprintf(blocks, sizeof(blocks), "%s_blocks", t->name);
+    snprintf(scales, sizeof(scales), "%s_scales", t->name);
+    int rc = 0;
+    if (l && !mt_packing_lies_alone(l, t)) {
+        if (s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3))
+            rc = bad(err, st, s.codes, "is packed, which is not supported of a tensor that files have in another order");
+    } else if (!s.codes) {
+        s.codes = mt_stored_find(st, blocks);
+        s.scales = mt_stored_find(st, scales);
+        s.format = s.codes && s.scales ? MT_PACKED_MXFP4 : MT_PACKED_NONE;
+        if (s.format)
+            rc = find_mxfp4(&s, st, t, err);
+        else
+            s.codes = NULL;
+    } else if (s.codes->dtype == MT_ST_U8) {
+        s.format = MT_PACKED_NF4;
+        rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
+    } else if (s.codes->dtype == MT_ST_F8_E4M3) {
+        s.format = MT_PACKED_FP8;
+        rc = t->n_dims == 2 ? find_fp8(&s, st, t, err) : bad(err, st, s.codes, "has dtype F8_E4M3");
+    }
+    if (!rc)
+        *out = s;
+    return rc;
+}
+
+/* --- as it is ------------------------------------------------------------------------------------- */
+
+static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n, const void *src,
+                       struct mt_err *err)
+{
+    return mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err);
+}
+
+static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
+                      const struct mt_packed_piece *p, const struct mt_tensor *t, mt_plane_set *planes, char *buf,
+                      struct mt_err *err)
+{
+    char base[256];
+    const char *suffix = p->name + strlen(t->name);
+    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
+             src->codes->name);
+    const struct mt_st_tensor *from = beside(st, base, suffix);
+    int rc = 0;
+    if (!from || from->n_bytes != p->bytes)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s%s\" is missing or has another size than before", base,
+                       suffix);
+    for (size_t at = 0; at < p->bytes && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, p->bytes - at);
+        rc = mt_st_read_raw(st, from, at, n, buf, err);
+        if (!rc)
+            rc = write_plane(planes, t, p->at + at, n, buf, err);
+    }
+    return rc;
+}
+
+static bool all_finite(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* No weight is NaN or infinite. */
+static int check_values(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
+                        struct mt_err *err)
+{
+    struct mt_packed_reader r;
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? mt_packed_reader_init(&r, st, src, t, err) : mt_fail_nomem(err, t->name, PIECE * sizeof(float));
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        rc = mt_packed_read_f32(&r, at, n, buf, err);
+        if (!rc && !all_finite(buf, n))
+            rc = bad(err, st, src->codes, "holds weights that are not finite");
+    }
+    if (buf)
+        mt_packed_reader_finish(&r);
+    free(buf);
+    return rc;
+}
+
+int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
+                   mt_plane_set *planes, struct mt_err *err)
+{
+    struct mt_packed_piece p[MT_MAX_PIECES];
+    int n = mt_packed_pieces(p, t), rc = 0;
+    float offset = 0;
+    char *buf = malloc(PIECE);
+    if (!buf)
+        return mt_fail_nomem(err, t->name, PIECE);
+    if (src->format != t->packed || src->nested != t->nested)
+        rc = bad(err, st, src->codes, "is packed in another format than before");
+    for (int i = 0; i < n && !rc; i++)
+        rc = copy_piece(st, src, &p[i], t, planes, buf, err);
+    if (!rc && src->note)
+        rc = mt_packed_read_offset(st, src, t, &offset, err);
+    if (!rc && t->nested)
+        rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
+    free(buf);
+    return rc ? rc : check_values(st, src, t, err);
+}
+
+/* --- as f32 ---------------------------------------------------------------------------------------- */
+
+static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+{
+    float map[256], offset, *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
+    uint8_t *bytes = mt_calloc(n, 1);
+    int rc = nested && bytes ? mt_packed_read_offset(r->st, &r->src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
+    if (!rc)
+        rc = mt_st_read_f32(r->st, r->src.nested_map, 0, 256, map, err);
+    if (!rc)
+        rc = mt_st_read_f32(r->st, r->src.nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err);
+    if (!rc)
+        rc = mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err);
+    for (size_t i = 0; i < n && !rc; i++) {
+        float s = map[bytes[i]] * nested[i / MT_NF4_NESTED];
+        r->scales[i] = s + offset;
+    }
+    free(nested);
+    free(bytes);
+    return rc;
+}
+
+static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+{
+    uint8_t *bytes = mt_calloc(n, 1);
+    int rc = bytes ? mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err) : mt_fail_nomem(err, t->name, n);
+    for (size_t i = 0; i < n && !rc; i++)
+        r->scales[i] = mt_e8m0_to_f32(bytes[i]);
+    free(bytes);
+    return rc;
+}
+
+int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
+                          const struct mt_tensor *t, struct mt_err *err)
+{
+    size_t n = mt_packed_n_scales(src->format, (size_t)t->shape[0], (size_t)t->shape[1]);
+    *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1],
+                                   .codes = malloc(src->codes->n_bytes), .scales = mt_calloc(n, sizeof(float))};
+    int rc = r->codes && r->scales ? mt_st_read_raw(st, src->codes, 0, src->codes->n_bytes, r->codes, err)
+                                   : mt_fail_nomem(err, t->name, src->codes->n_bytes);
+    if (rc)
+        return rc;
+    return src->nested                        ? read_nested(r, t, n, err)
+           : src->format == MT_PACKED_MXFP4 ? read_exponents(r, t, n, err)
+                                              : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
+}
+
+void mt_packed_reader_finish(struct mt_packed_reader *r)
+{
+    free(r->codes);
+    free(r->scales);
+}
+
+int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err)
+{
+    (void)err;
+    mt_packed_values(r->src.format, r->cols, r->codes, r->scales, first, n, dst);
+    return 0;
+}
+
+/* --- packing --------------------------------------------------------------------------------------- */
+
+struct mt_packer {
+    const struct mt_tensor *t;
+    mt_plane_set *planes;
+    mt_pool *pool;
+    struct mt_packing_cost *cost;
+    uint8_t *codes;  /* of a piece */
+    float *scales;   /* of the tensor */
+    float *back;     /* a piece as it is decoded */
+    size_t rows, cols, done, piece; /* elements */
+};
+
+struct job {
+    struct mt_packer *p;
+    const float *w;
+    size_t rows, scale_at;
+};
+
+static void job_main(void *ctx, size_t i, int thread)
+{
+    const struct job *j = ctx;
+    struct mt_packer *p = j->p;
+    (void)thread;
+    mt_pack_job(p->t->packed, j->rows, p->cols, j->w, i, p->codes, p->scales + j->scale_at);
+}
+
+size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
+{
+    size_t band = MT_FP8_BLOCK * (size_t)t->shape[1]; /* whole blocks of every format */
+    return MT_MAX(about / band, (size_t)1) * band;
+}
+
+int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, int n_threads,
+                     struct mt_packing_cost *cost, struct mt_err *err)
+{
+    struct mt_packer *p = mt_calloc(1, sizeof(*p));
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = n_threads ? n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
+    if (!p)
+        return mt_fail_nomem(err, t->name, sizeof(*p));
+    *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
+                            .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE)};
+    p->codes = mt_calloc(p->piece, 1);
+    p->back = mt_calloc(p->piece, sizeof(float));
+    p->scales = mt_calloc(mt_packed_n_scales(t->packed, p->rows, p->cols), sizeof(float));
+    int rc = p->codes && p->back && p->scales
+                 ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
+                 : mt_fail_nomem(err, t->name, p->piece * sizeof(float));
+    if (rc) {
+        mt_packer_finish(&p, rc, NULL);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+/* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight"; the number of an expert is left out, too. */
+static void kind_of(char *kind, size_t len, const char *name)
+{
+    const char *p = strstr(name, "layers.");
+    size_t at = 0;
+    p = p ? p + 7 : name;
+    for (bool number = p != name; *p && strcmp(p, ".weight") && at + 1 < len; p++) {
+        if (p > name && p[-1] == '.' && *p >= '0' && *p <= '9')
+            number = true;
+        if (!number)
+            kind[at++] = *p;
+        if (*p == '.')
+            number = false;
+    }
+    kind[at] = 0;
+}
+
+static void add_cost(struct mt_packer *p, const float *w, size_t n)
+{
+    char kind[64];
+    double lost = 0, all = 0;
+    int i = 0;
+    for (size_t k = 0; k < n; k++) {
+        double d = (double)w[k] - (double)p->back[k];
+        lost += d * d;
+        all += (double)w[k] * (double)w[k];
+    }
+    kind_of(kind, sizeof(kind), p->t->name);
+    while (i < p->cost->n && strcmp(p->cost->of[i].kind, kind))
+        i++;
+    if (i == MT_PACKING_KINDS)
+        return;
+    if (i == p->cost->n)
+        snprintf(p->cost->of[p->cost->n++].kind, sizeof(kind), "%s", kind);
+    p->cost->of[i].lost += lost;
+    p->cost->of[i].all += all;
+}
+
+int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err)
+{
+    enum mt_packed f = p->t->packed;
+    struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, p->done / p->cols, p->cols)};
+    size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
+    mt_pool_run(p->pool, job_main, &j, mt_pack_n_jobs(f, j.rows, p->cols));
+    mt_packed_values(f, p->cols, p->codes, p->scales + j.scale_at, 0, n, p->back);
+    if (p->cost)
+        add_cost(p, w, n);
+    size_t at = f == MT_PACKED_FP8 ? p->done : p->done / 2;
+    p->done += n;
+    return write_plane(p->planes, p->t, p->t->at + at, bytes, p->codes, err);
+}
+
+static size_t place_of(const struct mt_packer *p, const char *suffix)
+{
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    int n = mt_packed_pieces(piece, p->t);
+    for (int i = 0; i < n; i++)
+        if (!strcmp(piece[i].name + strlen(p->t->name), suffix))
+            return piece[i].at;
+    return SIZE_MAX;
+}
+
+/* NF4's scales, nested, and what bitsandbytes keeps beside them. */
+static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
+{
+    const struct mt_tensor *t = p->t;
+    size_t groups = mt_div_up(n, MT_NF4_NESTED);
+    float map[256], offset = 0, *nested = mt_calloc(groups, sizeof(*nested));
+    uint8_t *bytes = mt_calloc(n, 1);
+    char note[NOTE_MADE + 1];
+    int rc = nested && bytes ? 0 : mt_fail_nomem(err, t->name, n);
+    if (!rc) {
+        mt_pack_nested_map(map);
+        mt_pack_nest(p->scales, n, map, bytes, nested, &offset);
+        rc = write_plane(p->planes, t, place_of(p, ".absmax"), n, bytes, err);
+    }
+    int len = snprintf(note, sizeof(note),
+                       "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [%zu, %zu], "
+                       "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
+                       p->rows, p->cols, (double)offset);
+    memset(note + len, ' ', sizeof(note) - (size_t)len);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".nested_absmax"), groups * sizeof(float), nested, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".nested_quant_map"), sizeof(map), map, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".quant_map"), sizeof(mt_nf4_values), mt_nf4_values, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
+    free(nested);
+    free(bytes);
+    return rc;
+}
+
+static int write_scales(struct mt_packer *p, struct mt_err *err)
+{
+    enum mt_packed f = p->t->packed;
+    size_t n = mt_packed_n_scales(f, p->rows, p->cols);
+    if (f == MT_PACKED_NF4)
+        return write_nf4(p, n, err);
+    if (f == MT_PACKED_FP8)
+        return write_plane(p->planes, p->t, place_of(p, "_scale_inv"), n * sizeof(float), p->scales, err);
+    uint8_t *bytes = (uint8_t *)p->scales;
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = mt_f32_to_e8m0(p->scales[i]);
+    return write_plane(p->planes, p->t, place_of(p, "_scales"), n, bytes, err);
+}
+
+int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
+{
+    struct mt_packer *p = *packer;
+    if (!rc)
+        rc = write_scales(p, err);
+    mt_pool_destroy(&p->pool);
+    free(p->codes);
+    free(p->back);
+    free(p->scales);
+    free(p);
+    *packer = NULL;
+    return rc;
+}
+
+const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len)
+{
+    size_t at = 0;
+    buf[0] = 0;
+    for (int i = 0; i < c->n && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, "%s%s %.2f%%", i ? ", " : "", c->of[i].kind,
+                               c->of[i].all > 0 ? 100 * sqrt(c->of[i].lost / c->of[i].all) : 0);
+    return buf;
+}
+
+void mt_packing_make(struct mt_tensor *t, enum mt_packed f)
+{
+    t->packed = f;
+    t->nested = f == MT_PACKED_NF4;
+    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : 0;
+}

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed base gives the bits of the same base decoded beforehand, wherever it lives; checkpoints hold it as it came.
+
+test_packed.py FORMAT... (nf4, mxfp4, fp8)
+"""
+import json
+import os
+import shutil
+import struct
+import sys
+import tempfile
+
+from tiny import base, config, losses, megatrain, metrics, read_safetensors, write_data, write_ini, write_model
+
+STEPS = 4
+FROZEN = "model.layers.[1-9].*proj.weight, model.layers.0.self_attn.*proj.weight, model.embed_tokens.*"
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+       -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634,
+       0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
+def bf16_bytes(x):
+    u, = struct.unpack("<I", struct.pack("<f", x))
+    return struct.pack("<H", (u + 0x7fff + (u >> 16 & 1)) >> 16)
+
+
+def e4m3(c):
+    e, m = c >> 3 & 15, c & 7
+    v = (8 + m) * 2.0 ** (e - 10) if e else m * 2.0 ** -9
+    return -v if c & 128 else v
+
+
+def floats(b):
+    return struct.unpack(f"<{len(b) // 4}f", b)
+
+
+def decode_nf4(t, name, n):
+    codes = t[name][2]
+    note = json.loads(t[name + ".quant_state.bitsandbytes__nf4"][2])
+    scales = t[name + ".absmax"]
+    if scales[0] == "U8":
+        table, nested = floats(t[name + ".nested_quant_map"][2]), floats(t[name + ".nested_absmax"][2])
+        off = f32(note["nested_offset"])
+        scales = [f32(f32(table[q] * nested[i // 256]) + off) for i, q in enumerate(scales[2])]
+    else:
+        scales = floats(scales[2])
+    assert note["blocksize"] == 64 and note["quant_type"] == "nf4"
+    values = [f32(v) for v in NF4]
+    return note["shape"], [f32(values[codes[i // 2] >> (0 if i % 2 else 4) & 15] * scales[i // 64]) for i in range(n)]
+
+
+def decode(t):
+    """The tensors of a packed file, decoded: name -> (shape, values), by plain code of the formats' definitions."""
+    out = {}
+    for name, (dtype, shape, data) in t.items():
+        if name + ".absmax" in t:
+            shape = json.loads(t[name + ".quant_state.bitsandbytes__nf4"][2])["shape"]
+            out[name] = decode_nf4(t, name, shape[0] * shape[1])
+        elif dtype == "F8_E4M3":
+            scales, per_row = floats(t[name + "_scale_inv"][2]), t[name + "_scale_inv"][1][1]
+            table = [e4m3(c) for c in range(256)]
+            out[name] = shape, [f32(table[c] * scales[i // shape[1] // 128 * per_row + i % shape[1] // 128])
+                                for i, c in enumerate(data)]
+        elif name.endswith("_blocks"):
+            name, scales = name[:-len("_blocks")], t[name[:-len("_blocks")] + "_scales"][2]
+            codes = [(c >> s & 15) for c in data for s in (0, 4)]
+            out[name] = ([shape[0], shape[1] * 32],
+                         [(-1 if c & 8 else 1) * FP4[c & 7] * 2.0 ** (scales[i // 32] - 127) for i, c in enumerate(codes)])
+    return out
+
+
+def write_safetensors(path, tensors):
+    header, at, body = {"__metadata__": {"format": "pt"}}, 0, []
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+        body.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
+
+
+def is_piece(name):
+    return any(name.endswith(s) for s in ("_scale_inv", "_blocks", "_scales", ".absmax", ".nested_absmax", "quant_map",
+                                          ".quant_state.bitsandbytes__nf4"))
+
+
+def write_decoded(path, packed, dtype):
+    """The model in `packed` with what is packed in a plain dtype."""
+    shutil.copytree(packed, path)
+    shutil.rmtree(os.path.join(path, "megatrain"), ignore_errors=True)
+    t = read_safetensors(os.path.join(path, "model.safetensors"))
+    out = {n: v for n, v in t.items() if not is_piece(n)}
+    for name, (shape, values) in decode(t).items():
+        data = struct.pack(f"<{len(values)}f", *values) if dtype == "F32" else b"".join(map(bf16_bytes, values))
+        out[name] = dtype, shape, data
+    write_safetensors(os.path.join(path, "model.safetensors"), out)
+    with open(os.path.join(path, "config.json")) as f:
+        c = json.load(f)
+    assert c.pop("quantization_config")
+    with open(os.path.join(path, "config.json"), "w") as f:
+        json.dump(c, f)
+    return path
+
+
+def train(tmp, name, model, data, env=None, split=0, **over):
+    out = os.path.join(tmp, name)
+    over = {"train__steps": STEPS, "model__init": "weights", "model__freeze": FROZEN, **over}
+    ini = write_ini(out + ".ini", base(model, data, out, **over))
+    said = ""
+    if split:
+        megatrain("-q", "run", ini, "--max-steps", split, env=env)
+        megatrain("-q", "run", ini, "--resume", env=env)
+    else:
+        said = megatrain("run", ini, env=env).stderr
+    return losses(out), os.path.join(out, f"checkpoint-{STEPS}"), said
+
+
+def trained(checkpoint):
+    """Of the training state, what belongs to tensors that are trained."""
+    d, out = os.path.join(checkpoint, "megatrain"), {}
+    for n in os.listdir(d):
+        if n.endswith(".safetensors"):
+            t = read_safetensors(os.path.join(d, n))
+            out.update({k: v for k, v in t.items() if k.rsplit(".", 1)[0] + ".exp_avg" in t})
+    return out
+
+
+def check_export(tmp, fmt, wide, packed, tensors):
+    """All layers packed in a folder: as when they are loaded; and a packed folder is exported as it is."""
+    out = os.path.join(tmp, fmt + "-export")
+    if fmt == "mxfp4":
+        assert "gpt-oss" in megatrain("export", wide, out, "--base-dtype", fmt, expect=2).stderr
+    else:
+        assert "relative L2" in megatrain("export", wide, out, "--base-dtype", fmt).stderr
+        t = read_safetensors(os.path.join(out, "model.safetensors"))
+        assert all(t[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3"))
+        assert len(decode(t)) == 3 * 7, "not every matrix of the layers is packed"
+        assert t["lm_head.weight"][0] == t["model.norm.weight"][0] == "BF16"
+        megatrain("verify", out)
+        p = megatrain("export", out, out + "2", "--base-dtype", {"nf4": "fp8", "fp8": "nf4"}[fmt], expect=2)
+        assert "already" in p.stderr, p.stderr
+    for dtype in "bf16", "f32":
+        again = os.path.join(tmp, f"{fmt}-again-{dtype}")
+        megatrain("export", packed, again, "--dtype", dtype)
+        t = read_safetensors(os.path.join(again, "model.safetensors"))
+        assert sorted(t) == sorted(tensors)
+        assert all(t[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3"))
+        assert t["model.norm.weight"][0] == dtype.upper()
+
+
+def check(tmp, fmt):
+    # feed-forward matrices are decoded in several pieces; the attention's are less than a block of 128 rows
+    wide = write_model(os.path.join(tmp, fmt + "-wide"), config(hidden_size=128, intermediate_size=520, num_hidden_layers=3))
+    data = write_data(os.path.join(tmp, "data.jsonl"))
+    first = os.path.join(tmp, fmt + "-first")
+    megatrain("-q", "run", write_ini(first + ".ini", base(wide, data, first, train__steps=1)))
+    wide = os.path.join(first, "checkpoint-1")
+    # packed when it is loaded
+    _, packed, said = train(tmp, fmt + "-made", wide, data, model__base_dtype=fmt, train__learning_rate="0")
+    assert "relative L2" in said and "mlp.up_proj" in said, said
+    tensors = read_safetensors(os.path.join(packed, "model.safetensors"))
+    plain = read_safetensors(os.path.join(wide, "model.safetensors"))
+    frozen = [n for n in plain if "proj" in n and not n.startswith("model.layers.0.mlp")
+              and not (fmt == "mxfp4" and plain[n][1][1] % 32)]
+    assert sorted(decode(tensors)) == sorted(frozen), "not what should be packed"
+    for name, (shape, values) in decode(tensors).items():
+        u = struct.unpack(f"<{len(values)}H", plain[name][2])
+        want = [struct.unpack("<f", struct.pack("<I", x << 16))[0] for x in u]
+        error = (sum((a - b) ** 2 for a, b in zip(values, want)) / sum(b * b for b in want)) ** 0.5
+        assert shape == plain[name][1] and error < (0.03 if fmt == "fp8" else 0.13), (name, shape, error)
+    with open(os.path.join(packed, "config.json")) as f:
+        q = json.load(f)["quantization_config"]
+    assert "model.layers.0.mlp.up_proj" in q.get("llm_int8_skip_modules", q.get("modules_to_not_convert"))
+    check_export(tmp, fmt, wide, packed, tensors)
+    # from its own files, in both compute dtypes, against the decoded model
+    for dtype in "bf16", "f32":
+        decoded = write_decoded(os.path.join(tmp, f"{fmt}-{dtype}-decoded"), packed, dtype.upper())
+        over = {"model__dtype": dtype}
+        want, ckpt, _ = train(tmp, f"{fmt}-{dtype}-plain", decoded, data, **over)
+        got, other, _ = train(tmp, f"{fmt}-{dtype}", packed, data, **over)
+        assert got == want and len(got) == STEPS, f"{fmt} {dtype}: {got} is not {want}"
+        assert trained(other) == trained(ckpt), f"{fmt} {dtype}: weights or moments differ"
+        again = read_safetensors(os.path.join(other, "model.safetensors"))
+        assert all(again[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3")), "re-encoded"
+        megatrain("verify", other)
+        drive = os.path.join(tmp, "drive")
+        os.makedirs(drive, exist_ok=True)
+        placements = {
+            "slots": {"memory__slots": 2, "env": {"MEGATRAIN_POISON": "1"}},
+            "halves": {"memory__unit": "half", "memory__activations": "recompute", "env": {"MEGATRAIN_POISON": "1"}},
+            "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "device__cpu_threads": 1},
+            "resumed": {"split": 2},
+        }
+        for name, more in placements.items():
+            same, other, _ = train(tmp, f"{fmt}-{dtype}-{name}", packed, data, **{**over, **more})
+            assert same == want, f"{fmt} {dtype} {name}: {same} is not {want}"
+            assert trained(other) == trained(ckpt), f"{fmt} {dtype} {name}: weights or moments differ"
+    # decoded and trained in full: no packed tensor is left
+    _, full, _ = train(tmp, fmt + "-full", packed, data, model__freeze="")
+    t = read_safetensors(os.path.join(full, "model.safetensors"))
+    assert sorted(t) == sorted(plain) and all(v[0] == "BF16" for v in t.values())
+    with open(os.path.join(full, "config.json")) as f:
+        assert "quantization_config" not in json.load(f)
+    # what a file says of itself has to be true
+    wrong = os.path.join(tmp, fmt + "-wrong")
+    shutil.copytree(packed, wrong)
+    shutil.rmtree(os.path.join(wrong, "megatrain"))
+    name = next(n for n in tensors if n.endswith((".absmax", "_scale_inv", "_scales")))
+    write_safetensors(os.path.join(wrong, "model.safetensors"), {n: v for n, v in tensors.items() if n != name})
+    ini = write_ini(wrong + ".ini", base(wrong, data, wrong + "-out", model__init="weights", model__freeze=FROZEN))
+    p = megatrain("run", ini, expect=3)
+    assert name.split(".weight")[0] in p.stderr, p.stderr
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    for case in sys.argv[1:]:
+        check(tmp, case)
