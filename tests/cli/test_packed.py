@@ -111,7 +111,7 @@ def write_decoded(path, packed, dtype):
 
 def train(tmp, name, model, data, env=None, split=0, **over):
     out = os.path.join(tmp, name)
-    over = {"train__steps": STEPS, "model__init": "weights", "model__freeze": FROZEN, **over}
+    over = {"train__steps": STEPS, "model__init": "weights", "model__freeze": FROZEN, "checkpoint__frozen": "copy", **over}
     ini = write_ini(out + ".ini", base(model, data, out, **over))
     said = ""
     if split:
