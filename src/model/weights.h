@@ -12,8 +12,9 @@
  * What is to be packed and is not is packed, and the log says what that cost; what is packed and trained is decoded.
  * Planes that are in files have their content.
  * Every tensor of the layout must be there with its shape; one that is there and not in the layout is an error, except
- * a tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index. sum: [n_tensors] gets
- * what the tensors of the base are known by (in_base; those in files have it from there); NULL: not wanted.
+ * a tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index.
+ * sum: [n_tensors] gets what the tensors of the base are known by (in_base; those in files have it from there); NULL:
+ * not wanted.
  */
 int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
                     struct mt_err *err);
