@@ -316,7 +316,7 @@ int mt_cuda_op_gemm(mt_device *dev, const struct mt_gemm *a, struct mt_err *err)
         return rc;
     struct mt_cuda_product p = {
         .m = a->m, .n = a->n, .k = a->k, .dtype = a->dtype, .d_dtype = a->d_dtype,
-        .trans_a = a->trans_a, .trans_b = a->trans_b, .alpha = 1, .beta = a->c ? 1.0f : 0.0f,
+        .trans_a = a->trans_a, .trans_b = a->trans_b, .alpha = a->scale != 0 ? a->scale : 1, .beta = a->c ? 1.0f : 0.0f,
         .a = a->a, .b = a->b, .bias = a->bias, .c = a->c, .d = a->d, .lda = a->lda, .ldb = a->ldb,
         .ldc = a->ldc, .ldd = a->ldd};
     return mt_cuda_multiply(d, &p, "gemm", err);

@@ -79,7 +79,7 @@ struct mt_rmsnorm_bwd {
 };
 
 /**
- * D[m,n] = op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
+ * D[m,n] = scale * op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
  * A is [m,k], or [k,m] with trans_a; B is [k,n], or [n,k] with trans_b. C may be D (accumulate).
  * Allowed: D in dtype, or f32 (then C is f32 too). A linear layer is trans_b; its input gradient plain;
  * its weight gradient trans_a with D = C f32.
@@ -89,6 +89,7 @@ struct mt_gemm {
     enum mt_dtype dtype;   /* of A, B and bias */
     enum mt_dtype d_dtype; /* of C and D */
     bool trans_a, trans_b;
+    float scale;           /* of the product; 0: 1 */
     const void *a, *b;
     size_t lda, ldb, ldc, ldd;
     const void *bias; /* [n] or NULL */

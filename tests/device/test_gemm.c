@@ -5,6 +5,7 @@
 struct shape {
     size_t m, n, k;
     bool ta, tb, bias, c, f32_out;
+    float scale;
 };
 
 static void check(struct harness *h, const struct shape *s)
@@ -19,7 +20,7 @@ static void check(struct harness *h, const struct shape *s)
     struct dbuf *dc = s->c ? buf_random(h, od, s->m * ldd, 1, &c) : NULL;
     struct dbuf *dd = s->c && s->f32_out ? dc : buf_nan(h, od, s->m * ldd);
     struct mt_gemm g = {.m = s->m, .n = s->n, .k = s->k, .dtype = dt, .d_dtype = od, .trans_a = s->ta,
-                        .trans_b = s->tb, .a = da->p, .b = db->p, .lda = lda, .ldb = ldb, .ldc = ldd,
+                        .trans_b = s->tb, .scale = s->scale, .a = da->p, .b = db->p, .lda = lda, .ldb = ldb, .ldc = ldd,
                         .ldd = ldd, .bias = dbias ? dbias->p : NULL, .c = dc ? dc->p : NULL, .d = dd->p};
     RUN(h, mt_op_gemm, &g);
     double *got = buf_get(h, dd);
@@ -33,7 +34,7 @@ static void check(struct harness *h, const struct shape *s)
             for (size_t p = 0; p < s->k; p++)
                 sum += (s->ta ? a[p * lda + i] : a[i * lda + p]) *
                        (s->tb ? b[j * ldb + p] : b[p * ldb + j]);
-            want[i * ldd + j] = sum + (bias ? bias[j] : 0) + (c ? c[i * ldd + j] : 0);
+            want[i * ldd + j] = (s->scale != 0 ? (double)s->scale : 1) * sum + (bias ? bias[j] : 0) + (c ? c[i * ldd + j] : 0);
         }
     expect_close(h, "D", got, want, s->m * ldd, s->f32_out ? 2e-6 : tolerance(h, 2e-6, 3e-3));
 }
@@ -57,6 +58,10 @@ static void products_of_odd_shapes(struct harness *h)
         {40, 33, 1100, false, false, true, true, false},  /* several panels that do not end in D */
         {60, 96, 1024, false, false, false, true, true},  /* rows that begin in the same place of a page */
         {25, 16500, 24, false, true, false, true, true},  /* more columns than a block takes */
+        {40, 8, 72, false, true, false, false, false, 0.5f}, /* the products of an adapter */
+        {40, 72, 8, false, true, false, true, false, 1.7f},
+        {72, 12, 40, true, false, false, true, true, -3.3f},
+        {70, 24, 600, false, false, true, true, false, 0.3f},
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
         check(h, &shapes[i]);

@@ -43,7 +43,8 @@ static void tile_main(void *ctx, size_t chunk, int thread)
     struct mt_cpu_bf16_gemm *g = j->d->bf16_gemm[thread];
     const uint16_t *pa = a->a, *pb = a->b;
     size_t row = chunk / j->tiles_n * j->tile_m, col = chunk % j->tiles_n * j->tile_n;
-    bool direct = a->d_dtype == MT_F32 && !a->bias && (!a->c || a->c == a->d);
+    bool scaled = a->scale != 0 && a->scale != 1;
+    bool direct = a->d_dtype == MT_F32 && !a->bias && !scaled && (!a->c || a->c == a->d);
     struct mt_cpu_tile t = {.m = MT_MIN(j->tile_m, a->m - row),
                             .n = MT_MIN(j->tile_n, a->n - col),
                             .k = a->k,
@@ -59,6 +60,8 @@ static void tile_main(void *ctx, size_t chunk, int thread)
     t.ldd = direct ? a->ldd : t.n;
     if (!mt_cpu_bf16_gemm_tile(g, &t))
         mt_cpu_gemm_tile(j->d->gemm, thread, &t);
+    for (size_t i = 0; scaled && i < t.m * t.ldd; i++)
+        t.d[i] *= a->scale;
     if (!direct)
         for (size_t i = 0; i < t.m; i++)
             mt_cpu_gemm_finish_row(a, row + i, col, t.n, t.d + i * t.ldd);

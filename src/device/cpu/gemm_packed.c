@@ -196,8 +196,9 @@ static struct mt_cpu_pack strips_of(const struct job *j, bool is_a, size_t lane,
     const struct mt_gemm *g = j->g;
     size_t ld = is_a ? g->lda : g->ldb;
     bool trans = is_a ? !g->trans_a : g->trans_b;
-    return (struct mt_cpu_pack){.dtype = g->dtype, .src = is_a ? g->a : g->b, .ld = ld, .trans = trans, .factor = 1,
-                                .first = trans ? lane * ld + j->p : j->p * ld + lane,
+    float factor = is_a || g->scale == 0 ? 1 : g->scale;
+    return (struct mt_cpu_pack){.dtype = g->dtype, .src = is_a ? g->a : g->b, .ld = ld, .trans = trans,
+                                .factor = factor, .first = trans ? lane * ld + j->p : j->p * ld + lane,
                                 .lanes = lanes, .k = j->k, .dst = dst,
                                 .pitch = pitch_of(is_a ? j->isa->mr : j->isa->nr, j->k)};
 }
