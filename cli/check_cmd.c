@@ -3,6 +3,7 @@
 
 #include "cli.h"
 #include "hf/safetensors.h"
+#include "model/peft.h"
 #include "report.h"
 
 int cli_cmd_check(struct cli *cli, const struct cli_args *args)
@@ -14,12 +15,16 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     struct mt_err err;
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
+        rc = cli_choose_model(cfg, args, &err);
+    if (!rc)
         rc = mt_session_prepare(&s, cfg, MT_USE_TRAIN, NULL, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
         rc = mt_st_open_dir(&st, s.model_dir, &err);
         if (!rc)
             mt_st_close(&st);
     }
+    if (!rc && s.layout->n_adapters && *cfg->adapter.path)
+        rc = mt_peft_check(s.layout, cfg->adapter.path, &err);
     if (!rc)
         rc = mt_session_memory(&s, &memory, &err);
     if (!rc && !cli->quiet) {

@@ -92,6 +92,12 @@ int cli_load_config(struct mt_config **out, const struct cli_args *args, struct 
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err);
 
+/**
+ * --model and --adapter of a command: what is to be read. A folder of an adapter in the place of a model is taken as
+ * the adapter; where nothing names its model, it is the one that the adapter names.
+ */
+int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err);
+
 /** `probe disk [DIR]`: the drive under a folder. */
 int cli_probe_disk(struct cli *cli, const struct cli_args *args);
 

@@ -67,7 +67,10 @@ static const struct cli_option report_options[] = {
     {"html", 0, "FILE", "The page to write (report.html in the first folder)."},
     {"svg", 0, "DIR", "Also write each picture as a file."},
     END};
-static const struct cli_option check_options[] = {SET, END};
+static const struct cli_option check_options[] = {
+    SET,
+    {"adapter", 0, "DIR", "Also whether the adapters of this PEFT folder fit the model."},
+    END};
 static const struct cli_option data_options[] = {
     SET,
     {"samples", 0, "N", "show: how many (3).", WHOLE(0, ANY)},
@@ -78,11 +81,13 @@ static const struct cli_option data_options[] = {
 static const struct cli_option eval_options[] = {
     SET,
     {"model", 0, "DIR", "Evaluate this model instead of model.path."},
+    {"adapter", 0, "DIR", "With the adapters of this PEFT folder, such as a checkpoint."},
     {"per-sample", 0, NULL, "Print the loss of every sample."},
     JSON,
     END};
 static const struct cli_option sample_options[] = {
-    {"model", 0, "DIR", "Model folder (required)."},
+    {"model", 0, "DIR", "Model folder, or an adapter's, which names its model."},
+    {"adapter", 0, "DIR", "With the adapters of this PEFT folder."},
     {"prompt", 0, "TEXT", "Text to continue."},
     {"chat", 0, NULL, "The prompt is a user's turn: put it into the model's chat template."},
     {"max-tokens", 0, "N", "Tokens to generate (128).", WHOLE(0, 1 << 24)},
@@ -104,8 +109,10 @@ static const struct cli_option probe_options[] = {
     JSON,
     END};
 static const struct cli_option export_options[] = {
-    {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights."},
+    {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are f32."},
     {"base-dtype", 0, "FORMAT", "Pack the layers' matrices: nf4 or fp8, as bitsandbytes and transformers read them."},
+    {"merge", 0, NULL, "Of adapters: the whole model, with what they say added to its weights."},
+    {"model", 0, "DIR", "With --merge: the model, instead of the one that the adapters name."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},
     END};
 static const struct cli_option config_options[] = {
@@ -136,7 +143,7 @@ const struct cli_command cli_commands[] = {
      0, cli_cmd_sample},
     {"inspect", "FILE|DIR", "Tensors, dtypes and configuration of a model.", json_options, 1, 1,
      cli_cmd_inspect},
-    {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder alone.", export_options, 2, 2,
+    {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder alone: of the model, or of adapters (PEFT's).", export_options, 2, 2,
      cli_cmd_export},
     {"verify", "DIR", "Check every file of a checkpoint.", no_options, 1, 1, cli_cmd_verify},
     {"doctor", "", "What this machine has and what of it is usable.", json_options, 0, 0,

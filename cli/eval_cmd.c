@@ -6,7 +6,6 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
-#include "model/weights.h"
 #include "report.h"
 
 static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
@@ -41,9 +40,7 @@ static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt
     bool json = cli_arg(args, "json") != NULL;
     int rc = mt_session_start(s, err);
     if (!rc)
-        rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
-    if (!rc)
-        rc = mt_weights_load(s->layout, s->planes, s->model_dir, NULL, err);
+        rc = mt_session_fill_weights(s, NULL, err);
     if (!rc && cli_arg(args, "per-sample"))
         rc = print_samples(s, json, err);
     if (!rc)
@@ -60,11 +57,10 @@ int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
     struct mt_config *cfg = NULL;
     struct mt_session s = {0};
     struct mt_err err;
-    const char *model = cli_arg(args, "model");
     (void)cli;
     int rc = cli_load_config(&cfg, args, &err);
-    if (!rc && model)
-        rc = mt_config_override(cfg, "model.path", model, "--model", &err);
+    if (!rc)
+        rc = cli_choose_model(cfg, args, &err);
     if (!rc)
         rc = mt_session_prepare(&s, cfg, MT_USE_EVAL, NULL, &err);
     if (!rc && !s.eval_sampler)

@@ -1,9 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
+#include "hf/hf_config.h"
+#include "model/peft.h"
+
+/* Finds the model that adapters are to be merged into. *base is the caller's. */
+static int find_base(char **base, const struct cli_args *args, struct mt_err *err)
+{
+    const char *from = args->operands[0], *model = cli_arg(args, "model");
+    char *name = NULL;
+    int rc = 0;
+    if (!mt_peft_is_folder(from))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s holds no adapters", from);
+    if (!model)
+        rc = mt_peft_base_model(&name, from, err);
+    if (!rc)
+        rc = mt_hf_find_model(base, model ? model : name, err);
+    free(name);
+    return rc;
+}
 
 int cli_cmd_export(struct cli *cli, const struct cli_args *args)
 {
@@ -12,6 +31,7 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     struct mt_export e = {.from = args->operands[0], .to = args->operands[1], .f32 = dtype && !strcmp(dtype, "f32")};
     struct mt_config *cfg = NULL;
     struct mt_err err;
+    char *base = NULL;
     (void)cli;
     if (dtype && strcmp(dtype, "bf16") && strcmp(dtype, "f32")) {
         fprintf(stderr, "megatrain export: --dtype must be bf16 or f32\n");
@@ -26,13 +46,18 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc && size)
         rc = mt_config_override(cfg, "checkpoint.shard_size", size, "--shard-size", &err);
+    if (!rc && cli_arg(args, "merge"))
+        rc = find_base(&base, args, &err);
     if (!rc) {
+        e.base = base;
         e.shard_bytes = cfg->checkpoint.shard_size;
         rc = mt_checkpoint_export(&e, &err);
     }
     if (!rc)
-        printf("%s: load it with AutoModelForCausalLM.from_pretrained(\"%s\")\n", args->operands[1],
-               args->operands[1]);
+        printf(mt_peft_is_folder(e.from) && !base ? "%s: load it with PeftModel.from_pretrained(model, \"%s\")\n"
+                                                  : "%s: load it with AutoModelForCausalLM.from_pretrained(\"%s\")\n",
+               e.to, e.to);
+    free(base);
     mt_config_destroy(&cfg);
     return rc ? cli_fail(&err) : 0;
 }

@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
+#include "model/peft.h"
 #include "report.h"
 
 static cJSON *tensor_json(const struct mt_st_tensor *t)
@@ -81,7 +82,8 @@ int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
     struct mt_err err;
     bool dir = mt_is_dir(path);
     (void)cli;
-    int rc = dir ? mt_st_open_dir(&m, path, &err) : mt_st_open_file(&m, path, &err);
+    char *adapter = dir && mt_peft_is_folder(path) ? mt_path_join(path, MT_PEFT_WEIGHTS) : NULL;
+    int rc = dir && !adapter ? mt_st_open_dir(&m, path, &err) : mt_st_open_file(&m, adapter ? adapter : path, &err);
     if (!rc) {
         if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
             mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
@@ -90,5 +92,6 @@ int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
         mt_st_close(&m);
     }
     free(cfg);
+    free(adapter);
     return rc ? cli_fail(&err) : 0;
 }

@@ -9,6 +9,7 @@
 #include "base/units.h"
 #include "cli.h"
 #include "log_lines.h"
+#include "model/peft.h"
 
 enum { MAX_OPTIONS = 64, FIRST = 256 }; /* of a command */
 
@@ -228,6 +229,39 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
             sets[n++] = args->given[i].value;
     int rc = mt_config_load(out, path, sets, n, err);
     free(sets);
+    return rc;
+}
+
+static int use_adapter(struct mt_config *cfg, const char *dir, struct mt_err *err)
+{
+    static const char *const own[] = {"adapter.rank", "adapter.alpha", "adapter.targets", "adapter.rslora",
+                                      "adapter.rank_pattern", "adapter.alpha_pattern", "adapter.train_also", "model.freeze"};
+    int rc = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(own) && !rc; i++)
+        rc = mt_config_reset(cfg, own[i], err);
+    if (!rc)
+        rc = mt_config_override(cfg, "adapter.kind", "lora", "--adapter", err);
+    return rc ? rc : mt_config_override(cfg, "adapter.path", dir, "--adapter", err);
+}
+
+int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
+{
+    const char *model = cli_arg(args, "model"), *adapter = cli_arg(args, "adapter");
+    char *base = NULL;
+    int rc = 0;
+    if (model && !adapter && mt_peft_is_folder(model)) {
+        adapter = model;
+        model = NULL;
+    }
+    if (adapter && !model && !*cfg->model.path) {
+        rc = mt_peft_base_model(&base, adapter, err);
+        model = base;
+    }
+    if (!rc && model)
+        rc = mt_config_override(cfg, "model.path", model, "--model", err);
+    if (!rc && adapter)
+        rc = use_adapter(cfg, adapter, err);
+    free(base);
     return rc;
 }
 

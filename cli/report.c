@@ -78,6 +78,10 @@ void cli_print_session(const struct mt_session *s)
             s->hf.family->architecture, (double)s->layout->n_params / 1e6,
             cli_active_params(active, sizeof(active), s->layout), (long long)s->hf.n_layers,
             (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->numerics.dtype));
+    if (s->layout->n_adapters)
+        cli_say("Adapters rank %lld, alpha %g, %.2fM parameters trained in FP32; learning rate %g\n",
+                (long long)s->layout->adapter_default.rank, s->layout->adapter_default.alpha,
+                (double)s->layout->n_trained / 1e6, s->cfg->train.learning_rate);
     cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,

@@ -16,7 +16,6 @@
 #include "cli.h"
 #include "heartbeat.h"
 #include "log_lines.h"
-#include "model/weights.h"
 #include "rates.h"
 #include "report.h"
 #include "train/train.h"
@@ -235,21 +234,6 @@ static void adopt_findings(const struct run *r)
         mt_warn("%s was made with another library or GPU: the same bits are not promised (%s)", r->resume, found);
 }
 
-static int fill_weights(struct run *r, struct mt_err *err)
-{
-    struct mt_session *s = &r->session;
-    if (r->resume) {
-        int rc = mt_checkpoint_load(r->resume, s->layout, s->planes, err);
-        return rc ? rc : mt_weights_load_base(s->layout, s->planes, s->files, s->model_dir, s->from_files, s->base_sum,
-                                              err);
-    }
-    if (r->cfg->model.init == MT_INIT_RANDOM)
-        return mt_weights_init_random(s->layout, s->planes, (uint64_t)r->cfg->train.seed,
-                                      (int)s->placement.threads, err);
-    int rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
-    return rc ? rc : mt_weights_load(s->layout, s->planes, s->model_dir, s->base_sum, err);
-}
-
 /* A new checkpoint is there before an old one goes. Short of that, saves are retried, and the run goes on. */
 static void check_space(const struct run *r, const struct mt_memory *m)
 {
@@ -323,7 +307,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
         rc = cli_rates_open(&rates, &r->session, rates_path, err);
     adopt_findings(r);
     if (!rc)
-        rc = fill_weights(r, err);
+        rc = mt_session_fill_weights(&r->session, r->resume, err);
     if (!rc)
         rc = write_run_files(r, err);
     if (!rc)

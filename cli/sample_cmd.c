@@ -14,7 +14,6 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "data/text.h"
-#include "model/weights.h"
 #include "train/train.h"
 
 /* Index drawn from softmax(logits / temperature); the likeliest for 0. */
@@ -149,7 +148,7 @@ static int encode_prompt(struct sampling *p, const char *model, const char *prom
 
 int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
 {
-    const char *model = cli_arg(args, "model"), *prompt = cli_arg(args, "prompt");
+    const char *prompt = cli_arg(args, "prompt");
     bool chat = cli_arg(args, "chat") != NULL;
     struct mt_config *cfg = NULL;
     struct mt_session s = {0};
@@ -159,8 +158,8 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
                          .temperature = cli_real(args, "temperature", 0.8),
                          .seed = (uint64_t)cli_whole(args, "seed", 0)};
     (void)cli;
-    if (!model) {
-        fprintf(stderr, "megatrain sample: --model is missing\n");
+    if (!cli_arg(args, "model") && !cli_arg(args, "adapter")) {
+        fprintf(stderr, "megatrain sample: --model or --adapter is missing\n");
         return EXIT_USAGE;
     }
     prompt = prompt ? prompt : "";
@@ -170,20 +169,18 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
     if (!rc)
-        rc = mt_config_override(cfg, "model.path", model, "--model", &err);
+        rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = encode_prompt(&p, model, prompt, chat, &dir, &err);
+        rc = encode_prompt(&p, cfg->model.path, prompt, chat, &dir, &err);
     if (!rc)
         rc = mt_session_prepare_model(&s, cfg, p.prompt.n + p.n_new, &err);
     if (!rc && p.text.bytes && s.hf.vocab < MT_BYTE_VOCAB)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
-                     model, MT_BYTE_VOCAB);
+                     cfg->model.path, MT_BYTE_VOCAB);
     if (!rc)
         rc = mt_session_start(&s, &err);
     if (!rc)
-        rc = mt_checkpoint_verify_model(s.model_dir, false, false, &err);
-    if (!rc)
-        rc = mt_weights_load(s.layout, s.planes, s.model_dir, NULL, &err);
+        rc = mt_session_fill_weights(&s, NULL, &err);
     if (!rc && !chat)
         fputs(prompt, stdout);
     if (!rc)

@@ -14,12 +14,13 @@
  * state-*.safetensors a unit with <name>.master in F32 and the optimizer's states (.exp_avg and .exp_avg_sq), and
  * state.json with the size and XXH3 of every file and tensor. It is written under a temporary name, synced, renamed,
  * and the parent synced: either all of it is there or none. With weights alone, megatrain/ has the list of files and
- * sums.
+ * sums. Of a model with adapters, the folder is PEFT's, and what is trained is all that it holds.
  */
 struct mt_checkpoint_save {
     const struct mt_vfs *vfs; /* NULL: the real one */
     const char *dir;          /* the run's output folder */
     const char *model_dir;    /* whose config.json, tokenizer ... are copied, where `files` is NULL */
+    const char *base_model;   /* with adapters: what they name as their model */
     const struct mt_hf_files *files; /* those, read before */
     const struct mt_layout *layout;
     mt_plane_set *planes;     /* on the disk or not: read a window at a time */
@@ -39,6 +40,8 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err);
  * That symbolic links cannot be made is only a warning.
  */
 int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_err *err);
+/** Is the tensor in checkpoints? Of a model with adapters, what is trained alone. */
+bool mt_checkpoint_holds(const struct mt_layout *l, const struct mt_tensor *t);
 /** Bytes a checkpoint takes; desc: the rows of the planes that are saved; named: a full one names the base's tensors. */
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
                              bool named);
@@ -64,13 +67,14 @@ bool mt_checkpoint_is_whole(const char *path, struct mt_err *err);
 int mt_checkpoint_read_state(const char *path, struct mt_train_state *out, struct mt_err *err);
 /**
  * Fills the planes with exactly what was saved: each tensor's checksum is that of the bytes that went there. Tensors that
- * it names are left out: mt_weights_load_base().
+ * it names are left out: mt_weights_load_base(). With adapters, the base must be there already.
  */
 int mt_checkpoint_load(const char *path, const struct mt_layout *l, mt_plane_set *planes,
                        struct mt_err *err);
 
 struct mt_export {
-    const char *from, *to;
+    const char *from, *to;     /* from: a model, or adapters (a PEFT folder) */
+    const char *base;          /* the model to add the adapters to: sums in f32, rounded once; NULL: they alone */
     bool f32;                  /* from the masters where there are some; what is packed stays as it is */
     enum mt_packed base_dtype; /* packs the layers' matrices; takes host memory for the whole packed model */
     uint64_t shard_bytes;

@@ -13,9 +13,11 @@
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/merge.h"
 #include "checkpoint/packed_model.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
+#include "model/peft.h"
 #include "model/stored.h"
 #include "store/block_sum.h"
 
@@ -29,6 +31,8 @@ struct exporter {
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
     struct mt_packed_model model;   /* in place of all these where layers are to be packed, */
     struct mt_layout_files packed;  /* and its files */
+    char *adapter_config;   /* of an adapter's folder, as it is */
+    struct mt_merge *merge; /* adapters to be added, or NULL */
     cJSON *files; /* what was written: size and sum */
 };
 
@@ -69,6 +73,8 @@ static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
     if (x->packed.layout)
         return mt_layout_files_read(&x->packed, i, first, n, dst, err);
     const struct mt_st_tensor *t = &x->weights.tensors[i];
+    if (x->merge)
+        return mt_merge_read(x->merge, &x->weights, t, first, n, dst, err);
     if (becomes_f32(x, i))
         return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
                          : mt_st_read_f32(&x->weights, t, first, n, dst, err);
@@ -157,7 +163,9 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
 static int write_dir(struct exporter *x, const struct mt_export *e, const char *tmp, const struct mt_st_decl *decls,
                      size_t n, struct mt_err *err)
 {
-    return mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp, .model_dir = e->from,
+    return mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp,
+                                               .model_dir = e->base ? e->base : e->from,
+                                               .adapter_config = x->adapter_config,
                                                .decls = decls, .n_decls = n,
                                                .torch_dtype = x->f32 ? "float32" : "bfloat16",
                                                .quantization = x->packed.quantization,
@@ -177,7 +185,8 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
     for (size_t i = 0; i < n; i++) {
         const struct mt_st_tensor *t = &x->weights.tensors[i];
-        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = becomes_f32(x, i) ? MT_ST_F32 : t->dtype,
+        enum mt_st_dtype dtype = x->merge ? mt_merge_dtype(x->merge, t) : becomes_f32(x, i) ? MT_ST_F32 : t->dtype;
+        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = dtype,
                                        .n_dims = t->n_dims};
         memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
     }
@@ -261,12 +270,39 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     return rc;
 }
 
+/* What is exported: an adapter, */
+static int open_adapter(struct exporter *x, const char *from, struct mt_err *err)
+{
+    char path[4200];
+    size_t n;
+    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, from);
+    int rc = mt_read_file(path, &x->adapter_config, &n, err);
+    x->f32 = false; /* its tensors are f32 as they are */
+    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, from);
+    return rc ? rc : mt_st_open_file(&x->weights, path, err);
+}
+
+/* a model that adapters are added to, */
+static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_err *err)
+{
+    int rc = mt_checkpoint_verify_model(e->base, true, false, err);
+    if (!rc)
+        rc = mt_st_open_dir(&x->weights, e->base, err);
+    return rc ? rc : mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
+}
+
+/* or a model with its masters. */
 static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     if (e->base_dtype == MT_PACKED_MXFP4)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read of gpt-oss alone: export as nf4 or fp8, or "
                        "set model.base_dtype = mxfp4 where the model is trained");
-    int rc = mt_checkpoint_verify_model(e->from, true, e->f32, err);
+    bool adapter = mt_peft_is_folder(e->from);
+    if (adapter && e->base_dtype)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: a model can be packed, and they cannot", e->from);
+    int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
+    if (!rc && adapter)
+        return e->base ? open_merge(x, e, err) : open_adapter(x, e->from, err);
     if (!rc && e->base_dtype) {
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
         return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
@@ -308,12 +344,15 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     mt_layout_files_finish(&x.packed);
     mt_packed_model_finish(&x.model);
     mt_st_close(&x.weights);
+    mt_merge_close(&x.merge);
+    free(x.adapter_config);
     cJSON_Delete(x.files);
     cJSON_Delete(x.named);
     free(tmp);
     return rc;
 }
 
+/* The folder's name without slashes at its end. */
 int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
 {
     char *name = strdup(e->to);

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/quantization.h"
+#include "model/peft.h"
 
 enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
@@ -168,13 +169,14 @@ static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
     size_t *shard_of = mt_calloc(2 * h->n_decls, sizeof(size_t)), n_shards = 1;
     uint64_t in_shard = 0;
     char name[64];
+    const char *whole = h->adapter_config ? MT_PEFT_WEIGHTS : "model.safetensors";
     int rc = 0;
     if (!shard_of)
         return mt_fail_nomem(err, "the shards", h->n_decls * sizeof(size_t));
     size_t *which = shard_of + h->n_decls;
     for (size_t i = 0; i < h->n_decls; i++) {
         uint64_t bytes = mt_st_decl_bytes(&h->decls[i]);
-        if (in_shard && in_shard + bytes > h->shard_bytes) {
+        if (in_shard && in_shard + bytes > h->shard_bytes && !h->adapter_config) {
             n_shards++;
             in_shard = 0;
         }
@@ -187,7 +189,7 @@ static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
             if (shard_of[i] == s)
                 which[n++] = i;
         snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", s + 1, n_shards);
-        rc = mt_hf_write_file(h, n_shards == 1 && !h->n_named ? "model.safetensors" : name, which, n, err);
+        rc = mt_hf_write_file(h, n_shards == 1 && !h->n_named ? whole : name, which, n, err);
     }
     if (!rc && (n_shards > 1 || h->n_named))
         rc = write_index(h, shard_of, n_shards, err);
@@ -292,7 +294,7 @@ int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_e
             mt_warn("%s/%s is left out of checkpoints: %s", model_dir, e->d_name, why);
     }
     closedir(d);
-    if (!rc && !config)
+    if (!rc && !config && !mt_peft_is_folder(model_dir))
         rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no config.json", model_dir);
     if (rc)
         mt_hf_files_finish(&f);
@@ -321,13 +323,22 @@ static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, st
     return rc;
 }
 
+/* Of the model itself: an adapter's folder names the model instead. */
+static bool is_of_model(const char *name)
+{
+    return !strcmp(name, "config.json") || !strcmp(name, "generation_config.json");
+}
+
 static int write_others(const struct mt_hf_dir *h, struct mt_err *err)
 {
     struct mt_hf_files own = {0};
     const struct mt_hf_files *f = h->files ? h->files : &own;
     int rc = h->files ? 0 : mt_hf_files_read(&own, h->model_dir, err);
     for (size_t i = 0; i < f->n && !rc; i++)
-        rc = write_other(h, &f->p[i], err);
+        if (!h->adapter_config || !is_of_model(f->p[i].name))
+            rc = write_other(h, &f->p[i], err);
+    if (!rc && h->adapter_config)
+        rc = write_bytes(h, MT_PEFT_CONFIG, h->adapter_config, strlen(h->adapter_config), err);
     mt_hf_files_finish(&own);
     return rc;
 }

@@ -17,7 +17,7 @@ typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_fil
 /**
  * The small files of a model's folder that go along with its weights (configuration, tokenizer, licence), in memory.
  * Only plain files of up to 256 MiB, and links to such within the folder or among the hub cache's blobs: others are
- * left out with a warning, but for config.json, without which there is an error.
+ * left out with a warning, but for config.json, without which there is an error (an adapter's folder has none).
  */
 struct mt_hf_files {
     struct mt_hf_file {
@@ -30,7 +30,10 @@ struct mt_hf_files {
 int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_err *err);
 void mt_hf_files_finish(struct mt_hf_files *f);
 
-/** Writes a Hugging Face folder that exists already and is empty. */
+/**
+ * Writes a Hugging Face folder that exists already and is empty: of a model, or of an adapter (model/peft.h), whose
+ * weights are one file and which has the model's tokenizer, but not its configuration.
+ */
 struct mt_hf_dir {
     const struct mt_vfs *vfs;
     const char *dir, *model_dir; /* model_dir: whose other files are copied, where there are no */
@@ -44,6 +47,7 @@ struct mt_hf_dir {
     const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
     const char *quantization;    /* and of quantization_config: checkpoint/quantization.h; NULL: what it says */
     uint64_t shard_bytes;
+    const char *adapter_config;  /* of an adapter: the text of adapter_config.json; NULL: a model */
     mt_tensor_source source;
     mt_tensor_done tensor_done;  /* may be NULL, and */
     mt_file_done done;           /* so may this */

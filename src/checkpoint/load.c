@@ -20,6 +20,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
+#include "model/peft.h"
 #include "model/ranges.h"
 #include "model/weights.h"
 
@@ -113,8 +114,10 @@ static int check_list(const char *dir, const cJSON *files, bool full, struct mt_
         if (!mt_json_get(files, name))
             break;
     }
-    bool weights = mt_json_get(files, "model.safetensors") || mt_json_get(files, "model.safetensors.index.json");
-    if (!weights || !mt_json_get(files, "config.json") || (full && (!states || n != states)))
+    bool adapter = mt_json_get(files, MT_PEFT_CONFIG);
+    bool weights = adapter ? mt_json_get(files, MT_PEFT_WEIGHTS) != NULL
+                           : mt_json_get(files, "model.safetensors") || mt_json_get(files, "model.safetensors.index.json");
+    if (!weights || (!adapter && !mt_json_get(files, "config.json")) || (full && (!states || n != states)))
         return damaged(err, dir, "its list of files is not complete");
     return 0;
 }
@@ -412,6 +415,11 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
 {
     struct mt_st_model st;
     char path[4096], name[64];
+    size_t n = 0;
+    for (size_t i = 0; i < u->n_tensors; i++)
+        n += mt_checkpoint_holds(l, &l->tensors[u->first_tensor + i]);
+    if (!n)
+        return 0;
     snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
     snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
     size_t n_named = 0;
@@ -430,7 +438,8 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     }
     r->st = &st;
     for (size_t i = 0; i < u->n_tensors && !rc; i++)
-        if (!mt_json_get(r->named, l->tensors[u->first_tensor + i].name))
+        if (mt_checkpoint_holds(l, &l->tensors[u->first_tensor + i]) &&
+            !mt_json_get(r->named, l->tensors[u->first_tensor + i].name))
             rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
     mt_st_close(&st);
     return rc;

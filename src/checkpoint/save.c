@@ -13,6 +13,7 @@
 #include "checkpoint/layout_files.h"
 #include "checkpoint/manifest.h"
 #include "hw/hw.h"
+#include "model/peft.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 
@@ -21,6 +22,7 @@ struct saver {
     const struct mt_vfs *vfs;
     char tmp[4096];
     char base_dir[4096]; /* from the root, so that it is found from anywhere */
+    const struct adapter_files *adapter; /* while its file is written */
     const char *prefix; /* of the names in the file list */
     const struct mt_st_decl *decls; /* of what is being written */
     size_t first_tensor; /* of the block whose state is being written */
@@ -55,15 +57,22 @@ static uint64_t packed_bytes(const struct mt_tensor *t)
     return n;
 }
 
+bool mt_checkpoint_holds(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    return t->trainable || !l->n_adapters;
+}
+
 uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_desc desc[MT_N_PLANES], bool full,
                              bool named)
 {
     uint64_t n = 1 << 20;
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (full && named && t->in_base)
+        if (!mt_checkpoint_holds(l, t) || (full && named && t->in_base))
             continue;
-        n += t->kind == MT_RANGE_PACKED ? packed_bytes(t) : mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
+        n += t->kind == MT_RANGE_PACKED ? packed_bytes(t)
+             : l->n_adapters            ? t->n * sizeof(float)
+                                        : mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
         for (int k = 0; full && k < N_PARTS; k++)
             if (has_part(&desc[k], k, t))
                 n += k == MASTER ? t->n * sizeof(float) : mt_plane_desc_bytes(&desc[k], t->n);
@@ -126,7 +135,7 @@ static int find_copied(struct saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
     struct mt_err why = {0};
-    if (!l->cfg.moe.n_experts || !v->s->model_dir)
+    if (!l->cfg.moe.n_experts || !v->s->model_dir || l->n_adapters)
         return 0;
     if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
         if (!mt_is_dir(v->s->model_dir)) /* else there are no weights: it was trained from random ones */
@@ -140,6 +149,60 @@ static int find_copied(struct saver *v, struct mt_err *err)
         if (mt_stored_goes_along(l, v->along.tensors[i].name))
             v->copied[v->n_copied++] = &v->along.tensors[i];
     return 0;
+}
+
+/* What is written of an adapter: positions of tensors, and names. A tied model has its table under both names. */
+struct adapter_files {
+    struct mt_st_decl *decls;
+    size_t *tensor, n;
+    char (*names)[MT_PEFT_NAME];
+};
+
+static int adapter_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    const struct saver *v = ctx;
+    const struct mt_tensor *t = &v->s->layout->tensors[v->adapter->tensor[i]];
+    return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
+}
+
+static void declare(struct adapter_files *a, const struct mt_layout *l, size_t tensor, const char *name)
+{
+    const struct mt_tensor *t = &l->tensors[tensor];
+    mt_peft_tensor_name(a->names[a->n], name);
+    a->tensor[a->n] = tensor;
+    a->decls[a->n] = (struct mt_st_decl){.name = a->names[a->n], .dtype = MT_ST_F32, .n_dims = t->n_dims,
+                                         .shape = {t->shape[0], t->shape[1]}};
+    a->n++;
+}
+
+/* A folder as PEFT writes it: what is trained, and nothing of the base. */
+static int write_adapter(struct saver *v, struct mt_err *err)
+{
+    const struct mt_layout *l = v->s->layout;
+    size_t most = l->n_tensors + 1;
+    struct adapter_files a = {mt_calloc(most, sizeof(*a.decls)), mt_calloc(most, sizeof(*a.tensor)), 0,
+                              mt_calloc(most, sizeof(*a.names))};
+    char *config = mt_peft_config_text(l, v->s->base_model);
+    int rc = a.decls && a.tensor && a.names && config ? 0 : mt_fail_nomem(err, "an adapter", most * sizeof(*a.decls));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (l->tensors[i].trainable)
+            declare(&a, l, i, l->tensors[i].name);
+    if (!rc && l->tied && l->tensors[0].trainable)
+        declare(&a, l, 0, "lm_head.weight");
+    v->prefix = "";
+    v->decls = a.decls;
+    v->adapter = &a;
+    if (!rc)
+        rc = mt_hf_dir_write(&(struct mt_hf_dir){.vfs = v->vfs, .dir = v->tmp, .model_dir = v->s->model_dir,
+                                                 .files = v->s->files, .decls = a.decls, .n_decls = a.n,
+                                                 .adapter_config = config, .source = adapter_source,
+                                                 .tensor_done = tensor_done, .done = file_done, .ctx = v},
+                             err);
+    free(a.decls);
+    free(a.tensor);
+    free(a.names);
+    free(config);
+    return rc;
 }
 
 /* Those that are left to the model they come from. */
@@ -234,7 +297,8 @@ static int write_block_state(struct saver *v, const char *dir, size_t *unit, str
     for (size_t t = first; t < end && !rc; t++)
         for (int p = 0; p < N_PARTS && !is_named(v->s, &l->tensors[t]); p++) {
             size_t i = (t - first) * N_PARTS + (size_t)p;
-            if (!has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
+            if (!mt_checkpoint_holds(l, &l->tensors[t]) ||
+                !has_part(mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)p), p, &l->tensors[t]))
                 continue;
             declare_state(v, &l->tensors[t], p, &decls[i], names[i]);
             which[n++] = i;
@@ -362,7 +426,7 @@ static int sync_dir(const struct saver *v, const char *dir, struct mt_err *err)
 static int write_all(struct saver *v, struct mt_err *err)
 {
     char dir[4200];
-    int rc = write_weights(v, err);
+    int rc = v->s->layout->n_adapters ? write_adapter(v, err) : write_weights(v, err);
     struct mt_out_file f;
     v->prefix = "";
     if (!rc)

@@ -244,17 +244,34 @@ void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *o
     }
 }
 
-int mt_config_override(struct mt_config *cfg, const char *key, const char *value, const char *why,
-                       struct mt_err *err)
+static const struct mt_key *key_named(const char *key)
 {
     char section[64];
     const char *dot = strchr(key, '.');
-    const struct mt_key *k = NULL;
-    if (dot && (size_t)(dot - key) < sizeof(section)) {
-        snprintf(section, sizeof(section), "%.*s", (int)(dot - key), key);
-        k = mt_key_find(section, dot + 1);
-    }
+    if (!dot || (size_t)(dot - key) >= sizeof(section))
+        return NULL;
+    snprintf(section, sizeof(section), "%.*s", (int)(dot - key), key);
+    return mt_key_find(section, dot + 1);
+}
+
+int mt_config_override(struct mt_config *cfg, const char *key, const char *value, const char *why,
+                       struct mt_err *err)
+{
+    const struct mt_key *k = key_named(key);
     return k ? set_key(cfg, k, value, why, err)
+             : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
+}
+
+bool mt_config_is_default(const struct mt_config *cfg, const char *key)
+{
+    const struct mt_key *k = key_named(key);
+    return k && !strcmp(cfg->priv->origin[index_of(k)], "default");
+}
+
+int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
+{
+    const struct mt_key *k = key_named(key);
+    return k ? set_key(cfg, k, k->def, "default", err)
              : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
 }
 

@@ -29,6 +29,7 @@ enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
 enum mt_cfg_progress { MT_PROGRESS_AUTO, MT_PROGRESS_ON, MT_PROGRESS_OFF };
+enum mt_cfg_adapter { MT_ADAPTER_NONE, MT_ADAPTER_LORA, MT_ADAPTER_DORA };
 enum mt_cfg_device { MT_DEVICE_AUTO, MT_DEVICE_CUDA, MT_DEVICE_CPU };
 
 /** A comma-separated list; items are owned by the config. */
@@ -66,6 +67,15 @@ struct mt_config {
         struct mt_cfg_list freeze;
     } model;
     struct {
+        enum mt_cfg_adapter kind;
+        int64_t rank;
+        double alpha;
+        bool rslora;
+        struct mt_cfg_list targets, rank_pattern, alpha_pattern, train_also;
+        double lr_ratio_b, dropout;
+        char *path;
+    } adapter;
+    struct {
         struct mt_cfg_list train; /* files and globs, "path:weight" not yet split */
         char *eval;               /* file, "N" samples or "2%" */
         enum mt_cfg_format format;
@@ -83,7 +93,7 @@ struct mt_config {
         int64_t tokens;
         int64_t tokens_per_step; /* exactly one of this and batch_size is > 0 */
         int64_t batch_size;
-        double learning_rate;
+        double learning_rate; /* or MT_AUTO */
         enum mt_cfg_lr_schedule schedule;
         struct mt_cfg_amount warmup, decay;
         double min_lr_ratio;
@@ -153,6 +163,10 @@ int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, c
 /** Replaces the value of "sec.key" after loading (an `auto` that was decided), with origin `why`. */
 int mt_config_override(struct mt_config *cfg, const char *key, const char *value, const char *why,
                        struct mt_err *err);
+
+/** Whether nothing has set "sec.key"; and sets it back to its default. */
+bool mt_config_is_default(const struct mt_config *cfg, const char *key);
+int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err);
 
 /**
  * Before a resume: takes numerics that are auto from the text of an earlier config.effective.ini, with origin `why`.

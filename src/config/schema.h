@@ -20,6 +20,7 @@ enum mt_key_type {
     MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 where the default is */
     MT_KEY_COUNT_AUTO, /* or "auto" = MT_AUTO */
     MT_KEY_REAL,
+    MT_KEY_REAL_AUTO, /* or "auto" = MT_AUTO */
     MT_KEY_AMOUNT,   /* struct mt_cfg_amount: a count or N% */
     MT_KEY_SIZE,     /* struct mt_size: bytes with unit, N%, auto */
     MT_KEY_BYTES,    /* uint64_t: bytes with unit */

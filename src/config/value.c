@@ -234,7 +234,8 @@ static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
 
 static bool is_number(const struct mt_key *key)
 {
-    return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL;
+    return key->type == MT_KEY_COUNT || key->type == MT_KEY_COUNT_AUTO || key->type == MT_KEY_REAL ||
+           key->type == MT_KEY_REAL_AUTO;
 }
 
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
@@ -281,6 +282,12 @@ int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *te
         return parse_count(key, text, f, buf, len);
     case MT_KEY_COUNT:
         return parse_count(key, text, f, buf, len);
+    case MT_KEY_REAL_AUTO:
+        if (!strcmp(text, "auto")) {
+            *(double *)f = MT_AUTO;
+            return 0;
+        }
+        return parse_real(key, text, f, buf, len);
     case MT_KEY_REAL:
         return parse_real(key, text, f, buf, len);
     case MT_KEY_AMOUNT:
@@ -387,8 +394,11 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
         else if (*(const int64_t *)f || *key->def)
             mt_str_printf(out, "%lld", (long long)*(const int64_t *)f);
         break;
+    case MT_KEY_REAL_AUTO:
     case MT_KEY_REAL:
-        if (*(const double *)f != 0 || *key->def)
+        if (key->type == MT_KEY_REAL_AUTO && *(const double *)f == MT_AUTO)
+            mt_str_printf(out, "auto");
+        else if (*(const double *)f != 0 || *key->def)
             mt_str_number(out, *(const double *)f);
         break;
     case MT_KEY_AMOUNT:

@@ -27,7 +27,7 @@ static int update_run(mt_engine *e, const struct views *v, const struct mt_tenso
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
         .keys = &e->p.numerics.optimizer_keys,
-        .lr = e->pending.lr,
+        .lr = e->pending.lr * t->lr_scale,
         .weight_decay = t->decay ? e->p.numerics.optimizer_keys.weight_decay : 0,
         .t = e->pending.t,
         .clip = e->pending.clip,

@@ -382,6 +382,7 @@ static bool layers_differ(const struct mt_hf_config *cfg, int a, int b)
 
 const struct mt_part_kind mt_part_attention = {
     .name = "attention",
+    .adapted = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .lay_out = lay_out,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,

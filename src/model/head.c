@@ -61,6 +61,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 /* Run by mt_model_head(): its result is a loss, and a tied one takes the embedding's weights and gradient, too. */
 const struct mt_part_kind mt_part_head = {
     .name = "head",
+    .adapted = 1u << MT_HEAD_TABLE,
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,
@@ -82,8 +83,11 @@ static struct mt_param output_matrix(const mt_model *m)
 static int head_logits(mt_model *m, size_t rows, const void *h, const void *table,
                        struct mt_err *err)
 {
+    struct mt_param out = output_matrix(m);
     size_t vocab = (size_t)m->layout->cfg.vocab;
-    return mt_op_gemm(m->dev,
+    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = mt_model_logits_ld(m->layout),
+                                 .y_dtype = MT_F32, .x = h, .w = table, .y = m->logits};
+    int rc = mt_op_gemm(m->dev,
                       &(struct mt_gemm){
                           .m = rows,
                           .n = vocab,
@@ -93,12 +97,13 @@ static int head_logits(mt_model *m, size_t rows, const void *h, const void *tabl
                           .trans_b = true,
                           .a = h,
                           .lda = m->wd.c,
-                          .b = mt_elem(m, table, output_matrix(m).at),
+                          .b = mt_elem(m, table, out.at),
                           .ldb = m->wd.c,
                           .d = m->logits,
                           .ldd = mt_model_logits_ld(m->layout),
                       },
                       err);
+    return rc ? rc : mt_adapter_forward(m, &run, err);
 }
 
 /* The logits' gradients of a chunk: rows of ld elements. */
@@ -122,6 +127,8 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
     float *dw = mt_grad_of(a->g_table, out);
     size_t vocab = (size_t)m->layout->cfg.vocab;
     struct gradients dlogits = gradients_of(m);
+    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = dlogits.ld, .x = h, .w = a->table,
+                                 .dy = dlogits.p, .dx = dh, .g = a->g_table};
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = rows,
@@ -137,6 +144,10 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
                             .ldd = m->wd.c,
                         },
                         err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
+    if (!rc)
+        rc = mt_adapter_weight_grad(m, &run, err);
     if (rc || !dw)
         return rc;
     return mt_op_gemm(m->dev,

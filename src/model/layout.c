@@ -19,7 +19,10 @@ struct mt_layout_builder {
     const struct mt_layout_params *p;
     bool *glob_used;
     size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
+    size_t n_adapters;             /* of l->adapters in use */
     bool failed;
+    struct mt_err *err;            /* of the first adapter that cannot be, and */
+    int rc;                        /* its code */
 };
 
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b)
@@ -36,9 +39,26 @@ static bool decays(const struct mt_layout_builder *b, const char *name)
     return true;
 }
 
+static bool has_adapters(const struct mt_layout_builder *b)
+{
+    return b->p->adapter && b->p->adapter->on;
+}
+
+/* A tensor's name without its last part. */
+static void module_of(char *module, size_t len, const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    snprintf(module, len, "%.*s", dot ? (int)(dot - name) : 0, name);
+}
+
 static bool frozen(struct mt_layout_builder *b, const char *name)
 {
+    char module[MT_TENSOR_NAME];
     bool hit = false;
+    if (has_adapters(b)) {
+        module_of(module, sizeof(module), name);
+        return !mt_adapter_match(&b->p->adapter->train_also, module);
+    }
     for (size_t i = 0; i < b->p->n_freeze; i++)
         if (!fnmatch(b->p->freeze[i], name, 0))
             hit = b->glob_used[i] = true;
@@ -52,31 +72,48 @@ struct place {
     int expert; /* or -1 */
 };
 
-static void add_tensor(struct mt_layout_builder *b, const struct place *at, int64_t cols,
-                       const struct mt_param_tensor *tensor)
+/* Adds a tensor whose name is not set yet; NULL: no memory. */
+static struct mt_tensor *begin_tensor(struct mt_layout_builder *b, const struct place *at, int64_t rows, int64_t cols)
 {
     struct mt_layout *l = b->l;
     struct mt_param *p = at->param;
-    int64_t rows = tensor->rows;
     if (!mt_grow(&l->tensors, &b->cap_tensors, l->n_tensors + 1, sizeof(*l->tensors))) {
         b->failed = true;
-        return;
+        return NULL;
     }
     struct mt_tensor *t = &l->tensors[l->n_tensors++];
     *t = (struct mt_tensor){.n_dims = cols ? 2 : 1, .shape = {rows, cols}, .param = p, .expert = at->expert,
-                            .usual = tensor->usual, .head_rows = tensor->head_rows};
-    mt_stored_name(t, l, at->part->layer, tensor->usual);
+                            .lr_scale = 1};
     t->unit = (size_t)(b->u - l->units);
     t->n = (size_t)rows * (size_t)MT_MAX(cols, (int64_t)1);
     t->first = p->at + p->n;
-    t->trainable = !frozen(b, t->name) && !tensor->constant;
-    t->decay = decays(b, t->name);
     p->n += t->n;
-    p->trainable |= t->trainable;
     b->u->n_elems = t->first + t->n;
-    b->u->n_params += t->n;
     b->u->n_tensors++;
-    b->u->trainable |= t->trainable;
+    return t;
+}
+
+static void set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable)
+{
+    t->trainable = trainable;
+    t->param->trainable |= trainable;
+    b->u->trainable |= trainable;
+    if (trainable)
+        b->l->n_trained += t->n;
+}
+
+static void add_tensor(struct mt_layout_builder *b, const struct place *at, int64_t cols,
+                       const struct mt_param_tensor *tensor)
+{
+    struct mt_tensor *t = begin_tensor(b, at, tensor->rows, cols);
+    if (!t)
+        return;
+    t->usual = tensor->usual;
+    t->head_rows = tensor->head_rows;
+    mt_stored_name(t, b->l, at->part->layer, tensor->usual);
+    t->decay = decays(b, t->name);
+    b->u->n_params += t->n;
+    set_trainable(b, t, !frozen(b, t->name) && !tensor->constant);
 }
 
 static void add_param(struct mt_layout_builder *b, const struct place *at, int64_t cols, size_t n,
@@ -105,6 +142,115 @@ void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, 
     add_param(b, &(struct place){p, &p->expert[i][role], p->first_expert + i}, cols, n, tensors);
 }
 
+/* --- adapters ---------------------------------------------------------------------------------------- */
+
+static void refuse(struct mt_layout_builder *b, const char *format, const char *name, const char *module)
+{
+    if (!b->rc)
+        b->rc = mt_fail(b->err, MT_ERR_USAGE, -EINVAL, format, name, module);
+}
+
+/* Does the tensor's module get an adapter? `served`: its part computes with one. */
+static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, bool served)
+{
+    struct mt_adapter_spec *s = b->p->adapter;
+    char module[MT_TENSOR_NAME];
+    const struct mt_adapter_item *item;
+    if (t->n_dims != 2)
+        return false;
+    module_of(module, sizeof(module), t->name);
+    item = mt_adapter_match(&s->targets, module);
+    if (item && !served)
+        refuse(b, "adapter.targets: \"%s\" means %s, too, which cannot have an adapter: name the layers more closely",
+               item->name, module);
+    for (size_t i = 0; !item && served && part->layer >= 0 && i < s->targets.n; i++)
+        if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
+            item = &s->targets.items[i];
+            s->targets.items[i].used = true;
+        }
+    if (item && b->l->cfg.family->rope_pairs && t->head_rows)
+        refuse(b, "adapter.targets: \"%s\" means %s, whose rows this family keeps in another order: not supported", item->name,
+               module);
+    if (item && t->trainable)
+        refuse(b, "%s is named by adapter.targets and by adapter.train_also (%s): it is trained with an adapter or whole",
+               module, t->name);
+    return item;
+}
+
+/* Where the next parameter begins. */
+static size_t end_of(const struct mt_layout_builder *b)
+{
+    return mt_align_up(b->u->n_elems, MT_PARAM_ALIGN);
+}
+
+/* A or B of a target's adapter. */
+static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const char *module, const char *factor,
+                       int64_t rows, int64_t cols)
+{
+    struct mt_tensor *t = begin_tensor(b, &(struct place){.param = p, .expert = -1}, rows, cols);
+    if (!t)
+        return;
+    snprintf(t->name, sizeof(t->name), "%.100s.%s.weight", module, factor);
+    t->adapter = t->decay = true;
+    if (!strcmp(factor, MT_LORA_B))
+        t->lr_scale = b->p->adapter->lr_ratio_b;
+    set_trainable(b, t, true);
+}
+
+/* The tensors [first, end) of a linear layer that get one: all A, then each B. */
+static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, size_t first,
+                            size_t end, bool served)
+{
+    const struct mt_layout *l = b->l;
+    struct mt_adapter *ad = NULL;
+    char module[MT_TENSOR_NAME];
+    for (size_t i = first; i < end && !b->failed; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (!is_target(b, part, t, served) || b->rc)
+            continue;
+        if (!ad) {
+            p->adapter = ad = &b->l->adapters[b->n_adapters++];
+            *ad = (struct mt_adapter){.in = (size_t)t->shape[1]};
+        }
+        module_of(module, sizeof(module), t->name);
+        struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
+        ad->target[ad->n_targets++] = (struct mt_adapter_target){
+            .tensor = i, .col = (t->first - p->at) / ad->in, .out = (size_t)t->shape[0], .row = ad->rank,
+            .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha};
+        ad->rank += (size_t)s.rank;
+    }
+    if (!ad)
+        return;
+    ad->a.at = end_of(b);
+    for (size_t i = 0; i < ad->n_targets; i++) {
+        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
+        add_factor(b, &ad->a, module, MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
+    }
+    for (size_t i = 0; i < ad->n_targets; i++) {
+        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
+        ad->target[i].b.at = end_of(b);
+        add_factor(b, &ad->target[i].b, module, MT_LORA_B, (int64_t)ad->target[i].out, (int64_t)ad->target[i].rank);
+    }
+}
+
+/* Adapters lie behind the part's own parameters; tensors [first, ...) are the part's. */
+static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, size_t first)
+{
+    size_t end = b->l->n_tensors;
+    for (int role = 0; role < MT_PART_MAX_PARAMS; role++) {
+        struct mt_param *p = &part->param[role];
+        size_t from = first, to;
+        while (from < end && b->l->tensors[from].first < p->at)
+            from++;
+        for (to = from; to < end && b->l->tensors[to].first < p->at + p->n;)
+            to++;
+        if (p->n && !b->failed)
+            lay_out_adapter(b, part, p, from, to, part->kind->adapted >> role & 1);
+    }
+}
+
+/* --- units ------------------------------------------------------------------------------------------- */
+
 static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int layer, int block)
 {
     b->u = &b->l->units[b->l->n_units++];
@@ -117,10 +263,13 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     struct mt_part *p = &b->l->parts[b->l->n_parts++];
     *p = (struct mt_part){.kind = kind, .layer = b->u->layer, .first_expert = first_expert, .n_experts = n_experts,
                           .expert = n_experts ? b->l->experts + b->n_experts : NULL};
+    size_t first = b->l->n_tensors;
     b->n_experts += (size_t)n_experts;
     b->u->n_parts++;
     b->u->per_step = kind->per_step;
     kind->lay_out(b, p);
+    if (has_adapters(b))
+        add_adapters(b, p, first);
 }
 
 /* "embed", "layer 7"; where the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
@@ -225,6 +374,52 @@ static size_t group_of(const struct mt_hf_config *cfg, size_t asked)
     return MT_MIN(MT_MAX(group, (size_t)1), n);
 }
 
+static int check_used(const struct mt_adapter_list *list, const char *key, const char *like, struct mt_err *err)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (!list->items[i].used)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.%s: \"%s\" matches nothing (names are like %s)", key,
+                           list->items[i].name, like);
+    return 0;
+}
+
+/* The output matrix of a tied model is the embedding: PEFT trains them apart unless it is told of both. */
+static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    struct mt_adapter_list *also = &b->p->adapter->train_also;
+    bool head = mt_adapter_match(also, "lm_head"), table = mt_adapter_match(also, "model.embed_tokens");
+    if (!b->l->tied || head == table)
+        return 0;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also names %s alone, which this model shares with %s: name both",
+                   head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
+}
+
+static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    struct mt_adapter_spec *s = b->p->adapter;
+    const struct mt_layout *l = b->l;
+    if (b->p->n_freeze)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "model.freeze with adapters: all that they do not name is frozen already; remove model.freeze");
+    if (l->tied && mt_adapter_match(&s->targets, "lm_head"))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                       "adapter.targets: an adapter of lm_head is not supported where the embeddings are tied");
+    int rc = check_tied(b, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (l->cfg.family->rope_pairs && l->tensors[i].head_rows && l->tensors[i].trainable)
+            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also: %s, whose rows this family keeps in another order, "
+                         "is not supported", l->tensors[i].name);
+    if (!rc)
+        rc = check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err);
+    if (!rc)
+        rc = check_used(&s->ranks, "rank_pattern", "q_proj:32", err);
+    if (!rc)
+        rc = check_used(&s->alphas, "alpha_pattern", "q_proj:32", err);
+    if (!rc)
+        rc = check_used(&s->train_also, "train_also", "lm_head and model.norm", err);
+    return rc || b->n_adapters ? rc : mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets names no layer");
+}
+
 static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
 {
     bool any = false;
@@ -246,8 +441,8 @@ static int check_parts(const struct mt_family *f, const char *const *parts, stru
     return 0;
 }
 
-/* Units, parts and experts are never more than this, so that nothing moves that is pointed to. */
-static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, struct mt_err *err)
+/* Units, parts, experts and adapters are never more than this, so that nothing moves that is pointed to. */
+static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, bool with_adapters, struct mt_err *err)
 {
     size_t groups = l->cut.expert_group ? mt_div_up((size_t)cfg->moe.n_experts, l->cut.expert_group) : 0;
     size_t n = 2, experts = 0;
@@ -258,7 +453,9 @@ static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, struct 
     l->units = mt_calloc(n, sizeof(*l->units));
     l->parts = mt_calloc(n, sizeof(*l->parts));
     l->experts = mt_calloc(experts, sizeof(*l->experts));
-    return l->units && l->parts && l->experts ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
+    if (with_adapters)
+        l->adapters = mt_calloc(n * MT_PART_MAX_PARAMS, sizeof(*l->adapters));
+    return l->units && l->parts && l->experts && (l->adapters || !with_adapters) ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
 }
 
 static int compare_names(const void *a, const void *b)
@@ -282,7 +479,8 @@ static void count_active(struct mt_layout *l)
     const struct mt_moe *m = &l->cfg.moe;
     uint64_t of_experts = 0, rest = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
-        *(l->tensors[i].expert < 0 ? &rest : &of_experts) += l->tensors[i].n;
+        if (!l->tensors[i].adapter)
+            *(l->tensors[i].expert < 0 ? &rest : &of_experts) += l->tensors[i].n;
     if (!l->tied)
         rest -= l->units[0].n_params;
     l->n_active = rest + (of_experts ? of_experts / (uint64_t)m->n_experts * (uint64_t)m->top_k : 0);
@@ -295,11 +493,16 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->cut = b->p->cut;
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
+    if (has_adapters(b)) {
+        l->adapter_default.rank = b->p->adapter->rank;
+        l->adapter_default.alpha = b->p->adapter->alpha;
+        l->adapter_default.rslora = b->p->adapter->rslora;
+    }
     int rc = check_parts(cfg->family, cfg->family->parts, err);
     if (!rc)
         rc = check_parts(cfg->family, cfg->family->sparse_parts, err);
     if (!rc)
-        rc = allocate(l, cfg, err);
+        rc = allocate(l, cfg, has_adapters(b), err);
     if (rc)
         return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
@@ -309,7 +512,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     if (b->failed)
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
     count_active(l);
-    rc = check_globs(b, err);
+    l->n_adapters = b->n_adapters;
+    rc = b->rc ? b->rc : has_adapters(b) ? check_adapters(b, err) : check_globs(b, err);
     if (!rc)
         rc = sort_names(l, err);
     if (!rc)
@@ -322,6 +526,7 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
 {
     struct mt_layout_builder b = {.l = mt_calloc(1, sizeof(struct mt_layout)),
                                   .p = p,
+                                  .err = err,
                                   .glob_used = mt_calloc(p->n_freeze, sizeof(bool))};
     int rc = b.l && b.glob_used ? lay_out(&b, cfg, err) : mt_fail_nomem(err, "the model's layout", sizeof(*b.l));
     free(b.glob_used);
@@ -344,6 +549,7 @@ void mt_layout_destroy(struct mt_layout **l)
         free((*l)->pieces);
         free((*l)->experts);
         free((*l)->ranges);
+        free((*l)->adapters);
         free(*l);
     }
     *l = NULL;
@@ -374,11 +580,22 @@ static bool same_param(const struct mt_param *a, const struct mt_param *b)
     return a->at == b->at && a->n == b->n && a->trainable == b->trainable && a->grad == b->grad;
 }
 
+static bool same_adapter(const struct mt_adapter *a, const struct mt_adapter *b)
+{
+    bool same = a && b && a->in == b->in && a->rank == b->rank && a->n_targets == b->n_targets &&
+                same_param(&a->a, &b->a);
+    for (size_t i = 0; same && i < a->n_targets; i++) {
+        const struct mt_adapter_target *x = &a->target[i], *y = &b->target[i];
+        same = x->col == y->col && x->out == y->out && x->rank == y->rank && same_param(&x->b, &y->b);
+    }
+    return same || (!a && !b);
+}
+
 static bool parts_alike(const struct mt_hf_config *cfg, const struct mt_part *a, const struct mt_part *b)
 {
     bool same = a->kind == b->kind && a->n_experts == b->n_experts;
     for (int i = 0; i < MT_PART_MAX_PARAMS; i++)
-        same = same && same_param(&a->param[i], &b->param[i]);
+        same = same && same_param(&a->param[i], &b->param[i]) && same_adapter(a->param[i].adapter, b->param[i].adapter);
     for (int e = 0; same && e < a->n_experts; e++)
         for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
             same = same && same_param(&a->expert[e][i], &b->expert[e][i]);

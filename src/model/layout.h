@@ -10,11 +10,13 @@
 #include "base/err.h"
 #include "base/packed.h"
 #include "hf/hf_config.h"
+#include "model/adapter.h"
 #include "store/planes.h"
 
 /** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
 enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
+enum { MT_TENSOR_NAME = 128 };
 struct mt_param;
 
 /**
@@ -29,7 +31,7 @@ struct mt_tensor_place {
 
 /** A tensor as the model's files have it: one of the layout, or several that are fused. */
 struct mt_stored {
-    char name[128];
+    char name[MT_TENSOR_NAME];
     int n_dims;
     int64_t shape[3];
     size_t n;       /* elements */
@@ -40,7 +42,7 @@ struct mt_stored {
 
 /** A Hugging Face tensor, its place in its unit and in the planes. */
 struct mt_tensor {
-    char name[128];
+    char name[MT_TENSOR_NAME];
     const char *usual;      /* what most families name it, mt_param_tensor.usual */
     int n_dims;
     int64_t shape[2];
@@ -52,6 +54,8 @@ struct mt_tensor {
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
+    bool adapter;     /* of an adapter: no tensor of the model's files */
+    double lr_scale;  /* factor of the learning rate */
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
     bool in_base;     /* frozen, bf16, and a tensor of the model's files under its own name: checkpoints may name it */
     bool in_file;     /* frozen, bf16, large, and in a file of the model as it is in a plane */
@@ -85,6 +89,26 @@ struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
     bool trainable; /* any of its tensors is */
     size_t grad;    /* trainable: first element in the unit's FP32 gradient, whole as products write it */
+    struct mt_adapter *adapter; /* of a linear layer that has some, else NULL; the layout's */
+};
+
+/**
+ * The adapters of one linear layer. Where it is made of several tensors (q, k, v), each may have one: their A lie end
+ * to end, so that one product serves them, and each adds to its own columns of the layer's output.
+ */
+enum { MT_ADAPTER_MAX_TARGETS = 3 };
+struct mt_adapter {
+    size_t in, rank;   /* rank: of all targets together */
+    struct mt_param a; /* [rank, in] */
+    size_t n_targets;
+    struct mt_adapter_target {
+        size_t tensor;     /* that it corrects: position in mt_layout.tensors */
+        size_t col, out;   /* columns [col, col + out) of the layer's output */
+        size_t row, rank;  /* rows [row, row + rank) of A */
+        float scale;
+        double alpha;
+        struct mt_param b; /* [out, rank] */
+    } target[MT_ADAPTER_MAX_TARGETS];
 };
 
 struct mt_part_kind; /* model/part.h */
@@ -154,7 +178,15 @@ struct mt_layout {
     struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* what mt_part.expert points into */
     struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */
     size_t n_ranges;
-    uint64_t n_params;         /* without padding; a tied table counts once */
+    struct mt_adapter *adapters;
+    size_t n_adapters;
+    struct {
+        int64_t rank;          /* of most, and */
+        double alpha;          /* theirs */
+        bool rslora;
+    } adapter_default;         /* where there are adapters */
+    uint64_t n_trained;        /* parameters that are trained, adapters' among them */
+    uint64_t n_params;         /* of the model, without padding; a tied table counts once */
     uint64_t n_active;         /* that a token is multiplied with: of a mixture's experts those it is sent to; of the
                                   embedding nothing, where the head has a table of its own */
     bool tied;
@@ -165,11 +197,12 @@ struct mt_layout_params {
     size_t n_freeze;
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
+    struct mt_adapter_spec *adapter; /* borrowed; its items are marked as used. NULL or off: there are none */
 };
 
 /**
  * Lays the model out, frozen tensors as if they were stored in f32. -EINVAL (MT_ERR_USAGE): a glob that matches no
- * tensor, or nothing left to train.
+ * tensor, or nothing left to train. With adapters all else is frozen, but for what the spec names.
  */
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);

@@ -5,25 +5,42 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err)
 {
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = n,
-                          .n = out,
-                          .k = in,
-                          .dtype = m->dt,
-                          .d_dtype = m->dt,
-                          .trans_b = true,
-                          .a = x,
-                          .lda = in,
-                          .b = mt_elem(m, w, p.at),
-                          .ldb = in,
-                          .bias = bias.n ? mt_elem(m, w, bias.at) : NULL,
-                          .c = residual,
-                          .ldc = out,
-                          .d = y,
-                          .ldd = out,
-                      },
-                      err);
+    int rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = n,
+                            .n = out,
+                            .k = in,
+                            .dtype = m->dt,
+                            .d_dtype = m->dt,
+                            .trans_b = true,
+                            .a = x,
+                            .lda = in,
+                            .b = mt_elem(m, w, p.at),
+                            .ldb = in,
+                            .bias = bias.n ? mt_elem(m, w, bias.at) : NULL,
+                            .c = residual,
+                            .ldc = out,
+                            .d = y,
+                            .ldd = out,
+                        },
+                        err);
+    if (rc || !p.adapter)
+        return rc;
+    return mt_adapter_forward(m,
+                              &(struct mt_adapter_run){.adapter = p.adapter, .n = n, .ld = out,
+                                                       .y_dtype = m->dt, .x = x, .w = w, .y = y},
+                              err);
+}
+
+static struct mt_adapter_run adapter_run(const struct mt_linear_bwd *a)
+{
+    return (struct mt_adapter_run){.adapter = a->p.adapter, .n = a->n, .ld = a->out, .x = a->x,
+                                   .w = a->w, .dy = a->dy, .dx = a->dx, .g = a->g};
+}
+
+bool mt_linear_is_trained(const struct mt_linear_bwd *a)
+{
+    return mt_grad_of(a->g, a->p) || a->p.adapter;
 }
 
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
@@ -61,32 +78,35 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                                 .workspace = m->workspace,
                             },
                             err);
-    return rc;
+    struct mt_adapter_run run = adapter_run(a);
+    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
 }
 
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = a->n,
-                          .n = a->in,
-                          .k = a->out,
-                          .dtype = m->dt,
-                          .d_dtype = m->dt,
-                          .a = a->dy,
-                          .lda = a->out,
-                          .b = mt_elem(m, a->w, a->p.at),
-                          .ldb = a->in,
-                          .d = a->dx,
-                          .ldd = a->in,
-                      },
-                      err);
+    int rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = a->n,
+                            .n = a->in,
+                            .k = a->out,
+                            .dtype = m->dt,
+                            .d_dtype = m->dt,
+                            .a = a->dy,
+                            .lda = a->out,
+                            .b = mt_elem(m, a->w, a->p.at),
+                            .ldb = a->in,
+                            .d = a->dx,
+                            .ldd = a->in,
+                        },
+                        err);
+    struct mt_adapter_run run = adapter_run(a);
+    return rc ? rc : mt_adapter_input_grad(m, &run, err);
 }
 
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
-    int rc = mt_linear_weight_grad(m, a, err);
-    return rc ? rc : mt_linear_input_grad(m, a, err);
+    int rc = mt_linear_input_grad(m, a, err);
+    return rc ? rc : mt_linear_weight_grad(m, a, err);
 }
 
 int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,

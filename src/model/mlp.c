@@ -123,7 +123,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                     .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
-        rc = gated_backward(r, &rec, mt_grad_of(r->g, p[MT_MLP_DOWN]) != NULL, err);
+        rc = gated_backward(r, &rec, mt_linear_is_trained(&down), err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
@@ -142,6 +142,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 
 const struct mt_part_kind mt_part_mlp = {
     .name = "mlp",
+    .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .lay_out = lay_out,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,

@@ -80,6 +80,15 @@ static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const
     }
 }
 
+/* Of the thin products of a layer's adapters. */
+static size_t adapter_bytes(const struct mt_model_params *p)
+{
+    size_t rank = 0;
+    for (size_t i = 0; i < p->layout->n_adapters; i++)
+        rank = MT_MAX(rank, p->layout->adapters[i].rank);
+    return p->max_tokens * rank * mt_dtype_size(p->dtype);
+}
+
 /* Cuts the scratch from `base` (NULL: sizes only); returns its bytes. */
 static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p,
                              void *base)
@@ -92,6 +101,8 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     /* of a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
+    m->adapter_x = mt_take(base, &at, adapter_bytes(p));
+    m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p) : 0);
     m->workspace = mt_take(base, &at, workspace);
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;

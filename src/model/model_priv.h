@@ -39,6 +39,7 @@ struct mt_model {
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
+    void *adapter_x, *adapter_dy; /* [max_tokens, rank]: x A^T; s dy B */
     void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: in the logits' place */
@@ -142,10 +143,14 @@ static inline float *mt_grad_of(float *g, struct mt_param p)
 }
 
 /* Steps shared by forward and backward (linear.c). */
+/** y = x W^T + b (+ residual), rounded; where the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err);
-/** dx = dy W; dW += dy^T x; db += colsum dy. */
+/**
+ * dx = dy W; dW += dy^T x; db += colsum dy. Of adapters: dx += s (dy B) A; dB += s dy^T (x A^T); dA += s (dy B)^T x.
+ * The input's gradient comes first: it leaves s dy B for the weights'.
+ */
 struct mt_linear_bwd {
     size_t n, in, out;
     const void *x, *w, *dy;
@@ -155,8 +160,28 @@ struct mt_linear_bwd {
 };
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
-/** Both, the weight's first. */
+/** Both. */
 int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
+
+/** Does backward of the layer need x? */
+bool mt_linear_is_trained(const struct mt_linear_bwd *a);
+
+/**
+ * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy are ld elements apart; y is
+ * of the compute dtype, or f32. `adapter` NULL: nothing is done.
+ */
+struct mt_adapter_run {
+    const struct mt_adapter *adapter;
+    size_t n, ld;
+    enum mt_dtype y_dtype;
+    const void *x, *w, *dy;
+    void *y, *dx;
+    float *g;
+};
+int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
+int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
+/** After mt_adapter_input_grad() of the same layer. */
+int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
 
 /** norm of x with stored or new rstd. */
 int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,

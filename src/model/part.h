@@ -44,6 +44,8 @@ struct mt_part_kind {
     bool per_step;
     /** Is there once for each group of a mixture's experts. */
     bool per_group;
+    /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
+    unsigned adapted;
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** Bytes of the activation record of a micro-batch; NULL: none. */

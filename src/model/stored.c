@@ -104,7 +104,8 @@ static int list_pieces(struct mt_layout *l, struct mt_err *err)
     if (!l->pieces)
         return mt_fail_nomem(err, "the model's layout", l->n_tensors * sizeof(*l->pieces));
     for (size_t i = 0; i < l->n_tensors; i++)
-        l->stored[l->tensors[i].place.stored].n_pieces++;
+        if (!l->tensors[i].adapter)
+            l->stored[l->tensors[i].place.stored].n_pieces++;
     size_t at = 0;
     for (size_t i = 0; i < l->n_stored; i++) {
         l->stored[i].first_piece = at;
@@ -112,6 +113,8 @@ static int list_pieces(struct mt_layout *l, struct mt_err *err)
         l->stored[i].n_pieces = 0;
     }
     for (size_t i = 0; i < l->n_tensors; i++) {
+        if (l->tensors[i].adapter)
+            continue;
         struct mt_stored *s = &l->stored[l->tensors[i].place.stored];
         l->pieces[s->first_piece + s->n_pieces++] = i;
     }
@@ -124,6 +127,8 @@ int mt_stored_place(struct mt_layout *l, struct mt_err *err)
     int last = -1;
     for (size_t i = 0; i < l->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
+        if (t->adapter)
+            continue;
         int layer = l->units[t->unit].layer, part = 0;
         bool in_layer = layer >= 0;
         const struct mt_fused_tensor *f = in_layer ? mt_family_fused(l->cfg.family, t->usual, &part) : NULL;

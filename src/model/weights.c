@@ -127,8 +127,8 @@ static int read_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *su
     const struct mt_st_model *st = l->r.st;
     struct mt_packed_source src = {.codes = NULL};
     struct wide_source s = {.plain = &l->r, .src = &src, .dir = l->dir};
-    int rc = mt_packed_find(&src, st, l->r.l, t, err);
-    if (rc)
+    int rc = t->adapter ? 0 : mt_packed_find(&src, st, l->r.l, t, err);
+    if (rc || t->adapter)
         return rc;
     if (t->kind == MT_RANGE_PACKED && src.format)
         return mt_packed_copy(st, &src, t, l->planes, err);

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/resolve.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "device/kind.h"
 #include "hw/hw.h"
+#include "model/peft.h"
 #include "model/weights.h"
 #include "plan/evaluate.h"
 
@@ -15,36 +19,119 @@ enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 
 static const uint64_t GIB = (uint64_t)1 << 30;
 
-/* Random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen. */
-static int mark_stored(struct mt_layout *l, const struct mt_config *c, const char *dir, const cJSON *from_files,
-                       struct mt_err *err)
+/* --- adapters ------------------------------------------------------------------------------------- */
+
+/* "NAME:VALUE" */
+static int add_patterns(struct mt_adapter_list *out, const struct mt_cfg_list *list, const char *key,
+                        struct mt_err *err)
 {
-    return c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(l, dir, c->model.base_dtype, from_files, err)
-                                            : mt_weights_mark_random(l, c->model.base_dtype, err);
+    for (int i = 0; i < list->n; i++) {
+        const char *item = list->items[i], *colon = strrchr(item, ':');
+        char name[256];
+        double value = 0;
+        bool rank = !strcmp(key, "rank_pattern");
+        if (!colon || colon == item || (size_t)(colon - item) >= sizeof(name) || !mt_parse_real(colon + 1, &value) ||
+            value <= 0 || (rank && (value > 4096 || value != (double)(int64_t)value)))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.%s: \"%s\" must be NAME:%s, such as q_proj:32", key, item,
+                           rank ? "RANK" : "ALPHA");
+        snprintf(name, sizeof(name), "%.*s", (int)(colon - item), item);
+        if (!mt_adapter_list_add(out, name, value))
+            return mt_fail_nomem(err, key, sizeof(name));
+    }
+    return 0;
+}
+
+static int add_names(struct mt_adapter_list *out, const struct mt_cfg_list *list, struct mt_err *err)
+{
+    for (int i = 0; i < list->n; i++)
+        if (!mt_adapter_list_add(out, list->items[i], 0))
+            return mt_fail_nomem(err, "the adapters", sizeof(*out));
+    return 0;
+}
+
+static int adapters_by_keys(struct mt_adapter_spec *s, const struct mt_config *c, struct mt_err *err)
+{
+    s->rank = c->adapter.rank;
+    s->alpha = c->adapter.alpha;
+    s->rslora = c->adapter.rslora;
+    int rc = add_names(&s->targets, &c->adapter.targets, err);
+    if (!rc)
+        rc = add_names(&s->train_also, &c->adapter.train_also, err);
+    if (!rc)
+        rc = add_patterns(&s->ranks, &c->adapter.rank_pattern, "rank_pattern", err);
+    return rc ? rc : add_patterns(&s->alphas, &c->adapter.alpha_pattern, "alpha_pattern", err);
+}
+
+/* What the configuration asks for, or the folder that it names. */
+static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c, struct mt_err *err)
+{
+    static const char *const folders[] = {"rank", "alpha", "targets", "rslora", "rank_pattern", "alpha_pattern",
+                                          "train_also"};
+    char key[64];
+    *out = (struct mt_adapter_spec){0};
+    if (c->adapter.kind == MT_ADAPTER_NONE)
+        return 0;
+    for (size_t i = 0; *c->adapter.path && i < MT_ARRAY_LEN(folders); i++) {
+        snprintf(key, sizeof(key), "adapter.%s", folders[i]);
+        if (!mt_config_is_default(c, key))
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is set, and the adapters of adapter.path = %s bring their own: "
+                           "remove the key", key, c->adapter.path);
+    }
+    int rc = *c->adapter.path ? mt_peft_read_spec(out, c->adapter.path, err) : adapters_by_keys(out, c, err);
+    out->on = true;
+    out->lr_ratio_b = c->adapter.lr_ratio_b;
+    return rc;
+}
+
+/* Random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen. */
+static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
+                        const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
+{
+    int rc = mt_layout_create(layout, hf, p, err);
+    if (rc)
+        return rc;
+    return c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(*layout, dir, c->model.base_dtype, from_files, err)
+                                            : mt_weights_mark_random(*layout, c->model.base_dtype, err);
 }
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
                     const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err)
 {
+    /* the base of adapters is always read from the model */
+    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE ? NULL : from_files;
+    struct mt_adapter_spec adapter;
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
         .n_freeze = (size_t)c->model.freeze.n,
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
+        .adapter = &adapter,
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    int rc = mt_layout_create(layout, hf, &p, err);
+    int rc = find_adapters(&adapter, c, err);
     *halves = NULL;
     if (!rc)
-        rc = mark_stored(*layout, c, dir, from_files, err);
-    if (rc || c->placement.unit != MT_CUT_AUTO)
-        return rc;
-    size_t group = p.cut.expert_group;
-    p.cut = mt_cut_half;
-    p.cut.expert_group = group;
-    rc = mt_layout_create(halves, hf, &p, err);
-    return rc ? rc : mark_stored(*halves, c, dir, from_files, err);
+        rc = lay_out_once(layout, hf, &p, c, dir, only, err);
+    if (!rc && c->placement.unit == MT_CUT_AUTO) {
+        size_t group = p.cut.expert_group;
+        p.cut = mt_cut_half;
+        p.cut.expert_group = group;
+        rc = lay_out_once(halves, hf, &p, c, dir, only, err);
+    }
+    mt_adapter_spec_finish(&adapter);
+    return rc;
+}
+
+int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
+{
+    bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
+    if (c->train.learning_rate != MT_AUTO)
+        return 0;
+    mt_info("train.learning_rate is %s: auto, as it is %s", adapters ? "2e-4" : "1e-5",
+            adapters ? "adapters that are trained" : "all weights that are trained");
+    return mt_config_override(c, "train.learning_rate", adapters ? "2e-4" : "1e-5",
+                              adapters ? "auto: with adapters" : "auto: for all weights", err);
 }
 
 /* --- what there is -------------------------------------------------------------------------------- */
@@ -124,8 +211,8 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     int rc = count_rows(&n, c, err);
     if (rc)
         return rc;
-    if (n.grad_dtype == MT_DTYPE_AUTO)
-        n.grad_dtype = n.dtype;
+    if (n.grad_dtype == MT_DTYPE_AUTO) /* those of adapters are few */
+        n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
     n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_dtype);
     if (!n.optimizer)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "

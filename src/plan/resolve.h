@@ -65,6 +65,8 @@ int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request
  */
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
                     const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err);
+/** train.learning_rate = auto becomes a number, with its reason as origin. */
+int mt_resolve_learning_rate(struct mt_config *cfg, struct mt_err *err);
 /** The kind of device that a run of the configuration opens, and what was found of the GPU (mt_device_choose()). */
 const char *mt_plan_device_kind(const struct mt_config *cfg, struct mt_device_info *gpu);
 

@@ -162,7 +162,9 @@ static int count_steps(struct mt_session *s, struct mt_err *err)
 int mt_session_open_inputs(struct mt_session *s, struct mt_config *cfg, const cJSON *from_files, struct mt_err *err)
 {
     *s = (struct mt_session){.cfg = cfg, .from_files = from_files};
-    int rc = mt_resolve_numerics(&s->numerics, cfg, err); /* what it refuses is refused before data are read */
+    int rc = mt_resolve_learning_rate(cfg, err);
+    if (!rc)
+        rc = mt_resolve_numerics(&s->numerics, cfg, err); /* what it refuses is refused before data are read */
     if (!rc)
         rc = mt_session_open_model(s, err);
     return rc ? rc : open_data(s, err);

@@ -105,6 +105,7 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
                                                              .model_dir = p->session->model_dir,
+                                                             .base_model = config(s)->model.path,
                                                              .files = p->files,
                                                              .layout = p->session->layout,
                                                              .planes = p->session->planes,

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "machine/stored.h"
+#include "model/peft.h"
 #include "model/ranges.h"
 #include "model/weights.h"
 #include "plan/evaluate.h"
@@ -286,6 +287,37 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
             t++;
         rc = mt_file_weights_sum(s->files, i, &s->base_sum[t], err);
     }
+    return rc;
+}
+
+static int fill_model(struct mt_session *s, struct mt_err *err)
+{
+    if (s->request.train && s->cfg->model.init == MT_INIT_RANDOM)
+        return mt_weights_init_random(s->layout, s->planes, (uint64_t)s->cfg->train.seed, (int)s->placement.threads,
+                                      err);
+    int rc = mt_checkpoint_verify_model(s->model_dir, false, false, err);
+    return rc ? rc : mt_weights_load(s->layout, s->planes, s->model_dir, s->request.train ? s->base_sum : NULL, err);
+}
+
+static int fill_adapters(struct mt_session *s, struct mt_err *err)
+{
+    const char *path = s->cfg->adapter.path;
+    if (!*path)
+        return mt_adapter_init(s->layout, s->planes, (uint64_t)s->cfg->train.seed, err);
+    int rc = mt_checkpoint_verify_model(path, false, false, err);
+    return rc ? rc : mt_peft_load(s->layout, s->planes, path, err);
+}
+
+int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err)
+{
+    bool adapters = s->layout->n_adapters || s->cfg->adapter.kind != MT_ADAPTER_NONE;
+    int rc = resume && !adapters ? 0 : fill_model(s, err);
+    if (!rc && resume)
+        rc = mt_checkpoint_load(resume, s->layout, s->planes, err);
+    else if (!rc && adapters)
+        rc = fill_adapters(s, err);
+    if (!rc && resume && !adapters)
+        rc = mt_weights_load_base(s->layout, s->planes, s->files, s->model_dir, s->from_files, s->base_sum, err);
     return rc;
 }
 

@@ -72,6 +72,8 @@ int mt_session_operations(const struct mt_session *s, struct mt_metered **ops, s
 int mt_session_start(struct mt_session *s, struct mt_err *err);
 /** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
+/** Fills the planes: the model's weights, and what of them comes from the checkpoint `resume` or from adapter.path. */
+int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
 /** What a tier must offer. */

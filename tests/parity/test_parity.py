@@ -87,6 +87,7 @@ def check(tmp, name):
     assert max(changed.values()) > 3 * max(e for n, e in errors.items() if not n.endswith("k_proj.bias"))
 
 
-with tempfile.TemporaryDirectory() as tmp:
-    for case in sys.argv[1:]:
-        check(tmp, case)
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        for case in sys.argv[1:]:
+            check(tmp, case)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the fixtures of tests/parity/adapters: adapters that PEFT wrote, B away from zero, on the tiny models of
+tests/parity, and what PEFT, transformers and torch.optim.AdamW make of them in 20 steps. Then runs megatrain on them, has
+PEFT load what it wrote, and compares the losses. Run by hand when adapters change; the tests need no torch.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/adapter_fixtures.py [--check] [CASE...]
+--check leaves the fixtures as they are and does the last part alone.
+"""
+import copy
+import json
+import os
+import shutil
+import sys
+import tempfile
+
+import peft
+import torch
+import transformers
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from parity import LR, ROWS, STEPS, lr_at, rel
+from tiny import base, megatrain, write_ini
+
+PARITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
+ROOT = os.path.join(PARITY, "adapters")
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+# case: model, PEFT's configuration, learning rate of B over that of A
+CASES = {
+    "llama": ("llama", dict(r=8, lora_alpha=16, target_modules=ALL), 1),
+    "llama-head": ("llama", dict(r=4, lora_alpha=6, target_modules=["q_proj", "lm_head"], modules_to_save=["model.norm"]), 1),
+    "mistral-rslora": ("mistral", dict(r=4, lora_alpha=8, use_rslora=True, target_modules=ALL,
+                                       modules_to_save=["lm_head", "model.norm"]), 4),
+    "qwen2-patterns": ("qwen2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
+                                     rank_pattern={"q_proj": 3, r"layers\.1\.mlp\.up_proj": 8},
+                                     alpha_pattern={"v_proj": 20, "model.layers.0.mlp.down_proj": 3}), 1),
+    "qwen3-upper": ("qwen3", dict(r=8, lora_alpha=8, target_modules=ALL, layers_to_transform=[1]), 1),
+}
+
+
+def load_base(name, dtype):
+    model = AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager")
+    return model
+
+
+def groups_of(model, ratio, wd=0.1):
+    groups = []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            plain = "bias" in name or "norm" in name
+            groups.append({"params": [p], "weight_decay": 0.0 if plain else wd, "ratio": ratio if "lora_B" in name else 1})
+    return groups
+
+
+def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
+    opt = torch.optim.AdamW(groups_of(model, ratio), lr=lr, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    losses, norms = [], []
+    model.train()
+    for step in range(STEPS):
+        batch = [samples[i % len(samples)] for i in range(step * ROWS, (step + 1) * ROWS)]
+        total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
+        loss_sum = 0.0
+        opt.zero_grad()
+        for s in batch:
+            labels = torch.tensor([s["labels"]])
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+                logits = model(input_ids=torch.tensor([s["input_ids"]])).logits
+            logits = logits if dtype == "f64" else logits.float()
+            l = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum")
+            (l / total).backward()
+            loss_sum += l.item()
+        norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
+        for g in opt.param_groups:
+            g["lr"] = lr * lr_at(step, STEPS, warmup) / LR * g["ratio"]
+        opt.step()
+        losses.append(loss_sum / total)
+        norms.append(norm.item())
+    return losses, norms
+
+
+def make(name, samples):
+    family, config, ratio = CASES[name]
+    lr = 2e-3
+    d = os.path.join(ROOT, name)
+    shutil.rmtree(d, ignore_errors=True)
+    torch.manual_seed(3)
+    model = get_peft_model(load_base(family, torch.float32), LoraConfig(task_type="CAUSAL_LM", **config))
+    g = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_B" in n:
+                p.copy_(torch.randn(p.shape, generator=g) * 0.05)
+    model.save_pretrained(os.path.join(d, "start"))
+    os.remove(os.path.join(d, "start", "README.md"))
+    double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
+    losses, norms = train(double, samples, "f64", lr, ratio)
+    l32, n32 = train(model, samples, "f32", lr, ratio)
+    l16, _ = train(bf16, samples, "bf16", lr, ratio)
+    state = peft.get_peft_model_state_dict(double)
+    save_file({k: v.detach().float().contiguous() for k, v in state.items()}, os.path.join(d, "trained.safetensors"))
+    expected = {"made_with": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+                "model": family, "steps": STEPS, "rows": ROWS, "learning_rate": lr, "lr_ratio_b": ratio,
+                "losses": losses, "norms": norms, "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}}
+    with open(os.path.join(d, "expected.json"), "w") as f:
+        json.dump(expected, f, indent=1)
+        f.write("\n")
+    print(f"{name}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, norm {norms[0]:.3f}; torch f32: losses "
+          f"{max(map(rel, l32, losses)):.1e}, norms {max(map(rel, n32, norms)):.1e}")
+
+
+def check(name, samples, tmp):
+    """PEFT reads our checkpoint as it is, and finds our loss; the same modules have adapters."""
+    family, config, ratio = CASES[name]
+    start = os.path.join(ROOT, name, "start")
+    out = os.path.join(tmp, name)
+    ini = write_ini(out + ".ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out,
+        model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off", train__steps=3,
+        train__batch_size=ROWS, train__micro_batch=2, train__learning_rate=1e-3, adapter__kind="lora", adapter__path=start))
+    megatrain("-q", "run", ini)
+    ours = os.path.join(out, "checkpoint-3")
+    model = PeftModel.from_pretrained(load_base(family, torch.float32), ours)
+    began = PeftModel.from_pretrained(load_base(family, torch.float32), start)
+    names = lambda m: sorted(n for n, p in m.named_parameters() if "lora" in n or "modules_to_save" in n)
+    assert names(model) == names(began), set(names(model)) ^ set(names(began))
+    merged = os.path.join(tmp, name + "-merged")
+    megatrain("export", "--merge", "--dtype", "f32", ours, merged)
+    whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32, attn_implementation="eager")
+    ids = torch.tensor([samples[0]["input_ids"]])
+    with torch.no_grad():
+        a, b, c = model(input_ids=ids).logits, whole(input_ids=ids).logits, began(input_ids=ids).logits
+    assert (a - b).abs().max() < 1e-4 < (a - c).abs().max(), ((a - b).abs().max(), (a - c).abs().max())
+    eval_ini = write_ini(out + "-eval.ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out + "-e",
+        model__dtype="f32", data__eval=os.path.join(tmp, "data.jsonl"), data__packing="off", train__batch_size=ROWS))
+    got = json.loads(megatrain("-q", "eval", "--json", "--adapter", ours, eval_ini).stdout)
+    total, n = 0.0, 0
+    for s in samples:
+        labels = torch.tensor([s["labels"]])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([s["input_ids"]])).logits
+        total += torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum").item()
+        n += int((labels[0, 1:] != -100).sum())
+    assert n == got["tokens"] and rel(got["loss"], total / n) < 2e-6, (got, total / n)
+    print(f"{name}: PEFT reads the checkpoint; loss {got['loss']:.6f}, PEFT's {total / n:.6f}; merged {(a - b).abs().max():.1e}")
+
+
+def main():
+    torch.set_num_threads(1)  # small products: more only wait for each other
+    only_check = "--check" in sys.argv
+    samples = [json.loads(l) for l in open(os.path.join(PARITY, "data.jsonl"))]
+    with tempfile.TemporaryDirectory() as tmp:
+        shutil.copy(os.path.join(PARITY, "data.jsonl"), tmp)
+        for name in [a for a in sys.argv[1:] if a != "--check"] or CASES:
+            if not only_check:
+                make(name, samples)
+            check(name, samples, tmp)
+
+
+main()

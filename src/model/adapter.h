@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_ADAPTER_H
+#define MT_MODEL_ADAPTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/**
+ * Low-rank adapters (LoRA; Hu et al. 2021): a linear layer W with an adapter computes y = W x + s B (A x), and
+ * A [rank, in] and B [out, rank] are trained in the place of W. s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
+ * (Kalajdzievski 2023).
+ *
+ * What of a model gets an adapter is a list of names of modules, as PEFT has it: a tensor's name without ".weight".
+ * A name without wildcards means the module of that name, or those whose name ends in it behind a dot ("q_proj"); a glob
+ * is held against the whole name ("model.layers.3.*").
+ */
+
+/** A name or glob of modules, and what is said of them. */
+struct mt_adapter_item {
+    char *name; /* owned */
+    double value;
+    bool used;  /* it matched something when a model was laid out */
+};
+struct mt_adapter_list {
+    struct mt_adapter_item *items; /* owned; the first match counts */
+    size_t n, cap;
+};
+
+/** What of a model gets adapters, and which. {0}: nothing. */
+struct mt_adapter_spec {
+    bool on;
+    int64_t rank;
+    double alpha;
+    bool rslora;
+    double lr_ratio_b; /* learning rate of B over that of A (LoRA+; Hayou et al. 2024) */
+    struct mt_adapter_list targets;        /* MT_ALL_LINEAR: the linear layers of attention and MLP of every layer */
+    struct mt_adapter_list ranks, alphas;  /* in the place of rank and alpha */
+    struct mt_adapter_list train_also;     /* modules that are trained whole */
+};
+#define MT_ALL_LINEAR "all-linear"
+/* The last part but one of a factor's name: "model.layers.0.self_attn.q_proj.lora_A.weight". */
+#define MT_LORA_A "lora_A"
+#define MT_LORA_B "lora_B"
+
+/** Adds a copy of the name; false: no memory. */
+bool mt_adapter_list_add(struct mt_adapter_list *l, const char *name, double value);
+void mt_adapter_spec_finish(struct mt_adapter_spec *s);
+
+/** The first item that means the module, or NULL; marks it as used. */
+const struct mt_adapter_item *mt_adapter_match(struct mt_adapter_list *l, const char *module);
+
+/** Rank and alpha of a module's adapter, and the factor of its product. */
+struct mt_adapter_shape {
+    int64_t rank;
+    double alpha, scale;
+};
+struct mt_adapter_shape mt_adapter_shape_of(struct mt_adapter_spec *s, const char *module);
+
+#endif

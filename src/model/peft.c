@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/peft.h"
+
+#include <math.h>
+#include <regex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/fs.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "model/ranges.h"
+
+#define PREFIX "base_model.model."
+#define SUFFIX_A "." MT_LORA_A ".weight"
+#define SUFFIX_B "." MT_LORA_B ".weight"
+enum { PIECE = 1 << 16 }; /* elements */
+
+bool mt_peft_is_folder(const char *dir)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, dir);
+    return mt_path_exists(path);
+}
+
+void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours)
+{
+    snprintf(name, MT_PEFT_NAME, PREFIX "%s", ours);
+}
+
+/* --- reading the configuration ------------------------------------------------------------------------ */
+
+static int read_config(cJSON **out, const char *dir, struct mt_err *err)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, dir);
+    if (!mt_path_exists(path))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is no folder of an adapter: it has no " MT_PEFT_CONFIG, dir);
+    int rc = mt_json_read_file(out, path, MT_ERR_INPUT, err);
+    if (!rc && !cJSON_IsObject(*out)) {
+        cJSON_Delete(*out);
+        *out = NULL;
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s must be a JSON object", path);
+    }
+    return rc;
+}
+
+static bool is_off(const cJSON *v)
+{
+    return !v || cJSON_IsNull(v) || cJSON_IsFalse(v) || (cJSON_IsNumber(v) && v->valuedouble == 0) ||
+           ((cJSON_IsArray(v) || cJSON_IsObject(v)) && !v->child);
+}
+
+static bool is_text(const cJSON *v, const char *text)
+{
+    return cJSON_IsString(v) && !strcmp(v->valuestring, text);
+}
+
+/* Keys that change what is computed, and that must be off. Others say how an adapter came to be, or are read. */
+static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
+{
+    static const char *const off[] = {
+        "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "trainable_token_indices",
+        "alora_invocation_tokens", "use_qalora", "target_parameters", "megatron_config", "use_bdlora",
+        "arrow_config", "velora_config", "monteclora_config", "ensure_weight_tying"};
+    const cJSON *init = mt_json_get(o, "init_lora_weights"), *bias = mt_json_get(o, "bias");
+    if (!is_text(mt_json_get(o, "peft_type"), "LORA"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": peft_type must be LORA", dir);
+    for (size_t i = 0; i < MT_ARRAY_LEN(off); i++)
+        if (!is_off(mt_json_get(o, off[i])))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %s is not supported", dir, off[i]);
+    if (bias && !is_text(bias, "none"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"", dir);
+    const cJSON *dropout = mt_json_get(o, "lora_dropout");
+    if (!is_off(dropout))
+        mt_warn("%s/" MT_PEFT_CONFIG ": lora_dropout = %g is not applied", dir,
+                cJSON_IsNumber(dropout) ? dropout->valuedouble : 0);
+    /* pissa, olora, loftq, eva and the like change the base, too: what the adapter corrects is not the model's own */
+    if (init && !cJSON_IsBool(init) && !cJSON_IsNull(init) && !is_text(init, "gaussian") && !is_text(init, "orthogonal"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": init_lora_weights = \"%.40s\" is not supported",
+                       dir, cJSON_IsString(init) ? init->valuestring : "?");
+    return 0;
+}
+
+/* As PEFT finds a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
+static int pattern_matches(const char *key, const char *module, bool *yes, const char *dir, struct mt_err *err)
+{
+    regex_t re;
+    char *full = NULL;
+    if (asprintf(&full, "^(.*\\.)?(%s)$", key) < 0)
+        return mt_fail_nomem(err, key, strlen(key));
+    int bad = regcomp(&re, full, REG_EXTENDED | REG_NOSUB);
+    free(full);
+    if (bad)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read", dir, key);
+    *yes = !regexec(&re, module, 0, NULL, 0);
+    regfree(&re);
+    return 0;
+}
+
+static int alpha_of(double *alpha, const cJSON *o, const char *module, const char *dir, struct mt_err *err)
+{
+    const cJSON *patterns = mt_json_get(o, "alpha_pattern"), *usual = mt_json_get(o, "lora_alpha");
+    *alpha = cJSON_IsNumber(usual) ? usual->valuedouble : 8;
+    for (const cJSON *p = patterns ? patterns->child : NULL; p; p = p->next) {
+        bool yes = false;
+        int rc = pattern_matches(p->string, module, &yes, dir, err);
+        if (rc)
+            return rc;
+        if (yes && cJSON_IsNumber(p)) {
+            *alpha = p->valuedouble;
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static bool ends(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), k = strlen(suffix);
+    return n > k && !strcmp(name + n - k, suffix);
+}
+
+static bool is_saved_module(const cJSON *o, const char *module)
+{
+    const cJSON *list = mt_json_get(o, "modules_to_save");
+    for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
+        if (cJSON_IsString(m) && (!strcmp(module, m->valuestring) || ends(module, m->valuestring)))
+            return true;
+    return false;
+}
+
+static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, const cJSON *o, const char *dir,
+                      struct mt_err *err)
+{
+    char module[256];
+    const char *name = t->name + strlen(PREFIX), *dot;
+    double alpha;
+    if (strncmp(t->name, PREFIX, strlen(PREFIX)) || !(dot = strrchr(name, '.')) || strlen(name) >= sizeof(module) ||
+        strstr(name, "lora_embedding_") || strstr(name, "lora_magnitude_vector"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported", dir, t->name);
+    bool a = ends(name, SUFFIX_A), b = ends(name, SUFFIX_B);
+    snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
+    if (b || ends(name, ".base_layer.weight")) /* PEFT keeps the model's own matrix beside an adapter of the head */
+        return 0;
+    if (!a && !is_saved_module(o, module))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor of "
+                       "modules_to_save", dir, t->name);
+    if (!a)
+        return mt_adapter_list_add(&s->train_also, module, 0) ? 0 : mt_fail_nomem(err, dir, sizeof(module));
+    int rc = alpha_of(&alpha, o, module, dir, err);
+    if (!rc && (t->n_dims != 2 || t->shape[0] < 1))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" must be a matrix", dir, t->name);
+    if (!rc && !(mt_adapter_list_add(&s->targets, module, 0) && mt_adapter_list_add(&s->alphas, module, alpha) &&
+                 mt_adapter_list_add(&s->ranks, module, (double)t->shape[0])))
+        rc = mt_fail_nomem(err, dir, sizeof(module));
+    return rc;
+}
+
+static int open_weights(struct mt_st_model *st, const char *dir, struct mt_err *err)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, dir);
+    if (!mt_path_exists(path))
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s has no " MT_PEFT_WEIGHTS, dir);
+    return mt_st_open_file(st, path, err);
+}
+
+int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_err *err)
+{
+    struct mt_adapter_spec s = {.on = true, .lr_ratio_b = 1};
+    struct mt_st_model st;
+    cJSON *o = NULL;
+    int rc = read_config(&o, dir, err);
+    if (!rc)
+        rc = check_keys(o, dir, err);
+    if (!rc)
+        rc = open_weights(&st, dir, err);
+    if (!rc) {
+        const cJSON *r = mt_json_get(o, "r"), *alpha = mt_json_get(o, "lora_alpha");
+        s.rank = cJSON_IsNumber(r) ? (int64_t)r->valuedouble : 8;
+        s.alpha = cJSON_IsNumber(alpha) ? alpha->valuedouble : 8;
+        s.rslora = cJSON_IsTrue(mt_json_get(o, "use_rslora"));
+        for (size_t i = 0; i < st.n_tensors && !rc; i++)
+            rc = add_tensor(&s, &st.tensors[i], o, dir, err);
+        mt_st_close(&st);
+    }
+    cJSON_Delete(o);
+    if (rc)
+        mt_adapter_spec_finish(&s);
+    else
+        *out = s;
+    return rc;
+}
+
+int mt_peft_base_model(char **out, const char *dir, struct mt_err *err)
+{
+    cJSON *o = NULL;
+    int rc = read_config(&o, dir, err);
+    const cJSON *base = rc ? NULL : mt_json_get(o, "base_model_name_or_path");
+    if (!rc && (!cJSON_IsString(base) || !*base->valuestring))
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG " does not name the model: give --model", dir);
+    if (!rc && !(*out = strdup(base->valuestring)))
+        rc = mt_fail_nomem(err, dir, strlen(base->valuestring));
+    cJSON_Delete(o);
+    return rc;
+}
+
+/* --- weights -------------------------------------------------------------------------------------------- */
+
+static int find_tensor(const struct mt_st_tensor **out, const struct mt_st_model *st, const struct mt_tensor *t,
+                       struct mt_err *err)
+{
+    char name[MT_PEFT_NAME];
+    mt_peft_tensor_name(name, t->name);
+    const struct mt_st_tensor *src = *out = mt_st_find(st, name);
+    if (!src || src->n_dims != t->n_dims || src->shape[0] != t->shape[0] ||
+        (t->n_dims > 1 && src->shape[1] != t->shape[1]))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is missing or has another shape than [%lld, %lld]",
+                       st->files[0].path, name, (long long)t->shape[0], (long long)t->shape[1]);
+    return 0;
+}
+
+static int load_tensor(const struct mt_st_model *st, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
+                       struct mt_err *err)
+{
+    const struct mt_st_tensor *src;
+    int rc = find_tensor(&src, st, t, err);
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        rc = mt_st_read_f32(st, src, at, n, buf, err);
+        for (size_t i = 0; i < n && !rc; i++)
+            if ((mt_f32_bits(buf[i]) & 0x7fffffffu) >= 0x7f7f8000u)
+                rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
+                             "finite and below 3.39e38", st->files[0].path, src->name, (double)buf[i], at + i);
+        if (!rc)
+            rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
+    }
+    return rc;
+}
+
+int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
+    if (!rc) {
+        for (size_t i = 0; i < l->n_tensors && !rc; i++)
+            if (l->tensors[i].trainable)
+                rc = load_tensor(&st, &l->tensors[i], planes, buf, err);
+        mt_st_close(&st);
+    }
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    const struct mt_st_tensor *src;
+    int rc = open_weights(&st, dir, err);
+    if (rc)
+        return rc;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (l->tensors[i].trainable)
+            rc = find_tensor(&src, &st, &l->tensors[i], err);
+    mt_st_close(&st);
+    return rc;
+}
+
+static int init_tensor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed, float *buf, struct mt_err *err)
+{
+    uint64_t stream = XXH3_64bits(t->name, strlen(t->name));
+    bool a = ends(t->name, SUFFIX_A);
+    double bound = a ? 1 / sqrt((double)t->shape[1]) : 0;
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        for (size_t i = 0; i < n; i++)
+            buf[i] = a ? (float)((2 * mt_philox_uniform(seed, stream, at + i) - 1) * bound) : 0;
+        rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
+    }
+    return rc;
+}
+
+int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err)
+{
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? 0 : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (l->tensors[i].adapter)
+            rc = init_tensor(&l->tensors[i], planes, seed, buf, err);
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* --- writing the configuration ------------------------------------------------------------------------- */
+
+static size_t module_length(const char *tensor)
+{
+    const char *dot = strrchr(tensor, '.');
+    return dot ? (size_t)(dot - tensor) : 0;
+}
+
+/* The last part of a module's name: "q_proj". */
+static const char *last_name(const char *module)
+{
+    const char *dot = strrchr(module, '.');
+    return dot ? dot + 1 : module;
+}
+
+/* A module with adapters. */
+struct target {
+    char module[MT_TENSOR_NAME];
+    const struct mt_adapter_target *t;
+};
+
+static struct target *list_targets(const struct mt_layout *l, size_t *n)
+{
+    struct target *all = mt_calloc(l->n_adapters * MT_ADAPTER_MAX_TARGETS, sizeof(*all));
+    *n = 0;
+    for (size_t i = 0; all && i < l->n_adapters; i++)
+        for (size_t k = 0; k < l->adapters[i].n_targets; k++) {
+            struct target *t = &all[(*n)++];
+            t->t = &l->adapters[i].target[k];
+            const char *name = l->tensors[t->t->tensor].name;
+            snprintf(t->module, sizeof(t->module), "%.*s", (int)module_length(name), name);
+        }
+    return all;
+}
+
+/* Would the last name alone mean exactly our targets of that name? It would mean every matrix of it. */
+static bool short_name_will_do(const struct mt_layout *l, const struct target *all, size_t n, const char *last)
+{
+    size_t ours = 0, theirs = 0;
+    for (size_t i = 0; i < n; i++)
+        ours += !strcmp(last_name(all[i].module), last);
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        char module[MT_TENSOR_NAME];
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->adapter || t->n_dims != 2)
+            continue;
+        snprintf(module, sizeof(module), "%.*s", (int)module_length(t->name), t->name);
+        theirs += !strcmp(last_name(module), last);
+    }
+    return ours == theirs;
+}
+
+static double rank_of(const struct mt_adapter_target *t)
+{
+    return (double)t->rank;
+}
+
+static double alpha_of_target(const struct mt_adapter_target *t)
+{
+    return t->alpha;
+}
+
+/* Is a target before i of the same last name? */
+static bool seen(const struct target *all, size_t i)
+{
+    for (size_t k = 0; k < i; k++)
+        if (!strcmp(last_name(all[k].module), last_name(all[i].module)))
+            return true;
+    return false;
+}
+
+/* What differs from the usual value: by last name where all of the name agree, else by whole name. */
+static cJSON *pattern(const struct target *all, size_t n, double (*value)(const struct mt_adapter_target *),
+                      double usual)
+{
+    cJSON *o = cJSON_CreateObject();
+    for (size_t i = 0; i < n; i++) {
+        const char *last = last_name(all[i].module);
+        bool agree = true;
+        if (value(all[i].t) == usual)
+            continue;
+        for (size_t k = 0; k < n; k++)
+            agree &= strcmp(last_name(all[k].module), last) || value(all[k].t) == value(all[i].t);
+        const char *key = agree ? last : all[i].module;
+        if (!mt_json_get(o, key))
+            cJSON_AddNumberToObject(o, key, value(all[i].t));
+    }
+    return o;
+}
+
+static cJSON *target_modules(const struct mt_layout *l, const struct target *all, size_t n)
+{
+    cJSON *list = cJSON_CreateArray();
+    bool all_short = true;
+    for (size_t i = 0; i < n; i++)
+        all_short = all_short && (seen(all, i) || short_name_will_do(l, all, n, last_name(all[i].module)));
+    for (size_t i = 0; i < n; i++)
+        if (!all_short || !seen(all, i))
+            cJSON_AddItemToArray(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
+    return list;
+}
+
+/* Whole names: PEFT takes any module whose name ends in one, and "norm" would mean all of them. */
+static cJSON *modules_to_save(const struct mt_layout *l)
+{
+    cJSON *list = cJSON_CreateArray();
+    bool table = false;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        char module[MT_TENSOR_NAME];
+        bool listed = false;
+        if (!t->trainable || t->adapter)
+            continue;
+        snprintf(module, sizeof(module), "%.*s", (int)module_length(t->name), t->name);
+        for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
+            listed |= is_text(m, module);
+        if (!listed)
+            cJSON_AddItemToArray(list, cJSON_CreateString(module));
+        table |= l->tied && i == 0;
+    }
+    if (table)
+        cJSON_AddItemToArray(list, cJSON_CreateString("lm_head"));
+    if (cJSON_GetArraySize(list))
+        return list;
+    cJSON_Delete(list);
+    return cJSON_CreateNull();
+}
+
+char *mt_peft_config_text(const struct mt_layout *l, const char *base)
+{
+    size_t n;
+    struct target *all = list_targets(l, &n);
+    if (!all)
+        return NULL;
+    mt_json_begin();
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddItemToObject(o, "alpha_pattern", pattern(all, n, alpha_of_target, l->adapter_default.alpha));
+    cJSON_AddStringToObject(o, "base_model_name_or_path", base);
+    cJSON_AddStringToObject(o, "bias", "none");
+    cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
+    cJSON_AddBoolToObject(o, "inference_mode", true);
+    cJSON_AddBoolToObject(o, "init_lora_weights", true);
+    cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
+    cJSON_AddNumberToObject(o, "lora_dropout", 0);
+    cJSON_AddItemToObject(o, "modules_to_save", modules_to_save(l));
+    cJSON_AddStringToObject(o, "peft_type", "LORA");
+    cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);
+    cJSON_AddItemToObject(o, "rank_pattern", pattern(all, n, rank_of, (double)l->adapter_default.rank));
+    cJSON_AddItemToObject(o, "target_modules", target_modules(l, all, n));
+    cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
+    cJSON_AddBoolToObject(o, "use_dora", false);
+    cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);
+    char *text = mt_json_complete() ? mt_json_print(o, true) : NULL;
+    cJSON_Delete(o);
+    free(all);
+    return text;
+}

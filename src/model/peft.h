@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_PEFT_H
+#define MT_MODEL_PEFT_H
+
+#include "hf/safetensors.h"
+#include "model/layout.h"
+#include "store/planes.h"
+
+/**
+ * Adapters in files, as Hugging Face's PEFT keeps them: adapter_config.json, and adapter_model.safetensors with a module's
+ * base_model.model.NAME.lora_A.weight [rank, in] and .lora_B.weight [out, rank], and base_model.model.NAME.weight of a
+ * module that is trained whole.
+ */
+#define MT_PEFT_CONFIG "adapter_config.json"
+#define MT_PEFT_WEIGHTS "adapter_model.safetensors"
+
+bool mt_peft_is_folder(const char *dir);
+
+/**
+ * What of a model the folder's adapters are for. The list of modules is that of the tensors. -EINVAL (MT_ERR_INPUT): the
+ * configuration asks for what is not computed here; its key is named.
+ */
+int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_err *err);
+/** The model that the folder's configuration names; the caller's. */
+int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
+
+/** Fills the planes of all that is trained from the folder. */
+int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
+/** Whether the folder has all of it, in the right shapes. */
+int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err);
+/** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero. */
+int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
+
+/** adapter_config.json of the layout's adapters on the model `base`; the caller's. NULL: no memory. */
+char *mt_peft_config_text(const struct mt_layout *l, const char *base);
+
+/** The name in adapter_model.safetensors of a tensor that is trained. */
+enum { MT_PEFT_NAME = MT_TENSOR_NAME + 32 };
+void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);
+
+#endif

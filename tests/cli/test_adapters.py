@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters: placement changes no bit, runs resume, the base is never written; and what cannot be is refused by name."""
+import json
+import os
+import shutil
+import sys
+import tempfile
+
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))
+from test_bits import smallest_budget
+from tiny import base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model
+
+STEPS = 6
+LORA = {"adapter__kind": "lora", "adapter__rank": 6, "adapter__rank_pattern": "v_proj:3, *.layers.1.mlp.*:9",
+        "adapter__alpha": 9, "model__init": "weights", "train__learning_rate": "5e-3", "train__steps": STEPS}
+PLACEMENTS = {
+    "slots 2": {"memory__slots": 2},
+    "keep": {"memory__activations": "keep"},
+    "recompute": {"memory__activations": "recompute", "memory__slots": 2},
+    "offload": {"memory__activations": "offload"},
+    "halves": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
+    "one thread": {"device__cpu_threads": 1},
+    "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
+    "disk": {"memory__states": "disk"},
+    "disk, halves": {"memory__states": "disk", "memory__unit": "half", "memory__slots": 2},
+}
+
+def run(tmp, name, model, data, env=None, args=(), steps=STEPS, **over):
+    out = os.path.join(tmp, name.replace(" ", "-").replace(",", ""))
+    ini = write_ini(out + ".ini", base(model, data, out, **{**LORA, **over}))
+    megatrain("-q", "run", ini, *args, env=env)
+    checkpoint = os.path.join(out, f"checkpoint-{steps}")
+    return (losses(out), planes(checkpoint), read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))), out
+
+def check_bits(tmp, model, data, dtype, also):
+    over = {"model__dtype": dtype, "adapter__train_also": also}
+    tag = f"{dtype} {len(also)}"
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive, exist_ok=True)
+    want, out = run(tmp, tag, model, data, **over)
+    assert len(want[0]) == STEPS and want[0][-1][1] < want[0][0][1], want[0]
+    for name, place in PLACEMENTS.items():
+        if "disk" in name:
+            place = {**place, "memory__nvme_paths": drive}
+        env = {"MEGATRAIN_DISK_PIECE": "2048", "MEGATRAIN_POISON": "1"}
+        got, _ = run(tmp, f"{tag} {name}", model, data, env=env, **over, **place)
+        assert got == want, f"{tag}, {name}: another result"
+    least = smallest_budget(tmp, base(model, data, os.path.join(tmp, "none"), **{**LORA, **over}))
+    got, _ = run(tmp, f"{tag} little memory", model, data, env={"MEGATRAIN_POISON": "1"}, **over,
+                 memory__device_budget=f"{least}KiB")
+    assert got == want, f"{tag}, {least} KiB: another result"
+    # killed after three steps and resumed elsewhere
+    ini = write_ini(os.path.join(tmp, "first.ini"), base(model, data, os.path.join(tmp, f"{tag} resumed".replace(" ", "-")),
+                                                         **{**LORA, **over, "checkpoint__every": 3}))
+    megatrain("-q", "run", ini, "--max-steps", 3)
+    got, _ = run(tmp, f"{tag} resumed", model, data, args=["--resume"], **over, memory__states="disk",
+                 memory__nvme_paths=drive, memory__unit="half")
+    assert got == want, f"{tag}: resumed to another result"
+    return out
+
+def check_files(tmp, model, data, out):
+    """What is written: adapters alone, and what was trained whole, in FP32; no tensor of the base."""
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    names = read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))
+    assert all(".lora_" in n or n == "base_model.model.model.norm.weight" for n in names), names
+    assert all(v[0] == "F32" for v in names.values())
+    assert not any(n.startswith("model") or n == "config.json" for n in os.listdir(checkpoint)), os.listdir(checkpoint)
+    states = [n for f in os.listdir(os.path.join(checkpoint, "megatrain")) if f.startswith("state-")
+              for n in read_safetensors(os.path.join(checkpoint, "megatrain", f))]
+    assert len(states) == 3 * len(names), "master and moments of what is trained"
+    written = [m.get("disk_write", {}) for m in metrics(out) if "loss" in m]
+    assert not any(w.get("weights") for w in written)
+    # the merged model is the model with its adapters
+    eval_ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, out + "-e", model__dtype="f32"))
+    loss = lambda *a: json.loads(megatrain("-q", "eval", eval_ini, "--json", *a).stdout)["loss"]
+    merged, plain = os.path.join(tmp, "merged"), os.path.join(tmp, "exported")
+    megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
+    megatrain("export", checkpoint, plain)
+    with_adapter = loss("--adapter", checkpoint)
+    assert loss("--adapter", plain) == with_adapter == loss("--model", checkpoint)
+    assert abs(loss("--model", merged) / with_adapter - 1) < 1e-6 < abs(loss() / with_adapter - 1)
+    for n, v in read_safetensors(os.path.join(plain, "adapter_model.safetensors")).items():
+        assert v == names[n], n
+    megatrain("verify", checkpoint)
+    megatrain("verify", plain)
+    assert "lora_A" in megatrain("inspect", checkpoint).stdout
+    megatrain("check", eval_ini, "--adapter", checkpoint)
+    megatrain("sample", "--model", checkpoint, "--prompt", "a", "--max-tokens", 0)
+    shutil.rmtree(merged)
+
+def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
+    ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
+    p = megatrain("-q", command, ini, *args, expect=code)
+    for say in says:
+        assert say in p.stderr, p.stderr
+
+def check_refusals(tmp, model, data, checkpoint):
+    refused(tmp, model, data, "dora", "not supported yet", adapter__kind="dora")
+    refused(tmp, model, data, "adapter.dropout", adapter__dropout="0.1")
+    refused(tmp, model, data, "adapter.targets", "matches nothing", adapter__targets="qproj")
+    refused(tmp, model, data, "adapter.rank_pattern", "NAME:RANK", adapter__rank_pattern="q_proj")
+    refused(tmp, model, data, "model.freeze", model__freeze="model.norm.*")
+    refused(tmp, model, data, "adapter.rank is set", "remove the key", adapter__path=checkpoint)
+    folder = os.path.join(tmp, "peft")
+    shutil.copytree(checkpoint, folder)
+    shutil.rmtree(os.path.join(folder, "megatrain"))
+    with open(os.path.join(folder, "adapter_config.json")) as f:
+        good = json.load(f)
+
+    for key, value in (("use_dora", True), ("fan_in_fan_out", True), ("lora_bias", True), ("bias", "all"),
+                       ("layer_replication", [[0, 2]]), ("trainable_token_indices", [1]), ("init_lora_weights", "pissa"),
+                       ("init_lora_weights", "olora"), ("init_lora_weights", "loftq"), ("init_lora_weights", "eva"),
+                       ("alora_invocation_tokens", [1, 2]), ("target_parameters", ["x"]), ("peft_type", "IA3")):
+        with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+            json.dump({**good, key: value}, f)
+        ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "bad")))
+        p = megatrain("-q", "eval", ini, "--adapter", folder, expect=3)
+        assert key in p.stderr, p.stderr
+    # another model's adapter, and another model than the run's
+    other = write_model(os.path.join(tmp, "other"), config("qwen2", hidden_size=32, num_hidden_layers=3))
+    ini = write_ini(os.path.join(tmp, "other.ini"), base(other, data, os.path.join(tmp, "bad")))
+    said = megatrain("-q", "check", ini, "--adapter", checkpoint, expect=3).stderr
+    assert "another shape" in said, said
+
+def main():
+    with tempfile.TemporaryDirectory() as tmp:
+        data = write_data(os.path.join(tmp, "data.jsonl"))
+        model = write_model(os.path.join(tmp, "seed"), config("qwen2", num_hidden_layers=3))
+        ini = write_ini(os.path.join(tmp, "seed.ini"), base(model, data, os.path.join(tmp, "seed-out"), train__steps=1,
+                                                            checkpoint__save="weights"))
+        megatrain("-q", "run", ini)
+        model = os.path.join(tmp, "seed-out", "checkpoint-1")  # bf16 weights
+        out = check_bits(tmp, model, data, "f32", "model.norm, model.layers.0.input_layernorm" if len(sys.argv) < 2 else "")
+        check_bits(tmp, model, data, "bf16", "")
+        whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
+        check_files(tmp, model, data, out)
+        check_refusals(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
+
+main()
