@@ -119,6 +119,10 @@ static void print_head(const struct plan_view *v)
     printf("Model     %s, %.4gB parameters%s, %lld layers, %s\n", v->hf.family->architecture,
            (double)v->layout->n_params * 1e-9, cli_active_params(active, sizeof(active), v->layout),
            (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
+    if (v->layout->n_adapters)
+        printf("Adapters  rank %lld, alpha %g: %.4gM parameters trained, the model's are read and never written\n",
+               (long long)v->layout->adapter_default.rank, v->layout->adapter_default.alpha,
+               (double)v->layout->n_trained * 1e-6);
     printf("Machine   %.60s (%s)\n", v->machine.name, measured ? "measured" : "rated");
     printf("Budgets   device %s, host %s\n", mt_format_bytes(a, sizeof(a), r->placement.device_budget.bytes),
            mt_format_bytes(b, sizeof(b), r->placement.host_budget.bytes));
@@ -327,6 +331,7 @@ void plan_print_json(const struct plan_view *v)
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
     if (v->hf.moe.n_experts)
         cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
+    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     add_choice(o, v);
     add_memory(o, v);
@@ -344,6 +349,7 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
     cJSON_AddNumberToObject(o, "parameters", (double)v->layout->n_params);
     if (v->hf.moe.n_experts)
         cJSON_AddNumberToObject(o, "active_parameters", (double)v->layout->n_active);
+    cJSON_AddNumberToObject(o, "trained_parameters", (double)v->layout->n_trained);
     cJSON_AddStringToObject(o, "machine", v->machine.name);
     cJSON_AddStringToObject(o, "short", err->msg);
     cJSON *list = cJSON_AddArrayToObject(o, "changes");

@@ -16,6 +16,7 @@
 #include "cli.h"
 #include "heartbeat.h"
 #include "log_lines.h"
+#include "model/peft.h"
 #include "rates.h"
 #include "report.h"
 #include "train/train.h"
@@ -73,6 +74,7 @@ struct run {
     struct mt_train_state state;
     struct mt_history history;
     struct mt_hf_files files; /* of the model's folder */
+    uint64_t base_sum; /* of the model under adapters */
     char *resume; /* checkpoint to go on from, or NULL */
     int lock;
 };
@@ -164,9 +166,21 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force to go on)",
                      r->resume);
+    if (!rc && r->base_sum != r->state.base_sum && !cli_arg(r->args, "force"))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                     "%s is not the model that the adapters of %s were trained on: its weights are others (--force to go on)",
+                     r->session.model_dir, r->resume);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;
+}
+
+/* By which the base of adapters is known again; 0 where there are none, or random weights. */
+static int sum_base(struct run *r, struct mt_err *err)
+{
+    if (!r->session.layout->n_adapters || r->cfg->model.init == MT_INIT_RANDOM)
+        return 0;
+    return mt_base_sum(&r->base_sum, r->session.layout, r->session.model_dir, err);
 }
 
 /* What was said before it began: for the report. */
@@ -344,8 +358,11 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = read_resume(&r, &err);
     if (!rc)
         rc = prepare(&r, &err);
+    if (!rc)
+        rc = sum_base(&r, &err);
     if (!rc && r.resume)
         rc = check_resume(&r, &err);
+    r.state.base_sum = r.base_sum;
     if (!rc) /* on a resume, what earlier builds may have named otherwise */
         r.state.data_hash = mt_dataset_hash(r.session.data);
     if (!rc && !dry)

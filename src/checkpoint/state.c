@@ -43,6 +43,10 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
         cJSON_AddStringToObject(o, counts[i].name, text);
     }
+    if (s->base_sum) {
+        snprintf(text, sizeof(text), "%016llx", (unsigned long long)s->base_sum);
+        cJSON_AddStringToObject(o, "base_sum", text);
+    }
     mt_lineage_to_json(&s->lineage, o);
     cJSON_AddNumberToObject(o, "seconds", s->seconds);
     if (isfinite(s->best_loss))
@@ -59,6 +63,7 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                              struct mt_err *err)
 {
     struct mt_train_state s = {.best_loss = NAN};
+    const cJSON *base = mt_json_get(o, "base_sum");
     const cJSON *version = mt_json_get(o, "version"), *config = mt_json_get(o, "config");
     const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
     const cJSON *log = mt_json_get(o, "log_history"), *found = mt_json_get(o, "device_findings");
@@ -73,6 +78,8 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
     }
+    if (cJSON_IsString(base))
+        s.base_sum = strtoull(base->valuestring, NULL, 16);
     if (cJSON_IsNumber(best))
         s.best_loss = best->valuedouble;
     if (cJSON_IsNumber(sec))

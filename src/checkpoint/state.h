@@ -17,6 +17,7 @@ struct mt_train_state {
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
     uint64_t data_hash;
+    uint64_t base_sum;        /* of the frozen model under adapters (mt_base_sum()); 0: there is none */
     double best_loss;         /* NaN: none yet */
     uint64_t best_step;
     uint64_t bad_evals;       /* in a row, for early stopping */

@@ -639,5 +639,7 @@ double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len)
     for (size_t i = 0; i < l->n_parts; i++)
         if (l->parts[i].kind->macs_per_token)
             macs += l->parts[i].kind->macs_per_token(&l->cfg, &l->parts[i], seq_len);
+    if (l->n_adapters) /* the base has no weight gradients */
+        return 2 * 2 * macs + 3 * 2 * (double)l->n_trained;
     return 3 * 2 * macs; /* backward is twice forward */
 }

@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "model/ranges.h"
+#include "model/stored.h"
 
 #define PREFIX "base_model.model."
 #define SUFFIX_A "." MT_LORA_A ".weight"
@@ -296,6 +297,50 @@ int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t se
             rc = init_tensor(&l->tensors[i], planes, seed, buf, err);
     free(buf);
     return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* --- the model under them -------------------------------------------------------------------------------- */
+
+static int add_to_sum(XXH3_state_t *sum, const struct mt_st_model *st, const struct mt_st_tensor *t, char *buf,
+                      size_t size, struct mt_err *err)
+{
+    size_t n = MT_MIN(size, t->n_bytes);
+    XXH3_64bits_update(sum, t->name, strlen(t->name) + 1);
+    XXH3_64bits_update(sum, &t->dtype, sizeof(t->dtype));
+    XXH3_64bits_update(sum, t->shape, (size_t)t->n_dims * sizeof(t->shape[0]));
+    int rc = mt_st_read_raw(st, t, 0, n, buf, err);
+    if (!rc)
+        XXH3_64bits_update(sum, buf, n);
+    if (!rc)
+        rc = mt_st_read_raw(st, t, t->n_bytes - n, n, buf, err);
+    if (!rc)
+        XXH3_64bits_update(sum, buf, n);
+    return rc;
+}
+
+int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err)
+{
+    const size_t size = 64 << 10;
+    struct mt_st_model st;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    XXH3_state_t *state = XXH3_createState();
+    char *buf = mt_calloc(size, 1);
+    rc = state && buf ? 0 : mt_fail_nomem(err, dir, size);
+    if (!rc)
+        XXH3_64bits_reset(state);
+    for (size_t i = 0; i < l->n_stored && !rc; i++) {
+        const struct mt_st_tensor *t = mt_stored_find(&st, l->stored[i].name);
+        rc = t ? add_to_sum(state, &st, t, buf, size, err)
+               : mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, l->stored[i].name);
+    }
+    if (!rc)
+        *sum = XXH3_64bits_digest(state) | 1;
+    XXH3_freeState(state);
+    free(buf);
+    mt_st_close(&st);
+    return rc;
 }
 
 /* --- writing the configuration ------------------------------------------------------------------------- */

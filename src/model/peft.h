@@ -31,6 +31,12 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
 /** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
+/**
+ * By which the model under adapters is known again: the XXH3 of names, shapes, dtypes and of the first and last 64 KiB
+ * of every tensor of DIR that the layout has. Reads little of a large model; never 0.
+ */
+int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err);
+
 /** adapter_config.json of the layout's adapters on the model `base`; the caller's. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 

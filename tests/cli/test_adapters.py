@@ -116,7 +116,19 @@ def check_refusals(tmp, model, data, checkpoint):
         ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "bad")))
         p = megatrain("-q", "eval", ini, "--adapter", folder, expect=3)
         assert key in p.stderr, p.stderr
-    # another model's adapter, and another model than the run's
+    # another model's weights under the same name, and another model's adapter
+    twin = os.path.join(tmp, "twin")
+    shutil.copytree(model, twin)
+    out = os.path.join(tmp, "rebased")
+    ini = write_ini(os.path.join(tmp, "rebased.ini"), base(twin, data, out, **{**LORA, "checkpoint__every": 2}))
+    megatrain("-q", "run", ini, "--max-steps", 2)
+    path = os.path.join(twin, "model.safetensors")
+    with open(path, "r+b") as f:
+        f.seek(-2, os.SEEK_END)
+        f.write(b"\0\0")
+    shutil.rmtree(os.path.join(twin, "megatrain"), ignore_errors=True)
+    assert "is not the model that the adapters" in megatrain("-q", "run", ini, "--resume", expect=2).stderr
+    megatrain("-q", "run", ini, "--resume", "--force")
     other = write_model(os.path.join(tmp, "other"), config("qwen2", hidden_size=32, num_hidden_layers=3))
     ini = write_ini(os.path.join(tmp, "other.ini"), base(other, data, os.path.join(tmp, "bad")))
     said = megatrain("-q", "check", ini, "--adapter", checkpoint, expect=3).stderr
