@@ -10,12 +10,13 @@
 
 enum {
     MAX_KEPT = 5, /* numbers of layers whose records stay */
-    MAX_MIXED = 4, /* micro-batches for which mixtures of recomputation and offloading are tried */
+    MAX_MIXED = 8, /* groups for which mixtures of recomputation and offloading are tried */
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
     MAX_INSTRS = 60000, /* with more, less is tried */
     OF_A_STEP = 8,
 };
 #define NEAR_ENOUGH 1.002  /* what is this close to its bound is not looked at further */
+#define WORTH_WEARING 1.05 /* a mixture for which more states live on drives has to be this much faster */
 #define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
 
 struct search {
@@ -26,6 +27,7 @@ struct search {
     size_t n_tried, cap_tried;
     struct mt_err err; /* of the first candidate that does not fit */
     bool has_err;
+    bool mixing; /* candidates trade host memory for time: some write more to drives */
 };
 
 static bool remember(struct search *s, const struct mt_plan_request *r, const struct mt_plan_choice *c)
@@ -37,6 +39,16 @@ static bool remember(struct search *s, const struct mt_plan_request *r, const st
     if (c)
         t->placement.slots = c->placement.slots;
     return true;
+}
+
+/* A tie goes to the one that takes less of the device; what wears drives more has to be worth it. */
+static bool is_better(const struct search *s, const struct mt_plan_choice *c)
+{
+    const struct mt_sim_result *best = &s->best.sim;
+    bool wears = s->mixing && c->sim.bytes[MT_SIM_DISK_WRITE] > 1.01 * best->bytes[MT_SIM_DISK_WRITE];
+    double seconds = c->sim.seconds * (wears ? WORTH_WEARING : 1);
+    return !s->found || seconds < best->seconds * (1 - 1e-6) ||
+           (seconds < best->seconds * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
 
 /* Tries one; keeps the better. *sim is its simulation, or all 0 where it does not fit. */
@@ -66,11 +78,7 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
         return rc;
     }
     *sim = c.sim;
-    /* a tie goes to the one that takes less of the device */
-    bool better = !s->found || c.sim.seconds < s->best.sim.seconds * (1 - 1e-6) ||
-                  (c.sim.seconds < s->best.sim.seconds * (1 + 1e-6) &&
-                   c.engine.device_bytes < s->best.engine.device_bytes);
-    if (better) {
+    if (is_better(s, &c)) {
         mt_plan_choice_finish(&s->best);
         s->best = c;
         s->found = true;
@@ -322,26 +330,24 @@ static int refine_mixture(struct search *s, const struct group *g, struct mt_err
     return rc;
 }
 
-/* Groups come sorted: of each micro-batch the most promising in which all is recomputed. */
+/* Groups come sorted: the most promising in which all is recomputed. */
 static int try_mixtures(struct search *s, const struct groups *all, struct mt_err *err)
 {
     const struct mt_placement *p = &s->r->placement;
     const struct group *best = NULL;
-    int64_t done[MAX_MIXED];
     int n = 0, rc = 0;
     bool open = p->activations == MT_ACT_AUTO || p->activations == MT_ACT_RECOMPUTE;
     if (!s->r->train || !open || p->offload_layers != MT_AUTO)
         return 0;
+    s->mixing = true;
     for (size_t i = 0; i < all->n && n < MAX_MIXED && !rc; i++) {
         const struct group *g = &all->g[i];
         double before = s->best.sim.seconds;
         bool skip = g->r.placement.activations != MT_ACT_RECOMPUTE ||
                     g->r.placement.keep_layers != MT_MAX(p->keep_layers, (int64_t)0);
-        for (int k = 0; k < n; k++)
-            skip |= done[k] == g->r.numerics.micro_batch;
         if (skip || (s->found && least_without_recompute(all, g) * NEAR_ENOUGH >= s->best.sim.makespan))
             continue;
-        done[n++] = g->r.numerics.micro_batch;
+        n++;
         rc = mix_offloading(s, g, err);
         if (is_long(g))
             n = MAX_MIXED;

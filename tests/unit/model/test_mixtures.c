@@ -278,7 +278,7 @@ static void a_large_mixture_is_laid_out_at_once(void **state)
     for (size_t i = 0; i < l->n_tensors; i++)
         assert_ptr_equal(mt_layout_find(l, l->tensors[i].name), &l->tensors[i]);
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-    if (seconds > 2) /* 0.05 where it was written */
+    if (seconds > 2) /* not quadratic; the machine may do other things, too */
         fail_msg("laying out %zu tensors took %.2f s", l->n_tensors, seconds);
     mt_layout_destroy(&l);
 }
