@@ -39,34 +39,42 @@ size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
     return MT_MAX(mt_div_up(n, blocks), (size_t)MIN_BIAS_ROWS);
 }
 
-size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
+/* Sums of `c` columns, a row of them for a block of rows: for n rows or any fewer, which may make more blocks. */
+static size_t partials_bytes(size_t n, size_t least_rows, size_t c)
 {
-    return mt_div_up(a->n, mt_cuda_rmsnorm_bwd_rows(a->n)) * a->c * sizeof(float);
+    return MT_MIN(mt_div_up(n, least_rows), (size_t)MAX_PARTIALS) * c * sizeof(float);
 }
 
+size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
+{
+    return partials_bytes(a->n, MIN_ROWS, a->c);
+}
+
+/* Of fewer columns there are more blocks: about as many sums in all. */
 size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 {
-    return mt_div_up(a->n, mt_cuda_bias_bwd_rows(a->n, a->c)) * a->c * sizeof(float);
+    size_t most = (size_t)MAX_PARTIALS * BIAS_COLUMNS + a->c;
+    return MT_MIN(mt_div_up(a->n, MIN_BIAS_ROWS) * a->c, most) * sizeof(float);
 }
 
 size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
 {
-    return mt_div_up(a->n, mt_cuda_qk_rope_bwd_rows(a->n)) * 2 * a->head_dim * sizeof(float);
+    return partials_bytes(a->n, MIN_ROWS, 2 * a->head_dim);
 }
 
 size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
 {
-    return mt_div_up(a->n, mt_cuda_router_stats_rows(a->n)) * a->e * sizeof(float);
+    return partials_bytes(a->n, MIN_BIAS_ROWS, a->e);
 }
 
 size_t mt_cuda_shared_gate_bwd_workspace(const struct mt_shared_gate_bwd *a)
 {
-    return mt_div_up(a->n, mt_cuda_shared_gate_bwd_rows(a->n)) * a->c * sizeof(float);
+    return partials_bytes(a->n, MIN_ROWS, a->c);
 }
 
 size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *a)
 {
-    return mt_div_up(a->n, mt_cuda_attention_sink_bwd_rows(a->n)) * a->n_q * sizeof(float);
+    return partials_bytes(a->n, MIN_ROWS, a->n_q);
 }
 
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
