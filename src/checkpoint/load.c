@@ -400,13 +400,19 @@ static int load_part(const struct reader *r, const struct part *p, struct mt_err
 
 static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct mt_err *err)
 {
-    int rc = t->kind == MT_RANGE_PACKED ? 0 : load_part(r, &(struct part){.t = t}, err);
+    int rc = load_part(r, &(struct part){.t = t}, err);
     for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
         struct part p = {t, mt_plane_desc_of(r->planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
         if (p.state->saved_as)
             rc = load_part(r, &p, err);
     }
     return rc;
+}
+
+/* Are its master and states in the checkpoint's state? Not of what is named only, or packed. */
+static bool is_in_state(const struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
+{
+    return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED && !mt_json_get(r->named, t->name);
 }
 
 /* A unit's tensors, of the file of its block. */
@@ -417,16 +423,11 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     char path[4096], name[64];
     size_t n = 0;
     for (size_t i = 0; i < u->n_tensors; i++)
-        n += mt_checkpoint_holds(l, &l->tensors[u->first_tensor + i]);
+        n += is_in_state(r, l, &l->tensors[u->first_tensor + i]);
     if (!n)
         return 0;
     snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
     snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
-    size_t n_named = 0;
-    for (size_t i = 0; i < u->n_tensors; i++)
-        n_named += mt_json_get(r->named, l->tensors[u->first_tensor + i].name) != NULL;
-    if (n_named == u->n_tensors)
-        return 0;
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
     if (!r->sums)
         return damaged(err, path, "the checkpoint's list of files has no checksums of it");
@@ -438,8 +439,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     }
     r->st = &st;
     for (size_t i = 0; i < u->n_tensors && !rc; i++)
-        if (mt_checkpoint_holds(l, &l->tensors[u->first_tensor + i]) &&
-            !mt_json_get(r->named, l->tensors[u->first_tensor + i].name))
+        if (is_in_state(r, l, &l->tensors[u->first_tensor + i]))
             rc = load_tensor(r, &l->tensors[u->first_tensor + i], err);
     mt_st_close(&st);
     return rc;
@@ -462,7 +462,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     cJSON_Delete(sealed);
     XXH3_freeState(r.hash);
     free(r.buf);
-    if (!rc) /* the checkpoint's own files have what is packed; they were verified as a whole */
+    if (!rc && !l->n_adapters) /* the checkpoint's own files have what is packed; they were verified as a whole */
         rc = mt_weights_load_packed(l, planes, dir, err);
     return rc ? rc : mt_planes_settle(planes, err);
 }

@@ -186,7 +186,8 @@ int mt_session_prepare(struct mt_session *s, struct mt_config *cfg, enum mt_sess
     if (!rc)
         rc = mt_session_lay_out_steps(s, err);
     bool full = cfg->checkpoint.save == MT_SAVE_FULL;
-    if (!rc && train && s->choice.engine.in_files && full && cfg->checkpoint.frozen == MT_FROZEN_COPY)
+    if (!rc && train && s->choice.engine.in_files && full && !s->layout->n_adapters &&
+        cfg->checkpoint.frozen == MT_FROZEN_COPY)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files with checkpoint.frozen = copy: a run that goes on from "
                      "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
     if (!rc)

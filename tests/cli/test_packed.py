@@ -202,6 +202,17 @@ def check(tmp, fmt):
             same, other, _ = train(tmp, f"{fmt}-{dtype}-{name}", packed, data, **{**over, **more})
             assert same == want, f"{fmt} {dtype} {name}: {same} is not {want}"
             assert trained(other) == trained(ckpt), f"{fmt} {dtype} {name}: weights or moments differ"
+    # what is packed is in no state: of adapters, and of layers that are frozen whole
+    for name, more in (("adapters", {"model__freeze": "", "adapter__kind": "lora"}),
+                       ("a whole layer", {"model__freeze": "model.layers.0.*", "checkpoint__frozen": "name"})):
+        want, ckpt, _ = train(tmp, f"{fmt}-{name}", packed, data, **more)
+        same, other, _ = train(tmp, f"{fmt}-{name}-resumed", packed, data, split=2, **more)
+        assert same == want, f"{fmt} {name}: {same} is not {want}"
+        for d, _, files in os.walk(ckpt):
+            for n in (n for n in files if n.endswith(".safetensors")):
+                a = os.path.join(d, n)
+                b = os.path.join(other, os.path.relpath(a, ckpt))
+                assert open(a, "rb").read() == open(b, "rb").read(), f"{fmt} {name}: {n} differs"
     # decoded and trained in full: no packed tensor is left
     _, full, _ = train(tmp, fmt + "-full", packed, data, model__freeze="")
     t = read_safetensors(os.path.join(full, "model.safetensors"))
