@@ -270,6 +270,19 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     return rc;
 }
 
+/* The same of a folder that is read otherwise. */
+static int verify_named(const char *from, struct mt_err *err)
+{
+    struct exporter x = {.f32 = false};
+    int rc = mt_st_open_dir(&x.weights, from, err);
+    if (rc)
+        return rc;
+    rc = verify_base(&x, from, err);
+    mt_st_close(&x.weights);
+    cJSON_Delete(x.named);
+    return rc;
+}
+
 /* What is exported: an adapter, */
 static int open_adapter(struct exporter *x, const char *from, struct mt_err *err)
 {
@@ -287,6 +300,8 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
 {
     int rc = mt_checkpoint_verify_model(e->base, true, false, err);
     if (!rc)
+        rc = verify_named(e->base, err);
+    if (!rc)
         rc = mt_st_open_dir(&x->weights, e->base, err);
     return rc ? rc : mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
 }
@@ -303,6 +318,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
     int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
     if (!rc && adapter)
         return e->base ? open_merge(x, e, err) : open_adapter(x, e->from, err);
+    if (!rc && e->base_dtype)
+        rc = verify_named(e->from, err);
     if (!rc && e->base_dtype) {
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
         return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
