@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/peft.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <regex.h>
 #include <stdio.h>
@@ -92,6 +93,13 @@ static int pattern_matches(const char *key, const char *module, bool *yes, const
 {
     regex_t re;
     char *full = NULL;
+    for (const char *c = strchr(key, '\\'); c; c = strchr(c + 2, '\\')) {
+        if (isalnum((unsigned char)c[1])) /* \d and the like, which would match nothing here */
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read: write "
+                           "[0-9] for \\d", dir, key);
+        if (!c[1])
+            break;
+    }
     if (asprintf(&full, "^(.*\\.)?(%s)$", key) < 0)
         return mt_fail_nomem(err, key, strlen(key));
     int bad = regcomp(&re, full, REG_EXTENDED | REG_NOSUB);
@@ -332,6 +340,9 @@ int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struc
         XXH3_64bits_reset(state);
     for (size_t i = 0; i < l->n_stored && !rc; i++) {
         const struct mt_st_tensor *t = mt_stored_find(&st, l->stored[i].name);
+        char blocks[256];
+        snprintf(blocks, sizeof(blocks), "%.200s_blocks", l->stored[i].name); /* of MXFP4 */
+        t = t ? t : mt_stored_find(&st, blocks);
         rc = t ? add_to_sum(state, &st, t, buf, size, err)
                : mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, l->stored[i].name);
     }
