@@ -242,6 +242,7 @@ static const struct mt_family families[] = {
         .n_kv_heads = 8,
         .head_dim = 128,
         .rms_eps = 1e-6,
+        .rope_theta = 5e6,
         .max_pos = 196608,
         .partial_rotary = 1,
         .code_is_known = true,

@@ -126,7 +126,7 @@ bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t)
 
 bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f)
 {
-    static const char *const routers[] = {".gate.weight", "shared_expert_gate.weight", "router.weight"};
+    static const char *const routers[] = {".gate.weight", ".gate.wg.weight", "shared_expert_gate.weight", "router.weight"};
     size_t n = strlen(t->name);
     if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || !mt_packing_lies_alone(l, t))
         return false;
