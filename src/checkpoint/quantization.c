@@ -90,9 +90,7 @@ static const char *end_of_value(const char *p)
             text = !text;
         else if (!text && (*p == '{' || *p == '['))
             depth++;
-        else if (!text && (*p == '}' || *p == ']') && depth-- == 0)
-            return p;
-        else if (!text && *p == ',' && !depth)
+        else if (!text && (((*p == '}' || *p == ']') && depth-- == 0) || (*p == ',' && !depth)))
             return p;
     }
     return p;

@@ -110,7 +110,10 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     if (!is_like(values, MT_ST_F32, 16))
         return bad(err, st, s->codes, "has no quant_map of 16 values");
     int rc = mt_st_read_f32(st, values, 0, 16, have, err);
-    if (!rc && memcmp(have, mt_nf4_values, sizeof(have)))
+    bool same = true;
+    for (int i = 0; i < 16; i++)
+        same &= mt_f32_bits(have[i]) == mt_f32_bits(mt_nf4_values[i]);
+    if (!rc && !same)
         rc = bad(err, st, values, "holds other values than NF4's");
     return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
 }
