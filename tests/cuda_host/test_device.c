@@ -562,6 +562,9 @@ static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
     size_t free_bytes, total;
     struct mt_str found = {0};
     (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
+#endif
     assert_int_equal(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
     mt_device *dev = open_device(free_bytes - 12 * MIB);
     char *memory = memory_to_attend(dev);
