@@ -131,8 +131,8 @@ def text_of_others_does_not_reach_a_terminal_as_it_is(p):
 
 def a_sweep_that_is_killed_takes_its_run_along(p):
     out = os.path.join(p.tmp, "killed")
-    sweep = write_ini(p.tmp + "/killed.ini", {**base(p.model, p.data, p.tmp + "/x", train__steps=100000),
-                                              "sweep": {"repeat": 1, "warmup_steps": 0}})
+    sweep = write_ini(p.tmp + "/killed.ini", {**base(p.model, p.data, p.tmp + "/x"),
+                                              "sweep": {"repeat": 1, "warmup_steps": 0, "steps": 100000}})
     for signo in (signal.SIGKILL, signal.SIGTERM):
         bench = subprocess.Popen([BINARY, "-q", "bench", sweep, "--out", out, *(["--resume"] if os.path.exists(out) else [])],
                                  stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
