@@ -99,6 +99,15 @@ cJSON *mt_json_get(const cJSON *object, const char *key)
     return cJSON_GetObjectItemCaseSensitive(object, key);
 }
 
+const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key)
+{
+    const cJSON *next = *last ? (*last)->next : NULL;
+    if (!next || !next->string || strcmp(next->string, key))
+        next = mt_json_get(object, key);
+    *last = next ? next : *last;
+    return next;
+}
+
 /* Turns numbers into raw text. */
 static bool make_exact(cJSON *v)
 {

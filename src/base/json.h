@@ -31,6 +31,8 @@ bool mt_json_complete(void);
 
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
+/** The same for keys that mostly come in the object's own order: *last, at first NULL, is the member found last. */
+const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key);
 
 /**
  * Prints with doubles that read back exactly (cJSON's own printing drops the last bits); NaN and

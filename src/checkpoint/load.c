@@ -356,6 +356,7 @@ struct reader {
     size_t piece;
     mt_plane_set *planes;
     const cJSON *named; /* tensors that are not there */
+    const cJSON *found; /* the one of them that was found last */
 };
 
 static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct part *p, size_t at, size_t n,
@@ -410,9 +411,10 @@ static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct
 }
 
 /* Are its master and states in the checkpoint's state? Not of what is named only, or packed. */
-static bool is_in_state(const struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
+static bool is_in_state(struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
 {
-    return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED && !mt_json_get(r->named, t->name);
+    return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED &&
+           !mt_json_get_in_order(r->named, &r->found, t->name);
 }
 
 /* A unit's tensors, of the file of its block. */

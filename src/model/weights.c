@@ -288,12 +288,14 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
 
 /* --- the base of a run that goes on ---------------------------------------------------------------- */
 
-/* name: the layout's own, which parts borrow. */
-static void expect(mt_file_weights *files, const char *name, uint64_t sum)
+/* name: the layout's own, which parts borrow, in the order of tensors; *part: where to look on from. */
+static void expect(mt_file_weights *files, size_t *part, const char *name, uint64_t sum)
 {
-    for (size_t i = 0; files && i < mt_file_weights_n_parts(files); i++)
-        if (mt_file_weights_part(files, i, NULL)->name == name)
-            mt_file_weights_expect(files, i, sum);
+    size_t n = files ? mt_file_weights_n_parts(files) : 0;
+    while (*part < n && mt_file_weights_part(files, *part, NULL)->name != name)
+        ++*part;
+    if (*part < n)
+        mt_file_weights_expect(files, *part, sum);
 }
 
 static int check_base(const struct mt_tensor *t, const struct mt_stored *s, const struct mt_st_model *st, uint64_t want,
@@ -317,11 +319,13 @@ int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_fil
     int rc = mt_st_open_dir(&st, dir, err);
     if (rc)
         return rc;
+    const cJSON *last = NULL;
+    size_t part = 0;
     rc = start_loader(&v, planes, dir, err);
     mt_stored_reader_init(&v.r, l, &st);
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const cJSON *w = mt_json_get(want, t->name), *text = w ? mt_json_get(w, "xxh3") : NULL;
+        const cJSON *w = mt_json_get_in_order(want, &last, t->name), *text = w ? mt_json_get(w, "xxh3") : NULL;
         uint64_t expected = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
         if (!w)
             continue;
@@ -330,7 +334,7 @@ int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_fil
                          "made on, and this one has none such that is frozen: set model.path and model.freeze as they were",
                          dir, t->name);
         } else if (is_in_files(planes, t)) {
-            expect(files, t->name, expected);
+            expect(files, &part, t->name, expected);
         } else {
             rc = load_tensor(&v, t, &sum[i], err);
             if (!rc)
@@ -356,8 +360,9 @@ static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor
     return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
 }
 
+/* changed: it may have all bits of f32 by now. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
-                const cJSON *only, struct mt_err *err)
+                bool changed, struct mt_err *err)
 {
     struct mt_packed_source src = {.format = st ? MT_PACKED_NONE : believed(l, t)};
     int rc = st ? mt_packed_find(&src, st, l, t, err) : 0;
@@ -365,8 +370,7 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
         return rc;
     t->is_bf16 = st ? src.codes && !src.format && src.codes->dtype == MT_ST_BF16
                     : !src.format && !strcmp(l->cfg.torch_dtype, "bfloat16");
-    if (only && !src.format && !mt_json_get(only, t->name)) /* it may have all bits of f32 by now */
-        t->is_bf16 = false;
+    t->is_bf16 &= src.format || !changed;
     bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(wanted && mt_packing_takes(l, t, wanted));
     t->in_base = stands && (!src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name)));
     t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
@@ -405,8 +409,11 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
         any |= !l->tensors[i].trainable;
     if (any && dir)
         read = !mt_st_open_dir(&st, dir, &unreadable);
-    for (size_t i = 0; any && i < l->n_tensors && !rc; i++)
-        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, only, err);
+    const cJSON *last = NULL;
+    for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
+        bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
+        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, err);
+    }
     if (read)
         mt_st_close(&st);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);

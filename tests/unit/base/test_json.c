@@ -130,6 +130,25 @@ static void a_line_that_is_no_json_is_a_null_among_lines(void **state)
     unlink(path);
 }
 
+static void members_are_found_in_any_order(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"a\": 1, \"b\": 2, \"c\": 3}";
+    static const struct {
+        const char *key;
+        int value; /* 0: there is none */
+    } asked[] = {{"a", 1}, {"b", 2}, {"B", 0}, {"c", 3}, {"d", 0}, {"a", 1}, {"c", 3}, {"b", 2}};
+    cJSON *v = NULL;
+    const cJSON *last = NULL;
+    assert_int_equal(mt_json_parse(&v, text, strlen(text), "x", MT_ERR_INPUT, NULL), 0);
+    for (size_t i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+        const cJSON *m = mt_json_get_in_order(v, &last, asked[i].key);
+        assert_int_equal(m ? m->valueint : 0, asked[i].value);
+    }
+    assert_null(mt_json_get_in_order(NULL, &(const cJSON *){NULL}, "a"));
+    cJSON_Delete(v);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -137,6 +156,7 @@ int main(void)
         cmocka_unit_test(exactly_one_value_is_read),
         cmocka_unit_test(bytes_past_the_length_are_not_looked_at),
         cmocka_unit_test(members_are_found_by_case),
+        cmocka_unit_test(members_are_found_in_any_order),
         cmocka_unit_test(depth_has_an_end),
         cmocka_unit_test(numbers_are_short_and_exact),
         cmocka_unit_test(a_missing_file_has_the_callers_kind),
