@@ -321,8 +321,9 @@ static int refine_mixture(struct search *s, const struct group *g, struct mt_err
     double seconds;
     int rc = 0;
     int64_t offloaded = s->best.placement.offload_layers;
-    for (int slots = 2; slots <= 3 && !rc; slots++)
-        for (int keep = 0; keep <= 2 && !rc; keep++) {
+    int most_slots = p->slots == MT_AUTO ? 3 : 2, most_kept = p->keep_layers == MT_AUTO ? 2 : 0;
+    for (int slots = 2; slots <= most_slots && !rc; slots++)
+        for (int keep = slots == most_slots ? 1 : 0; keep <= most_kept && !rc; keep++) { /* that with 0 was tried */
             near.r.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
             near.r.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
             rc = try_offloaded(&seconds, s, &near, MT_MAX(offloaded - keep, (int64_t)0), err);
