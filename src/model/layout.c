@@ -383,7 +383,7 @@ static int check_used(const struct mt_adapter_list *list, const char *key, const
     return 0;
 }
 
-/* The output matrix of a tied model is the embedding: PEFT trains them apart unless it is told of both. */
+/* The output matrix of a tied model is the embedding. Where modules_to_save has only one, PEFT trains a copy of it. */
 static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
 {
     struct mt_adapter_list *also = &b->p->adapter->train_also;

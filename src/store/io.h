@@ -68,7 +68,7 @@ enum mt_io_fault_kind {
     MT_IO_FAULT_ZERO,    /* nothing is moved, and no error is returned */
     MT_IO_FAULT_DELAY,   /* started only when all others have ended */
     MT_IO_FAULT_REORDER, /* results come in reverse */
-    /* what nobody is told of */
+    /* the operation reports success */
     MT_IO_FAULT_FLIP,  /* one bit of what is moved is turned */
     MT_IO_FAULT_STALE, /* a write is done only some operations later, over what came meanwhile; a read as DROP */
     MT_IO_FAULT_SWAP,  /* it and the next operation of its size and direction are done in each other's place */

@@ -3,7 +3,7 @@
  * Device memory: one region of addresses, and a count of what the driver and libraries take beside it. Allocations
  * begin as NaN patterns (a private mapping of one file of 0xFF bytes), freed ones are unmapped, and under
  * AddressSanitizer the gaps between them are poisoned. Where the CPU has protection keys the region has one of its own,
- * which only the emulation's threads may open: host code that touches device memory faults, and is told why.
+ * which only the emulation's threads may open: host code that touches device memory faults, with a message that says why.
  */
 #include <errno.h>
 #include <pthread.h>

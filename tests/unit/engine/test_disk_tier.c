@@ -403,7 +403,7 @@ static void any_transfer_that_fails_ends_the_step_with_its_error(void **state)
         }
 }
 
-/* A run of which nobody is told what goes wrong on the drive: its error, or its outcome. */
+/* A run on a drive that reports success and moves wrong data: the error it ends with, or what it computed. */
 static int run_deceived(struct placing *p, struct outcome *o, uint64_t *written, struct mt_err *err)
 {
     struct trainer t;

@@ -258,7 +258,7 @@ static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **sta
     assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0);
     assert_true(c.sim.seconds >= c.sim.bytes[MT_SIM_DISK_READ] / 7e9); /* one drive of 7 GB/s */
     mt_plan_choice_finish(&c);
-    r.placement.base = MT_BASE_HOST; /* there is no room for it */
+    r.placement.base = MT_BASE_HOST; /* it is larger than host memory */
     assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), -ENOSPC);
     mt_layout_destroy(&l);
 }
