@@ -9,7 +9,8 @@
 int cli_cmd_check(struct cli *cli, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
-    struct mt_session s = {0};
+    struct mt_inputs in = {0};
+    struct mt_setup setup = {0};
     struct mt_memory memory;
     struct mt_st_model st;
     struct mt_err err;
@@ -17,18 +18,20 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = mt_session_prepare(&s, cfg, MT_USE_TRAIN, NULL, &err);
+        rc = mt_inputs_open(&in, cfg, MT_USE_TRAIN, NULL, &err);
+    if (!rc)
+        rc = mt_setup_open(&setup, &in, MT_USE_TRAIN, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
-        rc = mt_st_open_dir(&st, s.model_dir, &err);
+        rc = mt_st_open_dir(&st, in.model_dir, &err);
         if (!rc)
             mt_st_close(&st);
     }
-    if (!rc && s.layout->n_adapters && *cfg->adapter.path)
-        rc = mt_peft_check(s.layout, cfg->adapter.path, &err);
+    if (!rc && setup.layout->n_adapters && *cfg->adapter.path)
+        rc = mt_peft_check(setup.layout, cfg->adapter.path, &err);
     if (!rc)
-        rc = mt_session_memory(&s, &memory, &err);
+        rc = mt_setup_memory(&setup, &memory, &err);
     if (!rc && !cli->quiet) {
-        cli_print_session(&s);
+        cli_print_setup(&setup);
         cli_print_memory(&memory);
     }
     if (!rc)
@@ -36,7 +39,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     int code = rc ? cli_fail(&err) : 0;
     if (!rc)
         printf("ok\n");
-    mt_session_finish(&s);
+    mt_setup_finish(&setup);
+    mt_inputs_finish(&in);
     mt_config_destroy(&cfg);
     return code;
 }

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "data_show.h"
-#include "train/session.h"
+#include "train/inputs.h"
 
 enum { BARS = 24, BAR_WIDTH = 40 };
 
@@ -27,19 +27,19 @@ static double share(uint64_t part, uint64_t whole)
     return whole ? 100.0 * (double)part / (double)whole : 0;
 }
 
-static int print_prepared(const struct mt_session *s)
+static int print_prepared(const struct mt_inputs *in)
 {
-    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
-        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+    for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(in->data, i);
         printf("%s: %s, %llu samples, %llu tokens, %.1f%% trained%s\n", src->path, src->stats.format,
                (unsigned long long)src->stats.n_samples, (unsigned long long)src->stats.n_tokens,
                share(src->stats.n_trained, src->stats.n_tokens),
                src->stats.from_cache ? " (cached)" : "");
     }
     printf("%llu rows of %lld tokens, %.1f%% full; %llu steps a pass\n",
-           (unsigned long long)mt_sampler_rows_per_epoch(s->sampler), (long long)s->cfg->numerics.seq_len,
-           100 * mt_sampler_efficiency(s->sampler),
-           (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+           (unsigned long long)mt_sampler_rows_per_epoch(in->sampler), (long long)in->cfg->numerics.seq_len,
+           100 * mt_sampler_efficiency(in->sampler),
+           (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
     return 0;
 }
 
@@ -113,19 +113,19 @@ static void count_duplicates(struct tally *t, const mt_dataset *d, const struct 
         }
 }
 
-static int count(const struct mt_session *s, struct tally *t, struct mt_err *err)
+static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err)
 {
-    uint64_t n = mt_dataset_stats(s->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
-    uint64_t n_eval = s->eval_data ? mt_dataset_stats(s->eval_data)->n_samples : 0;
-    struct seen *h = lens ? hashes(s->data, lens) : NULL;
-    struct seen *e = h && n_eval ? hashes(s->eval_data, NULL) : NULL;
-    *t = (struct tally){.by_source = mt_calloc(mt_dataset_n_sources(s->data), sizeof(*t->by_source))};
+    uint64_t n = mt_dataset_stats(in->data)->n_samples, *lens = mt_calloc(n, sizeof(*lens));
+    uint64_t n_eval = in->eval_data ? mt_dataset_stats(in->eval_data)->n_samples : 0;
+    struct seen *h = lens ? hashes(in->data, lens) : NULL;
+    struct seen *e = h && n_eval ? hashes(in->eval_data, NULL) : NULL;
+    *t = (struct tally){.by_source = mt_calloc(mt_dataset_n_sources(in->data), sizeof(*t->by_source))};
     int rc = h && (e || !n_eval) && t->by_source
                  ? 0
                  : mt_fail_nomem(err, "statistics", n * (sizeof(*h) + sizeof(*lens)));
     if (!rc) {
-        count_lengths(t, lens, n, mt_dataset_stats(s->data)->max_len);
-        count_duplicates(t, s->data, h);
+        count_lengths(t, lens, n, mt_dataset_stats(in->data)->max_len);
+        count_duplicates(t, in->data, h);
     }
     for (uint64_t i = 0; i < n_eval && !rc; i++)
         t->n_leaked += bsearch(&e[i], h, n, sizeof(*h), hash_only) != NULL;
@@ -151,12 +151,12 @@ static void print_histogram(const struct tally *t, uint64_t max_len)
     }
 }
 
-static void print_stats(const struct mt_session *s, const struct tally *t, bool refused)
+static void print_stats(const struct mt_inputs *in, const struct tally *t, bool refused)
 {
-    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
     printf("Source                             samples       tokens  trained   longest  over-long  duplicates  weight\n");
-    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
-        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+    for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(in->data, i);
         size_t n = strlen(src->path);
         printf("%-30s %11llu %12llu  %6.1f%%  %8llu  %9llu  %10llu  %6g\n", src->path + (n > 30 ? n - 30 : 0),
                (unsigned long long)src->stats.n_samples, (unsigned long long)src->stats.n_tokens,
@@ -172,7 +172,7 @@ static void print_stats(const struct mt_session *s, const struct tally *t, bool 
     printf("Tokens      %llu, %.1f%% trained\n", (unsigned long long)d->n_tokens,
            share(d->n_trained, d->n_tokens));
     printf("Over-long   %llu of more than data.seq_len = %lld: %llu truncated, %llu dropped, %llu split%s\n",
-           (unsigned long long)d->n_overlong, (long long)s->cfg->numerics.seq_len,
+           (unsigned long long)d->n_overlong, (long long)in->cfg->numerics.seq_len,
            (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
            (unsigned long long)d->n_split,
            refused && d->n_overlong ? " here, for these figures: with data.overlong = error a run refuses them" : "");
@@ -182,14 +182,14 @@ static void print_stats(const struct mt_session *s, const struct tally *t, bool 
                (unsigned long long)d->n_endless);
     printf("Duplicates  %llu samples (%.2f%%) have the tokens of another", (unsigned long long)t->n_duplicates,
            share(t->n_duplicates, d->n_samples));
-    if (s->eval_data)
+    if (in->eval_data)
         printf("; %llu evaluation samples are training samples", (unsigned long long)t->n_leaked);
-    printf("\nEvaluation  %llu samples\n", (unsigned long long)s->held_out.n);
+    printf("\nEvaluation  %llu samples\n", (unsigned long long)in->held_out.n);
     printf("Packing     %llu rows of %lld tokens, %.2f%% full, %.1f samples a row at most; %llu steps a "
            "pass\n",
-           (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->numerics.seq_len,
-           100 * mt_sampler_efficiency(s->sampler), (double)mt_sampler_max_docs_per_row(s->sampler),
-           (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+           (unsigned long long)mt_sampler_n_rows(in->sampler), (long long)in->cfg->numerics.seq_len,
+           100 * mt_sampler_efficiency(in->sampler), (double)mt_sampler_max_docs_per_row(in->sampler),
+           (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
 }
 
 static void add(cJSON *o, const char *key, double v)
@@ -197,12 +197,12 @@ static void add(cJSON *o, const char *key, double v)
     cJSON_AddNumberToObject(o, key, v);
 }
 
-static void print_stats_json(const struct mt_session *s, const struct tally *t)
+static void print_stats_json(const struct mt_inputs *in, const struct tally *t)
 {
-    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "sources");
-    for (size_t i = 0; i < mt_dataset_n_sources(s->data); i++) {
-        const struct mt_data_source *src = mt_dataset_source(s->data, i);
+    for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
+        const struct mt_data_source *src = mt_dataset_source(in->data, i);
         cJSON *e = cJSON_CreateObject();
         cJSON_AddStringToObject(e, "path", src->path);
         cJSON_AddStringToObject(e, "format", src->stats.format);
@@ -224,13 +224,13 @@ static void print_stats_json(const struct mt_session *s, const struct tally *t)
     add(o, "endless", (double)d->n_endless);
     add(o, "duplicates", (double)t->n_duplicates);
     add(o, "leaked", (double)t->n_leaked);
-    add(o, "eval_samples", (double)s->held_out.n);
+    add(o, "eval_samples", (double)in->held_out.n);
     add(o, "p50", (double)t->p50);
     add(o, "p90", (double)t->p90);
     add(o, "p99", (double)t->p99);
-    add(o, "rows", (double)mt_sampler_n_rows(s->sampler));
-    add(o, "efficiency", mt_sampler_efficiency(s->sampler));
-    add(o, "steps_per_epoch", (double)mt_sampler_steps_per_epoch(s->sampler));
+    add(o, "rows", (double)mt_sampler_n_rows(in->sampler));
+    add(o, "efficiency", mt_sampler_efficiency(in->sampler));
+    add(o, "steps_per_epoch", (double)mt_sampler_steps_per_epoch(in->sampler));
     add(o, "bin_width", (double)t->bin_width);
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
@@ -241,14 +241,14 @@ static void print_stats_json(const struct mt_session *s, const struct tally *t)
     cJSON_Delete(o);
 }
 
-static int stats(const struct mt_session *s, bool json, bool refused, struct mt_err *err)
+static int stats(const struct mt_inputs *in, bool json, bool refused, struct mt_err *err)
 {
     struct tally t;
-    int rc = count(s, &t, err);
+    int rc = count(in, &t, err);
     if (!rc && json)
-        print_stats_json(s, &t);
+        print_stats_json(in, &t);
     else if (!rc)
-        print_stats(s, &t, refused);
+        print_stats(in, &t, refused);
     free(t.by_source);
     return rc;
 }
@@ -257,7 +257,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
 {
     const char *what = args->operands[0];
     struct mt_config *cfg = NULL;
-    struct mt_session s = {0};
+    struct mt_inputs in = {0};
     struct mt_err err;
     bool is_prepare = !strcmp(what, "prepare"), is_show = !strcmp(what, "show");
     bool is_stats = !strcmp(what, "stats"), json = cli_arg(args, "json") != NULL;
@@ -271,15 +271,17 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     if (refused)
         rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);
     if (!rc)
-        rc = mt_session_prepare_data(&s, cfg, &err);
+        rc = mt_inputs_open(&in, cfg, MT_USE_TRAIN, NULL, &err);
+    if (!rc)
+        rc = mt_inputs_lay_out_steps(&in, &in.numerics, &err);
     if (!rc && is_prepare)
-        rc = print_prepared(&s);
+        rc = print_prepared(&in);
     else if (!rc && is_stats)
-        rc = stats(&s, json, refused, &err);
+        rc = stats(&in, json, refused, &err);
     else if (!rc)
-        rc = cli_data_show(cli, args, &s, &err);
+        rc = cli_data_show(cli, args, &in, &err);
     int code = rc ? cli_fail(&err) : 0;
-    mt_session_finish(&s);
+    mt_inputs_finish(&in);
     mt_config_destroy(&cfg);
     return code;
 }

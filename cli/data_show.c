@@ -13,7 +13,7 @@
 
 /* Samples to show, and how. */
 struct show {
-    const struct mt_session *s;
+    const struct mt_inputs *in;
     uint64_t first, n;
     struct mt_text_sample *samples;
     uint8_t **masks;
@@ -54,7 +54,7 @@ static void heading(struct show *w, size_t k)
     size_t trained = 0;
     for (size_t i = 1; i < t->n; i++)
         trained += t->trained[i];
-    mt_dataset_place(w->s->data, w->first + k, place, sizeof(place));
+    mt_dataset_place(w->in->data, w->first + k, place, sizeof(place));
     if (w->html) {
         mt_str_printf(w->html, "%s<h2>%llu <small>", k ? "</pre>\n" : "",
                       (unsigned long long)(w->first + k));
@@ -116,10 +116,10 @@ static void show_json(const struct show *w)
 
 static int show_text(struct show *w, struct mt_err *err)
 {
-    const struct mt_session *s = w->s;
-    char *tokenizer = mt_path_join(s->model_dir, "tokenizer.json");
-    struct mt_text_params p = {.bytes = !strcmp(s->cfg->data.tokenizer, "byte"),
-                               .model_dir = s->model_dir};
+    const struct mt_inputs *in = w->in;
+    char *tokenizer = mt_path_join(in->model_dir, "tokenizer.json");
+    struct mt_text_params p = {.bytes = !strcmp(in->cfg->data.tokenizer, "byte"),
+                               .model_dir = in->model_dir};
     bool numbers = !p.bytes && !(tokenizer && mt_path_exists(tokenizer));
     free(tokenizer);
     if (numbers) {
@@ -131,7 +131,7 @@ static int show_text(struct show *w, struct mt_err *err)
 
 static int take_samples(struct show *w, struct mt_err *err)
 {
-    uint64_t have = mt_dataset_stats(w->s->data)->n_samples;
+    uint64_t have = mt_dataset_stats(w->in->data)->n_samples;
     if (w->first >= have)
         return mt_fail(err, MT_ERR_USAGE, -ERANGE, "--first %llu: there are %llu samples",
                        (unsigned long long)w->first, (unsigned long long)have);
@@ -142,23 +142,23 @@ static int take_samples(struct show *w, struct mt_err *err)
         return mt_fail_nomem(err, "samples to show", w->n * sizeof(*w->samples));
     for (uint64_t k = 0; k < w->n; k++) {
         struct mt_text_sample *t = &w->samples[k];
-        t->n = mt_dataset_sample(w->s->data, w->first + k, &t->ids, NULL);
+        t->n = mt_dataset_sample(w->in->data, w->first + k, &t->ids, NULL);
         w->masks[k] = mt_calloc(t->n, 1);
         if (!w->masks[k])
             return mt_fail_nomem(err, "samples to show", t->n);
-        mt_dataset_sample(w->s->data, w->first + k, NULL, w->masks[k]);
+        mt_dataset_sample(w->in->data, w->first + k, NULL, w->masks[k]);
         w->masks[k][0] = 0; /* nothing comes before it to predict it from */
         t->trained = w->masks[k];
     }
     return 0;
 }
 
-int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_session *s,
+int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_inputs *in,
                   struct mt_err *err)
 {
     const char *html = cli_arg(args, "html");
     struct mt_str page = {0};
-    struct show w = {.s = s,
+    struct show w = {.in = in,
                      .first = (uint64_t)cli_whole(args, "first", 0),
                      .n = (uint64_t)cli_whole(args, "samples", 3),
                      .colour = cli->colour_always || (cli->colour && isatty(STDOUT_FILENO)),

@@ -3,10 +3,10 @@
 #define CLI_DATA_SHOW_H
 
 #include "cli.h"
-#include "train/session.h"
+#include "train/inputs.h"
 
 /** Samples with their trained tokens marked: by colour, brackets, in an HTML file, or as JSON lines. */
-int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_session *s,
+int cli_data_show(const struct cli *cli, const struct cli_args *args, const struct mt_inputs *in,
                   struct mt_err *err);
 
 #endif

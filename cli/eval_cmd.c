@@ -11,12 +11,13 @@
 static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
 {
     struct mt_step_data data;
-    int rc = mt_step_data_init(&data, s->eval_sampler, err);
+    mt_sampler *sampler = s->setup->in->eval_sampler;
+    int rc = mt_step_data_init(&data, sampler, err);
     double *loss = NULL;
     size_t cap = 0;
-    for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(s->eval_sampler); i++) {
+    for (uint64_t i = 0; !rc && i < mt_sampler_steps_per_epoch(sampler); i++) {
         size_t docs = 0, at = 0;
-        rc = mt_sampler_fill(s->eval_sampler, i, &data, err);
+        rc = mt_sampler_fill(sampler, i, &data, err);
         for (size_t m = 0; m < data.n; m++)
             docs += data.micro[m].n_docs;
         if (!rc && !mt_grow(&loss, &cap, docs, sizeof(*loss)))
@@ -34,17 +35,19 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
     return rc;
 }
 
-static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt_err *err)
+static int run_eval(const struct mt_setup *setup, const struct cli_args *args, struct mt_err *err)
 {
+    struct mt_session s;
     struct mt_eval_report r = {0};
     bool json = cli_arg(args, "json") != NULL;
-    int rc = mt_session_start(s, err);
+    int rc = mt_session_start(&s, setup, err);
     if (!rc)
-        rc = mt_session_fill_weights(s, NULL, err);
+        rc = mt_session_fill_weights(&s, NULL, err);
     if (!rc && cli_arg(args, "per-sample"))
-        rc = print_samples(s, json, err);
+        rc = print_samples(&s, json, err);
     if (!rc)
-        rc = mt_train_evaluate(s, &r, err);
+        rc = mt_train_evaluate(&s, &r, err);
+    mt_session_finish(&s);
     if (!rc)
         printf(json ? "{\"loss\": %.17g, \"perplexity\": %.17g, \"accuracy\": %.17g, \"tokens\": %llu}\n"
                     : "loss %.6f  perplexity %.4f  accuracy %.4f  tokens %llu\n",
@@ -55,20 +58,24 @@ static int run_eval(struct mt_session *s, const struct cli_args *args, struct mt
 int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
 {
     struct mt_config *cfg = NULL;
-    struct mt_session s = {0};
+    struct mt_inputs in = {0};
+    struct mt_setup setup = {0};
     struct mt_err err;
     (void)cli;
     int rc = cli_load_config(&cfg, args, &err);
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = mt_session_prepare(&s, cfg, MT_USE_EVAL, NULL, &err);
-    if (!rc && !s.eval_sampler)
+        rc = mt_inputs_open(&in, cfg, MT_USE_EVAL, NULL, &err);
+    if (!rc)
+        rc = mt_setup_open(&setup, &in, MT_USE_EVAL, &err);
+    if (!rc && !in.eval_sampler)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval names nothing to evaluate on");
     if (!rc)
-        rc = run_eval(&s, args, &err);
+        rc = run_eval(&setup, args, &err);
     int code = rc ? cli_fail(&err) : 0;
-    mt_session_finish(&s);
+    mt_setup_finish(&setup);
+    mt_inputs_finish(&in);
     mt_config_destroy(&cfg);
     return code;
 }

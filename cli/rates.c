@@ -54,14 +54,14 @@ static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
     return write_line(r, o, err);
 }
 
-int cli_rates_open(struct cli_rates *r, const struct mt_session *s, const char *path, struct mt_err *err)
+int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, struct mt_err *err)
 {
     struct mt_metered *ops = NULL;
     struct mt_measure_params p = {.device_kind = mt_device_limits(s->dev)->kind,
-                                  .device_index = (int)s->cfg->device.index,
+                                  .device_index = (int)s->in->cfg->device.index,
                                   .n_threads = (int)s->placement.threads, .cpus = s->cpus};
     *r = (struct cli_rates){0};
-    int rc = mt_session_operations(s, &ops, &r->n, err);
+    int rc = mt_setup_operations(s, &ops, &r->n, err);
     if (rc)
         return rc;
     r->file = fopen(path, "we");

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "machine/measure.h"
-#include "train/session.h"
+#include "train/setup.h"
 
 /**
  * A machine that others share is faster in one second and slower in the next. To tell that from what is wrong with the
@@ -25,7 +25,7 @@ struct cli_rates {
 };
 
 /** Opens the file and writes what is measured before the first step. */
-int cli_rates_open(struct cli_rates *r, const struct mt_session *s, const char *path, struct mt_err *err);
+int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *path, struct mt_err *err);
 /** Writes what is measured right after the step, where that is wanted; cli_rates_close() tells what went wrong. */
 void cli_rates_step(struct cli_rates *r, uint64_t step);
 /** What went wrong on the way, if anything. Accepts what was never opened. */

@@ -68,33 +68,34 @@ const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l)
     return buf;
 }
 
-void cli_print_session(const struct mt_session *s)
+void cli_print_setup(const struct mt_setup *s)
 {
-    const struct mt_dataset_stats *d = mt_dataset_stats(s->data);
+    const struct mt_inputs *in = s->in;
+    const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
     const struct mt_engine_plan *p = &s->choice.engine;
     static const char *const acts[] = {"auto", "keep", "offload", "disk", "recompute"};
     char a[32], b[32], active[48];
     cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
-            s->hf.family->architecture, (double)s->layout->n_params / 1e6,
-            cli_active_params(active, sizeof(active), s->layout), (long long)s->hf.n_layers,
-            (long long)s->hf.hidden, (long long)s->hf.vocab, mt_dtype_name(s->numerics.dtype));
+            in->hf.family->architecture, (double)s->layout->n_params / 1e6,
+            cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
+            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->numerics.dtype));
     if (s->layout->n_adapters)
         cli_say("Adapters rank %lld, alpha %g, %.2fM parameters trained in FP32; learning rate %g\n",
                 (long long)s->layout->adapter_default.rank, s->layout->adapter_default.alpha,
-                (double)s->layout->n_trained / 1e6, s->cfg->train.learning_rate);
+                (double)s->layout->n_trained / 1e6, in->cfg->train.learning_rate);
     cli_say("Data     %s%s: %llu samples, %llu tokens, %.1f%% trained; %llu rows of %lld, %.1f%% full\n",
             d->format, d->from_cache ? " (cached)" : "", (unsigned long long)d->n_samples,
             (unsigned long long)d->n_tokens, 100.0 * (double)d->n_trained / (double)d->n_tokens,
-            (unsigned long long)mt_sampler_n_rows(s->sampler), (long long)s->cfg->numerics.seq_len,
-            100 * mt_sampler_efficiency(s->sampler));
+            (unsigned long long)mt_sampler_n_rows(in->sampler), (long long)in->cfg->numerics.seq_len,
+            100 * mt_sampler_efficiency(in->sampler));
     if (d->n_truncated || d->n_dropped || d->n_split || d->n_untrained)
         cli_say("         %llu samples truncated, %llu dropped, %llu split, %llu without a "
                         "trained token\n",
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)s->total_steps, (size_t)s->numerics.rows_per_step, s->choice.n_micro,
-            (unsigned long long)mt_sampler_steps_per_epoch(s->sampler));
+            (unsigned long long)in->total_steps, (size_t)s->numerics.rows_per_step, s->choice.n_micro,
+            (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
     cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
             (int)s->placement.threads, s->numerics.optimizer->title,
             mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
@@ -103,7 +104,7 @@ void cli_print_session(const struct mt_session *s)
     cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "
                     "in, %s out\n",
             p->program.n_buffers[MT_POOL_WEIGHTS], sharing,
-            p->program.one_ring || s->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
+            p->program.one_ring || in->hf.moe.n_experts ? "units'" : s->layout->cut.n_units > 1 ? "half layers'" : "layers'", acts[p->activations],
             mt_format_bytes(a, sizeof(a), p->h2d_bytes), mt_format_bytes(b, sizeof(b), p->d2h_bytes));
     if (s->predicted)
         cli_say("Time     %.3g s a step predicted: forward %.3g bound by %s, backward %.3g by %s\n",
@@ -127,7 +128,7 @@ static void print_uses(const char *verb, const uint64_t bytes[MT_N_DISK_USES])
         }
 }
 
-void cli_print_wear(const struct mt_session *s, uint64_t tbw)
+void cli_print_wear(const struct mt_setup *s, uint64_t tbw)
 {
     struct mt_wear w;
     char a[32], b[32];
@@ -136,7 +137,7 @@ void cli_print_wear(const struct mt_session *s, uint64_t tbw)
         return;
     for (size_t u = 0; u < s->layout->n_units; u++)
         on_disk += s->choice.engine.on_disk[u] != 0;
-    mt_session_wear(s, tbw, &w);
+    mt_setup_wear(s, tbw, &w);
     cli_say("Disk     planes of %zu of %zu units; a step reads %s", on_disk, s->layout->n_units,
             mt_format_bytes(a, sizeof(a), w.read_bytes));
     print_uses(" (", s->choice.engine.traffic.read);
@@ -165,7 +166,7 @@ static void print_base(const struct mt_session *s)
     for (size_t i = 0; i < mt_file_weights_n_parts(s->files); i++)
         bytes += mt_file_weights_part(s->files, i, NULL)->bytes;
     cli_say("Base     %s of frozen weights are read in place from %s, on %zu drive%s, %s; nothing is written there\n",
-            mt_format_bytes(a, sizeof(a), bytes), s->model_dir, n_drives, n_drives == 1 ? "" : "s",
+            mt_format_bytes(a, sizeof(a), bytes), s->setup->in->model_dir, n_drives, n_drives == 1 ? "" : "s",
             direct ? "direct" : "through the page cache");
 }
 
@@ -236,8 +237,8 @@ static void on_step(void *ctx, const struct mt_step_report *r)
             r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", (double)r->tokens / r->seconds,
             (double)r->loss_tokens / r->seconds, (double)r->h2d_bytes / r->result.t_step * 1e-9,
             100 * r->result.t_wait_h2d / r->result.t_step,
-            mt_format_bytes(used, sizeof(used), mt_device_bytes_used(p->session->dev)),
-            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->session->dev)->budget_bytes),
+            mt_format_bytes(used, sizeof(used), mt_device_bytes_used(p->dev)),
+            mt_format_bytes(budget, sizeof(budget), mt_device_limits(p->dev)->budget_bytes),
             r->seconds, eta);
 }
 

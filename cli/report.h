@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "cli.h"
 #include "rates.h"
+#include "train/memory.h"
 #include "train/train.h"
 
 /** Tables and lines for people, on standard error. */
@@ -13,15 +14,16 @@ void cli_print_memory(const struct mt_memory *m);
 void cli_print_object(cJSON *o, bool json);
 /** The rows as "memory": [{"tier", "use", "bytes"}]. */
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows);
-void cli_print_session(const struct mt_session *s);
+/** Model, data, device and plan. */
+void cli_print_setup(const struct mt_setup *s);
 /** What a step moves between host memory and disk, and what the run costs the drives. */
-void cli_print_wear(const struct mt_session *s, uint64_t tbw);
-/** How the scratch files are reached. The session has been started. */
+void cli_print_wear(const struct mt_setup *s, uint64_t tbw);
+/** How the scratch files are reached. */
 void cli_print_disk(const struct mt_session *s);
 /** What prints a run as it goes. */
 struct cli_progress {
     const struct cli *cli;
-    const struct mt_session *session;
+    const mt_device *dev;
     struct cli_rates *rates; /* told of each step */
     bool show;
 };

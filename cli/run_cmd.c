@@ -70,6 +70,8 @@ struct run {
     struct cli *cli;
     const struct cli_args *args;
     struct mt_config *cfg;
+    struct mt_inputs in;
+    struct mt_setup setup;
     struct mt_session session;
     struct mt_train_state state;
     struct mt_history history;
@@ -162,14 +164,14 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s was made with other settings (--force to go on all the same):\n%s", r->resume,
                      diff.p);
-    if (!rc && !mt_dataset_is(r->session.data, r->state.data_hash) && !cli_arg(r->args, "force"))
+    if (!rc && !mt_dataset_is(r->in.data, r->state.data_hash) && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force to go on)",
                      r->resume);
     if (!rc && r->base_sum != r->state.base_sum && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s is not the model that the adapters of %s were trained on: its weights are others (--force to go on)",
-                     r->session.model_dir, r->resume);
+                     r->in.model_dir, r->resume);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;
@@ -178,16 +180,16 @@ static int check_resume(struct run *r, struct mt_err *err)
 /* By which the base of adapters is known again; 0 where there are none, or random weights. */
 static int sum_base(struct run *r, struct mt_err *err)
 {
-    if (!r->session.layout->n_adapters || r->cfg->model.init == MT_INIT_RANDOM)
+    if (!r->setup.layout->n_adapters || r->cfg->model.init == MT_INIT_RANDOM)
         return 0;
-    return mt_base_sum(&r->base_sum, r->session.layout, r->session.model_dir, err);
+    return mt_base_sum(&r->base_sum, r->setup.layout, r->in.model_dir, err);
 }
 
 /* What was said before it began: for the report. */
-static void add_prediction(cJSON *o, const struct mt_session *s)
+static void add_prediction(cJSON *o, const struct mt_setup *s)
 {
     struct mt_memory m;
-    if (!mt_session_memory(s, &m, NULL)) {
+    if (!mt_setup_memory(s, &m, NULL)) {
         cli_add_memory(o, &m.rows);
         cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
         cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
@@ -217,15 +219,15 @@ static int write_run_files(struct run *r, struct mt_err *err)
     gethostname(host, sizeof(host) - 1);
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "host", host);
-    cJSON_AddStringToObject(o, "device", mt_device_limits(r->session.dev)->name);
-    cJSON_AddNumberToObject(o, "threads", (double)r->session.placement.threads);
-    cJSON_AddStringToObject(o, "model", r->session.model_dir);
-    cJSON_AddNumberToObject(o, "parameters", (double)r->session.layout->n_params);
-    snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->session.data));
+    cJSON_AddStringToObject(o, "device", mt_device_limits(r->setup.dev)->name);
+    cJSON_AddNumberToObject(o, "threads", (double)r->setup.placement.threads);
+    cJSON_AddStringToObject(o, "model", r->in.model_dir);
+    cJSON_AddNumberToObject(o, "parameters", (double)r->setup.layout->n_params);
+    snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in.data));
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
-    add_prediction(o, &r->session);
+    add_prediction(o, &r->setup);
     char *text = mt_json_print(o, true);
     snprintf(path, sizeof(path), "%.4000s/run.json", dir);
     if (!rc && text)
@@ -244,7 +246,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
 static void adopt_findings(const struct run *r)
 {
     const char *found = r->state.findings;
-    if (found && !mt_device_adopt_findings(r->session.dev, found))
+    if (found && !mt_device_adopt_findings(r->setup.dev, found))
         mt_warn("%s was made with another library or GPU: the same bits are not promised (%s)", r->resume, found);
 }
 
@@ -257,7 +259,7 @@ static void check_space(const struct run *r, const struct mt_memory *m)
     char want[32], have[32];
     if (!c->checkpoint.every.is_time) {
         uint64_t every = (uint64_t)c->checkpoint.every.steps;
-        n = MT_MIN(n, 1 + (every ? r->session.total_steps / every : 0));
+        n = MT_MIN(n, 1 + (every ? r->in.total_steps / every : 0));
     }
     if (!m->checkpoint_bytes || mt_checkpoint_list(c->checkpoint.dir, &steps, &there, NULL))
         return;
@@ -276,13 +278,14 @@ static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_session_prepare(&r->session, r->cfg, MT_USE_TRAIN, r->resume ? r->state.frozen : NULL, err);
-    if (rc)
-        return rc;
-    rc = mt_session_memory(&r->session, &memory, err);
+    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, r->resume ? r->state.frozen : NULL, err);
+    if (!rc)
+        rc = mt_setup_open(&r->setup, &r->in, MT_USE_TRAIN, err);
+    if (!rc)
+        rc = mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {
-        cli_print_session(&r->session);
-        cli_print_wear(&r->session, tbw);
+        cli_print_setup(&r->setup);
+        cli_print_wear(&r->setup, tbw);
         cli_print_memory(&memory);
     }
     if (!rc)
@@ -295,7 +298,7 @@ static int prepare(struct run *r, struct mt_err *err)
 static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
 {
     struct cli_rates rates = {0};
-    struct cli_progress progress = {r->cli, &r->session, &rates,
+    struct cli_progress progress = {r->cli, r->setup.dev, &rates,
                                     !r->cli->quiet && !r->cli->no_progress &&
                                         r->cfg->log.progress != MT_PROGRESS_OFF};
     struct mt_train_params p = {.session = &r->session,
@@ -314,11 +317,11 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     mt_train_phase(&control, "reading weights");
     atomic_store(&control.step, r->state.step);
     cli_heartbeat_start(&heartbeat, &control, r->cli->quiet);
-    int rc = mt_session_start(&r->session, err);
+    int rc = mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
     if (!rc && rates_path) /* before anything is written: it wants a profile of the machine */
-        rc = cli_rates_open(&rates, &r->session, rates_path, err);
+        rc = cli_rates_open(&rates, &r->setup, rates_path, err);
     adopt_findings(r);
     if (!rc)
         rc = mt_session_fill_weights(&r->session, r->resume, err);
@@ -364,9 +367,9 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = check_resume(&r, &err);
     r.state.base_sum = r.base_sum;
     if (!rc) /* on a resume, what earlier builds may have named otherwise */
-        r.state.data_hash = mt_dataset_hash(r.session.data);
+        r.state.data_hash = mt_dataset_hash(r.in.data);
     if (!rc && !dry)
-        rc = mt_hf_files_read(&r.files, r.session.model_dir, &err);
+        rc = mt_hf_files_read(&r.files, r.in.model_dir, &err);
     if (!rc && !dry)
         rc = mt_checkpoint_rehearse(NULL, r.cfg->checkpoint.dir, &err);
     if (!rc && !dry)
@@ -379,6 +382,8 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     }
     int code = rc ? cli_fail(&err) : exit_code(end);
     mt_session_finish(&r.session);
+    mt_setup_finish(&r.setup);
+    mt_inputs_finish(&r.in);
     mt_train_state_finish(&r.state);
     mt_hf_files_finish(&r.files);
     mt_config_destroy(&r.cfg);

@@ -60,12 +60,12 @@ static void print_piece(void *ctx, size_t sample, const char *text, size_t len, 
     mt_str_finish(&safe);
 }
 
-static bool ends_turn(const struct mt_session *s, const struct sampling *p, size_t id)
+static bool ends_turn(const struct mt_hf_config *hf, const struct sampling *p, size_t id)
 {
     if (p->text.bytes)
         return id >= 256;
-    for (int i = 0; i < s->hf.n_eos; i++)
-        if ((size_t)s->hf.eos[i] == id)
+    for (int i = 0; i < hf->n_eos; i++)
+        if ((size_t)hf->eos[i] == id)
             return true;
     for (size_t i = 0; i < p->prompt.n_ends; i++)
         if (p->prompt.ends[i] == id)
@@ -77,7 +77,8 @@ static bool ends_turn(const struct mt_session *s, const struct sampling *p, size
 static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t *ids, size_t *n,
                        struct mt_batch *b, float *logits, struct mt_err *err)
 {
-    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)s->hf.vocab, end = *n + p->n_new;
+    const struct mt_hf_config *hf = &s->setup->in->hf;
+    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, end = *n + p->n_new;
     int rc = 0;
     for (size_t i = 0; *n < end; i++) {
         mt_batch_clear(b);
@@ -89,7 +90,7 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
         if (rc)
             break;
         size_t id = draw(logits, vocab, p->temperature, mt_philox_uniform(p->seed, 0, i));
-        if (ends_turn(s, p, id))
+        if (ends_turn(hf, p, id))
             break;
         ids[(*n)++] = (uint32_t)id;
         if (p->text.bytes) {
@@ -103,18 +104,19 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
 static int continue_text(struct mt_session *s, const struct sampling *p, struct mt_err *err)
 {
     struct mt_batch b;
+    int64_t vocab = s->setup->in->hf.vocab;
     size_t n = p->prompt.n, max_len = n + p->n_new;
     uint32_t *ids = mt_calloc(max_len, sizeof(*ids));
     uint8_t *is_new = mt_calloc(max_len, 1);
-    float *logits = mt_calloc((size_t)s->hf.vocab, sizeof(*logits));
+    float *logits = mt_calloc((size_t)vocab, sizeof(*logits));
     int rc = mt_batch_init(&b, max_len, 1, err);
     if (!rc && (!ids || !logits || !is_new))
-        rc = mt_fail_nomem(err, "sampling", (size_t)s->hf.vocab * sizeof(*logits));
+        rc = mt_fail_nomem(err, "sampling", (size_t)vocab * sizeof(*logits));
     for (size_t i = 0; !rc && i < n; i++)
-        if (p->prompt.ids[i] >= (size_t)s->hf.vocab)
+        if (p->prompt.ids[i] >= (size_t)vocab)
             rc = mt_fail(err, MT_ERR_INPUT, -ERANGE,
                          "the prompt's token %u is beyond the model's vocab_size of %lld",
-                         p->prompt.ids[i], (long long)s->hf.vocab);
+                         p->prompt.ids[i], (long long)vocab);
         else
             ids[i] = p->prompt.ids[i];
     if (!rc)
@@ -151,6 +153,8 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     const char *prompt = cli_arg(args, "prompt");
     bool chat = cli_arg(args, "chat") != NULL;
     struct mt_config *cfg = NULL;
+    struct mt_inputs in = {0};
+    struct mt_setup setup = {0};
     struct mt_session s = {0};
     struct mt_err err;
     char *dir = NULL;
@@ -173,12 +177,14 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = encode_prompt(&p, cfg->model.path, prompt, chat, &dir, &err);
     if (!rc)
-        rc = mt_session_prepare_model(&s, cfg, p.prompt.n + p.n_new, &err);
-    if (!rc && p.text.bytes && s.hf.vocab < MT_BYTE_VOCAB)
+        rc = mt_inputs_open_model(&in, cfg, p.prompt.n + p.n_new, &err);
+    if (!rc)
+        rc = mt_setup_open(&setup, &in, MT_USE_EVAL, &err);
+    if (!rc && p.text.bytes && in.hf.vocab < MT_BYTE_VOCAB)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
                      cfg->model.path, MT_BYTE_VOCAB);
     if (!rc)
-        rc = mt_session_start(&s, &err);
+        rc = mt_session_start(&s, &setup, &err);
     if (!rc)
         rc = mt_session_fill_weights(&s, NULL, &err);
     if (!rc && !chat)
@@ -187,6 +193,8 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
         rc = continue_text(&s, &p, &err);
     int code = rc ? cli_fail(&err) : 0;
     mt_session_finish(&s);
+    mt_setup_finish(&setup);
+    mt_inputs_finish(&in);
     mt_config_destroy(&cfg);
     mt_text_ids_finish(&p.prompt);
     free(dir);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory table: what a session will take, against what there is. */
+#include "train/memory.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "train/session_priv.h"
+#include "checkpoint/checkpoint.h"
+#include "hw/hw.h"
 
 static void add_limit(struct mt_memory *m, const char *tier, const char *source, uint64_t wanted,
                       uint64_t available)
@@ -14,29 +16,29 @@ static void add_limit(struct mt_memory *m, const char *tier, const char *source,
 }
 
 /* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
-static void add_scratch_limit(const struct mt_session *s, struct mt_memory *m)
+static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
 {
     uint64_t have, least = UINT64_MAX;
     m->disk_bytes += s->choice.disk_bytes;
-    for (int i = 0; i < s->cfg->memory.nvme_paths.n; i++)
-        if (!mt_hw_disk_free(s->cfg->memory.nvme_paths.items[i], &have, NULL))
+    for (int i = 0; i < s->in->cfg->memory.nvme_paths.n; i++)
+        if (!mt_hw_disk_free(s->in->cfg->memory.nvme_paths.items[i], &have, NULL))
             least = MT_MIN(least, have);
-    if (s->cfg->memory.nvme_paths.n == 1)
+    if (s->in->cfg->memory.nvme_paths.n == 1)
         add_limit(m, "nvme", "memory.nvme_paths", s->choice.disk_bytes, least);
 }
 
 /* A checkpoint, beside what of the scratch is on the same file system. */
-static void add_checkpoint_row(const struct mt_session *s, const struct mt_plane_set_params *pp, uint64_t scratch,
+static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_set_params *pp, uint64_t scratch,
                                struct mt_memory *m)
 {
-    const struct mt_cfg_list *dirs = &s->cfg->memory.nvme_paths;
+    const struct mt_cfg_list *dirs = &s->in->cfg->memory.nvme_paths;
     uint64_t have, beside = 0;
-    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->cfg->checkpoint.save == MT_SAVE_FULL,
-                                              s->cfg->checkpoint.frozen == MT_FROZEN_NAME);
-    if (mt_hw_disk_free(s->cfg->checkpoint.dir, &have, NULL))
+    uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->in->cfg->checkpoint.save == MT_SAVE_FULL,
+                                              s->in->cfg->checkpoint.frozen == MT_FROZEN_NAME);
+    if (mt_hw_disk_free(s->in->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)
-        if (mt_hw_same_file_system(dirs->items[i], s->cfg->checkpoint.dir))
+        if (mt_hw_same_file_system(dirs->items[i], s->in->cfg->checkpoint.dir))
             beside += scratch / (uint64_t)dirs->n;
     m->disk_bytes += checkpoint;
     m->checkpoint_bytes = checkpoint;
@@ -46,12 +48,12 @@ static void add_checkpoint_row(const struct mt_session *s, const struct mt_plane
               checkpoint + beside, have);
 }
 
-int mt_session_memory(const struct mt_session *s, struct mt_memory *m, struct mt_err *err)
+int mt_setup_memory(const struct mt_setup *s, struct mt_memory *m, struct mt_err *err)
 {
     struct mt_plane_set_params pp = {.elems = NULL};
     struct mt_hw_memory hw;
     *m = (struct mt_memory){0};
-    int rc = mt_session_plane_params(s, &pp, err);
+    int rc = mt_setup_plane_params(s, &pp, err);
     if (!rc)
         rc = mt_hw_memory(&hw, "", err);
     if (!rc) {

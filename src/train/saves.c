@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/checkpoint.h"
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600, FINAL_WAIT_S = 15 };
@@ -22,7 +23,7 @@ void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
 
 static const struct mt_config *config(const struct mt_saves *s)
 {
-    return s->p->session->cfg;
+    return s->p->session->setup->in->cfg;
 }
 
 double mt_saves_expect(const struct mt_saves *s)
@@ -31,7 +32,7 @@ double mt_saves_expect(const struct mt_saves *s)
     bool full = config(s)->checkpoint.save == MT_SAVE_FULL;
     if (s->seconds > 0)
         return s->seconds;
-    return (double)mt_checkpoint_bytes(se->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
+    return (double)mt_checkpoint_bytes(se->setup->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
                                        config(s)->checkpoint.frozen == MT_FROZEN_NAME) /
            GUESSED_RATE;
 }
@@ -85,6 +86,7 @@ static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_er
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     const struct mt_train_params *p = s->p;
+    const struct mt_inputs *in = p->session->setup->in;
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
     *lost = false;
@@ -101,19 +103,19 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
         *lost = rc;
     }
     if (!rc)
-        rc = note_findings(st, p->session->dev, err);
+        rc = note_findings(st, p->session->setup->dev, err);
     if (!rc)
         rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.dir = p->dir,
-                                                             .model_dir = p->session->model_dir,
+                                                             .model_dir = in->model_dir,
                                                              .base_model = config(s)->model.path,
                                                              .files = p->files,
-                                                             .layout = p->session->layout,
+                                                             .layout = p->session->setup->layout,
                                                              .planes = p->session->planes,
                                                              .state = st,
                                                              .history = p->history,
                                                              .full = full,
                                                              .named = named ? p->session->base_sum : NULL,
-                                                             .base_dir = p->session->model_dir,
+                                                             .base_dir = in->model_dir,
                                                              .lost = lost,
                                                              .shard_bytes = config(s)->checkpoint.shard_size},
                                 err);

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "checkpoint/history.h"
 #include "data/loader.h"
 #include "optim/lr.h"
 #include "plan/trace.h"
@@ -20,6 +21,8 @@ enum { MAX_LOG_HISTORY = 20000, TRACED_STEP = 3 };
 struct loop {
     const struct mt_train_params *p;
     struct mt_session *s;
+    const struct mt_setup *setup;
+    const struct mt_inputs *in;
     struct mt_train_state *st;
     struct mt_metrics *metrics;
     mt_loader *loader;
@@ -62,13 +65,14 @@ int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct m
 {
     struct mt_step_data data;
     struct mt_eval_result sum = {0};
+    mt_sampler *sampler = s->setup->in->eval_sampler;
     int64_t t0 = mt_now_ns();
-    int rc = mt_step_data_init(&data, s->eval_sampler, err);
+    int rc = mt_step_data_init(&data, sampler, err);
     if (rc)
         return rc;
-    uint64_t steps = mt_sampler_steps_per_epoch(s->eval_sampler);
+    uint64_t steps = mt_sampler_steps_per_epoch(sampler);
     for (uint64_t i = 0; i < steps && !rc; i++) {
-        rc = mt_sampler_fill(s->eval_sampler, i, &data, err);
+        rc = mt_sampler_fill(sampler, i, &data, err);
         if (!rc)
             rc = mt_engine_eval(s->engine, &data, &sum, err);
     }
@@ -85,7 +89,7 @@ int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct m
 static int evaluate(struct loop *l, struct mt_err *err)
 {
     struct mt_eval_report r = {.step = l->st->step};
-    if (!l->s->eval_sampler || l->evaluated)
+    if (!l->in->eval_sampler || l->evaluated)
         return 0;
     mt_train_phase(l->p->control, "evaluating");
     int rc = mt_engine_flush(l->s->engine, err);
@@ -127,7 +131,7 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
     mt_warn("step %llu skipped: %s of %s %s not finite (%llu in a row, %llu in all)", (unsigned long long)l->st->step,
             r->bad_router ? "logits" : "the gradient", r->bad_tensor, r->bad_router ? "are" : "is",
             (unsigned long long)l->st->skips_in_row, (unsigned long long)l->st->skips);
-    if (l->st->skips_in_row < (uint64_t)l->s->cfg->train.max_skips)
+    if (l->st->skips_in_row < (uint64_t)l->in->cfg->train.max_skips)
         return 0;
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
                    "%llu steps in a row had a gradient that is not finite (first bad tensor: %s): %s; lower "
@@ -138,7 +142,7 @@ static int count_skip(struct loop *l, const struct mt_step_result *r, struct mt_
 
 static void report_layers(const struct loop *l)
 {
-    const struct mt_hf_config *c = &l->s->layout->cfg;
+    const struct mt_hf_config *c = &l->setup->layout->cfg;
     for (int i = 0; i < (int)c->n_layers; i++) {
         const int32_t *rows = mt_engine_expert_rows(l->s->engine, i);
         if (!rows)
@@ -151,23 +155,23 @@ static void report_layers(const struct loop *l)
 
 static void report_step(struct loop *l, struct mt_step_report *r)
 {
-    uint64_t left = l->s->total_steps - MT_MIN(l->s->total_steps, l->st->step);
+    uint64_t left = l->in->total_steps - MT_MIN(l->in->total_steps, l->st->step);
     l->step_seconds = l->step_seconds > 0 ? 0.9 * l->step_seconds + 0.1 * r->seconds : r->seconds;
     r->eta_seconds = l->step_seconds * (double)left;
     r->step = l->st->step;
-    r->total_steps = l->s->total_steps;
+    r->total_steps = l->in->total_steps;
     r->epoch = (double)l->st->step / (double)l->st->steps_per_epoch;
     r->total_tokens = l->st->tokens;
-    r->h2d_bytes = l->s->choice.engine.h2d_bytes;
-    r->d2h_bytes = l->s->choice.engine.d2h_bytes;
-    r->uses_disk = l->s->choice.engine.uses_disk || l->s->choice.engine.in_files;
+    r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
+    r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
+    r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.in_files;
     cJSON *record = mt_metrics_step_record(r);
-    if (l->st->step % (uint64_t)l->s->cfg->log.every == 0)
+    if (l->st->step % (uint64_t)l->in->cfg->log.every == 0)
         remember(l, record);
     mt_metrics_write(l->metrics, record);
     cJSON_Delete(record);
     report_layers(l);
-    if (l->p->events.step && (l->st->step % (uint64_t)l->s->cfg->log.every == 0 || left == 0))
+    if (l->p->events.step && (l->st->step % (uint64_t)l->in->cfg->log.every == 0 || left == 0))
         l->p->events.step(l->p->events.ctx, r);
 }
 
@@ -175,7 +179,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
 static void write_trace(struct loop *l)
 {
     uint64_t done = l->st->step - l->first_step;
-    bool last = l->st->step >= l->s->total_steps || (l->p->max_steps && done >= l->p->max_steps);
+    bool last = l->st->step >= l->in->total_steps || (l->p->max_steps && done >= l->p->max_steps);
     if (!l->p->trace || done > TRACED_STEP || (done < TRACED_STEP && !last))
         return;
     struct mt_err why;
@@ -185,9 +189,9 @@ static void write_trace(struct loop *l)
     int rc = mt_engine_trace_read(l->s->engine, &spans, &n, &why);
     if (!rc) {
         mt_engine_trace(l->s->engine, false);
-        if (l->s->predicted)
-            mt_session_predict(l->s, &graph, NULL);
-        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->s->layout, &why);
+        if (l->setup->predicted)
+            mt_setup_predict(l->setup, &graph, NULL);
+        rc = mt_trace_write(l->p->trace, spans, n, &graph, l->setup->layout, &why);
     }
     if (rc)
         mt_warn("no trace: %s", why.msg);
@@ -206,7 +210,7 @@ static int run_step(struct loop *l, struct mt_err *err)
         l->no_data = true;
         return rc;
     }
-    r.lr = mt_lr_at(&l->s->lr, mt_engine_next_update(l->s->engine));
+    r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine));
     rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
     if (rc)
         return rc;
@@ -226,19 +230,19 @@ static int run_step(struct loop *l, struct mt_err *err)
 
 static double time_left(const struct loop *l)
 {
-    return l->s->cfg->checkpoint.time_limit - since(l->p->start_ns);
+    return l->in->cfg->checkpoint.time_limit - since(l->p->start_ns);
 }
 
 /* What of the limit is left for the last save; with half as much again, but no more than a quarter of it all. */
 static double time_for_save(const struct loop *l)
 {
-    return l->p->no_save ? 0 : MT_MIN(1.5 * mt_saves_expect(&l->saves), 0.25 * l->s->cfg->checkpoint.time_limit);
+    return l->p->no_save ? 0 : MT_MIN(1.5 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
 }
 
 /* What is due between two steps; *end is set where the run is to end. */
 static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
-    const struct mt_config *c = l->s->cfg;
+    const struct mt_config *c = l->in->cfg;
     int rc = 0;
     if (c->eval.every && l->st->step % (uint64_t)c->eval.every == 0)
         rc = evaluate(l, err);
@@ -264,7 +268,7 @@ static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, str
 static bool more_steps(const struct loop *l)
 {
     uint64_t done = l->st->step - l->first_step;
-    return l->st->step < l->s->total_steps && (!l->p->max_steps || done < l->p->max_steps);
+    return l->st->step < l->in->total_steps && (!l->p->max_steps || done < l->p->max_steps);
 }
 
 /* Was it a request to stop that cut a step or an evaluation short? Then the engine goes on. */
@@ -281,7 +285,7 @@ static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
     bool over = false;
     int rc = 0;
     *end = MT_END_DONE;
-    if (l->s->cfg->eval.at_start && !l->st->step)
+    if (l->in->cfg->eval.at_start && !l->st->step)
         rc = evaluate(l, err);
     if (was_stopped(l, rc)) {
         *end = MT_END_SIGNAL;
@@ -304,7 +308,7 @@ static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
 static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
     enum mt_train_end end = *why;
-    const struct mt_config *c = l->s->cfg;
+    const struct mt_config *c = l->in->cfg;
     bool full = c->checkpoint.save == MT_SAVE_FULL;
     bool trained = l->st->step != l->first_step, stopped = end == MT_END_SIGNAL || end == MT_END_TIME;
     double seconds = c->checkpoint.save_deadline;
@@ -326,7 +330,7 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
 /* The data cannot be read: what was trained until then is sound, and is saved before the run ends with that error. */
 static void save_before_failing(struct loop *l)
 {
-    const struct mt_config *c = l->s->cfg;
+    const struct mt_config *c = l->in->cfg;
     struct mt_err err = {0};
     if (l->p->no_save || l->st->step == l->first_step)
         return;
@@ -336,15 +340,16 @@ static void save_before_failing(struct loop *l)
 
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err)
 {
-    struct loop l = {.p = p, .s = p->session, .st = p->state};
+    const struct mt_setup *setup = p->session->setup;
+    struct loop l = {.p = p, .s = p->session, .setup = setup, .in = setup->in, .st = p->state};
     mt_saves_init(&l.saves, p);
     l.first_step = p->state->step;
-    p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.s->sampler);
-    p->state->total_steps = l.s->total_steps;
+    p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.in->sampler);
+    p->state->total_steps = l.in->total_steps;
     mt_engine_set_updates(l.s->engine, p->state->updates);
-    int rc = mt_loader_create(&l.loader, l.s->sampler, p->state->step, l.s->total_steps, err);
+    int rc = mt_loader_create(&l.loader, l.in->sampler, p->state->step, l.in->total_steps, err);
     if (!rc)
-        rc = mt_metrics_open(&l.metrics, l.s->cfg, p->dir, p->state->step, err);
+        rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step, err);
     if (!rc) {
         mt_engine_trace(l.s->engine, p->trace != NULL);
         atomic_store(&p->control->engine, l.s->engine);

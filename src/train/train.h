@@ -73,7 +73,7 @@ bool mt_train_file_request(const struct mt_train_params *p, const char *name);
 /** Runs to the end or until asked to stop; the state is saved as the configuration says. */
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err);
 
-/** Evaluates on the session's held-out data. The engine must be flushed. */
+/** Evaluates on the held-out data. The engine must be flushed. */
 int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err);
 
 #endif

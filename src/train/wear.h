@@ -2,7 +2,7 @@
 #ifndef MT_TRAIN_WEAR_H
 #define MT_TRAIN_WEAR_H
 
-#include "train/session.h"
+#include "train/setup.h"
 
 /** What a run costs the drives of memory.nvme_paths. */
 struct mt_wear {
@@ -13,6 +13,6 @@ struct mt_wear {
     double share;                       /* run_bytes over rated_bytes */
 };
 /** `tbw`: rated endurance of a drive as the user says, 0: ask SMART. */
-void mt_session_wear(const struct mt_session *s, uint64_t tbw, struct mt_wear *out);
+void mt_setup_wear(const struct mt_setup *s, uint64_t tbw, struct mt_wear *out);
 
 #endif

@@ -90,12 +90,13 @@ def rotary_scaling_goes_by_the_samples_own_length(tmp, name, scaling):
 
     def losses(rows, seq_len):
         ini = write_ini(out + ".e.ini", base(model, data, out, data__eval=write(os.path.join(tmp, name + ".e.jsonl"), rows),
-            data__seq_len=seq_len, train__micro_batch=1))
+            data__train="", data__seq_len=seq_len, train__micro_batch=1))
         said = megatrain("-q", "eval", ini, "--model", os.path.join(out, "checkpoint-1"), "--per-sample", "--json",
                          "--set", "data.overlong=drop").stdout
         return {f["sample"]: f["loss_sum"] for f in map(json.loads, said.splitlines()) if "sample" in f}
 
     packed = losses(rows, SEQ)
+    assert "data.train is not set" in megatrain("check", out + ".e.ini", expect=2).stderr
     for i, row in enumerate(rows):
         alone = losses([row], len(row["input_ids"]))[0]
         assert abs(packed[i] - alone) <= 2e-6 * alone, (name, i, len(row["input_ids"]), packed[i], alone)

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "train/session.h"
+#include "train/memory.h"
 
 enum { GIB = 1 << 30 };
 

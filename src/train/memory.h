@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_MEMORY_H
+#define MT_TRAIN_MEMORY_H
+
+#include "engine/memory.h"
+#include "train/setup.h"
+
+/** What a tier must offer. */
+struct mt_memory_limit {
+    const char *tier, *source; /* "host", "MemAvailable" */
+    uint64_t wanted, available;
+};
+enum { MT_MEMORY_MAX_LIMITS = 8 };
+struct mt_memory {
+    struct mt_memory_rows rows;
+    struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
+    int n_limits;
+    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */
+    uint64_t checkpoint_bytes, checkpoint_free;    /* of one; where they go, beside scratch. 0: not known */
+};
+/**
+ * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:
+ * the budgets, MemAvailable, cgroup, RLIMIT_AS, free disk for checkpoints.
+ */
+int mt_setup_memory(const struct mt_setup *s, struct mt_memory *out, struct mt_err *err);
+/** 0, or -ENOSPC (MT_ERR_NO_FIT) with the first limit that is short, by how much, and what helps. */
+int mt_memory_check(const struct mt_memory *m, struct mt_err *err);
+
+#endif

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/setup.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "hw/hw.h"
+#include "machine/stored.h"
+#include "model/ranges.h"
+#include "plan/evaluate.h"
+
+/* Products end the program where they are refused memory: none before it is known that there is enough. */
+static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
+
+/* Before planes are taken, and threads started that take memory. */
+static void spread_memory(const struct mt_setup *s)
+{
+    int nodes = strcmp(s->in->cfg->device.numa, "auto") ? 0 : mt_hw_interleave(2);
+    if (nodes)
+        mt_info("host memory is spread over %d NUMA nodes (device.numa = auto)", nodes);
+}
+
+static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
+{
+    struct mt_hw_memory hw;
+    const struct mt_config *c = s->in->cfg;
+    uint64_t budget = s->placement.device_budget.bytes;
+    int n = 0, rc = mt_hw_memory(&hw, "", err);
+    if (!rc)
+        rc = mt_hw_cores(&s->cpus, &n, err);
+    if (rc)
+        return rc;
+    if (s->placement.threads > n) { /* more threads than cores are not bound */
+        free(s->cpus);
+        s->cpus = NULL;
+    }
+    uint64_t most = MT_MIN(hw.address_space, hw.cgroup_free);
+    bool warm = most > budget && most - budget > WARM_NEEDS;
+    rc = mt_device_create(&s->dev,
+                          &(struct mt_device_params){
+                              .kind = kind,
+                              .index = (int)c->device.index,
+                              .budget_bytes = (size_t)budget,
+                              .n_threads = (int)s->placement.threads,
+                              .cpus = s->cpus,
+                              .link_gbps = c->device.link_gbps,
+                              .warm = warm,
+                          },
+                          err);
+    return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
+}
+
+/* Where something is known of this machine, `auto` is what the search says. *found: it said something. */
+static int search(struct mt_setup *s, bool *found, struct mt_err *err)
+{
+    const struct mt_device_limits *lim = mt_device_limits(s->dev);
+    struct mt_err why = {0};
+    *found = false;
+    int rc = mt_machine_load(&s->machine, lim, (int)s->placement.threads, &why);
+    if (!rc) {
+        s->request.machine = &s->machine;
+        rc = mt_resolve(&s->choice, &s->request, &why);
+        *found = !rc;
+        if (rc == -ENOSPC)
+            return 0; /* what the rules would take says what is short */
+        if (rc == -ENOENT)
+            mt_warn("no prediction: %s", why.msg);
+    } else if (rc != -ENOENT) {
+        mt_warn("no prediction: %s", why.msg);
+        rc = 0;
+    }
+    if (rc && rc != -ENOENT && err)
+        *err = why;
+    return rc == -ENOENT ? 0 : rc;
+}
+
+/* The settings, whole, and the layout that they are of. */
+static void take_choice(struct mt_setup *s)
+{
+    s->layout = s->request.layout = s->choice.layout;
+    s->request.halves = NULL;
+    s->numerics = s->choice.numerics;
+    s->placement = s->choice.placement;
+}
+
+/* The engine's parameters are those of the placement that was chosen, which is how it was planned. */
+static void take_engine_params(struct mt_setup *s)
+{
+    struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
+    s->engine_params = mt_plan_engine_params(&r, s->dev);
+    s->engine_params.adam_cpus = s->cpus;
+    const char *isa = getenv("MEGATRAIN_ADAM_ISA");
+    for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
+        if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
+            s->engine_params.isa = i;
+}
+
+/* From the request to the choice. */
+static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
+{
+    spread_memory(s);
+    s->placement = s->request.placement;
+    s->request.layout = s->in->layout;
+    s->request.halves = s->in->halves;
+    int rc = open_device(s, kind, err);
+    if (!rc && s->request.train)
+        rc = search(s, &s->predicted, err);
+    if (!rc && !s->predicted)
+        rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
+    if (rc)
+        return rc;
+    take_choice(s);
+    take_engine_params(s);
+    return 0;
+}
+
+static int check_copies(const struct mt_setup *s, struct mt_err *err)
+{
+    const struct mt_config *c = s->in->cfg;
+    if (!s->request.train || !s->choice.engine.in_files || c->checkpoint.save != MT_SAVE_FULL ||
+        s->layout->n_adapters || c->checkpoint.frozen != MT_FROZEN_COPY)
+        return 0;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files with checkpoint.frozen = copy: a run that goes on from "
+                   "a copy cannot read it in place; set checkpoint.frozen = name, or memory.base = host");
+}
+
+int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err)
+{
+    struct mt_plan_limits limits;
+    *s = (struct mt_setup){.in = in};
+    int rc = mt_plan_limits_here(&limits, in->cfg, err);
+    if (!rc)
+        rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
+    s->request.train = use == MT_USE_TRAIN;
+    if (!rc)
+        rc = decide(s, limits.kind, err);
+    if (!rc && (in->data || in->eval_data))
+        rc = mt_inputs_lay_out_steps(in, &s->numerics, err);
+    if (!rc)
+        rc = check_copies(s, err);
+    if (!rc)
+        rc = mt_config_adopt(in->cfg, &s->numerics, &s->placement, "chosen", err);
+    if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
+        mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
+                (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
+    return rc;
+}
+
+/* The placement as it is run, all of it fixed. */
+static int request_as_run(const struct mt_setup *s, struct mt_plan_request *r, struct mt_err *err)
+{
+    if (!s->predicted)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
+                       s->request.machine ? "the search found no placement"
+                                          : "this machine has not been measured: megatrain probe all");
+    *r = mt_plan_request_as(&s->request, &s->choice);
+    return 0;
+}
+
+int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struct mt_err *err)
+{
+    struct mt_plan_choice c;
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    if (!rc)
+        rc = mt_plan_evaluate(&c, &r, graph, err);
+    if (!rc)
+        mt_plan_choice_finish(&c);
+    return rc;
+}
+
+int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err)
+{
+    struct mt_plan_request r;
+    int rc = request_as_run(s, &r, err);
+    return rc ? rc : mt_plan_operations(ops, n, &r, err);
+}
+
+int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err)
+{
+    const struct mt_numerics *n = &s->numerics;
+    int rc = mt_layout_plane_params(p, s->layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
+    p->on_disk = s->choice.engine.on_disk;
+    p->in_files = s->choice.engine.in_files;
+    p->sums = s->placement.nvme_checksums;
+    p->piece_elems = s->choice.engine.program.piece_elems;
+    return rc;
+}
+
+void mt_setup_finish(struct mt_setup *s)
+{
+    mt_plan_choice_finish(&s->choice);
+    mt_machine_finish(&s->machine);
+    mt_device_destroy(&s->dev);
+    free(s->cpus);
+    *s = (struct mt_setup){0};
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_TRAIN_SETUP_H
+#define MT_TRAIN_SETUP_H
+
+#include "plan/resolve.h"
+#include "train/inputs.h"
+
+/** What was decided for inputs on this machine: the device, every `auto`, the plan. Nothing large is allocated yet. */
+struct mt_setup {
+    struct mt_inputs *in;          /* borrowed; the steps are laid out as decided */
+    const struct mt_layout *layout; /* of in: whole layers or halves */
+    struct mt_numerics numerics;   /* the configuration's, `auto` replaced by what was decided; as placement: */
+    struct mt_placement placement;
+
+    mt_device *dev;
+    int *cpus;                     /* [placement.threads] or NULL */
+    struct mt_machine machine;     /* where the request has it: measured, or a stored one without a fingerprint */
+    struct mt_plan_request request;
+    struct mt_plan_choice choice;  /* what is run: the settings, the engine's plan, memory */
+    bool predicted;                /* by the search, with `machine`: then choice.sim is the step */
+    struct mt_engine_params engine_params; /* but for planes, drives and files, which a session adds */
+};
+
+/**
+ * Opens the device and decides; lays out the steps where `in` has data, and writes what was decided into its
+ * configuration. Whatever comes back, the caller finishes it, before `in`. err->kind says whose fault it is.
+ */
+int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
+/**
+ * The tasks of the predicted step, as the simulator ran them. -ENOENT where this machine has not been
+ * measured (megatrain probe all).
+ */
+int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struct mt_err *err);
+/** The distinct device operations of a step; *ops is the caller's to free. -ENOENT as above. */
+int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err);
+/** The planes' parameters, without drives and files; p->elems is allocated, the caller's to free. */
+int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err);
+void mt_setup_finish(struct mt_setup *s);
+
+#endif
