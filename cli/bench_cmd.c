@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench: every job of a sweep in a child process, so that a crash is a row and not the end. */
 #include <dirent.h>
-#include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "bench_child.h"
 #include "bench_predict.h"
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
@@ -30,7 +27,7 @@ struct bench {
     size_t n_rows;
     struct plan_view view; /* of the job at hand */
     bool predicted;        /* the view has a choice */
-    bool interrupted;
+    bool interrupted, unpredicted; /* unpredicted: why there are no predictions has been said */
     int lock; /* of the folder; -1: not taken */
 };
 
@@ -85,7 +82,7 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
 }
 
-/* Opens the job's view. A machine that is not measured gives no prediction: no error where jobs are run. */
+/* Opens the job's view. A machine that is not measured gives no prediction: an error where one was asked for. */
 static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p,
                    struct mt_err *err)
 {
@@ -106,7 +103,11 @@ static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
     if (rc == -ENOSPC) {
         p->fits = false;
         rc = 0;
-    } else if ((rc == -ENOENT || rc == -ESTALE) && v->layout && !cli_arg(b->args, "predict-only")) {
+    } else if ((rc == -ENOENT || rc == -ESTALE) && v->layout && !cli_arg(b->args, "predict-only") &&
+               !cli_arg(b->args, "measure")) {
+        if (!b->unpredicted)
+            mt_warn("the table has no predictions: %s", err->msg);
+        b->unpredicted = true;
         rc = 0;
     }
     return rc;
@@ -114,102 +115,10 @@ static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
 
 /* --- running -------------------------------------------------------------------------------------- */
 
-/* How a child differs from the job. */
-struct child {
-    const char *steps; /* at most so many, or NULL */
-    const char *rates; /* file for rates between its steps, or NULL */
-};
-
-static void be_child(const char *ini, const char *dir, const char *log, const struct child *c, pid_t parent)
-{
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* a sweep that is killed does not go on alone */
-    if (getppid() != parent)
-        _exit(143);
-    const char *argv[16] = {"megatrain", "run", ini, "--out", dir, "--force", "--no-save", "--no-progress"};
-    int n = 8;
-    int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        dup2(fd, STDOUT_FILENO);
-        dup2(fd, STDERR_FILENO);
-    }
-    if (adj >= 0 && write(adj, "1000", 4) < 0) /* memory that runs out takes this one */
-        adj = -1;
-    if (c->steps) {
-        argv[n++] = "--max-steps";
-        argv[n++] = c->steps;
-    }
-    if (c->rates) {
-        argv[n++] = "--rates";
-        argv[n++] = c->rates;
-    }
-    execv("/proc/self/exe", (char *const *)argv);
-    _exit(127);
-}
-
-static double number(const cJSON *o, const char *key)
-{
-    const cJSON *v = mt_json_get(o, key);
-    return cJSON_IsNumber(v) ? v->valuedouble : 0;
-}
-
-/* Medians over the measured steps of a run's metrics. */
-static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
-{
-    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, N_FIELDS };
-    static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
-                                               "h2d_bytes", "d2h_bytes"};
-    char path[4200];
-    size_t n = 0;
-    double *v[N_FIELDS] = {NULL};
-    cJSON *lines = NULL;
-    const cJSON *o;
-    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
-    int rc = mt_json_read_lines(&lines, path, err);
-    size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
-    for (int k = 0; k < N_FIELDS && !rc; k++)
-        if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
-            rc = mt_fail_nomem(err, path, most);
-    cJSON_ArrayForEach(o, lines) {
-        if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
-            for (int k = 0; k < N_FIELDS; k++)
-                v[k][n] = number(o, keys[k]);
-            n++;
-        }
-    }
-    if (!rc && !n)
-        rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
-    double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
-                               &r->h2d_bytes, &r->d2h_bytes};
-    for (int k = 0; k < N_FIELDS; k++) {
-        if (!rc)
-            *field[k] = mt_stats_of(v[k], n).median;
-        free(v[k]);
-    }
-    cJSON_Delete(lines);
-    return rc;
-}
-
-static void read_run_json(struct mt_sweep_run *r, const char *dir)
-{
-    char path[4200];
-    cJSON *o;
-    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
-    if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
-        return;
-    r->device_bytes = number(o, "device_bytes");
-    r->planned_bytes = number(o, "host_bytes") + r->device_bytes;
-    cJSON_Delete(o);
-}
-
-/* One run in a child; a failure of the job is its status, not an error. */
 static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
-                     const struct child *c, struct mt_err *err)
+                     const char *steps, const char *rates, struct mt_err *err)
 {
     char ini[3200], dir[3300], log[3300];
-    struct rusage use = {0};
-    int status = 0;
-    *r = (struct mt_sweep_run){{0}};
     int rc = write_job(b, j, ini, sizeof(ini), err);
     snprintf(dir, sizeof(dir), "%.3000s/runs/%s.%d", b->dir, j->hash, k);
     snprintf(log, sizeof(log), "%.3000s/%s.%d.log", b->dir, j->hash, k);
@@ -217,26 +126,8 @@ static int run_child(struct bench *b, const struct mt_sweep_job *j, int k, struc
         return rc;
     if (b->sweep.cooldown > 0)
         usleep((useconds_t)(b->sweep.cooldown * 1e6));
-    fflush(NULL);
-    pid_t parent = getpid(), pid = fork();
-    if (!pid)
-        be_child(ini, dir, log, c, parent);
-    if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
-    r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    b->interrupted = code == 130 || code == 143;
-    if (WIFSIGNALED(status))
-        snprintf(r->status, sizeof(r->status), "signal %d", WTERMSIG(status));
-    else if (code)
-        snprintf(r->status, sizeof(r->status), code == EXIT_NO_FIT ? "does not fit" : "exit %d", code);
-    else
-        snprintf(r->status, sizeof(r->status), "ok");
-    if (!code) {
-        rc = read_metrics(r, dir, b->sweep.warmup_steps, err);
-        read_run_json(r, dir);
-    }
-    return rc;
+    return bench_child_run(r, &(struct bench_child){ini, dir, log, steps, rates, b->sweep.warmup_steps},
+                           &b->interrupted, err);
 }
 
 static bool measures(const struct bench *b)
@@ -261,7 +152,7 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
     int rc = 0;
     name_measured(b, &m, j, k);
     if (!k) {
-        rc = run_child(b, j, k, r, &(struct child){.steps = "3"}, err);
+        rc = run_child(b, j, k, r, "3", NULL, err);
         peak = r->peak_bytes;
         if (rc || b->interrupted || strcmp(r->status, "ok"))
             return rc;
@@ -270,7 +161,7 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
     if (!rc)
         rc = mt_machine_write(&b->view.machine, m.machine, err);
     if (!rc)
-        rc = run_child(b, j, k, r, &(struct child){.rates = m.rates}, err);
+        rc = run_child(b, j, k, r, NULL, m.rates, err);
     r->peak_bytes = peak;
     return rc;
 }
@@ -285,7 +176,7 @@ static bool is_result(const struct mt_sweep_run *r)
 static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                     struct mt_err *err)
 {
-    int rc = measures(b) ? run_measured(b, j, k, r, err) : run_child(b, j, k, r, &(struct child){0}, err);
+    int rc = measures(b) ? run_measured(b, j, k, r, err) : run_child(b, j, k, r, NULL, NULL, err);
     return rc || b->interrupted || !is_result(r) ? rc : mt_sweep_run_save(r, b->dir, j->hash, k, err);
 }
 

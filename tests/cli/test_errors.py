@@ -192,8 +192,12 @@ def machine_cases(tmp, model, data):
     open(os.path.join(out, "something"), "w").close()
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, out))
     unmeasured = write_ini(os.path.join(tmp, "rates.ini"), base(model, data, os.path.join(tmp, "o-rates")))
-    check("rates without a profile", ["-q", "run", unmeasured, "--rates", os.path.join(tmp, "rates.json")], 1, "probe all",
-          env={"XDG_CACHE_HOME": os.path.join(tmp, "empty"), "HOME": os.path.join(tmp, "empty")})
+    nothing = {"XDG_CACHE_HOME": os.path.join(tmp, "empty"), "HOME": os.path.join(tmp, "empty")}
+    check("rates without a profile", ["-q", "run", unmeasured, "--rates", os.path.join(tmp, "rates.json")], 1, "probe all", env=nothing)
+    sweep = write_ini(os.path.join(tmp, "sweep.ini"), {**base(model, data, os.path.join(tmp, "o-sweep")),
+                                                       "sweep": {"repeat": 1, "steps": 1, "warmup_steps": 0}})
+    check("predictions asked for without a profile", ["bench", sweep, "--measure"], 1, "probe all", env=nothing)
+    check("a sweep without predictions", ["bench", sweep, "--force"], 0, "no predictions", "probe all", env=nothing)
     check("and the folder is as it was", ["-q", "run", unmeasured], 0)
     check("output not empty", ["-q", "run", ini], 2, "not empty", "--resume", "--force")
     assert os.path.exists(os.path.join(out, "something"))

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "bench_child.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "cli.h"
+
+static void be_child(const struct bench_child *c, pid_t parent)
+{
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* a sweep that is killed does not go on alone */
+    if (getppid() != parent)
+        _exit(143);
+    const char *argv[16] = {"megatrain", "run", c->ini, "--out", c->dir, "--force", "--no-save", "--no-progress"};
+    int n = 8;
+    int fd = open(c->log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    int adj = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        dup2(fd, STDOUT_FILENO);
+        dup2(fd, STDERR_FILENO);
+    }
+    if (adj >= 0 && write(adj, "1000", 4) < 0) /* memory that runs out takes this one */
+        adj = -1;
+    if (c->steps) {
+        argv[n++] = "--max-steps";
+        argv[n++] = c->steps;
+    }
+    if (c->rates) {
+        argv[n++] = "--rates";
+        argv[n++] = c->rates;
+    }
+    execv("/proc/self/exe", (char *const *)argv);
+    _exit(127);
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : 0;
+}
+
+/* Medians over the measured steps of a run's metrics. */
+static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struct mt_err *err)
+{
+    enum { SECONDS, TOK_S, FWD, BWD, WAIT, ADAM, H2D, D2H, N_FIELDS };
+    static const char *const keys[N_FIELDS] = {"t_step", "tok_s", "t_fwd", "t_bwd", "t_wait_h2d", "t_opt",
+                                               "h2d_bytes", "d2h_bytes"};
+    char path[4200];
+    size_t n = 0;
+    double *v[N_FIELDS] = {NULL};
+    cJSON *lines = NULL;
+    const cJSON *o;
+    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
+    int rc = mt_json_read_lines(&lines, path, err);
+    size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
+    for (int k = 0; k < N_FIELDS && !rc; k++)
+        if (!(v[k] = mt_calloc(most + 1, sizeof(double))))
+            rc = mt_fail_nomem(err, path, most);
+    cJSON_ArrayForEach(o, lines) {
+        if (!rc && mt_json_get(o, "t_step") && skip-- <= 0) {
+            for (int k = 0; k < N_FIELDS; k++)
+                v[k][n] = number(o, keys[k]);
+            n++;
+        }
+    }
+    if (!rc && !n)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "%s: no step was measured", path);
+    double *field[N_FIELDS] = {&r->seconds, &r->tok_s, &r->t_fwd, &r->t_bwd, &r->t_wait, &r->t_adam,
+                               &r->h2d_bytes, &r->d2h_bytes};
+    for (int k = 0; k < N_FIELDS; k++) {
+        if (!rc)
+            *field[k] = mt_stats_of(v[k], n).median;
+        free(v[k]);
+    }
+    cJSON_Delete(lines);
+    return rc;
+}
+
+static void read_run_json(struct mt_sweep_run *r, const char *dir)
+{
+    char path[4200];
+    cJSON *o;
+    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
+    if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
+        return;
+    r->device_bytes = number(o, "device_bytes");
+    r->planned_bytes = number(o, "host_bytes") + r->device_bytes;
+    cJSON_Delete(o);
+}
+
+int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *interrupted, struct mt_err *err)
+{
+    struct rusage use = {0};
+    int status = 0, rc = 0;
+    *r = (struct mt_sweep_run){{0}};
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    if (!pid)
+        be_child(c, parent);
+    if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
+    r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    *interrupted = code == 130 || code == 143;
+    if (WIFSIGNALED(status))
+        snprintf(r->status, sizeof(r->status), "signal %d", WTERMSIG(status));
+    else if (code)
+        snprintf(r->status, sizeof(r->status), code == EXIT_NO_FIT ? "does not fit" : "exit %d", code);
+    else
+        snprintf(r->status, sizeof(r->status), "ok");
+    if (!code) {
+        rc = read_metrics(r, c->dir, c->warmup_steps, err);
+        read_run_json(r, c->dir);
+    }
+    return rc;
+}
