@@ -8,7 +8,6 @@ are sent to are recorded. Run by hand when a family changes; the tests need no t
 import copy
 import json
 import os
-import re
 import sys
 import tempfile
 
@@ -17,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from parity import LR, ROWS, STEPS, train_torch
+from parity import LR, ROWS, STEPS, record_routers, tokens_on_a_line, train_torch
 from tiny import write_model
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
@@ -92,28 +91,6 @@ def release_state(model):
         return load_file(os.path.join(tmp, "model.safetensors"))
 
 
-def record_routers(model, samples):
-    """Of each router, by layer, the experts of each token in ascending order; and the smallest gap of a choice."""
-    ids, hooks = {}, []
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if "Router" not in kind and not kind.endswith("Gate"):
-            continue
-        layer = int(name.split("layers.")[1].split(".")[0])
-
-        def hook(_, __, out, layer=layer):
-            chosen = [t for t in out if torch.is_tensor(t) and t.dtype in (torch.int64, torch.int32)]
-            ids.setdefault(layer, []).extend(chosen[0].reshape(-1, chosen[0].shape[-1]).sort(-1).values.tolist())
-
-        hooks.append(module.register_forward_hook(hook))
-    with torch.no_grad():
-        for s in samples[:ROWS]:
-            model(input_ids=torch.tensor([s["input_ids"]]))
-    for h in hooks:
-        h.remove()
-    return {str(k): v for k, v in sorted(ids.items())}
-
-
 def make(family, samples):
     architecture, over = CASES[family]
     cfg = {"architectures": [architecture], "model_type": family, **SMALL, **over}
@@ -138,10 +115,8 @@ def make(family, samples):
     expected = {"made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
                 "steps": STEPS, "rows": ROWS, "learning_rate": LR, "losses": losses, "norms": norms,
                 "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}, "experts": routed}
-    text = json.dumps(expected, indent=1)
-    text = re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)  # a token a line
     with open(os.path.join(d, "expected.json"), "w") as f:
-        f.write(text + "\n")
+        f.write(tokens_on_a_line(json.dumps(expected, indent=1)) + "\n")
     worst = max(abs(a / b - 1) for a, b in zip(l32, losses))
     print(family, sum(p.numel() for p in model.parameters()), losses[0], losses[-1], norms[0], norms[-1],
           f"torch f32 {worst:.1e} {max(abs(a / b - 1) for a, b in zip(n32, norms)):.1e}", flush=True)

@@ -10,6 +10,7 @@ import copy
 import glob
 import json
 import os
+import re
 import sys
 import tempfile
 
@@ -112,6 +113,33 @@ def train_torch(model, samples, dtype, warmup=2, clip=0.5, wd=0.1, aux=0.0):
         losses.append(loss_sum / total)
         norms.append(norm.item())
     return (losses, norms, balance) if aux else (losses, norms)
+
+
+def record_routers(model, samples):
+    """Of each router, by layer, the experts of each token in ascending order."""
+    ids, hooks = {}, []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if "Router" not in kind and not kind.endswith("Gate"):
+            continue
+        layer = int(name.split("layers.")[1].split(".")[0])
+
+        def hook(_, __, out, layer=layer):
+            chosen = [t for t in out if torch.is_tensor(t) and t.dtype in (torch.int64, torch.int32)]
+            ids.setdefault(layer, []).extend(chosen[0].reshape(-1, chosen[0].shape[-1]).sort(-1).values.tolist())
+
+        hooks.append(module.register_forward_hook(hook))
+    with torch.no_grad():
+        for s in samples[:ROWS]:
+            model(input_ids=torch.tensor([s["input_ids"]]))
+    for h in hooks:
+        h.remove()
+    return {str(k): v for k, v in sorted(ids.items())}
+
+
+def tokens_on_a_line(text):
+    """JSON whose lists of integers are on a line each."""
+    return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
 
 
 def rel(a, b):
