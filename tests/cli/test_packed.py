@@ -10,7 +10,8 @@ import struct
 import sys
 import tempfile
 
-from tiny import base, config, losses, megatrain, metrics, read_safetensors, write_data, write_ini, write_model
+from tiny import (base, config, losses, megatrain, metrics, read_safetensors, write_data, write_ini, write_model,
+                  write_safetensors)
 
 STEPS = 4
 FROZEN = "model.layers.[1-9].*proj.weight, model.layers.0.self_attn.*proj.weight, model.embed_tokens.*"
@@ -72,18 +73,6 @@ def decode(t):
             out[name] = ([shape[0], shape[1] * 32],
                          [(-1 if c & 8 else 1) * FP4[c & 7] * 2.0 ** (scales[i // 32] - 127) for i, c in enumerate(codes)])
     return out
-
-
-def write_safetensors(path, tensors):
-    header, at, body = {"__metadata__": {"format": "pt"}}, 0, []
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-        body.append(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
 
 
 def is_piece(name):

@@ -119,3 +119,16 @@ def read_safetensors(path):
     header = json.loads(data[8:8 + n])
     return {k: (v["dtype"], v["shape"], data[8 + n + v["data_offsets"][0]:8 + n + v["data_offsets"][1]])
             for k, v in header.items() if k != "__metadata__"}
+
+
+def write_safetensors(path, tensors):
+    """tensors: as read_safetensors() gives them."""
+    header, at, body = {"__metadata__": {"format": "pt"}}, 0, []
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+        body.append(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
