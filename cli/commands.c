@@ -110,7 +110,8 @@ static const struct cli_option probe_options[] = {
     END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are f32."},
-    {"base-dtype", 0, "FORMAT", "Pack the layers' matrices: nf4 or fp8, as bitsandbytes and transformers read them."},
+    {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 or fp8; "
+                              "of gpt-oss the experts: mxfp4."},
     {"merge", 0, NULL, "Of adapters: the whole model, with what they say added to its weights."},
     {"model", 0, "DIR", "With --merge: the model, instead of the one that the adapters name."},
     {"shard-size", 0, "SIZE", "Largest file (5GB)."},

@@ -37,11 +37,14 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l
 {
     const struct mt_hf_config *cfg = l ? &l->cfg : NULL;
     double params = 0;
+    bool packed = false; /* then elements of tensors are no parameters */
     cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "tensors");
     for (size_t i = 0; i < m->n_tensors; i++) {
         params += (double)m->tensors[i].n_elems;
+        packed |= m->tensors[i].dtype == MT_ST_U8 || m->tensors[i].dtype == MT_ST_F8_E4M3;
         cJSON_AddItemToArray(list, tensor_json(&m->tensors[i]));
     }
+    params = packed && l ? (double)l->n_params : params;
     cJSON_AddNumberToObject(root, "parameters", params);
     if (cfg)
         cJSON_AddStringToObject(root, "architecture", cfg->family->architecture);

@@ -3,7 +3,12 @@
 models in the layout of the releases, and what transformers and torch.optim.AdamW make of them in 20 steps. Routers are
 scaled up so that no choice is a near-tie, biases that choose are not zero, and the experts that the first step's tokens
 are sent to are recorded. Run by hand when a family changes; the tests need no torch.
-    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/moe_fixtures.py [family...]
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/moe_fixtures.py [case...]
+
+gpt_oss_mxfp4 has its experts as the release has them, and beside them what transformers decodes them to.
+    ... scripts/moe_fixtures.py --check FOLDER...
+holds models with such experts, exported from its checkpoints, against transformers: it loads them, decodes to the
+bits of the same folder exported in bf16, and makes the same logits of both.
 """
 import copy
 import json
@@ -14,7 +19,8 @@ import tempfile
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Mxfp4Config
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from parity import LR, ROWS, STEPS, record_routers, tokens_on_a_line, train_torch
 from tiny import write_model
@@ -51,6 +57,12 @@ CASES = {
     "hunyuan_v1_moe": ("HunYuanMoEV1ForCausalLM", dict(head_dim=16, num_experts=8, moe_topk=2, intermediate_size=24,
                        rope_scaling=dict(type="dynamic", alpha=10.0, factor=1.0))),
 }
+#: of the families above, with experts in MXFP4
+PACKED = {
+    "gpt_oss_mxfp4": ("gpt_oss", dict(hidden_size=64, intermediate_size=32, num_local_experts=4)),
+}
+QUANTIZATION = dict(modules_to_not_convert=["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                            "lm_head"], quant_method="mxfp4")
 #: kept in FP32 in a file of bf16, by what their names contain
 KEPT_F32 = {"ernie4_5_moe": ("mlp.gate.weight",), "hunyuan_v1_moe": ("mlp.gate.wg.weight",)}
 CHOOSING = ("e_score_correction_bias", "expert_bias")
@@ -84,6 +96,52 @@ def looks_trained(model, seed):
             p.copy_(p.to(torch.bfloat16).to(p.dtype))
 
 
+def pack_experts(model, seed):
+    """Random codes and scales; the model gets what transformers decodes them to. The tensors of the release."""
+    g, packed = torch.Generator().manual_seed(seed), {}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                continue
+            experts, cols, rows = p.shape
+            blocks = torch.randint(0, 256, (experts, rows, cols // 32, 16), generator=g, dtype=torch.uint8)
+            scales = torch.randint(120, 124, (experts, rows, cols // 32), generator=g, dtype=torch.uint8)
+            p.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
+            packed.update({name + "_blocks": blocks, name + "_scales": scales})
+    return packed
+
+
+def load_decoded(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=Mxfp4Config(dequantize=True),
+                                                dtype=torch.bfloat16, attn_implementation="eager")
+
+
+def write_packed(folder, cfg, state, packed):
+    """config.json and model.safetensors as the release has them; decoded.safetensors of what transformers makes of it."""
+    write_model(folder, {**cfg, "quantization_config": QUANTIZATION})
+    decoded = {k: state[k[:-len("_blocks")]] for k in packed if k.endswith("_blocks")}
+    decoded = {k[:-len("_blocks")]: v for k, v in decoded.items()}
+    state = {k: v for k, v in state.items() if k not in decoded}
+    save_file({**state, **packed}, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    save_file(decoded, os.path.join(folder, "decoded.safetensors"), metadata={"format": "pt"})
+    loaded = load_decoded(folder).state_dict()
+    for name, want in decoded.items():
+        assert loaded[name].dtype == torch.bfloat16 and torch.equal(loaded[name], want), name
+
+
+def check_exported(folder, samples):
+    """A folder with packed experts, and FOLDER-bf16, which has them decoded."""
+    a, b = load_decoded(folder), AutoModelForCausalLM.from_pretrained(folder + "-bf16", dtype=torch.bfloat16,
+                                                                      attn_implementation="eager")
+    other = b.state_dict()
+    for name, t in a.state_dict().items():
+        assert torch.equal(t, other[name]), name
+    ids = torch.tensor([samples[0]["input_ids"]])
+    with torch.no_grad():
+        assert torch.equal(a(input_ids=ids).logits, b(input_ids=ids).logits)
+    print(folder, "is what transformers decodes", len(other), "tensors", flush=True)
+
+
 def release_state(model):
     """Tensors as save_pretrained writes them: the layout of the releases."""
     with tempfile.TemporaryDirectory() as tmp:
@@ -92,17 +150,22 @@ def release_state(model):
 
 
 def make(family, samples):
-    architecture, over = CASES[family]
-    cfg = {"architectures": [architecture], "model_type": family, **SMALL, **over}
+    like, more = PACKED.get(family, (family, {}))
+    architecture, over = CASES[like]
+    cfg = {"architectures": [architecture], "model_type": like, **SMALL, **over, **more}
     d = os.path.join(ROOT, family)
     write_model(d, cfg)
     hf = AutoConfig.from_pretrained(d)
     model = AutoModelForCausalLM.from_config(hf, attn_implementation="eager", experts_implementation="eager").float()
     looks_trained(model, 1)
+    packed = pack_experts(model, 1) if family in PACKED else {}
     kept = CHOOSING + KEPT_F32.get(family, ())
     state = {k: (v if any(w in k for w in kept) else v.to(torch.bfloat16)).contiguous().clone()
              for k, v in release_state(model).items()}
-    save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
+    if packed:
+        write_packed(d, cfg, state, packed)
+    else:
+        save_file(state, os.path.join(d, "model.safetensors"), metadata={"format": "pt"})
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     routed, routed32 = record_routers(double, samples), record_routers(model, samples)
     assert routed == routed32, "a choice depends on rounding: take another seed"
@@ -126,7 +189,11 @@ def main():
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     samples = [json.loads(l) for l in open(os.path.join(ROOT, "data.jsonl"))]
-    for family in sys.argv[1:] or CASES:
+    if sys.argv[1:2] == ["--check"]:
+        for folder in sys.argv[2:]:
+            check_exported(folder, samples)
+        return
+    for family in sys.argv[1:] or [*CASES, *PACKED]:
         make(family, samples)
 
 

@@ -309,9 +309,6 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
 /* or a model with its masters. */
 static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
-    if (e->base_dtype == MT_PACKED_MXFP4)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read of gpt-oss alone: export as nf4 or fp8, or "
-                       "set model.base_dtype = mxfp4 where the model is trained");
     bool adapter = mt_peft_is_folder(e->from);
     if (adapter && e->base_dtype)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: a model can be packed, and they cannot", e->from);

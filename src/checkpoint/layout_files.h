@@ -14,11 +14,15 @@ struct mt_layout_files {
         size_t stored;                  /* tensor of the model's files */
         const struct mt_tensor *packed; /* NULL: it is plain */
         struct mt_packed_piece piece;
+        int which;                      /* of the packed tensor's pieces */
     } *of;
     struct mt_st_decl *decls;
     size_t n;           /* of both */
     char *quantization; /* for struct mt_hf_dir */
     struct mt_stored_writer writer;
+    /* of a piece that experts have together, what one of them has of it, and a tensor's: */
+    uint8_t *share, *tensor;
+    size_t share_of, share_expert, share_bytes, tensor_bytes; /* of decls; SIZE_MAX: none */
 };
 /** Layout and planes are borrowed; decls has space for `more` behind its n. left: [n_stored] those that are left out;
  * NULL: none. */

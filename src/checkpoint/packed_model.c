@@ -28,6 +28,9 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     *m = (struct mt_packed_model){.layout = NULL};
     int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
+    if (!rc && format == MT_PACKED_MXFP4 && !cfg->family->fused)
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read of gpt-oss alone: export as nf4 or fp8, or set "
+                     "model.base_dtype = mxfp4 where the model is trained");
     if (!rc)
         rc = mt_layout_create(&m->layout, cfg,
                               &(struct mt_layout_params){.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer}, err);

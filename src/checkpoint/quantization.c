@@ -9,10 +9,33 @@
 #include "base/mem.h"
 #include "model/packing.h"
 
+/* Where it is experts that are packed: all else of the model, as its release says it, and the layers of plain ones. */
+static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
+{
+    static const char *const others[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                         "lm_head"};
+    int last = -1;
+    for (size_t i = 0; i < MT_ARRAY_LEN(others); i++)
+        cJSON_AddItemToArray(list, cJSON_CreateString(others[i]));
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        char name[MT_TENSOR_NAME];
+        int layer = l->units[t->unit].layer;
+        if (layer == last || t->kind == MT_RANGE_PACKED || !mt_packing_takes(l, t, MT_PACKED_MXFP4))
+            continue;
+        snprintf(name, sizeof(name), "model.layers.%d.mlp.experts", layer);
+        cJSON_AddItemToArray(list, cJSON_CreateString(name));
+        last = layer;
+    }
+    return list;
+}
+
 /* Matrices that readers would take for packed ones. */
 static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
 {
     cJSON *list = cJSON_CreateArray();
+    if (f == MT_PACKED_MXFP4 && l->cfg.family->fused)
+        return plain_experts(list, l);
     cJSON_AddItemToArray(list, cJSON_CreateString("lm_head"));
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];

@@ -64,8 +64,6 @@ void mt_quantization_read(struct mt_keys *r, struct mt_hf_config *c)
         read_fp8(r, c, q);
     else if (!strcmp(method, "mxfp4"))
         c->packed = MT_PACKED_MXFP4;
-    if (c->packed == MT_PACKED_MXFP4 && c->family->fused)
-        refuse(r, method, "mxfp4 of experts that are one tensor");
-    else if (!c->packed)
+    else
         refuse(r, method, method);
 }

@@ -113,6 +113,36 @@ int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct m
     return n;
 }
 
+int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_stored *s,
+                            const struct mt_tensor *t)
+{
+    int n = mt_packed_pieces(piece, t);
+    size_t tensors = s->n / t->n, experts = s->fused ? (size_t)s->shape[0] : 1;
+    for (int i = 0; i < n && s->fused; i++) {
+        struct mt_packed_piece *p = &piece[i];
+        snprintf(p->name, sizeof(p->name), "%s%s", s->name, i ? "_scales" : "_blocks");
+        memmove(&p->shape[1], &p->shape[0], (size_t)p->n_dims * sizeof(p->shape[0]));
+        p->shape[0] = (int64_t)experts;
+        p->shape[1] *= (int64_t)(tensors / experts);
+        p->n_dims++;
+        p->bytes *= tensors;
+        p->at = 0;
+    }
+    return n;
+}
+
+struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    const struct mt_tensor_place *p = &t->place;
+    const struct mt_stored *s = &l->stored[p->stored];
+    if (!s->fused)
+        return (struct mt_packed_rows){0, 0};
+    size_t cols = cols_of(t), share = s->n / (size_t)s->shape[0], in = p->first % share;
+    bool transposed = p->col_step != 1;
+    return (struct mt_packed_rows){.first = p->first / share * (share / cols) + (transposed ? in : in / cols),
+                                   .step = transposed ? p->row_step : p->row_step / cols};
+}
+
 size_t mt_packed_offset_at(const struct mt_tensor *t)
 {
     return places_of(t).offset;
@@ -128,12 +158,32 @@ bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum
 {
     static const char *const routers[] = {".gate.weight", ".gate.wg.weight", "shared_expert_gate.weight", "router.weight"};
     size_t n = strlen(t->name);
-    if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || !mt_packing_lies_alone(l, t))
+    bool fused = l->stored[t->place.stored].fused;
+    if (l->units[t->unit].kind != MT_UNIT_LAYER || t->n_dims != 2 || t->adapter)
+        return false;
+    if (f == MT_PACKED_MXFP4 ? fused != !!l->cfg.family->fused : fused)
+        return false;
+    if (!fused && !mt_packing_lies_alone(l, t))
         return false;
     for (size_t i = 0; i < MT_ARRAY_LEN(routers); i++)
         if (n >= strlen(routers[i]) && !strcmp(t->name + n - strlen(routers[i]), routers[i]))
             return false;
     return f != MT_PACKED_MXFP4 || t->shape[1] % MT_MXFP4_BLOCK == 0;
+}
+
+bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    size_t u = t->unit;
+    bool trained = false;
+    if (!l->stored[t->place.stored].fused)
+        return true;
+    while (u && l->units[u - 1].layer == l->units[t->unit].layer)
+        u--;
+    for (; u < l->n_units && l->units[u].layer == l->units[t->unit].layer; u++)
+        for (size_t i = l->units[u].first_tensor; i < l->units[u].first_tensor + l->units[u].n_tensors; i++)
+            trained |= l->tensors[i].n_dims == 2 && l->tensors[i].trainable && !l->tensors[i].adapter &&
+                       l->stored[l->tensors[i].place.stored].fused;
+    return !trained;
 }
 
 /* --- on the device --------------------------------------------------------------------------------- */

@@ -31,24 +31,40 @@ struct mt_packed_piece {
     char name[192];
     enum mt_st_dtype dtype;
     int n_dims;
-    int64_t shape[3];
+    int64_t shape[4];
     size_t at, bytes;
 };
 enum { MT_MAX_PIECES = 6 };
-/** The pieces of a packed tensor under their names in files, codes first; returns their number. */
+/** The pieces of a packed tensor, codes first, under their names in files that hold it alone; returns their number. */
 int mt_packed_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_tensor *t);
+/** The same of the file's tensor that t is, or is one of: where it holds the experts of a layer, without a place. */
+int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const struct mt_stored *s,
+                            const struct mt_tensor *t);
 
 /** Where a nested tensor's offset is kept, which files have in a note alone: byte of the packed plane. */
 size_t mt_packed_offset_at(const struct mt_tensor *t);
 /** The tensor is to be packed when its weights are loaded. */
 void mt_packing_make(struct mt_tensor *t, enum mt_packed f);
-/** Could the tensor be kept packed: a matrix of a decoder layer that is multiplied with, and no router? */
+/**
+ * Could the tensor be kept packed: a matrix of a decoder layer that is multiplied with, and no router? Where files hold
+ * the experts of a layer as one tensor, these in MXFP4, as gpt-oss is released, and nothing else of the model.
+ */
 bool mt_packing_takes(const struct mt_layout *l, const struct mt_tensor *t, enum mt_packed f);
+/** May it stay packed: is nothing trained that files hold together with it? */
+bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t);
+
+/** Rows of a tensor among those of a file's that holds several in MXFP4: row r is row first + r * step there. Files have
+ * outputs as rows, however they have them when they are not packed. */
+struct mt_packed_rows {
+    size_t first, step; /* step 0: the file holds the tensor alone */
+};
+struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t);
 
 /** How a tensor lies in a file. */
 struct mt_packed_source {
     enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
     bool nested;
+    struct mt_packed_rows rows;
     const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *note;
 };
 /** Finds a tensor by its name in the files, plain or packed; codes NULL: it is not there. Checks what belongs to it.

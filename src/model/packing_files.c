@@ -18,6 +18,18 @@ static const char *const suffixes[] = {
     ".quant_map",     ".quant_state.bitsandbytes__nf4",
 };
 
+/* Those of all experts of a layer: gpt-oss. */
+static bool is_of_experts(const char *name)
+{
+    static const char *const names[] = {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks",
+                                        "down_proj_scales"};
+    const char *experts = strstr(name, ".experts.");
+    for (size_t i = 0; experts && i < MT_ARRAY_LEN(names); i++)
+        if (!strcmp(experts + strlen(".experts."), names[i]))
+            return true;
+    return false;
+}
+
 bool mt_packed_is_piece(const char *name)
 {
     size_t n = strlen(name);
@@ -26,7 +38,7 @@ bool mt_packed_is_piece(const char *name)
         if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
             return true;
     }
-    return false;
+    return is_of_experts(name);
 }
 
 static const struct mt_st_tensor *beside(const struct mt_st_model *st, const char *name, const char *suffix)
@@ -138,30 +150,54 @@ static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, 
     return 0;
 }
 
+/* Of all experts of a layer together. */
+static int find_fused(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_stored *stored,
+                      const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_st_tensor *have[] = {s->codes, s->scales};
+    struct mt_packed_piece want[MT_MAX_PIECES];
+    struct mt_tensor packed = *t;
+    if (t->n_dims != 2 || t->shape[1] % MT_MXFP4_BLOCK)
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    mt_packing_make(&packed, MT_PACKED_MXFP4);
+    mt_packed_stored_pieces(want, stored, &packed);
+    for (int i = 0; i < 2; i++) {
+        bool same = have[i]->dtype == MT_ST_U8 && have[i]->n_dims == want[i].n_dims;
+        for (int k = 0; same && k < want[i].n_dims; k++)
+            same = have[i]->shape[k] == want[i].shape[k];
+        if (!same)
+            return bad(err, st, have[i], "has another shape than config.json asks for");
+    }
+    return 0;
+}
+
 int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
                    const struct mt_tensor *t, struct mt_err *err)
 {
     const struct mt_stored *stored = l ? &l->stored[t->place.stored] : NULL;
-    struct mt_packed_source s = {.codes = mt_stored_find(st, stored ? stored->name : t->name)};
+    const char *name = stored ? stored->name : t->name;
+    struct mt_packed_source s = {.codes = mt_stored_find(st, name)};
     char blocks[192], scales[192];
-    snprintf(blocks, sizeof(blocks), "%s_blocks", t->name);
-    snprintf(scales, sizeof(scales), "%s_scales", t->name);
+    snprintf(blocks, sizeof(blocks), "%s_blocks", name);
+    snprintf(scales, sizeof(scales), "%s_scales", name);
+    bool alone = !l || mt_packing_lies_alone(l, t);
     int rc = 0;
-    if (l && !mt_packing_lies_alone(l, t)) {
-        if (s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3))
-            rc = bad(err, st, s.codes, "is packed, which is not supported of a tensor that files have in another order");
-    } else if (!s.codes) {
+    if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
+        rc = bad(err, st, s.codes, "is packed, which is not supported of a tensor that files have in another order");
+    } else if (!s.codes && (alone || stored->fused)) {
         s.codes = mt_stored_find(st, blocks);
         s.scales = mt_stored_find(st, scales);
         s.format = s.codes && s.scales ? MT_PACKED_MXFP4 : MT_PACKED_NONE;
-        if (s.format)
-            rc = find_mxfp4(&s, st, t, err);
-        else
+        if (!s.format)
             s.codes = NULL;
-    } else if (s.codes->dtype == MT_ST_U8) {
+        else if (!alone)
+            s.rows = mt_packing_rows(l, t);
+        if (s.format)
+            rc = alone ? find_mxfp4(&s, st, t, err) : find_fused(&s, st, stored, t, err);
+    } else if (alone && s.codes && s.codes->dtype == MT_ST_U8) {
         s.format = MT_PACKED_NF4;
         rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
-    } else if (s.codes->dtype == MT_ST_F8_E4M3) {
+    } else if (alone && s.codes && s.codes->dtype == MT_ST_F8_E4M3) {
         s.format = MT_PACKED_FP8;
         rc = t->n_dims == 2 ? find_fp8(&s, st, t, err) : bad(err, st, s.codes, "has dtype F8_E4M3");
     }
@@ -178,6 +214,23 @@ static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t a
     return mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err);
 }
 
+/* Bytes [at, at + n) of what a file's tensor has of t, in whole rows where it has others' between them. */
+static int read_part(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_st_tensor *from,
+                     size_t row_bytes, size_t at, size_t n, void *dst, struct mt_err *err)
+{
+    struct mt_packed_rows r = src->rows;
+    size_t first = r.step ? (r.first + at / row_bytes * r.step) * row_bytes : at;
+    if (r.step <= 1)
+        return mt_st_read_raw(st, from, first, n, dst, err);
+    size_t rows = n / row_bytes, bytes = ((rows - 1) * r.step + 1) * row_bytes;
+    char *span = malloc(bytes);
+    int rc = span ? mt_st_read_raw(st, from, first, bytes, span, err) : mt_fail_nomem(err, from->name, bytes);
+    for (size_t i = 0; i < rows && !rc; i++)
+        memcpy((char *)dst + i * row_bytes, span + i * r.step * row_bytes, row_bytes);
+    free(span);
+    return rc;
+}
+
 static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
                       const struct mt_packed_piece *p, const struct mt_tensor *t, mt_plane_set *planes, char *buf,
                       struct mt_err *err)
@@ -187,13 +240,16 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
     snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
              src->codes->name);
     const struct mt_st_tensor *from = beside(st, base, suffix);
+    size_t row_bytes = p->bytes / (size_t)t->shape[0], piece = PIECE;
     int rc = 0;
-    if (!from || from->n_bytes != p->bytes)
+    if (src->rows.step)
+        piece = MT_MAX(PIECE / row_bytes, (size_t)1) * row_bytes;
+    if (!from || (src->rows.step ? from->n_bytes % p->bytes != 0 : from->n_bytes != p->bytes))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s%s\" is missing or has another size than before", base,
                        suffix);
-    for (size_t at = 0; at < p->bytes && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, p->bytes - at);
-        rc = mt_st_read_raw(st, from, at, n, buf, err);
+    for (size_t at = 0; at < p->bytes && !rc; at += piece) {
+        size_t n = MT_MIN(piece, p->bytes - at);
+        rc = read_part(st, src, from, row_bytes, at, n, buf, err);
         if (!rc)
             rc = write_plane(planes, t, p->at + at, n, buf, err);
     }
@@ -233,9 +289,10 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     struct mt_packed_piece p[MT_MAX_PIECES];
     int n = mt_packed_pieces(p, t), rc = 0;
     float offset = 0;
-    char *buf = malloc(PIECE);
+    size_t size = MT_MAX((size_t)PIECE, (size_t)t->shape[1]);
+    char *buf = malloc(size);
     if (!buf)
-        return mt_fail_nomem(err, t->name, PIECE);
+        return mt_fail_nomem(err, t->name, size);
     if (src->format != t->packed || src->nested != t->nested)
         rc = bad(err, st, src->codes, "is packed in another format than before");
     for (int i = 0; i < n && !rc; i++)
@@ -273,7 +330,8 @@ static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, si
 static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
 {
     uint8_t *bytes = mt_calloc(n, 1);
-    int rc = bytes ? mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err) : mt_fail_nomem(err, t->name, n);
+    int rc = bytes ? read_part(r->st, &r->src, r->src.scales, n / (size_t)t->shape[0], 0, n, bytes, err)
+                   : mt_fail_nomem(err, t->name, n);
     for (size_t i = 0; i < n && !rc; i++)
         r->scales[i] = mt_e8m0_to_f32(bytes[i]);
     free(bytes);
@@ -283,11 +341,12 @@ static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t,
 int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
                           const struct mt_tensor *t, struct mt_err *err)
 {
-    size_t n = mt_packed_n_scales(src->format, (size_t)t->shape[0], (size_t)t->shape[1]);
+    size_t rows = (size_t)t->shape[0], n = mt_packed_n_scales(src->format, rows, (size_t)t->shape[1]);
+    size_t bytes = mt_packed_code_bytes(src->format, rows, (size_t)t->shape[1]);
     *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1],
-                                   .codes = malloc(src->codes->n_bytes), .scales = mt_calloc(n, sizeof(float))};
-    int rc = r->codes && r->scales ? mt_st_read_raw(st, src->codes, 0, src->codes->n_bytes, r->codes, err)
-                                   : mt_fail_nomem(err, t->name, src->codes->n_bytes);
+                                   .codes = malloc(bytes), .scales = mt_calloc(n, sizeof(float))};
+    int rc = r->codes && r->scales ? read_part(st, src, src->codes, bytes / rows, 0, bytes, r->codes, err)
+                                   : mt_fail_nomem(err, t->name, bytes);
     if (rc)
         return rc;
     return src->nested                        ? read_nested(r, t, n, err)

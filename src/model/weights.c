@@ -360,40 +360,38 @@ static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor
     return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
 }
 
-/* changed: it may have all bits of f32 by now. */
+/* changed: it may have all bits of f32 by now. *split: set where it would be packed, but for what it lies with. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
-                bool changed, struct mt_err *err)
+                bool changed, bool *split, struct mt_err *err)
 {
     struct mt_packed_source src = {.format = st ? MT_PACKED_NONE : believed(l, t)};
     int rc = st ? mt_packed_find(&src, st, l, t, err) : 0;
     if (rc)
         return rc;
-    t->is_bf16 = st ? src.codes && !src.format && src.codes->dtype == MT_ST_BF16
-                    : !src.format && !strcmp(l->cfg.torch_dtype, "bfloat16");
-    t->is_bf16 &= src.format || !changed;
-    bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(wanted && mt_packing_takes(l, t, wanted));
+    bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
+    bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : !strcmp(l->cfg.torch_dtype, "bfloat16");
+    t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
+    bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
     t->in_base = stands && (!src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name)));
     t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                  (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
     if (wanted && src.format && src.format != wanted)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
                        "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);
-    if (src.format && !st)
-        mt_packing_make(t, src.format);
-    else if (src.format) {
-        t->packed = src.format;
+    if (could && keeps)
+        mt_packing_make(t, src.format ? src.format : wanted);
+    if (t->packed && src.codes && src.format) {
         t->nested = src.nested;
         t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
-    } else if (wanted && mt_packing_takes(l, t, wanted)) {
-        mt_packing_make(t, wanted);
     }
+    *split |= could && !keeps && !t->trainable;
     return 0;
 }
 
 int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
 {
     for (size_t i = 0; i < l->n_tensors; i++)
-        if (wanted && mt_packing_takes(l, &l->tensors[i], wanted))
+        if (wanted && mt_packing_takes(l, &l->tensors[i], wanted) && mt_packing_keeps(l, &l->tensors[i]))
             mt_packing_make(&l->tensors[i], wanted);
     return wanted ? mt_layout_set_ranges(l, err) : 0;
 }
@@ -403,7 +401,7 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
 {
     struct mt_st_model st;
     struct mt_err unreadable = {0}; /* told when the weights are loaded */
-    bool any = false, read = false;
+    bool any = false, read = false, split = false;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
         any |= !l->tensors[i].trainable;
@@ -412,8 +410,11 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
     const cJSON *last = NULL;
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
-        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, err);
+        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, &split, err);
     }
+    if (split && !rc)
+        mt_info("a layer's experts are packed together or not at all: those that are frozen beside trained ones are kept as "
+                "bf16, without loss");
     if (read)
         mt_st_close(&st);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);

@@ -257,7 +257,9 @@ static void other_mixtures_have_their_own_keys(void **state)
     take(MIXTURE("GptOssForCausalLM") YARN ", \"swiglu_limit\": 5, \"attention_bias\": false");
     assert_true(cfg.moe.limit == 5 && !cfg.qkv_bias);
     refuse(MIXTURE("GptOssForCausalLM"), "rope_scaling"); /* its class has a default of its own */
-    refuse(MIXTURE("GptOssForCausalLM") YARN ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}", "mxfp4");
+    assert_true(cfg.packed == MT_PACKED_NONE);
+    take(MIXTURE("GptOssForCausalLM") YARN ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}");
+    assert_true(cfg.packed == MT_PACKED_MXFP4);
     take(MIXTURE("Ernie4_5_MoeForCausalLM"));
     assert_true(cfg.tied && cfg.moe.n_experts == 64 && cfg.moe.top_k == 6 && cfg.moe.shared_width == 3072);
     assert_true(cfg.moe.renorm == MT_MOE_RENORM_MOST && cfg.moe.renorm_eps == 1e-12 && cfg.moe.select_bias);
