@@ -36,6 +36,7 @@ extern "C" {
     X(JOIN, join, struct mt_join)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    X(DROPOUT, dropout, struct mt_dropout)                                                         \
     MT_DEVICE_OPS_MOE(X, X)
 
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);

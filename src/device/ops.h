@@ -293,6 +293,24 @@ struct mt_decode {
     void *out; /* [rows, cols] */
 };
 
+/**
+ * Dropout (Srivastava et al. 2014): out[i, j] = add[i, j] + (kept ? x[i, j] / (1 - p) : 0), in f32, rounded once.
+ * Whether an element is kept is a pure function of (seed, stream, row, column), so that backward finds it again: column j of
+ * row r = first_row + i, or first_row + rows[i], is dropped where word j % 4 of Philox4x32-10 with key `seed` and
+ * counter (j / 4, r, stream) is below p * 2^32 (base/philox.h: index = r << 32 | j / 4).
+ */
+struct mt_dropout {
+    size_t n, c;
+    enum mt_dtype dtype;
+    float p; /* in [0, 1) */
+    uint64_t seed, stream;
+    size_t first_row;    /* and rows' indices, below 2^32 together */
+    const int32_t *rows; /* [n], only element-aligned; NULL: row i is i */
+    const void *x;       /* [n, c] */
+    const void *add;     /* [n, c] or NULL: 0 */
+    void *out;           /* [n, c]; may be x or add */
+};
+
 /* --- the table ---------------------------------------------------------------------------------- */
 
 /**
@@ -324,6 +342,7 @@ struct mt_decode {
     X(ZERO, zero, struct mt_zero)                                                                  \
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
+    X(DROPOUT, dropout, struct mt_dropout)                                                         \
     MT_DEVICE_OPS_MOE(X, W)
 
 enum mt_dev_op {
