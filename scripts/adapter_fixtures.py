@@ -6,12 +6,15 @@ PEFT load what it wrote, and compares the losses. Run by hand when adapters chan
 --check leaves the fixtures as they are and does the last part alone.
 """
 import copy
+import ctypes
+import ctypes.util
 import json
 import os
 import shutil
 import sys
 import tempfile
 
+import numpy
 import peft
 import torch
 import transformers
@@ -35,8 +38,51 @@ CASES = {
     "qwen2-patterns": ("qwen2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
                                      rank_pattern={"q_proj": 3, r"layers\.1\.mlp\.up_proj": 8},
                                      alpha_pattern={"v_proj": 20, "model.layers.0.mlp.down_proj": 3}), 1),
+    "llama-dropout": ("llama", dict(r=4, lora_alpha=8, lora_dropout=0.25, target_modules=["q_proj", "k_proj", "o_proj",
+                                    "up_proj", "down_proj", "lm_head"]), 1),
     "qwen3-upper": ("qwen3", dict(r=8, lora_alpha=8, target_modules=ALL, layers_to_transform=[1]), 1),
 }
+
+
+SEED = 42  # train.seed by default
+
+
+def philox(row, n_blocks, stream):
+    """Words of Philox4x32-10 (Salmon et al. 2011) with key SEED and counters (0 .. n_blocks - 1, row, stream)."""
+    u32, low = numpy.uint64, numpy.uint64(0xffffffff)
+    c = [numpy.arange(n_blocks, dtype=u32), numpy.full(n_blocks, row, u32), numpy.full(n_blocks, stream & 0xffffffff, u32),
+         numpy.full(n_blocks, stream >> 32, u32)]
+    k0, k1 = SEED, 0
+    for _ in range(10):
+        p0, p1 = u32(0xD2511F53) * c[0], u32(0xCD9E8D57) * c[2]
+        c = [(p1 >> u32(32)) ^ c[1] ^ u32(k0), p1 & low, (p0 >> u32(32)) ^ c[3] ^ u32(k1), p0 & low]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xffffffff, (k1 + 0xBB67AE85) & 0xffffffff
+    return numpy.stack(c, 1).reshape(-1)
+
+
+class Dropout(torch.nn.Module):
+    """With the mask that megatrain draws: by step, module, token and column."""
+    step, first_row = 0, 0
+
+    def __init__(self, name, p):
+        super().__init__()
+        hash64 = ctypes.CDLL(ctypes.util.find_library("xxhash")).XXH3_64bits
+        hash64.restype = ctypes.c_uint64
+        self.key, self.p = hash64(name.encode(), ctypes.c_size_t(len(name))) & 0xffffffff, p
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        n, width = x.shape[-2:]
+        words = [philox(Dropout.first_row + i, -(-width // 4), Dropout.step << 32 | self.key)[:width] for i in range(n)]
+        mask = torch.from_numpy(numpy.stack(words) >= int(self.p * 2**32)).reshape(x.shape)
+        return x * mask.to(x.dtype) / (1 - self.p)
+
+
+def set_masks(model, p):
+    for name, m in model.named_modules():
+        if p and hasattr(m, "lora_dropout"):
+            m.lora_dropout["default"] = Dropout(name.removeprefix("base_model.model."), p)
 
 
 def load_base(name, dtype):
@@ -62,6 +108,7 @@ def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
         total = sum(sum(l != -100 for l in s["labels"][1:]) for s in batch)
         loss_sum = 0.0
         opt.zero_grad()
+        Dropout.step, Dropout.first_row = step, 0
         for s in batch:
             labels = torch.tensor([s["labels"]])
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
@@ -69,6 +116,7 @@ def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
             logits = logits if dtype == "f64" else logits.float()
             l = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:], ignore_index=-100, reduction="sum")
             (l / total).backward()
+            Dropout.first_row += len(s["input_ids"])
             loss_sum += l.item()
         norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], clip)
         for g in opt.param_groups:
@@ -93,6 +141,7 @@ def make(name, samples):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.05)
     model.save_pretrained(os.path.join(d, "start"))
     os.remove(os.path.join(d, "start", "README.md"))
+    set_masks(model, config.get("lora_dropout"))
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     losses, norms = train(double, samples, "f64", lr, ratio)
     l32, n32 = train(model, samples, "f32", lr, ratio)
@@ -101,6 +150,7 @@ def make(name, samples):
     save_file({k: v.detach().float().contiguous() for k, v in state.items()}, os.path.join(d, "trained.safetensors"))
     expected = {"made_with": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
                 "model": family, "steps": STEPS, "rows": ROWS, "learning_rate": lr, "lr_ratio_b": ratio,
+                "dropout": config.get("lora_dropout", 0),
                 "losses": losses, "norms": norms, "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}}
     with open(os.path.join(d, "expected.json"), "w") as f:
         json.dump(expected, f, indent=1)

@@ -41,8 +41,8 @@ const struct mt_key mt_keys[] = {
      "Modules that are trained whole beside the adapters, such as lm_head or model.norm (PEFT's modules_to_save)."},
     {"adapter", "lr_ratio_b", MT_NUMERICS, MT_KEY_REAL, AT(adapter.lr_ratio_b), "1", NULL, 0, 1e6, NULL,
      "Learning rate of B over that of A (LoRA+; 16 there)."},
-    {"adapter", "dropout", MT_NUMERICS, MT_KEY_REAL, AT(adapter.dropout), "0", NULL, 0, 0, NULL,
-     "Share of an adapter's input that is dropped; 0 alone is supported yet."},
+    {"adapter", "dropout", MT_NUMERICS, MT_KEY_REAL, AT(adapter.dropout), "0", NULL, 0, 0.99, NULL,
+     "Share of an adapter's input that is dropped in training, by train.seed, step, module, token and column."},
     {"adapter", "path", MT_NUMERICS, MT_KEY_PATH, AT(adapter.path), "", NULL, ANY, NULL,
      "Go on from the adapters of this PEFT folder: rank, alpha and targets are theirs. Empty: begin anew."},
 

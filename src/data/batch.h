@@ -44,6 +44,7 @@ int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 struct mt_step_data {
     struct mt_batch *micro; /* [cap] */
     size_t cap, n;          /* n may be smaller in the last step of an epoch */
+    uint64_t step;           /* its number, from 0 */
     size_t n_tokens, n_loss; /* sums over the n micro-batches */
 };
 

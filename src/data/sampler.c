@@ -352,6 +352,7 @@ int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, stru
     uint64_t first = step % per_epoch * s->p.rows_per_step;
     uint64_t end = MT_MIN(first + s->p.rows_per_step, s->n_visits);
     out->n = out->n_tokens = out->n_loss = 0;
+    out->step = step;
     for (uint64_t r = first; r < end;) {
         struct mt_batch *b = &out->micro[out->n++];
         int rc = 0;

@@ -295,8 +295,8 @@ struct mt_decode {
 
 /**
  * Dropout (Srivastava et al. 2014): out[i, j] = add[i, j] + (kept ? x[i, j] / (1 - p) : 0), in f32, rounded once.
- * Whether an element is kept is a pure function of (seed, stream, row, column), so that backward finds it again: column j of
- * row r = first_row + i, or first_row + rows[i], is dropped where word j % 4 of Philox4x32-10 with key `seed` and
+ * Whether an element is kept is a pure function of (seed, stream, row, column), so that backward finds it again: column
+ * j of row r = first_row + i, or first_row + rows[i], is dropped where word j % 4 of Philox4x32-10 with key `seed` and
  * counter (j / 4, r, stream) is below p * 2^32 (base/philox.h: index = r << 32 | j / 4).
  */
 struct mt_dropout {

@@ -328,6 +328,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .assumed_rows = p->assumed_rows,
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
+        .seed = p->numerics.seed,
         .backward = p->train,
     };
 }

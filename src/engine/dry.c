@@ -63,7 +63,7 @@ void mt_dry_engine_destroy(mt_dry_engine **dry)
 
 int mt_dry_engine_upload(mt_dry_engine *d, const struct mt_batch *micro, size_t n, struct mt_err *err)
 {
-    return mt_model_upload(d->b.model, micro, n, 1, err);
+    return mt_model_upload(d->b.model, &(struct mt_model_step){.micro = micro, .n = n, .loss_scale = 1}, err);
 }
 
 int mt_dry_engine_submit(mt_dry_engine *d, const struct mt_program *prog, const struct mt_instr *in,

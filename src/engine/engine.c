@@ -286,7 +286,9 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
     int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
     if (!rc)
-        rc = mt_model_upload(e->b.model, data->micro, data->n, (float)(1.0 / (double)data->n_loss),
+        rc = mt_model_upload(e->b.model,
+                             &(struct mt_model_step){.micro = data->micro, .n = data->n, .step = data->step,
+                                                     .loss_scale = (float)(1.0 / (double)data->n_loss)},
                              err);
     if (rc)
         return rc;
@@ -348,7 +350,7 @@ static int run_forward(mt_engine *e, enum mt_program_mode mode, const struct mt_
         return mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "an update is pending: flush the engine first");
     int rc = mt_runnable_get(&r, e, mode, n, err);
     if (!rc)
-        rc = mt_model_upload(e->b.model, micro, n, 0, err);
+        rc = mt_model_upload(e->b.model, &(struct mt_model_step){.micro = micro, .n = n}, err);
     return rc ? rc : run_program(e, r, err);
 }
 

@@ -35,6 +35,7 @@ struct mt_adapter_spec {
     int64_t rank;
     double alpha;
     bool rslora;
+    double dropout;    /* share of x that A does not see in training */
     double lr_ratio_b; /* learning rate of B over that of A (LoRA+; Hayou et al. 2024) */
     struct mt_adapter_list targets;        /* MT_ALL_LINEAR: the linear layers of attention and MLP of every layer */
     struct mt_adapter_list ranks, alphas;  /* in the place of rank and alpha */

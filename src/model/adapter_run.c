@@ -2,36 +2,93 @@
 /*
  * Low-rank adapters on a linear layer: y += s (x A^T) B^T, and backward. The A of a layer's targets lie end to end, so
  * one product makes x A^T of them all; each B then works on its own columns of it and of y. x A^T and s dy B are
- * rounded to the compute dtype, sums are FP32. x A^T is made again in backward: a thin product.
+ * rounded to the compute dtype, sums are FP32. x A^T is made again in backward: a thin product. With dropout (on x,
+ * before A, as in PEFT) every target has a mask of its own, made again wherever it is needed: products go by target.
  */
 #include "model/model_priv.h"
 
-/* x A^T of all targets: [n, rank]. */
-static int inner(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+/* Rows [first, first + n) of the A of a layer's targets: all, or those of one. */
+struct rows {
+    size_t first, n;
+};
+
+static struct rows rows_of(const struct mt_adapter_target *t)
+{
+    return (struct rows){t->row, t->rank};
+}
+
+static struct rows all_rows(const struct mt_adapter *ad)
+{
+    return (struct rows){0, ad->rank};
+}
+
+/* x A^T: those columns of [n, rank]. */
+static int inner(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
                           .m = a->n,
-                          .n = ad->rank,
+                          .n = r.n,
                           .k = ad->in,
                           .dtype = m->dt,
                           .d_dtype = m->dt,
                           .trans_b = true,
-                          .a = a->x,
+                          .a = x,
                           .lda = ad->in,
-                          .b = mt_elem(m, a->w, ad->a.at),
+                          .b = mt_elem(m, a->w, ad->a.at + r.first * ad->in),
                           .ldb = ad->in,
-                          .d = m->adapter_x,
+                          .d = mt_elem(m, m->adapter_x, r.first),
                           .ldd = ad->rank,
                       },
                       err);
 }
 
+static bool drops(const mt_model *m)
+{
+    return m->layout->adapter_default.dropout > 0 && m->loss_scale > 0;
+}
+
+/* What the target's mask leaves of x, scaled, and added to `add`. A target that is fed by another's x has its own mask. */
+static int drop(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, const void *x,
+                const void *add, void *out, struct mt_err *err)
+{
+    return mt_op_dropout(m->dev,
+                         &(struct mt_dropout){
+                             .n = a->n,
+                             .c = a->adapter->in,
+                             .dtype = m->dt,
+                             .p = (float)m->layout->adapter_default.dropout,
+                             .seed = m->p.seed,
+                             .stream = m->step << 32 | t->key,
+                             .first_row = m->first_row,
+                             .rows = m->rows,
+                             .x = x,
+                             .add = add,
+                             .out = out,
+                         },
+                         err);
+}
+
+/* x A^T of all targets; with dropout each of what is left of x for it. */
+static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->adapter;
+    int rc = 0;
+    if (!drops(m))
+        return inner(m, a, all_rows(ad), a->x, err);
+    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+        rc = drop(m, a, &ad->target[i], a->x, NULL, m->adapter_in, err);
+        if (!rc)
+            rc = inner(m, a, rows_of(&ad->target[i]), m->adapter_in, err);
+    }
+    return rc;
+}
+
 int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
-    int rc = ad ? inner(m, a, err) : 0;
+    int rc = ad ? inner_of_all(m, a, err) : 0;
     for (size_t i = 0; ad && i < ad->n_targets && !rc; i++) {
         const struct mt_adapter_target *t = &ad->target[i];
         void *y = (char *)a->y + t->col * mt_dtype_size(a->y_dtype);
@@ -80,6 +137,30 @@ static int outer_grad(mt_model *m, const struct mt_adapter_run *a, const struct 
                       err);
 }
 
+/* (s dy B) A of those rows of A, added to `add`. */
+static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *add, void *out,
+                      struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->adapter;
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = a->n,
+                          .n = ad->in,
+                          .k = r.n,
+                          .dtype = m->dt,
+                          .d_dtype = m->dt,
+                          .a = mt_elem(m, m->adapter_dy, r.first),
+                          .lda = ad->rank,
+                          .b = mt_elem(m, a->w, ad->a.at + r.first * ad->in),
+                          .ldb = ad->in,
+                          .c = add,
+                          .ldc = ad->in,
+                          .d = out,
+                          .ldd = ad->in,
+                      },
+                      err);
+}
+
 int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
@@ -88,25 +169,14 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt
         return 0;
     for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = outer_grad(m, a, &ad->target[i], err);
-    if (rc)
-        return rc;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = a->n,
-                          .n = ad->in,
-                          .k = ad->rank,
-                          .dtype = m->dt,
-                          .d_dtype = m->dt,
-                          .a = m->adapter_dy,
-                          .lda = ad->rank,
-                          .b = mt_elem(m, a->w, ad->a.at),
-                          .ldb = ad->in,
-                          .c = a->dx,
-                          .ldc = ad->in,
-                          .d = a->dx,
-                          .ldd = ad->in,
-                      },
-                      err);
+    if (rc || !drops(m))
+        return rc ? rc : input_grad(m, a, all_rows(ad), a->dx, a->dx, err);
+    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+        rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, m->adapter_in, err);
+        if (!rc)
+            rc = drop(m, a, &ad->target[i], m->adapter_in, a->dx, a->dx, err);
+    }
+    return rc;
 }
 
 /* dB += s dy^T (x A^T) */
@@ -134,28 +204,22 @@ static int b_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_a
                       err);
 }
 
-int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+/* dA += (s dy B)^T x of those rows */
+static int a_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
-    int rc = ad ? inner(m, a, err) : 0;
-    if (!ad)
-        return 0;
-    for (size_t i = 0; i < ad->n_targets && !rc; i++)
-        rc = b_grad(m, a, &ad->target[i], err);
-    if (rc)
-        return rc;
-    float *da = mt_grad_of(a->g, ad->a);
+    float *da = mt_grad_of(a->g, ad->a) + r.first * ad->in;
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
-                          .m = ad->rank,
+                          .m = r.n,
                           .n = ad->in,
                           .k = a->n,
                           .dtype = m->dt,
                           .d_dtype = MT_F32,
                           .trans_a = true,
-                          .a = m->adapter_dy,
+                          .a = mt_elem(m, m->adapter_dy, r.first),
                           .lda = ad->rank,
-                          .b = a->x,
+                          .b = x,
                           .ldb = ad->in,
                           .c = da,
                           .ldc = ad->in,
@@ -163,4 +227,27 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct m
                           .ldd = ad->in,
                       },
                       err);
+}
+
+int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->adapter;
+    bool dropped = drops(m);
+    int rc = 0;
+    if (!ad)
+        return 0;
+    if (!dropped)
+        rc = inner(m, a, all_rows(ad), a->x, err);
+    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+        const struct mt_adapter_target *t = &ad->target[i];
+        if (dropped)
+            rc = drop(m, a, t, a->x, NULL, m->adapter_in, err);
+        if (!rc && dropped)
+            rc = inner(m, a, rows_of(t), m->adapter_in, err);
+        if (!rc)
+            rc = b_grad(m, a, t, err);
+        if (!rc && dropped)
+            rc = a_grad(m, a, rows_of(t), m->adapter_in, err);
+    }
+    return rc || dropped ? rc : a_grad(m, a, all_rows(ad), a->x, err);
 }

@@ -175,6 +175,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, 
                       struct mt_err *err)
 {
     struct gradients dlogits = gradients_of(m);
+    mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
     int rc = head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
     return rc ? rc
               : mt_op_cross_entropy(m->dev,
@@ -203,6 +204,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
         rc = head_piece(m, a, first + at, at, MT_MIN(piece, rows - at), err);
     if (rc || !a->dx)
         return rc;
+    mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
     return head_chunk_backward(m, a, rows, mt_elem(m, m->dh, first * m->wd.c),
                                mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
 }
@@ -238,6 +240,7 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
     const struct mt_inputs *in = &m->inputs[a->mb];
     const void *last = mt_elem(m, a->x, (in->n_tokens - 1) * m->wd.c);
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
+    mt_model_set_rows(m, a->mb, NULL);
     int rc = mt_norm(m, 1, last, a->w, norm_param(m), m->dh, scratch_of(m).rstd, false, err);
     if (!rc)
         rc = head_logits(m, 1, m->dh, a->table, err);

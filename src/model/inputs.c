@@ -125,11 +125,13 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->cu_seqlens_host = host.cu_seqlens;
 }
 
-int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
-                    struct mt_err *err)
+int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
 {
-    m->loss_scale = loss_scale;
+    const struct mt_batch *micro = step->micro;
+    size_t n = step->n, first_row = 0;
+    m->loss_scale = step->loss_scale;
     m->n_micro = n;
+    m->step = step->step;
     for (size_t i = 0; i < n; i++) {
         if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
             micro[i].max_doc_len > m->p.max_len)
@@ -146,6 +148,8 @@ int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float l
                            "tokens is damaged; remove data.cache_dir",
                            i, largest, (long long)m->layout->cfg.vocab);
         fill_block(m, i, &micro[i]);
+        m->inputs[i].first_row = first_row;
+        first_row += micro[i].n_tokens;
     }
     size_t bytes = n * m->input_bytes, experts = (size_t)m->layout->cfg.moe.n_experts;
     int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),

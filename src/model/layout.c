@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/mem.h"
 #include "device/ops.h"
@@ -216,7 +217,8 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
         struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
         ad->target[ad->n_targets++] = (struct mt_adapter_target){
             .tensor = i, .col = (t->first - p->at) / ad->in, .out = (size_t)t->shape[0], .row = ad->rank,
-            .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha};
+            .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha,
+            .key = (uint32_t)XXH3_64bits(module, strlen(module))};
         ad->rank += (size_t)s.rank;
     }
     if (!ad)
@@ -497,6 +499,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         l->adapter_default.rank = b->p->adapter->rank;
         l->adapter_default.alpha = b->p->adapter->alpha;
         l->adapter_default.rslora = b->p->adapter->rslora;
+        l->adapter_default.dropout = b->p->adapter->dropout;
     }
     int rc = check_parts(cfg->family, cfg->family->parts, err);
     if (!rc)

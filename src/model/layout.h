@@ -105,6 +105,7 @@ struct mt_adapter {
         size_t tensor;     /* that it corrects: position in mt_layout.tensors */
         size_t col, out;   /* columns [col, col + out) of the layer's output */
         size_t row, rank;  /* rows [row, row + rank) of A */
+        uint32_t key;      /* of its module's name, for random numbers */
         float scale;
         double alpha;
         struct mt_param b; /* [out, rank] */
@@ -184,6 +185,7 @@ struct mt_layout {
         int64_t rank;          /* of most, and */
         double alpha;          /* theirs */
         bool rslora;
+        double dropout;        /* of all */
     } adapter_default;         /* where there are adapters */
     uint64_t n_trained;        /* parameters that are trained, adapters' among them */
     uint64_t n_params;         /* of the model, without padding; a tied table counts once */

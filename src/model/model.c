@@ -89,6 +89,15 @@ static size_t adapter_bytes(const struct mt_model_params *p)
     return p->max_tokens * rank * mt_dtype_size(p->dtype);
 }
 
+/* Of an adapter's input as dropout leaves it. */
+static size_t dropped_bytes(const struct mt_model_params *p)
+{
+    size_t in = 0;
+    for (size_t i = 0; p->backward && p->layout->adapter_default.dropout > 0 && i < p->layout->n_adapters; i++)
+        in = MT_MAX(in, p->layout->adapters[i].in);
+    return p->max_tokens * in * mt_dtype_size(p->dtype);
+}
+
 /* Cuts the scratch from `base` (NULL: sizes only); returns its bytes. */
 static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_params *p,
                              void *base)
@@ -103,6 +112,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->adapter_x = mt_take(base, &at, adapter_bytes(p));
     m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p) : 0);
+    m->adapter_in = mt_take(base, &at, dropped_bytes(p));
     m->workspace = mt_take(base, &at, workspace);
     m->unit_scratch = mt_take(base, &at, scratch);
     return at;

@@ -29,6 +29,7 @@ struct mt_model_params {
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     size_t logits_chunk;            /* rows whose logits' gradients are there at once */
     size_t logits_piece;            /* of them, rows of FP32 logits; 0 or a chunk's: gradients take the logits' place */
+    uint64_t seed;                  /* of the adapters' dropout */
     bool backward;                  /* false: room for the forward pass alone */
 };
 
@@ -52,10 +53,15 @@ size_t mt_model_boundary_bytes(const mt_model *m);
 /** Copies what stays on the device for the run and is never trained; once, when the planes hold the weights. */
 int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err);
 
-/** Uploads the inputs of a step's micro-batches; `loss_scale` multiplies every token's gradient. The
- * batches stay unchanged until the COMPUTE stream has passed this point. */
-int mt_model_upload(mt_model *m, const struct mt_batch *micro, size_t n, float loss_scale,
-                    struct mt_err *err);
+/** The micro-batches of a step, or of an evaluation. */
+struct mt_model_step {
+    const struct mt_batch *micro; /* [n]; unchanged until the COMPUTE stream has passed the upload */
+    size_t n;
+    float loss_scale; /* multiplies every token's gradient; 0: evaluation, nothing is dropped out */
+    uint64_t step;    /* number of the step since the beginning, for dropout */
+};
+/** Uploads their inputs. */
+int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err);
 
 /** One run of a unit that is not the head, over a micro-batch. Device pointers; NULL where a unit has no such thing. */
 struct mt_unit_run {

@@ -23,6 +23,7 @@ struct mt_inputs {
     const float *cos_t, *sin_t;
     size_t n_table_rows;
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
+    size_t first_row; /* tokens of the step before it */
     const int32_t *cu_seqlens_host;
 };
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
@@ -40,6 +41,7 @@ struct mt_model {
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
     void *adapter_x, *adapter_dy; /* [max_tokens, rank]: x A^T; s dy B */
+    void *adapter_in;             /* with dropout: [max_tokens, in] of what is left of x */
     void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: in the logits' place */
@@ -56,6 +58,11 @@ struct mt_model {
     char *stats_dev, *stats_host; /* losses and correct by micro-batch, then partials */
     size_t *partials_at;          /* [n_tensors + 1] first partial of a tensor */
 
+    uint64_t step;          /* that was uploaded last */
+    /* Of the micro-batch that runs: its first token's place in the step, and where not all its tokens are in a product
+     * their places in it */
+    size_t first_row;
+    const int32_t *rows;
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
     size_t counts_bytes;
     int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of mixtures' lists, in host memory */
@@ -119,6 +126,13 @@ const float *mt_model_select_bias(const mt_model *m, int layer);
 /** Device bytes of the rotary tables. */
 size_t mt_rope_table_bytes(const struct mt_model_params *p);
 int mt_model_upload_tables(mt_model *m, struct mt_err *err);
+
+/** Whose rows products have from now on; `rows`: they are these tokens of the micro-batch, NULL: all. */
+static inline void mt_model_set_rows(mt_model *m, size_t mb, const int32_t *rows)
+{
+    m->first_row = m->inputs[mb].first_row;
+    m->rows = rows;
+}
 
 /** Element `at` of an array of the compute dtype. */
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)

@@ -77,10 +77,6 @@ static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %s is not supported", dir, off[i]);
     if (bias && !is_text(bias, "none"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"", dir);
-    const cJSON *dropout = mt_json_get(o, "lora_dropout");
-    if (!is_off(dropout))
-        mt_warn("%s/" MT_PEFT_CONFIG ": lora_dropout = %g is not applied", dir,
-                cJSON_IsNumber(dropout) ? dropout->valuedouble : 0);
     /* pissa, olora, loftq, eva and the like change the base, too: what the adapter corrects is not the model's own */
     if (init && !cJSON_IsBool(init) && !cJSON_IsNull(init) && !is_text(init, "gaussian") && !is_text(init, "orthogonal"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": init_lora_weights = \"%.40s\" is not supported",
@@ -193,6 +189,8 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
         const cJSON *r = mt_json_get(o, "r"), *alpha = mt_json_get(o, "lora_alpha");
         s.rank = cJSON_IsNumber(r) ? (int64_t)r->valuedouble : 8;
         s.alpha = cJSON_IsNumber(alpha) ? alpha->valuedouble : 8;
+        const cJSON *dropout = mt_json_get(o, "lora_dropout");
+        s.dropout = cJSON_IsNumber(dropout) ? dropout->valuedouble : 0;
         s.rslora = cJSON_IsTrue(mt_json_get(o, "use_rslora"));
         for (size_t i = 0; i < st.n_tensors && !rc; i++)
             rc = add_tensor(&s, &st.tensors[i], o, dir, err);
@@ -497,7 +495,7 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_AddBoolToObject(o, "inference_mode", true);
     cJSON_AddBoolToObject(o, "init_lora_weights", true);
     cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
-    cJSON_AddNumberToObject(o, "lora_dropout", 0);
+    cJSON_AddNumberToObject(o, "lora_dropout", l->adapter_default.dropout);
     cJSON_AddItemToObject(o, "modules_to_save", modules_to_save(l));
     cJSON_AddStringToObject(o, "peft_type", "LORA");
     cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);

@@ -48,6 +48,7 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
 {
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
+    mt_model_set_rows(m, r->mb, NULL);
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = prepare(&s[i], err);
@@ -73,6 +74,7 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
 {
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
+    mt_model_set_rows(m, r->mb, NULL);
     int rc = r->record ? 0 : recompute(s, n, err);
     for (size_t i = n; i-- > 0 && !rc;)
         rc = s[i].run.part->kind->backward(&s[i].run, err);

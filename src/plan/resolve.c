@@ -80,6 +80,10 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
     int rc = *c->adapter.path ? mt_peft_read_spec(out, c->adapter.path, err) : adapters_by_keys(out, c, err);
     out->on = true;
     out->lr_ratio_b = c->adapter.lr_ratio_b;
+    if (!rc && *c->adapter.path && out->dropout != c->adapter.dropout)
+        mt_info("the adapters of %s were trained with dropout %g, adapter.dropout is %g", c->adapter.path, out->dropout,
+                c->adapter.dropout);
+    out->dropout = c->adapter.dropout;
     return rc;
 }
 
@@ -218,6 +222,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "
                        "optimizer.state_dtype = %s", c->optimizer.type, mt_dtype_name(n.state_dtype),
                        mt_dtype_name(n.state_dtype == MT_F32 ? MT_BF16 : MT_F32));
+    n.seed = (uint64_t)c->train.seed;
     *out = n;
     return 0;
 }

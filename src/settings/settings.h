@@ -44,6 +44,7 @@ struct mt_numerics {
     const struct mt_optimizer *optimizer; /* NULL until it is resolved: by its type and state_dtype */
     struct mt_optimizer_keys optimizer_keys;
     bool decay_embeddings;       /* as other matrices */
+    uint64_t seed;               /* 0 until it is resolved: of random numbers that are drawn in a step */
 };
 
 /** How layers are cut into the units that are on the device at once. */

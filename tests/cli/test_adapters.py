@@ -32,8 +32,8 @@ def run(tmp, name, model, data, env=None, args=(), steps=STEPS, **over):
     checkpoint = os.path.join(out, f"checkpoint-{steps}")
     return (losses(out), planes(checkpoint), read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))), out
 
-def check_bits(tmp, model, data, dtype, also):
-    over = {"model__dtype": dtype, "adapter__train_also": also}
+def check_bits(tmp, model, data, dtype, also, **over):
+    over = {**over, "model__dtype": dtype, "adapter__train_also": also}
     tag = f"{dtype} {len(also)}"
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive, exist_ok=True)
@@ -88,6 +88,23 @@ def check_files(tmp, model, data, out):
     megatrain("sample", "--model", checkpoint, "--prompt", "a", "--max-tokens", 0)
     shutil.rmtree(merged)
 
+def check_dropout(tmp, model, data):
+    """The mask goes by a token's place in the step, whatever its micro-batch; evaluation has none."""
+    def train(name, **over):
+        return run(tmp, f"dropout {name}", model, data, model__dtype="f32", adapter__dropout=0.5, **over)
+    (want, _, _), out = train("two", train__micro_batch=2)
+    for micro in (1, 4):
+        (got, _, _), _ = train(str(micro), train__micro_batch=micro)
+        for a, b in zip(got, want):
+            assert abs(a[1] / b[1] - 1) < 1e-5 and abs(a[2] / b[2] - 1) < 1e-4, (micro, a, b)
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+        assert json.load(f)["lora_dropout"] == 0.5
+    ini = write_ini(os.path.join(tmp, "d.ini"), base(model, data, out + "-e", model__dtype="f32"))
+    found = [json.loads(megatrain("-q", "eval", ini, "--json", "--adapter", checkpoint).stdout)["loss"] for _ in range(2)]
+    plain = json.loads(megatrain("-q", "eval", ini, "--json").stdout)["loss"]
+    assert found[0] == found[1] != plain, (found, plain)
+
 def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
     p = megatrain("-q", command, ini, *args, expect=code)
@@ -96,7 +113,7 @@ def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
 
 def check_refusals(tmp, model, data, checkpoint):
     refused(tmp, model, data, "dora", "not supported yet", adapter__kind="dora")
-    refused(tmp, model, data, "adapter.dropout", adapter__dropout="0.1")
+    refused(tmp, model, data, "adapter.dropout", adapter__dropout="1")
     refused(tmp, model, data, "adapter.targets", "matches nothing", adapter__targets="qproj")
     refused(tmp, model, data, "adapter.rank_pattern", "NAME:RANK", adapter__rank_pattern="q_proj")
     refused(tmp, model, data, "model.freeze", model__freeze="model.norm.*")
@@ -143,7 +160,8 @@ def main():
         megatrain("-q", "run", ini)
         model = os.path.join(tmp, "seed-out", "checkpoint-1")  # bf16 weights
         out = check_bits(tmp, model, data, "f32", "model.norm, model.layers.0.input_layernorm" if len(sys.argv) < 2 else "")
-        check_bits(tmp, model, data, "bf16", "")
+        check_bits(tmp, model, data, "bf16", "", adapter__dropout=0.3)
+        check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
         check_refusals(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))

@@ -90,7 +90,7 @@ static void make_model(struct rig *r)
                                  .max_micro = MICRO, .logits_chunk = 64};
     sound(mt_model_create(&r->model, r->dev, &mp, &err), &err);
     sound(mt_model_load_constants(r->model, r->planes, &err), &err);
-    sound(mt_model_upload(r->model, r->micro, MICRO, 0, &err), &err);
+    sound(mt_model_upload(r->model, &(struct mt_model_step){.micro = r->micro, .n = MICRO}, &err), &err);
     struct mt_step_bytes step = mt_layout_step_bytes(r->layout, MT_F32, MICRO * PATH);
     r->run.rows = take(r, step.rows);
     r->run.sum = take(r, step.sum);
