@@ -61,18 +61,21 @@ static void remember(struct loop *l, const cJSON *record)
         cJSON_AddItemToArray(l->st->log_history, cJSON_Duplicate(record, 1));
 }
 
-int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)
+/* *unread: its data could not be read, which says nothing of the engine. */
+static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
     struct mt_step_data data;
     struct mt_eval_result sum = {0};
     mt_sampler *sampler = s->setup->in->eval_sampler;
     int64_t t0 = mt_now_ns();
     int rc = mt_step_data_init(&data, sampler, err);
+    *unread = rc;
     if (rc)
         return rc;
     uint64_t steps = mt_sampler_steps_per_epoch(sampler);
     for (uint64_t i = 0; i < steps && !rc; i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
+        *unread = rc;
         if (!rc)
             rc = mt_engine_eval(s->engine, &data, &sum, err);
     }
@@ -86,31 +89,52 @@ int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct m
     return 0;
 }
 
-static int evaluate(struct loop *l, struct mt_err *err)
+int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)
 {
-    struct mt_eval_report r = {.step = l->st->step};
-    if (!l->in->eval_sampler || l->evaluated)
-        return 0;
-    mt_train_phase(l->p->control, "evaluating");
-    int rc = mt_engine_flush(l->s->engine, err);
-    if (!rc)
-        rc = mt_train_evaluate(l->s, &r, err);
-    if (rc)
-        return rc;
-    l->evaluated = true;
-    r.best = isfinite(r.loss) && !(l->st->best_loss <= r.loss);
-    if (r.best) {
-        l->st->best_loss = r.loss;
+    bool unread;
+    return evaluate_all(s, out, &unread, err);
+}
+
+static void report_evaluation(struct loop *l, struct mt_eval_report *r)
+{
+    r->best = isfinite(r->loss) && !(l->st->best_loss <= r->loss);
+    if (r->best) {
+        l->st->best_loss = r->loss;
         l->st->best_step = l->st->step;
     }
-    l->st->bad_evals = r.best ? 0 : l->st->bad_evals + 1;
-    cJSON *record = mt_metrics_eval_record(&r);
+    l->st->bad_evals = r->best ? 0 : l->st->bad_evals + 1;
+    cJSON *record = mt_metrics_eval_record(r);
     remember(l, record);
     mt_metrics_write(l->metrics, record);
     cJSON_Delete(record);
     if (l->p->events.eval)
-        l->p->events.eval(l->p->events.ctx, &r);
-    return rc;
+        l->p->events.eval(l->p->events.ctx, r);
+}
+
+/* Data that cannot be read end the run before its first step alone: later there is something to lose. */
+static int evaluate(struct loop *l, struct mt_err *err)
+{
+    struct mt_eval_report r = {.step = l->st->step};
+    struct mt_err why = {0};
+    bool unread = false;
+    if (!l->in->eval_sampler || l->evaluated)
+        return 0;
+    mt_train_phase(l->p->control, "evaluating");
+    int rc = mt_engine_flush(l->s->engine, err);
+    if (rc)
+        return rc;
+    rc = evaluate_all(l->s, &r, &unread, &why);
+    if (rc && (!unread || l->st->step == l->first_step)) {
+        if (err)
+            *err = why;
+        return rc;
+    }
+    l->evaluated = true;
+    if (rc)
+        mt_warn("no evaluation at step %llu: %s; the run goes on", (unsigned long long)l->st->step, why.msg);
+    else
+        report_evaluation(l, &r);
+    return 0;
 }
 
 bool mt_train_file_request(const struct mt_train_params *p, const char *name)

@@ -3,6 +3,7 @@
 A live state is worth more than any write, and than any signal that was not meant to end it: full disks, files that
 cannot be written, streams that are gone, folders that are gone. What is there in the end is compared bit for bit.
 """
+import fcntl
 import os
 import resource
 import shutil
@@ -223,6 +224,24 @@ def a_token_cache_that_is_cut_off_does_not_lose_what_was_trained(p):
     assert int(saved.split("-")[1]) >= 3
     megatrain("verify", os.path.join(out, saved))
     megatrain("-q", "run", ini, "--resume", "--max-steps", 1)
+
+
+def an_evaluation_that_cannot_be_read_is_left_out(p):
+    """Its token cache is cut off once the run is under way, which cannot get far ahead of who reads its lines."""
+    data = write_data(os.path.join(p.tmp, "held.jsonl"), n=30, seed=4)
+    for name, every, steps in (("periodic", 50, 400), ("last", 0, 400)):
+        cache = os.path.join(p.tmp, "cache-" + name)
+        out, ini = p.ini("unread-" + name, data__eval=data, data__cache_dir=cache, eval__every=every, checkpoint__every=0,
+                         train__steps=steps)
+        run = start("run", ini)
+        fcntl.fcntl(run.stderr, fcntl.F_SETPIPE_SZ, 4096)
+        said = wait_for(run, "step 1/")
+        shards = {n: os.path.getsize(os.path.join(cache, n)) for n in os.listdir(cache) if n.endswith(".tokens")}
+        os.truncate(os.path.join(cache, min(shards, key=shards.get)), 4096)  # the smaller one is the evaluation's
+        said += run.communicate(timeout=120)[1]
+        assert run.returncode == 0, (run.returncode, said[-600:])
+        assert said.count("no evaluation at step") == (steps // every if every else 1) and "cut off" in said, said[-600:]
+        megatrain("verify", f"{out}/checkpoint-{steps}")
 
 
 def requests_of_an_earlier_run_are_removed(p):
