@@ -64,31 +64,44 @@ static int arm_wake(struct uring *u)
         return -EBUSY;
     io_uring_prep_read(sqe, u->wake_fd, &u->wake_count, sizeof(u->wake_count), 0);
     io_uring_sqe_set_data(sqe, u);
-    u->wake_armed = true;
-    return submit_queued(u);
+    int rc = submit_queued(u);
+    u->wake_armed = !io_uring_sq_ready(&u->ring); /* the last in the queue: it may wait there for ever */
+    return rc;
+}
+
+/* The read of the eventfd goes into our buffer, so it must have ended. False where nothing more comes of the ring. */
+static bool end_wake(struct uring *u)
+{
+    struct __kernel_timespec most = {.tv_sec = MT_IO_WAIT_MS / 1000, .tv_nsec = (MT_IO_WAIT_MS % 1000) * 1000000LL};
+    struct io_uring_cqe *cqe;
+    int rc = 0;
+    mt_io_wake(&u->base);
+    while (u->wake_armed && (!rc || rc == -EINTR || rc == -EAGAIN)) {
+        rc = io_uring_wait_cqe_timeout(&u->ring, &cqe, &most);
+        if (rc)
+            continue;
+        u->wake_armed = io_uring_cqe_get_data(cqe) != u;
+        io_uring_cqe_seen(&u->ring, cqe);
+    }
+    return !u->wake_armed;
 }
 
 static void uring_destroy(mt_io *io)
 {
     struct uring *u = uring(io);
     struct mt_io_result r[16];
+    bool ended = true;
     while (u->in_flight && mt_io_wait(io, r, 16) >= 0)
         ;
     if (u->has_ring) {
-        if (u->wake_armed) { /* it reads into our buffer, so it must have ended */
-            struct io_uring_cqe *cqe;
-            mt_io_wake(io);
-            while (u->wake_armed && !io_uring_wait_cqe(&u->ring, &cqe)) {
-                u->wake_armed = io_uring_cqe_get_data(cqe) != u;
-                io_uring_cqe_seen(&u->ring, cqe);
-            }
-        }
+        ended = !u->wake_armed || end_wake(u);
         drop_buffers(u);
         io_uring_queue_exit(&u->ring);
     }
     if (u->wake_fd >= 0)
         close(u->wake_fd);
-    free(u);
+    if (ended) /* else the kernel may still write to it */
+        free(u);
 }
 
 static int uring_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
