@@ -212,12 +212,10 @@ static int make_temporary(const char *to, char **tmp, struct mt_err *err)
     return rc;
 }
 
-/* Durable under its name. */
+/* Durable under its name, as its files are: the last of them made and synced the folder megatrain/ and its parent. */
 static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
 {
-    int rc = mt_sync_dir(tmp);
-    if (!rc && rename(tmp, to))
-        rc = -errno;
+    int rc = rename(tmp, to) ? -errno : 0;
     if (!rc)
         rc = mt_sync_parent(to);
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;

@@ -2,6 +2,8 @@
 #include "checkpoint/history.h"
 
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,6 +153,20 @@ int mt_history_settle(struct mt_history *h, const struct mt_vfs *vfs, const char
     return rc;
 }
 
+/* What a kill between the last write and the rename left undone: earlier files were synced one by one. */
+static int make_durable(const struct mt_vfs *vfs, const char *dir)
+{
+    char path[4200];
+    snprintf(path, sizeof(path), "%s/megatrain/seal.json", dir);
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = fd < 0 ? -errno : vfs->sync(vfs->ctx, fd);
+    if (fd >= 0)
+        close(fd);
+    snprintf(path, sizeof(path), "%s/megatrain", dir);
+    if (!rc)
+        rc = vfs->sync_dir(vfs->ctx, path);
+    return rc ? rc : vfs->sync_dir(vfs->ctx, dir);
+}
+
 void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
 {
     DIR *d = opendir(dir);
@@ -162,7 +178,7 @@ void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
             continue;
         name_checkpoint(tmp, dir, step, ".tmp");
         name_checkpoint(path, dir, step, "");
-        if (mt_path_exists(path) || mt_checkpoint_verify(tmp, NULL))
+        if (mt_path_exists(path) || mt_checkpoint_verify(tmp, NULL) || make_durable(vfs, tmp))
             continue;
         if (!vfs->rename(vfs->ctx, tmp, path) && !vfs->sync_dir(vfs->ctx, dir))
             mt_warn("%s was complete but for its name: it has it now", path);
