@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+A system call fails, at each place where a run makes it: no run hangs, none ends by a signal, what has a checkpoint's
+name verifies, and going on from there gives the bits of a run that nothing happened to. A save in the middle of a run
+that fails leaves the state live. And each sync is there: from what is done to files, in order, nothing gets its name
+or is removed before what it stands on is on the drive.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, planes, write_data, write_ini,  # noqa: E402
+                  write_model)
+
+TOOL = os.environ["MEGATRAIN_SYSCALLS"]
+STEPS = 4
+ERRORS = ("EIO", "EINTR", "ENOSPC", "EINVAL", "ENOSYS")
+SAVES = ("open", "write", "fsync", "fsync-dir", "rename", "mkdir", "remove")
+CODES = {0, 1, 2, 3, 4, 5, 6, 7}  # megatrain help exit-codes
+
+
+class Place:
+    def __init__(self, tmp):
+        self.tmp, self.drive, self.n = tmp, os.path.join(tmp, "drive"), 0
+        os.makedirs(self.drive)
+        self.model = write_model(os.path.join(tmp, "model"), config(
+            "qwen3", num_hidden_layers=1, hidden_size=16, intermediate_size=24, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=8))
+        self.data = write_data(os.path.join(tmp, "data.jsonl"), n=20, longest=30)
+        out, ini = self.ini("want")
+        megatrain("-q", "run", ini)
+        self.want = losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+        self.points = self.failed = 0
+
+    def ini(self, name, **over):
+        out = os.path.join(self.tmp, name)
+        return out, write_ini(out + ".ini", base(self.model, self.data, out, **{
+            "train__steps": STEPS, "train__batch_size": 2, "train__micro_batch": 1, "data__seq_len": 32,
+            "checkpoint__every": 2, "checkpoint__keep": 1, "checkpoint__save_deadline": "1s", "memory__states": "disk",
+            "memory__nvme_paths": self.drive, "device__cpu_threads": 1, "memory__device_budget": "4MiB", **over}))
+
+    def watch(self, *cmd, fault=None, part=None, after=None, log=None, env=None):
+        """The program under the tool; (exit code, what it said, how often the call came)."""
+        log = log or os.path.join(self.tmp, "log")
+        args = [TOOL, "-l", log]
+        for flag, value in (("-f", fault), ("-p", part), ("-a", after)):
+            args += [flag, value] if value else []
+        p = subprocess.Popen([*args, BINARY, *map(str, cmd)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                             text=True, env={**os.environ, **(env or {})})
+        try:
+            said = p.communicate(timeout=120)[1]
+        except subprocess.TimeoutExpired:
+            p.kill()
+            raise
+        with open(log) as f:
+            lines = f.read().splitlines()
+        return p.returncode, said, int(lines[-1].split("\t")[1])
+
+    def go_on(self, name, out, ini):
+        """What has a name is whole, and a run from there ends with the bits that are wanted."""
+        for n in os.listdir(out) if os.path.isdir(out) else []:
+            if n.startswith("checkpoint-") and not n.endswith(".tmp"):
+                megatrain("verify", os.path.join(out, n))
+        megatrain("-q", "run", ini, "--resume")
+        assert losses(out) == self.want[0], f"{name}: losses differ"
+        assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == self.want[1], f"{name}: planes differ"
+        assert not os.listdir(self.drive), f"{name}: scratch is left"
+
+
+def places(n, most):
+    """Up to `most` of the n places of a call, the first and the last among them, others spread over all."""
+    if FULL or n <= most:
+        return range(1, n + 1)
+    return sorted({1 + i * (n - 1) // (most - 1) for i in range(most)})
+
+
+def any_call_may_fail(p):
+    """Once, anywhere between reading the configuration and the end."""
+    calls = [("open", 10, {}), ("write", 6, {}), ("fsync", 4, {}), ("fsync-dir", 4, {}), ("rename", 4, {}),
+             ("flock", 4, {}), ("fallocate", 5, {}), ("statx", 5, {}), ("io_uring_enter", 10, {}),
+             ("pwrite", 6, {"MEGATRAIN_IO": "threads"})]
+    if not SLOW:
+        calls.append(("mmap", 10, {}))  # a sanitizer maps memory itself, and ends the process where it gets none
+    for call, most, env in calls:
+        out, ini = p.ini("any")
+        part = p.tmp if SLOW else None
+        find = lambda fault: p.watch("run", ini, fault=fault, part=part, after="any.ini", env=env)
+        code, said, n = find(f"{call}:EIO:0:0")
+        assert code == 0 and n, (call, code, n, said)
+        shutil.rmtree(out)
+        for i, at in enumerate(places(n, 2 if SLOW else most)):
+            few = FULL and n < 60
+            for error in ERRORS if few else [ERRORS[i % len(ERRORS)]]:
+                name = f"{call}:{error}:{at}:1"
+                code, said, _ = find(name)
+                assert code in CODES, (name, code, said)
+                assert code == 0 or "megatrain: " in said or "error" in said, (name, code, said)
+                p.failed += code != 0
+                p.points += 1
+                p.go_on(name, out, ini)
+                shutil.rmtree(out, ignore_errors=True)
+
+
+def a_save_that_fails_leaves_the_state_live(p):
+    """The one in the middle of a run, at any of its calls."""
+    for call in SAVES:
+        out, ini = p.ini("live")
+        find = lambda fault: p.watch("run", ini, fault=fault, part="live/checkpoint-2")
+        code, said, n = find(f"{call}:EIO:0:0")
+        assert code == 0 and n, (call, code, n, said)
+        shutil.rmtree(out)
+        for i, at in enumerate(places(n, 1 if SLOW else 3)):
+            for error in ERRORS if FULL else [ERRORS[i % len(ERRORS)]]:
+                name = f"{call}:{error}:{at}:1 of a save"
+                code, said, _ = find(f"{call}:{error}:{at}:1")
+                assert code == 0, (name, code, said)
+                assert losses(out) == p.want[0] and planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1], name
+                for n in os.listdir(out):
+                    if n.startswith("checkpoint-") and not n.endswith(".tmp"):
+                        megatrain("verify", os.path.join(out, n))
+                p.points += 1
+                shutil.rmtree(out)
+
+
+def a_last_save_that_fails_for_good_leaves_the_one_before(p):
+    for i, call in enumerate(("open", "write", "fsync", "fsync-dir", "rename", "mkdir")[:2 if SLOW else None]):
+        out, ini = p.ini("last", checkpoint__save_deadline="10ms")
+        name = f"{call}:{ERRORS[0 if i % 2 else 2]}:1:0"
+        code, said, n = p.watch("run", ini, fault=name, part=f"last/checkpoint-{STEPS}")
+        assert n and code in (1, 4), (name, code, said)
+        assert f"step {STEPS} was not saved" in said and f"the newest checkpoint is {out}/checkpoint-2" in said, said
+        p.points += 1
+        p.go_on(name, out, ini)
+        shutil.rmtree(out)
+
+
+# --- syncs: from what is done, in order -----------------------------------------------------------------------------
+
+
+class Unsynced:
+    """What a power cut could still take back, after each call."""
+
+    def __init__(self, log, out, never=("metrics.", ".lock", "lock", "events.out.")):
+        self.files, self.names, self.out, self.never = set(), set(), out, never
+        with open(log) as f:
+            calls = [line.rstrip("\n").split("\t") for line in f][:-1]
+        for call, path, to, fails in calls:
+            if not fails:
+                getattr(self, call.replace("-", "_"), lambda *_: None)(path, to)
+        assert not self.files, f"written and not synced in the end: {self.files}"
+        assert not self.names, f"names that are not durable in the end: {self.names}"
+
+    def ours(self, path):
+        return os.path.basename(path).startswith(self.never) or path.startswith(("/proc", "/sys", "/dev/null"))
+
+    def new_name(self, path):
+        if not self.ours(path) and not path.endswith(".tokens"):  # a cache that is gone is made anew
+            self.names.add(path)
+
+    def forget(self, path):
+        below = lambda p: p == path or p.startswith(path + "/")
+        self.files = {f for f in self.files if not below(f)}
+        self.names = {n for n in self.names if not below(n)}
+
+    def create(self, path, _):
+        self.new_name(path)
+
+    def write(self, path, _):
+        if path.startswith("/") and not self.ours(path) and not os.path.basename(path).startswith("megatrain-scratch"):
+            self.files.add(path)
+        if os.path.basename(path) == "metrics.jsonl":  # another step is done: what was saved and set aside is durable
+            left = [n for n in self.names if os.path.dirname(n) == self.out and "checkpoint-" in n]
+            assert not left, f"not durable when the run went on: {left}"
+
+    pwrite = truncate = write
+
+    mkdir = link = create
+
+    def fsync(self, path, _):
+        self.files.discard(path)
+
+    def fsync_dir(self, path, _):
+        self.names = {n for n in self.names if os.path.dirname(n) != path}
+
+    def rename(self, old, new):
+        below = [f for f in self.files | self.names if f.startswith(old + "/")]
+        assert not below and old not in self.files, f"{new} gets its name before these are durable: {below or old}"
+        self.forget(old)
+        self.forget(new)
+        if new.endswith(".tmp"):
+            self.nothing_waits(new)  # pruning
+        else:
+            self.new_name(new)
+
+    def remove(self, path, _):
+        self.forget(path)
+
+    def nothing_waits(self, pruned):
+        left = [n for n in self.names if os.path.dirname(n) == self.out and "checkpoint-" in n]
+        assert not left, f"{pruned} is removed before these are durable: {left}"
+
+
+def each_sync_of_a_run_is_there(p):
+    log = os.path.join(p.tmp, "syncs")
+    cache = os.path.join(p.tmp, "new", "cache")
+    out = os.path.join(p.tmp, "new", "deep", "run")
+    _, ini = p.ini("sync-run", checkpoint__dir=out, data__cache_dir=cache)
+    follow = lambda *cmd: (megatrain_ok(p.watch("-q", *cmd, part=p.tmp, log=log)), Unsynced(log, out))
+    follow("run", ini)
+    # one that a killed save left complete but for its name
+    last = os.path.join(out, f"checkpoint-{STEPS}")
+    os.rename(last, last + ".tmp")
+    follow("run", ini, "--resume", "--set", f"train.steps={STEPS + 2}")
+    calls = [tuple(line.rstrip("\n").split("\t")[:3]) for line in open(log)]
+    calls = [c for c in calls if c[0] in ("fsync", "fsync-dir", "rename") and c[1].startswith((last + ".tmp", out))]
+    at = calls.index(("rename", last + ".tmp", last))
+    synced = {("fsync", "/megatrain/seal.json"), ("fsync-dir", "/megatrain"), ("fsync-dir", "")}
+    assert {c[:2] for c in calls[at - 3:at]} == {(call, last + ".tmp" + path) for call, path in synced}, calls
+    assert calls[at + 1][:2] == ("fsync-dir", out), calls[at:at + 2]
+    # later ones of a run that goes on from an earlier one, and all of another, are set aside
+    keep = "--set", "checkpoint.keep=9", "--set", "checkpoint.every=1"
+    follow("run", ini, "--resume", "--set", f"train.steps={STEPS + 6}", *keep)
+    follow("run", ini, f"--resume={out}/checkpoint-{STEPS + 3}", "--set", f"train.steps={STEPS + 9}")
+    assert [n for n in os.listdir(out) if f"checkpoint-{STEPS + 5}.abandoned" in n]
+    follow("run", ini, "--force", "--set", "train.steps=3")
+    megatrain("verify", os.path.join(out, "latest"))
+    follow("export", os.path.join(out, "latest"), os.path.join(p.tmp, "other", "place"))
+
+
+def megatrain_ok(result):
+    assert result[0] == 0, result
+
+
+def a_folder_is_synced_when_a_save_is_tried_again(p):
+    """The checkpoint has its name already; that this is durable is what failed."""
+    log = os.path.join(p.tmp, "again")
+    out, ini = p.ini("again-run", checkpoint__every=0, checkpoint__save_deadline="10m")
+    megatrain_ok(p.watch("-q", "run", ini, log=log, part=p.tmp, fault="fsync-dir:EIO:0:0"))
+    dirs = [line.split("\t") for line in open(log) if line.startswith(("fsync-dir", "rename"))]
+    renamed = [i for i, d in enumerate(dirs) if d[0] == "rename" and d[2].endswith(f"/checkpoint-{STEPS}")][0]
+    nth = 1 + sum(d[0] == "fsync-dir" for d in dirs[:renamed])
+    shutil.rmtree(out)
+    run = subprocess.Popen([TOOL, "-l", log, "-p", p.tmp, "-f", f"fsync-dir:EIO:{nth}:1", BINARY, "run", ini],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    said = ""
+    while "trying again" not in said:
+        line = run.stderr.readline()
+        assert line, said
+        said += line
+    open(os.path.join(out, "SAVE"), "w").close()
+    said += run.communicate(timeout=120)[1]
+    assert run.returncode == 0, (run.returncode, said)
+    Unsynced(log, out)
+
+
+def a_file_system_is_tried_with_each_kind_of_sync(p):
+    for call, nth, what in (("fsync", 1, "a file"), ("fsync-dir", 1, "a folder"), ("fsync-dir", 2, "a folder")):
+        out, ini = p.ini("tried")
+        os.makedirs(out)
+        code, said, _ = p.watch("run", ini, fault=f"{call}:EIO:{nth}:1", part="tried")
+        assert code == 1 and f"cannot sync {what}" in said and "step 1/" not in said, (call, nth, code, said)
+        shutil.rmtree(out)
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("p",)]
+
+if __name__ == "__main__":
+    if subprocess.run([TOOL, "true"]).returncode == 77:
+        print("this system does not let a filter of system calls be watched")
+        sys.exit(77)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncs take most of the time elsewhere
+    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
+        place = Place(tmp_dir)
+        for test in TESTS:
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            t0 = time.time()
+            test(place)
+            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
+        print(f"{place.points} places, {place.failed} of them ended a run", flush=True)
