@@ -13,6 +13,19 @@ TEMPLATES = os.path.join(ROOT, "scripts", "megatrain_data", "templates")
 QWEN_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
+#: as gpt-oss has it: channels, a date, another token at the end than between turns, thoughts of the last turn alone
+HARMONY = """{{- "<|start|>system<|message|>Current date: " + strftime_now("%Y-%m-%d") + "\n\nReasoning: medium<|end|>" }}
+{%- set turns = messages[1:] if messages[0].role == "system" else messages %}
+{%- if messages[0].role == "system" %}{{- "<|start|>developer<|message|># Instructions\n\n" + messages[0].content + "<|end|>" }}{% endif %}
+{%- for m in turns %}
+{%- if m.role == "user" %}{{- "<|start|>user<|message|>" + m.content + "<|end|>" }}
+{%- elif loop.last and not add_generation_prompt %}
+{%- if m.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking + "<|end|>" }}{% endif %}
+{{- "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|return|>" }}
+{%- else %}{{- "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|end|>" }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{% endif %}"""
+
 #: style: (template, bos, eos, special tokens, kind of tokenizer)
 FAMILIES = {
     "qwen2": ("chatml", None, "<|im_end|>", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "bytes", QWEN_SPLIT),
@@ -22,6 +35,8 @@ FAMILIES = {
     "mistral": ("mistral", "<s>", "</s>", ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], "pieces", None),
     "gemma": ("gemma", "<bos>", "<end_of_turn>", ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
               "pieces", None),
+    "harmony": (None, None, "<|return|>", ["<|endoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"], "bytes",
+                QWEN_SPLIT),
     "zephyr": ("zephyr", "<s>", "</s>", ["<unk>", "<s>", "</s>"], "pieces", None),
 }
 #: ordinary added tokens, as Qwen3 has them
@@ -67,6 +82,8 @@ def piece_level(special, size, prepend):
 
 
 def template_of(style):
+    if style == "harmony":
+        return HARMONY
     with open(os.path.join(TEMPLATES, FAMILIES[style][0] + ".jinja"), encoding="utf-8") as f:
         return f.read()
 
@@ -125,6 +142,8 @@ def conversation(r, style):
                          {"role": "tool", "content": words(r)}]
             messages += [{"role": "tool", "content": words(r)}] * (r.random() < 0.3)
         m = {"role": "assistant", "content": words(r, 4000 if long else 60)}
+        if style == "harmony" and r.random() < 0.4:
+            m["thinking"] = words(r)
         if style == "qwen3" and r.random() < 0.4:
             if r.random() < 0.5:
                 m["reasoning_content"] = words(r)
