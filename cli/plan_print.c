@@ -47,6 +47,11 @@ static struct figures figure(const struct plan_view *v)
  * apart. */
 enum knob { KNOB_MICRO_BATCH, KNOB_SLOTS, KNOB_ACTIVATIONS, KNOB_CHUNK, N_KNOBS };
 
+static int64_t attention_of(const struct mt_placement *p)
+{
+    return p->offload_attention == MT_AUTO ? MT_MAX(p->offload_layers, 0) : p->offload_attention;
+}
+
 static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_tried *t, enum knob k)
 {
     switch (k) {
@@ -57,7 +62,8 @@ static bool same_value(const struct mt_plan_choice *c, const struct mt_plan_trie
     case KNOB_ACTIVATIONS:
         return t->placement.activations == c->placement.activations &&
                t->placement.keep_layers == c->placement.keep_layers &&
-               MT_MAX(t->placement.offload_layers, 0) == c->placement.offload_layers;
+               MT_MAX(t->placement.offload_layers, 0) == c->placement.offload_layers &&
+               attention_of(&t->placement) == c->placement.offload_attention;
     default:
         return t->numerics.logits_chunk == c->numerics.logits_chunk;
     }
@@ -155,6 +161,9 @@ static void print_choices(const struct plan_view *v)
                (long long)v->hf.n_layers);
     if (c->placement.offload_layers)
         printf("  memory.offload_layers %-9lld  of the others\n", (long long)c->placement.offload_layers);
+    if (c->placement.offload_attention != c->placement.offload_layers)
+        printf("  memory.offload_attention %-6lld  the same, of attention's part\n",
+               (long long)c->placement.offload_attention);
     explain(why, sizeof(why), v, KNOB_SLOTS, r->placement.slots != MT_AUTO);
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
@@ -270,6 +279,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddStringToObject(k, "memory.activations", act_names[c->placement.activations]);
     cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
     cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
+    cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     if (c->numerics.logits_piece != MT_AUTO)

@@ -157,6 +157,9 @@ const struct mt_key mt_keys[] = {
      "With activations = recompute: so many of the last layers keep theirs on the device."},
     {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_layers), "auto", NULL, 0, 1024,
      NULL, "With activations = recompute: as many as so many other layers have, spread evenly, go to the host."},
+    {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_attention), "auto", NULL, 0, 1024,
+     NULL, "With activations = recompute: another number than offload_layers for those of attention; 0: they are made again "
+     "while those of the MLP go to the host. auto: the search's, or as offload_layers."},
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,

@@ -19,20 +19,32 @@ struct budget {
     int *n, most[MT_N_POOLS];
 };
 
+static const int record_pools[MT_N_RECORD_PARTS] = {
+    [MT_RECORD_ATTENTION] = MT_POOL_RECORD_ATTENTION,
+    [MT_RECORD_REST] = MT_POOL_RECORD,
+};
+
 /* Of so many layers the last ones, whose records stay on the device: those live shortest. */
 static int64_t kept_layers(const struct mt_engine_params *p)
 {
     return MT_CLAMP(p->placement.keep_layers, 0, p->layout->cfg.n_layers);
 }
 
-/*
- * The micro-batches whose forward through a layer leaves a record for backward. With recomputation those of the last
- * layers that are kept; and of the others as many as offload_layers of them have, spread evenly over layers and
- * micro-batches: the link carries one while the next ones compute.
- */
-static struct mt_share recorded(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer)
+static int64_t offloaded_layers(const struct mt_engine_params *p, int part)
 {
-    int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(p->placement.offload_layers, 0, others);
+    const struct mt_placement *l = &p->placement;
+    return part == MT_RECORD_ATTENTION && l->offload_attention != MT_AUTO ? l->offload_attention : l->offload_layers;
+}
+
+/*
+ * The micro-batches whose forward through a layer leaves that part of its record for backward. With recomputation those
+ * of the last layers that are kept; and of the others as many as offload_layers of them have, spread evenly over layers
+ * and micro-batches: the link carries one while the next ones compute.
+ */
+static struct mt_share recorded(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer,
+                                int part)
+{
+    int64_t others = p->layout->cfg.n_layers - kept_layers(p), out = MT_CLAMP(offloaded_layers(p, part), 0, others);
     if (plan->activations != MT_ACT_RECOMPUTE || layer < 0 || layer >= others)
         return (struct mt_share){.of = 0};
     return (struct mt_share){.some = (int32_t)out, .of = (int32_t)others, .before = layer};
@@ -43,13 +55,14 @@ static bool is_empty(struct mt_share s)
     return s.of && !s.some;
 }
 
-/* Records of a step that stay on the device. */
-static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p)
+/* Records of a step that stay on the device, that part of them. */
+static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int part)
 {
     const struct mt_layout *l = p->layout;
     size_t n = 0;
     for (size_t u = 0; u < l->n_units; u++)
-        n += l->units[u].layer >= l->cfg.n_layers - kept_layers(p) && plan->units[u].record_bytes ? p->max_micro : 0;
+        if (l->units[u].layer >= l->cfg.n_layers - kept_layers(p) && plan->units[u].record[part].bytes)
+            n += p->max_micro;
     return n;
 }
 
@@ -90,13 +103,20 @@ static enum mt_unit_place place_of(const struct mt_layout *l, const struct mt_un
     return MT_PLACE_LAYER;
 }
 
+static struct mt_unit_record record_of(const struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t unit,
+                                       int part)
+{
+    struct mt_share share = recorded(plan, p, p->layout->units[unit].layer, part);
+    size_t bytes = mt_unit_record_bytes(p->layout, unit, (enum mt_record_part)part, p->numerics.dtype, p->max_tokens);
+    return (struct mt_unit_record){is_empty(share) ? 0 : bytes, share};
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
     struct mt_step_bytes step = mt_layout_step_bytes(l, p->numerics.dtype, p->max_micro * p->max_tokens);
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
-        struct mt_share share = recorded(plan, p, unit->layer);
         plan->units[u] = (struct mt_unit_shape){
             .place = place_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
@@ -106,9 +126,9 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
-            .recorded = share,
-            .record_bytes = is_empty(share) ? 0 : mt_unit_record_bytes(l, u, p->numerics.dtype, p->max_tokens),
         };
+        for (int i = 0; i < MT_N_RECORD_PARTS; i++)
+            plan->units[u].record[i] = record_of(plan, p, u, i);
     }
     plan->program.n_values = mt_flow_describe(
         plan->units, plan->values,
@@ -151,21 +171,36 @@ static void grow(struct budget *b, int pool, int want)
     b->free -= add * b->bytes[pool];
 }
 
+/* Those of a layer leave while the next layers compute; both parts for as long. */
+static void grow_records(struct budget *b, size_t more)
+{
+    size_t before = SIZE_MAX;
+    for (size_t i = 0; i < more && b->free < before; i++) {
+        before = b->free;
+        for (int k = 0; k < MT_N_RECORD_PARTS; k++)
+            grow(b, record_pools[k], b->n[record_pools[k]] + 1);
+    }
+}
+
 static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_activations activations)
 {
     bool keep = activations == MT_ACT_KEEP;
-    bool offload = activations == MT_ACT_RECOMPUTE && p->placement.offload_layers > 0;
-    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD, MT_POOL_ROWS, MT_POOL_ROUTING};
+    bool offload = activations == MT_ACT_RECOMPUTE && (offloaded_layers(p, MT_RECORD_ATTENTION) > 0 ||
+                                                       offloaded_layers(p, MT_RECORD_REST) > 0);
+    int spare[] = {MT_POOL_BOUNDARY, MT_POOL_CAST, MT_POOL_GRAD, MT_POOL_RECORD_ATTENTION, MT_POOL_RECORD, MT_POOL_ROWS,
+                   MT_POOL_ROUTING};
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
         grow(b, spare[i], b->n[spare[i]] + 1);
-    if (offload) /* those of a layer leave while the next layers compute */
-        grow(b, MT_POOL_RECORD, b->n[MT_POOL_RECORD] + (int)MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
+    if (offload) { /* micro-batch by micro-batch, a boundary takes the place of the one before the layer */
+        grow(b, MT_POOL_BOUNDARY, (int)MT_MIN(p->max_micro + 2, (size_t)MT_MAX_BUFFERS));
+        grow_records(b, MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
+    }
     grow(b, MT_POOL_BOUNDARY, b->most[MT_POOL_BOUNDARY]);
     grow(b, MT_POOL_ROUTING, b->most[MT_POOL_ROUTING]);
     grow(b, MT_POOL_ROWS, b->most[MT_POOL_ROWS]);
     if (keep || offload)
-        grow(b, MT_POOL_RECORD, b->most[MT_POOL_RECORD]);
+        grow_records(b, MT_MAX_BUFFERS);
     if (p->placement.slots == MT_AUTO)
         grow(b, MT_POOL_WEIGHTS, b->most[MT_POOL_WEIGHTS]);
     grow(b, MT_POOL_WEIGHTS_VOCAB, b->most[MT_POOL_WEIGHTS_VOCAB]);
@@ -229,10 +264,13 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
         if (!mt_pools[i].device)
             continue;
         b.bytes[i] = mt_align_up(b.bytes[i], lim->alignment);
-        if (keep && (i == MT_POOL_BOUNDARY || i == MT_POOL_RECORD))
+        if (keep && i == MT_POOL_BOUNDARY)
             b.n[i] = b.most[i];
-        if (recompute && i == MT_POOL_RECORD)
-            b.n[i] = MT_MIN(MT_MAX((int)kept_records(plan, p), b.n[i]), b.most[i]);
+        for (int k = 0; k < MT_N_RECORD_PARTS; k++)
+            if (i == record_pools[k])
+                b.n[i] = keep        ? b.most[i]
+                         : recompute ? MT_MIN(MT_MAX((int)kept_records(plan, p, k), b.n[i]), b.most[i])
+                                     : b.n[i];
         need += (size_t)b.n[i] * b.bytes[i];
     }
     *needed = need;

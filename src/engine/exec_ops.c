@@ -189,7 +189,7 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
         .w = r->of[MT_USE_WEIGHTS],
         .x = r->of[MT_USE_X],
         .y = r->of[MT_USE_Y],
-        .record = r->of[MT_USE_RECORD],
+        .record = {[MT_RECORD_ATTENTION] = r->of[MT_USE_RECORD_ATTENTION], [MT_RECORD_REST] = r->of[MT_USE_RECORD]},
         .dx = r->of[MT_USE_DX],
         .g = r->of[MT_USE_GRAD],
         .rows = r->of[MT_USE_ROWS],

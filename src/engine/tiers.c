@@ -367,7 +367,8 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
     /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps; records are not */
     uint64_t takes = choose(plan, p, wanted, base, spill);
-    bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0;
+    bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0 &&
+                            p->placement.offload_attention <= 0;
     if (takes > p->host_bytes && may_spill && boundaries_alone && p->placement.states != MT_STATES_HOST)
         takes = choose(plan, p, wanted, base, true);
     return takes;

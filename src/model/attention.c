@@ -384,6 +384,7 @@ const struct mt_part_kind mt_part_attention = {
     .name = "attention",
     .adapted = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .lay_out = lay_out,
+    .record_part = MT_RECORD_ATTENTION,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -622,13 +622,16 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
     return mt_align_up(max_tokens * (size_t)l->cfg.hidden * mt_dtype_size(dtype), MT_RECORD_ALIGN);
 }
 
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens)
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
+                            size_t max_tokens)
 {
     const struct mt_unit *u = &l->units[unit];
     const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens};
     size_t bytes = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
         const struct mt_part_kind *k = l->parts[i].kind;
+        if (k->record_part != part)
+            continue;
         bytes += k->record_bytes ? k->record_bytes(&shape) : 0;
         if (i > u->first_part) /* the hidden state between two parts */
             bytes += mt_layout_boundary_bytes(l, dtype, max_tokens);

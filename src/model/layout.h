@@ -11,6 +11,7 @@
 #include "base/packed.h"
 #include "hf/hf_config.h"
 #include "model/adapter.h"
+#include "settings/settings.h"
 #include "store/planes.h"
 
 /** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
@@ -220,9 +221,10 @@ struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const ch
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
 
-/** Bytes of a boundary: [max_tokens, hidden]; of a unit's activation record for one micro-batch (0: it has none). */
+/** Bytes of a boundary: [max_tokens, hidden]; of a part of a unit's activation record for one micro-batch (0: none). */
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens);
-size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens);
+size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
+                            size_t max_tokens);
 
 /** Bytes of what layers with experts keep for `rows` tokens of a step (model.h, mt_unit_run); 0: the model has none. */
 struct mt_step_bytes {

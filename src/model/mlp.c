@@ -144,6 +144,7 @@ const struct mt_part_kind mt_part_mlp = {
     .name = "mlp",
     .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .lay_out = lay_out,
+    .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

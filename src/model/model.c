@@ -62,6 +62,14 @@ static const struct kind_bytes *bytes_of_kind(struct kind_bytes *known, const st
     return known;
 }
 
+static size_t record_bytes(const struct mt_model_params *p, size_t unit)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < MT_N_RECORD_PARTS; i++)
+        bytes += mt_unit_record_bytes(p->layout, unit, (enum mt_record_part)i, p->dtype, p->max_tokens);
+    return bytes;
+}
+
 /* The largest record and scratch of a unit, which no two units need at once; and the largest workspace. */
 static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const struct mt_model_params *p)
 {
@@ -76,7 +84,7 @@ static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const
             most = MT_MAX(most, k->scratch);
             *workspace = MT_MAX(*workspace, k->workspace);
         }
-        *scratch = MT_MAX(*scratch, mt_unit_record_bytes(l, u, p->dtype, p->max_tokens) + most);
+        *scratch = MT_MAX(*scratch, record_bytes(p, u) + most);
     }
 }
 

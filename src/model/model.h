@@ -69,8 +69,8 @@ struct mt_unit_run {
     const void *w;
     const void *x; /* input; embed has none */
     void *y;       /* forward: output */
-    void *record;  /* forward: gets what backward needs, NULL: kept nowhere; backward: NULL: recomputed from x. A record
-                      is consumed */
+    void *record[MT_N_RECORD_PARTS]; /* forward: get what backward needs, NULL: kept nowhere; backward: NULL: recomputed
+                                        from x and the other part. Records are consumed */
     void *dx;      /* backward: in, the gradient of the unit's output; out, of x (embed: as it was) */
     float *g;
     /* of the whole step, in layers with experts (hf/moe.h); units that run once a step take no micro-batch */

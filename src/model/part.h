@@ -48,6 +48,8 @@ struct mt_part_kind {
     unsigned adapted;
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
+    /** Which part of the unit's record its own is in. */
+    enum mt_record_part record_part;
     /** Bytes of the activation record of a micro-batch; NULL: none. */
     size_t (*record_bytes)(const struct mt_part_shape *s);
     /** Scratch of one run. */

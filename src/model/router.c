@@ -401,6 +401,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
     .lay_out = lay_out,
+    .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -8,7 +8,8 @@
 #include "engine/dry.h"
 
 struct entry {
-    uint8_t op, n_operands;
+    uint8_t op;
+    uint32_t roles; /* of its operands: a bit each */
     bool last; /* of the smaller last micro-batch */
     int unit_class;
     struct mt_cost cost;
@@ -152,14 +153,22 @@ static int price(mt_cost_table *t, const struct mt_program *prog, const struct m
     return rc;
 }
 
+static uint32_t roles_of(const struct mt_instr *in)
+{
+    uint32_t roles = 0;
+    for (int k = 0; k < in->n_operands; k++)
+        roles |= 1u << in->operand[k].role;
+    return roles;
+}
+
 int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,
                struct mt_cost *out, struct mt_err *err)
 {
     bool last = t->n_batches > 1 && (size_t)in->mb + 1 == t->n_micro;
-    struct entry key = {in->op, in->n_operands, last, t->unit_class[in->unit], {0}};
+    struct entry key = {in->op, roles_of(in), last, t->unit_class[in->unit], {0}};
     for (size_t i = 0; i < t->n_entries; i++) {
         const struct entry *e = &t->entries[i];
-        if (e->op == key.op && e->n_operands == key.n_operands && e->last == key.last &&
+        if (e->op == key.op && e->roles == key.roles && e->last == key.last &&
             e->unit_class == key.unit_class) {
             *out = e->cost;
             return 0;

@@ -56,6 +56,8 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
         n->logits_chunk = (int64_t)mt_model_auto_logits_chunk(r->layout);
     p.placement.keep_layers = MT_MAX(p.placement.keep_layers, 0);
     p.placement.offload_layers = MT_MAX(p.placement.offload_layers, 0);
+    if (p.placement.offload_attention == MT_AUTO)
+        p.placement.offload_attention = p.placement.offload_layers;
     p.max_len = (size_t)n->seq_len;
     p.max_tokens = (size_t)n->micro_batch * p.max_len;
     p.max_docs = (size_t)n->micro_batch * MT_MAX(r->docs_per_row, (size_t)1);

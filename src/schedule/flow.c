@@ -8,8 +8,6 @@
 
 #include "schedule/unit.h"
 
-enum { NONE = -1 };
-
 struct flow {
     struct mt_unit_shape *units;
     struct mt_value *values;
@@ -65,13 +63,22 @@ static void describe_embedding(struct flow *d, size_t u)
 
 static void use_record(struct flow *d, size_t u)
 {
+    static const struct {
+        enum mt_object_kind kind;
+        enum mt_use_role role;
+    } of[MT_N_RECORD_PARTS] = {
+        [MT_RECORD_ATTENTION] = {MT_OBJ_RECORD_ATTENTION, MT_USE_RECORD_ATTENTION},
+        [MT_RECORD_REST] = {MT_OBJ_RECORD, MT_USE_RECORD},
+    };
     struct mt_unit_shape *s = &d->units[u];
-    int32_t record = s->record_bytes ? add_value(d, MT_OBJ_RECORD, MT_LIFE_MICROBATCH, u, s->record_bytes) : NONE;
-    if (record == NONE)
-        return;
-    d->values[record].share = s->recorded;
-    use(&s->forward, MT_USE_RECORD, record, MT_WRITE);
-    use(&s->backward, MT_USE_RECORD, record, MT_READ);
+    for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
+        if (!s->record[i].bytes)
+            continue;
+        int32_t record = add_value(d, of[i].kind, MT_LIFE_MICROBATCH, u, s->record[i].bytes);
+        d->values[record].share = s->record[i].share;
+        use(&s->forward, of[i].role, record, MT_WRITE);
+        use(&s->backward, of[i].role, record, MT_READ);
+    }
 }
 
 /* From one boundary to the next. */

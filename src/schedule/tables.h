@@ -49,6 +49,7 @@ enum mt_pool_id {
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_WEIGHTS_RESIDENT,
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
+    MT_POOL_RECORD_ATTENTION,
     MT_POOL_RECORD,
     MT_POOL_ROWS,          /* of all micro-batches of a step */
     MT_POOL_SUM,
@@ -71,6 +72,7 @@ enum mt_pool_id {
     MT_POOL_GRAD_OUT_NORM,
     MT_POOL_GRAD_OUT_RESIDENT,
     MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
+    MT_POOL_SPILLED_RECORD_ATTENTION,
     MT_POOL_SPILLED_RECORD,
     MT_POOL_SPILLED_ROWS,
     MT_POOL_SPILLED_SUM,
@@ -103,7 +105,8 @@ enum mt_object_kind {
     MT_OBJ_WEIGHTS,  /* of a unit */
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place */
-    MT_OBJ_RECORD,   /* activation record of (unit, mb) */
+    MT_OBJ_RECORD_ATTENTION, /* activation record of (unit, mb): its attention's */
+    MT_OBJ_RECORD,   /* and of what else it is made of */
     MT_OBJ_ROWS,     /* rows of all micro-batches of a step, which each micro-batch fills in part */
     MT_OBJ_SUM,      /* the same in FP32, which units that run once a step add into */
     MT_OBJ_ROUTING,  /* which rows go to which expert, and with what weight */

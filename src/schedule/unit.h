@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "schedule/tables.h"
+#include "settings/settings.h"
 
 /**
  * A model as the builder sees it: units in the order in which forward passes them, and the values that they read and
@@ -57,6 +58,7 @@ enum mt_use_role {
     MT_USE_TABLE,      /* the embedding's weights as a tied head's output matrix */
     MT_USE_X,          /* boundary before the unit */
     MT_USE_Y,          /* and behind it */
+    MT_USE_RECORD_ATTENTION,
     MT_USE_RECORD,
     MT_USE_DX,         /* gradient of a boundary */
     MT_USE_GRAD,       /* FP32 gradient of the unit */
@@ -90,6 +92,12 @@ struct mt_call {
     struct mt_use use[MT_MAX_OPERANDS];
 };
 
+/** A part of a unit's activation record. Backward recomputes what is not there. */
+struct mt_unit_record {
+    size_t bytes;          /* of a micro-batch; 0: there is none */
+    struct mt_share share; /* micro-batches that leave one */
+};
+
 /** Where a unit stands in the model, from which its operations and their values follow. */
 enum mt_unit_place {
     MT_PLACE_EMBEDDING,
@@ -115,8 +123,7 @@ struct mt_unit_shape {
     size_t grad_out_bytes; /* of the trained ranges' gradients on their way out, as cast */
     size_t update_elems;   /* of the planes that updates work on: states and gradients of what is trained */
     bool trainable;
-    size_t record_bytes; /* activation record of a micro-batch; 0: there is none, or backward recomputes it */
-    struct mt_share recorded; /* micro-batches that leave one; backward recomputes those of the others */
+    struct mt_unit_record record[MT_N_RECORD_PARTS];
     struct mt_call forward, backward;
     struct mt_call logits; /* in place of forward where only the last token's logits are wanted; n_uses 0: forward */
     /* planes on the disk; all 0: none */

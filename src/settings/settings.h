@@ -55,6 +55,13 @@ enum mt_unit_cut { MT_CUT_AUTO, MT_CUT_LAYERS, MT_CUT_HALVES };
 enum mt_activations { MT_ACT_AUTO, MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_DISK, MT_ACT_RECOMPUTE };
 #define MT_ACTIVATIONS_NAMES "auto|keep|offload|disk|recompute"
 
+/** A layer's record has two parts, which may go different ways. */
+enum mt_record_part {
+    MT_RECORD_ATTENTION,
+    MT_RECORD_REST, /* of the MLP or the router, with the hidden state that it begins with */
+    MT_N_RECORD_PARTS,
+};
+
 /** Where master weights and moments live. Auto: in host memory, and on the disk as far as that is too small. */
 enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DISK };
 #define MT_STATES_NAMES "auto|device|host|disk"
@@ -82,6 +89,7 @@ struct mt_placement {
     enum mt_activations activations;
     int64_t keep_layers;         /* with recompute: the last layers whose records stay all the same; or MT_AUTO */
     int64_t offload_layers;      /* with recompute: so many layers' worth of other records leave; or MT_AUTO */
+    int64_t offload_attention;   /* the same of the attention's part, or MT_AUTO: as many as offload_layers */
     enum mt_states states;
     enum mt_base_home base;
     enum mt_pin pin;

@@ -19,6 +19,13 @@ VARIANTS = {
     "recompute": {"memory__activations": "recompute"},
     "recompute, some offloaded": {"memory__activations": "recompute", "memory__offload_layers": 2},
     "recompute, kept and offloaded": {"memory__activations": "recompute", "memory__keep_layers": 1, "memory__offload_layers": 2},
+    "attention offloaded": {"memory__activations": "recompute", "memory__offload_layers": 0, "memory__offload_attention": 3},
+    "all but attention offloaded": {"memory__activations": "recompute", "memory__offload_layers": 4,
+                                    "memory__offload_attention": 0},
+    "parts kept and offloaded": {"memory__activations": "recompute", "memory__keep_layers": 1, "memory__offload_layers": 1,
+                                 "memory__offload_attention": 2},
+    "half layers, parts offloaded": {"memory__unit": "half", "memory__activations": "recompute",
+                                     "memory__offload_layers": 3, "memory__offload_attention": 1},
     "half layers, some offloaded": {"memory__unit": "half", "memory__activations": "recompute", "memory__offload_layers": 3},
     "half layers": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
     "half layers, kept": {"memory__unit": "half", "memory__activations": "keep"},
@@ -195,9 +202,11 @@ def check(tmp, dtype, tied):
         same(name, run(tmp, f"{tag} {name}", model, data, **common, **over))
     for name, env in ENVIRONMENTS.items():
         same(name, run(tmp, f"{tag} {name}", model, data, env=env, **common, memory__slots=2))
-    for act, unit, layers in ("recompute", "half", 0), ("recompute", "layer", 0), ("recompute", "layer", 3), ("offload", "layer", 0):
+    for act, unit, layers, of_attention in (("recompute", "half", 0, 0), ("recompute", "layer", 0, 0),
+                                            ("recompute", "layer", 3, 1), ("offload", "layer", 0, 0)):
         out = os.path.join(tmp, "none")
-        tiny = {**common, "memory__activations": act, "memory__unit": unit, "memory__offload_layers": layers}
+        tiny = {**common, "memory__activations": act, "memory__unit": unit, "memory__offload_layers": layers,
+                "memory__offload_attention": of_attention}
         budget = f"{smallest_budget(tmp, base(model, data, out, **tiny))}KiB"
         same(f"tiny budget {budget} {act} {unit} {layers}",
              run(tmp, f"{tag} tiny {act} {unit} {layers}", model, data, env={"MEGATRAIN_POISON": "1"},
