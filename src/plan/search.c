@@ -11,13 +11,14 @@
 enum {
     MAX_KEPT = 5, /* numbers of layers whose records stay */
     MAX_MIXED = 8, /* groups for which mixtures of recomputation and offloading are tried */
+    MAX_FINE = 3, /* of those, the best, for which a slot fewer and other orders are tried */
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
     MAX_INSTRS = 60000, /* with more, less is tried */
     OF_A_STEP = 8,
 };
 #define NEAR_ENOUGH 1.002  /* what is this close to its bound is not looked at further */
-#define WORTH_WEARING 1.05 /* a mixture for which more states live on drives has to be this much faster */
-#define WORTH_CUTTING 1.05 /* halves have to be this much faster: their boundaries are twice as many, and wear drives */
+#define WORTH_WEARING 1.05 /* what writes more to drives has to be this much faster */
+#define WORTH_CUTTING 1.01 /* halves have to be this much faster: their boundaries are twice as many */
 
 struct search {
     const struct mt_plan_request *r;
@@ -260,15 +261,44 @@ static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
     return rc;
 }
 
-/* Seconds of a step with so many layers' records sent to the host; where that does not fit, more than any. */
-static int try_offloaded(double *seconds, struct search *s, const struct group *g, int64_t layers, struct mt_err *err)
+/* In which order the parts of records go to the host, as more and more do. */
+enum order { TOGETHER, REST_FIRST, ATTENTION_FIRST };
+
+/* Mixtures of a group with so many slots. */
+struct mixture {
+    const struct group *g;
+    int64_t slots;
+    enum order order;
+    double seconds; /* of the best so far */
+};
+
+static int64_t layers_to_send(const struct group *g)
 {
-    struct mt_plan_request t = g->r;
+    return g->r.layout->cfg.n_layers - g->r.placement.keep_layers;
+}
+
+/* So many layers' records; of each part where one goes before the other. */
+static void send(struct mt_placement *p, int64_t layers, enum order order, int64_t n)
+{
+    int64_t first = MT_MIN(n, layers), second = order == TOGETHER ? first : n - first;
+    p->offload_layers = order == ATTENTION_FIRST ? second : first;
+    p->offload_attention = order == ATTENTION_FIRST ? first : second;
+}
+
+/* Seconds of a step with so many of them sent to the host; where that does not fit, more than any. */
+static int try_offloaded(double *seconds, struct search *s, struct mixture *m, enum order order, int64_t n,
+                         struct mt_err *err)
+{
+    struct mt_plan_request t = m->g->r;
     struct mt_sim_result sim;
-    t.placement.offload_layers = layers;
-    t.placement.slots = t.placement.slots == MT_AUTO ? 3 : t.placement.slots;
-    int rc = try_one(s, &t, g->costs, &sim, err);
+    int64_t attention = t.placement.offload_attention;
+    send(&t.placement, layers_to_send(m->g), order, n);
+    if (attention != MT_AUTO)
+        t.placement.offload_attention = attention;
+    t.placement.slots = m->slots;
+    int rc = try_one(s, &t, m->g->costs, &sim, err);
     *seconds = sim.seconds > 0 ? sim.seconds : INFINITY;
+    m->seconds = fmin(m->seconds, *seconds);
     return rc;
 }
 
@@ -276,28 +306,58 @@ static int try_offloaded(double *seconds, struct search *s, const struct group *
  * How many of the recomputed layers' records to send to the host: a step gets shorter with each as long as the link
  * carries them beside compute, and longer beyond. Golden section finds the best number in a few simulations.
  */
-static int mix_offloading(struct search *s, const struct group *g, struct mt_err *err)
+static int mix_offloading(struct search *s, struct mixture *m, enum order order, struct mt_err *err)
 {
     const double share = 0.6180339887498949;
-    int64_t lo = 0, hi = g->r.layout->cfg.n_layers - g->r.placement.keep_layers, inner = llround((double)hi * share);
+    int64_t lo = 0, hi = layers_to_send(m->g) * (order == TOGETHER ? 1 : 2), inner = llround((double)hi * share);
     int64_t a = hi - inner, b = inner; /* lo < a < b < hi */
     double at_a = 0, at_b = 0, at_hi;
-    int rc = try_offloaded(&at_hi, s, g, hi, err);
+    int rc = order == TOGETHER ? try_offloaded(&at_hi, s, m, order, hi, err) : 0; /* all: the same in each order */
     if (!rc && a < b)
-        rc = try_offloaded(&at_a, s, g, a, err);
+        rc = try_offloaded(&at_a, s, m, order, a, err);
     if (!rc && a < b)
-        rc = try_offloaded(&at_b, s, g, b, err);
+        rc = try_offloaded(&at_b, s, m, order, b, err);
     while (!rc && lo < a && a < b && b < hi) {
         if (at_a <= at_b) {
             hi = b, b = a, at_b = at_a;
             a = hi - llround((double)(hi - lo) * share);
-            rc = a < b ? try_offloaded(&at_a, s, g, a, err) : 0;
+            rc = a < b ? try_offloaded(&at_a, s, m, order, a, err) : 0;
         } else {
             lo = a, a = b, at_a = at_b;
             b = lo + llround((double)(hi - lo) * share);
-            rc = a < b && b < hi ? try_offloaded(&at_b, s, g, b, err) : 0;
+            rc = a < b && b < hi ? try_offloaded(&at_b, s, m, order, b, err) : 0;
         }
     }
+    return rc;
+}
+
+static double record_bytes(const struct mt_plan_request *r, enum mt_record_part part)
+{
+    double bytes = 0;
+    for (size_t u = 0; u < r->layout->n_units; u++)
+        bytes += (double)mt_unit_record_bytes(r->layout, u, part, r->numerics.dtype, (size_t)r->numerics.seq_len);
+    return bytes;
+}
+
+/* First the part whose bytes save more compute; TOGETHER: there is one alone, or the user has fixed one. */
+static int find_order(enum order *order, const struct group *g, struct mt_err *err)
+{
+    const enum mt_record_part parts[] = {MT_RECORD_ATTENTION, MT_RECORD_REST};
+    const enum order orders[] = {ATTENTION_FIRST, REST_FIRST};
+    double per_byte[2];
+    int rc = 0;
+    *order = TOGETHER;
+    for (int i = 0; i < 2 && !rc; i++) {
+        struct group t = *g;
+        double bytes = record_bytes(&g->r, parts[i]);
+        if (!(bytes > 0) || g->r.placement.offload_attention != MT_AUTO || is_long(g))
+            return 0;
+        send(&t.r.placement, layers_to_send(g), orders[i], layers_to_send(g));
+        rc = bound_group(&t, err);
+        per_byte[i] = (g->least - t.least) / bytes;
+    }
+    if (!rc)
+        *order = orders[per_byte[1] >= per_byte[0]];
     return rc;
 }
 
@@ -316,46 +376,95 @@ static double least_without_recompute(const struct groups *all, const struct gro
 /* Beside the best mixture: memory of a slot for records, and some of the records kept instead of sent away. */
 static int refine_mixture(struct search *s, const struct group *g, struct mt_err *err)
 {
-    const struct mt_placement *p = &s->r->placement;
-    struct group near = *g;
-    double seconds;
-    int rc = 0;
-    int64_t offloaded = s->best.placement.offload_layers;
-    int most_slots = p->slots == MT_AUTO ? 3 : 2, most_kept = p->keep_layers == MT_AUTO ? 2 : 0;
+    const struct mt_placement *p = &s->r->placement, best = s->best.placement;
+    int rc = 0, most_slots = p->slots == MT_AUTO ? 4 : 2, most_kept = p->keep_layers == MT_AUTO ? 2 : 0;
     for (int slots = 2; slots <= most_slots && !rc; slots++)
-        for (int keep = slots == most_slots ? 1 : 0; keep <= most_kept && !rc; keep++) { /* that with 0 was tried */
-            near.r.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
-            near.r.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
-            rc = try_offloaded(&seconds, s, &near, MT_MAX(offloaded - keep, (int64_t)0), err);
+        for (int keep = 0; keep <= most_kept && !rc; keep++) {
+            struct mt_plan_request t = g->r;
+            struct mt_sim_result sim;
+            t.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
+            t.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
+            t.placement.offload_layers = MT_MAX(best.offload_layers - keep, (int64_t)0);
+            t.placement.offload_attention = MT_MAX(best.offload_attention - keep, (int64_t)0);
+            if (keep || (t.placement.slots != best.slots && slots == 4))
+                rc = try_one(s, &t, g->costs, &sim, err);
         }
     return rc;
 }
 
-/* Groups come sorted: the most promising in which all is recomputed. */
-static int try_mixtures(struct search *s, const struct groups *all, struct mt_err *err)
+static int compare_mixtures(const void *a, const void *b)
+{
+    const struct mixture *x = a, *y = b;
+    return (x->seconds > y->seconds) - (x->seconds < y->seconds);
+}
+
+/* Groups come sorted: the most promising in which all is recomputed. The part goes first whose bytes save more. */
+static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct search *s, const struct groups *all,
+                      struct mt_err *err)
 {
     const struct mt_placement *p = &s->r->placement;
-    const struct group *best = NULL;
-    int n = 0, rc = 0;
-    bool open = p->activations == MT_ACT_AUTO || p->activations == MT_ACT_RECOMPUTE;
-    if (!s->r->train || !open || p->offload_layers != MT_AUTO)
-        return 0;
-    s->mixing = true;
-    for (size_t i = 0; i < all->n && n < MAX_MIXED && !rc; i++) {
+    int rc = 0;
+    for (size_t i = 0; i < all->n && *n < MAX_MIXED && !rc; i++) {
         const struct group *g = &all->g[i];
-        double before = s->best.sim.seconds;
         bool skip = g->r.placement.activations != MT_ACT_RECOMPUTE ||
                     g->r.placement.keep_layers != MT_MAX(p->keep_layers, (int64_t)0);
         if (skip || (s->found && least_without_recompute(all, g) * NEAR_ENOUGH >= s->best.sim.makespan))
             continue;
-        n++;
-        rc = mix_offloading(s, g, err);
+        struct mixture *m = &mix[(*n)++];
+        *m = (struct mixture){.g = g, .slots = p->slots == MT_AUTO ? 3 : p->slots, .seconds = INFINITY};
+        rc = find_order(&m->order, g, err);
+        if (!rc)
+            rc = mix_offloading(s, m, m->order, err);
         if (is_long(g))
-            n = MAX_MIXED;
-        if (s->best.sim.seconds < before)
-            best = g;
+            break;
     }
-    return rc || !best ? rc : refine_mixture(s, best, err);
+    if (*n)
+        qsort(mix, *n, sizeof(*mix), compare_mixtures);
+    return rc;
+}
+
+/* The best of them with a slot fewer, whose memory is for records. */
+static int mix_with_fewer_slots(struct mixture mix[MAX_MIXED], size_t n, struct search *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < MT_MIN(n, (size_t)MAX_FINE) && s->r->placement.slots == MT_AUTO && !rc; i++) {
+        struct mixture few = mix[i];
+        if (is_long(few.g))
+            continue;
+        few.slots = 2;
+        few.seconds = INFINITY;
+        rc = mix_offloading(s, &few, few.order, err);
+        if (few.seconds < mix[i].seconds)
+            mix[i] = few;
+    }
+    if (n)
+        qsort(mix, n, sizeof(*mix), compare_mixtures);
+    return rc;
+}
+
+static int try_mixtures(struct search *s, const struct groups *all, struct mt_err *err)
+{
+    const struct mt_placement *p = &s->r->placement;
+    struct mixture mix[MAX_MIXED];
+    size_t n = 0;
+    bool open = p->activations == MT_ACT_AUTO || p->activations == MT_ACT_RECOMPUTE;
+    if (!s->r->train || !open || p->offload_layers != MT_AUTO)
+        return 0;
+    s->mixing = true;
+    double before = s->found ? s->best.sim.seconds : INFINITY;
+    int rc = mix_groups(mix, &n, s, all, err);
+    if (!rc)
+        rc = mix_with_fewer_slots(mix, n, s, err);
+    for (size_t i = 0; i < MT_MIN(n, (size_t)MAX_FINE) && !rc; i++) {
+        enum order own = mix[i].order;
+        for (int order = TOGETHER; order <= ATTENTION_FIRST && own != TOGETHER && !rc; order++)
+            if ((enum order)order != own)
+                rc = mix_offloading(s, &mix[i], (enum order)order, err);
+    }
+    if (n)
+        qsort(mix, n, sizeof(*mix), compare_mixtures);
+    bool better = n && s->found && s->best.sim.seconds < before;
+    return rc || !better ? rc : refine_mixture(s, mix[0].g, err);
 }
 
 /* What is found is what its values give when they are written down, to the byte and the second. */
@@ -434,7 +543,8 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     if (search_layout(&cut, &halves, NULL))
         return 0;
     size_t searched = out->n_searched + cut.n_searched;
-    if (cut.sim.seconds * WORTH_CUTTING < out->sim.seconds) {
+    bool wears = cut.sim.bytes[MT_SIM_DISK_WRITE] > out->sim.bytes[MT_SIM_DISK_WRITE];
+    if (cut.sim.seconds * (wears ? WORTH_WEARING : WORTH_CUTTING) < out->sim.seconds) {
         cut.whole_seconds = out->sim.seconds;
         mt_plan_choice_finish(out);
         *out = cut;
