@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * db += column sums of dy. A block adds up 32 packs of columns over its rows, 8 rows at a time, then over
- * its warps in order; the blocks' sums are folded (fold.cu). Reads s bytes an element of s bytes.
+ * db += column sums of dy, or of dy x, scaled. A block adds up 32 packs of columns over its rows, 8 rows at a time,
+ * then over its warps in order; the blocks' sums are folded (fold.cu). Reads s bytes an element of s bytes, 2 s with x.
  */
 #include "workspace.h"
 #include "launch.cuh"
@@ -10,7 +10,7 @@
 
 static constexpr size_t WARPS = 8;
 
-template <typename T, int N>
+template <typename T, int N, bool PRODUCT>
 static __global__ void __launch_bounds__(WARP *WARPS)
     sum_columns(struct mt_bias_bwd a, size_t rows, unsigned tiles)
 {
@@ -24,6 +24,12 @@ static __global__ void __launch_bounds__(WARP *WARPS)
         for (size_t row = block * rows + threadIdx.y; row < end; row += WARPS) {
             float x[N];
             load_n<T, N>(dy + row * a.ld, x);
+            if (PRODUCT) {
+                float y[N];
+                load_n<T, N>(static_cast<const T *>(a.x) + column + row * a.ld, y);
+                for (int k = 0; k < N; k++)
+                    x[k] *= y[k];
+            }
             for (int k = 0; k < N; k++)
                 sum[k] += x[k];
         }
@@ -36,22 +42,30 @@ static __global__ void __launch_bounds__(WARP *WARPS)
     for (size_t w = 1; w < WARPS; w++)
         for (int k = 0; k < N; k++)
             sum[k] += shared[w][k][threadIdx.x];
+    if (PRODUCT && a.scale)
+        for (int k = 0; k < N; k++)
+            sum[k] *= a.scale[column + k];
     store_floats<N>(static_cast<float *>(a.workspace) + block * a.c + column, sum);
 }
 
-template <typename T, int N>
+template <typename T, int N, bool PRODUCT>
 static cudaError_t launch(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
 {
     size_t tiles = ceil_div(a->c, static_cast<size_t>(N) * WARP), blocks = ceil_div(a->n, rows);
-    return MT_LAUNCH((sum_columns<T, N>), grid_of(blocks * tiles), dim3(WARP, WARPS), 0, stream, *a, rows,
+    return MT_LAUNCH((sum_columns<T, N, PRODUCT>), grid_of(blocks * tiles), dim3(WARP, WARPS), 0, stream, *a, rows,
                      static_cast<unsigned>(tiles));
 }
 
-template <typename T>
+template <typename T, bool PRODUCT>
 static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
 {
-    return a->c % PACK<T> || a->ld % PACK<T> ? launch<T, 1>(a, rows, stream)
-                                             : launch<T, PACK<T>>(a, rows, stream);
+    bool packs = a->c % PACK<T> == 0 && rows_aligned<T>(a->dy, a->ld) && rows_aligned<T>(a->x, a->ld);
+    return packs ? launch<T, PACK<T>, PRODUCT>(a, rows, stream) : launch<T, 1, PRODUCT>(a, rows, stream);
+}
+
+template <typename T> static cudaError_t run(const struct mt_bias_bwd *a, size_t rows, cudaStream_t stream)
+{
+    return a->x ? run<T, true>(a, rows, stream) : run<T, false>(a, rows, stream);
 }
 
 cudaError_t mt_cuda_bias_bwd(const struct mt_bias_bwd *a, cudaStream_t stream)

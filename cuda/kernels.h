@@ -37,6 +37,8 @@ extern "C" {
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
+    X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
+    X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
     MT_DEVICE_OPS_MOE(X, X)
 
 #define MT_CUDA_LAUNCHER(ID, name, type) cudaError_t mt_cuda_##name(const type *a, cudaStream_t stream);

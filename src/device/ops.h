@@ -97,11 +97,13 @@ struct mt_gemm {
     void *d;
 };
 
-/** db[c] += sum over rows of dy[n, c]. */
+/** db[c] += scale[c] * sum over rows of dy[n, c] * x[n, c], each in f32; x NULL: 1, as
+ * scale then. */
 struct mt_bias_bwd {
     size_t n, c, ld;
     enum mt_dtype dtype;
-    const void *dy;
+    const void *dy, *x; /* only element-aligned */
+    const float *scale; /* [c], only element-aligned */
     float *db;
     void *workspace; /* mt_op_bias_bwd_workspace() bytes */
 };
@@ -311,6 +313,34 @@ struct mt_dropout {
     void *out;           /* [n, c]; may be x or add */
 };
 
+/**
+ * Of DoRA (Liu et al. 2024, eq. 5), where W' = magnitude (W + s B A) / |W + s B A| by rows, for each row: inverse =
+ * 1 / |W + s B A| and scale = magnitude * inverse. With wa = W A^T and gram = A A^T, which are thin, W + s B A need
+ * not be made: |W + s B A|^2 = |W|^2 + sum over k of B_k (2 s wa_k + s^2 (gram B)_k). All in f32.
+ */
+struct mt_dora_scale {
+    size_t n, c, r;
+    enum mt_dtype dtype;   /* of w, b, magnitude */
+    float s;
+    const void *w;         /* [n, c]; this and what follows only element-aligned */
+    const void *b;         /* [n, r] */
+    const void *magnitude; /* [n]; NULL, as w, b, wa and gram then: rows without DoRA, scale 1, inverse 0 */
+    const float *wa;       /* [n, r] */
+    const float *gram;     /* [r, r] */
+    float *scale, *inverse; /* [n] */
+};
+
+/** out[i, j] = add[i, j] + bias[j] + scale[j] * x[i, j], in f32, rounded once. */
+struct mt_scale_columns {
+    size_t n, c;
+    enum mt_dtype dtype;
+    const void *x;      /* [n, c] */
+    const float *scale; /* [c] */
+    const void *bias;   /* [c], only element-aligned; NULL: 0 */
+    const void *add;    /* [n, c]; NULL: 0 */
+    void *out;          /* [n, c]; may be x or add */
+};
+
 /* --- the table ---------------------------------------------------------------------------------- */
 
 /**
@@ -343,6 +373,8 @@ struct mt_dropout {
     X(CAST, cast, struct mt_cast)                                                                  \
     X(DECODE, decode, struct mt_decode)                                                            \
     X(DROPOUT, dropout, struct mt_dropout)                                                         \
+    X(DORA_SCALE, dora_scale, struct mt_dora_scale)                                                \
+    X(SCALE_COLUMNS, scale_columns, struct mt_scale_columns)                                       \
     MT_DEVICE_OPS_MOE(X, W)
 
 enum mt_dev_op {

@@ -69,6 +69,6 @@ struct device_test {
     void (*fn)(struct harness *h);
 };
 extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], decode_tests[],
-    router_tests[], expert_tests[], example_tests[], dropout_tests[];
+    router_tests[], expert_tests[], example_tests[], dora_tests[], dropout_tests[];
 
 #endif

@@ -159,7 +159,7 @@ size_t mt_cpu_bias_bwd_workspace(const struct mt_device_limits *l, const struct 
 static void bias_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_bias_bwd *a = ctx;
-    float *sum = (float *)a->workspace + chunk * a->c, tmp[PIECE];
+    float *sum = (float *)a->workspace + chunk * a->c, tmp[PIECE], own[PIECE];
     size_t end = MT_MIN(a->n, (chunk + 1) * BIAS_ROWS);
     (void)thread;
     memset(sum, 0, a->c * sizeof(float));
@@ -167,9 +167,17 @@ static void bias_chunk(void *ctx, size_t chunk, int thread)
         for (size_t c = 0; c < a->c; c += PIECE) {
             size_t n = MT_MIN((size_t)PIECE, a->c - c);
             const float *x = mt_cpu_row_f32(a->dtype, a->dy, r * a->ld + c, n, tmp);
+            if (a->x) {
+                const float *y = mt_cpu_row_f32(a->dtype, a->x, r * a->ld + c, n, own);
+                for (size_t k = 0; k < n; k++)
+                    sum[c + k] += x[k] * y[k];
+                continue;
+            }
             for (size_t k = 0; k < n; k++)
                 sum[c + k] += x[k];
         }
+    for (size_t c = 0; a->scale && c < a->c; c++)
+        sum[c] *= a->scale[c];
 }
 
 void mt_cpu_run_bias_bwd(struct mt_cpu_device *d, const struct mt_bias_bwd *a)

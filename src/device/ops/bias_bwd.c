@@ -5,7 +5,8 @@ static const char *check(const void *args)
 {
     const struct mt_bias_bwd *a = args;
     MT_OP_NEED(a->c && a->ld >= a->c);
-    MT_OP_NEED(aligned(a->dy) && aligned(a->db) && a->workspace);
+    MT_OP_NEED(a->dy && aligned(a->db) && a->workspace);
+    MT_OP_NEED(a->x || !a->scale);
     return NULL;
 }
 
@@ -15,7 +16,7 @@ static void cost(const void *args, struct mt_metered *out)
     out->dtype = a->dtype;
     out->dim[0] = a->n;
     out->dim[1] = a->c;
-    out->bytes = mt_op_bytes(a->n, a->c, a->dtype);
+    out->bytes = (a->x ? 2 : 1) * mt_op_bytes(a->n, a->c, a->dtype);
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
