@@ -235,12 +235,16 @@ int cli_load_file(struct mt_config **out, const char *path, const struct cli_arg
 static int use_adapter(struct mt_config *cfg, const char *dir, struct mt_err *err)
 {
     static const char *const own[] = {"adapter.rank", "adapter.alpha", "adapter.targets", "adapter.rslora",
-                                      "adapter.rank_pattern", "adapter.alpha_pattern", "adapter.train_also", "model.freeze"};
+                                      "adapter.rank_pattern", "adapter.alpha_pattern", "adapter.train_also",
+                                      "adapter.dropout", "model.freeze"};
+    bool dora = false;
     int rc = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(own) && !rc; i++)
         rc = mt_config_reset(cfg, own[i], err);
     if (!rc)
-        rc = mt_config_override(cfg, "adapter.kind", "lora", "--adapter", err);
+        rc = mt_peft_uses_dora(&dora, dir, err);
+    if (!rc)
+        rc = mt_config_override(cfg, "adapter.kind", dora ? "dora" : "lora", "--adapter", err);
     return rc ? rc : mt_config_override(cfg, "adapter.path", dir, "--adapter", err);
 }
 

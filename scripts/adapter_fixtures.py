@@ -38,6 +38,9 @@ CASES = {
     "qwen2-patterns": ("qwen2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
                                      rank_pattern={"q_proj": 3, r"layers\.1\.mlp\.up_proj": 8},
                                      alpha_pattern={"v_proj": 20, "model.layers.0.mlp.down_proj": 3}), 1),
+    "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
+                                 "down_proj"]), 1),
+    "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
     "llama-dropout": ("llama", dict(r=4, lora_alpha=8, lora_dropout=0.25, target_modules=["q_proj", "k_proj", "o_proj",
                                     "up_proj", "down_proj", "lm_head"]), 1),
     "qwen3-upper": ("qwen3", dict(r=8, lora_alpha=8, target_modules=ALL, layers_to_transform=[1]), 1),
@@ -139,6 +142,8 @@ def make(name, samples):
         for n, p in model.named_parameters():
             if "lora_B" in n:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.05)
+            if "lora_magnitude" in n:
+                p.mul_(1 + torch.randn(p.shape, generator=g) * 0.1)
     model.save_pretrained(os.path.join(d, "start"))
     os.remove(os.path.join(d, "start", "README.md"))
     set_masks(model, config.get("lora_dropout"))
@@ -150,7 +155,7 @@ def make(name, samples):
     save_file({k: v.detach().float().contiguous() for k, v in state.items()}, os.path.join(d, "trained.safetensors"))
     expected = {"made_with": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
                 "model": family, "steps": STEPS, "rows": ROWS, "learning_rate": lr, "lr_ratio_b": ratio,
-                "dropout": config.get("lora_dropout", 0),
+                "kind": "dora" if config.get("use_dora") else "lora", "dropout": config.get("lora_dropout", 0),
                 "losses": losses, "norms": norms, "torch_f32": {"losses": l32, "norms": n32}, "torch_bf16": {"losses": l16}}
     with open(os.path.join(d, "expected.json"), "w") as f:
         json.dump(expected, f, indent=1)
@@ -166,7 +171,8 @@ def check(name, samples, tmp):
     out = os.path.join(tmp, name)
     ini = write_ini(out + ".ini", base(os.path.join(PARITY, family), os.path.join(tmp, "data.jsonl"), out,
         model__init="weights", model__dtype="f32", data__eval="", data__packing="off", data__shuffle="off", train__steps=3,
-        train__batch_size=ROWS, train__micro_batch=2, train__learning_rate=1e-3, adapter__kind="lora", adapter__path=start))
+        train__batch_size=ROWS, train__micro_batch=2, train__learning_rate=1e-3, adapter__kind="dora" if config.get("use_dora") else "lora",
+        adapter__path=start))
     megatrain("-q", "run", ini)
     ours = os.path.join(out, "checkpoint-3")
     model = PeftModel.from_pretrained(load_base(family, torch.float32), ours)

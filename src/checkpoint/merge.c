@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/merge.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,17 +18,19 @@ struct mt_merge {
     bool open, f32, bf16;   /* bf16: the base has bf16 tensors */
     const struct mt_st_tensor *now; /* of the base: whose A and B are here */
     float *a, *b, *row;     /* [rank, in], [out, rank], [in] */
+    float *by;              /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in;
     float scale;
 };
 
+/* "lora_A.weight" and the like of a module. */
 static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct mt_st_tensor *t, const char *which)
 {
     char ours[MT_TENSOR_NAME], name[MT_PEFT_NAME];
     size_t n = strlen(t->name), k = strlen(WEIGHT);
     if (n <= k || n >= 100 || strcmp(t->name + n - k, WEIGHT))
         return NULL;
-    snprintf(ours, sizeof(ours), "%.*s.%s" WEIGHT, (int)(n - k), t->name, which);
+    snprintf(ours, sizeof(ours), "%.*s.%s", (int)(n - k), t->name, which);
     mt_peft_tensor_name(name, ours);
     return mt_st_find(&m->st, name);
 }
@@ -44,8 +47,11 @@ static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct m
 
 static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
 {
-    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A), *b = factor(m, t, MT_LORA_B);
-    if (b && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] &&
+    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *b = factor(m, t, MT_LORA_B WEIGHT);
+    const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
+    bool lengths = m->spec.dora ? magnitude && magnitude->n_dims == 1 && magnitude->shape[0] == t->shape[0]
+                                : !magnitude;
+    if (b && lengths && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] &&
         b->shape[0] == t->shape[0] && a->shape[0] == b->shape[1])
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
@@ -67,9 +73,9 @@ static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct
         if (w && (w->n_elems != t->n_elems || w->n_dims != t->n_dims))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
                          w->name);
-        if (!rc && factor(m, t, MT_LORA_A)) {
+        if (!rc && factor(m, t, MT_LORA_A WEIGHT)) {
             rc = check_factors(m, t, err);
-            used += 2;
+            used += m->spec.dora ? 3 : 2;
         }
     }
     for (size_t i = 0; i < m->st.n_tensors; i++) {
@@ -109,7 +115,8 @@ static void forget(struct mt_merge *m)
     free(m->a);
     free(m->b);
     free(m->row);
-    m->a = m->b = m->row = NULL;
+    free(m->by);
+    m->a = m->b = m->row = m->by = NULL;
     m->now = NULL;
 }
 
@@ -131,11 +138,45 @@ enum mt_st_dtype mt_merge_dtype(const struct mt_merge *m, const struct mt_st_ten
     return m->f32 ? MT_ST_F32 : m->bf16 ? t->dtype : MT_ST_BF16;
 }
 
-/* A and B of the tensor, and their factor. */
-static int take_factors(struct mt_merge *m, const struct mt_st_tensor *t, const struct mt_st_tensor *a,
+/* w[j] += s sum over k of b[k] a[k, j], for columns [j, j + n) of a row. */
+static void add_row(const struct mt_merge *m, const float *b, size_t j, size_t n, float *w)
+{
+    memset(m->row, 0, n * sizeof(float));
+    for (size_t k = 0; k < m->rank; k++)
+        for (size_t i = 0; i < n; i++)
+            m->row[i] += b[k] * m->a[k * m->in + j + i];
+    for (size_t i = 0; i < n; i++)
+        w[i] += m->scale * m->row[i];
+}
+
+/* Reads the model's matrix once for the lengths of its rows with the adapter. */
+static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
                         struct mt_err *err)
 {
-    const struct mt_st_tensor *b = factor(m, t, MT_LORA_B);
+    const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
+    size_t out = (size_t)t->shape[0];
+    float *w = mt_calloc(m->in, sizeof(float));
+    m->by = mt_calloc(out, sizeof(float));
+    int rc = w && m->by ? mt_st_read_f32(&m->st, magnitude, 0, out, m->by, err)
+                        : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
+    for (size_t row = 0; row < out && !rc; row++) {
+        double sum = 0;
+        rc = mt_st_read_f32(base, t, row * m->in, m->in, w, err);
+        if (!rc)
+            add_row(m, m->b + row * m->rank, 0, m->in, w);
+        for (size_t i = 0; i < m->in && !rc; i++)
+            sum += (double)w[i] * (double)w[i];
+        m->by[row] = (float)((double)m->by[row] / sqrt(sum));
+    }
+    free(w);
+    return rc;
+}
+
+/* A and B of the tensor, their factor, and DoRA's. */
+static int take_factors(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
+                        const struct mt_st_tensor *a, struct mt_err *err)
+{
+    const struct mt_st_tensor *b = factor(m, t, MT_LORA_B WEIGHT);
     char module[MT_TENSOR_NAME];
     if (m->now == t)
         return 0;
@@ -152,19 +193,10 @@ static int take_factors(struct mt_merge *m, const struct mt_st_tensor *t, const 
     int rc = mt_st_read_f32(&m->st, a, 0, a->n_elems, m->a, err);
     if (!rc)
         rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, m->b, err);
+    if (!rc && m->spec.dora)
+        rc = take_lengths(m, base, t, err);
     m->now = rc ? NULL : t;
     return rc;
-}
-
-/* w[j] += s sum over k of b[k] a[k, j], for columns [j, j + n) of a row. */
-static void add_row(const struct mt_merge *m, const float *b, size_t j, size_t n, float *w)
-{
-    memset(m->row, 0, n * sizeof(float));
-    for (size_t k = 0; k < m->rank; k++)
-        for (size_t i = 0; i < n; i++)
-            m->row[i] += b[k] * m->a[k * m->in + j + i];
-    for (size_t i = 0; i < n; i++)
-        w[i] += m->scale * m->row[i];
 }
 
 static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float *w)
@@ -172,6 +204,8 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
     for (size_t at = first; at < first + n;) {
         size_t row = at / m->in, col = at % m->in, len = MT_MIN(m->in - col, first + n - at);
         add_row(m, m->b + row * m->rank, col, len, w + (at - first));
+        for (size_t i = 0; m->by && i < len; i++)
+            w[at - first + i] *= m->by[row];
         at += len;
     }
 }
@@ -179,7 +213,7 @@ static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float 
 int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t, size_t first,
                   size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A), *w = whole(m, t);
+    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *w = whole(m, t);
     enum mt_st_dtype dtype = mt_merge_dtype(m, t);
     if (!a && !w && dtype == t->dtype)
         return mt_st_read_raw(base, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
@@ -191,7 +225,7 @@ int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const stru
     if (!rc)
         rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_st_read_f32(base, t, first, n, x, err);
     if (!rc && a)
-        rc = take_factors(m, t, a, err);
+        rc = take_factors(m, base, t, a, err);
     if (!rc && a)
         add_adapter(m, first, n, x);
     for (size_t i = 0; i < n && !rc && dtype == MT_ST_BF16; i++)

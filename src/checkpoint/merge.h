@@ -4,7 +4,10 @@
 
 #include "hf/safetensors.h"
 
-/** A model's weights with adapters added: W + s B A, sums in f32, rounded once; and modules that were trained whole. */
+/**
+ * A model's weights with adapters added: W + s B A, with DoRA its rows scaled, sums in f32, rounded once; and modules
+ * that were trained whole.
+ */
 struct mt_merge;
 
 /** Adapters of the folder `dir` for the model `base`, which is borrowed. Each must have its matrix there. */

@@ -22,8 +22,9 @@ const struct mt_key mt_keys[] = {
     {"model", "freeze", MT_NUMERICS, MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},
 
-    {"adapter", "kind", MT_NUMERICS, MT_KEY_CHOICE, AT(adapter.kind), "none", "none|lora|dora", ANY, "dora",
-     "Train low-rank adapters on a frozen model (LoRA), or the model itself. Checkpoints are then PEFT folders."},
+    {"adapter", "kind", MT_NUMERICS, MT_KEY_CHOICE, AT(adapter.kind), "none", "none|lora|dora", ANY, NULL,
+     "Train low-rank adapters on a frozen model (LoRA, or DoRA: with trained lengths of its rows), or the model itself. "
+     "Checkpoints are then PEFT folders."},
     {"adapter", "rank", MT_NUMERICS, MT_KEY_COUNT, AT(adapter.rank), "16", NULL, 1, 4096, NULL,
      "Rank of an adapter: columns of its A x."},
     {"adapter", "alpha", MT_NUMERICS, MT_KEY_REAL, AT(adapter.alpha), "32", NULL, 0, 1e6, NULL,

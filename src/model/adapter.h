@@ -13,6 +13,9 @@
  * A [rank, in] and B [out, rank] are trained in the place of W. s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
  * (Kalajdzievski 2023).
  *
+ * DoRA (Liu et al. 2024) scales the rows of W + s B A to lengths of their own, which are trained, too:
+ * y = m (W + s B A) x / |W + s B A| by rows. The norms count as constants in backward (section 4.3 there).
+ *
  * What of a model gets an adapter is a list of names of modules, as PEFT has it: a tensor's name without ".weight".
  * A name without wildcards means the module of that name, or those whose name ends in it behind a dot ("q_proj"); a glob
  * is held against the whole name ("model.layers.3.*").
@@ -34,7 +37,7 @@ struct mt_adapter_spec {
     bool on;
     int64_t rank;
     double alpha;
-    bool rslora;
+    bool rslora, dora;
     double dropout;    /* share of x that A does not see in training */
     double lr_ratio_b; /* learning rate of B over that of A (LoRA+; Hayou et al. 2024) */
     struct mt_adapter_list targets;        /* MT_ALL_LINEAR: the linear layers of attention and MLP of every layer */
@@ -45,6 +48,8 @@ struct mt_adapter_spec {
 /* The last part but one of a factor's name: "model.layers.0.self_attn.q_proj.lora_A.weight". */
 #define MT_LORA_A "lora_A"
 #define MT_LORA_B "lora_B"
+/* The last part of a magnitude's. */
+#define MT_LORA_MAGNITUDE "lora_magnitude_vector"
 
 /** Adds a copy of the name; false: no memory. */
 bool mt_adapter_list_add(struct mt_adapter_list *l, const char *name, double value);

@@ -172,6 +172,9 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && b->l->cfg.family->rope_pairs && t->head_rows)
         refuse(b, "adapter.targets: \"%s\" means %s, whose rows this family keeps in another order: not supported", item->name,
                module);
+    if (item && s->dora && part->layer < 0)
+        refuse(b, "adapter.targets: \"%s\" means %s, of which adapter.kind = dora is not supported: set kind = lora",
+               item->name, module);
     if (item && t->trainable)
         refuse(b, "%s is named by adapter.targets and by adapter.train_also (%s): it is trained with an adapter or whole",
                module, t->name);
@@ -184,21 +187,21 @@ static size_t end_of(const struct mt_layout_builder *b)
     return mt_align_up(b->u->n_elems, MT_PARAM_ALIGN);
 }
 
-/* A or B of a target's adapter. */
+/* A, B (cols > 0) or the magnitudes of a target's adapter. */
 static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const char *module, const char *factor,
                        int64_t rows, int64_t cols)
 {
     struct mt_tensor *t = begin_tensor(b, &(struct place){.param = p, .expert = -1}, rows, cols);
     if (!t)
         return;
-    snprintf(t->name, sizeof(t->name), "%.100s.%s.weight", module, factor);
+    snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
     t->adapter = t->decay = true;
     if (!strcmp(factor, MT_LORA_B))
         t->lr_scale = b->p->adapter->lr_ratio_b;
     set_trainable(b, t, true);
 }
 
-/* The tensors [first, end) of a linear layer that get one: all A, then each B. */
+/* The tensors [first, end) of a linear layer that get one: all A, then each B, then magnitudes. */
 static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, size_t first,
                             size_t end, bool served)
 {
@@ -211,7 +214,8 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
             continue;
         if (!ad) {
             p->adapter = ad = &b->l->adapters[b->n_adapters++];
-            *ad = (struct mt_adapter){.in = (size_t)t->shape[1]};
+            *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
+                                      .dora = b->p->adapter->dora};
         }
         module_of(module, sizeof(module), t->name);
         struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
@@ -232,6 +236,11 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
         module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
         ad->target[i].b.at = end_of(b);
         add_factor(b, &ad->target[i].b, module, MT_LORA_B, (int64_t)ad->target[i].out, (int64_t)ad->target[i].rank);
+    }
+    for (size_t i = 0; ad->dora && i < ad->n_targets; i++) {
+        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
+        ad->target[i].magnitude.at = end_of(b);
+        add_factor(b, &ad->target[i].magnitude, module, MT_LORA_MAGNITUDE, (int64_t)ad->target[i].out, 0);
     }
 }
 
@@ -406,6 +415,9 @@ static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
     if (l->tied && mt_adapter_match(&s->targets, "lm_head"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "adapter.targets: an adapter of lm_head is not supported where the embeddings are tied");
+    if (s->dora && s->dropout > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
+                       s->dropout);
     int rc = check_tied(b, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->cfg.family->rope_pairs && l->tensors[i].head_rows && l->tensors[i].trainable)
@@ -499,6 +511,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         l->adapter_default.rank = b->p->adapter->rank;
         l->adapter_default.alpha = b->p->adapter->alpha;
         l->adapter_default.rslora = b->p->adapter->rslora;
+        l->adapter_default.dora = b->p->adapter->dora;
         l->adapter_default.dropout = b->p->adapter->dropout;
     }
     int rc = check_parts(cfg->family, cfg->family->parts, err);
@@ -586,10 +599,11 @@ static bool same_param(const struct mt_param *a, const struct mt_param *b)
 static bool same_adapter(const struct mt_adapter *a, const struct mt_adapter *b)
 {
     bool same = a && b && a->in == b->in && a->rank == b->rank && a->n_targets == b->n_targets &&
-                same_param(&a->a, &b->a);
+                a->dora == b->dora && same_param(&a->a, &b->a);
     for (size_t i = 0; same && i < a->n_targets; i++) {
         const struct mt_adapter_target *x = &a->target[i], *y = &b->target[i];
-        same = x->col == y->col && x->out == y->out && x->rank == y->rank && same_param(&x->b, &y->b);
+        same = x->col == y->col && x->out == y->out && x->rank == y->rank && same_param(&x->b, &y->b) &&
+               same_param(&x->magnitude, &y->magnitude);
     }
     return same || (!a && !b);
 }

@@ -99,7 +99,9 @@ struct mt_param {
  */
 enum { MT_ADAPTER_MAX_TARGETS = 3 };
 struct mt_adapter {
-    size_t in, rank;   /* rank: of all targets together */
+    size_t in, out;    /* of the layer */
+    size_t rank;       /* of all targets together */
+    bool dora;
     struct mt_param a; /* [rank, in] */
     size_t n_targets;
     struct mt_adapter_target {
@@ -110,6 +112,7 @@ struct mt_adapter {
         float scale;
         double alpha;
         struct mt_param b; /* [out, rank] */
+        struct mt_param magnitude; /* [out] with DoRA; n = 0: none */
     } target[MT_ADAPTER_MAX_TARGETS];
 };
 
@@ -185,7 +188,7 @@ struct mt_layout {
     struct {
         int64_t rank;          /* of most, and */
         double alpha;          /* theirs */
-        bool rslora;
+        bool rslora, dora;
         double dropout;        /* of all */
     } adapter_default;         /* where there are adapters */
     uint64_t n_trained;        /* parameters that are trained, adapters' among them */

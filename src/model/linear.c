@@ -1,10 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/model_priv.h"
 
+static bool has_dora(struct mt_param p)
+{
+    return p.adapter && p.adapter->dora;
+}
+
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err)
 {
+    if (has_dora(p))
+        return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = n,
@@ -36,6 +43,11 @@ static struct mt_adapter_run adapter_run(const struct mt_linear_bwd *a)
 {
     return (struct mt_adapter_run){.adapter = a->p.adapter, .n = a->n, .ld = a->out, .x = a->x,
                                    .w = a->w, .dy = a->dy, .dx = a->dx, .g = a->g};
+}
+
+static struct mt_dora_run dora_run(const struct mt_linear_bwd *a)
+{
+    return (struct mt_dora_run){.n = a->n, .x = a->x, .w = a->w, .p = a->p};
 }
 
 bool mt_linear_is_trained(const struct mt_linear_bwd *a)
@@ -79,19 +91,28 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                             },
                             err);
     struct mt_adapter_run run = adapter_run(a);
+    if (!rc && has_dora(a->p)) {
+        struct mt_dora_run dora = dora_run(a);
+        rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
+        run.dy = mt_dora_kept_grad(m);
+    }
     return rc ? rc : mt_adapter_weight_grad(m, &run, err);
 }
 
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
-    int rc = mt_op_gemm(m->dev,
+    struct mt_adapter_run run = adapter_run(a);
+    struct mt_dora_run dora = dora_run(a);
+    int rc = has_dora(a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
+    if (!rc)
+        rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = a->n,
                             .n = a->in,
                             .k = a->out,
                             .dtype = m->dt,
                             .d_dtype = m->dt,
-                            .a = a->dy,
+                            .a = run.dy,
                             .lda = a->out,
                             .b = mt_elem(m, a->w, a->p.at),
                             .ldb = a->in,
@@ -99,7 +120,6 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
                             .ldd = a->in,
                         },
                         err);
-    struct mt_adapter_run run = adapter_run(a);
     return rc ? rc : mt_adapter_input_grad(m, &run, err);
 }
 

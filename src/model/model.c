@@ -120,6 +120,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->adapter_x = mt_take(base, &at, adapter_bytes(p));
     m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p) : 0);
+    m->dora = mt_take(base, &at, mt_dora_bytes(p));
     m->adapter_in = mt_take(base, &at, dropped_bytes(p));
     m->workspace = mt_take(base, &at, workspace);
     m->unit_scratch = mt_take(base, &at, scratch);

@@ -41,6 +41,7 @@ struct mt_model {
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
     void *adapter_x, *adapter_dy; /* [max_tokens, rank]: x A^T; s dy B */
+    void *dora;                   /* mt_dora_bytes() */
     void *adapter_in;             /* with dropout: [max_tokens, in] of what is left of x */
     void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */
@@ -196,6 +197,26 @@ int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_er
 int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
 /** After mt_adapter_input_grad() of the same layer. */
 int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
+
+/**
+ * A linear layer whose adapters are DoRA's (dora_run.c): in the place of the layer's own product. x is its input, w the
+ * unit's weights, p its weight; rows are p.adapter->out elements.
+ */
+struct mt_dora_run {
+    size_t n;
+    const void *x, *w;
+    struct mt_param p;
+};
+/** y = residual + b + g z; residual NULL: 0. */
+int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bias, const void *residual, void *y,
+                    struct mt_err *err);
+/** dz = g dy, for the gradients of x, A and B, into scratch where it stays until the next layer's. x is not read. */
+int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err);
+const void *mt_dora_kept_grad(const mt_model *m);
+/** dm += sum of dy z / |W + s B A|, after mt_dora_output_grad() of the same layer. */
+int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err);
+/** Scratch of all that; 0: the model has none. */
+size_t mt_dora_bytes(const struct mt_model_params *p);
 
 /** norm of x with stored or new rstd. */
 int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,

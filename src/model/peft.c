@@ -2,7 +2,6 @@
 #include "model/peft.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <regex.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +12,6 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/philox.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 
@@ -66,7 +64,7 @@ static bool is_text(const cJSON *v, const char *text)
 static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
 {
     static const char *const off[] = {
-        "use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "trainable_token_indices",
+        "fan_in_fan_out", "lora_bias", "layer_replication", "trainable_token_indices",
         "alora_invocation_tokens", "use_qalora", "target_parameters", "megatron_config", "use_bdlora",
         "arrow_config", "velora_config", "monteclora_config", "ensure_weight_tying"};
     const cJSON *init = mt_json_get(o, "init_lora_weights"), *bias = mt_json_get(o, "bias");
@@ -146,9 +144,11 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     const char *name = t->name + strlen(PREFIX), *dot;
     double alpha;
     if (strncmp(t->name, PREFIX, strlen(PREFIX)) || !(dot = strrchr(name, '.')) || strlen(name) >= sizeof(module) ||
-        strstr(name, "lora_embedding_") || strstr(name, "lora_magnitude_vector"))
+        strstr(name, "lora_embedding_"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported", dir, t->name);
     bool a = ends(name, SUFFIX_A), b = ends(name, SUFFIX_B);
+    if (s->dora && ends(name, "." MT_LORA_MAGNITUDE))
+        return 0;
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
     if (b || ends(name, ".base_layer.weight")) /* PEFT keeps the model's own matrix beside an adapter of the head */
         return 0;
@@ -191,6 +191,7 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
         s.alpha = cJSON_IsNumber(alpha) ? alpha->valuedouble : 8;
         const cJSON *dropout = mt_json_get(o, "lora_dropout");
         s.dropout = cJSON_IsNumber(dropout) ? dropout->valuedouble : 0;
+        s.dora = cJSON_IsTrue(mt_json_get(o, "use_dora"));
         s.rslora = cJSON_IsTrue(mt_json_get(o, "use_rslora"));
         for (size_t i = 0; i < st.n_tensors && !rc; i++)
             rc = add_tensor(&s, &st.tensors[i], o, dir, err);
@@ -201,6 +202,15 @@ int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_er
         mt_adapter_spec_finish(&s);
     else
         *out = s;
+    return rc;
+}
+
+int mt_peft_uses_dora(bool *yes, const char *dir, struct mt_err *err)
+{
+    cJSON *o = NULL;
+    int rc = read_config(&o, dir, err);
+    *yes = !rc && cJSON_IsTrue(mt_json_get(o, "use_dora"));
+    cJSON_Delete(o);
     return rc;
 }
 
@@ -277,32 +287,6 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
             rc = find_tensor(&src, &st, &l->tensors[i], err);
     mt_st_close(&st);
     return rc;
-}
-
-static int init_tensor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed, float *buf, struct mt_err *err)
-{
-    uint64_t stream = XXH3_64bits(t->name, strlen(t->name));
-    bool a = ends(t->name, SUFFIX_A);
-    double bound = a ? 1 / sqrt((double)t->shape[1]) : 0;
-    int rc = 0;
-    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        for (size_t i = 0; i < n; i++)
-            buf[i] = a ? (float)((2 * mt_philox_uniform(seed, stream, at + i) - 1) * bound) : 0;
-        rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
-    }
-    return rc;
-}
-
-int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err)
-{
-    float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? 0 : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (l->tensors[i].adapter)
-            rc = init_tensor(&l->tensors[i], planes, seed, buf, err);
-    free(buf);
-    return rc ? rc : mt_planes_settle(planes, err);
 }
 
 /* --- the model under them -------------------------------------------------------------------------------- */
@@ -502,7 +486,7 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_AddItemToObject(o, "rank_pattern", pattern(all, n, rank_of, (double)l->adapter_default.rank));
     cJSON_AddItemToObject(o, "target_modules", target_modules(l, all, n));
     cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
-    cJSON_AddBoolToObject(o, "use_dora", false);
+    cJSON_AddBoolToObject(o, "use_dora", l->adapter_default.dora);
     cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);
     char *text = mt_json_complete() ? mt_json_print(o, true) : NULL;
     cJSON_Delete(o);

@@ -21,6 +21,8 @@ bool mt_peft_is_folder(const char *dir);
  * configuration asks for what is not computed here; its key is named.
  */
 int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_err *err);
+/** Are the folder's adapters DoRA's? */
+int mt_peft_uses_dora(bool *yes, const char *dir, struct mt_err *err);
 /** The model that the folder's configuration names; the caller's. */
 int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
 
@@ -28,7 +30,8 @@ int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
 /** Whether the folder has all of it, in the right shapes. */
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err);
-/** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero. */
+/** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero; DoRA's
+ * magnitudes the lengths of W's rows. -EINVAL (MT_ERR_USAGE): W is packed, and there are magnitudes. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
 /**

@@ -54,6 +54,7 @@ static int adapters_by_keys(struct mt_adapter_spec *s, const struct mt_config *c
     s->rank = c->adapter.rank;
     s->alpha = c->adapter.alpha;
     s->rslora = c->adapter.rslora;
+    s->dora = c->adapter.kind == MT_ADAPTER_DORA;
     int rc = add_names(&s->targets, &c->adapter.targets, err);
     if (!rc)
         rc = add_names(&s->train_also, &c->adapter.train_also, err);
@@ -78,6 +79,9 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
                            "remove the key", key, c->adapter.path);
     }
     int rc = *c->adapter.path ? mt_peft_read_spec(out, c->adapter.path, err) : adapters_by_keys(out, c, err);
+    if (!rc && out->dora != (c->adapter.kind == MT_ADAPTER_DORA))
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind must be %s: of these are the adapters of adapter.path = %s",
+                     out->dora ? "dora" : "lora", c->adapter.path);
     out->on = true;
     out->lr_ratio_b = c->adapter.lr_ratio_b;
     if (!rc && *c->adapter.path && out->dropout != c->adapter.dropout)

@@ -105,6 +105,22 @@ def check_dropout(tmp, model, data):
     plain = json.loads(megatrain("-q", "eval", ini, "--json").stdout)["loss"]
     assert found[0] == found[1] != plain, (found, plain)
 
+def check_dora(tmp, model, data):
+    """It begins as the model does: magnitudes are the lengths of the rows, in whatever home the base has."""
+    (want, _, _), _ = run(tmp, "plain", model, data, model__dtype="f32", steps=2, train__steps=2)
+    (got, state, weights), out = run(tmp, "dora", model, data, model__dtype="f32", steps=2, train__steps=2, adapter__kind="dora")
+    assert abs(got[0][1] / want[0][1] - 1) < 1e-6 and got[1][1] != want[1][1], (got, want)
+    names = [n for n in weights if n.endswith(".lora_magnitude_vector")]
+    assert len(names) == 3 * 7 and all(len(weights[n][1]) == 1 for n in names), names
+    disk = run(tmp, "dora disk", model, data, model__dtype="f32", steps=2, train__steps=2, adapter__kind="dora",
+               memory__base="disk", memory__nvme_paths=os.path.join(tmp, "drive"))[0]
+    assert disk == (got, state, weights)
+    ini = write_ini(os.path.join(tmp, "dora.ini"), base(model, data, out + "-e", model__dtype="f32"))
+    checkpoint, merged = os.path.join(out, "checkpoint-2"), os.path.join(tmp, "dora-merged")
+    megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
+    loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
+    assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6
+
 def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
     p = megatrain("-q", command, ini, *args, expect=code)
@@ -112,19 +128,24 @@ def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
         assert say in p.stderr, p.stderr
 
 def check_refusals(tmp, model, data, checkpoint):
-    refused(tmp, model, data, "dora", "not supported yet", adapter__kind="dora")
+    refused(tmp, model, data, "lm_head", "adapter.kind = dora", adapter__kind="dora", adapter__targets="lm_head")
+    refused(tmp, model, data, "adapter.dropout", "adapter.kind = dora", adapter__kind="dora", adapter__dropout="0.1")
+    refused(tmp, model, data, "cannot begin on", "packed", adapter__kind="dora", model__base_dtype="nf4")
     refused(tmp, model, data, "adapter.dropout", adapter__dropout="1")
     refused(tmp, model, data, "adapter.targets", "matches nothing", adapter__targets="qproj")
     refused(tmp, model, data, "adapter.rank_pattern", "NAME:RANK", adapter__rank_pattern="q_proj")
     refused(tmp, model, data, "model.freeze", model__freeze="model.norm.*")
     refused(tmp, model, data, "adapter.rank is set", "remove the key", adapter__path=checkpoint)
+    ini = write_ini(os.path.join(tmp, "dora.ini"), base(model, data, os.path.join(tmp, "bad"), model__init="weights",
+                                                        adapter__kind="dora", adapter__path=checkpoint))
+    assert "adapter.kind must be lora" in megatrain("-q", "run", ini, expect=2).stderr
     folder = os.path.join(tmp, "peft")
     shutil.copytree(checkpoint, folder)
     shutil.rmtree(os.path.join(folder, "megatrain"))
     with open(os.path.join(folder, "adapter_config.json")) as f:
         good = json.load(f)
 
-    for key, value in (("use_dora", True), ("fan_in_fan_out", True), ("lora_bias", True), ("bias", "all"),
+    for key, value in (("fan_in_fan_out", True), ("lora_bias", True), ("bias", "all"),
                        ("layer_replication", [[0, 2]]), ("trainable_token_indices", [1]), ("init_lora_weights", "pissa"),
                        ("init_lora_weights", "olora"), ("init_lora_weights", "loftq"), ("init_lora_weights", "eva"),
                        ("alora_invocation_tokens", [1, 2]), ("target_parameters", ["x"]), ("peft_type", "IA3")):
@@ -159,8 +180,10 @@ def main():
                                                             checkpoint__save="weights"))
         megatrain("-q", "run", ini)
         model = os.path.join(tmp, "seed-out", "checkpoint-1")  # bf16 weights
-        out = check_bits(tmp, model, data, "f32", "model.norm, model.layers.0.input_layernorm" if len(sys.argv) < 2 else "")
-        check_bits(tmp, model, data, "bf16", "", adapter__dropout=0.3)
+        out = check_bits(tmp, model, data, "f32", "model.norm, model.layers.0.input_layernorm" if len(sys.argv) < 2 else "",
+                         adapter__dropout=0.3)
+        check_bits(tmp, model, data, "bf16", "", adapter__kind="dora")
+        check_dora(tmp, model, data)
         check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)

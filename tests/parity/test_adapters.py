@@ -24,7 +24,7 @@ def train(tmp, name, dtype, expected, start=None, steps=None, **over):
     ini = write_ini(out + ".ini", base(os.path.join(HERE, expected["model"]), data, out, model__init="weights",
         model__dtype=dtype, data__eval="", data__packing="off", data__shuffle="off", train__steps=steps or expected["steps"],
         train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
-        train__min_lr_ratio=0, adapter__kind="lora", adapter__path=start or os.path.join(HERE, "adapters", name, "start"),
+        train__min_lr_ratio=0, adapter__kind=expected.get("kind", "lora"), adapter__path=start or os.path.join(HERE, "adapters", name, "start"),
         adapter__lr_ratio_b=expected["lr_ratio_b"], adapter__dropout=expected.get("dropout", 0), **over))
     megatrain("-q", "run", ini)
     found = [m for m in metrics(out) if "loss" in m]

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A linear layer with DoRA: with z = W x + s B (A x) and g = m / |W + s B A| by rows, y = g z + b. The layer's own product
+ * and its adapters' make z as they do without DoRA; g comes of the weights at hand, whenever they are: W is streamed, and
+ * |W + s B A| needs no more than W A^T and A A^T beside it (device/ops.h, mt_dora_scale). Backward goes through g dy; m's
+ * gradient is the sum of dy z / |W + s B A|, with z made again.
+ */
+#include "base/mem.h"
+#include "model/model_priv.h"
+
+struct dora_scratch {
+    float *scale, *inverse; /* [out] */
+    float *wa, *gram;       /* [out, rank], [rank, rank] of the largest target */
+    void *z, *dz;           /* [max_tokens, out]; backward needs both */
+};
+
+static size_t lay_out(struct dora_scratch *s, const struct mt_model_params *p, void *base)
+{
+    size_t out = 0, wide = 0, rank = 0, at = 0, size = p->max_tokens * mt_dtype_size(p->dtype);
+    for (size_t i = 0; i < p->layout->n_adapters; i++) {
+        const struct mt_adapter *ad = &p->layout->adapters[i];
+        for (size_t k = 0; ad->dora && k < ad->n_targets; k++) {
+            const struct mt_adapter_target *t = &ad->target[k];
+            rank = MT_MAX(rank, t->rank);
+            wide = MT_MAX(wide, t->out * t->rank);
+            out = MT_MAX(out, ad->out);
+        }
+    }
+    s->scale = mt_take(base, &at, out * sizeof(float));
+    s->inverse = mt_take(base, &at, out * sizeof(float));
+    s->wa = mt_take(base, &at, wide * sizeof(float));
+    s->gram = mt_take(base, &at, rank * rank * sizeof(float));
+    s->z = mt_take(base, &at, out * size);
+    s->dz = mt_take(base, &at, p->backward ? out * size : 0);
+    return at;
+}
+
+size_t mt_dora_bytes(const struct mt_model_params *p)
+{
+    struct dora_scratch s;
+    return lay_out(&s, p, NULL);
+}
+
+static struct dora_scratch scratch_of(const mt_model *m)
+{
+    struct dora_scratch s;
+    lay_out(&s, &m->p, m->dora);
+    return s;
+}
+
+/* d = x A^T of n rows of [n, in], in f32. */
+static int times_a(mt_model *m, const struct mt_adapter *ad, const struct mt_adapter_target *t, const void *w,
+                   const void *x, size_t n, float *d, struct mt_err *err)
+{
+    return mt_op_gemm(m->dev,
+                      &(struct mt_gemm){
+                          .m = n,
+                          .n = t->rank,
+                          .k = ad->in,
+                          .dtype = m->dt,
+                          .d_dtype = MT_F32,
+                          .trans_b = true,
+                          .a = x,
+                          .lda = ad->in,
+                          .b = mt_elem(m, w, ad->a.at + t->row * ad->in),
+                          .ldb = ad->in,
+                          .d = d,
+                          .ldd = t->rank,
+                      },
+                      err);
+}
+
+static int no_scale(mt_model *m, size_t first, size_t end, const struct dora_scratch *s, struct mt_err *err)
+{
+    return mt_op_dora_scale(m->dev, &(struct mt_dora_scale){.n = end - first, .dtype = m->dt, .scale = s->scale + first,
+                                                            .inverse = s->inverse + first}, err);
+}
+
+static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_adapter_target *t,
+                    const struct dora_scratch *s, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->p.adapter;
+    const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
+    int rc = times_a(m, ad, t, a->w, w, t->out, s->wa, err);
+    if (!rc)
+        rc = times_a(m, ad, t, a->w, mt_elem(m, a->w, ad->a.at + t->row * ad->in), t->rank, s->gram, err);
+    return rc ? rc : mt_op_dora_scale(m->dev,
+                                      &(struct mt_dora_scale){
+                                          .n = t->out,
+                                          .c = ad->in,
+                                          .r = t->rank,
+                                          .dtype = m->dt,
+                                          .s = t->scale,
+                                          .w = w,
+                                          .b = mt_elem(m, a->w, t->b.at),
+                                          .magnitude = mt_elem(m, a->w, t->magnitude.at),
+                                          .wa = s->wa,
+                                          .gram = s->gram,
+                                          .scale = s->scale + t->col,
+                                          .inverse = s->inverse + t->col,
+                                      },
+                                      err);
+}
+
+/* g and 1 / |W + s B A| of all columns of the layer's output; 1 and 0 where it has no adapter. */
+static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_scratch *s, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->p.adapter;
+    size_t done = 0;
+    int rc = 0;
+    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+        rc = no_scale(m, done, ad->target[i].col, s, err);
+        if (!rc)
+            rc = scale_of(m, a, &ad->target[i], s, err);
+        done = ad->target[i].col + ad->target[i].out;
+    }
+    return rc ? rc : no_scale(m, done, ad->out, s, err);
+}
+
+/* z, as the layer would give it without DoRA, bias and residual. */
+static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->p.adapter;
+    int rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = a->n,
+                            .n = ad->out,
+                            .k = ad->in,
+                            .dtype = m->dt,
+                            .d_dtype = m->dt,
+                            .trans_b = true,
+                            .a = a->x,
+                            .lda = ad->in,
+                            .b = mt_elem(m, a->w, a->p.at),
+                            .ldb = ad->in,
+                            .d = z,
+                            .ldd = ad->out,
+                        },
+                        err);
+    struct mt_adapter_run run = {.adapter = ad, .n = a->n, .ld = ad->out, .y_dtype = m->dt, .x = a->x, .w = a->w,
+                                 .y = z};
+    return rc ? rc : mt_adapter_forward(m, &run, err);
+}
+
+static int by_scale(mt_model *m, const struct mt_dora_run *a, const void *x, const void *bias, const void *add,
+                    void *out, struct mt_err *err)
+{
+    return mt_op_scale_columns(m->dev,
+                               &(struct mt_scale_columns){
+                                   .n = a->n,
+                                   .c = a->p.adapter->out,
+                                   .dtype = m->dt,
+                                   .x = x,
+                                   .scale = scratch_of(m).scale,
+                                   .bias = bias,
+                                   .add = add,
+                                   .out = out,
+                               },
+                               err);
+}
+
+int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bias, const void *residual, void *y,
+                    struct mt_err *err)
+{
+    struct dora_scratch s = scratch_of(m);
+    int rc = scales(m, a, &s, err);
+    if (!rc)
+        rc = product(m, a, s.z, err);
+    return rc ? rc : by_scale(m, a, s.z, bias.n ? mt_elem(m, a->w, bias.at) : NULL, residual, y, err);
+}
+
+int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err)
+{
+    struct dora_scratch s = scratch_of(m);
+    int rc = scales(m, a, &s, err);
+    *dz = s.dz;
+    return rc ? rc : by_scale(m, a, dy, NULL, NULL, s.dz, err);
+}
+
+const void *mt_dora_kept_grad(const mt_model *m)
+{
+    return scratch_of(m).dz;
+}
+
+int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err)
+{
+    const struct mt_adapter *ad = a->p.adapter;
+    struct dora_scratch s = scratch_of(m);
+    int rc = product(m, a, s.z, err);
+    for (size_t i = 0; i < ad->n_targets && !rc; i++) {
+        const struct mt_adapter_target *t = &ad->target[i];
+        rc = mt_op_bias_bwd(m->dev,
+                            &(struct mt_bias_bwd){
+                                .n = a->n,
+                                .c = t->out,
+                                .ld = ad->out,
+                                .dtype = m->dt,
+                                .dy = mt_elem(m, dy, t->col),
+                                .x = mt_elem(m, s.z, t->col),
+                                .scale = s.inverse + t->col,
+                                .db = mt_grad_of(g, t->magnitude),
+                                .workspace = m->workspace,
+                            },
+                            err);
+    }
+    return rc;
+}
