@@ -76,7 +76,6 @@ struct run {
     struct mt_train_state state;
     struct mt_history history;
     struct mt_hf_files files; /* of the model's folder */
-    uint64_t base_sum; /* of the model under adapters */
     char *resume; /* checkpoint to go on from, or NULL */
     int lock;
 };
@@ -154,6 +153,18 @@ static int begin_history(struct run *r, struct mt_err *err)
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
+/* A checkpoint of adapters of an earlier build has one sum of the ends of the base's tensors. */
+static int check_earlier_sum(const struct run *r, struct mt_err *err)
+{
+    uint64_t sum = 0, want = r->state.base_sum;
+    int rc = want ? mt_base_sum(&sum, r->setup.layout, r->in.model_dir, err) : 0;
+    if (rc || sum == want)
+        return rc;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL,
+                   "%s is not the model that the adapters of %s were trained on: its weights are others (--force to go on)",
+                   r->in.model_dir, r->resume);
+}
+
 static int check_resume(struct run *r, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
@@ -168,21 +179,11 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "the training data are not those that %s was made with (--force to go on)",
                      r->resume);
-    if (!rc && r->base_sum != r->state.base_sum && !cli_arg(r->args, "force"))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "%s is not the model that the adapters of %s were trained on: its weights are others (--force to go on)",
-                     r->in.model_dir, r->resume);
+    if (!rc && !cli_arg(r->args, "force"))
+        rc = check_earlier_sum(r, err);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;
-}
-
-/* By which the base of adapters is known again; 0 where there are none, or random weights. */
-static int sum_base(struct run *r, struct mt_err *err)
-{
-    if (!r->setup.layout->n_adapters || r->cfg->model.init == MT_INIT_RANDOM)
-        return 0;
-    return mt_base_sum(&r->base_sum, r->setup.layout, r->in.model_dir, err);
 }
 
 /* What was said before it began: for the report. */
@@ -274,11 +275,19 @@ static void check_space(const struct run *r, const struct mt_memory *m)
                 mt_format_bytes(have, sizeof(have), m->checkpoint_free));
 }
 
+/* Tensors that the checkpoint names. Those under adapters are in the model's folder in any case: with --force nothing is
+ * said of what they have to be. */
+static const cJSON *named_tensors(const struct run *r)
+{
+    bool adapters = r->cfg->adapter.kind != MT_ADAPTER_NONE;
+    return !r->resume || (adapters && cli_arg(r->args, "force")) ? NULL : r->state.frozen;
+}
+
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, r->resume ? r->state.frozen : NULL, err);
+    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, named_tensors(r), err);
     if (!rc)
         rc = mt_setup_open(&r->setup, &r->in, MT_USE_TRAIN, err);
     if (!rc)
@@ -361,11 +370,8 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = read_resume(&r, &err);
     if (!rc)
         rc = prepare(&r, &err);
-    if (!rc)
-        rc = sum_base(&r, &err);
     if (!rc && r.resume)
         rc = check_resume(&r, &err);
-    r.state.base_sum = r.base_sum;
     if (!rc) /* on a resume, what earlier builds may have named otherwise */
         r.state.data_hash = mt_dataset_hash(r.in.data);
     if (!rc && !dry)

@@ -221,20 +221,18 @@ static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
     return rc ? mt_fail(err, MT_ERR_RUNTIME, rc, "cannot rename %s to %s: %s", tmp, to, strerror(-rc)) : 0;
 }
 
-static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t, char *buf, uint64_t *sum,
-                      struct mt_err *err)
+static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t, char *buf, struct mt_summer *s,
+                      uint64_t *sum, struct mt_err *err)
 {
-    uint64_t *sums = mt_calloc(mt_sum_blocks(t->n_bytes), sizeof(*sums));
-    int rc = sums ? 0 : mt_fail_nomem(err, t->name, t->n_bytes / MT_SUM_BLOCK);
-    for (size_t at = 0; at < t->n_bytes && !rc; at += MT_SUM_BLOCK) {
-        size_t n = MT_MIN((size_t)MT_SUM_BLOCK, t->n_bytes - at);
+    int rc = 0;
+    mt_summer_begin(s);
+    for (size_t at = 0, n; at < t->n_bytes && !rc; at += n) {
+        n = MT_MIN((size_t)MT_SUM_BLOCK, t->n_bytes - at);
         rc = mt_st_read_raw(m, t, at, n, buf, err);
         if (!rc)
-            mt_block_sums(sums, at, buf, n);
+            mt_summer_add(s, buf, n);
     }
-    if (!rc)
-        *sum = mt_tensor_sum(sums, mt_sum_blocks(t->n_bytes));
-    free(sums);
+    *sum = mt_summer_end(s);
     return rc;
 }
 
@@ -245,11 +243,12 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     cJSON *state = NULL;
     char sealed[MT_SUM_TEXT], have[MT_SUM_TEXT], *buf = NULL;
     bool full;
+    struct mt_summer summer = {.n = 0};
     uint64_t sum = 0;
     if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* no checkpoint */
         return 0;
     const cJSON *named = x->named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
-    int rc = (buf = malloc(MT_SUM_BLOCK)) ? 0 : mt_fail_nomem(err, from, MT_SUM_BLOCK);
+    int rc = (buf = malloc(MT_SUM_BLOCK)) ? mt_summer_init(&summer, err) : mt_fail_nomem(err, from, MT_SUM_BLOCK);
     for (const cJSON *w = named ? named->child : NULL; w && !rc; w = w->next) {
         const struct mt_st_tensor *t = mt_st_find(m, w->string);
         const cJSON *want = mt_json_get(w, "xxh3");
@@ -257,12 +256,13 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
             rc = mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%.100s\" of the base model is missing", from, w->string);
             break;
         }
-        rc = sum_tensor(m, t, buf, &sum, err);
+        rc = sum_tensor(m, t, buf, &summer, &sum, err);
         mt_sum_format(have, sum);
         if (!rc && !(cJSON_IsString(want) && !strcmp(want->valuestring, have)))
             rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: tensor \"%s\" has another checksum than %s says: it is not the "
                          "model that the run was made on, or it was changed since", m->files[t->file].path, t->name, from);
     }
+    mt_summer_finish(&summer);
     free(buf);
     cJSON_Delete(state);
     return rc;

@@ -37,6 +37,8 @@ struct saver {
 /* What is saved of a tensor besides its bf16 weights: the master, and the kinds of planes that are states. */
 enum { N_PARTS = MT_N_PLANES, MASTER = MT_PLANE_HI };
 
+enum { NAMED_BYTES = 192 }; /* in state.json, of a tensor that is left to the model it comes from */
+
 /* Is the tensor left to the model that it comes from? */
 static bool is_named(const struct mt_checkpoint_save *s, const struct mt_tensor *t)
 {
@@ -68,6 +70,8 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
     uint64_t n = 1 << 20;
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
+        if (full && named && t->in_base)
+            n += NAMED_BYTES;
         if (!mt_checkpoint_holds(l, t) || (full && named && t->in_base))
             continue;
         n += t->kind == MT_RANGE_PACKED ? packed_bytes(t)
@@ -385,7 +389,7 @@ static void add_named(const struct saver *v, cJSON *o)
             cJSON_AddStringToObject(frozen, "model", v->base_dir);
             tensors = cJSON_AddObjectToObject(frozen, "tensors");
         }
-        const struct mt_st_tensor *src = open ? mt_st_find(&base, t->name) : NULL;
+        const struct mt_st_tensor *src = open ? mt_stored_find(&base, l->stored[t->place.stored].name) : NULL;
         cJSON *one = cJSON_AddObjectToObject(tensors, t->name);
         mt_sum_format(sum, v->s->named[i]);
         if (src)

@@ -43,10 +43,6 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
         snprintf(text, sizeof(text), "%llu", (unsigned long long)v);
         cJSON_AddStringToObject(o, counts[i].name, text);
     }
-    if (s->base_sum) {
-        snprintf(text, sizeof(text), "%016llx", (unsigned long long)s->base_sum);
-        cJSON_AddStringToObject(o, "base_sum", text);
-    }
     mt_lineage_to_json(&s->lineage, o);
     cJSON_AddNumberToObject(o, "seconds", s->seconds);
     if (isfinite(s->best_loss))

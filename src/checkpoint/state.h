@@ -17,7 +17,8 @@ struct mt_train_state {
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
     uint64_t data_hash;
-    uint64_t base_sum;        /* of the frozen model under adapters (mt_base_sum()); 0: there is none */
+    uint64_t base_sum;        /* of checkpoints of adapters that do not name the base's tensors: mt_base_sum(); else 0.
+                                 Not written */
     double best_loss;         /* NaN: none yet */
     uint64_t best_step;
     uint64_t bad_evals;       /* in a row, for early stopping */

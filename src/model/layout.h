@@ -58,7 +58,8 @@ struct mt_tensor {
     bool adapter;     /* of an adapter: no tensor of the model's files */
     double lr_scale;  /* factor of the learning rate */
     bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
-    bool in_base;     /* frozen, bf16, and a tensor of the model's files under its own name: checkpoints may name it */
+    bool in_base;     /* frozen, and from the model's files: checkpoints may name it by its sum. With adapters each such
+                         tensor; else bf16 that has one of the files' tensors to itself, under the same name */
     bool in_file;     /* frozen, bf16, large, and in a file of the model as it is in a plane */
     enum mt_packed packed; /* the format that it is kept in as long as it is frozen */
     bool nested;      /* of NF4: its scales are packed, too */

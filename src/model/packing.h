@@ -5,6 +5,7 @@
 #include "device/ops.h"
 #include "hf/safetensors.h"
 #include "model/layout.h"
+#include "store/block_sum.h"
 
 /**
  * Frozen weights that stay packed (base/packed.h). A unit's packed plane holds, byte for byte, what the file has of
@@ -79,9 +80,12 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
 /** Does a tensor of a file of this name belong to one that is packed? */
 bool mt_packed_is_piece(const char *name);
 
-/** Copies the source of a tensor that stays packed, of the same format, to its place in the planes. */
+/**
+ * Copies the source of a tensor that stays packed, of the same format, to its place in the planes.
+ * summer: begins, and is given all bytes that the planes get, piece by piece (mt_packed_pieces()); NULL: not wanted.
+ */
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
-                   mt_plane_set *planes, struct mt_err *err);
+                   mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
 
 /** A packed source that is read as f32. */
 struct mt_packed_reader {
@@ -90,9 +94,11 @@ struct mt_packed_reader {
     size_t cols;
     uint8_t *codes;
     float *scales; /* all of them */
+    struct mt_summer *summer;
 };
+/** summer: of MXFP4, begins and is given codes and scales as mt_packed_copy() gives them; NULL: not wanted. */
 int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
-                          const struct mt_tensor *t, struct mt_err *err);
+                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);
 void mt_packed_reader_finish(struct mt_packed_reader *r);
 /** Elements [first, first + n) of the tensor. */
 int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err);

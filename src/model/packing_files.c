@@ -231,10 +231,18 @@ static int read_part(const struct mt_st_model *st, const struct mt_packed_source
     return rc;
 }
 
+/* Where a packed tensor goes. */
+struct copy {
+    const struct mt_tensor *t;
+    mt_plane_set *planes;
+    struct mt_summer *summer;
+    char *buf; /* of a piece */
+};
+
 static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
-                      const struct mt_packed_piece *p, const struct mt_tensor *t, mt_plane_set *planes, char *buf,
-                      struct mt_err *err)
+                      const struct mt_packed_piece *p, const struct copy *c, struct mt_err *err)
 {
+    const struct mt_tensor *t = c->t;
     char base[256];
     const char *suffix = p->name + strlen(t->name);
     snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
@@ -249,9 +257,11 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
                        suffix);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
-        rc = read_part(st, src, from, row_bytes, at, n, buf, err);
+        rc = read_part(st, src, from, row_bytes, at, n, c->buf, err);
+        if (!rc && c->summer)
+            mt_summer_add(c->summer, c->buf, n);
         if (!rc)
-            rc = write_plane(planes, t, p->at + at, n, buf, err);
+            rc = write_plane(c->planes, t, p->at + at, n, c->buf, err);
     }
     return rc;
 }
@@ -270,7 +280,8 @@ static int check_values(const struct mt_st_model *st, const struct mt_packed_sou
 {
     struct mt_packed_reader r;
     float *buf = mt_calloc(PIECE, sizeof(float));
-    int rc = buf ? mt_packed_reader_init(&r, st, src, t, err) : mt_fail_nomem(err, t->name, PIECE * sizeof(float));
+    int rc = buf ? mt_packed_reader_init(&r, st, src, t, NULL, err)
+                 : mt_fail_nomem(err, t->name, PIECE * sizeof(float));
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
         rc = mt_packed_read_f32(&r, at, n, buf, err);
@@ -284,24 +295,26 @@ static int check_values(const struct mt_st_model *st, const struct mt_packed_sou
 }
 
 int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
-                   mt_plane_set *planes, struct mt_err *err)
+                   mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err)
 {
     struct mt_packed_piece p[MT_MAX_PIECES];
     int n = mt_packed_pieces(p, t), rc = 0;
     float offset = 0;
     size_t size = MT_MAX((size_t)PIECE, (size_t)t->shape[1]);
-    char *buf = malloc(size);
-    if (!buf)
+    struct copy c = {t, planes, summer, malloc(size)};
+    if (!c.buf)
         return mt_fail_nomem(err, t->name, size);
+    if (summer)
+        mt_summer_begin(summer);
     if (src->format != t->packed || src->nested != t->nested)
         rc = bad(err, st, src->codes, "is packed in another format than before");
     for (int i = 0; i < n && !rc; i++)
-        rc = copy_piece(st, src, &p[i], t, planes, buf, err);
+        rc = copy_piece(st, src, &p[i], &c, err);
     if (!rc && src->note)
         rc = mt_packed_read_offset(st, src, t, &offset, err);
     if (!rc && t->nested)
         rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
-    free(buf);
+    free(c.buf);
     return rc ? rc : check_values(st, src, t, err);
 }
 
@@ -332,6 +345,8 @@ static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t,
     uint8_t *bytes = mt_calloc(n, 1);
     int rc = bytes ? read_part(r->st, &r->src, r->src.scales, n / (size_t)t->shape[0], 0, n, bytes, err)
                    : mt_fail_nomem(err, t->name, n);
+    if (!rc && r->summer)
+        mt_summer_add(r->summer, bytes, n);
     for (size_t i = 0; i < n && !rc; i++)
         r->scales[i] = mt_e8m0_to_f32(bytes[i]);
     free(bytes);
@@ -339,16 +354,20 @@ static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t,
 }
 
 int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
-                          const struct mt_tensor *t, struct mt_err *err)
+                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
 {
     size_t rows = (size_t)t->shape[0], n = mt_packed_n_scales(src->format, rows, (size_t)t->shape[1]);
     size_t bytes = mt_packed_code_bytes(src->format, rows, (size_t)t->shape[1]);
-    *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1],
+    *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1], .summer = summer,
                                    .codes = malloc(bytes), .scales = mt_calloc(n, sizeof(float))};
     int rc = r->codes && r->scales ? read_part(st, src, src->codes, bytes / rows, 0, bytes, r->codes, err)
                                    : mt_fail_nomem(err, t->name, bytes);
     if (rc)
         return rc;
+    if (summer) {
+        mt_summer_begin(summer);
+        mt_summer_add(summer, r->codes, bytes);
+    }
     return src->nested                        ? read_nested(r, t, n, err)
            : src->format == MT_PACKED_MXFP4 ? read_exponents(r, t, n, err)
                                               : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);

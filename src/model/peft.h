@@ -35,7 +35,7 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
 /**
- * By which the model under adapters is known again: the XXH3 of names, shapes, dtypes and of the first and last 64 KiB
+ * By which earlier builds' checkpoints know the model under adapters: the XXH3 of names, shapes, dtypes and of the first and last 64 KiB
  * of every tensor of DIR that the layout has. Reads little of a large model; never 0.
  */
 int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err);

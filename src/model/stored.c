@@ -208,15 +208,27 @@ bool mt_stored_goes_along(const struct mt_layout *l, const char *name)
     return l->cfg.moe.n_experts && (beyond || strstr(name, "mtp"));
 }
 
-void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st)
+void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,
+                           struct mt_summer *summer)
 {
-    *r = (struct mt_stored_reader){.l = l, .st = st, .share_of = SIZE_MAX};
+    *r = (struct mt_stored_reader){.l = l, .st = st, .share_of = SIZE_MAX, .summer = summer};
 }
 
 void mt_stored_reader_finish(struct mt_stored_reader *r)
 {
     free(r->share);
     r->share = NULL;
+}
+
+static void add_to_sum(void *ctx, const void *raw, size_t bytes)
+{
+    mt_summer_add(ctx, raw, bytes);
+}
+
+static int read_summed(struct mt_stored_reader *r, const struct mt_st_tensor *src, size_t first, size_t n, float *dst,
+                       struct mt_err *err)
+{
+    return mt_st_read_f32_seen(r->st, src, first, n, dst, r->summer ? add_to_sum : NULL, r->summer, err);
 }
 
 static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
@@ -228,9 +240,12 @@ static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src
     r->share_of = SIZE_MAX;
     if (!mt_grow(&r->share, &r->share_cap, n, sizeof(*r->share)))
         return mt_fail_nomem(err, "loading weights", n * sizeof(*r->share));
-    int rc = mt_st_read_f32(r->st, src, at, n, r->share, err);
+    if (r->summer)
+        mt_summer_begin(r->summer);
+    int rc = read_summed(r, src, at, n, r->share, err);
     if (rc)
         return rc;
+    r->share_sum = r->summer ? mt_summer_end(r->summer) : 0;
     r->share_of = t->place.stored;
     r->share_at = at;
     return 0;
@@ -240,13 +255,21 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
                        struct mt_err *err)
 {
     const struct mt_st_tensor *src = mt_stored_find(r->st, r->l->stored[t->place.stored].name);
-    if (as_it_is(t))
-        return mt_st_read_f32(r->st, src, t->place.first + first, n, dst, err);
+    if (as_it_is(t)) {
+        if (r->summer && first == 0)
+            mt_summer_begin(r->summer);
+        return read_summed(r, src, t->place.first + first, n, dst, err);
+    }
     int rc = load_share(r, src, t, err);
     size_t cols = n_cols(t);
     for (size_t i = 0; !rc && i < n; i++)
         dst[i] = r->share[place_of(t, (first + i) / cols, (first + i) % cols) - r->share_at];
     return rc;
+}
+
+uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t)
+{
+    return as_it_is(t) ? mt_summer_end(r->summer) : r->share_sum;
 }
 
 void mt_stored_writer_finish(struct mt_stored_writer *w)

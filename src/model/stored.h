@@ -4,6 +4,7 @@
 
 #include "hf/safetensors.h"
 #include "model/layout.h"
+#include "store/block_sum.h"
 
 /**
  * Between the layout's tensors and those of the model's files, which may hold them in another order: fused, transposed,
@@ -21,12 +22,21 @@ struct mt_stored_reader {
     const struct mt_st_model *st;
     float *share; /* of one expert, as it lies in the file */
     size_t share_of, share_at, share_cap; /* stored tensor, its first element; SIZE_MAX: none */
+    struct mt_summer *summer; /* borrowed; NULL: no sums are made */
+    uint64_t share_sum;
 };
-void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st);
+/** summer: sums what is read; borrowed, NULL: nothing is summed. */
+void mt_stored_reader_init(struct mt_stored_reader *r, const struct mt_layout *l, const struct mt_st_model *st,
+                           struct mt_summer *summer);
 void mt_stored_reader_finish(struct mt_stored_reader *r);
 /** Elements [first, first + n) of tensor t as f32. */
 int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
                        struct mt_err *err);
+/**
+ * What the bytes of the file are known by that tensor t was made of, which was just read from its first element to its
+ * last, in order: its own where they lie in the file as in the tensor, else those of its share.
+ */
+uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t);
 /** The file's tensor of that name, or of that name behind another prefix; NULL: there is none. */
 const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name);
 

@@ -47,16 +47,6 @@ static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src
                    s->name, have, want);
 }
 
-/* Elements [at, at + n) of a bf16 tensor, widened: the sums of its blocks. */
-static void sum_piece(uint64_t *sums, uint16_t *raw, size_t at, const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        raw[i] = (uint16_t)(mt_f32_bits(x[i]) >> 16);
-    mt_block_sums(sums, at * sizeof(*raw), raw, n * sizeof(*raw));
-}
-
-_Static_assert(PIECE * sizeof(uint16_t) % MT_SUM_BLOCK == 0, "pieces are whole blocks");
-
 /* A tensor's weights as f32, in order, whatever they are in the file. */
 struct wide_source {
     struct mt_stored_reader *plain;
@@ -83,9 +73,10 @@ struct loader {
     struct mt_stored_reader r;
     mt_plane_set *planes;
     const char *dir;
-    float *buf;    /* [PIECE] */
-    uint16_t *raw; /* [PIECE] */
+    float *buf; /* [PIECE] */
     struct mt_packing_cost *cost;
+    struct mt_summer summer;
+    struct mt_packed_source src; /* of the tensor that was read last */
 };
 
 static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
@@ -106,8 +97,7 @@ static int pack_tensor(const struct loader *l, struct wide_source *s, const stru
     return made ? mt_packer_finish(&p, rc, err) : rc;
 }
 
-static int load_masters(struct loader *l, struct wide_source *s, const struct mt_tensor *t, uint64_t *sums,
-                        struct mt_err *err)
+static int load_masters(struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
 {
     int rc = 0;
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
@@ -115,57 +105,49 @@ static int load_masters(struct loader *l, struct wide_source *s, const struct mt
         rc = read_wide(s, t, at, n, l->buf, err);
         if (!rc)
             rc = mt_tensor_write_masters(l->planes, t, at, n, l->buf, err);
-        if (!rc && sums)
-            sum_piece(sums, l->raw, at, l->buf, n);
     }
     return rc;
 }
 
-/* sums: of a plain tensor's blocks; NULL: not wanted. */
-static int read_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sums, struct mt_err *err)
+/* *sum: what the bytes that it is made of are known by, where they are summed. */
+static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
 {
     const struct mt_st_model *st = l->r.st;
-    struct mt_packed_source src = {.codes = NULL};
-    struct wide_source s = {.plain = &l->r, .src = &src, .dir = l->dir};
-    int rc = t->adapter ? 0 : mt_packed_find(&src, st, l->r.l, t, err);
+    struct wide_source s = {.plain = &l->r, .src = &l->src, .dir = l->dir};
+    int rc = t->adapter ? 0 : mt_packed_find(&l->src, st, l->r.l, t, err);
     if (rc || t->adapter)
         return rc;
-    if (t->kind == MT_RANGE_PACKED && src.format)
-        return mt_packed_copy(st, &src, t, l->planes, err);
-    if (src.format)
-        rc = mt_packed_reader_init(&s.packed, st, &src, t, err);
+    if (t->kind == MT_RANGE_PACKED && l->src.format) {
+        rc = mt_packed_copy(st, &l->src, t, l->planes, &l->summer, err);
+        *sum = mt_summer_end(&l->summer);
+        return rc;
+    }
+    if (l->src.format)
+        rc = mt_packed_reader_init(&s.packed, st, &l->src, t, &l->summer, err);
     if (!rc)
-        rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, sums, err);
-    if (src.format)
+        rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, err);
+    if (l->src.format)
         mt_packed_reader_finish(&s.packed);
+    if (!rc)
+        *sum = l->src.format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
     return rc;
 }
 
-static int load_tensor(struct loader *v, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
-{
-    size_t blocks = mt_sum_blocks(t->n * sizeof(uint16_t));
-    uint64_t *sums = sum && t->in_base ? mt_calloc(blocks, sizeof(*sums)) : NULL;
-    if (sum && t->in_base && !sums)
-        return mt_fail_nomem(err, t->name, blocks * sizeof(*sums));
-    int rc = read_tensor(v, t, sums, err);
-    if (!rc && sums)
-        *sum = mt_tensor_sum(sums, blocks);
-    free(sums);
-    return rc;
-}
-
-static int start_loader(struct loader *v, mt_plane_set *planes, const char *dir, struct mt_err *err)
+static int start_loader(struct loader *v, const struct mt_layout *l, const struct mt_st_model *st, mt_plane_set *planes,
+                        const char *dir, struct mt_err *err)
 {
     *v = (struct loader){.planes = planes, .dir = dir};
+    int rc = mt_summer_init(&v->summer, err);
+    mt_stored_reader_init(&v->r, l, st, &v->summer);
     v->buf = mt_calloc(PIECE, sizeof(*v->buf));
-    v->raw = mt_calloc(PIECE, sizeof(*v->raw));
-    return v->buf && v->raw ? 0 : mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+    return rc || v->buf ? rc : mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
 }
 
 static void finish_loader(struct loader *v)
 {
+    mt_stored_reader_finish(&v->r);
+    mt_summer_finish(&v->summer);
     free(v->buf);
-    free(v->raw);
 }
 
 static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model *st,
@@ -229,64 +211,7 @@ static int check_stored(const struct mt_layout *l, const struct mt_st_model *st,
     return plain ? check_shape(s, plain, dir, err) : fail_missing(st, s->name, dir, err);
 }
 
-int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
-                    struct mt_err *err)
-{
-    struct mt_st_model st;
-    struct loader v;
-    struct mt_packing_cost cost = {.n = 0};
-    char text[2048];
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    rc = start_loader(&v, planes, dir, err);
-    v.cost = &cost;
-    for (size_t i = 0; i < l->n_stored && !rc; i++)
-        rc = check_stored(l, &st, &l->stored[i], dir, err);
-    if (!rc)
-        rc = refuse_unexpected(l, &st, dir, err);
-    mt_stored_reader_init(&v.r, l, &st);
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (!is_in_files(planes, &l->tensors[i]))
-            rc = load_tensor(&v, &l->tensors[i], sum ? &sum[i] : NULL, err);
-    mt_stored_reader_finish(&v.r);
-    finish_loader(&v);
-    mt_st_close(&st);
-    if (!rc && cost.n)
-        mt_info("packing has cost, in relative L2: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
-    return rc ? rc : mt_planes_settle(planes, err);
-}
-
-int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
-{
-    struct mt_st_model st;
-    struct loader v;
-    bool any = false;
-    for (size_t i = 0; i < l->n_tensors; i++)
-        any |= l->tensors[i].kind == MT_RANGE_PACKED;
-    int rc = any ? mt_st_open_dir(&st, dir, err) : 0;
-    if (rc || !any)
-        return rc;
-    rc = start_loader(&v, planes, dir, err);
-    mt_stored_reader_init(&v.r, l, &st);
-    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        struct mt_packed_source src = {.codes = NULL};
-        if (t->kind != MT_RANGE_PACKED)
-            continue;
-        rc = mt_packed_find(&src, &st, l, t, err);
-        if (!rc && !src.format)
-            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed", dir, t->name);
-        if (!rc)
-            rc = mt_packed_copy(&st, &src, t, planes, err);
-    }
-    mt_stored_reader_finish(&v.r);
-    finish_loader(&v);
-    mt_st_close(&st);
-    return rc ? rc : mt_planes_settle(planes, err);
-}
-
-/* --- the base of a run that goes on ---------------------------------------------------------------- */
+/* --- the base, as it is known ------------------------------------------------------------------------ */
 
 /* name: the layout's own, which parts borrow, in the order of tensors; *part: where to look on from. */
 static void expect(mt_file_weights *files, size_t *part, const char *name, uint64_t sum)
@@ -298,51 +223,118 @@ static void expect(mt_file_weights *files, size_t *part, const char *name, uint6
         mt_file_weights_expect(files, *part, sum);
 }
 
-static int check_base(const struct mt_tensor *t, const struct mt_stored *s, const struct mt_st_model *st, uint64_t want,
-                      uint64_t have, struct mt_err *err)
+static int check_base(const struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t have,
+                      struct mt_err *err)
 {
-    const struct mt_st_tensor *src = mt_stored_find(st, s->name);
+    const struct mt_st_model *st = v->r.st;
     if (have == want)
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" has another checksum than the checkpoint says: it is not the model that the run was "
-                   "made on, or it was changed since; set model.path to that model", st->files[src->file].path, t->name);
+                   "made on, or it was changed since; set model.path to that model",
+                   st->files[v->src.codes->file].path, t->name);
 }
 
-int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_file_weights *files, const char *dir,
-                         const cJSON *want, uint64_t *sum, struct mt_err *err)
+static int fail_not_in_base(const struct mt_tensor *t, const char *dir, struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint names tensor \"%s\" of the model that it was "
+                   "made on, and this one has none such that is frozen: set model.path and model.freeze as they were",
+                   dir, t->name);
+}
+
+/* Loads the tensors, or those alone that a checkpoint names. */
+static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
+{
+    const struct mt_layout *l = v->r.l;
+    const cJSON *last = NULL;
+    size_t part = 0;
+    int rc = 0;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        const cJSON *w = base && base->want ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
+        const cJSON *text = w ? mt_json_get(w, "xxh3") : NULL;
+        uint64_t want = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0, have = 0;
+        if (named_alone && !w)
+            continue;
+        if (w && !t->in_base)
+            return fail_not_in_base(t, v->dir, err);
+        if (is_in_files(v->planes, t)) {
+            if (w)
+                expect(base->files, &part, t->name, want);
+            continue;
+        }
+        rc = load_tensor(v, t, &have, err);
+        if (!rc && w)
+            rc = check_base(v, t, want, have, err);
+        if (!rc && base && t->in_base)
+            base->sum[i] = have;
+    }
+    return rc;
+}
+
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
+                    struct mt_err *err)
 {
     struct mt_st_model st;
     struct loader v;
-    if (!want || !want->child)
+    struct mt_packing_cost cost = {.n = 0};
+    char text[2048];
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, planes, dir, err);
+    v.cost = &cost;
+    for (size_t i = 0; i < l->n_stored && !rc; i++)
+        rc = check_stored(l, &st, &l->stored[i], dir, err);
+    if (!rc)
+        rc = refuse_unexpected(l, &st, dir, err);
+    if (!rc)
+        rc = load_tensors(&v, base, false, err);
+    finish_loader(&v);
+    mt_st_close(&st);
+    if (!rc && cost.n)
+        mt_info("packing has cost, in relative L2: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                         const struct mt_base_sums *base, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    if (!base->want || !base->want->child)
         return 0;
     int rc = mt_st_open_dir(&st, dir, err);
     if (rc)
         return rc;
-    const cJSON *last = NULL;
-    size_t part = 0;
-    rc = start_loader(&v, planes, dir, err);
-    mt_stored_reader_init(&v.r, l, &st);
+    rc = start_loader(&v, l, &st, planes, dir, err);
+    if (!rc)
+        rc = load_tensors(&v, base, true, err);
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    bool any = false;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= l->tensors[i].kind == MT_RANGE_PACKED;
+    int rc = any ? mt_st_open_dir(&st, dir, err) : 0;
+    if (rc || !any)
+        return rc;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const cJSON *w = mt_json_get_in_order(want, &last, t->name), *text = w ? mt_json_get(w, "xxh3") : NULL;
-        uint64_t expected = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
-        if (!w)
+        struct mt_packed_source src = {.codes = NULL};
+        if (t->kind != MT_RANGE_PACKED)
             continue;
-        if (!t->in_base) {
-            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint names tensor \"%s\" of the model that it was "
-                         "made on, and this one has none such that is frozen: set model.path and model.freeze as they were",
-                         dir, t->name);
-        } else if (is_in_files(planes, t)) {
-            expect(files, &part, t->name, expected);
-        } else {
-            rc = load_tensor(&v, t, &sum[i], err);
-            if (!rc)
-                rc = check_base(t, &l->stored[t->place.stored], &st, expected, sum[i], err);
-        }
+        rc = mt_packed_find(&src, &st, l, t, err);
+        if (!rc && !src.format)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed", dir, t->name);
+        if (!rc)
+            rc = mt_packed_copy(&st, &src, t, planes, NULL, err);
     }
-    mt_stored_reader_finish(&v.r);
-    finish_loader(&v);
     mt_st_close(&st);
     return rc ? rc : mt_planes_settle(planes, err);
 }
@@ -372,7 +364,8 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : !strcmp(l->cfg.torch_dtype, "bfloat16");
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
     bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
-    t->in_base = stands && (!src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name)));
+    bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
+    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : stands && alone;
     t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                  (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
     if (wanted && src.format && src.format != wanted)

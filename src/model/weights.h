@@ -8,24 +8,32 @@
 #include "store/planes.h"
 
 /**
+ * What the tensors of the base (in_base) are known by: of each the sum (store/block_sum.h) of the bytes of the file
+ * that it is made of. These are its own, where they lie in the file as in the tensor; of a packed one those of its
+ * pieces, one after the other; of one that lies there in another order all that one expert has of the file's tensor, or
+ * all of it.
+ */
+struct mt_base_sums {
+    uint64_t *sum;          /* [n_tensors] is given those of what is loaded */
+    const cJSON *want;      /* of a run that goes on: an object of tensors, each with the sum that it has to have:
+                               "xxh3", 16 hex digits. Another one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or
+                               NULL */
+    mt_file_weights *files; /* those that are read in place: held against it in their first pass; may be NULL */
+};
+
+/**
  * Fills the weights' planes from DIR's safetensors (BF16, F16, F32; packed as in model/packing.h), a piece at a time.
  * What is to be packed and is not is packed, and the log says what that cost; what is packed and trained is decoded.
  * Planes that are in files have their content.
  * Every tensor of the layout must be there with its shape; one that is there and not in the layout is an error, except
  * a tied lm_head. NaN, infinite and larger than 0x7f7f8000 values are refused by tensor and index.
- * sum: [n_tensors] gets what the tensors of the base are known by (in_base; those in files have it from there); NULL:
- * not wanted.
+ * base: sums of the tensors of the base; NULL: not wanted.
  */
-int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, uint64_t *sum,
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
                     struct mt_err *err);
-/**
- * Of a run that goes on: the tensors that its checkpoint names instead of holding them, from DIR's files. want: an object
- * of their names, each with the sum that it has to have, "xxh3" of 16 hex digits; files: those that are read in place,
- * whose sums are held against it in the first pass; may be NULL. -EBADMSG (MT_ERR_INPUT) names the tensor of another
- * base.
- */
-int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, mt_file_weights *files, const char *dir,
-                         const cJSON *want, uint64_t *sum, struct mt_err *err);
+/** Of a run that goes on: the tensors that its checkpoint names instead of holding them, from DIR's files. */
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                         const struct mt_base_sums *base, struct mt_err *err);
 
 /** Of them, what stays packed alone: of a checkpoint, whose other tensors come from its state. */
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);

@@ -10,13 +10,53 @@ uint64_t mt_block_sum(const void *data, size_t bytes)
     return XXH3_64bits(data, bytes);
 }
 
-void mt_block_sums(uint64_t *sum, size_t at, const void *data, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += MT_SUM_BLOCK)
-        sum[(at + i) / MT_SUM_BLOCK] = mt_block_sum((const char *)data + i, MT_MIN((size_t)MT_SUM_BLOCK, bytes - i));
-}
-
 uint64_t mt_tensor_sum(const uint64_t *sum, size_t n_blocks)
 {
     return XXH3_64bits(sum, n_blocks * sizeof(*sum));
+}
+
+int mt_summer_init(struct mt_summer *s, struct mt_err *err)
+{
+    *s = (struct mt_summer){.block = XXH3_createState(), .whole = XXH3_createState()};
+    return s->block && s->whole ? 0 : mt_fail_nomem(err, "sums of a model's files", MT_SUM_BLOCK);
+}
+
+void mt_summer_finish(struct mt_summer *s)
+{
+    XXH3_freeState(s->block);
+    XXH3_freeState(s->whole);
+    *s = (struct mt_summer){.n = 0};
+}
+
+void mt_summer_begin(struct mt_summer *s)
+{
+    XXH3_64bits_reset(s->block);
+    XXH3_64bits_reset(s->whole);
+    s->n = 0;
+}
+
+static void end_block(struct mt_summer *s)
+{
+    uint64_t sum = XXH3_64bits_digest(s->block);
+    XXH3_64bits_update(s->whole, &sum, sizeof(sum));
+    XXH3_64bits_reset(s->block);
+    s->n = 0;
+}
+
+void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes)
+{
+    for (size_t at = 0, n; at < bytes; at += n) {
+        n = MT_MIN(bytes - at, (size_t)MT_SUM_BLOCK - s->n);
+        XXH3_64bits_update(s->block, (const char *)data + at, n);
+        s->n += n;
+        if (s->n == MT_SUM_BLOCK)
+            end_block(s);
+    }
+}
+
+uint64_t mt_summer_end(struct mt_summer *s)
+{
+    if (s->n)
+        end_block(s);
+    return XXH3_64bits_digest(s->whole);
 }

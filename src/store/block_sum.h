@@ -5,10 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/err.h"
+
 /**
- * What a tensor's bytes are known by: the XXH3 of each block of MT_SUM_BLOCK bytes, counted from the tensor's first
- * byte (the last block may be shorter), and the XXH3 of these sums, in order, each little-endian. Blocks can be summed
- * in any order and checked one by one.
+ * What bytes of a file are known by: the XXH3 of each block of MT_SUM_BLOCK of them, counted from the first (the last
+ * block may be shorter), and the XXH3 of these sums, in order, each little-endian. Blocks can be summed in any order
+ * and checked one by one.
  */
 enum { MT_SUM_BLOCK = 1 << 20 };
 
@@ -18,9 +20,19 @@ static inline size_t mt_sum_blocks(size_t bytes)
 }
 /** Of one block. */
 uint64_t mt_block_sum(const void *data, size_t bytes);
-/** Sums of the blocks of bytes [at, at + bytes) of a tensor, into sum[]; both ends are a block's, or the tensor's. */
-void mt_block_sums(uint64_t *sum, size_t at, const void *data, size_t bytes);
-/** Of the tensor, from the sums of all its blocks. */
+/** Of all, from the sums of the blocks. */
 uint64_t mt_tensor_sum(const uint64_t *sum, size_t n_blocks);
+
+/** The same of bytes that come in order, in pieces of any size. */
+struct mt_summer {
+    struct XXH3_state_s *block, *whole;
+    size_t n; /* bytes of the block that is open */
+};
+int mt_summer_init(struct mt_summer *s, struct mt_err *err);
+/** Accepts one that is zero. */
+void mt_summer_finish(struct mt_summer *s);
+void mt_summer_begin(struct mt_summer *s);
+void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes);
+uint64_t mt_summer_end(struct mt_summer *s);
 
 #endif

@@ -34,7 +34,7 @@ static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_s
     const struct mt_cfg_list *dirs = &s->in->cfg->memory.nvme_paths;
     uint64_t have, beside = 0;
     uint64_t checkpoint = mt_checkpoint_bytes(s->layout, pp->desc, s->in->cfg->checkpoint.save == MT_SAVE_FULL,
-                                              s->in->cfg->checkpoint.frozen == MT_FROZEN_NAME);
+                                              mt_setup_names_base(s));
     if (mt_hw_disk_free(s->in->cfg->checkpoint.dir, &have, NULL))
         return;
     for (int i = 0; i < dirs->n; i++)

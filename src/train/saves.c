@@ -33,7 +33,7 @@ double mt_saves_expect(const struct mt_saves *s)
     if (s->seconds > 0)
         return s->seconds;
     return (double)mt_checkpoint_bytes(se->setup->layout, mt_plane_desc_of(se->planes, MT_PLANE_HI), full,
-                                       config(s)->checkpoint.frozen == MT_FROZEN_NAME) /
+                                       mt_setup_names_base(se->setup)) /
            GUESSED_RATE;
 }
 
@@ -97,7 +97,7 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     int rc = mt_engine_flush(p->session->engine, err);
     *lost = rc;
     st->updates = mt_engine_updates(p->session->engine);
-    bool named = full && config(s)->checkpoint.frozen == MT_FROZEN_NAME;
+    bool named = full && mt_setup_names_base(p->session->setup);
     if (!rc && named) {
         rc = mt_session_sum_base(p->session, err);
         *lost = rc;

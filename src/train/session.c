@@ -69,6 +69,11 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
     return rc;
 }
 
+static struct mt_base_sums base_sums(const struct mt_session *s)
+{
+    return (struct mt_base_sums){.sum = s->base_sum, .want = s->setup->in->from_files, .files = s->files};
+}
+
 static int fill_model(struct mt_session *s, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
@@ -77,8 +82,9 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
         return mt_weights_init_random(setup->layout, s->planes, (uint64_t)cfg->train.seed,
                                       (int)setup->placement.threads, err);
     const char *dir = setup->in->model_dir;
+    struct mt_base_sums base = base_sums(s);
     int rc = mt_checkpoint_verify_model(dir, false, false, err);
-    return rc ? rc : mt_weights_load(setup->layout, s->planes, dir, setup->request.train ? s->base_sum : NULL, err);
+    return rc ? rc : mt_weights_load(setup->layout, s->planes, dir, setup->request.train ? &base : NULL, err);
 }
 
 static int fill_adapters(struct mt_session *s, struct mt_err *err)
@@ -101,9 +107,9 @@ int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_
         rc = mt_checkpoint_load(resume, setup->layout, s->planes, err);
     else if (!rc && adapters)
         rc = fill_adapters(s, err);
+    struct mt_base_sums base = base_sums(s);
     if (!rc && resume && !adapters)
-        rc = mt_weights_load_base(setup->layout, s->planes, s->files, setup->in->model_dir, setup->in->from_files,
-                                  s->base_sum, err);
+        rc = mt_weights_load_base(setup->layout, s->planes, setup->in->model_dir, &base, err);
     return rc;
 }
 

@@ -178,6 +178,12 @@ int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_
     return rc ? rc : mt_plan_operations(ops, n, &r, err);
 }
 
+bool mt_setup_names_base(const struct mt_setup *s)
+{
+    const struct mt_config *cfg = s->in->cfg;
+    return cfg->checkpoint.save == MT_SAVE_FULL && (s->layout->n_adapters || cfg->checkpoint.frozen == MT_FROZEN_NAME);
+}
+
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err)
 {
     const struct mt_numerics *n = &s->numerics;

@@ -33,6 +33,8 @@ int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use u
 int mt_setup_predict(const struct mt_setup *s, struct mt_sim_graph *graph, struct mt_err *err);
 /** The distinct device operations of a step; *ops is the caller's to free. -ENOENT as above. */
 int mt_setup_operations(const struct mt_setup *s, struct mt_metered **ops, size_t *n, struct mt_err *err);
+/** Do full checkpoints name the base's tensors by their sums, instead of holding them? Those of adapters always do. */
+bool mt_setup_names_base(const struct mt_setup *s);
 /** The planes' parameters, without drives and files; p->elems is allocated, the caller's to free. */
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err);
 void mt_setup_finish(struct mt_setup *s);

@@ -234,12 +234,58 @@ def checkpoints_name_what_is_frozen(tmp, model, data):
     assert "layers.0.mlp.down_proj" in said and not os.path.exists(exported + "-2"), said
 
 
+def turn_a_bit(path, at):
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))
+
+
+def adapters_know_every_byte_of_their_base(tmp, model, data):
+    """In whatever form it is: a bit that turns between two runs is found, by file and tensor, wherever the base lives."""
+    wide, packed = os.path.join(tmp, "wide"), os.path.join(tmp, "nf4")
+    megatrain("export", model, wide, "--dtype", "f32")
+    megatrain("export", model, packed, "--base-dtype", "nf4")
+    fused = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss")  # of all experts, transposed
+    few = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
+    up = "model.layers.1.mlp.up_proj.weight"
+    for source, homes, names in ((model, ("files", "host"), (up, "model.norm.weight")), (wide, ("host",), (up,)),
+                                 (packed, ("host", "disk"), (up, up + ".absmax", up + ".nested_absmax")),
+                                 (fused, ("host",), ("model.layers.0.mlp.experts.down_proj",))):
+        base_dir, out = os.path.join(tmp, "known-base"), os.path.join(tmp, "known")
+        for home in homes:
+            shutil.rmtree(base_dir, ignore_errors=True)
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.copytree(source, base_dir)
+            shutil.rmtree(f"{base_dir}/megatrain", ignore_errors=True)
+            for other in set(glob.glob(f"{base_dir}/*.safetensors")) - set(glob.glob(f"{base_dir}/model*")):
+                os.remove(other)
+            keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__steps=4, memory__base=home)
+            def run(*args, expect=0, **over):
+                return megatrain("run", settings(tmp, base_dir, few if source == fused else data, out, **{**keys, **over}), *args, expect=expect).stderr
+            run("--max-steps", 2)
+            state = json.load(open(f"{out}/checkpoint-2/megatrain/state.json"))
+            assert "base_sum" not in state and state["frozen"]["model"] == base_dir
+            for name in names:
+                path, at = tensor_at(base_dir, name)
+                turn_a_bit(path, at + 50)
+                for then in homes:
+                    said = run("--resume", expect=3, memory__base=then)
+                    said_of = name.split(".weight")[0].replace("experts.", "experts.0.")
+                    assert said_of in said and path in said and "checkpoint says" in said, (name, said)
+                    assert not os.path.exists(f"{out}/checkpoint-4")
+                turn_a_bit(path, at + 50)
+            run("--resume", memory__base=homes[-1])
+            assert os.path.exists(f"{out}/checkpoint-4")
+
+
 def main():
     tmp = tempfile.mkdtemp(prefix="mt-base-")
     try:
         model, data = make_model(tmp)
         for test in (every_home_gives_the_same_bits, nothing_is_written_and_the_page_cache_stays_free,
-                     checkpoints_name_what_is_frozen,
+                     checkpoints_name_what_is_frozen, adapters_know_every_byte_of_their_base,
                      a_bit_that_turns_in_the_file_stops_the_run, what_cannot_be_is_refused):
             test(tmp, model, data)
             print("ok", test.__name__)

@@ -86,7 +86,7 @@ static void files_are_read_as_their_reference_code_does(void **state)
             fail_msg("%s", err.msg);
         assert_int_equal(src.format, cases[i].format);
         assert_int_equal(src.nested, !strcmp(cases[i].name, "nested"));
-        assert_int_equal(mt_packed_reader_init(&r, &st, &src, &t, NULL), 0);
+        assert_int_equal(mt_packed_reader_init(&r, &st, &src, &t, NULL, NULL), 0);
         assert_int_equal(mt_packed_read_f32(&r, 0, t.n, got, NULL), 0);
         expect_decoded(cases[i].name, got, t.n);
         mt_packed_reader_finish(&r);
