@@ -75,6 +75,8 @@ static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enu
         if (r->kind != MT_RANGE_PACKED)
             elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
     }
+    const struct mt_tensor *f32 = mt_unit_f32_tensor(l, (size_t)(u - l->units), dtype);
+    elems += !f32 ? 0 : mt_range_planes(f32->kind).lo != MT_NO_PLANE ? 2 * f32->n : f32->n;
     return elems * mt_dtype_size(MT_BF16) + u->n_in_planes[MT_RANGE_PACKED];
 }
 
@@ -120,7 +122,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         plan->units[u] = (struct mt_unit_shape){
             .place = place_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
-            .packed = unit->n_in_planes[MT_RANGE_PACKED] > 0,
+            .prepared = unit->n_in_planes[MT_RANGE_PACKED] > 0 || mt_unit_f32_tensor(l, u, p->numerics.dtype),
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),

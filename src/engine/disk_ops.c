@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The layout of host staging. A unit's planes on the disk or in files fall in two: those that loads take (weights; lo
- * only in f32) are staged whole, one after the other; what updates alone use goes through in pieces, one after the
- * other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
+ * only in f32, and of units with a router in f32) are staged whole, one after the other; what updates alone use goes in
+ * pieces, one after the other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
  */
 #include "base/mem.h"
 #include "engine/binding.h"
@@ -12,9 +12,9 @@ static size_t bytes_of(const struct mt_binding *b, enum mt_plane_kind k, size_t 
     return mt_plane_desc_bytes(mt_plane_desc_of(b->planes, k), n);
 }
 
-static bool is_loaded(const struct mt_binding *b, enum mt_plane_kind k)
+static bool is_loaded(const struct mt_binding *b, size_t unit, enum mt_plane_kind k)
 {
-    return mt_plane_is_loaded(k, b->dtype);
+    return mt_unit_loaded_planes(b->layout, unit, b->dtype) >> k & 1;
 }
 
 _Static_assert(MT_RANGE_ALIGN % MT_PIECE_ALIGN == 0, "planes are cut at pieces");
@@ -40,7 +40,7 @@ static bool is_away(const struct mt_binding *b, size_t unit, enum mt_plane_kind 
 /* Does plane k of the unit go through the disk queues' buffers in that way? */
 static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
-    return is_away(b, unit, k) && is_loaded(b, k) == staged && (staged || is_updated(b, k));
+    return is_away(b, unit, k) && is_loaded(b, unit, k) == staged && (staged || is_updated(b, k));
 }
 
 /* Offset of plane k in a buffer of the unit's staged planes, or of a piece of the others. */
@@ -58,7 +58,7 @@ struct mt_plane_view mt_plane_view(const struct mt_binding *b, size_t unit, enum
 {
     if (!is_away(b, unit, k))
         return (struct mt_plane_view){mt_plane(b->planes, unit, k), 0};
-    if (is_loaded(b, k))
+    if (is_loaded(b, unit, k))
         return (struct mt_plane_view){staged + offset_in(b, unit, k, true), 0};
     return (struct mt_plane_view){state + offset_in(b, unit, k, false),
                                   piece * b->piece_elems};

@@ -65,11 +65,12 @@ static bool locks_all(const mt_engine *e)
 static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
+    mt_plane_bits loaded = mt_layout_loaded_planes(e->p.layout, e->p.numerics.dtype);
     for (int k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
         size_t bytes;
         void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
         bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
-        if (!p || !(gradient || mt_plane_is_loaded((enum mt_plane_kind)k, e->p.numerics.dtype)))
+        if (!p || !(gradient || loaded >> k & 1))
             continue;
         rc = mt_device_register_host(e->b.dev, p, bytes, err);
         if (!rc)

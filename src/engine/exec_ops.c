@@ -65,6 +65,33 @@ static int load_range(const struct mt_binding *b, int unit, const struct mt_rang
     return load_half(b, dst, 1, r->first, r->n, lo, err);
 }
 
+/* What is FP32 beside weights in bf16: hi and lo, a second time. */
+static int load_f32_tensor(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
+{
+    const struct mt_tensor *t = mt_unit_f32_tensor(b->layout, (size_t)unit, b->dtype);
+    struct mt_range_planes k = mt_range_planes(t ? t->kind : MT_RANGE_FROZEN);
+    if (!t)
+        return 0;
+    char *to = dst + mt_unit_f32_at(b->layout, (size_t)unit, b->dtype);
+    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * t->at;
+    int rc = load_half(b, to, 0, 0, t->n, hi, err);
+    if (rc || k.lo == MT_NO_PLANE)
+        return rc;
+    return load_half(b, to, 1, 0, t->n, mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data + 2 * t->at, err);
+}
+
+static int join_f32_tensor(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
+{
+    const struct mt_tensor *t = mt_unit_f32_tensor(b->layout, (size_t)unit, b->dtype);
+    if (!t)
+        return 0;
+    return mt_op_join(b->dev,
+                      &(struct mt_join){.buf = w + mt_unit_f32_at(b->layout, (size_t)unit, b->dtype),
+                                        .n = mt_align_up(t->n, MT_JOIN_BLOCK),
+                                        .no_lo = mt_range_planes(t->kind).lo == MT_NO_PLANE},
+                      err);
+}
+
 /* Ranges to where they are used; what is packed to where it is decoded from. */
 static int load_weights(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
@@ -74,6 +101,8 @@ static int load_weights(const struct mt_binding *b, int unit, char *dst, char *s
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++)
         if (b->layout->ranges[i].kind != MT_RANGE_PACKED)
             rc = load_range(b, unit, &b->layout->ranges[i], dst, staged, err);
+    if (!rc)
+        rc = load_f32_tensor(b, unit, dst, staged, err);
     if (rc || !packed)
         return rc;
     return copy_flat(b, MT_STREAM_H2D, dst + mt_unit_landing(b->layout, (size_t)unit, b->dtype),
@@ -125,7 +154,7 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
 /* What has been loaded, as it is computed with. */
 static int prepare_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
-    int rc = b->dtype == MT_F32 ? join_weights(b, unit, w, err) : 0;
+    int rc = b->dtype == MT_F32 ? join_weights(b, unit, w, err) : join_f32_tensor(b, unit, w, err);
     return rc ? rc : mt_unit_decode(b->layout, (size_t)unit, b->dtype, w, b->dev, err);
 }
 

@@ -24,8 +24,7 @@ struct tiers {
     struct mt_engine_plan *plan;
     const struct mt_engine_params *p;
     struct mt_plane_desc desc[MT_N_PLANES];
-    mt_plane_bits loaded;    /* kinds that loads read */
-    mt_plane_bits updated;   /* that updates read and write, and loads do not */
+    mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
     mt_plane_bits files;     /* that are read in place from files */
     mt_plane_bits fixed;     /* whose home is said, these included */
@@ -39,17 +38,14 @@ static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
     enum mt_base_home base = t->base;
-    t->loaded = mt_loaded_planes(t->p->numerics.dtype);
     t->files = base == MT_BASE_FILES ? mt_file_planes() : 0;
     t->fixed = t->files | (base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0);
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT)
             t->gradients |= bit;
-        else if (t->loaded & bit)
-            continue;
         else if (t->desc[k].range == MT_RANGE_TRAINED)
-            t->updated |= bit;
+            t->trained |= bit;
     }
 }
 
@@ -83,14 +79,15 @@ static void describe(const struct tiers *t, size_t unit)
     struct mt_unit_shape *s = &t->plan->units[unit];
     mt_plane_bits disk = t->plan->on_disk[unit], away = disk | (t->files & has_planes(t, unit));
     bool updates = has_planes(t, unit) & t->gradients;
+    mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
     s->staged_bytes = s->staged_bytes_written = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        if (away & t->loaded & 1 << k) {
+        if (away & loaded & 1 << k) {
             s->staged_bytes += plane_bytes(t, unit, k);
             s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
         }
     s->grad_on_disk = disk & t->gradients;
-    s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->updated) : 0;
+    s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->trained & ~loaded) : 0;
     s->state_elem_bytes = updates ? s->state_elem_bytes_written + elem_bytes(t, disk & t->gradients) : 0;
 }
 

@@ -266,7 +266,8 @@ static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int l
 {
     b->u = &b->l->units[b->l->n_units++];
     *b->u = (struct mt_unit){.kind = kind, .layer = layer, .block = block,
-                             .first_tensor = b->l->n_tensors, .first_part = b->l->n_parts};
+                             .first_tensor = b->l->n_tensors, .first_part = b->l->n_parts,
+                             .f32_tensor = MT_NO_TENSOR};
 }
 
 static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kind, int first_expert, int n_experts)
@@ -500,6 +501,18 @@ static void count_active(struct mt_layout *l)
     l->n_active = rest + (of_experts ? of_experts / (uint64_t)m->n_experts * (uint64_t)m->top_k : 0);
 }
 
+/* Their matrices; biases that choose experts are on the device as constants (select_bias.c). */
+static void find_f32_routers(struct mt_layout *l)
+{
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->adapter || t->n_dims != 2 || !l->stored[t->place.stored].is_f32)
+            continue;
+        l->units[t->unit].f32_tensor = i;
+        l->f32_routers = true;
+    }
+}
+
 static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, struct mt_err *err)
 {
     struct mt_layout *l = b->l;
@@ -534,6 +547,8 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         rc = sort_names(l, err);
     if (!rc)
         rc = mt_stored_place(l, err);
+    if (!rc)
+        find_f32_routers(l);
     return rc ? rc : mt_layout_set_ranges(l, err);
 }
 
@@ -574,6 +589,12 @@ void mt_layout_destroy(struct mt_layout **l)
 static int compare_name(const void *name, const void *t)
 {
     return strcmp(name, (*(const struct mt_tensor *const *)t)->name);
+}
+
+const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    size_t t = l->units[unit].f32_tensor;
+    return dtype == MT_F32 || t == MT_NO_TENSOR ? NULL : &l->tensors[t];
 }
 
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name)

@@ -129,6 +129,7 @@ struct mt_part {
     struct mt_param (*expert)[MT_EXPERT_MAX_PARAMS]; /* [n_experts] parameters of each, by the kind's roles */
 };
 
+#define MT_NO_TENSOR SIZE_MAX
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
 
 /** What is streamed at once: consecutive parts of the model and their parameters. */
@@ -144,6 +145,7 @@ struct mt_unit {
     size_t first_tensor, n_tensors;
     size_t first_part, n_parts;
     size_t first_range, n_ranges;
+    size_t f32_tensor;           /* that is multiplied with in FP32 whatever the compute dtype; MT_NO_TENSOR: none */
     size_t n_grad;               /* elements of its FP32 gradient: parameters of which something is trained */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     bool trainable;              /* any of its tensors is */
@@ -179,6 +181,7 @@ struct mt_layout {
     size_t n_tensors;
     struct mt_stored *stored;  /* the tensors of the model's files, by layer */
     size_t n_stored;
+    bool f32_routers;          /* units have an f32_tensor: routers that are F32 in files of bf16 */
     size_t *pieces;            /* [n_tensors] indices of tensors, grouped by what stores them */
     const struct mt_tensor **by_name; /* [n_tensors] sorted */
     struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* what mt_part.expert points into */
@@ -216,6 +219,8 @@ int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, con
 void mt_layout_destroy(struct mt_layout **l);
 /** Divides units into ranges again, after tensors' trainable, is_bf16, in_file or packed was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
+/** What of the unit is FP32 on the device beside its weights in `dtype`; NULL: nothing, or all is. */
+const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** NULL: there is none of that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 

@@ -57,6 +57,7 @@ bool mt_linear_is_trained(const struct mt_linear_bwd *a)
 
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
+    enum mt_dtype dtype = a->f32 ? MT_F32 : m->dt;
     int rc = 0;
     float *dw = mt_grad_of(a->g, a->p), *db = mt_grad_of(a->g, a->bias);
     if (dw)
@@ -65,7 +66,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                             .m = a->out,
                             .n = a->in,
                             .k = a->n,
-                            .dtype = m->dt,
+                            .dtype = dtype,
                             .d_dtype = MT_F32,
                             .trans_a = true,
                             .a = a->dy,
@@ -84,7 +85,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                                 .n = a->n,
                                 .c = a->out,
                                 .ld = a->out,
-                                .dtype = m->dt,
+                                .dtype = dtype,
                                 .dy = a->dy,
                                 .db = db,
                                 .workspace = m->workspace,

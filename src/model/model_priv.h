@@ -169,6 +169,7 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
 struct mt_linear_bwd {
     size_t n, in, out;
     const void *x, *w, *dy;
+    bool f32; /* x and dy are FP32 whatever the compute dtype: for the weights' gradient alone */
     struct mt_param p, bias;
     float *g;
     void *dx;

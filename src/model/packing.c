@@ -233,8 +233,16 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
     return mt_align_up(MT_MAX(landing, all - MT_MIN(all, plane)), LANDING_ALIGN);
 }
 
+size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    return mt_align_up(mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED], LANDING_ALIGN);
+}
+
 size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
+    const struct mt_tensor *t = mt_unit_f32_tensor(l, unit, dtype);
+    if (t)
+        return mt_unit_f32_at(l, unit, dtype) + mt_align_up(t->n, MT_JOIN_BLOCK) * sizeof(float);
     return mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED];
 }
 

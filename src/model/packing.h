@@ -14,10 +14,13 @@
  * order of the tensors, none before the codes that it would overwrite are decoded.
  */
 
-/** Bytes that a unit's buffer has for weights in `dtype`: its elements, and where its packed plane lands. */
+/** Bytes that a unit's buffer has for weights in `dtype`: its elements, where its packed plane lands, and what of it is
+ * FP32 all the same. */
 size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Where it lands: an offset in that buffer, at which the plane just fits. */
 size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+/** Where the FP32 copy of the unit's f32_tensor lies: an offset in that buffer, behind all else; of whole join blocks. */
+size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Submits the decoding of what has landed in the unit's buffer. `submit`: mt_device_submit(), or what stands for it. */
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err);

@@ -61,6 +61,21 @@ mt_plane_bits mt_loaded_planes(enum mt_dtype dtype)
     return loaded;
 }
 
+mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    const struct mt_tensor *t = mt_unit_f32_tensor(l, unit, dtype);
+    enum mt_plane_kind lo = t ? planes_of[t->kind].lo : MT_NO_PLANE;
+    return mt_loaded_planes(dtype) | (lo != MT_NO_PLANE ? (mt_plane_bits)1 << lo : 0);
+}
+
+mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype dtype)
+{
+    mt_plane_bits loaded = 0;
+    for (size_t u = 0; u < l->n_units; u++)
+        loaded |= mt_unit_loaded_planes(l, u, dtype);
+    return loaded;
+}
+
 mt_plane_bits mt_frozen_planes(void)
 {
     mt_plane_bits frozen = 0;

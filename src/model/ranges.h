@@ -17,6 +17,9 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
 mt_plane_bits mt_loaded_planes(enum mt_dtype dtype);
+/** The same of one unit: with lo of what is FP32 on the device whatever the compute dtype; and of any unit. */
+mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype dtype);
 /** Kinds that hold weights which are not trained; and of them, those that can be read in place from the model's files. */
 mt_plane_bits mt_frozen_planes(void);
 mt_plane_bits mt_file_planes(void);

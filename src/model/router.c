@@ -8,6 +8,7 @@
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
+#include "model/packing.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -65,7 +66,14 @@ struct scratch {
     void *dlogits; /* for backward: [n, experts] */
     float *dgate;  /* [n] */
     float *dn;     /* [n, hidden] gradient of the norm's output, in FP32 from all that contributes */
+    float *n32;    /* [n, hidden] the norm's output, for a router that is multiplied with in FP32 */
 };
+
+/* The dtype of its product and of the logits' gradient: FP32 where the router is F32 in files of bf16. */
+static enum mt_dtype product_dtype(const struct mt_layout *l, enum mt_dtype dtype)
+{
+    return l->f32_routers ? MT_F32 : dtype;
+}
 
 static enum mt_dtype logits_dtype(const struct mt_moe *moe, enum mt_dtype dtype)
 {
@@ -75,12 +83,14 @@ static enum mt_dtype logits_dtype(const struct mt_moe *moe, enum mt_dtype dtype)
 static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
+    enum mt_dtype product = product_dtype(p->layout, p->dtype);
     size_t at = 0, n = p->max_tokens, size = mt_dtype_size(p->dtype), back = p->backward ? n : 0;
     s->logits = mt_take(base, &at, n * (size_t)c->moe.n_experts * mt_dtype_size(logits_dtype(&c->moe, p->dtype)));
     s->act = mt_take(base, &at, n * (size_t)c->moe.shared_width * size);
     s->dgate = mt_take(base, &at, c->moe.shared_gate ? back * sizeof(float) : 0);
-    s->dlogits = mt_take(base, &at, back * (size_t)c->moe.n_experts * size);
+    s->dlogits = mt_take(base, &at, back * (size_t)c->moe.n_experts * mt_dtype_size(product));
     s->dn = mt_take(base, &at, back * (size_t)c->hidden * sizeof(float));
+    s->n32 = mt_take(base, &at, product == p->dtype ? 0 : n * (size_t)c->hidden * sizeof(float));
     return at;
 }
 
@@ -148,6 +158,26 @@ static struct mt_routing own_routing(const struct mt_part_run *r)
     return t;
 }
 
+static const void *router_weight(const struct mt_part_run *r)
+{
+    const mt_model *m = r->m;
+    return mt_unit_f32_tensor(m->layout, r->of->unit, m->dt)
+               ? (const char *)r->w + mt_unit_f32_at(m->layout, r->of->unit, m->dt)
+               : mt_elem(m, r->w, r->part->param[MT_ROUTER_WEIGHT].at);
+}
+
+/* n as the router is multiplied with it: *n is replaced. */
+static int widen(const struct mt_part_run *r, const struct scratch *s, const void **n, struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    struct mt_cast cast = {r->in->n_tokens * m->wd.c, m->dt, MT_F32, *n, s->n32};
+    if (product_dtype(m->layout, m->dt) == m->dt)
+        return 0;
+    *n = s->n32;
+    return mt_op_cast(m->dev, &cast, err);
+}
+
+/* n: as widen() leaves it. */
 static int router_logits(const struct mt_part_run *r, const void *n, void *logits, struct mt_err *err)
 {
     const mt_model *m = r->m;
@@ -158,12 +188,12 @@ static int router_logits(const struct mt_part_run *r, const void *n, void *logit
                           .m = r->in->n_tokens,
                           .n = (size_t)moe->n_experts,
                           .k = m->wd.c,
-                          .dtype = m->dt,
+                          .dtype = product_dtype(m->layout, m->dt),
                           .d_dtype = logits_dtype(moe, m->dt),
                           .trans_b = true,
                           .a = n,
                           .lda = m->wd.c,
-                          .b = mt_elem(m, r->w, p[MT_ROUTER_WEIGHT].at),
+                          .b = router_weight(r),
                           .ldb = m->wd.c,
                           .bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL,
                           .d = logits,
@@ -198,7 +228,8 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
 struct sum_product {
     size_t in, out;
     const void *a; /* [n, in] */
-    struct mt_param w;
+    enum mt_dtype dtype; /* of a and w */
+    const void *w;
     bool transposed;
     const float *c;
     float *d; /* [n, out] */
@@ -212,12 +243,12 @@ static int add_product(const struct mt_part_run *r, const struct sum_product *p,
                           .m = r->in->n_tokens,
                           .n = p->out,
                           .k = p->in,
-                          .dtype = m->dt,
+                          .dtype = p->dtype,
                           .d_dtype = MT_F32,
                           .trans_b = p->transposed,
                           .a = p->a,
                           .lda = p->in,
-                          .b = mt_elem(m, r->w, p->w.at),
+                          .b = p->w,
                           .ldb = p->transposed ? p->in : p->out,
                           .c = p->c,
                           .ldc = p->out,
@@ -283,9 +314,13 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     struct scratch s = scratch_of(r);
     float *sum = own_rows(r, r->of->sum, m->wd.c * sizeof(float));
     struct sum_product shared = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = s.act,
-                                 .w = r->part->param[MT_ROUTER_SHARED_DOWN], .transposed = true, .c = sum, .d = sum};
+                                 .dtype = m->dt, .w = mt_elem(m, r->w, r->part->param[MT_ROUTER_SHARED_DOWN].at),
+                                 .transposed = true, .c = sum, .d = sum};
+    const void *n = norm_output(r);
     (void)y; /* the combining part makes it, of the sum */
-    int rc = router_logits(r, norm_output(r), s.logits, err);
+    int rc = widen(r, &s, &n, err);
+    if (!rc)
+        rc = router_logits(r, n, s.logits, err);
     if (!rc)
         rc = route(r, s.logits, err);
     if (!rc && mt_model_balances(m))
@@ -304,7 +339,7 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
                                 .n = r->in->n_tokens,
                                 .e = (size_t)moe->n_experts,
                                 .k = (size_t)moe->top_k,
-                                .dtype = m->dt,
+                                .dtype = product_dtype(m->layout, m->dt),
                                 .logits_dtype = logits_dtype(moe, m->dt),
                                 .rule = rule_of(moe),
                                 .logits = s->logits,
@@ -350,8 +385,8 @@ static int shared_backward(const struct mt_part_run *r, const struct scratch *s,
                                  .p = p[MT_ROUTER_SHARED_DOWN], .g = r->g, .dx = s->act};
     struct mt_linear_bwd gate_up = {.n = n, .in = m->wd.c, .out = 2 * width, .x = m->h, .w = r->w, .dy = rec.gate_up,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
-    struct sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = rec.gate_up, .w = p[MT_ROUTER_SHARED_GATE_UP],
-                             .c = s->dn, .d = s->dn};
+    struct sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = rec.gate_up, .dtype = m->dt,
+                             .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = s->dn, .d = s->dn};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = shared_glu_backward(r, s, err);
@@ -370,13 +405,18 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     size_t n = r->in->n_tokens, experts = (size_t)m->layout->cfg.moe.n_experts;
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
-    struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits, .w = p[MT_ROUTER_WEIGHT],
+    struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
+                              .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r),
                               .c = own_rows(r, r->of->dn, m->wd.c * sizeof(float)), .d = s.dn};
-    struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .x = m->h, .w = r->w, .dy = s.dlogits,
-                                 .p = p[MT_ROUTER_WEIGHT], .bias = p[MT_ROUTER_BIAS], .g = r->g};
+    struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
+                                 .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
+                                 .bias = p[MT_ROUTER_BIAS], .g = r->g};
     int rc = mt_norm(m, n, r->x, r->w, p[MT_ROUTER_NORM], m->h, rec.rstd, true, err);
+    gate.x = m->h;
     if (!rc)
-        rc = router_logits(r, m->h, s.logits, err);
+        rc = widen(r, &s, &gate.x, err);
+    if (!rc)
+        rc = router_logits(r, gate.x, s.logits, err);
     if (!rc)
         rc = router_backward(r, &s, err);
     if (!rc)

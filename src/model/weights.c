@@ -361,7 +361,8 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     if (rc)
         return rc;
     bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
-    bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : !strcmp(l->cfg.torch_dtype, "bfloat16");
+    bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
+    bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
     bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
@@ -381,6 +382,16 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     return 0;
 }
 
+/* Norms, routers and the like that are F32 in files of bf16 are so in files that are written. */
+static void mark_f32(struct mt_layout *l, const struct mt_st_model *st)
+{
+    const struct mt_st_tensor *embed = mt_stored_find(st, l->stored[0].name);
+    for (size_t i = 0; embed && embed->dtype == MT_ST_BF16 && i < l->n_stored; i++) {
+        const struct mt_st_tensor *t = mt_stored_find(st, l->stored[i].name);
+        l->stored[i].is_f32 |= t && t->dtype == MT_ST_F32;
+    }
+}
+
 int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
 {
     for (size_t i = 0; i < l->n_tensors; i++)
@@ -398,8 +409,10 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
         any |= !l->tensors[i].trainable;
-    if (any && dir)
+    if (dir)
         read = !mt_st_open_dir(&st, dir, &unreadable);
+    if (read)
+        mark_f32(l, &st);
     const cJSON *last = NULL;
     for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
         bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);

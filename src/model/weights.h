@@ -42,7 +42,7 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
 enum { MT_IN_FILE_BYTES = 1 << 20 };
 
 /**
- * Finds out how DIR's safetensors hold the frozen tensors: as bf16, whose masters need no more than hi, and which of
+ * Finds out which tensors DIR's safetensors have in F32 beside others in bf16, and how they hold the frozen ones: as bf16, whose masters need no more than hi, and which of
  * these can be read in place, or packed; those that are wider and can be are to be packed as `wanted`. Divides the
  * layout into ranges again. Reads headers and notes alone; without any file, or with dir NULL, config.json is believed.
  * only: an object with the names of those that come from

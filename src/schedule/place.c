@@ -209,7 +209,7 @@ static void emit_load(struct placer *p, int object)
     }
     s->loaded = true;
     s->load = e->key;
-    if (weights && (p->params->join || p->params->units[o->unit].packed)) {
+    if (weights && (p->params->join || p->params->units[o->unit].prepared)) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
         join.once = in.once;

@@ -117,7 +117,7 @@ struct mt_unit_shape {
     enum mt_unit_place place;
     enum mt_size_class size_class;
     size_t weight_bytes; /* on the device, in the compute dtype; with where a load lands that is decoded */
-    bool packed;         /* some of it is decoded after each load: a JOIN, as where hi and lo are joined */
+    bool prepared;       /* after each load some of it is decoded, or hi and lo joined: by a JOIN */
     size_t link_bytes;   /* of a load */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients on their way out, as cast */

@@ -4,12 +4,15 @@ neither states nor traffic, evaluation, sampling and plans work, and what cannot
 import json
 import math
 import os
+import random
 import re
+import shutil
+import struct
 import sys
 import tempfile
 
 from tiny import (base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
-                  write_model)
+                  write_model, write_safetensors)
 
 STEPS = 5
 MOE = dict(mlp_only_layers=[1], num_hidden_layers=3)
@@ -110,6 +113,82 @@ def biases_and_other_routers_move_no_bit(tmp, model, data):
         first = bits("all")
         assert bits("one", memory__expert_group=1, memory__slots=2, memory__activations="recompute") == first, family
         assert bits("three", {"MEGATRAIN_POISON": "1"}, memory__expert_group=3, memory__activations="offload") == first, family
+
+
+def f32_routers_are_f32_in_bf16(tmp, model, data):
+    """ERNIE, Hunyuan: bits of a router below bf16's count in bf16 compute; no placement moves one; files keep them."""
+    data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
+    drive = os.path.join(tmp, "drive")
+    os.makedirs(drive, exist_ok=True)
+    for family, name in (("ernie4_5_moe", "mlp.gate.weight"), ("hunyuan_v1_moe", "mlp.gate.wg.weight")):
+        released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", family)
+        t = read_safetensors(os.path.join(released, "model.safetensors"))
+        routers = [n for n in t if n.endswith(name)]
+        assert routers and all(t[n][0] == "F32" for n in routers)
+        r, wide = random.Random(1), dict(t)
+        for n in routers:  # lo anew, below half a unit of hi: the same in bf16
+            wide[n] = (*t[n][:2], b"".join(struct.pack("<I", u & 0xffff0000 | r.randrange(0x7fff))
+                                           for u, in struct.iter_unpack("<I", t[n][2])))
+        models = {}
+        for kind, tensors in (("wide", wide), ("rounded", t)):
+            models[kind] = os.path.join(tmp, f"{family}-{kind}")
+            shutil.copytree(released, models[kind])
+            write_safetensors(os.path.join(models[kind], "model.safetensors"), tensors)
+        def bits(run, kind="wide", env=None, split=0, **over):
+            out = os.path.join(tmp, f"{family}-{run}-run")
+            ini = write_ini(out + ".ini", base(models[kind], data, out, **{
+                "model__init": "weights", "train__steps": 3, "model__dtype": "bf16", "data__eval": "", **over}))
+            if split:
+                megatrain("-q", "run", ini, "--max-steps", split)
+            megatrain("-q", "run", ini, *["--resume"] * bool(split), env=env)
+            return losses(out), planes(os.path.join(out, "checkpoint-3"))
+        first = bits("all")
+        assert bits("rounded", "rounded")[0][0] != first[0][0], f"{family}: what is below bf16 does not count"
+        assert bits("f32", model__dtype="f32")[0][0] != bits("f32r", "rounded", model__dtype="f32")[0][0]
+        for run, more in {"one": {"memory__expert_group": 1, "memory__slots": 2, "memory__activations": "recompute",
+                                  "env": {"MEGATRAIN_POISON": "1"}},
+                          "half": {"memory__unit": "half", "memory__activations": "offload", "env": {"MEGATRAIN_POISON": "1"}},
+                          "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "env": PIECES},
+                          "split": {"split": 1}}.items():
+            assert bits(run, **more) == first, (family, run)
+        host = smallest(tmp, base(models["wide"], data, os.path.join(tmp, "none"), model__init="weights", data__eval="",
+            model__dtype="bf16", memory__states="disk", memory__nvme_paths=drive), "host_budget", 256 << 10)
+        assert bits("all on disk", memory__states="disk", memory__nvme_paths=drive, memory__host_budget=host,
+                    env={**PIECES, "MEGATRAIN_POISON": "1"}) == first, family
+        saved = read_safetensors(os.path.join(tmp, f"{family}-all-run", "checkpoint-3", "model.safetensors"))
+        assert all(saved[n][0] == "F32" and saved[n][2] != wide[n][2] for n in routers)
+        assert all(v[0] == t[n][0] for n, v in saved.items()), "dtypes of the release"
+        # frozen they stay as they are, with other bits or none below bf16
+        for kind, tensors in (("wide", wide), ("rounded", t)):
+            frozen = {"model__freeze": "*.gate.w*"}
+            one = bits(f"frozen-{kind}", kind, **frozen)
+            assert one == bits(f"frozen-{kind}-disk", kind, memory__states="disk", memory__nvme_paths=drive, **frozen)
+            saved = read_safetensors(os.path.join(tmp, f"{family}-frozen-{kind}-run", "checkpoint-3", "model.safetensors"))
+            assert all(saved[n] == tensors[n] for n in routers), kind
+
+
+def norms_that_files_have_in_f32_stay_so(tmp, model, data):
+    data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
+    released = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss")
+    t = read_safetensors(os.path.join(released, "model.safetensors"))
+    for n, (dtype, shape, raw) in t.items():
+        if "norm" in n:  # a bit below bf16's
+            t[n] = ("F32", shape, b"".join(struct.pack("<I", u << 16 | 5) for u, in struct.iter_unpack("<H", raw)))
+    wide = os.path.join(tmp, "norms")
+    shutil.copytree(released, wide)
+    write_safetensors(os.path.join(wide, "model.safetensors"), t)
+    for freeze in "", "*norm*":
+        out = os.path.join(tmp, "norms-run" + str(bool(freeze)))
+        megatrain("-q", "run", write_ini(out + ".ini", base(wide, data, out, model__init="weights", train__steps=2,
+                                                            model__dtype="bf16", data__eval="", model__freeze=freeze,
+                                                            checkpoint__frozen="copy")))
+        for folder in os.path.join(out, "checkpoint-2"), os.path.join(out, "export"):
+            if folder.endswith("export"):
+                megatrain("-q", "export", os.path.join(out, "checkpoint-2"), folder)
+            saved = read_safetensors(os.path.join(folder, "model.safetensors"))
+            assert {n: v[0] for n, v in saved.items()} == {n: v[0] for n, v in t.items()}
+            norms = [n for n in t if "norm" in n]
+            assert norms and all((saved[n] == t[n]) == bool(freeze) for n in norms), freeze
 
 
 def on_a_gpu(tmp, model, data):

@@ -10,7 +10,7 @@ import struct
 import sys
 import tempfile
 
-from tiny import base, losses, megatrain, planes, read_safetensors, write_data, write_ini, write_model
+from tiny import base, losses, megatrain, planes, read_safetensors, write_data, write_ini, write_model, write_safetensors
 
 RELEASED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss_mxfp4")
 STEPS = 4
@@ -25,18 +25,6 @@ def tensors(folder):
 def quantization(folder):
     with open(os.path.join(folder, "config.json")) as f:
         return json.load(f).get("quantization_config")
-
-
-def write_safetensors(path, t):
-    header, at, body = {"__metadata__": {"format": "pt"}}, 0, []
-    for name, (dtype, shape, data) in t.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-        body.append(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(body))
 
 
 def is_packed(name):
