@@ -249,6 +249,7 @@ int cli_cmd_plan(struct cli *cli, const struct cli_args *args)
 {
     struct plan_view v;
     struct mt_err err = {0};
+    mt_mem_keep_freed();
     int rc = plan_view_open(&v, args->n_operands ? args->operands[0] : NULL, args, &err), code = 0;
     if (!rc && cli_arg(args, "measure"))
         rc = measure_and_keep(&v, cli, &err);

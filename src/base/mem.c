@@ -2,6 +2,9 @@
 #include "base/mem.h"
 
 #include <stdio.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +35,14 @@ bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size)
     memcpy(items, &p, sizeof(p));
     *capacity = n;
     return true;
+}
+
+void mt_mem_keep_freed(void)
+{
+#ifdef M_TRIM_THRESHOLD
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+#endif
 }
 
 const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes)

@@ -47,6 +47,13 @@ void *mt_alloc_aligned(size_t bytes);
 /** Grows *items to hold `need` elements (doubling); false where memory is short. */
 bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size);
 
+/**
+ * From now on freed memory stays with the process: for a program that makes and frees the same large lists over and
+ * over, such as a search, where most of its time would go into new pages. Where the C library has no such setting,
+ * nothing happens.
+ */
+void mt_mem_keep_freed(void);
+
 /** "1.50 GiB" into buf; returns buf. */
 const char *mt_format_bytes(char *buf, size_t len, uint64_t bytes);
 /** "42s", "7m29s", "4h46m"; returns buf. */

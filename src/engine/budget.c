@@ -390,7 +390,8 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
     plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
-    if (!plan.units || !plan.on_disk || !plan.values) {
+    plan.planes = mt_calloc(p->layout->n_units, sizeof(*plan.planes));
+    if (!plan.units || !plan.on_disk || !plan.values || !plan.planes) {
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
@@ -451,5 +452,6 @@ void mt_engine_plan_finish(struct mt_engine_plan *plan)
     free(plan->units);
     free(plan->values);
     free(plan->on_disk);
+    free(plan->planes);
     *plan = (struct mt_engine_plan){0};
 }

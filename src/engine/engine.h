@@ -42,6 +42,12 @@ struct mt_engine_params {
     uint64_t disk_spill_at;         /* plan.disk_spill_bytes from there on are the engine's */
 };
 
+/** What planes a unit has, wherever they live. */
+struct mt_unit_planes {
+    mt_plane_bits has;
+    size_t bytes[MT_N_PLANES]; /* 0: it has none of the kind */
+};
+
 /** Where the device budget goes; the engine allocates exactly this. */
 struct mt_engine_plan {
     struct mt_program_params program; /* `units` and `values` are owned by the plan */
@@ -55,6 +61,7 @@ struct mt_engine_plan {
     size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
     enum mt_activations activations;  /* as decided */
     mt_plane_bits *on_disk;           /* [n_units] the planes that live on the disk; owned by the plan */
+    struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
     mt_plane_bits in_files;           /* kinds of planes that are read in place from the model's files */
     size_t file_bytes;                /* host memory of blocks that are being read from them */

@@ -51,16 +51,26 @@ static void sort_kinds(struct tiers *t)
 
 static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
 {
-    size_t n = mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]);
-    return mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
+    return t->plan->planes[unit].bytes[k];
 }
 
 static mt_plane_bits has_planes(const struct tiers *t, size_t unit)
 {
-    mt_plane_bits has = 0;
-    for (int k = 0; k < MT_N_PLANES; k++)
-        has |= (mt_plane_bits)(mt_unit_n_elems(&t->p->layout->units[unit], &t->desc[k]) > 0) << k;
-    return has;
+    return t->plan->planes[unit].has;
+}
+
+/* They are asked for so often that they are worked out once. */
+static void measure_units(const struct tiers *t)
+{
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        struct mt_unit_planes *planes = &t->plan->planes[u];
+        planes->has = 0;
+        for (int k = 0; k < MT_N_PLANES; k++) {
+            size_t n = mt_unit_n_elems(&t->p->layout->units[u], &t->desc[k]);
+            planes->has |= (mt_plane_bits)(n > 0) << k;
+            planes->bytes[k] = mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
+        }
+    }
 }
 
 /* Bytes of an element of several planes. Pieces are whole blocks of all of them. */
@@ -325,6 +335,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
     uint64_t beside = 0;
     sort_kinds(&t);
+    measure_units(&t);
     put_base(&t);
     plan->in_files = t.files;
     plan->file_bytes = t.files ? mt_file_weights_bytes(0) : 0;

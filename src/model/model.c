@@ -192,14 +192,16 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
 
 static int alloc_host(mt_model *m, struct mt_err *err)
 {
-    int rc = mt_host_alloc(&m->inputs_host, m->p.max_micro * m->input_bytes, "step inputs", err);
+    /* where nothing is computed, nearly none of it is used */
+    int (*alloc)(void **, size_t, const char *, struct mt_err *) = m->p.assumed_rows ? mt_host_map : mt_host_alloc;
+    int rc = alloc(&m->inputs_host, m->p.max_micro * m->input_bytes, "step inputs", err);
     void *stats = NULL;
     if (!rc)
-        rc = mt_host_alloc(&stats, m->stats_bytes, "step statistics", err);
+        rc = alloc(&stats, m->stats_bytes, "step statistics", err);
     m->stats_host = stats;
     void *counts = NULL;
     if (!rc && m->counts_bytes)
-        rc = mt_host_alloc(&counts, m->counts_bytes, "rows of experts", err);
+        rc = alloc(&counts, m->counts_bytes, "rows of experts", err);
     m->counts = counts;
     m->shares_host = counts ? (float *)counts + m->counts_bytes / sizeof(float) - m->layout->cfg.moe.n_experts : NULL;
     if (!rc && counts)

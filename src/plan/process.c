@@ -21,7 +21,7 @@ enum {
 uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
 {
     uint64_t threads = (uint64_t)p->threads, largest = 0;
-    for (size_t i = 0; i < p->layout->n_tensors; i++)
+    for (size_t i = 0; i < p->layout->n_tensors && largest < SAVED_PIECE; i++)
         largest = MT_MAX(largest, (uint64_t)p->layout->tensors[i].n * 4);
     return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +

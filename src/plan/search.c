@@ -232,13 +232,14 @@ static int try_group(struct search *s, const struct group *g, struct mt_err *err
     bool fits = sim.seconds > 0;
     if (rc || !fits || t.placement.slots != MT_AUTO || is_long(g))
         return rc;
+    int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* what the rules make of auto */
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
         struct mt_sim_result other;
         double near = s->found ? s->best.sim.makespan : 0;
         if (s->found && g->least * NEAR_ENOUGH >= near)
             return 0;
         t.placement.slots = more[i];
-        if ((size_t)more[i] <= between)
+        if ((size_t)more[i] <= between && more[i] != tried)
             rc = try_one(s, &t, g->costs, &other, err);
     }
     return rc;

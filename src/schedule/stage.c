@@ -181,10 +181,7 @@ static void walk(struct mt_stager *s)
         if (t->old != MT_STAGE_NONE) {
             mt_stage_emit_old(s, t);
         } else {
-            int32_t last = mt_stage_emit_update(s, t);
-            for (size_t k = 0; k < s->old->n_instrs && s->old->instrs[k].op == MT_OP_ADAM; k++)
-                if (s->old->instrs[k].unit == t->unit)
-                    s->map[k] = last;
+            s->map[s->unit_update[t->unit]] = mt_stage_emit_update(s, t);
         }
         if (object != MT_STAGE_NONE)
             s->staged[object].next_use = t->next_use;
@@ -198,13 +195,14 @@ static bool alloc_lists(struct mt_stager *s)
     size_t n = s->old->n_instrs, units = s->old->n_units, objects = s->old->n_objects;
     s->map = mt_calloc(n, sizeof(*s->map));
     s->steps = mt_calloc(n + units, sizeof(*s->steps));
-    s->unit_staged = mt_calloc(3 * units + objects, sizeof(int));
+    s->unit_staged = mt_calloc(4 * units + objects, sizeof(int));
     if (!s->map || !s->steps || !s->unit_staged)
         return false;
     s->unit_grad = s->unit_staged + units;
     s->unit_state = s->unit_grad + units;
-    s->spilled = s->unit_state + units;
-    for (size_t i = 0; i < 3 * units + objects; i++)
+    s->unit_update = s->unit_state + units;
+    s->spilled = s->unit_update + units;
+    for (size_t i = 0; i < 4 * units + objects; i++)
         s->unit_staged[i] = MT_STAGE_NONE;
     for (int i = 0; i < MT_N_POOLS; i++) {
         int k, count = mt_pools[i].device ? 0 : s->out->pool[i].n;
@@ -219,18 +217,16 @@ static bool alloc_lists(struct mt_stager *s)
 
 static bool add_objects(struct mt_stager *s)
 {
-    for (size_t u = 0; u < s->old->n_units; u++) {
-        bool updated = false;
-        for (size_t i = 0; i < s->old->n_instrs && s->old->instrs[i].op == MT_OP_ADAM && !updated; i++)
-            updated = (size_t)s->old->instrs[i].unit == u;
-        add_unit_objects(s, u, updated);
-    }
+    for (size_t i = 0; i < s->old->n_instrs && s->old->instrs[i].op == MT_OP_ADAM; i++)
+        s->unit_update[s->old->instrs[i].unit] = (int)i;
+    for (size_t u = 0; u < s->old->n_units; u++)
+        add_unit_objects(s, u, s->unit_update[u] != MT_STAGE_NONE);
     if (s->params->spill_disk)
         add_spilled(s);
     s->staged = mt_calloc(s->out->n_objects, sizeof(*s->staged));
     for (size_t o = 0; s->staged && o < s->out->n_objects; o++) {
-        s->staged[o] = (struct mt_staged){.buffer = MT_STAGE_NONE, .next_use = MT_STAGE_NEVER, .home = MT_NO_WAIT};
-        s->staged[o].made = mt_instr_make(MT_OP_READ, 0, 0);
+        s->staged[o] = (struct mt_staged){
+            .buffer = MT_STAGE_NONE, .next_use = MT_STAGE_NEVER, .made = MT_NO_WAITS, .home = MT_NO_WAIT};
     }
     return s->staged && !s->failed;
 }

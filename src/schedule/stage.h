@@ -26,8 +26,8 @@ struct mt_stage_buffer {
 struct mt_staged {
     int buffer, next_use;
     bool dirty;
-    struct mt_instr made; /* its `wait` is what a reader must wait for */
-    int32_t home;         /* WRITE that brought the newest content to the disk */
+    int32_t made[MT_N_QUEUES]; /* what a reader must wait for */
+    int32_t home;              /* WRITE that brought the newest content to the disk */
 };
 
 struct mt_stager {
@@ -38,6 +38,7 @@ struct mt_stager {
     struct mt_stage_step *steps;
     size_t n_steps;
     int *unit_staged, *unit_grad, *unit_state; /* objects by unit (state: of the first piece), or NONE */
+    int *unit_update;  /* position of a unit's update in the old program, or NONE */
     int *spilled;      /* by old object, or MT_STAGE_NONE */
     struct mt_staged *staged; /* by object of the new program */
     struct mt_stage_buffer *buffers[MT_N_POOLS];

@@ -59,8 +59,8 @@ static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, en
 static void set_made(struct mt_stager *s, int object, int q, int32_t at)
 {
     struct mt_staged *t = &s->staged[object];
-    t->made = mt_instr_make(MT_OP_READ, 0, 0);
-    t->made.wait[q] = at;
+    for (int i = 0; i < MT_N_QUEUES; i++)
+        t->made[i] = i == q ? at : MT_NO_WAIT;
 }
 
 static int64_t spill_home(struct mt_stager *s, int object)
@@ -86,7 +86,7 @@ static void write_home(struct mt_stager *s, int object, bool update)
     else if (o->kind == MT_OBJ_STAGED)
         in.bytes = s->params->units[o->unit].staged_bytes_written;
     add_operand(s, &in, object, MT_READ);
-    need(&in, t->made.wait);
+    need(&in, t->made);
     t->home = emit(s, &in);
     t->dirty = false;
 }
@@ -163,7 +163,7 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
         add_operand(s, &adam, state, MT_UPDATE);
     }
     if (hw != MT_STAGE_NONE) {
-        need(&adam, s->staged[hw].made.wait);
+        need(&adam, s->staged[hw].made);
         need(&adam, buffer_of(s, hw)->touched);
         add_operand(s, &adam, hw, MT_UPDATE);
     }
@@ -206,7 +206,7 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
         in.wait[q] = in.wait[q] >= 0 ? s->map[in.wait[q]] : MT_NO_WAIT;
     if (object != MT_STAGE_NONE) {
         add_operand(s, &in, object, made ? MT_WRITE : MT_READ);
-        need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made.wait);
+        need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made);
     }
     int32_t at = s->map[t->old] = emit(s, &in);
     if (object != MT_STAGE_NONE && made) {

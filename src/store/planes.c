@@ -259,16 +259,26 @@ static int touch_all(char *p, size_t bytes)
     return rc;
 }
 
-int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
+int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err)
 {
     void *p = mmap(NULL, MT_MAX(bytes, (size_t)1), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot map %zu bytes of host memory for %s: %s",
                        bytes, what, strerror(errno));
+    *out = p;
+    return 0;
+}
+
+int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
+{
+    void *p = NULL;
+    int rc = mt_host_map(&p, bytes, what, err);
+    if (rc)
+        return rc;
     if (bytes >= ((size_t)4 << 20))
         madvise(p, bytes, MADV_HUGEPAGE); /* a wish: refused where pages are not to be had */
-    int rc = bytes ? touch_all(p, bytes) : 0;
+    rc = bytes ? touch_all(p, bytes) : 0;
     if (rc) {
         munmap(p, bytes);
         return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "the system has not %zu bytes of host memory for %s: %s", bytes, what,

@@ -134,6 +134,8 @@ void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *by
 /** Anonymous host memory (planes, activations, boundaries, staging), zero at first, huge pages where granted; freed
  * with mt_host_free(). All pages are there when it returns, so that what does not fit fails here. */
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err);
+/** The same, but pages come when they are first used: for what is mostly not used at all. */
+int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err);
 void mt_host_free(void *p, size_t bytes);
 
 #endif
