@@ -125,6 +125,8 @@ static void print_head(const struct plan_view *v)
     printf("Model     %s, %.4gB parameters%s, %lld layers, %s\n", v->hf.family->architecture,
            (double)v->layout->n_params * 1e-9, cli_active_params(active, sizeof(active), v->layout),
            (long long)v->hf.n_layers, mt_dtype_name(r->numerics.dtype));
+    if (v->layout->n_trained < v->layout->n_params && !v->layout->n_adapters)
+        printf("Trained   %.4gB parameters, the others are frozen\n", (double)v->layout->n_trained * 1e-9);
     if (v->layout->n_adapters)
         printf("Adapters  rank %lld, alpha %g: %.4gM parameters trained, the model's are read and never written\n",
                (long long)v->layout->adapter_default.rank, v->layout->adapter_default.alpha,
@@ -227,7 +229,6 @@ static void print_time(const struct plan_view *v)
 static void print_rates(const struct plan_view *v)
 {
     struct figures f = figure(v);
-    const struct mt_rate *rate = v->machine.rate;
     char tokens[32];
     printf("\nSpeed     %.0f tokens/s, %.4g model TFLOP/s", f.tok_s, f.tflops);
     if (f.peak > 0)
@@ -240,13 +241,9 @@ static void print_rates(const struct plan_view *v)
     printf("\n");
     if (f.disk_write > 0) {
         double written = f.disk_write * f.run_tokens / f.tokens;
-        printf("Drives    %.4g GB written a step, %.4g TB in the run", f.disk_write * 1e-9, written * 1e-12);
-        if (rate[MT_RATE_ENDURANCE].value > 0)
-            printf(": %.1f%% of what %g drives are rated for",
-                   100 * written * 1e-12 / (rate[MT_RATE_ENDURANCE].value * rate[MT_RATE_DRIVES].value),
-                   rate[MT_RATE_DRIVES].value);
-        printf("\n");
+        printf("Drives    %.4g GB written a step, %.4g TB in the run\n", f.disk_write * 1e-9, written * 1e-12);
     }
+    plan_print_wear(v);
     printf("Searched  %zu candidates\n", v->choice.n_searched);
 }
 
@@ -333,6 +330,17 @@ static void add_times(cJSON *o, const struct plan_view *v)
     cJSON_AddNumberToObject(o, "joules_per_token", f.joules_token);
 }
 
+static void add_wear(cJSON *o, const struct plan_view *v)
+{
+    struct plan_wear w;
+    plan_wear(&w, v);
+    if (!(w.tb_a_day > 0))
+        return;
+    cJSON_AddNumberToObject(o, "drives_tb_a_day", w.tb_a_day);
+    cJSON_AddNumberToObject(o, "drives_rated_tb", w.rated_tb);
+    cJSON_AddNumberToObject(o, "drives_worn_out_days", w.days);
+}
+
 void plan_print_json(const struct plan_view *v)
 {
     cJSON *o = cJSON_CreateObject();
@@ -346,6 +354,7 @@ void plan_print_json(const struct plan_view *v)
     add_choice(o, v);
     add_memory(o, v);
     add_times(o, v);
+    add_wear(o, v);
     cJSON_AddNumberToObject(o, "candidates", (double)v->choice.n_searched);
     print_and_delete(o);
 }

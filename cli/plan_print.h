@@ -27,6 +27,18 @@ void plan_view_close(struct plan_view *v);
  * optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
+/** What the plan's writes do to drives. */
+struct plan_wear {
+    double tb_a_day; /* written to all drives; 0: nothing is */
+    double rated_tb; /* of a drive */
+    bool assumed;    /* rated_tb: the machine's file does not say */
+    int drives;
+    double days;     /* of training until they have written what they are rated for */
+};
+void plan_wear(struct plan_wear *w, const struct plan_view *v);
+/** A line, and where the drives would not last a year, what would not wear them out. */
+void plan_print_wear(const struct plan_view *v);
+
 /** On standard output; fits 80 columns. */
 void plan_print(const struct plan_view *v);
 void plan_print_json(const struct plan_view *v);

@@ -251,6 +251,21 @@ def kib(text, resource):
     return int(float(re.search(resource + r"\s+\S+%\s+([0-9.]+) KiB", text).group(1)) * 1024)
 
 
+def drives_wear_out(ini, freeze):
+    """What the plan says of it: experts that are trained wear drives out, and what would not."""
+    plan = ["plan", ini, "--machine", "rtx4090", "--nvme", "7GB/s", "--drives", "2"]
+    text, j = megatrain(*plan).stdout, json.loads(megatrain(*plan, "--json").stdout)
+    a_day = next(r["bytes"] for r in j["resources"] if r["resource"] == "disk writes") / j["step_seconds"] * 86400e-12
+    assert abs(j["drives_tb_a_day"] / a_day - 1) < 1e-6, j
+    assert abs(j["drives_worn_out_days"] * j["drives_tb_a_day"] / j["drives_rated_tb"] / 2 - 1) < 1e-6
+    assert "2400 TB each (assumed)" in text and "wears the drives out in" in text, text
+    experts = 2 * 8 * 3 * 48 * 64
+    told = re.search(r"model.freeze = \*.experts.\*: \S+ parameters are trained, states of (\S+) GB\s+instead of (\S+) GB", text)
+    assert bool(told) == (not freeze) and ("the others are frozen" in text) == bool(freeze), text
+    if told:  # master, two moments and a gradient in bf16
+        assert abs((float(told[2]) - float(told[1])) * 1e9 / (14 * experts) - 1) < 1e-2, told
+
+
 def frozen_experts_take_nothing(tmp, model, data):
     drive = os.path.join(tmp, "drive")
     os.makedirs(drive)
@@ -272,6 +287,7 @@ def frozen_experts_take_nothing(tmp, model, data):
         moments.append({n for n in names if ".experts." in n and not n.endswith(".master")})
         text = megatrain("plan", ini, "--machine", "rtx4090").stdout
         bytes_of.append({**rows(text, "host"), "d2h": kib(text, "D2H link")})
+        drives_wear_out(ini, freeze)
     experts = 2 * 8 * 3 * 48 * 64  # parameters: two of the layers are mixtures
     assert moments[0] and not moments[1], moments
     for use, size in {"first moments": 4, "second moments": 4, "gradients": 2, "d2h": 2}.items():

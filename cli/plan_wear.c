@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a plan's writes do to drives, and what would write less. */
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "plan_print.h"
+
+enum {
+    ASSUMED_TB = 2400, /* one drive's rated writes where nobody says: 4 TB at 0.33 of its room a day for five years */
+    LONG_ENOUGH = 365, /* days of training that drives should last */
+};
+
+void plan_wear(struct plan_wear *w, const struct plan_view *v)
+{
+    const struct mt_rate *rate = v->machine.rate;
+    double a_day = v->choice.sim.bytes[MT_SIM_DISK_WRITE] / v->choice.sim.seconds * 86400;
+    *w = (struct plan_wear){
+        .tb_a_day = a_day * 1e-12,
+        .rated_tb = rate[MT_RATE_ENDURANCE].value > 0 ? rate[MT_RATE_ENDURANCE].value : ASSUMED_TB,
+        .assumed = !(rate[MT_RATE_ENDURANCE].value > 0),
+        .drives = MT_MAX(v->request.drives, 1),
+    };
+    w->days = w->tb_a_day > 0 ? w->rated_tb * w->drives / w->tb_a_day : 0;
+}
+
+/* Masters, the optimizer's states and a gradient of so many parameters. */
+static double state_bytes(const struct plan_view *v, uint64_t n)
+{
+    const struct mt_numerics *num = &v->choice.numerics;
+    double of_one = sizeof(float) + (double)mt_dtype_size(num->grad_dtype);
+    return (double)n * (of_one + num->optimizer->n_states * (double)sizeof(float));
+}
+
+static void print_alternatives(const struct plan_view *v)
+{
+    const struct mt_layout *l = v->layout;
+    uint64_t experts = 0;
+    for (size_t t = 0; t < l->n_tensors; t++)
+        experts += l->tensors[t].expert >= 0 && l->tensors[t].trainable ? l->tensors[t].n : 0;
+    uint64_t rest = l->n_trained - experts;
+    if (experts && rest)
+        printf("          model.freeze = *.experts.*: %.3gB parameters are trained, states of %.4g GB\n"
+               "            instead of %.4g GB; experts are read and never written\n",
+               (double)rest * 1e-9, state_bytes(v, rest) * 1e-9, state_bytes(v, l->n_trained) * 1e-9);
+    if (!l->n_adapters)
+        printf("          adapter.kind = lora: the model is read and never written\n");
+    printf("          host memory for the states: %.4g GB in all\n", state_bytes(v, l->n_trained) * 1e-9);
+}
+
+void plan_print_wear(const struct plan_view *v)
+{
+    struct plan_wear w;
+    plan_wear(&w, v);
+    if (!(w.tb_a_day > 0))
+        return;
+    printf("Wear      %.3g TB written a day: %.2g%% of what %d drive%s rated for, %g TB each%s\n", w.tb_a_day,
+           100 / w.days, w.drives, w.drives == 1 ? " is" : "s are", w.rated_tb, w.assumed ? " (assumed)" : "");
+    if (w.days >= LONG_ENOUGH)
+        return;
+    printf("          Such training wears the drives out in %.3g days. What would not:\n", w.days);
+    print_alternatives(v);
+}
