@@ -8,6 +8,7 @@
 /* The buffers of an instruction by what they are for; NULL: it has none such. */
 struct roles {
     void *of[MT_N_USE_ROLES];
+    bool begins[MT_N_USE_ROLES]; /* it is written without being read */
 };
 
 static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
@@ -19,9 +20,11 @@ static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog
 static struct roles find_roles(const struct mt_binding *b, const struct mt_program *prog,
                                const struct mt_instr *in)
 {
-    struct roles r = {{NULL}};
-    for (int k = 0; k < in->n_operands; k++)
+    struct roles r = {{NULL}, {false}};
+    for (int k = 0; k < in->n_operands; k++) {
         r.of[in->operand[k].role] = buffer_of(b, prog, &in->operand[k]);
+        r.begins[in->operand[k].role] = !(in->operand[k].access & MT_READ);
+    }
     return r;
 }
 
@@ -204,6 +207,8 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
         .dx = r->of[MT_USE_DX],
         .g = r->of[MT_USE_GRAD],
         .g_table = r->of[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
+        .first = r->begins[MT_USE_GRAD],
+        .first_table = r->begins[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
     };
     if (in->op == MT_OP_LOGITS)
         return mt_model_logits(b->model, &a, b->host_logits, err);
@@ -221,6 +226,7 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
         .record = {[MT_RECORD_ATTENTION] = r->of[MT_USE_RECORD_ATTENTION], [MT_RECORD_REST] = r->of[MT_USE_RECORD]},
         .dx = r->of[MT_USE_DX],
         .g = r->of[MT_USE_GRAD],
+        .first = r->begins[MT_USE_GRAD],
         .rows = r->of[MT_USE_ROWS],
         .sum = r->of[MT_USE_SUM],
         .routing = r->of[MT_USE_ROUTING],

@@ -339,7 +339,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct scratch s = scratch_of(r);
     size_t n = r->in->n_tokens;
     struct mt_linear_bwd o = {.n = n, .in = wd->q, .out = wd->c, .x = rec.o, .w = r->w, .dy = r->dx,
-                              .p = p[MT_ATTENTION_OUT], .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o};
+                              .p = p[MT_ATTENTION_OUT], .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o,
+                              .first = r->of->first};
     struct mt_attention_bwd at = {
         .fwd = attention_args(r, &rec),
         .d_o = s.d_o,
@@ -351,7 +352,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         .ld_dv = wd->qkv,
     };
     struct mt_linear_bwd qkv = {.n = n, .in = wd->c, .out = wd->qkv, .x = m->h, .w = r->w, .dy = s.dqkv,
-                                .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh};
+                                .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh,
+                                .first = r->of->first};
     int rc = mt_linear_backward(m, &o, err);
     if (!rc)
         rc = sink_backward(r, &rec, s.d_o, err);
@@ -383,6 +385,7 @@ static bool layers_differ(const struct mt_hf_config *cfg, int a, int b)
 const struct mt_part_kind mt_part_attention = {
     .name = "attention",
     .adapted = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
+    .products = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .lay_out = lay_out,
     .record_part = MT_RECORD_ATTENTION,
     .record_bytes = record_bytes,

@@ -119,8 +119,8 @@ static struct gradients gradients_of(const mt_model *m)
                       : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
 }
 
-/* dh = dlogits W and dW += dlogits^T h. */
-static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_t rows,
+/* dh = dlogits W and dW += dlogits^T h; `first`: of what is in dW nothing is wanted. */
+static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool first, size_t rows,
                                const void *h, void *dh, struct mt_err *err)
 {
     struct mt_param out = output_matrix(m);
@@ -162,7 +162,7 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, size_
                           .lda = dlogits.ld,
                           .b = h,
                           .ldb = m->wd.c,
-                          .c = dw,
+                          .c = first ? NULL : dw,
                           .ldc = m->wd.c,
                           .d = dw,
                           .ldd = m->wd.c,
@@ -205,8 +205,22 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
     if (rc || !a->dx)
         return rc;
     mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
-    return head_chunk_backward(m, a, rows, mt_elem(m, m->dh, first * m->wd.c),
+    return head_chunk_backward(m, a, a->first_table && !first, rows, mt_elem(m, m->dh, first * m->wd.c),
                                mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
+}
+
+/* The table's gradient is a product's, where there are rows to make one of. */
+static int begin_grads(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
+{
+    const struct mt_param table = output_matrix(m);
+    size_t head = m->layout->n_units - 1, n = m->inputs[a->mb].n_loss > 0;
+    bool tied = m->layout->tied;
+    int rc = 0;
+    if (a->first && a->g)
+        rc = mt_model_begin_grad(m, head, a->g, &table, tied ? 0 : n, err);
+    if (!rc && tied && a->first_table && a->g_table)
+        rc = mt_model_begin_grad(m, 0, a->g_table, &table, n, err);
+    return rc;
 }
 
 /* Scratch: h = gathered x, dh = its norm, ds = gradient of the norm's output. */
@@ -216,12 +230,15 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     struct scratch s = scratch_of(m);
     struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                            .rows = in->loss_rows};
+    int rc = a->dx ? begin_grads(m, a, err) : 0;
+    if (rc)
+        return rc;
     if (!in->n_loss)
         return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt)}, err)
                      : 0;
     rows.src = a->x;
     rows.dst = m->h;
-    int rc = mt_op_gather_rows(m->dev, &rows, err);
+    rc = mt_op_gather_rows(m->dev, &rows, err);
     if (!rc)
         rc = mt_norm(m, in->n_loss, m->h, a->w, norm_param(m), m->dh, s.rstd, false, err);
     for (size_t at = 0; !rc && at < in->n_loss; at += m->p.logits_chunk)

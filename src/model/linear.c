@@ -73,7 +73,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                             .lda = a->out,
                             .b = a->x,
                             .ldb = a->in,
-                            .c = dw,
+                            .c = a->first ? NULL : dw,
                             .ldc = a->in,
                             .d = dw,
                             .ldd = a->in,

@@ -118,9 +118,11 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct record rec = record_of(r);
     size_t n = r->in->n_tokens;
     struct mt_linear_bwd down = {.n = n, .in = wd->f, .out = wd->c, .x = r->scratch, .w = r->w, .dy = r->dx,
-                                 .p = p[MT_MLP_DOWN], .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = r->scratch};
+                                 .p = p[MT_MLP_DOWN], .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = r->scratch,
+                                 .first = r->of->first};
     struct mt_linear_bwd gate_up = {.n = n, .in = wd->c, .out = 2 * wd->f, .x = m->h, .w = r->w, .dy = rec.gate_up,
-                                    .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh};
+                                    .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh,
+                                    .first = r->of->first};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = gated_backward(r, &rec, mt_linear_is_trained(&down), err);
@@ -143,6 +145,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 const struct mt_part_kind mt_part_mlp = {
     .name = "mlp",
     .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
+    .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

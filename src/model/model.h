@@ -12,7 +12,7 @@
  *
  * All functions enqueue on the COMPUTE stream and return; buffers are borrowed as device.h says. `w` is
  * the unit's weights as its planes lay them out, in the compute dtype; `g` its FP32 gradient, laid out
- * alike and accumulated into; parameters that are frozen get none.
+ * alike and accumulated into, or begun; parameters that are frozen get none.
  *
  * Thread-safety: the thread that feeds the COMPUTE stream.
  */
@@ -73,6 +73,7 @@ struct mt_unit_run {
                                         from x and the other part. Records are consumed */
     void *dx;      /* backward: in, the gradient of the unit's output; out, of x (embed: as it was) */
     float *g;
+    bool first;    /* backward: there is nothing in g yet, whose content is undefined */
     /* of the whole step, in layers with experts (hf/moe.h); units that run once a step take no micro-batch */
     void *rows;       /* [step rows, hidden] the router's norm of x */
     float *sum;       /* [step rows, hidden] what the layer gives, as far as it has been added up */
@@ -96,6 +97,7 @@ struct mt_model_head {
     const void *x;
     void *dx;              /* NULL: loss only */
     float *g, *g_table;
+    bool first, first_table; /* as in mt_unit_run, of g and g_table; of an untied head they are one */
 };
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err);
 /** Logits of the micro-batch's last token, f32 [vocab], into host memory (on the COMPUTE stream). */

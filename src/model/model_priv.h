@@ -157,6 +157,11 @@ static inline float *mt_grad_of(float *g, struct mt_param p)
     return p.n && p.trainable ? g + p.grad : NULL;
 }
 
+/** Zeros all of a unit's gradient but that of `products`, [n] (at most MT_MAX_PRODUCTS): those are written whole. */
+enum { MT_MAX_PRODUCTS = 2 * MT_FAMILY_MAX_PARTS };
+int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
+                        struct mt_err *err);
+
 /* Steps shared by forward and backward (linear.c). */
 /** y = x W^T + b (+ residual), rounded; where the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
@@ -172,6 +177,7 @@ struct mt_linear_bwd {
     bool f32; /* x and dy are FP32 whatever the compute dtype: for the weights' gradient alone */
     struct mt_param p, bias;
     float *g;
+    bool first; /* dW = dy^T x: what is there is nothing */
     void *dx;
 };
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);

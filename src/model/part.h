@@ -46,6 +46,8 @@ struct mt_part_kind {
     bool per_group;
     /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
     unsigned adapted;
+    /** Bit i: backward gives role i's gradient by one product alone (mt_linear_weight_grad()), which can begin it. */
+    unsigned products;
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** Which part of the unit's record its own is in. */

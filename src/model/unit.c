@@ -9,6 +9,8 @@
  * Where a part of the record is not kept, the same layout lies at the start of the scratch and is filled again before
  * backward.
  */
+#include <stdlib.h>
+
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/part.h"
@@ -80,12 +82,53 @@ static int recompute(const struct stage *s, size_t n, struct mt_err *err)
     return rc;
 }
 
+/* In the order of the unit's parameters, which need not be that of roles. */
+static int compare_grads(const void *a, const void *b)
+{
+    const struct mt_param *x = a, *y = b;
+    return (x->grad > y->grad) - (x->grad < y->grad);
+}
+
+int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
+                        struct mt_err *err)
+{
+    struct mt_param p[MT_MAX_PRODUCTS];
+    size_t at = 0, end = m->layout->units[unit].n_grad, k = 0;
+    int rc = 0;
+    for (size_t i = 0; i < n; i++)
+        if (mt_grad_of(g, products[i]))
+            p[k++] = products[i];
+    if (k)
+        qsort(p, k, sizeof(*p), compare_grads);
+    for (size_t i = 0; i <= k && !rc; i++) {
+        size_t to = i < k ? p[i].grad : end, from = at / MT_PARAM_ALIGN * MT_PARAM_ALIGN; /* the product comes later */
+        if (from < to)
+            rc = mt_op_zero(m->dev, &(struct mt_zero){g + from, (to - from) * sizeof(float)}, err);
+        at = i < k ? p[i].grad + p[i].n : end;
+    }
+    return rc;
+}
+
+static int begin_grad(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
+{
+    const struct mt_unit *u = &m->layout->units[r->unit];
+    struct mt_param products[MT_MAX_PRODUCTS];
+    size_t n = 0;
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++)
+        for (int role = 0; role < MT_PART_MAX_PARAMS; role++)
+            if (m->layout->parts[i].kind->products >> role & 1)
+                products[n++] = m->layout->parts[i].param[role];
+    return mt_model_begin_grad(m, r->unit, r->g, products, n, err);
+}
+
 int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
 {
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
-    int rc = recompute(s, n, err);
+    int rc = r->g && r->first ? begin_grad(m, r, err) : 0;
+    if (!rc)
+        rc = recompute(s, n, err);
     for (size_t i = n; i-- > 0 && !rc;)
         rc = s[i].run.part->kind->backward(&s[i].run, err);
     return rc;

@@ -9,7 +9,7 @@
 
 struct entry {
     uint8_t op;
-    uint32_t roles; /* of its operands: a bit each */
+    uint64_t roles; /* of its operands: a bit each, and one for those that it begins */
     bool last; /* of the smaller last micro-batch */
     int unit_class;
     struct mt_cost cost;
@@ -153,11 +153,11 @@ static int price(mt_cost_table *t, const struct mt_program *prog, const struct m
     return rc;
 }
 
-static uint32_t roles_of(const struct mt_instr *in)
+static uint64_t roles_of(const struct mt_instr *in)
 {
-    uint32_t roles = 0;
+    uint64_t roles = 0;
     for (int k = 0; k < in->n_operands; k++)
-        roles |= 1u << in->operand[k].role;
+        roles |= (uint64_t)(in->operand[k].access & MT_READ ? 1 : 1 << MT_N_USE_ROLES | 1) << in->operand[k].role;
     return roles;
 }
 

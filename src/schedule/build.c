@@ -108,11 +108,13 @@ static void write_gradient(struct writer *w, int32_t value)
         write_grad_out(w, value);
 }
 
-/* The first of several contributions makes the object; an object that is added to is zeroed before. */
+/* The first of several contributions makes the object; what only adds finds zeros. */
 static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t mb)
 {
     if (*object_of(w, u->value, mb) != NONE)
-        return u->access == MT_FILL ? MT_ADD : (enum mt_access)u->access;
+        return MT_ADD;
+    if (u->access == MT_SUM)
+        return MT_FILL;
     if (u->access == MT_ADD) {
         int32_t o = make_object(w, u->value, mb);
         operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE, MT_USE_NONE);

@@ -96,7 +96,7 @@ static void describe_layer(struct flow *d, size_t u)
     use(&s->backward, MT_USE_X, x, MT_READ);
     use_record(d, u);
     use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
-    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_ADD);
+    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
 }
 
 /* From a boundary to what the experts work on. */
@@ -125,7 +125,7 @@ static void describe_router(struct flow *d, size_t u)
     use(&s->backward, MT_USE_DN, d->dn, MT_READ);
     use(&s->backward, MT_USE_DWEIGHTS, d->dweights, MT_READ);
     use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
-    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_ADD);
+    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
 }
 
 static void describe_lists(struct flow *d, size_t u)
@@ -185,9 +185,9 @@ static void describe_head(struct flow *d, size_t u)
     s->logits = s->forward;
     s->logits.op = MT_OP_LOGITS;
     use(&s->forward, MT_USE_DX, d->dx, MT_WRITE);
-    use(&s->forward, MT_USE_GRAD, g, MT_ADD);
+    use(&s->forward, MT_USE_GRAD, g, MT_SUM);
     if (tied)
-        use(&s->forward, MT_USE_TABLE_GRAD, d->table_grad, MT_ADD);
+        use(&s->forward, MT_USE_TABLE_GRAD, d->table_grad, MT_SUM);
 }
 
 size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_flow *f)

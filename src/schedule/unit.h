@@ -38,7 +38,8 @@ struct mt_value {
 /**
  * How an operation uses an object. FILL and ADD contribute to an object that is complete once all operations that do so
  * have: FILL writes a part of its own of it (a micro-batch's rows), ADD adds to all of it (a gradient). An object whose
- * first contribution is an ADD is zeroed before.
+ * first contribution is an ADD is zeroed before. SUM is an ADD whose operation writes all of the object where it is the
+ * first.
  */
 enum mt_access {
     MT_READ = 1,
@@ -47,6 +48,8 @@ enum mt_access {
     MT_PART = 4,
     MT_FILL = MT_WRITE | MT_PART,
     MT_ADD = MT_UPDATE | MT_PART,
+    MT_BEGINS = 8,
+    MT_SUM = MT_ADD | MT_BEGINS, /* of calls alone: an instruction's operand is FILL or ADD */
 };
 
 enum { MT_MAX_OPERANDS = 10 };

@@ -78,7 +78,7 @@ static void compute(struct machine *m, const struct mt_instr *in)
             for (int i = 0; i < (once && is_of_step(m, o) ? (int)m->p->n_micro : 1); i++)
                 c->part[i] = mix(h, (uint64_t)(1 + i));
         else if (!is_of_step(m, o))
-            c->part[0] += mix(h, 2); /* a gradient */
+            c->part[0] = (o->access & MT_READ ? c->part[0] : 0) + mix(h, 2); /* a gradient */
         else
             for (int i = once ? 0 : in->mb; i <= (once ? (int)m->p->n_micro - 1 : in->mb); i++)
                 c->part[i] = (once && o->access & MT_READ ? c->part[i] : 0) + mix(h, (uint64_t)(3 + i));
