@@ -17,7 +17,7 @@ class ShardWriter:
     def __init__(self, path, vocab, source_hash):
         self.path, self.vocab, self.hash = path, vocab, source_hash
         self.tmp = f"{path}.{os.getpid()}.tmp"
-        self.files = {k: open(f"{self.tmp}{k}", "wb") for k in ("", ".mask", ".offsets", ".places")}
+        self.files = {k: open(f"{self.tmp}{k}", "xb") for k in ("", ".mask", ".offsets", ".places")}
         self.files[""].write(bytes(HEADER))
         self.n_tokens = self.n_samples = self.n_trained = self.max_len = 0
         self.n_untrained = self.n_endless = self.n_bytes = 0

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -81,6 +82,15 @@ int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
     *text = p;
     *len = n;
     return 0;
+}
+
+int mt_lock_file(int fd, bool wait)
+{
+    int rc;
+    do
+        rc = flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB)) ? -errno : 0;
+    while (rc == -EINTR);
+    return rc;
 }
 
 int mt_sync_dir(const char *path)

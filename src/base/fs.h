@@ -30,6 +30,11 @@ bool mt_is_dir(const char *path);
 char *mt_path_canonical(const char *path);
 /** "dir/name", or name alone where it is absolute; freed with free(); NULL where memory is short. */
 char *mt_path_join(const char *dir, const char *name);
+/**
+ * Takes the lock of an open file (flock), for as long as it is open; `wait`: until whoever has it lets go. 0;
+ * -EWOULDBLOCK: another has it; or what the file system says that has no locks.
+ */
+int mt_lock_file(int fd, bool wait);
 /** Writes all of it, going on after short writes and EINTR. 0 or a negative errno. */
 int mt_write_all(int fd, const void *data, size_t len);
 int mt_pread_all(int fd, void *data, size_t len, uint64_t offset);

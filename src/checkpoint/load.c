@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -476,7 +475,7 @@ int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
     int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (f < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
-    int rc = flock(f, LOCK_EX | LOCK_NB) ? -errno : 0;
+    int rc = mt_lock_file(f, false);
     if (rc && rc != -EWOULDBLOCK)
         mt_warn("%s cannot be locked (%s): see to it that no other run writes to this folder", path, strerror(-rc));
     if (rc == -EWOULDBLOCK) {

@@ -2,10 +2,10 @@
 #include "data/cache.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -147,16 +147,29 @@ static void clear_parts(const char *dir)
         closedir(d);
 }
 
+/*
+ * *fd: the lock; -1 where there is none to be had: a cache that may only be read serves as long as nothing is missing,
+ * and a file system without locks is no reason to stop.
+ */
 static int lock_cache(const char *dir, int *fd, struct mt_err *err)
 {
     char *path = mt_path_join(dir, "lock");
+    bool made = !mt_path_exists(dir);
     int rc = path ? mt_mkdir_p(dir, err) : mt_fail_nomem(err, dir, strlen(dir));
-    *fd = rc ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (!rc && *fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB))
+    if (!rc && made && chmod(dir, 0700)) /* what people train on is nobody else's to read */
+        mt_debug("%s: %s", dir, strerror(errno));
+    *fd = rc ? -1 : open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    bool read_only = !rc && *fd < 0 && (errno == EROFS || errno == EACCES);
+    if (!rc && *fd < 0 && !read_only)
+        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", path, strerror(errno));
+    int locked = *fd < 0 ? -EROFS : mt_lock_file(*fd, false);
+    if (locked == -EWOULDBLOCK) {
         mt_info("waiting for another run that makes token shards in %s", dir);
-    if (!rc && (*fd < 0 || flock(*fd, LOCK_EX)))
-        rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot lock %s: %s", path, strerror(errno));
-    if (!rc)
+        locked = mt_lock_file(*fd, true);
+    }
+    if (!rc && locked && !read_only)
+        mt_warn("%s cannot be locked (%s): see to it that no other run makes token shards there", path, strerror(-locked));
+    if (!rc && !locked)
         clear_parts(dir);
     free(path);
     return rc;

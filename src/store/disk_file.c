@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -32,7 +31,7 @@ void mt_disk_remove_stale(const char *dir)
         if (fd < 0)
             continue;
         /* whoever made it holds the lock for as long as it lives */
-        if (!flock(fd, LOCK_EX | LOCK_NB) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+        if (!mt_lock_file(fd, false) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
             !unlinkat(dirfd(d), e->d_name, 0))
             mt_info("%s/%s: scratch of a run that is no more, %s: removed", dir, e->d_name,
                     mt_format_bytes(bytes, sizeof(bytes), (uint64_t)st.st_size));
@@ -119,7 +118,11 @@ static int open_locked(struct mt_disk_file *f, const char *dir, size_t index, st
             return mt_fail(err, MT_ERR_USAGE, -errno, "memory.nvme_paths: cannot create %s: %s",
                            f->path, strerror(errno));
         /* between creating and locking it, another run that starts may have removed it as stale */
-        if (!flock(f->fd, LOCK_EX | LOCK_NB) && !fstat(f->fd, &st) && st.st_nlink)
+        int rc = mt_lock_file(f->fd, false);
+        bool there = !fstat(f->fd, &st) && st.st_nlink;
+        if (rc && rc != -EWOULDBLOCK && there) /* nobody can lock here, so nobody takes it for stale */
+            mt_info("%s cannot be locked (%s): remove it if this run is killed", f->path, strerror(-rc));
+        if (rc != -EWOULDBLOCK && there)
             return 0;
         close(f->fd);
         f->fd = -1;
