@@ -628,6 +628,16 @@ void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
         out->align = MT_MAX(out->align, d->files[i].align);
 }
 
+int mt_disk_sync(mt_disk *d, struct mt_err *err)
+{
+    for (size_t i = 0; i < d->n_files; i++)
+        while (fdatasync(d->files[i].fd))
+            if (errno != EINTR)
+                return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot sync %s (%s): %s: what is read from it may not be what was "
+                               "written", d->files[i].path, d->files[i].drive, strerror(errno));
+    return 0;
+}
+
 size_t mt_disk_block(const mt_disk *d)
 {
     size_t chunk = d->stripe.chunk, block = MT_MIN(chunk, mt_align_up(d->request_bytes, MT_DISK_ALIGN));

@@ -106,6 +106,11 @@ struct mt_disk_info {
     size_t n_dirs;
 };
 void mt_disk_info(const mt_disk *d, struct mt_disk_info *out);
+/**
+ * Makes what was written durable, and so learns of what the system could not write back: no read says so. Where sums
+ * are kept they say it. No request may be under way.
+ */
+int mt_disk_sync(mt_disk *d, struct mt_err *err);
 /** Block size of sums: as much as one request to the kernel moves. Where nothing is said of chunks and requests: */
 enum { MT_DISK_BLOCK = 1 << 20 };
 size_t mt_disk_block(const mt_disk *d);

@@ -95,6 +95,8 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     int rc = mt_engine_flush(p->session->engine, err);
+    if (!rc && p->session->disk && !config(s)->placement.nvme_checksums)
+        rc = mt_disk_sync(p->session->disk, err);
     *lost = rc;
     st->updates = mt_engine_updates(p->session->engine);
     bool named = full && mt_setup_names_base(p->session->setup);

@@ -138,6 +138,30 @@ def a_last_save_that_fails_for_good_leaves_the_one_before(p):
         shutil.rmtree(out)
 
 
+def what_cannot_be_locked_is_used_with_a_warning(p):
+    """Some parallel and some network file systems have no locks; a cache may be one that can only be read."""
+    for fault, part, text in (("flock:ENOSYS:1:0", None, "cannot be locked"), ("open:EROFS:1:0", "cache/lock", "Steps")):
+        out, ini = p.ini("unlocked")
+        code, said, n = p.watch("run", ini, fault=fault, part=part)
+        assert n and code == 0 and text in said, (fault, code, said)
+        assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1]
+        shutil.rmtree(out)
+
+
+def without_sums_a_drive_is_asked_before_a_save(p):
+    """A page that could not be written back is reported to a sync alone; it must not reach a checkpoint."""
+    out, ini = p.ini("asked", memory__nvme_checksums="off")
+    find = lambda fault: p.watch("run", ini, fault=fault, part="megatrain-scratch")
+    code, said, n = find("fsync:EIO:0:0")
+    assert code == 0 and n == 2, (code, n, said)  # saves
+    assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1]
+    shutil.rmtree(out)
+    code, said, _ = find("fsync:EIO:2:1")
+    assert code == 1 and "may not be what was written" in said and p.drive in said, (code, said)
+    assert "checkpoint-2" in os.listdir(out) and f"checkpoint-{STEPS}" not in os.listdir(out), os.listdir(out)
+    p.go_on("asked", out, ini)
+
+
 # --- syncs: from what is done, in order -----------------------------------------------------------------------------
 
 
