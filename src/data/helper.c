@@ -9,10 +9,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/fs.h"
+#include "base/log.h"
 
 static const char SCRIPT[] = "prepare_data.py";
 
@@ -22,22 +24,50 @@ static char *join3(const char *a, const char *b, const char *c)
     return asprintf(&p, "%s/%s/%s", a, b, c) < 0 ? NULL : p;
 }
 
-/* Looks in the program's folder and its parents: works in an installed tree and in a build tree. */
+/* Run as ours: belongs to root, to the user or to whoever the program belongs to, and others may not write there. */
+static bool is_trusted(const char *path, uid_t program)
+{
+    struct stat st;
+    return !lstat(path, &st) && (S_ISLNK(st.st_mode) || !(st.st_mode & S_IWOTH)) &&
+           (!st.st_uid || st.st_uid == geteuid() || st.st_uid == program);
+}
+
+static bool is_trusted_file(const char *path, uid_t program)
+{
+    char dir[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    snprintf(dir, sizeof(dir), "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
+    return is_trusted(path, program) && is_trusted(dir, program);
+}
+
+/*
+ * Looks in the program's folder and a few of its parents: works in an installed tree and in a build tree. Further up
+ * are folders that others may have made.
+ */
 static char *find_script(void)
 {
     static const char *const folders[] = {"share/megatrain", "scripts"};
+    enum { PARENTS = 4 };
     char exe[PATH_MAX];
+    struct stat st;
     const char *given = getenv("MEGATRAIN_DATA_HELPER");
     if (given && *given)
         return strdup(given);
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     exe[n > 0 ? n : 0] = 0;
-    for (char *slash; (slash = strrchr(exe, '/')) && slash != exe;) {
+    uid_t program = stat(exe, &st) ? geteuid() : st.st_uid;
+    for (int level = 0; level <= PARENTS; level++) {
+        char *slash = strrchr(exe, '/');
+        if (!slash || slash == exe)
+            break;
         *slash = 0;
         for (size_t i = 0; i < sizeof(folders) / sizeof(*folders); i++) {
             char *path = join3(exe, folders[i], SCRIPT);
-            if (path && mt_path_exists(path))
-                return path;
+            if (path && mt_path_exists(path)) {
+                if (is_trusted_file(path, program))
+                    return path;
+                mt_warn("%s is not run: it belongs to another user, or others may write to it or its folder", path);
+            }
             free(path);
         }
     }
@@ -63,7 +93,7 @@ static char *find_python(const char *script)
         path = strdup(given);
     else if (slash)
         path = join3(dir, "..", ".venv-data/bin/python");
-    if (path && !(given && *given) && !mt_path_exists(path)) {
+    if (path && !(given && *given) && (!mt_path_exists(path) || !is_trusted_file(path, geteuid()))) {
         free(path);
         path = strdup("python3");
     }

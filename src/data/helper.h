@@ -9,7 +9,8 @@
  * Runs scripts/prepare_data.py, the data helper, with a job and waits for its end. It is a Python program
  * with the reference libraries for tokenizers, chat templates and columnar files.
  *
- * Found         $MEGATRAIN_DATA_HELPER, share/megatrain/ beside the program's folder, or scripts/ above it
+ * Found         $MEGATRAIN_DATA_HELPER, share/megatrain/ beside the program's folder, or scripts/ at most four folders
+ *               above it; where nobody but root, the user and the program's owner may write
  * Python        $MEGATRAIN_PYTHON, .venv-data beside the scripts, or python3
  * Protocol      the job as one JSON object on its standard input; a JSON object a line on its standard
  *               output, each given to on_event() but the last, which says how it ended. Its standard error

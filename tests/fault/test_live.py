@@ -244,6 +244,40 @@ def an_evaluation_that_cannot_be_read_is_left_out(p):
         megatrain("verify", f"{out}/checkpoint-{steps}")
 
 
+def a_cache_that_is_made_is_nobody_elses(p):
+    cache = os.path.join(p.tmp, "private", "cache")
+    _, ini = p.ini("private-run", data__cache_dir=cache)
+    megatrain("-q", "run", ini, "--max-steps", 1)
+    assert os.stat(cache).st_mode & 0o777 == 0o700
+    os.chmod(cache, 0o755)  # as who shares it has it
+    shutil.rmtree(os.path.join(p.tmp, "private-run"))
+    megatrain("-q", "run", ini, "--max-steps", 1)
+    assert os.stat(cache).st_mode & 0o777 == 0o755
+
+
+def a_helper_that_others_could_have_made_is_not_run(p):
+    """The program in a folder that anybody may write to; five folders up, where nothing of ours lies; and in its own."""
+    data = os.path.join(p.tmp, "chat.jsonl")
+    with open(data, "w") as f:
+        f.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    root = os.path.join(p.tmp, "tree")
+    _, ini = p.ini("strange", data__train=data, data__tokenizer="byte", data__template="chatml",
+                   data__cache_dir=os.path.join(p.tmp, "strange-cache"))
+    for below, mode, runs in (("build/cli", 0o755, True), ("build/cli", 0o777, False), ("a/b/c/d/e", 0o755, False)):
+        shutil.rmtree(root, ignore_errors=True)
+        binary = os.path.join(root, below, "megatrain")
+        os.makedirs(os.path.dirname(binary))
+        os.makedirs(os.path.join(root, "scripts"))
+        shutil.copy(BINARY, binary)
+        with open(os.path.join(root, "scripts", "prepare_data.py"), "w") as f:
+            f.write("open(__file__ + '.ran', 'w')\n")
+        os.chmod(os.path.join(root, "scripts"), mode)
+        r = subprocess.run([binary, "-q", "run", ini], capture_output=True, text=True)
+        assert r.returncode, r.stderr
+        assert os.path.exists(os.path.join(root, "scripts", "prepare_data.py.ran")) == runs, (below, mode, r.stderr)
+        assert runs or "is not found" in r.stderr, r.stderr
+
+
 def requests_of_an_earlier_run_are_removed(p):
     out, ini = p.ini("stale")
     megatrain("-q", "run", ini, "--max-steps", 2)
