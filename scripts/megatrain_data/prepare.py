@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from . import formats, shard, sources
+from . import formats, limits, shard, sources
 from .encode import Encoder
 from .errors import DataError, SampleError
 from .formats import Bad, Chat
@@ -23,6 +23,10 @@ class Chunker:
         self.encoder, self.format, self.entry = encoder, format_name, entry
 
     def __call__(self, chunk):
+        with limits.bounded("rendering and tokenizing"):
+            return self._encode(chunk)
+
+    def _encode(self, chunk):
         if chunk[0] == "text":
             empty = chunk[3] <= chunk[2]
             ids = np.zeros(0, np.uint32) if empty else self.encoder.tok.encode([sources.text_of(chunk)])[0]
@@ -235,7 +239,8 @@ def encode(job, say):
     e = Encoder(job)
     try:
         if job.get("chat"):
-            _, r = e.render(Chat([{"role": "user", "content": job["text"]}], None, {}, [None]), prompt=True)
+            with limits.bounded("rendering the prompt"):
+                _, r = e.render(Chat([{"role": "user", "content": job["text"]}], None, {}, [None]), prompt=True)
             ids = e.tok.encode([r.text])[0]
             if e.tok.bytes:
                 ids = np.concatenate([np.array(e.tok.prefix, np.uint32), ids])

@@ -14,6 +14,7 @@ import io
 import json
 import os
 
+from . import limits
 from .errors import DataError, SampleError
 
 CHUNK = 1 << 20
@@ -65,7 +66,9 @@ def line_blocks(path):
             if not block:
                 return
             if not block.endswith(b"\n"):
-                block += f.readline()
+                block += f.readline(limits.LINE)
+                if len(block) >= limits.LINE:
+                    raise DataError(f"{path}: a line of more than {limits.LINE >> 20} MiB")
             yield ("lines", block), tell()
 
 
@@ -121,6 +124,8 @@ def array_elements(path):
                     fail("not valid JSON", at)
                 if ended:
                     fail("the array does not end", at)
+                if len(buffer) - at > limits.LINE:
+                    fail(f"an element of more than {limits.LINE >> 20} MiB", at)
             try:
                 block = decode.read(CHUNK)
             except UnicodeDecodeError as e:

@@ -17,6 +17,7 @@ import jinja2.ext
 import jinja2.nodes as nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from . import limits
 from .errors import DataError
 
 BUILT_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
@@ -163,9 +164,10 @@ class ChatTemplate:
                            dict=TemplateDict(), namespace=TemplateNamespace, _mt_tracker=self.tracker,
                            **{ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
         try:
-            tree = env.parse(source)
-            tree.body = instrument(tree.body)
-            self.compiled = env.from_string(tree)
+            with limits.bounded(name):  # Jinja computes constant expressions when it compiles
+                tree = env.parse(source)
+                tree.body = instrument(tree.body)
+                self.compiled = env.from_string(tree)
         except jinja2.exceptions.TemplateSyntaxError as e:
             raise DataError(f"{name}, line {e.lineno}: {e.message}") from None
         self.dated = "strftime_now" in source
@@ -173,6 +175,9 @@ class ChatTemplate:
 
     def render(self, messages, tools=None, generation_prompt=False, variables=None):
         """Raises jinja2.exceptions.TemplateError (and what the template's own expressions raise)."""
+        own = [n for n in variables or {} if n.startswith("_") or n in self.compiled.environment.globals]
+        if own:
+            raise jinja2.exceptions.TemplateError(f'"chat_template_kwargs" may not set {own[0]!r}, which templates call')
         t = self.tracker
         t.begin({id(m): i for i, m in enumerate(messages)})
         given = {**self.special, **(variables or {}), "messages": messages, "tools": tools, "documents": None,
@@ -193,6 +198,10 @@ class ChatTemplate:
         return self._markers
 
     def _learn(self):
+        with limits.bounded(self.name):
+            return self._learn_within()
+
+    def _learn_within(self):
         asked, told = "q7Xquestion", "q7Xanswer"
         turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
         try:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The assistant's part is found in templates of many builds: which text is trained, by the library of the data helper."""
+import gzip
 import os
 import sys
+import tempfile
 
 import data_env
 
@@ -91,3 +93,56 @@ for source in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].__class__ }}"
     except jinja2.exceptions.SecurityError:
         pass
 print("ok the sandbox holds")
+
+
+# --- templates and data of strangers: limits of time and memory, and names that data may not take
+
+from megatrain_data import limits, sources  # noqa: E402
+
+limits.CPU_SECONDS, limits.MEMORY, limits.LINE = 1, 64 << 20, 1 << 20
+for source in ("{% for i in range(99999) %}{% for k in range(99999) %}{% set x = i * k %}{% endfor %}{% endfor %}",
+               "{% set ns = namespace(s='x' * 1000000) %}{% for i in range(20) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+               "{{ 'x' * 8000000000 }}", "{{ 'x' | center(8000000000) }}", "{{ [1] | tojson(indent=2000000000) }}",
+               "{% for m in messages %}{{ m.content * 8000000000 }}{% endfor %}"):
+    try:  # by what it does when it is compiled, when it is tried, and when it is used
+        t = T.ChatTemplate(source, {}, [], "a stranger's template")
+        try:
+            t.markers()
+        except DataError as e:
+            assert "takes more than" in str(e) or "cannot render" in str(e), e
+        else:
+            raise AssertionError(source)
+        with limits.bounded(t.name):
+            t.render(CHAT)
+    except DataError as e:
+        assert "stranger's template takes more than" in str(e), e
+    else:
+        raise AssertionError(source)
+assert not limits._bounded
+print("ok templates are ended at limits of time and memory")
+
+t = T.ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{{ range(2) | list }}{{ nice }}", {}, [], "it")
+assert t.render(CHAT, variables={"nice": 1, "messages": []}).text.endswith("1]1")
+for name in ("range", "namespace", "dict", "raise_exception", "_mt_enter", "_mt_tracker"):
+    try:
+        t.render(CHAT, variables={name: 1})
+    except jinja2.exceptions.TemplateError as e:
+        assert name in str(e), e
+    else:
+        raise AssertionError(name)
+print("ok data set no function of a template")
+
+with tempfile.TemporaryDirectory() as tmp:
+    path = os.path.join(tmp, "bomb.jsonl.gz")
+    with gzip.open(path, "wb") as f:
+        f.write(b'{"text": "' + b"x" * (8 << 20) + b'"}\n')
+    for path in (path, os.path.join(tmp, "bomb.json")):
+        if path.endswith(".json"):
+            open(path, "w").write('["' + "x" * (8 << 20) + '"]')
+        try:
+            list(sources.chunks(path))
+        except DataError as e:
+            assert "of more than 1 MiB" in str(e), e
+        else:
+            raise AssertionError(path)
+print("ok a line that unpacks without end is refused")
