@@ -44,7 +44,8 @@ template <int N> static __device__ __forceinline__ void drop(const keys &s, uint
     }
 }
 
-template <typename T, int N>
+/* O is T, or float. */
+template <typename T, typename O, int N>
 static __global__ void __launch_bounds__(256) dropout(struct mt_dropout a, keys s, unsigned columns)
 {
     size_t row, at;
@@ -57,28 +58,36 @@ static __global__ void __launch_bounds__(256) dropout(struct mt_dropout a, keys 
     load_n<T, N>(static_cast<const T *>(a.x) + i, x);
     drop<N>(s, static_cast<uint32_t>(place), at, x);
     if (a.add) {
-        load_n<T, N>(static_cast<const T *>(a.add) + i, sum);
+        if constexpr (sizeof(O) == sizeof(float))
+            load_floats<N>(static_cast<const float *>(a.add) + i, sum);
+        else
+            load_n<O, N>(static_cast<const O *>(a.add) + i, sum);
         for (int k = 0; k < N; k++)
             x[k] += sum[k];
     }
-    store_n<T, N>(static_cast<T *>(a.out) + i, x);
+    if constexpr (sizeof(O) == sizeof(float))
+        store_floats<N>(static_cast<float *>(a.out) + i, x);
+    else
+        store_n<O, N>(static_cast<O *>(a.out) + i, x);
 }
 
-template <typename T, int N> static cudaError_t launch(const struct mt_dropout *a, cudaStream_t stream)
+template <typename T, typename O, int N> static cudaError_t launch(const struct mt_dropout *a, cudaStream_t stream)
 {
     row_tiles t = tile_rows(a->n, a->c / N, 1);
     keys s = {static_cast<uint32_t>(a->seed), static_cast<uint32_t>(a->seed >> 32), static_cast<uint32_t>(a->stream),
               static_cast<uint32_t>(a->stream >> 32), static_cast<uint64_t>(static_cast<double>(a->p) * 4294967296.0),
               1.0f / (1.0f - a->p)};
-    return MT_LAUNCH((dropout<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, s, t.columns);
+    return MT_LAUNCH((dropout<T, O, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, s, t.columns);
 }
 
-template <typename T> static cudaError_t run(const struct mt_dropout *a, cudaStream_t stream)
+template <typename T, typename O> static cudaError_t run(const struct mt_dropout *a, cudaStream_t stream)
 {
-    return a->c % PACK<T> ? launch<T, 1>(a, stream) : launch<T, PACK<T>>(a, stream);
+    return a->c % PACK<T> ? launch<T, O, 1>(a, stream) : launch<T, O, PACK<T>>(a, stream);
 }
 
 cudaError_t mt_cuda_dropout(const struct mt_dropout *a, cudaStream_t stream)
 {
-    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+    if (a->dtype == MT_F32)
+        return run<float, float>(a, stream);
+    return a->out_dtype == MT_BF16 ? run<bf16, bf16>(a, stream) : run<bf16, float>(a, stream);
 }

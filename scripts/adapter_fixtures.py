@@ -27,6 +27,7 @@ from tiny import base, megatrain, write_ini
 
 PARITY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "parity")
 ROOT = os.path.join(PARITY, "adapters")
+MLP = ["gate_proj", "up_proj", "down_proj"]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 # case: model, PEFT's configuration, learning rate of B over that of A
@@ -38,6 +39,13 @@ CASES = {
     "qwen2-patterns": ("qwen2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
                                      rank_pattern={"q_proj": 3, r"layers\.1\.mlp\.up_proj": 8},
                                      alpha_pattern={"v_proj": 20, "model.layers.0.mlp.down_proj": 3}), 1),
+    # PEFT takes the names of MLPs in mixtures of experts to mean the experts': others are listed as parameters
+    "qwen2_moe-shared": ("qwen2_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"],
+                                           target_parameters=["shared_expert." + m + ".weight" for m in MLP],
+                                           rank_pattern={"up_proj.weight": 6}), 1),
+    "glm4_moe-shared": ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
+                                         target_parameters=[at + m + ".weight" for at in ("mlp.", "shared_experts.")
+                                                            for m in MLP]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -89,8 +97,8 @@ def set_masks(model, p):
 
 
 def load_base(name, dtype):
-    model = AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager")
-    return model
+    more = {"experts_implementation": "eager"} if "moe" in name else {}
+    return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
 
 
 def groups_of(model, ratio, wd=0.1):

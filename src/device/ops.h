@@ -303,14 +303,14 @@ struct mt_decode {
  */
 struct mt_dropout {
     size_t n, c;
-    enum mt_dtype dtype;
+    enum mt_dtype dtype, out_dtype; /* of x; of add and out: the same, or f32 */
     float p; /* in [0, 1) */
     uint64_t seed, stream;
     size_t first_row;    /* and rows' indices, below 2^32 together */
     const int32_t *rows; /* [n], only element-aligned; NULL: row i is i */
     const void *x;       /* [n, c] */
     const void *add;     /* [n, c] or NULL: 0 */
-    void *out;           /* [n, c]; may be x or add */
+    void *out;           /* [n, c]; may be add, and of its dtype x */
 };
 
 /**

@@ -88,6 +88,8 @@ struct mt_family {
     const struct mt_fused_tensor *fused;    /* the same */
     bool rope_pairs;                        /* the rotary embedding turns rows 0 and 1, 2 and 3 ... of a head on disk;
                                                here, as everywhere else, rows i and i + half */
+    bool shared_renamed;                    /* transformers' module of the shared expert has another name than the
+                                               tensors on disk: adapters, which go by modules, cannot name it */
 };
 
 /** The family of an architecture, or of a model_type where `architecture` is NULL; NULL: not supported. */

@@ -49,23 +49,24 @@ static bool drops(const mt_model *m)
     return m->layout->adapter_default.dropout > 0 && m->loss_scale > 0;
 }
 
-/* What the target's mask leaves of x, scaled, and added to `add`. A target that is fed by another's x has its own mask. */
+/* What the target's mask leaves of x, scaled: added to `sum`, or NULL: to m->adapter_in. Each target has its own mask. */
 static int drop(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, const void *x,
-                const void *add, void *out, struct mt_err *err)
+                void *sum, struct mt_err *err)
 {
     return mt_op_dropout(m->dev,
                          &(struct mt_dropout){
                              .n = a->n,
                              .c = a->adapter->in,
                              .dtype = m->dt,
+                             .out_dtype = sum ? a->dx_dtype : m->dt,
                              .p = (float)m->layout->adapter_default.dropout,
                              .seed = m->p.seed,
                              .stream = m->step << 32 | t->key,
                              .first_row = m->first_row,
                              .rows = m->rows,
                              .x = x,
-                             .add = add,
-                             .out = out,
+                             .add = sum,
+                             .out = sum ? sum : m->adapter_in,
                          },
                          err);
 }
@@ -78,7 +79,7 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     if (!drops(m))
         return inner(m, a, all_rows(ad), a->x, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        rc = drop(m, a, &ad->target[i], a->x, NULL, m->adapter_in, err);
+        rc = drop(m, a, &ad->target[i], a->x, NULL, err);
         if (!rc)
             rc = inner(m, a, rows_of(&ad->target[i]), m->adapter_in, err);
     }
@@ -137,9 +138,8 @@ static int outer_grad(mt_model *m, const struct mt_adapter_run *a, const struct 
                       err);
 }
 
-/* (s dy B) A of those rows of A, added to `add`. */
-static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *add, void *out,
-                      struct mt_err *err)
+/* (s dy B) A of those rows of A: added to `sum`, or NULL: to m->adapter_in. */
+static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, void *sum, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
     return mt_op_gemm(m->dev,
@@ -148,14 +148,14 @@ static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r
                           .n = ad->in,
                           .k = r.n,
                           .dtype = m->dt,
-                          .d_dtype = m->dt,
+                          .d_dtype = sum ? a->dx_dtype : m->dt,
                           .a = mt_elem(m, m->adapter_dy, r.first),
                           .lda = ad->rank,
                           .b = mt_elem(m, a->w, ad->a.at + r.first * ad->in),
                           .ldb = ad->in,
-                          .c = add,
+                          .c = sum,
                           .ldc = ad->in,
-                          .d = out,
+                          .d = sum ? sum : m->adapter_in,
                           .ldd = ad->in,
                       },
                       err);
@@ -170,11 +170,11 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt
     for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = outer_grad(m, a, &ad->target[i], err);
     if (rc || !drops(m))
-        return rc ? rc : input_grad(m, a, all_rows(ad), a->dx, a->dx, err);
+        return rc ? rc : input_grad(m, a, all_rows(ad), a->dx, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
-        rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, m->adapter_in, err);
+        rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err);
         if (!rc)
-            rc = drop(m, a, &ad->target[i], m->adapter_in, a->dx, a->dx, err);
+            rc = drop(m, a, &ad->target[i], m->adapter_in, a->dx, err);
     }
     return rc;
 }
@@ -241,7 +241,7 @@ int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct m
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
         const struct mt_adapter_target *t = &ad->target[i];
         if (dropped)
-            rc = drop(m, a, t, a->x, NULL, m->adapter_in, err);
+            rc = drop(m, a, t, a->x, NULL, err);
         if (!rc && dropped)
             rc = inner(m, a, rows_of(t), m->adapter_in, err);
         if (!rc)

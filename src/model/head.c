@@ -127,8 +127,8 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
     float *dw = mt_grad_of(a->g_table, out);
     size_t vocab = (size_t)m->layout->cfg.vocab;
     struct gradients dlogits = gradients_of(m);
-    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = dlogits.ld, .x = h, .w = a->table,
-                                 .dy = dlogits.p, .dx = dh, .g = a->g_table};
+    struct mt_adapter_run run = {.adapter = out.adapter, .n = rows, .ld = dlogits.ld, .dx_dtype = m->dt, .x = h,
+                                 .w = a->table, .dy = dlogits.p, .dx = dh, .g = a->g_table};
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = rows,

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "device/ops.h"
 #include "model/part.h"
+#include "model/peft.h"
 #include "model/stored.h"
 
 const struct mt_cut mt_cut_layer = {.name = "layer", .n_units = 1}, mt_cut_half = {.name = "half", .n_units = 2, .n_parts = {1}};
@@ -151,6 +152,8 @@ static void refuse(struct mt_layout_builder *b, const char *format, const char *
         b->rc = mt_fail(b->err, MT_ERR_USAGE, -EINVAL, format, name, module);
 }
 
+#define SHARED "mlp.shared_expert."
+
 /* Does the tensor's module get an adapter? `served`: its part computes with one. */
 static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, bool served)
 {
@@ -159,6 +162,8 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     const struct mt_adapter_item *item;
     if (t->n_dims != 2)
         return false;
+    if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
+        served = false;
     module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
@@ -175,6 +180,9 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && s->dora && part->layer < 0)
         refuse(b, "adapter.targets: \"%s\" means %s, of which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
+    if (item && s->dora && mt_peft_wraps_parameter(b->l, t))
+        refuse(b, "adapter.targets: \"%s\" means %s, of which PEFT has no DoRA in a mixture of experts: name others, or set "
+               "adapter.kind = lora", item->name, module);
     if (item && t->trainable)
         refuse(b, "%s is named by adapter.targets and by adapter.train_also (%s): it is trained with an adapter or whole",
                module, t->name);
@@ -248,6 +256,8 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
 static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, size_t first)
 {
     size_t end = b->l->n_tensors;
+    for (size_t i = first; i < end && part->n_experts; i++)
+        is_target(b, part, &b->l->tensors[i], false); /* refuses those of experts that are meant */
     for (int role = 0; role < MT_PART_MAX_PARAMS; role++) {
         struct mt_param *p = &part->param[role];
         size_t from = first, to;

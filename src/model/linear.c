@@ -39,9 +39,9 @@ int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const
                               err);
 }
 
-static struct mt_adapter_run adapter_run(const struct mt_linear_bwd *a)
+static struct mt_adapter_run adapter_run(const mt_model *m, const struct mt_linear_bwd *a)
 {
-    return (struct mt_adapter_run){.adapter = a->p.adapter, .n = a->n, .ld = a->out, .x = a->x,
+    return (struct mt_adapter_run){.adapter = a->p.adapter, .n = a->n, .ld = a->out, .dx_dtype = m->dt, .x = a->x,
                                    .w = a->w, .dy = a->dy, .dx = a->dx, .g = a->g};
 }
 
@@ -91,7 +91,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                                 .workspace = m->workspace,
                             },
                             err);
-    struct mt_adapter_run run = adapter_run(a);
+    struct mt_adapter_run run = adapter_run(m, a);
     if (!rc && has_dora(a->p)) {
         struct mt_dora_run dora = dora_run(a);
         rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
@@ -102,7 +102,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
 
 int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err)
 {
-    struct mt_adapter_run run = adapter_run(a);
+    struct mt_adapter_run run = adapter_run(m, a);
     struct mt_dora_run dora = dora_run(a);
     int rc = has_dora(a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
     if (!rc)

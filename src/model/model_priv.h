@@ -189,13 +189,13 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
 bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
 /**
- * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy are ld elements apart; y is
- * of the compute dtype, or f32. `adapter` NULL: nothing is done.
+ * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy are ld elements apart; y and
+ * dx are of the compute dtype, or f32. `adapter` NULL: nothing is done.
  */
 struct mt_adapter_run {
     const struct mt_adapter *adapter;
     size_t n, ld;
-    enum mt_dtype y_dtype;
+    enum mt_dtype y_dtype, dx_dtype;
     const void *x, *w, *dy;
     void *y, *dx;
     float *g;

@@ -65,7 +65,7 @@ static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
 {
     static const char *const off[] = {
         "fan_in_fan_out", "lora_bias", "layer_replication", "trainable_token_indices",
-        "alora_invocation_tokens", "use_qalora", "target_parameters", "megatron_config", "use_bdlora",
+        "alora_invocation_tokens", "use_qalora", "megatron_config", "use_bdlora",
         "arrow_config", "velora_config", "monteclora_config", "ensure_weight_tying"};
     const cJSON *init = mt_json_get(o, "init_lora_weights"), *bias = mt_json_get(o, "bias");
     if (!is_text(mt_json_get(o, "peft_type"), "LORA"))
@@ -108,10 +108,17 @@ static int pattern_matches(const char *key, const char *module, bool *yes, const
 static int alpha_of(double *alpha, const cJSON *o, const char *module, const char *dir, struct mt_err *err)
 {
     const cJSON *patterns = mt_json_get(o, "alpha_pattern"), *usual = mt_json_get(o, "lora_alpha");
+    char parameter[256];
     *alpha = cJSON_IsNumber(usual) ? usual->valuedouble : 8;
     for (const cJSON *p = patterns ? patterns->child : NULL; p; p = p->next) {
         bool yes = false;
         int rc = pattern_matches(p->string, module, &yes, dir, err);
+        if (rc)
+            return rc;
+        if (!yes) { /* of what is listed by the name of its parameter */
+            snprintf(parameter, sizeof(parameter), "%.240s.weight", module);
+            rc = pattern_matches(p->string, parameter, &yes, dir, err);
+        }
         if (rc)
             return rc;
         if (yes && cJSON_IsNumber(p)) {
@@ -152,6 +159,9 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
     if (b || ends(name, ".base_layer.weight")) /* PEFT keeps the model's own matrix beside an adapter of the head */
         return 0;
+    if (ends(module, ".experts") || strstr(module, ".experts.")) /* fused, or one by one */
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is an adapter of experts, which is not "
+                       "supported", dir, t->name);
     if (!a && !is_saved_module(o, module))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor of "
                        "modules_to_save", dir, t->name);
@@ -351,6 +361,15 @@ static const char *last_name(const char *module)
     return dot ? dot + 1 : module;
 }
 
+bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    static const char *const names[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
+        if (l->cfg.moe.n_experts && ends(t->name, names[i]))
+            return true;
+    return false;
+}
+
 /* A module with adapters. */
 struct target {
     char module[MT_TENSOR_NAME];
@@ -407,11 +426,17 @@ static bool seen(const struct target *all, size_t i)
     return false;
 }
 
+static bool is_wrapped(const struct mt_layout *l, const struct target *t)
+{
+    return mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]);
+}
+
 /* What differs from the usual value: by last name where all of the name agree, else by whole name. */
-static cJSON *pattern(const struct target *all, size_t n, double (*value)(const struct mt_adapter_target *),
-                      double usual)
+static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_t n,
+                      double (*value)(const struct mt_adapter_target *), double usual)
 {
     cJSON *o = cJSON_CreateObject();
+    char key[MT_TENSOR_NAME];
     for (size_t i = 0; i < n; i++) {
         const char *last = last_name(all[i].module);
         bool agree = true;
@@ -419,7 +444,7 @@ static cJSON *pattern(const struct target *all, size_t n, double (*value)(const 
             continue;
         for (size_t k = 0; k < n; k++)
             agree &= strcmp(last_name(all[k].module), last) || value(all[k].t) == value(all[i].t);
-        const char *key = agree ? last : all[i].module;
+        snprintf(key, sizeof(key), "%.110s%s", agree ? last : all[i].module, is_wrapped(l, &all[i]) ? ".weight" : "");
         if (!mt_json_get(o, key))
             cJSON_AddNumberToObject(o, key, value(all[i].t));
     }
@@ -431,11 +456,25 @@ static cJSON *target_modules(const struct mt_layout *l, const struct target *all
     cJSON *list = cJSON_CreateArray();
     bool all_short = true;
     for (size_t i = 0; i < n; i++)
-        all_short = all_short && (seen(all, i) || short_name_will_do(l, all, n, last_name(all[i].module)));
+        all_short = all_short && (seen(all, i) || is_wrapped(l, &all[i]) ||
+                                  short_name_will_do(l, all, n, last_name(all[i].module)));
     for (size_t i = 0; i < n; i++)
-        if (!all_short || !seen(all, i))
+        if (!is_wrapped(l, &all[i]) && (!all_short || !seen(all, i)))
             cJSON_AddItemToArray(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
     return list;
+}
+
+/* Whole names; NULL: there are none. */
+static cJSON *target_parameters(const struct mt_layout *l, const struct target *all, size_t n)
+{
+    cJSON *list = cJSON_CreateArray();
+    for (size_t i = 0; i < n; i++)
+        if (is_wrapped(l, &all[i]))
+            cJSON_AddItemToArray(list, cJSON_CreateString(l->tensors[all[i].t->tensor].name));
+    if (cJSON_GetArraySize(list))
+        return list;
+    cJSON_Delete(list);
+    return NULL;
 }
 
 /* Whole names: PEFT takes any module whose name ends in one, and "norm" would mean all of them. */
@@ -471,20 +510,22 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     if (!all)
         return NULL;
     mt_json_begin();
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddItemToObject(o, "alpha_pattern", pattern(all, n, alpha_of_target, l->adapter_default.alpha));
+    cJSON *o = cJSON_CreateObject(), *parameters = target_parameters(l, all, n);
+    cJSON_AddItemToObject(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
     cJSON_AddStringToObject(o, "base_model_name_or_path", base);
     cJSON_AddStringToObject(o, "bias", "none");
     cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
     cJSON_AddBoolToObject(o, "inference_mode", true);
     cJSON_AddBoolToObject(o, "init_lora_weights", true);
     cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
-    cJSON_AddNumberToObject(o, "lora_dropout", l->adapter_default.dropout);
+    cJSON_AddNumberToObject(o, "lora_dropout", parameters ? 0 : l->adapter_default.dropout);
     cJSON_AddItemToObject(o, "modules_to_save", modules_to_save(l));
     cJSON_AddStringToObject(o, "peft_type", "LORA");
     cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);
-    cJSON_AddItemToObject(o, "rank_pattern", pattern(all, n, rank_of, (double)l->adapter_default.rank));
+    cJSON_AddItemToObject(o, "rank_pattern", pattern(l, all, n, rank_of, (double)l->adapter_default.rank));
     cJSON_AddItemToObject(o, "target_modules", target_modules(l, all, n));
+    if (parameters)
+        cJSON_AddItemToObject(o, "target_parameters", parameters);
     cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
     cJSON_AddBoolToObject(o, "use_dora", l->adapter_default.dora);
     cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);

@@ -43,6 +43,13 @@ int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struc
 /** adapter_config.json of the layout's adapters on the model `base`; the caller's. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 
+/**
+ * Does PEFT reach the matrix as a parameter (target_parameters), not as a module (target_modules)? In a mixture of
+ * experts it takes names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and
+ * shared experts, which have the same names, are listed there. Dropout and DoRA do not go with it.
+ */
+bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t);
+
 /** The name in adapter_model.safetensors of a tensor that is trained. */
 enum { MT_PEFT_NAME = MT_TENSOR_NAME + 32 };
 void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);

@@ -327,7 +327,11 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
         rc = count_probabilities(r, s.logits, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){r->in->n_tokens * m->wd.c, m->dt, MT_F32, r->x, sum}, err);
-    return rc || !shared.in ? rc : add_product(r, &shared, err);
+    if (!rc && shared.in)
+        rc = add_product(r, &shared, err);
+    struct mt_adapter_run run = {.adapter = r->part->param[MT_ROUTER_SHARED_DOWN].adapter, .n = r->in->n_tokens,
+                                 .ld = m->wd.c, .y_dtype = MT_F32, .x = s.act, .w = r->w, .y = sum};
+    return rc ? rc : mt_adapter_forward(m, &run, err);
 }
 
 static int router_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
@@ -387,11 +391,15 @@ static int shared_backward(const struct mt_part_run *r, const struct scratch *s,
                                     .p = p[MT_ROUTER_SHARED_GATE_UP], .g = r->g};
     struct sum_product dn = {.in = 2 * width, .out = m->wd.c, .a = rec.gate_up, .dtype = m->dt,
                              .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE_UP].at), .c = s->dn, .d = s->dn};
+    struct mt_adapter_run run = {.adapter = gate_up.p.adapter, .n = n, .ld = 2 * width, .dx_dtype = MT_F32, .w = r->w,
+                                 .dy = rec.gate_up, .dx = s->dn};
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = shared_glu_backward(r, s, err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &down, err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &gate_up, err);
     return rc ? rc : add_product(r, &dn, err);
@@ -440,6 +448,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
+    .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

@@ -17,7 +17,7 @@ static void dropout_case(struct harness *h, size_t n, size_t c, float p, size_t 
     int32_t *rows = (int32_t *)(void *)scratch(h, n);
     struct dbuf *bx = buf_random(h, h->dtype, n * c, 1, &x), *ba = buf_random(h, h->dtype, n * c, 1, &add);
     struct dbuf *out = buf_nan(h, h->dtype, n * c);
-    struct mt_dropout a = {.n = n, .c = c, .dtype = h->dtype, .p = p, .seed = h->seed << 33 | 5, .stream = UINT64_C(7) << 40 | 9,
+    struct mt_dropout a = {.n = n, .c = c, .dtype = h->dtype, .out_dtype = h->dtype, .p = p, .seed = h->seed << 33 | 5, .stream = UINT64_C(7) << 40 | 9,
                            .first_row = first_row, .x = bx->p, .out = out->p};
     RUN(h, mt_op_dropout, &a);
     for (size_t i = 0; i < n * c; i++)
@@ -31,6 +31,13 @@ static void dropout_case(struct harness *h, size_t n, size_t c, float p, size_t 
     for (size_t i = 0; i < n * c; i++)
         want[i] = add[i] + (kept(&a, first_row + 3 * (i / c) + 1, i % c) ? x[i] / (1 - (double)p) : 0);
     expect_close(h, "added, rows by index", buf_get(h, ba), want, n * c, tolerance(h, 2e-7, 3e-3));
+    struct dbuf *sum = buf_random(h, MT_F32, n * c, 1, &add);
+    a.out_dtype = MT_F32;
+    a.add = a.out = sum->p;
+    RUN(h, mt_op_dropout, &a);
+    for (size_t i = 0; i < n * c; i++)
+        want[i] = add[i] + (kept(&a, first_row + 3 * (i / c) + 1, i % c) ? x[i] / (1 - (double)p) : 0);
+    expect_close(h, "added in f32", buf_get(h, sum), want, n * c, 2e-7);
 }
 
 static void dropout_is_of_row_and_column(struct harness *h)
@@ -48,7 +55,7 @@ static void dropout_does_not_depend_on_the_call(struct harness *h)
     double *x;
     struct dbuf *bx = buf_random(h, h->dtype, N * C, 1, &x), *whole = buf_nan(h, h->dtype, N * C);
     size_t row = C * mt_dtype_size(h->dtype);
-    struct mt_dropout a = {.n = N, .c = C, .dtype = h->dtype, .p = 0.3f, .seed = 3, .stream = 4, .x = bx->p, .out = whole->p};
+    struct mt_dropout a = {.n = N, .c = C, .dtype = h->dtype, .out_dtype = h->dtype, .p = 0.3f, .seed = 3, .stream = 4, .x = bx->p, .out = whole->p};
     RUN(h, mt_op_dropout, &a);
     for (size_t at = 0; at < N; at += 8) {
         a.n = 8;
@@ -72,7 +79,7 @@ static void dropout_drops_the_share(struct harness *h)
         double p = (double)share[s], same = 0, slack = 6 * sqrt(N * C);
         for (uint64_t stream = 0; stream < 2; stream++) {
             double dropped = 0;
-            struct mt_dropout a = {.n = N, .c = C, .dtype = h->dtype, .p = share[s], .seed = 11, .stream = stream << 32,
+            struct mt_dropout a = {.n = N, .c = C, .dtype = h->dtype, .out_dtype = h->dtype, .p = share[s], .seed = 11, .stream = stream << 32,
                                    .x = x->p, .out = out->p};
             RUN(h, mt_op_dropout, &a);
             got[stream] = buf_get(h, out);
@@ -92,7 +99,7 @@ static void dropout_drops_the_share(struct harness *h)
 static void dropout_is_checked(struct harness *h)
 {
     struct dbuf *x = buf_new(h, h->dtype, 32);
-    struct mt_dropout a = {.n = 4, .c = 8, .dtype = h->dtype, .p = 1, .x = x->p, .out = x->p};
+    struct mt_dropout a = {.n = 4, .c = 8, .dtype = h->dtype, .out_dtype = h->dtype, .p = 1, .x = x->p, .out = x->p};
     expect_rejected(h, "nothing is kept", mt_op_dropout(h->dev, &a, NULL));
     a.p = 0.5f;
     a.first_row = UINT32_MAX;

@@ -47,8 +47,8 @@ static void chunk_main(void *ctx, size_t chunk, int thread)
             mask_of(mask, j, a->first_row + (a->rows ? (size_t)a->rows[row] : row), c, mt_align_up(n, 4));
             drop(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), mask, scale, n);
             if (a->add)
-                add_row(y, mt_cpu_row_f32(a->dtype, a->add, at, n, x), n);
-            mt_cpu_store_row(a->dtype, a->out, at, n, y);
+                add_row(y, mt_cpu_row_f32(a->out_dtype, a->add, at, n, x), n);
+            mt_cpu_store_row(a->out_dtype, a->out, at, n, y);
         }
 }
 
