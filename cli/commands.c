@@ -108,6 +108,10 @@ static const struct cli_option probe_options[] = {
     {"index", 0, "N", "all, gemm: which GPU (0).", WHOLE(0, 1024)},
     JSON,
     END};
+static const struct cli_option inspect_options[] = {
+    JSON,
+    {"adapter", 0, "DIR", "The adapters of this PEFT folder; with a model, also whether they are for it."},
+    END};
 static const struct cli_option export_options[] = {
     {"dtype", 0, "TYPE", "bf16 (default), or f32 from the master weights. Adapters are f32."},
     {"base-dtype", 0, "FORMAT", "Pack the layers' matrices, as bitsandbytes and transformers read them: nf4 or fp8; "
@@ -142,7 +146,7 @@ const struct cli_command cli_commands[] = {
      eval_options, 1, 1, cli_cmd_eval},
     {"sample", "", "Continue a text, or answer one: a look at a result.", sample_options, 0,
      0, cli_cmd_sample},
-    {"inspect", "FILE|DIR", "Tensors, dtypes and configuration of a model.", json_options, 1, 1,
+    {"inspect", "[FILE|DIR]", "Tensors, dtypes and configuration of a model, or of adapters.", inspect_options, 0, 1,
      cli_cmd_inspect},
     {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder alone: of the model, or of adapters (PEFT's).", export_options, 2, 2,
      cli_cmd_export},

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "base/visible.h"
+#include "checkpoint/merge.h"
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
@@ -32,9 +34,86 @@ static void print_mixture(const struct mt_layout *l)
            cli_active_params(active, sizeof(active), l));
 }
 
-/* `l`: of a folder whose config.json is supported; else NULL. */
-static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l, bool json)
+/* The last part of a module's name: "q_proj". */
+static const char *kind_of(const struct mt_adapter_spec *s, size_t i)
 {
+    const char *dot = strrchr(s->targets.items[i].name, '.');
+    return dot ? dot + 1 : s->targets.items[i].name;
+}
+
+/* "  q_proj: 32 modules, rank 16, alpha 32", once for each kind; targets, ranks and alphas are one list. */
+static void print_kind(const struct mt_adapter_spec *s, size_t first)
+{
+    double rank[2] = {1e9, 0}, alpha[2] = {1e9, 0};
+    size_t n = 0;
+    for (size_t i = 0; i < s->targets.n; i++) {
+        double r = s->ranks.items[i].value, a = s->alphas.items[i].value;
+        if (strcmp(kind_of(s, i), kind_of(s, first)))
+            continue;
+        if (i < first)
+            return;
+        rank[0] = MT_MIN(rank[0], r);
+        rank[1] = MT_MAX(rank[1], r);
+        alpha[0] = MT_MIN(alpha[0], a);
+        alpha[1] = MT_MAX(alpha[1], a);
+        n++;
+    }
+    char name[256];
+    mt_visible(name, sizeof(name), kind_of(s, first));
+    printf("  %s: %zu module%s, rank %g", name, n, n == 1 ? "" : "s", rank[0]);
+    printf(rank[1] > rank[0] ? " to %g" : "", rank[1]);
+    printf(", alpha %g", alpha[0]);
+    printf(alpha[1] > alpha[0] ? " to %g\n" : "\n", alpha[1]);
+}
+
+static void print_adapter(const struct mt_adapter_spec *s, const char *base)
+{
+    char name[1024];
+    mt_visible(name, sizeof(name), base);
+    printf("%s%s of %s: rank %lld, alpha %g", s->dora ? "DoRA" : "LoRA", s->rslora ? " (rsLoRA's scale)" : "",
+           *base ? name : "a model that is not named", (long long)s->rank, s->alpha);
+    printf(s->dropout > 0 ? ", dropout %g\n" : "\n", s->dropout);
+    for (size_t i = 0; i < s->targets.n; i++)
+        print_kind(s, i);
+    for (size_t i = 0; i < s->train_also.n; i++) {
+        mt_visible(name, sizeof(name), s->train_also.items[i].name);
+        printf("  %s: trained whole\n", name);
+    }
+}
+
+static cJSON *adapter_json(const struct mt_adapter_spec *s, const char *base)
+{
+    cJSON *o = cJSON_CreateObject(), *list;
+    cJSON_AddStringToObject(o, "kind", s->dora ? "dora" : "lora");
+    cJSON_AddStringToObject(o, "base_model", base);
+    cJSON_AddNumberToObject(o, "rank", (double)s->rank);
+    cJSON_AddNumberToObject(o, "alpha", s->alpha);
+    cJSON_AddBoolToObject(o, "rslora", s->rslora);
+    cJSON_AddNumberToObject(o, "dropout", s->dropout);
+    list = cJSON_AddArrayToObject(o, "targets");
+    for (size_t i = 0; i < s->targets.n; i++) {
+        cJSON *t = cJSON_CreateObject();
+        cJSON_AddStringToObject(t, "module", s->targets.items[i].name);
+        cJSON_AddNumberToObject(t, "rank", s->ranks.items[i].value);
+        cJSON_AddNumberToObject(t, "alpha", s->alphas.items[i].value);
+        cJSON_AddItemToArray(list, t);
+    }
+    list = cJSON_AddArrayToObject(o, "train_also");
+    for (size_t i = 0; i < s->train_also.n; i++)
+        cJSON_AddItemToArray(list, cJSON_CreateString(s->train_also.items[i].name));
+    return o;
+}
+
+/* What is inspected beside tensors; all NULL: nothing is known. */
+struct about {
+    const struct mt_layout *layout;           /* of a folder whose config.json is supported */
+    const struct mt_adapter_spec *adapter;
+    const char *base;                         /* the model that the adapter names, or "" */
+};
+
+static void print_tensors(const struct mt_st_model *m, const struct about *about, bool json)
+{
+    const struct mt_layout *l = about->layout;
     const struct mt_hf_config *cfg = l ? &l->cfg : NULL;
     double params = 0;
     bool packed = false; /* then elements of tensors are no parameters */
@@ -50,6 +129,8 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l
         cJSON_AddStringToObject(root, "architecture", cfg->family->architecture);
     if (cfg && cfg->moe.n_experts)
         cJSON_AddNumberToObject(root, "active_parameters", (double)l->n_active);
+    if (about->adapter)
+        cJSON_AddItemToObject(root, "adapter", adapter_json(about->adapter, about->base));
     if (json) {
         char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");
@@ -63,6 +144,8 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l
                    (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
         if (cfg && cfg->moe.n_experts)
             print_mixture(l);
+        if (about->adapter)
+            print_adapter(about->adapter, about->base);
         for (size_t i = 0; i < m->n_tensors; i++) {
             char name[1024];
             mt_visible(name, sizeof(name), m->tensors[i].name);
@@ -76,25 +159,71 @@ static void print_tensors(const struct mt_st_model *m, const struct mt_layout *l
     cJSON_Delete(root);
 }
 
-int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
+static int inspect_adapter(const char *dir, bool json, struct mt_err *err)
 {
-    const char *path = args->operands[0];
+    struct mt_adapter_spec spec = {0};
+    struct mt_st_model m;
+    char *base = NULL, *path = mt_path_join(dir, MT_PEFT_WEIGHTS);
+    int rc = path ? mt_peft_read_spec(&spec, dir, err) : mt_fail_nomem(err, dir, 1);
+    if (!rc)
+        rc = mt_st_open_file(&m, path, err);
+    if (!rc) {
+        mt_peft_base_model(&base, dir, NULL); /* where it names none, it is shown without */
+        print_tensors(&m, &(struct about){.adapter = &spec, .base = base ? base : ""}, json);
+        mt_st_close(&m);
+    }
+    mt_adapter_spec_finish(&spec);
+    free(base);
+    free(path);
+    return rc;
+}
+
+static int inspect_model(const char *path, bool json, struct mt_err *err)
+{
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
     struct mt_layout *layout = NULL;
     struct mt_st_model m;
-    struct mt_err err;
     bool dir = mt_is_dir(path);
-    (void)cli;
-    char *adapter = dir && mt_peft_is_folder(path) ? mt_path_join(path, MT_PEFT_WEIGHTS) : NULL;
-    int rc = dir && !adapter ? mt_st_open_dir(&m, path, &err) : mt_st_open_file(&m, adapter ? adapter : path, &err);
+    int rc = dir ? mt_st_open_dir(&m, path, err) : mt_st_open_file(&m, path, err);
     if (!rc) {
         if (dir && cfg && !mt_hf_config_read(cfg, path, NULL))
             mt_layout_create(&layout, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, NULL);
-        print_tensors(&m, layout, cli_arg(args, "json") != NULL);
+        print_tensors(&m, &(struct about){.layout = layout}, json);
         mt_layout_destroy(&layout);
         mt_st_close(&m);
     }
     free(cfg);
-    free(adapter);
+    return rc;
+}
+
+/* Do the adapters have their matrices in the model? */
+static int check_fit(const char *adapter, const char *model, struct mt_err *err)
+{
+    struct mt_merge *merge = NULL;
+    struct mt_st_model base;
+    int rc = mt_st_open_dir(&base, model, err);
+    if (rc)
+        return rc;
+    rc = mt_merge_open(&merge, adapter, &base, true, err);
+    mt_merge_close(&merge);
+    mt_st_close(&base);
+    return rc;
+}
+
+int cli_cmd_inspect(struct cli *cli, const struct cli_args *args)
+{
+    const char *path = args->n_operands ? args->operands[0] : NULL, *adapter = cli_arg(args, "adapter");
+    bool json = cli_arg(args, "json");
+    struct mt_err err;
+    (void)cli;
+    if (!path && !adapter) {
+        fprintf(stderr, "megatrain inspect: a file, a folder or --adapter is missing\n");
+        return EXIT_USAGE;
+    }
+    int rc = path && adapter ? check_fit(adapter, path, &err) : 0;
+    if (!rc && !adapter && mt_is_dir(path) && mt_peft_is_folder(path))
+        adapter = path;
+    if (!rc)
+        rc = adapter ? inspect_adapter(adapter, json, &err) : inspect_model(path, json, &err);
     return rc ? cli_fail(&err) : 0;
 }

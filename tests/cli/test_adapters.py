@@ -83,7 +83,15 @@ def check_files(tmp, model, data, out):
         assert v == names[n], n
     megatrain("verify", checkpoint)
     megatrain("verify", plain)
-    assert "lora_A" in megatrain("inspect", checkpoint).stdout
+    said = megatrain("inspect", checkpoint).stdout
+    assert "lora_A" in said and "v_proj: 3 modules, rank 3, alpha 9" in said and "up_proj: 3 modules, rank 6 to 9" in said, said
+    assert said.startswith(f"LoRA of {model}: rank 6, alpha 9") and "model.norm: trained whole" in said, said
+    assert said == megatrain("inspect", "--adapter", checkpoint).stdout == megatrain("inspect", model, "--adapter", checkpoint).stdout
+    told = json.loads(megatrain("inspect", "--json", "--adapter", checkpoint).stdout)
+    assert told["adapter"]["kind"] == "lora" and told["adapter"]["base_model"] == model and told["parameters"] == sum(
+        len(v[2]) // 4 for v in names.values()), told["adapter"]
+    assert {"module": "model.layers.1.mlp.up_proj", "rank": 9, "alpha": 9} in told["adapter"]["targets"]
+    megatrain("inspect", expect=2)
     megatrain("check", eval_ini, "--adapter", checkpoint)
     megatrain("sample", "--model", checkpoint, "--prompt", "a", "--max-tokens", 0)
     shutil.rmtree(merged)
@@ -120,6 +128,38 @@ def check_dora(tmp, model, data):
     megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
     loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
     assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6
+
+def check_shared(tmp, data):
+    """Mixtures: dense layers and shared experts have adapters; routed experts and routers are refused by name."""
+    seed = write_model(os.path.join(tmp, "moe-seed"), config("qwen2_moe", num_hidden_layers=2))
+    ini = write_ini(os.path.join(tmp, "moe.ini"), base(seed, data, os.path.join(tmp, "moe-out"), train__steps=1,
+                                                       checkpoint__save="weights"))
+    megatrain("-q", "run", ini)
+    model = os.path.join(tmp, "moe-out", "checkpoint-1")
+    over = {"adapter__rank_pattern": "shared_expert.up_proj:9", "adapter__dropout": 0.2}
+    for dtype in ("f32", "bf16"):
+        want, out = run(tmp, f"moe {dtype}", model, data, model__dtype=dtype, **over)
+        assert want[0][-1][1] < want[0][0][1], want[0]
+        assert sum(".shared_expert.up_proj.lora_A" in n for n in want[2]) == 2 and not any(".experts." in n for n in want[2])
+        for name, place in {"groups": {"memory__expert_group": 1, "memory__slots": 2}, "recompute": PLACEMENTS["recompute"],
+                            "halves": {**PLACEMENTS["halves"], "device__cpu_threads": 1}}.items():
+            got, _ = run(tmp, f"moe {dtype} {name}", model, data, env={"MEGATRAIN_POISON": "1"}, model__dtype=dtype,
+                         **over, **place)
+            assert got == want, f"{dtype}, {name}: another result"
+    with open(os.path.join(out, f"checkpoint-{STEPS}", "adapter_config.json")) as f:
+        c = json.load(f)
+    assert "model.layers.1.mlp.shared_expert.up_proj.weight" in c["target_parameters"] and len(c["target_parameters"]) == 6
+    assert sorted(c["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"] and c["lora_dropout"] == 0
+    assert c["rank_pattern"] == {"up_proj.weight": 9}, c["rank_pattern"]
+    again = {k: v for k, v in LORA.items() if not k.startswith("adapter")}
+    ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**again,
+        "adapter__kind": "lora", "adapter__path": os.path.join(out, f"checkpoint-{STEPS}")}))
+    megatrain("-q", "check", ini)
+    for target, say in (("gate_proj", "experts.0.gate_proj"), ("*.experts.*", "experts.0.gate_proj"), ("mlp.gate", "mlp.gate"),
+                        ("shared_expert_gate", "shared_expert_gate")):
+        refused(tmp, model, data, "adapter.targets", say, "cannot have an adapter", adapter__targets=target,
+                adapter__rank_pattern="", train__steps=1)
+    refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
 
 def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
@@ -159,7 +199,7 @@ def check_refusals(tmp, model, data, checkpoint):
     for key, value in (("fan_in_fan_out", True), ("lora_bias", True), ("bias", "all"),
                        ("layer_replication", [[0, 2]]), ("trainable_token_indices", [1]), ("init_lora_weights", "pissa"),
                        ("init_lora_weights", "olora"), ("init_lora_weights", "loftq"), ("init_lora_weights", "eva"),
-                       ("alora_invocation_tokens", [1, 2]), ("target_parameters", ["x"]), ("peft_type", "IA3")):
+                       ("alora_invocation_tokens", [1, 2]), ("peft_type", "IA3")):
         with open(os.path.join(folder, "adapter_config.json"), "w") as f:
             json.dump({**good, key: value}, f)
         ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "bad")))
@@ -180,6 +220,8 @@ def check_refusals(tmp, model, data, checkpoint):
     ini = write_ini(os.path.join(tmp, "other.ini"), base(other, data, os.path.join(tmp, "bad")))
     said = megatrain("-q", "check", ini, "--adapter", checkpoint, expect=3).stderr
     assert "another shape" in said, said
+    mixture = os.path.join(tmp, "moe-out", "checkpoint-1")
+    assert "is it another one's" in megatrain("inspect", mixture, "--adapter", checkpoint, expect=3).stderr
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
@@ -193,6 +235,7 @@ def main():
                          adapter__dropout=0.3)
         check_bits(tmp, model, data, "bf16", "", adapter__kind="dora")
         check_dora(tmp, model, data)
+        check_shared(tmp, data)
         check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
