@@ -113,6 +113,13 @@ static struct mt_unit_record record_of(const struct mt_engine_plan *plan, const 
     return (struct mt_unit_record){is_empty(share) ? 0 : bytes, share};
 }
 
+/* Is some of it decoded or joined after each load? */
+static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    return mt_unit_f32_tensor(l, unit, dtype) ||
+           (l->units[unit].n_in_planes[MT_RANGE_PACKED] && !mt_unit_keeps_codes(l, unit, dtype));
+}
+
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
@@ -122,7 +129,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
         plan->units[u] = (struct mt_unit_shape){
             .place = place_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
-            .prepared = unit->n_in_planes[MT_RANGE_PACKED] > 0 || mt_unit_f32_tensor(l, u, p->numerics.dtype),
+            .prepared = is_prepared(l, u, p->numerics.dtype),
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),

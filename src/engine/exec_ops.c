@@ -59,8 +59,9 @@ static int load_range(const struct mt_binding *b, int unit, const struct mt_rang
 {
     struct mt_range_planes k = mt_range_planes(r->kind);
     const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * r->at;
+    size_t at = mt_unit_range_at(b->layout, (size_t)unit, r, b->dtype);
     if (b->dtype == MT_BF16)
-        return copy_flat(b, MT_STREAM_H2D, dst + 2 * r->first, hi, 2 * r->n, err);
+        return copy_flat(b, MT_STREAM_H2D, dst + 2 * at, hi, 2 * r->n, err);
     int rc = load_half(b, dst, 0, r->first, r->n, hi, err);
     if (rc || k.lo == MT_NO_PLANE)
         return rc;

@@ -7,6 +7,7 @@
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
+#include "model/packing.h"
 #include "model/part.h"
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
@@ -29,7 +30,6 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     }
 }
 
-/* Of a token that is sent to top_k of all experts, the share of this group. */
 /* Rows at once: a constant of the numerics, since the gradient of a weight is summed tile by tile. */
 enum { TILE = 16384 };
 
@@ -39,6 +39,7 @@ struct scratch {
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
     float *grad;   /* of one expert: its parameters end to end */
+    void *w;       /* one expert's parameters, where its unit keeps codes */
 };
 
 static size_t padded_rows(mt_device *dev, size_t n)
@@ -70,6 +71,8 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->out = mt_take(base, &at, hidden);
     s->d_o = mt_take(base, &at, p->backward ? hidden : 0);
     s->grad = mt_take(base, &at, p->backward ? grad_elems * sizeof(float) : 0);
+    bool codes = p->dtype == MT_BF16 && p->layout->codes_stay;
+    s->w = mt_take(base, &at, codes ? mt_expert_elems(p->layout) * mt_dtype_size(p->dtype) : 0);
     return at;
 }
 
@@ -97,7 +100,9 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 /* Some rows of one expert. */
 struct tile {
     const struct mt_part_run *run;
-    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS] */
+    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS] as they lie in the unit, */
+    const void *w;             /* whose element w_first this is: the unit's buffer, or scratch with this expert's alone */
+    size_t w_first;
     struct mt_routing routing;
     struct scratch s;
     size_t n, n_padded;
@@ -106,9 +111,17 @@ struct tile {
     size_t at[MT_EXPERT_MAX_PARAMS];   /* in s.grad */
 };
 
+/* As it lies from t->w on. */
+static struct mt_param param_of(const struct tile *t, int role)
+{
+    struct mt_param p = t->p[role];
+    p.at -= p.n ? t->w_first : 0;
+    return p;
+}
+
 static const void *param(const struct tile *t, int role)
 {
-    return t->p[role].n ? mt_elem(t->run->m, t->run->w, t->p[role].at) : NULL;
+    return t->p[role].n ? mt_elem(t->run->m, t->w, param_of(t, role).at) : NULL;
 }
 
 static int gather(const struct tile *t, const void *from, const float *weights, void *to, struct mt_err *err)
@@ -152,8 +165,8 @@ static int open_tile(const struct tile *t, struct mt_err *err)
     mt_model *m = t->run->m;
     size_t width = (size_t)m->layout->cfg.moe.width;
     int rc = gather(t, t->run->of->rows, NULL, t->s.x, err);
-    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, 2 * width, t->s.x, t->run->w, t->p[MT_EXPERT_GATE_UP],
-                               t->p[MT_EXPERT_GATE_UP_BIAS], NULL, t->s.gate_up, err);
+    return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, 2 * width, t->s.x, t->w, param_of(t, MT_EXPERT_GATE_UP),
+                               param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up, err);
 }
 
 static int forward_tile(const struct tile *t, struct mt_err *err)
@@ -176,8 +189,8 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
                        },
                        err);
     if (!rc)
-        rc = mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->run->w, t->p[MT_EXPERT_DOWN],
-                       t->p[MT_EXPERT_DOWN_BIAS], NULL, t->s.out, err);
+        rc = mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
+                       param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
     return rc ? rc : combine(t, t->routing.weights, t->run->of->sum, err);
 }
 
@@ -265,10 +278,10 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     size_t width = (size_t)m->layout->cfg.moe.width, hidden = m->wd.c;
-    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->run->w, .dy = t->s.d_o,
-                                 .p = t->p[MT_EXPERT_DOWN], .dx = t->s.act};
-    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->run->w,
-                                    .dy = t->s.gate_up, .p = t->p[MT_EXPERT_GATE_UP], .dx = t->s.out};
+    struct mt_linear_bwd down = {.n = t->n_padded, .in = width, .out = hidden, .w = t->w, .dy = t->s.d_o,
+                                 .p = param_of(t, MT_EXPERT_DOWN), .dx = t->s.act};
+    struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->w,
+                                    .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
     bool weighted = t->p[MT_EXPERT_DOWN_BIAS].n && t->p[MT_EXPERT_DOWN_BIAS].trainable && t->run->of->cast;
     int rc = open_tile(t, err);
     if (!rc)
@@ -294,11 +307,22 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert)
 {
-    struct tile t = {.run = r, .p = r->part->expert[expert]};
+    struct tile t = {.run = r, .p = r->part->expert[expert], .w = r->w};
     mt_model *m = r->m;
     mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), r->of->routing);
     lay_out_scratch(&t.s, &m->p, m->dev, lay_out_gradient(t.at, t.p), r->scratch);
     return t;
+}
+
+/* From codes to weights, where the unit keeps them. */
+static int open_codes(struct tile *t, int expert, struct mt_err *err)
+{
+    const mt_model *m = t->run->m;
+    if (!mt_unit_keeps_codes(m->layout, t->run->of->unit, m->dt))
+        return 0;
+    t->w = t->s.w;
+    t->w_first = t->p[MT_EXPERT_GATE_UP].at;
+    return mt_expert_decode(m->layout, t->run->of->unit, expert, t->run->w, t->s.w, m->dev, err);
 }
 
 typedef int tile_fn(const struct tile *t, struct mt_err *err);
@@ -306,7 +330,7 @@ typedef int tile_fn(const struct tile *t, struct mt_err *err);
 static int run_tiles(struct tile *t, int expert, tile_fn *run, struct mt_err *err)
 {
     struct mt_expert_list list = mt_model_expert_list(t->run->m, t->run->part->layer, expert);
-    int rc = 0;
+    int rc = list.n ? open_codes(t, expert, err) : 0;
     for (size_t at = 0; at < list.n && !rc; at += TILE) {
         t->n = MT_MIN(list.n - at, (size_t)TILE);
         t->n_padded = padded_rows(t->run->m->dev, t->n);
@@ -362,6 +386,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return rc;
 }
 
+/* Of a token that is sent to top_k of all experts, the share of this group. */
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     const struct mt_moe *m = &c->moe;

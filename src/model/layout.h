@@ -149,6 +149,8 @@ struct mt_unit {
     size_t n_grad;               /* elements of its FP32 gradient: parameters of which something is trained */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     bool trainable;              /* any of its tensors is */
+    bool codes_stay;             /* it runs once a step, and has packed tensors and no adapters: in bf16 compute its
+                                    packed plane stays in its buffer (model/packing.h) */
 };
 
 /**
@@ -181,6 +183,7 @@ struct mt_layout {
     size_t n_tensors;
     struct mt_stored *stored;  /* the tensors of the model's files, by layer */
     size_t n_stored;
+    bool codes_stay;           /* so do those of a unit */
     bool f32_routers;          /* units have an f32_tensor: routers that are F32 in files of bf16 */
     size_t *pieces;            /* [n_tensors] indices of tensors, grouped by what stores them */
     const struct mt_tensor **by_name; /* [n_tensors] sorted */

@@ -204,6 +204,23 @@ size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit)
     return end;
 }
 
+bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
+{
+    return dtype == MT_BF16 && l->units[unit].codes_stay;
+}
+
+/* r NULL: the end of all. */
+size_t mt_unit_range_at(const struct mt_layout *l, size_t unit, const struct mt_range *r, enum mt_dtype dtype)
+{
+    const struct mt_unit *u = &l->units[unit];
+    size_t at = 0;
+    if (r && !mt_unit_keeps_codes(l, unit, dtype))
+        return r->first;
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && &l->ranges[i] != r; i++)
+        at += l->ranges[i].kind == MT_RANGE_PACKED ? 0 : mt_align_up(l->ranges[i].n, MT_PARAM_ALIGN);
+    return at;
+}
+
 /*
  * The landing begins no sooner than what is loaded to its own place ends, and so late that each tensor's last piece
  * ends before its own codes and before what comes behind all codes: outputs grow faster than codes, so that earlier
@@ -217,6 +234,8 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
     landing = (dtype == MT_F32 ? mt_align_up(landing, MT_JOIN_BLOCK) : landing) * size;
     if (!plane)
         return all;
+    if (mt_unit_keeps_codes(l, unit, dtype))
+        return mt_align_up(mt_unit_range_at(l, unit, NULL, dtype) * size, LANDING_ALIGN);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (t->kind != MT_RANGE_PACKED)
@@ -257,11 +276,11 @@ static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, siz
     return MT_MIN(n, last - first);
 }
 
-static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype, char *slot, size_t landing,
+/* Elements [first, first + n); plane: the unit's packed one, out: where the tensor begins. */
+static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype, const char *plane, char *out,
                                   size_t first, size_t n)
 {
     struct places p = places_of(t);
-    char *plane = slot + landing;
     bool fp8 = t->packed == MT_PACKED_FP8;
     size_t cols = cols_of(t), row = first / cols;
     size_t block = first / (t->packed == MT_PACKED_NF4 ? MT_NF4_BLOCK : MT_MXFP4_BLOCK);
@@ -273,7 +292,7 @@ static struct mt_decode decode_of(const struct mt_tensor *t, enum mt_dtype dtype
         .format = t->packed,
         .codes = (const uint8_t *)plane + p.codes + (fp8 ? first : first / 2),
         .scales = plane + p.scales + scale * (has_byte_scales(t) ? 1 : sizeof(float)),
-        .out = slot + (t->first + first) * mt_dtype_size(dtype),
+        .out = out + first * mt_dtype_size(dtype),
     };
     if (t->nested) {
         a.nested_scales = (const float *)(plane + p.nested) + block / MT_NF4_NESTED;
@@ -289,15 +308,59 @@ int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, 
     const struct mt_unit *u = &l->units[unit];
     size_t landing = mt_unit_landing(l, unit, dtype);
     int rc = 0;
+    if (mt_unit_keeps_codes(l, unit, dtype))
+        return 0;
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         for (size_t at = 0; t->kind == MT_RANGE_PACKED && at < t->n && !rc;) {
             size_t n = piece_at(t, at, mt_dtype_size(dtype), landing);
-            struct mt_decode a = decode_of(t, dtype, slot, landing, at, n);
+            struct mt_decode a = decode_of(t, dtype, slot + landing, slot + t->first * mt_dtype_size(dtype), at, n);
             if (!n)
                 return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "tensor \"%s\" would be decoded over its own codes", t->name);
             rc = mt_op_decode(dev, &a, err);
             at += n;
+        }
+    }
+    return rc;
+}
+
+size_t mt_expert_elems(const struct mt_layout *l)
+{
+    const struct mt_param *p = l->experts[0];
+    size_t end = 0;
+    for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
+        end = MT_MAX(end, p[i].at + p[i].n);
+    return mt_align_up(end - p[0].at, MT_PARAM_ALIGN);
+}
+
+/* Where a tensor that is not packed lies in the buffer. */
+static const char *plain_at(const struct mt_layout *l, const struct mt_tensor *t, const char *slot)
+{
+    const struct mt_range *r = &l->ranges[l->units[t->unit].first_range];
+    while (t->first < r->first || t->first >= r->first + r->n)
+        r++;
+    return slot + (mt_unit_range_at(l, t->unit, r, MT_BF16) + (t->first - r->first)) * mt_dtype_size(MT_BF16);
+}
+
+int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
+                     struct mt_err *err)
+{
+    const struct mt_unit *u = &l->units[unit];
+    const char *plane = slot + mt_unit_landing(l, unit, MT_BF16);
+    size_t base = SIZE_MAX, size = mt_dtype_size(MT_BF16);
+    int rc = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->expert != expert)
+            continue;
+        base = base == SIZE_MAX ? t->first : base;
+        char *to = out + (t->first - base) * size;
+        if (t->kind == MT_RANGE_PACKED) {
+            struct mt_decode a = decode_of(t, MT_BF16, plane, to, 0, t->n);
+            rc = mt_op_decode(dev, &a, err);
+        } else {
+            struct mt_copy c = {to, t->n * size, plain_at(l, t, slot), t->n * size, t->n * size, 1};
+            rc = mt_device_copy(dev, MT_STREAM_COMPUTE, &c, err);
         }
     }
     return rc;

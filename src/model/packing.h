@@ -9,9 +9,13 @@
 
 /**
  * Frozen weights that stay packed (base/packed.h). A unit's packed plane holds, byte for byte, what the file has of
- * each: first the codes of all its packed tensors, then all else of them. On the device the plane lands at the end of
- * the unit's buffer and is decoded from there to where its tensors lie, which overwrites it: in pieces, in the
- * order of the tensors, none before the codes that it would overwrite are decoded.
+ * each: first the codes of all its packed tensors, then all else of them.
+ *
+ * On the device the plane of a unit that runs for each micro-batch lands at the end of its buffer and is decoded from
+ * there to where its tensors lie, which overwrites it: in pieces, in the order of the tensors, none before the codes
+ * that it would overwrite are decoded. The plane of experts, which run once a step, stays in the buffer in bf16
+ * compute, behind what is not packed, which lies end to end there; each expert is decoded to scratch when its rows
+ * come.
  */
 
 /** Bytes that a unit's buffer has for weights in `dtype`: its elements, where its packed plane lands, and what of it is
@@ -21,7 +25,16 @@ size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype 
 size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** Where the FP32 copy of the unit's f32_tensor lies: an offset in that buffer, behind all else; of whole join blocks. */
 size_t mt_unit_f32_at(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
-/** Submits the decoding of what has landed in the unit's buffer. `submit`: mt_device_submit(), or what stands for it. */
+/** Where range r of the unit is loaded to: elements. */
+size_t mt_unit_range_at(const struct mt_layout *l, size_t unit, const struct mt_range *r, enum mt_dtype dtype);
+/** Is the unit's packed plane decoded expert by expert, by mt_expert_decode()? */
+bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+/** Elements of an expert's parameters, from the first one's beginning to the last one's end. */
+size_t mt_expert_elems(const struct mt_layout *l);
+/** Puts them to `out`, as they lie in a unit without packed ones, from the buffer of a unit that keeps its codes. */
+int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const char *slot, char *out, mt_device *dev,
+                     struct mt_err *err);
+/** Submits the decoding of what has landed in the unit's buffer, where codes do not stay. */
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err);
 /** The end of what of a unit is not packed, as it lies on the device: elements. */

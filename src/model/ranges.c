@@ -243,6 +243,10 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     for (int k = 0; k < MT_N_RANGE_KINDS; k++)
         u->n_in_planes[k] = mt_align_up(end[k], MT_RANGE_ALIGN);
     u->n_in_planes[MT_RANGE_PACKED] = mt_align_up(mt_packing_lay_out(l, u), MT_RANGE_ALIGN);
+    u->codes_stay = u->per_step && u->n_in_planes[MT_RANGE_PACKED];
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        u->codes_stay &= !l->tensors[i].adapter;
+    l->codes_stay |= u->codes_stay;
 }
 
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
@@ -253,6 +257,7 @@ int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
     free(l->ranges);
     l->ranges = ranges;
     l->n_ranges = 0;
+    l->codes_stay = false;
     for (size_t u = 0; u < l->n_units; u++)
         divide_unit(l, &l->units[u]);
     return 0;

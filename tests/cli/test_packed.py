@@ -219,6 +219,7 @@ def check(tmp, fmt):
     assert name.split(".weight")[0] in p.stderr, p.stderr
 
 
-with tempfile.TemporaryDirectory() as tmp:
-    for case in sys.argv[1:]:
-        check(tmp, case)
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        for case in sys.argv[1:]:
+            check(tmp, case)

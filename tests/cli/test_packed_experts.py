@@ -10,7 +10,9 @@ import struct
 import sys
 import tempfile
 
-from tiny import base, losses, megatrain, planes, read_safetensors, write_data, write_ini, write_model, write_safetensors
+import test_packed
+from tiny import (base, config, losses, megatrain, planes, read_safetensors, write_data, write_ini, write_model,
+                  write_safetensors)
 
 RELEASED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss_mxfp4")
 STEPS = 4
@@ -182,6 +184,24 @@ def wider_experts_are_packed(tmp, data):
     got, _, _ = train(tmp, "of what was exported", out, data)
     assert got == train(tmp, "of the release", RELEASED, data)[0]
     assert "already" in megatrain("export", RELEASED, out + "2", "--base-dtype", "nf4", expect=2).stderr
+
+
+def experts_in_other_formats(tmp, data):
+    """An expert a tensor, in NF4 and FP8: the bits of the model decoded beforehand."""
+    data = write_data(os.path.join(tmp, "more.jsonl"))
+    model = write_model(os.path.join(tmp, "model"), config("qwen3_moe", num_hidden_layers=2))
+    first = os.path.join(tmp, "first")
+    megatrain("-q", "run", write_ini(first + ".ini", base(model, data, first, train__steps=1)))
+    for fmt in "nf4", "fp8":
+        _, packed, _ = train(tmp, fmt + " made", os.path.join(first, "checkpoint-1"), data, model__base_dtype=fmt,
+                             train__learning_rate="0")
+        decoded = test_packed.write_decoded(os.path.join(tmp, fmt + "-decoded"), packed, "BF16")
+        want, ckpt, _ = train(tmp, fmt + " plain", decoded, data)
+        for name, more in (("all", {}),
+                           ("one", {"memory__expert_group": 1, "memory__slots": 2, "env": {"MEGATRAIN_POISON": "1"}}),
+                           ("three", {"memory__expert_group": 3, "memory__activations": "offload"})):
+            got, other, _ = train(tmp, f"{fmt} {name}", packed, data, **more)
+            assert got == want and trained(other) == trained(ckpt), (fmt, name, got, want)
 
 
 def adapters_stand_on_them(tmp, data):

@@ -114,6 +114,9 @@ static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **s
     expect_near("trained", (double)l->n_trained, LAYERS * 16.0 * (2 * (2880 + 4096) + 2 * (2880 + 512)), 1e-9);
     expect_near("packed", (double)c.plane[MT_PLANE_PACKED].host_bytes, experts * (0.5 + 1.0 / 32), 0.001);
     assert_true(c.sim.bytes[MT_SIM_H2D] >= 2 * 0.95 * experts * (0.5 + 1.0 / 32));
+    /* five experts' codes and biases a slot: they are decoded one by one */
+    double slot = 5 * (experts / LAYERS / 128 * (0.5 + 1.0 / 32) + 2 * 3 * 2880);
+    expect_near("slots", (double)c.engine.pool_bytes[MT_POOL_WEIGHTS], 3 * slot, 0.01);
     /* experts: forward, gate and up again, and the gradients of what went in; the head and attention likewise */
     double products = seconds_of(active, 1 + 2.0 / 3 + 1) + seconds_of(attention, 3) + seconds_of(head, 2);
     /* every other layer sees all before; 4 and 10 operations a pair, head and channel, forward twice, at 110 and 85 TFLOP/s */
