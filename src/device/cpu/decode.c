@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Packed formats. A block of 4-bit codes has no more than 16 values: they are computed and rounded once a block, and
- * its elements look them up, byte by byte, 16 at a time (one instruction from SSSE3 on). FP8 is converted as it comes.
+ * its elements look them up, byte by byte, 16 at a time (one instruction from SSSE3 on). FP8 has 8 fractions and 8
+ * values below them that are looked up so, and exponents that are added.
  */
 #include <string.h>
 
@@ -11,11 +12,16 @@
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint32_t u32x4 __attribute__((vector_size(16)));
+typedef uint64_t u64x2 __attribute__((vector_size(16)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef float f32x16 __attribute__((vector_size(64)));
 
-enum { CHUNK = 65536 }; /* elements; whole groups of NF4's nested scales */
+enum {
+    CHUNK = 65536, /* elements; whole groups of NF4's nested scales */
+    FP8_ROWS = 4,  /* of a block that are decoded together: enough for its values, few enough to read on in each */
+};
 _Static_assert(CHUNK % (MT_NF4_BLOCK * MT_NF4_NESTED) == 0 && CHUNK % MT_MXFP4_BLOCK == 0, "chunks are whole blocks");
 
 #ifdef __clang__ /* has no shuffle by a vector */
@@ -68,6 +74,23 @@ struct values {
     u8x16 byte[4];
 };
 
+/* byte[b][i]: byte b of number i. */
+MT_HOT_PART void sort_bytes(struct values *v, const u32x16 *numbers)
+{
+    const u8x16 by_byte = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    u8x16 of[4]; /* of four numbers each */
+    u32x4 q[4];
+    memcpy(of, numbers, sizeof(of));
+    for (int i = 0; i < 4; i++)
+        q[i] = (u32x4)look_up(of[i], by_byte);
+    u64x2 a = (u64x2)SHUFFLE2(q[0], q[1], 0, 4, 1, 5), b = (u64x2)SHUFFLE2(q[2], q[3], 0, 4, 1, 5);
+    u64x2 c = (u64x2)SHUFFLE2(q[0], q[1], 2, 6, 3, 7), d = (u64x2)SHUFFLE2(q[2], q[3], 2, 6, 3, 7);
+    v->byte[0] = (u8x16)SHUFFLE2(a, b, 0, 2);
+    v->byte[1] = (u8x16)SHUFFLE2(a, b, 1, 3);
+    v->byte[2] = (u8x16)SHUFFLE2(c, d, 0, 2);
+    v->byte[3] = (u8x16)SHUFFLE2(c, d, 1, 3);
+}
+
 MT_HOT_PART void make_values(struct values *v, const float *code, float scale, bool bf16)
 {
     f32x16 x;
@@ -76,8 +99,7 @@ MT_HOT_PART void make_values(struct values *v, const float *code, float scale, b
     u32x16 bits = (u32x16)x;
     if (bf16)
         round_bits(&bits);
-    for (int b = bf16 ? 2 : 0; b < 4; b++)
-        v->byte[b] = __builtin_convertvector(bits >> (8 * (unsigned)b), u8x16);
+    sort_bytes(v, &bits);
 }
 
 MT_HOT_PART u8x16 load(const uint8_t *p)
@@ -142,13 +164,30 @@ MT_HOT_PART void decode_nf4(const struct mt_decode *a, size_t first, size_t end,
     }
 }
 
+/* The same of MXFP4, whose scale is 2^(e - 127): where no product leaves the normal numbers, exponents are added. */
+MT_HOT_PART void make_fp4_values(struct values *v, uint8_t e, bool bf16)
+{
+    static const uint16_t fp4[16] = {0,      0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
+                                     0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    u16x16 x, zero;
+    if (e < 2 || e > 251) {
+        make_values(v, mt_fp4_values, mt_e8m0_to_f32(e), bf16);
+        return;
+    }
+    memcpy(&x, fp4, sizeof(x));
+    zero = (u16x16)((x & 0x7fff) == 0);
+    x += (uint16_t)((e - 127) * 128) & ~zero;
+    v->byte[0] = v->byte[1] = (u8x16){0};
+    v->byte[2] = __builtin_convertvector(x, u8x16);
+    v->byte[3] = __builtin_convertvector(x >> 8, u8x16);
+}
+
 MT_HOT_PART void decode_mxfp4(const struct mt_decode *a, size_t first, size_t end, bool bf16)
 {
     const size_t size = bf16 ? 2 : 4;
     struct values v;
     for (size_t i = first; i < end; i += MT_MXFP4_BLOCK) {
-        float scale = mt_e8m0_to_f32(((const uint8_t *)a->scales)[i / MT_MXFP4_BLOCK]);
-        make_values(&v, mt_fp4_values, scale, bf16);
+        make_fp4_values(&v, ((const uint8_t *)a->scales)[i / MT_MXFP4_BLOCK], bf16);
         look_up_32((uint8_t *)a->out + i * size, &v, a->codes + i / 2, false, bf16);
     }
 }
@@ -164,8 +203,9 @@ MT_HOT_PART f32x16 *e4m3(u32x16 *codes)
     return (f32x16 *)codes;
 }
 
-/* Columns [0, n) of a row of one block. Widths change in loops of their own, which become vector code so. */
-MT_HOT_PART void decode_fp8(uint8_t *restrict out, const uint8_t *restrict codes, float scale, size_t n, bool bf16)
+/* Columns [0, n) of a row of one block, whatever codes and scale are. Widths change in loops of their own, which
+ * become vector code so. */
+MT_HOT_PART void convert_fp8(uint8_t *restrict out, const uint8_t *restrict codes, float scale, size_t n, bool bf16)
 {
     union {
         u32x16 vec[MT_FP8_BLOCK / 16];
@@ -188,19 +228,73 @@ MT_HOT_PART void decode_fp8(uint8_t *restrict out, const uint8_t *restrict codes
         memcpy(out, u.bits, n * sizeof(*u.bits));
 }
 
+/* Of codes whose exponent is not 0 the fraction, as if it were 0; of the others the value. */
+static const float e4m3_fraction[16] = {0x8p-10f, 0x9p-10f, 0xap-10f, 0xbp-10f, 0xcp-10f, 0xdp-10f, 0xep-10f, 0xfp-10f,
+                                        0x0p-9f,  0x1p-9f,  0x2p-9f,  0x3p-9f,  0x4p-9f,  0x5p-9f,  0x6p-9f,  0x7p-9f};
+
+/* Sign and exponent of codes, each in the upper half of an element, where bf16 has them. */
+MT_HOT_PART u16x8 rest_of_e4m3(u16x8 c)
+{
+    return (c & 0x8000) + (c >> 4 & 0x780);
+}
+
+/*
+ * Decodes n codes, a multiple of 16: a fraction times the scale is rounded alike whatever the exponent is, so
+ * that it is looked up, and exponent and sign are added to it. Only where no product is too small or too large for
+ * that. False: there is a NaN among the codes, and nothing of `out` is valid.
+ */
+MT_HOT_PART bool look_up_fp8(uint8_t *restrict out, const uint8_t *restrict codes, const struct values *v, size_t n,
+                             bool bf16)
+{
+    u8x16 nan = {0};
+    for (size_t i = 0; i < n; i += 16) {
+        u8x16 c = load(codes + i), at = (c & 7) | ((u8x16)((c & 0x78) == 0) & 8);
+        struct bytes2 wide = in_turn8((u8x16){0}, c), x = in_turn8(look_up(v->byte[2], at), look_up(v->byte[3], at));
+        u16x8 lo = (u16x8)x.lo + rest_of_e4m3((u16x8)wide.lo), hi = (u16x8)x.hi + rest_of_e4m3((u16x8)wide.hi);
+        nan |= (u8x16)((c & 0x7f) == 0x7f);
+        if (bf16) {
+            memcpy(out + 2 * i, &lo, sizeof(lo));
+            memcpy(out + 2 * i + sizeof(lo), &hi, sizeof(hi));
+            continue;
+        }
+        x = in_turn8(look_up(v->byte[0], at), look_up(v->byte[1], at));
+        store_in_turn16(out + 4 * i, x.lo, (u8x16)lo);
+        store_in_turn16(out + 4 * i + 32, x.hi, (u8x16)hi);
+    }
+    uint64_t any[2];
+    memcpy(any, &nan, sizeof(any));
+    return !(any[0] | any[1]);
+}
+
+/* Rows [first, end), columns [c, c + n) of one block. */
+MT_HOT_PART void decode_fp8(const struct mt_decode *a, size_t first, size_t end, size_t c, size_t n, bool bf16)
+{
+    const size_t per_row = mt_div_up(a->cols, MT_FP8_BLOCK), size = bf16 ? 2 : 4;
+    float scale = ((const float *)a->scales)[first / MT_FP8_BLOCK * per_row + c / MT_FP8_BLOCK];
+    uint32_t magnitude = mt_f32_bits(scale) & 0x7fffffffu;
+    bool fits = n % 16 == 0 && magnitude >= (127u - 119) << 23 && magnitude <= (127u + 118) << 23;
+    struct values v = {.byte = {{0}}};
+    if (fits)
+        make_values(&v, e4m3_fraction, scale, bf16);
+    for (size_t at = first * a->cols + c; first < end; first++, at += a->cols) {
+        uint8_t *dst = (uint8_t *)a->out + at * size;
+        if (!fits || !look_up_fp8(dst, a->codes + at, &v, n, bf16))
+            convert_fp8(dst, a->codes + at, scale, n, bf16);
+    }
+}
+
 MT_HOT_PART void decode_fp8_rows(const struct mt_decode *a, size_t first, size_t end, bool bf16)
 {
-    size_t per_row = mt_div_up(a->cols, MT_FP8_BLOCK);
-    for (size_t r = first; r < end; r++)
+    for (size_t r = first, next; r < end; r = next) {
+        next = MT_MIN(end, (r / FP8_ROWS + 1) * FP8_ROWS);
         for (size_t c = 0; c < a->cols; c += MT_FP8_BLOCK) {
-            float scale = ((const float *)a->scales)[r / MT_FP8_BLOCK * per_row + c / MT_FP8_BLOCK];
-            size_t at = r * a->cols + c, n = MT_MIN((size_t)MT_FP8_BLOCK, a->cols - c);
-            uint8_t *dst = (uint8_t *)a->out + at * (bf16 ? 2 : 4);
+            size_t n = MT_MIN((size_t)MT_FP8_BLOCK, a->cols - c);
             if (n == MT_FP8_BLOCK)
-                decode_fp8(dst, a->codes + at, scale, MT_FP8_BLOCK, bf16);
+                decode_fp8(a, r, next, c, MT_FP8_BLOCK, bf16);
             else
-                decode_fp8(dst, a->codes + at, scale, n, bf16);
+                decode_fp8(a, r, next, c, n, bf16);
         }
+    }
 }
 
 /* Elements, of FP8 rows. A function for each format and dtype: each is compiled for its constants. */
@@ -239,6 +333,6 @@ void mt_cpu_run_decode(struct mt_cpu_device *d, const struct mt_decode *a)
     };
     bool rows = a->format == MT_PACKED_FP8;
     struct job j = {a, of[a->format][a->dtype == MT_BF16], rows ? a->rows : a->rows * a->cols,
-                    rows ? mt_cpu_rows_per_chunk(a->cols) : CHUNK};
+                    rows ? mt_align_up(mt_cpu_rows_per_chunk(a->cols), FP8_ROWS) : CHUNK};
     mt_pool_run(d->pool, chunk_main, &j, mt_div_up(j.n, j.per_chunk));
 }
