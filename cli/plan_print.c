@@ -170,8 +170,11 @@ static void print_choices(const struct plan_view *v)
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
     printf("  memory.logits_chunk   %-9lld  %s\n", (long long)c->numerics.logits_chunk, why);
-    if (c->engine.in_files)
+    if (c->engine.uses_files) {
         printf("  memory.base           files      read in place from the model's files; nothing is written there\n");
+        printf("  memory.base_blocks    %-9lld  of %zu blocks stay in host memory\n", (long long)c->engine.base_blocks,
+               (size_t)c->layout->units[c->layout->n_units - 1].block + 1);
+    }
     printf("  memory.states         %-9s  units:", c->n_tier[0] == c->layout->n_units ? "host" : "disk");
     const char *comma = "";
     for (int t = 0; t < MT_N_UNIT_TIERS; t++) {
@@ -276,6 +279,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     cJSON_AddStringToObject(k, "memory.activations", act_names[c->placement.activations]);
     cJSON_AddNumberToObject(k, "memory.keep_layers", (double)c->placement.keep_layers);
     cJSON_AddNumberToObject(k, "memory.offload_layers", (double)c->placement.offload_layers);
+    if (c->engine.uses_files)
+        cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);

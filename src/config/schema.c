@@ -137,6 +137,9 @@ const struct mt_key mt_keys[] = {
      "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or read in place from the model's own "
      "files, of which no copy is made; tensors that are small, or not stored as bf16, then stay in host memory. auto: host "
      "memory, and where that is too small the files, or the disk for what cannot be read in place."},
+    {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
+     "With base = files: the frozen weights of so many blocks (the embedding, layers, the head), spread evenly, stay in "
+     "host memory all the same. auto: none where base = files is set, as many as fit where base = auto chooses it."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
      "last checkpoint."},

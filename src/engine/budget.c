@@ -356,7 +356,7 @@ static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uin
                            (unsigned long long)(takes - p->host_bytes));
         }
     }
-    if (!plan->uses_disk && !plan->in_files)
+    if (!plan->uses_disk && !plan->uses_files)
         return 0;
     mt_program_finish(prog);
     return build_program(plan, prog, err);
@@ -396,9 +396,10 @@ int mt_engine_divide(struct mt_engine_plan *out, const struct mt_engine_params *
     plan.staging_bytes = mb.inputs + mb.counts;
     plan.units = mt_calloc(p->layout->n_units, sizeof(*plan.units));
     plan.on_disk = mt_calloc(p->layout->n_units, sizeof(*plan.on_disk));
+    plan.in_files = mt_calloc(p->layout->n_units, sizeof(*plan.in_files));
     plan.values = mt_calloc(mt_flow_max_values(p->layout->n_units), sizeof(*plan.values));
     plan.planes = mt_calloc(p->layout->n_units, sizeof(*plan.planes));
-    if (!plan.units || !plan.on_disk || !plan.values || !plan.planes) {
+    if (!plan.units || !plan.on_disk || !plan.in_files || !plan.values || !plan.planes) {
         mt_engine_plan_finish(&plan);
         return mt_fail_nomem(err, "the plan", p->layout->n_units * sizeof(*plan.units));
     }
@@ -460,5 +461,6 @@ void mt_engine_plan_finish(struct mt_engine_plan *plan)
     free(plan->values);
     free(plan->on_disk);
     free(plan->planes);
+    free(plan->in_files);
     *plan = (struct mt_engine_plan){0};
 }

@@ -85,7 +85,7 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     int rc = 0;
     if (e->plan.uses_disk && !e->p.disk)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, and there is none");
-    if (e->plan.in_files && !e->p.files)
+    if (e->plan.uses_files && !e->p.files)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, and there are none");
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);

@@ -63,7 +63,9 @@ struct mt_engine_plan {
     mt_plane_bits *on_disk;           /* [n_units] the planes that live on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
     bool uses_disk;
-    mt_plane_bits in_files;           /* kinds of planes that are read in place from the model's files */
+    mt_plane_bits *in_files;          /* [n_units] those that are read in place from the model's files; as on_disk */
+    bool uses_files;
+    int64_t base_blocks;              /* frozen weights of so many blocks that could be, and are in host memory */
     size_t file_bytes;                /* host memory of blocks that are being read from them */
     uint64_t disk_spill_bytes;
     struct mt_disk_traffic traffic;   /* of a full step that makes an update */

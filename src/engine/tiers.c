@@ -26,7 +26,7 @@ struct tiers {
     struct mt_plane_desc desc[MT_N_PLANES];
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
-    mt_plane_bits files;     /* that are read in place from files */
+    mt_plane_bits files;     /* that are read in place from files, but for those of base_blocks */
     mt_plane_bits fixed;     /* whose home is said, these included */
     enum mt_base_home base;  /* where frozen weights live */
     uint64_t host; /* what there is */
@@ -87,7 +87,7 @@ static size_t elem_bytes(const struct tiers *t, mt_plane_bits kinds)
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
-    mt_plane_bits disk = t->plan->on_disk[unit], away = disk | (t->files & has_planes(t, unit));
+    mt_plane_bits disk = t->plan->on_disk[unit], away = disk | t->plan->in_files[unit];
     bool updates = has_planes(t, unit) & t->gradients;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
     s->staged_bytes = s->staged_bytes_written = 0;
@@ -112,7 +112,7 @@ static uint64_t planes_in_host(const struct tiers *t)
     uint64_t sum = 0;
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         for (int k = 0; k < MT_N_PLANES; k++)
-            if (!((t->plan->on_disk[u] | t->files) >> k & 1))
+            if (!((t->plan->on_disk[u] | t->plan->in_files[u]) >> k & 1))
                 sum += plane_bytes(t, u, k);
     return sum;
 }
@@ -124,7 +124,7 @@ static uint64_t windows(const struct tiers *t)
     for (int k = 0; k < MT_N_PLANES; k++) {
         size_t most = 0;
         for (size_t u = 0; u < t->plan->program.n_units && t->desc[k].role != MT_ROLE_GRADIENT; u++)
-            if ((t->plan->on_disk[u] | t->files) >> k & 1)
+            if ((t->plan->on_disk[u] | t->plan->in_files[u]) >> k & 1)
                 most = MT_MAX(most, plane_bytes(t, u, k));
         sum += MT_MIN(most, (size_t)MT_PLANE_WINDOW);
     }
@@ -212,12 +212,57 @@ static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool o
     describe(t, unit);
 }
 
+/* Blocks that have planes which can be read in place. */
+static size_t file_blocks(const struct tiers *t)
+{
+    const struct mt_unit *unit = t->p->layout->units;
+    size_t n = 0;
+    int last = -1;
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        n += has_planes(t, u) & t->files && unit[u].block != last;
+        last = has_planes(t, u) & t->files ? unit[u].block : last;
+    }
+    return n;
+}
+
+/* Of n of them these planes are in host memory: spread evenly, so that drives are never idle for long. */
+static void keep_blocks(const struct tiers *t, size_t n)
+{
+    const struct mt_unit *unit = t->p->layout->units;
+    size_t of = file_blocks(t), i = 0; /* blocks so far */
+    int last = -1;
+    for (size_t u = 0; u < t->plan->program.n_units; u++) {
+        mt_plane_bits planes = has_planes(t, u) & t->files;
+        i += planes && unit[u].block != last;
+        last = planes ? unit[u].block : last;
+        t->plan->in_files[u] = planes && i * n / of > (i - 1) * n / of ? 0 : planes;
+    }
+    t->plan->base_blocks = (int64_t)n;
+    describe_all(t);
+}
+
 /* What is said of frozen weights. */
 static void put_base(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         t->plan->on_disk[u] = t->base == MT_BASE_DISK ? has_planes(t, u) & mt_frozen_planes() : 0;
-    describe_all(t);
+    size_t n = (size_t)MT_MAX(t->p->placement.base_blocks, 0);
+    keep_blocks(t, MT_MIN(n, file_blocks(t)));
+}
+
+/* As many blocks as fit have their frozen weights in host memory. */
+static void keep_base(const struct tiers *t)
+{
+    size_t fit = 0, many = file_blocks(t) + 1; /* many: more than fit */
+    while (many - fit > 1) {
+        size_t mid = fit + (many - fit) / 2;
+        keep_blocks(t, mid);
+        if (fits(t))
+            fit = mid;
+        else
+            many = mid;
+    }
+    keep_blocks(t, fit);
 }
 
 /* Of the last n units and no others. */
@@ -337,7 +382,6 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     sort_kinds(&t);
     measure_units(&t);
     put_base(&t);
-    plan->in_files = t.files;
     plan->file_bytes = t.files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
@@ -362,6 +406,11 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS));
     if (states && p->placement.states == MT_STATES_AUTO)
         keep_units(&t);
+    if (t.files && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
+        keep_base(&t);
+    plan->uses_files = false;
+    for (size_t u = 0; u < plan->program.n_units; u++)
+        plan->uses_files |= plan->in_files[u] != 0;
     describe_all(&t);
     return in_use(&t) + beside;
 }

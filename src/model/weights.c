@@ -444,15 +444,15 @@ static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t a
     return 0;
 }
 
-static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_layout *l, const struct mt_st_model *st,
-                      struct mt_err *err)
+static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_layout *l, const mt_plane_bits *in_files,
+                      const struct mt_st_model *st, struct mt_err *err)
 {
     const size_t size = mt_dtype_size(MT_BF16);
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         const struct mt_stored *stored = &l->stored[t->place.stored];
         const struct mt_st_tensor *src = mt_stored_find(st, stored->name);
-        if (t->kind != MT_RANGE_IN_FILE)
+        if (t->kind != MT_RANGE_IN_FILE || !(in_files[t->unit] >> mt_range_planes(t->kind).hi & 1))
             continue;
         if (!src || src->dtype != MT_ST_BF16 || src->n_elems != stored->n)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not in the model's files as it was", t->name);
@@ -467,7 +467,8 @@ static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_lay
     return 0;
 }
 
-int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const char *dir, struct mt_err *err)
+int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
+                          const char *dir, struct mt_err *err)
 {
     struct mt_st_model st;
     size_t n = 0;
@@ -476,7 +477,8 @@ int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, cons
         return rc;
     struct mt_file_part *parts = mt_calloc(l->n_tensors, sizeof(*parts));
     const char **paths = mt_calloc((size_t)st.n_files, sizeof(*paths));
-    rc = parts && paths ? list_parts(parts, &n, l, &st, err) : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*parts));
+    rc = parts && paths ? list_parts(parts, &n, l, in_files, &st, err)
+                        : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*parts));
     for (int i = 0; i < st.n_files && paths; i++)
         paths[i] = st.files[i].path;
     if (!rc)

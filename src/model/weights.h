@@ -54,10 +54,12 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
 int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err);
 
 /**
- * Opens what of the layout is read in place from DIR's files: planes of MT_RANGE_IN_FILE. Weights that are not finite are
+ * Opens what of the layout is read in place from DIR's files: planes of MT_RANGE_IN_FILE of units whose bit of that is
+ * set in in_files [n_units]. Weights that are not finite are
  * refused as mt_weights_load() does, when they are first read.
  */
-int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const char *dir, struct mt_err *err);
+int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
+                          const char *dir, struct mt_err *err);
 
 /** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
  * (seed, tensor name, index) alone. */

@@ -182,12 +182,14 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     if (r->layout->cut.expert_group)
         c->placement.expert_group = (int64_t)r->layout->cut.expert_group;
     c->placement.activations = c->engine.activations;
-    if (c->engine.in_files)
+    if (c->engine.uses_files) {
         c->placement.base = MT_BASE_FILES;
+        c->placement.base_blocks = c->engine.base_blocks;
+    }
     c->placement.slots = c->engine.program.n_buffers[MT_POOL_WEIGHTS];
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
-                       (c->engine.uses_disk || c->engine.in_files ? mt_plan_drive_bytes(r->layout) : 0);
+                       (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
     c->host_bytes = c->windows_bytes + c->sums_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
                     c->engine.file_bytes + c->process_bytes + (device_in_host ? c->engine.device_bytes : 0);
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -250,7 +252,7 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
                     struct mt_err *err)
 {
     struct mt_sim_graph g = {0};
-    if (c->engine.in_files && !(r->machine->rate[MT_RATE_READ].value > 0))
+    if (c->engine.uses_files && !(r->machine->rate[MT_RATE_READ].value > 0))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                        "the drive of the model's files has not been measured: megatrain probe all --dir and its folder");
     struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,

@@ -92,6 +92,7 @@ struct mt_placement {
     int64_t offload_attention;   /* the same of the attention's part, or MT_AUTO: as many as offload_layers */
     enum mt_states states;
     enum mt_base_home base;
+    int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */
     enum mt_pin pin;
     bool nvme_checksums;         /* what is on the drives has sums in host memory, checked by every read */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */

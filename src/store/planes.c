@@ -44,7 +44,7 @@ struct mt_plane_set {
     struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: none are kept */
     uint64_t *sum;                            /* all of them */
     mt_disk *disk;
-    mt_plane_bits in_files;
+    mt_plane_bits *in_files;          /* [n_units] */
     mt_file_weights *files;
     struct window window[MT_N_PLANES];
 };
@@ -56,7 +56,7 @@ static bool has_plane(const struct mt_plane_set_params *p, size_t unit, enum mt_
 
 static bool is_in_files(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
 {
-    return (p->in_files >> k & 1) && has_plane(p, unit, k);
+    return p->in_files && (p->in_files[unit] >> k & 1) && has_plane(p, unit, k);
 }
 
 static bool is_on_disk(const struct mt_plane_set_params *p, size_t unit, enum mt_plane_kind k)
@@ -178,7 +178,6 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
 {
     int rc = 0;
     s->disk = p->disk;
-    s->in_files = p->in_files;
     s->files = p->files;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         void *mem = NULL;
@@ -304,11 +303,14 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
     s->at = mt_calloc(p->n_units, sizeof(*s->at));
     s->disk_at = mt_calloc(p->n_units, sizeof(*s->disk_at));
     s->elems = mt_calloc(p->n_units, sizeof(*s->elems));
-    if (!s->at || !s->disk_at || !s->elems) {
+    s->in_files = mt_calloc(p->n_units, sizeof(*s->in_files));
+    if (!s->at || !s->disk_at || !s->elems || !s->in_files) {
         mt_plane_set_destroy(&s);
         return mt_fail_nomem(err, "the planes", p->n_units * sizeof(*s->at));
     }
     memcpy(s->elems, p->elems, p->n_units * sizeof(*s->elems));
+    if (p->in_files)
+        memcpy(s->in_files, p->in_files, p->n_units * sizeof(*s->in_files));
     s->bytes = lay_out(s, p);
     void *base = NULL;
     int rc = mt_host_alloc(&base, s->bytes, "weights and optimizer states", err);
@@ -344,6 +346,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
     free(s->at);
     free(s->disk_at);
     free(s->elems);
+    free(s->in_files);
     free(s->sums);
     free(s->sum);
     free(s);
@@ -381,7 +384,7 @@ void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *by
 
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)
 {
-    if (s->disk_at[unit][k] == UINT64_MAX || s->in_files >> k & 1)
+    if (s->disk_at[unit][k] == UINT64_MAX || mt_plane_in_files(s, unit, k))
         return false;
     *offset = s->disk_at[unit][k];
     return true;
@@ -395,7 +398,7 @@ const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enu
 
 bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
-    return (s->in_files >> k & 1) && mt_plane_elems(s, unit, k);
+    return (s->in_files[unit] >> k & 1) && mt_plane_elems(s, unit, k);
 }
 
 static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_err *err)

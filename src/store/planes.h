@@ -77,8 +77,8 @@ struct mt_plane_set_params {
     struct mt_plane_elems *elems; /* [n_units], read only */
     const mt_plane_bits *on_disk; /* [n_units] what is on the disk; NULL: all in host memory */
     mt_disk *disk;            /* borrowed; its first mt_plane_set_disk_bytes() are the set's */
-    mt_plane_bits in_files;   /* kinds that are read in place from files, in every unit */
-    struct mt_file_weights *files; /* those; borrowed; NULL where there are no such kinds */
+    const mt_plane_bits *in_files; /* [n_units] what is read in place from files; NULL: nothing */
+    struct mt_file_weights *files; /* those; borrowed; NULL where there are none */
     size_t window_bytes;      /* host memory to reach a plane on the disk through; 0: MT_PLANE_WINDOW */
     bool sums;                /* of what is on the disk are kept, and checked by every read */
     size_t piece_elems;       /* the engine moves planes in pieces of so many elements, or whole; 0: whole alone */
@@ -116,7 +116,7 @@ const struct mt_plane_desc *mt_plane_desc_of(const mt_plane_set *s, enum mt_plan
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset);
 /** The sums of a plane on the disk; NULL where none are kept. */
 const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
-/** Is the kind read in place from files, and does the unit have a plane of it? */
+/** Does the unit have a plane of that kind, which is read in place from files? */
 bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 
 /** Elements [first, first + n) of a plane, wherever it is. */

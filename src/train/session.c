@@ -42,8 +42,8 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     int rc = mt_setup_plane_params(setup, &p, err);
     if (!rc)
         rc = open_disk(s, &p, &e, err);
-    if (!rc && p.in_files)
-        rc = mt_weights_open_files(&s->files, setup->layout, setup->in->model_dir, err);
+    if (!rc && setup->choice.engine.uses_files)
+        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->model_dir, err);
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
     s->base_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->base_sum));

@@ -119,7 +119,7 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
 static int check_copies(const struct mt_setup *s, struct mt_err *err)
 {
     const struct mt_config *c = s->in->cfg;
-    if (!s->request.train || !s->choice.engine.in_files || c->checkpoint.save != MT_SAVE_FULL ||
+    if (!s->request.train || !s->choice.engine.uses_files || c->checkpoint.save != MT_SAVE_FULL ||
         s->layout->n_adapters || c->checkpoint.frozen != MT_FROZEN_COPY)
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files with checkpoint.frozen = copy: a run that goes on from "

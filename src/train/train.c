@@ -188,7 +188,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
     r->total_tokens = l->st->tokens;
     r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
     r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
-    r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.in_files;
+    r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;
     cJSON *record = mt_metrics_step_record(r);
     if (l->st->step % (uint64_t)l->in->cfg->log.every == 0)
         remember(l, record);

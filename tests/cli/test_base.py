@@ -51,6 +51,7 @@ def every_home_gives_the_same_bits(tmp, model, data):
             for home, over in (("host", {}), ("disk", {}), ("files", {}),
                                ("files", dict(memory__unit="half", memory__states="disk")),
                                ("disk", dict(memory__states="disk", memory__activations="disk")),
+                               ("files", dict(memory__base_blocks=2, memory__slots=2)),
                                ("files", dict(memory__slots=2, memory__activations="offload", device__cpu_threads=1))):
                 out = os.path.join(tmp, f"home-{len(got)}")
                 shutil.rmtree(out, ignore_errors=True)

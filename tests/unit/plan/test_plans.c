@@ -224,42 +224,89 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     mt_layout_destroy(&halves);
 }
 
+/* 70B with all matrices frozen; *bytes: of them. */
+static struct mt_layout *make_frozen_70b(double *bytes)
+{
+    struct mt_layout *l = make_layout(&llama70b);
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        t->trainable = t->n_dims == 1;
+        t->is_bf16 = t->in_file = !t->trainable;
+        if (bytes)
+            *bytes += t->trainable ? 0 : 2.0 * (double)t->n;
+    }
+    assert_int_equal(mt_layout_set_ranges(l, NULL), 0);
+    return l;
+}
+
+static struct mt_plan_request make_frozen_request(struct mt_layout *l, struct mt_machine *m, int64_t batch)
+{
+    struct mt_plan_request r = make_request(l, m, 4096, batch);
+    r.placement.activations = MT_ACT_RECOMPUTE;
+    r.placement.keep_layers = 0;
+    r.placement.offload_layers = 0;
+    r.numerics.micro_batch = 1;
+    return r;
+}
+
 /*
- * 70B with all matrices frozen, and 64 GiB without a drive for scratch: the base is read from the model's files, in
- * forward and in backward, and nothing is written.
+ * With 64 GiB without a drive for scratch the base is read from the model's files, in forward and in backward, and
+ * nothing is written.
  */
 static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **state)
 {
     (void)state;
     struct mt_machine m = make_machine(24, 64, 0);
-    struct mt_layout *l = make_layout(&llama70b);
     double frozen = 0;
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        struct mt_tensor *t = &l->tensors[i];
-        t->trainable = t->n_dims == 1;
-        t->is_bf16 = t->in_file = !t->trainable;
-        frozen += t->trainable ? 0 : 2.0 * (double)t->n;
-    }
-    assert_int_equal(mt_layout_set_ranges(l, NULL), 0);
-    struct mt_plan_request r = make_request(l, &m, 4096, 4);
+    struct mt_layout *l = make_frozen_70b(&frozen);
+    struct mt_plan_request r = make_frozen_request(l, &m, 4);
     struct mt_plan_choice c;
     struct mt_err err = {0};
-    r.placement.activations = MT_ACT_RECOMPUTE;
-    r.placement.keep_layers = 0;
-    r.placement.offload_layers = 0;
-    r.numerics.micro_batch = 1;
     if (mt_plan_evaluate(&c, &r, NULL, &err))
         fail_msg("%s", err.msg);
     assert_int_equal(c.placement.base, MT_BASE_FILES);
-    assert_true(c.engine.in_files && !c.engine.uses_disk && c.disk_bytes == 0);
+    assert_true(c.engine.uses_files && !c.engine.uses_disk && c.disk_bytes == 0);
     assert_true(c.host_bytes <= r.placement.host_budget.bytes && (double)c.host_bytes < 0.3 * frozen);
     /* the last layers and the head stay on the device or in staging over the turn; the embedding is not needed again */
     assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * frozen && c.sim.bytes[MT_SIM_DISK_READ] > 1.8 * frozen);
     assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0);
     assert_true(c.sim.seconds >= c.sim.bytes[MT_SIM_DISK_READ] / 7e9); /* one drive of 7 GB/s */
+    assert_int_equal(c.placement.base_blocks, 0);
     mt_plan_choice_finish(&c);
     r.placement.base = MT_BASE_HOST; /* it is larger than host memory */
     assert_int_equal(mt_plan_evaluate(&c, &r, NULL, &err), -ENOSPC);
+    mt_layout_destroy(&l);
+}
+
+/* As much of it as fits stays in host memory, so that drives, which bound so short a step, have less to read. */
+static void a_frozen_70b_is_faster_with_each_gib_of_host_memory(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct mt_layout *l = make_frozen_70b(NULL);
+    struct mt_plan_request r = make_frozen_request(l, &m, 1);
+    struct mt_plan_choice c;
+    struct mt_err err = {0};
+    double reads = 1e300, seconds = 1e300;
+    r.placement.base_blocks = MT_AUTO;
+    for (uint64_t gib = 48; gib <= 144; gib += 32) {
+        r.placement.host_budget.bytes = gib << 30;
+        if (mt_plan_evaluate(&c, &r, NULL, &err))
+            fail_msg("%s", err.msg);
+        assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0 && c.host_bytes <= r.placement.host_budget.bytes);
+        if (gib < 144) {
+            assert_int_equal(c.placement.base, MT_BASE_FILES);
+            assert_true(r.placement.host_budget.bytes - c.host_bytes <= (uint64_t)3 << 30); /* a block has 1.7 GB */
+        } else {
+            assert_true(!c.engine.uses_files && c.sim.bytes[MT_SIM_DISK_READ] == 0);
+        }
+        if (c.sim.bytes[MT_SIM_DISK_READ] > 0.9 * reads || c.sim.seconds > (gib < 112 ? 0.9 : 1) * seconds)
+            fail_msg("%d GiB: %lld blocks, %.1f GB in %.1f s", (int)gib, (long long)c.placement.base_blocks,
+                     c.sim.bytes[MT_SIM_DISK_READ] * 1e-9, c.sim.seconds);
+        reads = c.sim.bytes[MT_SIM_DISK_READ];
+        seconds = c.sim.seconds;
+        mt_plan_choice_finish(&c);
+    }
     mt_layout_destroy(&l);
 }
 
@@ -269,6 +316,7 @@ int main(void)
         cmocka_unit_test(a_70b_step_of_many_tokens_is_bound_by_compute),
         cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
         cmocka_unit_test(a_frozen_70b_is_read_from_its_files_where_memory_is_short),
+        cmocka_unit_test(a_frozen_70b_is_faster_with_each_gib_of_host_memory),
         cmocka_unit_test(a_123b_plan_on_four_drives_is_bound_by_compute),
         cmocka_unit_test(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does),
         cmocka_unit_test(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute),
