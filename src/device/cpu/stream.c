@@ -237,6 +237,15 @@ void mt_cpu_event_sync(mt_event *event)
     await_ticket(&t);
 }
 
+void mt_cpu_stream_drain(struct mt_cpu_stream *s)
+{
+    struct event ev = {.lock = PTHREAD_MUTEX_INITIALIZER, .fired_cond = PTHREAD_COND_INITIALIZER};
+    mt_cpu_stream_record(s, &ev.base);
+    mt_cpu_event_sync(&ev.base);
+    pthread_cond_destroy(&ev.fired_cond);
+    pthread_mutex_destroy(&ev.lock);
+}
+
 int64_t mt_cpu_event_time_ns(mt_event *event)
 {
     struct event *ev = (struct event *)event;

@@ -32,6 +32,8 @@ void mt_cpu_event_destroy(mt_event *ev);
 void mt_cpu_stream_record(struct mt_cpu_stream *s, mt_event *ev);
 void mt_cpu_stream_wait(struct mt_cpu_stream *s, mt_event *ev);
 void mt_cpu_event_sync(mt_event *ev);
+/** Waits for all that the stream was given; needs no memory, so that what it uses can be freed behind it. */
+void mt_cpu_stream_drain(struct mt_cpu_stream *s);
 int64_t mt_cpu_event_time_ns(mt_event *ev);
 
 #endif
