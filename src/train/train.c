@@ -30,7 +30,7 @@ struct loop {
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step already */
-    bool no_data;        /* the next step's cannot be read */
+    bool sound;          /* what failed left the state as it was: data of a step, or an evaluation */
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -125,6 +125,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
         return rc;
     rc = evaluate_all(l->s, &r, &unread, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
+        l->sound = rc != -ECANCELED;
         if (err)
             *err = why;
         return rc;
@@ -228,10 +229,11 @@ static int run_step(struct loop *l, struct mt_err *err)
     struct mt_step_report r = {0};
     const struct mt_step_data *data;
     int64_t t0 = mt_now_ns();
+    l->sound = false;
     mt_train_phase(l->p->control, "training");
     int rc = mt_loader_get(l->loader, l->st->step, &data, err);
     if (rc) {
-        l->no_data = true;
+        l->sound = true;
         return rc;
     }
     r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine));
@@ -351,7 +353,7 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
 }
 
-/* The data cannot be read: what was trained until then is sound, and is saved before the run ends with that error. */
+/* Training itself is sound until here, and is saved before the run ends with the error of something else. */
 static void save_before_failing(struct loop *l)
 {
     const struct mt_config *c = l->in->cfg;
@@ -379,10 +381,10 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
         atomic_store(&p->control->engine, l.s->engine);
         atomic_store(&p->control->begun, true);
         rc = run_steps(&l, end, err);
-        if (rc && l.no_data)
-            save_before_failing(&l);
         if (!rc)
             rc = finish_run(&l, end, err);
+        if (rc && l.sound)
+            save_before_failing(&l);
         atomic_store(&p->control->engine, NULL);
     }
     mt_metrics_close(&l.metrics);
