@@ -34,7 +34,9 @@ int cli_cmd_config(struct cli *cli, const struct cli_args *args)
                         "[--model DIR]\n");
         return EXIT_USAGE;
     }
-    fputs(s.p ? s.p : "", stdout);
+    int code = s.failed ? (mt_fail_nomem(&err, "the configuration", s.len), cli_fail(&err)) : 0;
+    if (!code)
+        fputs(s.p ? s.p : "", stdout);
     mt_str_finish(&s);
-    return 0;
+    return code;
 }

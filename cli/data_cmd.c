@@ -197,9 +197,10 @@ static void add(cJSON *o, const char *key, double v)
     cJSON_AddNumberToObject(o, key, v);
 }
 
-static void print_stats_json(const struct mt_inputs *in, const struct tally *t)
+static int print_stats_json(const struct mt_inputs *in, const struct tally *t, struct mt_err *err)
 {
     const struct mt_dataset_stats *d = mt_dataset_stats(in->data);
+    mt_json_begin();
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "sources");
     for (size_t i = 0; i < mt_dataset_n_sources(in->data); i++) {
         const struct mt_data_source *src = mt_dataset_source(in->data, i);
@@ -236,9 +237,12 @@ static void print_stats_json(const struct mt_inputs *in, const struct tally *t)
     for (int i = 0; i < BARS; i++)
         cJSON_AddItemToArray(bins, cJSON_CreateNumber((double)t->bins[i]));
     char *text = mt_json_print(o, true);
-    printf("%s\n", text ? text : "");
+    bool complete = text && mt_json_complete();
+    if (complete)
+        printf("%s\n", text);
     free(text);
     cJSON_Delete(o);
+    return complete ? 0 : mt_fail_nomem(err, "the counts", 0);
 }
 
 static int stats(const struct mt_inputs *in, bool json, bool refused, struct mt_err *err)
@@ -246,7 +250,7 @@ static int stats(const struct mt_inputs *in, bool json, bool refused, struct mt_
     struct tally t;
     int rc = count(in, &t, err);
     if (!rc && json)
-        print_stats_json(in, &t);
+        rc = print_stats_json(in, &t, err);
     else if (!rc)
         print_stats(in, &t, refused);
     free(t.by_source);

@@ -191,8 +191,9 @@ int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **a
         if (optarg && !good_value(cmd, of[i], optarg))
             return EXIT_USAGE;
         if (!mt_grow(&out->given, &out->cap_given, out->n_given + 1, sizeof(*out->given))) {
-            fprintf(stderr, "megatrain: no memory for the options\n");
-            return EXIT_RUNTIME;
+            struct mt_err err;
+            mt_fail_nomem(&err, "the options", sizeof(*out->given));
+            return cli_fail(&err);
         }
         out->given[out->n_given++] = (struct cli_given){of[i], optarg};
     }

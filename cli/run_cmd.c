@@ -210,11 +210,16 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
 static int write_run_files(struct run *r, struct mt_err *err)
 {
     char path[4200];
-    struct mt_str ini = {0};
+    struct mt_str ini = {0}, plain = {0};
     const char *dir = r->cfg->checkpoint.dir;
     mt_config_print(r->cfg, true, &ini);
+    mt_config_print(r->cfg, false, &plain);
+    free(r->state.config);
+    r->state.config = plain.p; /* now the state's */
     snprintf(path, sizeof(path), "%.4000s/config.effective.ini", dir);
-    int rc = mt_write_file(path, ini.p, ini.len, err);
+    int rc = ini.failed || plain.failed ? mt_fail_nomem(err, "the configuration", ini.len)
+                                        : mt_write_file(path, ini.p, ini.len, err);
+    mt_json_begin();
     cJSON *o = cJSON_CreateObject();
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
@@ -231,14 +236,10 @@ static int write_run_files(struct run *r, struct mt_err *err)
     add_prediction(o, &r->setup);
     char *text = mt_json_print(o, true);
     snprintf(path, sizeof(path), "%.4000s/run.json", dir);
-    if (!rc && text)
-        rc = mt_write_file(path, text, strlen(text), err);
+    if (!rc)
+        rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
     free(text);
     cJSON_Delete(o);
-    free(r->state.config);
-    struct mt_str plain = {0};
-    mt_config_print(r->cfg, false, &plain);
-    r->state.config = plain.p; /* now the state's */
     mt_str_finish(&ini);
     return rc;
 }

@@ -37,7 +37,11 @@ int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
                   enum mt_err_kind kind, struct mt_err *err)
 {
     const char *end = text;
+    bool before = short_of_memory;
+    short_of_memory = false;
     cJSON *v = cJSON_ParseWithLengthOpts(text, len, &end, 0);
+    bool no_memory = short_of_memory;
+    short_of_memory |= before;
     if (v) {
         while (end < text + len && (*end == ' ' || *end == '\n' || *end == '\r' || *end == '\t'))
             end++;
@@ -47,6 +51,8 @@ int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
         }
         cJSON_Delete(v);
     }
+    if (no_memory)
+        return mt_fail_nomem(err, name, len);
     if (!end || end < text || end > text + len)
         end = text;
     size_t line = 1, col = 1;
@@ -63,7 +69,7 @@ int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, stru
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc) {
-        if (err)
+        if (err && rc != -ENOMEM)
             err->kind = kind;
         return rc;
     }
@@ -82,8 +88,11 @@ int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)
     cJSON *list = cJSON_CreateArray();
     bool ok = list;
     for (char *line = strtok_r(text, "\n", &save); line && ok; line = strtok_r(NULL, "\n", &save)) {
+        short_of_memory = false;
         cJSON *o = cJSON_Parse(line);
-        ok = cJSON_AddItemToArray(list, o ? o : cJSON_CreateNull());
+        ok = !short_of_memory && cJSON_AddItemToArray(list, o ? o : cJSON_CreateNull());
+        if (!ok)
+            cJSON_Delete(o);
     }
     free(text);
     if (!ok) {

@@ -434,7 +434,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
         return damaged(err, path, "the checkpoint's list of files has no checksums of it");
     int rc = mt_st_open_file(&st, path, err);
     if (rc) {
-        if (err)
+        if (err && rc != -ENOMEM)
             err->kind = MT_ERR_CHECKPOINT;
         return rc;
     }

@@ -21,7 +21,7 @@ static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT],
     unsigned long long sum = 0;
     int rc = mt_read_file(path, &text, &len, err);
     if (rc) {
-        if (err)
+        if (err && rc != -ENOMEM)
             err->kind = MT_ERR_CHECKPOINT;
         return rc;
     }

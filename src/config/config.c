@@ -39,7 +39,10 @@ static int set_key(struct mt_config *cfg, const struct mt_key *key, const char *
                    const char *origin, struct mt_err *err)
 {
     char why[256] = "";
-    if (mt_key_parse(cfg, key, value, why, sizeof(why)))
+    int rc = mt_key_parse(cfg, key, value, why, sizeof(why));
+    if (rc == -ENOMEM)
+        return mt_fail_nomem(err, "the configuration", strlen(value));
+    if (rc)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: %s.%s = \"%.80s\": %s", origin, key->section,
                        key->name, value, why);
     return set_origin(cfg, key, origin, err);
@@ -84,6 +87,7 @@ static int resolve_list(const struct mt_key *key, const char *file, const char *
 {
     struct mt_str s = {0};
     char *copy = strdup(value), *save = NULL;
+    s.failed = !copy;
     for (char *item = copy ? strtok_r(copy, ",", &save) : NULL; item;
          item = strtok_r(NULL, ",", &save)) {
         char *path = NULL;
@@ -275,7 +279,8 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
              : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
 }
 
-static bool has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
+/* 1 or 0, or -ENOMEM. */
+static int has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
                            struct mt_str *of_a, struct mt_str *of_b)
 {
     *of_a = *of_b = (struct mt_str){0};
@@ -283,7 +288,7 @@ static bool has_same_value(const struct mt_config *a, const struct mt_config *b,
     mt_key_print(b, key, of_b);
     mt_str_append(of_a, "", 0); /* never NULL, but where memory is short */
     mt_str_append(of_b, "", 0);
-    return !of_a->p || !of_b->p || !strcmp(of_a->p, of_b->p);
+    return of_a->failed || of_b->failed ? -ENOMEM : !strcmp(of_a->p, of_b->p);
 }
 
 /* Sets a key to what it is in `from`. */
@@ -291,7 +296,10 @@ static int take_value(struct mt_config *cfg, const struct mt_config *from, const
                       struct mt_err *err)
 {
     struct mt_str now, then;
-    int rc = has_same_value(cfg, from, key, &now, &then) ? 0 : set_key(cfg, key, then.p, why, err);
+    int same = has_same_value(cfg, from, key, &now, &then);
+    int rc = same < 0 ? mt_fail_nomem(err, "the configuration", then.len) : 0;
+    if (!same)
+        rc = set_key(cfg, key, then.p, why, err);
     mt_str_finish(&now);
     mt_str_finish(&then);
     return rc;
@@ -389,7 +397,10 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
         struct mt_str then, now;
         if (k->role != MT_NUMERICS && k->role != MT_LENGTH)
             continue;
-        if (!has_same_value(earlier, cfg, k, &then, &now)) {
+        int same = has_same_value(earlier, cfg, k, &then, &now);
+        if (same < 0) {
+            rc = mt_fail_nomem(err, "the configuration", then.len);
+        } else if (!same) {
             bool grows = k->role == MT_LENGTH && strtod(now.p, NULL) > strtod(then.p, NULL);
             mt_str_printf(grows ? grown : diff, "  %s.%s: %s -> %s\n", k->section, k->name, then.p, now.p);
         }

@@ -61,7 +61,7 @@ const struct mt_key *mt_key_find(const char *section, const char *name);
 /** The nearest name by spelling, or NULL: a section where `section` is NULL, else a key of it. */
 const char *mt_key_suggest(const char *section, const char *name);
 
-/** Parses `text` into the field of `key`. On failure *why (static or in `buf`) says what is wrong. */
+/** Parses `text` into the field of `key`. On failure `buf` says what is wrong: -EINVAL, or -ENOMEM. */
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);

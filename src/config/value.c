@@ -57,6 +57,12 @@ static int parse_real(const struct mt_key *key, const char *text, double *out, c
     return check_range(key, v, buf, len);
 }
 
+static int no_memory(char *buf, size_t len)
+{
+    fail(buf, len, "out of memory");
+    return -ENOMEM;
+}
+
 static bool in_list(const char *list, const char *word, int *index)
 {
     size_t n = strlen(word);
@@ -96,6 +102,14 @@ static int parse_size(const char *text, struct mt_size *out, char *buf, size_t l
     return 0;
 }
 
+static void free_list(struct mt_cfg_list *l)
+{
+    for (int i = 0; i < l->n; i++)
+        free(l->items[i]);
+    free(l->items);
+    *l = (struct mt_cfg_list){0};
+}
+
 static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size_t len)
 {
     struct mt_cfg_list l = {0};
@@ -109,10 +123,13 @@ static int parse_list(const char *text, struct mt_cfg_list *out, char *buf, size
         }
         while (end && isspace((unsigned char)item[end - 1]))
             end--;
-        if (!mt_grow(&l.items, &cap, (size_t)l.n + 1, sizeof(*l.items)))
-            return fail(buf, len, "out of memory");
-        if (end)
+        bool grown = mt_grow(&l.items, &cap, (size_t)l.n + 1, sizeof(*l.items));
+        if (grown && end)
             l.items[l.n++] = strndup(item, end);
+        if (!grown || (end && !l.items[l.n - 1])) {
+            free_list(&l);
+            return no_memory(buf, len);
+        }
         text += n + (text[n] == ',');
     }
     *out = l;
@@ -161,7 +178,7 @@ static int set_string(char **dst, const char *text, char *buf, size_t len)
 {
     char *copy = strdup(text);
     if (!copy)
-        return fail(buf, len, "out of memory");
+        return no_memory(buf, len);
     free(*dst);
     *dst = copy;
     return 0;
@@ -227,7 +244,7 @@ static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
     mt_str_append(&all, "", 0);
     for (int i = 0; i < l->n; i++)
         mt_str_printf(&all, "%s%s", i ? ", " : "", l->items[i]);
-    int rc = all.failed ? fail(buf, len, "out of memory") : check_text(all.p, buf, len);
+    int rc = all.failed ? no_memory(buf, len) : check_text(all.p, buf, len);
     mt_str_finish(&all);
     return rc;
 }
@@ -326,7 +343,9 @@ static void print_text(const char *s, struct mt_str *out)
 /* Absolute, so that the text means the same in any file; "auto" and a name of the hub stay. */
 static void print_path(const char *s, struct mt_str *out)
 {
-    char *path = *s && strcmp(s, "auto") ? mt_path_canonical(s) : NULL;
+    bool is_path = *s && strcmp(s, "auto");
+    char *path = is_path ? mt_path_canonical(s) : NULL;
+    out->failed |= is_path && !path;
     mt_str_printf(out, "%s", path ? path : s);
     free(path);
 }
@@ -367,6 +386,7 @@ void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct 
             break;
         }
         print_path(*(char *const *)f, &path);
+        out->failed |= path.failed;
         print_text(path.p ? path.p : "", out);
         mt_str_finish(&path);
         break;
@@ -446,10 +466,6 @@ void mt_key_free(struct mt_config *cfg, const struct mt_key *key)
         free(*(char **)f);
         *(char **)f = NULL;
     } else if (is_list(key)) {
-        struct mt_cfg_list *l = f;
-        for (int i = 0; i < l->n; i++)
-            free(l->items[i]);
-        free(l->items);
-        *l = (struct mt_cfg_list){0};
+        free_list(f);
     }
 }

@@ -235,8 +235,8 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
         if (memchr(line, 0, n))
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a zero byte in the line", where);
         if (!rc)
-            rc = mt_json_parse(&o, line, n, path, MT_ERR_INPUT, NULL);
-        if (rc && !o) {
+            rc = mt_json_parse(&o, line, n, path, MT_ERR_INPUT, err);
+        if (rc == -EINVAL && !o && !memchr(line, 0, n)) {
             const char *at = cJSON_GetErrorPtr();
             size_t col = at && at >= line && at < line + n ? (size_t)(at - line) + 1 : 1;
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s:%zu:%zu: not valid JSON", path, number, col);

@@ -259,7 +259,7 @@ int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *
     if (!path)
         return mt_fail_nomem(err, dir, strlen(dir));
     int rc = mt_read_file(path, &text, &len, err);
-    if (rc && err)
+    if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_INPUT;
     if (!rc)
         rc = mt_hf_config_parse(out, text, len, path, err);

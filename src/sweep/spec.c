@@ -158,7 +158,7 @@ static int list_variants(struct spec *p, const char *path, struct mt_err *err)
     char *text = NULL, *save = NULL;
     size_t len = 0;
     int rc = mt_read_file(path, &text, &len, err);
-    if (rc && err)
+    if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_USAGE;
     for (char *line = rc ? NULL : strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         char name[64];
