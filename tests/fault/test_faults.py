@@ -76,7 +76,7 @@ def what_a_drive_changes_in_silence_never_reaches_a_result(p):
     """Turned bits, lost, late and misplaced transfers: the bits of an unbroken run, or an end that names the drive."""
     rng = random.Random(5)
     stopped = 0
-    for n in range(60 if FULL else 6):
+    for n in range(1000 if FULL else 6):
         fault = f"{rng.choice(('read', 'write', 'any'))}:{rng.choice(('flip', 'stale', 'swap', 'drop'))}:" \
                 f"{rng.randrange(1, 1500)}:{rng.choice((1, 2, 0))}"
         out, ini = p.ini("silent")

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Memory runs out, at each place where the program's own code asks for some, or cJSON for it: once, and from there on.
+Each command then says so or does all that it was asked for; nothing ends by a signal; what has a checkpoint's name
+verifies, and a run goes on from the newest to the bits of a run that nothing happened to.
+"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import BINARY, FULL, losses, megatrain, planes  # noqa: E402
+import test_syscalls  # noqa: E402
+
+LIBRARY = os.environ["MEGATRAIN_ALLOCATIONS"]
+STEPS = test_syscalls.STEPS
+NO_MEMORY = 4  # "does not fit"
+UNREAD = 7     # a checkpoint that cannot be read at the moment: said to say nothing of its bytes
+
+
+class Place(test_syscalls.Place):
+    def __init__(self, tmp):
+        super().__init__(tmp)
+        self.half = os.path.join(tmp, "half")  # a run that has come half-way
+        out, self.half_ini = self.ini("half")
+        megatrain("-q", "run", self.half_ini, "--max-steps", 2)
+        shutil.copytree(self.half, self.half + ".was")
+        self.codes = {}
+
+    def short(self, cmd, fail=None, log=None):
+        env = {**os.environ, "LD_PRELOAD": LIBRARY, **({"ALLOCATIONS_FAIL": fail} if fail else {}),
+               **({"ALLOCATIONS_LOG": log} if log else {})}
+        p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=120)
+        return p.returncode, p.stdout, p.stderr
+
+    def sweep(self, name, cmd, again, after):
+        """again() puts back what the command changes; after(what, code, output) looks at what it left."""
+        log = os.path.join(self.tmp, "allocations")
+        again()
+        code, want, said = self.short(cmd, log=log)
+        assert code == 0, (name, code, said)
+        again()
+        places = chosen(open(log).read().split())
+        for count in (1, 0):
+            for at in places if count or FULL else places[::3]:
+                what = f"{name}: allocation {at}, " + ("alone" if count else "and all that follow")
+                code, out, said = self.short(cmd, fail=f"{at}:{count}")
+                assert code in (0, NO_MEMORY) or "memory" in said and code == UNREAD, (what, code, said[-600:])
+                assert code == 0 or said.strip(), what
+                self.codes[name, code] = self.codes.get((name, code), 0) + 1
+                after(what, code, out == want)
+                again()
+
+
+def chosen(sites):
+    """Numbers of allocations: of each place in the code the first and the last, more of those that make many."""
+    at = {}
+    for n, site in enumerate(sites, 1):
+        at.setdefault(site, []).append(n)
+    some = set()
+    for numbers in at.values():
+        some |= {*numbers[:4], numbers[-1], *numbers[::max(1, len(numbers) // 400)]} if FULL else {numbers[0], numbers[-1]}
+    return sorted(some) if FULL else sorted(some)[::6]
+
+
+def saves_and_steps(p):
+    out, ini = p.ini("short")
+    def after(what, code, _):
+        if code == 0:
+            assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1], what
+        p.go_on(what, out, ini)
+    p.sweep("run", ["run", ini], lambda: shutil.rmtree(out, ignore_errors=True), after)
+
+
+def resuming(p):
+    def again():
+        shutil.rmtree(p.half)
+        shutil.copytree(p.half + ".was", p.half)
+    p.sweep("run --resume", ["run", p.half_ini, "--resume"], again, lambda what, code, _: p.go_on(what, p.half, p.half_ini))
+
+
+def configurations_and_reports(p):
+    page = os.path.join(p.tmp, "page.html")
+    to = os.path.join(p.tmp, "exported")
+    checkpoint = os.path.join(p.half + ".was", "checkpoint-2")
+    nothing = lambda *_: None
+    def same(what, code, equal):
+        assert code or equal, f"{what}: another output, and success"
+    p.sweep("config show", ["config", "show", p.half_ini], nothing, same)
+    p.sweep("verify", ["verify", checkpoint], nothing, same)
+    p.sweep("report", ["report", p.half + ".was", "--html", page], nothing, nothing)
+    def exported(what, code, _):
+        if code == 0:
+            megatrain("verify", to)
+        assert code == 0 or not [n for n in os.listdir(p.tmp) if n.startswith("exported")], what
+    p.sweep("export", ["export", checkpoint, to], lambda: shutil.rmtree(to, ignore_errors=True), exported)
+
+
+def data_made_anew(p):
+    cache = os.path.join(p.tmp, "cold")
+    _, ini = p.ini("cold-run", data__cache_dir=cache)
+    again = lambda: shutil.rmtree(cache, ignore_errors=True)
+    def after(what, code, equal):
+        if code == 0:
+            assert equal, what
+        megatrain("-q", "data", "stats", ini)  # what is left there serves, or is made anew
+    p.sweep("data stats", ["data", "stats", ini, "--json"], again, after)
+
+
+TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
+         and v.__code__.co_varnames[:1] == ("p",)]
+
+if __name__ == "__main__":
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
+        place = Place(tmp_dir)
+        for test in TESTS:
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            t0 = time.time()
+            test(place)
+            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
+        print(f"{sum(place.codes.values())} places:", ", ".join(f"{n} {c}: {k}" for (n, c), k in sorted(place.codes.items())))
