@@ -21,7 +21,7 @@ from . import limits
 from .errors import DataError
 
 BUILT_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "templates")
-ENTER, LEAVE = "_mt_enter", "_mt_leave"
+PUSH, ENTER, LEAVE = "_mt_push", "_mt_enter", "_mt_leave"
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 #: text; regions: [(start, end, index of the message)]; generated: [(start, end)] of {% generation %} blocks
@@ -35,7 +35,7 @@ class Tracker:
         self.begin({})
 
     def begin(self, index_of):
-        self.at, self.index_of, self.current, self.since = 0, index_of, None, 0
+        self.at, self.index_of, self.current, self.since, self.outer = 0, index_of, None, 0, []
         self.regions, self.generated = [], []
 
     def switch(self, index):
@@ -43,14 +43,20 @@ class Tracker:
             self.regions.append((self.since, self.at, self.current))
         self.current, self.since = index, self.at
 
+    def push(self):
+        """Before a loop."""
+        self.outer.append(self.current)
+        return ""
+
     def enter(self, value):
         index = self.index_of.get(id(value))
         if index is not None:
             self.switch(index)
         return ""
 
-    def leave(self, value=None):
-        self.switch(self.index_of.get(id(value)) if value is not None else None)
+    def leave(self):
+        """Behind a loop: what stands there is of the same message as what stood before it."""
+        self.switch(self.outer.pop())
         return ""
 
 
@@ -126,22 +132,21 @@ def call(function, name, line):
     return node.set_lineno(line)
 
 
-def instrument(body, outer=None):
+def instrument(body):
     """Puts the calls into all loops whose output goes straight to the rendering, not through a capture."""
     done = []
     for node in body:
         if isinstance(node, nodes.For) and not node.recursive:
             names = [n.name for n in node.target.find_all(nodes.Name)]
             names = [node.target.name] if isinstance(node.target, nodes.Name) else names
-            inner = instrument(node.body, names[-1] if names else None)
-            node.body = [call(ENTER, n, node.lineno) for n in names] + inner
-            done += [node, call(LEAVE, outer, node.lineno)]
+            node.body = [call(ENTER, n, node.lineno) for n in names] + instrument(node.body)
+            done += [call(PUSH, None, node.lineno), node, call(LEAVE, None, node.lineno)]
             continue
         if isinstance(node, nodes.If):
-            node.body, node.else_ = instrument(node.body, outer), instrument(node.else_, outer)
-            node.elif_ = instrument(node.elif_, outer)
+            node.body, node.else_ = instrument(node.body), instrument(node.else_)
+            node.elif_ = instrument(node.elif_)
         elif isinstance(node, (nodes.With, nodes.Scope)):
-            node.body = instrument(node.body, outer)
+            node.body = instrument(node.body)
         done.append(node)
     return done
 
@@ -162,7 +167,7 @@ class ChatTemplate:
         now = lambda: datetime.strptime(date, "%Y-%m-%d") if date else datetime.now()
         env.globals.update(raise_exception=raise_exception, strftime_now=lambda f: now().strftime(f),
                            dict=TemplateDict(), namespace=TemplateNamespace, _mt_tracker=self.tracker,
-                           **{ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
+                           **{PUSH: self.tracker.push, ENTER: self.tracker.enter, LEAVE: self.tracker.leave})
         try:
             with limits.bounded(name):  # Jinja computes constant expressions when it compiles
                 tree = env.parse(source)
@@ -172,6 +177,7 @@ class ChatTemplate:
             raise DataError(f"{name}, line {e.lineno}: {e.message}") from None
         self.dated = "strftime_now" in source
         self._markers = None
+        self._ended_by_next = False  # the header of the next message is what ends an answer
 
     def render(self, messages, tools=None, generation_prompt=False, variables=None):
         """Raises jinja2.exceptions.TemplateError (and what the template's own expressions raise)."""
@@ -236,7 +242,9 @@ class ChatTemplate:
             end = after[0][:at_ + len(token)]
             if after[1] and not after[1].startswith(end):
                 end = ""  # the last turn is ended otherwise: decide a region at a time
-        end = end or common_prefix(*after).rstrip("\n ") if after[1] else end
+        self._ended_by_next = bool(places) and not after[1] and after[0].startswith(end)
+        if not places and after[1]:
+            end = common_prefix(*after).rstrip("\n ")
         return sorted((h for h in heads if h), key=len, reverse=True), end
 
     def _trim(self, text, start, end):
@@ -256,6 +264,8 @@ class ChatTemplate:
             if at >= 0 and not text[end:at].strip():
                 return start, at + len(eot)
         for e in self.ends:  # another token than usual ends it
+            if self._ended_by_next and text.startswith(e, end):
+                return start, end + len(e)
             at = text.rfind(e, start, end)
             if at >= 0 and not text[at + len(e):end].strip():
                 return start, at + len(e)

@@ -8,23 +8,10 @@ import random
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-TEMPLATES = os.path.join(ROOT, "scripts", "megatrain_data", "templates")
+TEMPLATES = [os.path.join(ROOT, "scripts", "megatrain_data", "templates"), os.path.join(ROOT, "tests", "data", "templates")]
 
 QWEN_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 LLAMA3_SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-
-#: as gpt-oss has it: channels, a date, another token at the end than between turns, thoughts of the last turn alone
-HARMONY = """{{- "<|start|>system<|message|>Current date: " + strftime_now("%Y-%m-%d") + "\n\nReasoning: medium<|end|>" }}
-{%- set turns = messages[1:] if messages[0].role == "system" else messages %}
-{%- if messages[0].role == "system" %}{{- "<|start|>developer<|message|># Instructions\n\n" + messages[0].content + "<|end|>" }}{% endif %}
-{%- for m in turns %}
-{%- if m.role == "user" %}{{- "<|start|>user<|message|>" + m.content + "<|end|>" }}
-{%- elif loop.last and not add_generation_prompt %}
-{%- if m.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking + "<|end|>" }}{% endif %}
-{{- "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|return|>" }}
-{%- else %}{{- "<|start|>assistant<|channel|>final<|message|>" + m.content + "<|end|>" }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- "<|start|>assistant" }}{% endif %}"""
 
 #: style: (template, bos, eos, special tokens, kind of tokenizer)
 FAMILIES = {
@@ -35,12 +22,20 @@ FAMILIES = {
     "mistral": ("mistral", "<s>", "</s>", ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], "pieces", None),
     "gemma": ("gemma", "<bos>", "<end_of_turn>", ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"],
               "pieces", None),
-    "harmony": (None, None, "<|return|>", ["<|endoftext|>", "<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"], "bytes",
-                QWEN_SPLIT),
+    "harmony": ("harmony", None, "<|return|>", ["<|endoftext|>", "<|return|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>",
+                "<|call|>"], "bytes", LLAMA3_SPLIT),
+    "glm4": ("glm4", None, "<|endoftext|>", ["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
+             "<|observation|>"], "bytes", LLAMA3_SPLIT),
+    "minimax": ("minimax", "]~!b[", "[e~[", ["]~!b[", "]~b]", "[e~["], "bytes", QWEN_SPLIT),
     "zephyr": ("zephyr", "<s>", "</s>", ["<unk>", "<s>", "</s>"], "pieces", None),
 }
 #: ordinary added tokens, as Qwen3 has them
-PLAIN = {"qwen3": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]}
+PLAIN = {"qwen3": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"],
+         "glm4": ["<think>", "</think>", "<tool_call>", "</tool_call>"], "minimax": ["<think>", "</think>"]}
+#: styles whose conversations have tools, and thinking
+TOOLED = THINKING = ("qwen3", "harmony", "glm4", "minimax")
+#: the day that templates with a date say it is, as in SOURCE_DATE_EPOCH
+DATE, EPOCH = "2025-09-14", "1757808000"
 
 WORDS = ("the of and to in a is that it was for on are with as I his they be at one have this from or had by hot word but what "
          "some we can out other were all there when up use your how said an each she which do their time if will way about many "
@@ -82,9 +77,8 @@ def piece_level(special, size, prepend):
 
 
 def template_of(style):
-    if style == "harmony":
-        return HARMONY
-    with open(os.path.join(TEMPLATES, FAMILIES[style][0] + ".jinja"), encoding="utf-8") as f:
+    path = next(p for p in (os.path.join(d, FAMILIES[style][0] + ".jinja") for d in TEMPLATES) if os.path.exists(p))
+    with open(path, encoding="utf-8") as f:
         return f.read()
 
 
@@ -133,20 +127,18 @@ def conversation(r, style):
     messages, long = [], r.random() < 0.01
     if r.random() < 0.35:
         messages.append({"role": "system", "content": words(r)})
-    tools = style == "qwen3" and r.random() < 0.25
+    tools = style in TOOLED and r.random() < 0.25
     for k in range(r.randrange(1, 5)):
         messages.append({"role": "user", "content": words(r, 4000 if long else 40)})
         if tools and r.random() < 0.6:
             call = {"type": "function", "function": {"name": "weather", "arguments": {"city": words(r, 3)}}}
-            messages += [{"role": "assistant", "content": "", "tool_calls": [call] * r.randrange(1, 3)},
+            messages += [{"role": "assistant", "content": "", "tool_calls": [call] * (r.randrange(1, 3) if style != "harmony" else 1)},
                          {"role": "tool", "content": words(r)}]
             messages += [{"role": "tool", "content": words(r)}] * (r.random() < 0.3)
         m = {"role": "assistant", "content": words(r, 4000 if long else 60)}
-        if style == "harmony" and r.random() < 0.4:
-            m["thinking"] = words(r)
-        if style == "qwen3" and r.random() < 0.4:
-            if r.random() < 0.5:
-                m["reasoning_content"] = words(r)
+        if style in THINKING and r.random() < 0.4:
+            if style == "harmony" or r.random() < 0.5:
+                m["thinking" if style == "harmony" else "reasoning_content"] = words(r)
             else:
                 m["content"] = "<think>\n" + words(r) + "\n</think>\n\n" + m["content"]
         messages.append(m)

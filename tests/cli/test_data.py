@@ -21,6 +21,7 @@ import pyarrow.parquet
 ROOT = data_env.ROOT
 
 import warm_helper
+from families import EPOCH
 from tiny import BINARY, base, config, megatrain, write_ini, write_model
 
 FIXTURES = os.path.join(ROOT, "tests", "data", "chat")
@@ -50,8 +51,8 @@ def ini_of(tmp, model, data, name="d", **over):
     return write_ini(os.path.join(tmp, name + ".ini"), base(model, data, os.path.join(tmp, "out"), **over))
 
 
-def show(tmp, model, data, n=1000, **over):
-    out = megatrain("-q", "data", "show", ini_of(tmp, model, data, **over), "--json", "--samples", n).stdout
+def show(tmp, model, data, n=1000, env=None, **over):
+    out = megatrain("-q", "data", "show", ini_of(tmp, model, data, **over), "--json", "--samples", n, env=env).stdout
     return [json.loads(l) for l in out.splitlines()]
 
 
@@ -71,7 +72,7 @@ def tokens_and_masks_are_those_of_transformers(tmp):
         model = model_of(tmp, style)
         cases = os.path.join(FIXTURES, style, "cases.jsonl")
         want = [json.loads(l) for l in open(cases)]
-        got = show(tmp, model, cases)
+        got = show(tmp, model, cases, env={"SOURCE_DATE_EPOCH": EPOCH})
         assert len(got) == len(want) > 10
         for k, (g, w) in enumerate(zip(got, want)):
             assert g["input_ids"] == w["ids"], (style, k)

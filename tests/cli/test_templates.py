@@ -67,6 +67,37 @@ def plain(source):
     return env.from_string(source).render(messages=CHAT, tools=None, add_generation_prompt=False, **SPECIAL)
 
 
+def harmony_says_the_date_and_forgets_thoughts():
+    """gpt-oss: thoughts behind the last question alone; calls, answers and the last answer end in three ways."""
+    with open(os.path.join(ROOT, "tests", "data", "templates", "harmony.jinja"), encoding="utf-8") as f:
+        t = T.ChatTemplate(f.read(), {}, ["<|end|>", "<|return|>", "<|call|>", "<|start|>"], "harmony", "2025-09-14")
+    call = {"function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+    asked = {"role": "assistant", "thinking": "T1", "content": "", "tool_calls": [call]}
+    tool, user = {"role": "tool", "content": "hot"}, {"role": "user", "content": "U"}
+    messages = [user, asked, tool, {"role": "assistant", "thinking": "T2", "content": "A1"}, user,
+                {"role": "assistant", "thinking": "T3", "content": "A2"}]
+    final = "<|channel|>final<|message|>"
+    assert trained(t, messages) == [
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Ulm"}<|call|>', final + "A1<|end|>",
+        "<|channel|>analysis<|message|>T3<|end|><|start|>assistant" + final + "A2<|return|>"], trained(t, messages)
+    assert trained(t, messages[:2])[0].startswith("<|channel|>analysis<|message|>T1<|end|>")
+    assert "Current date: 2025-09-14" in t.render(messages).text
+    assert t.render(messages[:5], generation_prompt=True).text.endswith("<|message|>U<|end|><|start|>assistant")
+
+
+def a_turn_may_end_with_the_header_of_the_next():
+    """GLM-4.5: the model writes the next header, whoever's it is; thinking is kept behind the last question alone."""
+    with open(os.path.join(ROOT, "tests", "data", "templates", "glm4.jinja"), encoding="utf-8") as f:
+        t = T.ChatTemplate(f.read(), {}, ["<|user|>", "<|observation|>", "<|assistant|>", "<|endoftext|>"], "glm4")
+    call = {"function": {"name": "weather", "arguments": {"city": "Ulm", "days": 2}}}
+    messages = [{"role": "user", "content": "U"}, {"role": "assistant", "content": "<think>T</think>\nA1"},
+                {"role": "user", "content": "U"}, {"role": "assistant", "reasoning_content": "T", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "hot"}, {"role": "assistant", "content": "A2"}]
+    got = trained(t, messages)
+    assert got[0] == "\n<think></think>\nA1<|user|>" and got[2] == "\n<think></think>\nA2", got
+    assert got[1].startswith("\n<think>T</think>\n<tool_call>weather\n<arg_key>city") and got[1].endswith("</tool_call><|observation|>"), got
+
+
 for name, (source, want) in TEMPLATES.items():
     t = T.ChatTemplate(source, SPECIAL, ENDS, name)
     if want is None:
@@ -93,6 +124,8 @@ for source in ("{{ messages.__class__.__mro__ }}", "{{ messages[0].__class__ }}"
     except jinja2.exceptions.SecurityError:
         pass
 print("ok the sandbox holds")
+harmony_says_the_date_and_forgets_thoughts()
+a_turn_may_end_with_the_header_of_the_next()
 
 
 # --- templates and data of strangers: limits of time and memory, and names that data may not take
