@@ -212,7 +212,7 @@ const struct mt_key mt_keys[] = {
      "Steps between progress lines."},
     {"log", "jsonl", MT_OUTPUT, MT_KEY_BOOL, AT(log.jsonl), "on", NULL, ANY, NULL,
      "Write metrics.jsonl to the output folder."},
-    {"log", "csv", MT_OUTPUT, MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, NULL, "Write metrics.csv."},
+    {"log", "csv", MT_OUTPUT, MT_KEY_BOOL, AT(log.csv), "off", NULL, ANY, NULL, "Write metrics.csv; of mixtures of experts metrics-layers.csv, too."},
     {"log", "tensorboard", MT_OUTPUT, MT_KEY_BOOL, AT(log.tensorboard), "off", NULL, ANY, NULL,
      "Write TensorBoard events."},
     {"log", "progress", MT_OUTPUT, MT_KEY_CHOICE, AT(log.progress), "auto", "auto|on|off", ANY, NULL,

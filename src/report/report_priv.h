@@ -22,14 +22,20 @@ enum {
     MT_COL_D2H,
     MT_N_COLS,
 };
+/** How layers spread their tokens over experts. */
+enum mt_spread { MT_SPREAD_BALANCE, MT_SPREAD_ENTROPY, MT_SPREAD_IDLE, MT_SPREAD_FULLEST, MT_N_SPREADS };
+
 struct mt_run_data {
     char name[128];
     double *col[MT_N_COLS]; /* [n] of training steps */
     size_t n;
     double *eval_step, *eval_loss; /* [n_eval] */
     size_t n_eval;
-    double *balance_step, *balance_mean, *balance_most; /* [n_balance] of experts: mean over layers, the worst layer */
-    size_t n_balance;
+    struct {
+        double *step;                         /* [n] */
+        double *mean[MT_N_SPREADS], *worst[MT_N_SPREADS]; /* [n] over layers, and of the worst layer */
+        size_t n;
+    } experts;
     cJSON *info, *trace;    /* run.json, trace.json; or NULL */
 };
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);

@@ -24,18 +24,44 @@ static cJSON *read_json(const char *dir, const char *file)
     return mt_path_exists(path) && !mt_json_read_file(&o, path, MT_ERR_INPUT, NULL) ? o : NULL;
 }
 
-/* A row of a layer: its experts' balance. Rows of a step stand together. */
+static const struct {
+    const char *key, *name, *title, *label;
+    bool low; /* is the worst */
+} spreads[MT_N_SPREADS] = {
+    {"expert_balance", "balance", "Balance of experts", "1: even; experts: one has all", false},
+    {"expert_entropy", "entropy", "Entropy of the choice of experts", "1: even; 0: one has all", true},
+    {"experts_idle", "idle-experts", "Experts without rows", "experts", false},
+    {"expert_max_share", "fullest-expert", "Share of the fullest expert", "of a layer's rows", false},
+};
+
+/* A row of a layer. Rows of a step stand together. */
 static void read_layer(struct mt_run_data *r, double step, const cJSON *o, int *n_layers)
 {
-    const cJSON *v = mt_json_get(o, "expert_balance");
-    double balance = cJSON_IsNumber(v) ? v->valuedouble : NAN;
-    if (!r->n_balance || r->balance_step[r->n_balance - 1] != step) {
-        r->balance_step[r->n_balance++] = step;
+    bool first = !r->experts.n || r->experts.step[r->experts.n - 1] != step;
+    if (first) {
+        r->experts.step[r->experts.n++] = step;
         *n_layers = 0;
     }
-    double *mean = &r->balance_mean[r->n_balance - 1], *most = &r->balance_most[r->n_balance - 1];
-    *mean += (balance - *mean) / ++*n_layers;
-    *most = fmax(*most, balance);
+    ++*n_layers;
+    for (int k = 0; k < MT_N_SPREADS; k++) {
+        const cJSON *v = mt_json_get(o, spreads[k].key);
+        double value = cJSON_IsNumber(v) ? v->valuedouble : NAN;
+        double *mean = &r->experts.mean[k][r->experts.n - 1], *worst = &r->experts.worst[k][r->experts.n - 1];
+        *mean += (value - *mean) / *n_layers;
+        *worst = first ? value : spreads[k].low ? fmin(*worst, value) : fmax(*worst, value);
+    }
+}
+
+static bool alloc_experts(struct mt_run_data *r, size_t lines)
+{
+    r->experts.step = mt_calloc(lines, sizeof(double));
+    bool ok = r->experts.step;
+    for (int k = 0; k < MT_N_SPREADS; k++) {
+        r->experts.mean[k] = mt_calloc(lines, sizeof(double));
+        r->experts.worst[k] = mt_calloc(lines, sizeof(double));
+        ok = ok && r->experts.mean[k] && r->experts.worst[k];
+    }
+    return ok;
 }
 
 static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
@@ -49,11 +75,8 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
             return mt_fail_nomem(err, "a report", lines * sizeof(double));
     r->eval_step = mt_calloc(lines, sizeof(double));
     r->eval_loss = mt_calloc(lines, sizeof(double));
-    r->balance_step = mt_calloc(lines, sizeof(double));
-    r->balance_mean = mt_calloc(lines, sizeof(double));
-    r->balance_most = mt_calloc(lines, sizeof(double));
     int n_layers = 0;
-    if (!r->eval_step || !r->eval_loss || !r->balance_step || !r->balance_mean || !r->balance_most)
+    if (!alloc_experts(r, lines) || !r->eval_step || !r->eval_loss)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         cJSON *o = cJSON_Parse(line); /* an incomplete last line */
@@ -106,9 +129,11 @@ void mt_run_data_finish(struct mt_run_data *r)
         free(r->col[k]);
     free(r->eval_step);
     free(r->eval_loss);
-    free(r->balance_step);
-    free(r->balance_mean);
-    free(r->balance_most);
+    free(r->experts.step);
+    for (int k = 0; k < MT_N_SPREADS; k++) {
+        free(r->experts.mean[k]);
+        free(r->experts.worst[k]);
+    }
     cJSON_Delete(r->info);
     cJSON_Delete(r->trace);
     *r = (struct mt_run_data){{0}};
@@ -326,14 +351,19 @@ static int add_timeline(struct mt_report *r, const struct mt_run_data *d, struct
     return mt_report_add(r, d->name, "timeline", &s, err);
 }
 
-static int add_balance(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
+static int add_experts(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
-    struct mt_series s[2] = {
-        {.name = "mean of layers", .x = d->balance_step, .y = d->balance_mean, .n = d->n_balance, .colour = 0},
-        {.name = "worst layer", .x = d->balance_step, .y = d->balance_most, .n = d->n_balance, .colour = 1}};
-    struct mt_chart c = {.title = "Balance of experts", .x_label = "step", .y_label = "1: even; experts: one has all",
-                         .zero = true, .series = s, .n_series = 2};
-    return add_lines(r, d->name, "balance", &c, err);
+    int rc = 0;
+    for (int k = 0; k < MT_N_SPREADS && !rc; k++) {
+        const double *step = d->experts.step;
+        struct mt_series s[2] = {
+            {.name = "mean of layers", .x = step, .y = d->experts.mean[k], .n = d->experts.n, .colour = 0},
+            {.name = "worst layer", .x = step, .y = d->experts.worst[k], .n = d->experts.n, .colour = 1}};
+        struct mt_chart c = {.title = spreads[k].title, .x_label = "step", .y_label = spreads[k].label, .zero = true,
+                             .series = s, .n_series = 2};
+        rc = add_lines(r, d->name, spreads[k].name, &c, err);
+    }
+    return rc;
 }
 
 static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
@@ -343,8 +373,8 @@ static int add_alone(struct mt_report *r, const struct mt_run_data *d, struct mt
         rc = add_timeline(r, d, err);
     if (!rc)
         rc = add_memory(r, d, err);
-    if (!rc && d->n_balance)
-        rc = add_balance(r, d, err);
+    if (!rc && d->experts.n)
+        rc = add_experts(r, d, err);
     return rc ? rc : add_link_use(r, d, err);
 }
 

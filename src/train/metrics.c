@@ -13,7 +13,9 @@
 #include "train/append.h"
 #include "train/tensorboard.h"
 
-enum { JSONL, CSV, N_FILES };
+enum { JSONL, CSV, LAYERS, N_FILES };
+
+static const char *const file_names[N_FILES] = {"metrics.jsonl", "metrics.csv", "metrics-layers.csv"};
 
 struct mt_metrics {
     struct mt_append file[N_FILES];
@@ -26,11 +28,23 @@ static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
     "h2d_bytes",  "d2h_bytes", "t_disk_read", "t_disk_write", "skipped", "eval_loss", "eval_ppl", "eval_accuracy", "eval_tokens",
+    "aux_loss",
 };
+/* Of metrics-layers.csv. */
+static const char *const layer_columns[] = {"step", "layer", "expert_balance", "expert_entropy", "experts_idle",
+                                            "expert_max_share"};
+
+struct table {
+    const char *const *columns;
+    size_t n;
+};
+/* The columns of a kind of file; n 0: it has none. */
+static const struct table tables[N_FILES] = {
+    [CSV] = {columns, MT_ARRAY_LEN(columns)}, [LAYERS] = {layer_columns, MT_ARRAY_LEN(layer_columns)}};
 
 static bool row_step(int kind, const char *row, size_t len, double *step)
 {
-    if (kind == CSV) {
+    if (tables[kind].n) {
         char *end;
         *step = strtod(row, &end); /* the header is no number */
         return end != row;
@@ -57,11 +71,12 @@ static void keep_rows(struct mt_str *out, int kind, const char *text, size_t len
     }
 }
 
-static void put_header(struct mt_str *s)
+static void put_header(struct mt_str *s, const struct table *t)
 {
-    for (size_t i = 0; i < MT_ARRAY_LEN(columns); i++)
-        mt_str_printf(s, "%s%s", i ? "," : "", columns[i]);
-    mt_str_printf(s, "\n");
+    for (size_t i = 0; i < t->n; i++)
+        mt_str_printf(s, "%s%s", i ? "," : "", t->columns[i]);
+    if (t->n)
+        mt_str_printf(s, "\n");
 }
 
 static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t step,
@@ -71,9 +86,8 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     struct mt_str kept = {0};
     size_t len = 0;
     int rc = 0;
-    snprintf(path, sizeof(path), "%.4000s/metrics.%s", dir, kind == CSV ? "csv" : "jsonl");
-    if (kind == CSV)
-        put_header(&kept);
+    snprintf(path, sizeof(path), "%.4000s/%s", dir, file_names[kind]);
+    put_header(&kept, &tables[kind]);
     if (mt_path_exists(path))
         rc = mt_read_file(path, &old, &len, err);
     if (!rc && step) /* a run that starts anew starts a new file */
@@ -88,8 +102,8 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     return rc;
 }
 
-int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir,
-                    uint64_t step, struct mt_err *err)
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
+                    struct mt_err *err)
 {
     struct mt_metrics *m = mt_calloc(1, sizeof(*m));
     if (!m)
@@ -97,6 +111,8 @@ int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const 
     int rc = cfg->log.jsonl ? open_file(m, JSONL, dir, step, err) : 0;
     if (!rc && cfg->log.csv)
         rc = open_file(m, CSV, dir, step, err);
+    if (!rc && cfg->log.csv && layers)
+        rc = open_file(m, LAYERS, dir, step, err);
     if (!rc && cfg->log.tensorboard)
         rc = mt_tensorboard_open(&m->tensorboard, dir, step, err);
     if (rc) {
@@ -203,10 +219,10 @@ cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
     return o;
 }
 
-static void put_csv(struct mt_str *s, const cJSON *record)
+static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record)
 {
-    for (size_t i = 0; i < MT_ARRAY_LEN(columns); i++) {
-        const cJSON *v = mt_json_get(record, columns[i]);
+    for (size_t i = 0; i < t->n; i++) {
+        const cJSON *v = mt_json_get(record, t->columns[i]);
         mt_str_printf(s, "%s", i ? "," : "");
         if (cJSON_IsBool(v))
             mt_str_printf(s, "%d", cJSON_IsTrue(v));
@@ -225,10 +241,11 @@ void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
         mt_append_put(&m->file[JSONL], row.p, row.len);
     }
     free(text);
-    if (m->on[CSV] && !mt_json_get(record, "layer")) {
+    int csv = mt_json_get(record, "layer") ? LAYERS : CSV;
+    if (m->on[csv]) {
         row.len = 0;
-        put_csv(&row, record);
-        mt_append_put(&m->file[CSV], row.p, row.len);
+        put_csv(&row, &tables[csv], record);
+        mt_append_put(&m->file[csv], row.p, row.len);
     }
     if (m->tensorboard)
         mt_tensorboard_write(m->tensorboard, record);

@@ -6,13 +6,13 @@
 
 /**
  * A record a step or evaluation, to DIR/metrics.jsonl (doubles read back exactly), DIR/metrics.csv and
- * TensorBoard, each where the configuration asks for it.
+ * TensorBoard, each where the configuration asks for it. Those of layers are rows of metrics-layers.csv.
  */
 struct mt_metrics;
 
-/** Opens for appending; rows past `step` (of a run that went further) are cut off. */
-int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir,
-                    uint64_t step, struct mt_err *err);
+/** Opens for appending; rows past `step` (of a run that went further) are cut off. layers: layers have records, too. */
+int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
+                    struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);
 /**
@@ -21,7 +21,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r);
  */
 cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, size_t n_experts);
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r);
-/** Writes the record, of a layer to all but metrics.csv; borrowed. What cannot be written waits: see append.h. */
+/** Writes the record; borrowed. What cannot be written waits: see append.h. */
 void mt_metrics_write(struct mt_metrics *m, const cJSON *record);
 
 #endif

@@ -375,7 +375,8 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     mt_engine_set_updates(l.s->engine, p->state->updates);
     int rc = mt_loader_create(&l.loader, l.in->sampler, p->state->step, l.in->total_steps, err);
     if (!rc)
-        rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step, err);
+        rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step,
+                             l.setup->layout->cfg.moe.n_experts > 0, err);
     if (!rc) {
         mt_engine_trace(l.s->engine, p->trace != NULL);
         atomic_store(&p->control->engine, l.s->engine);

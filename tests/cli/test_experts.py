@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures of experts: no placement changes a bit, a killed run goes on with the same bits, frozen experts take
 neither states nor traffic, evaluation, sampling and plans work, and what cannot be is refused by name."""
+import csv
 import json
 import math
 import os
@@ -297,18 +298,25 @@ def frozen_experts_take_nothing(tmp, model, data):
 
 def other_commands(tmp, model, data):
     out = os.path.join(tmp, "eval")
-    over = dict(model__dtype="f32", train__steps=2, eval__every=1, eval__at_start="on")
+    over = dict(model__dtype="f32", train__steps=2, eval__every=1, eval__at_start="on", log__csv="on", train__router_aux_loss=0.01)
     ini = write_ini(out + ".ini", base(model, data, out, **over))
     megatrain("-q", "run", ini)
     evals = [m["eval_loss"] for m in metrics(out) if "eval_loss" in m]
     assert len(evals) == 3 and evals[0] > evals[-1] > 0, evals
     page = os.path.join(tmp, "page.html")
     megatrain("-q", "report", out, "--html", page)
-    assert "Balance of experts" in open(page).read()
+    drawn = open(page).read()
+    for title in ("Balance of experts", "Entropy of the choice of experts", "Experts without rows", "Share of the fullest expert"):
+        assert title in drawn, title
     layers = [m for m in metrics(out) if "layer" in m]
     assert [(m["step"], m["layer"]) for m in layers] == [(1, 0), (1, 2), (2, 0), (2, 2)], layers
     for m in layers:
         assert 1 <= m["expert_balance"] <= 8 and 0 <= m["expert_entropy"] <= 1 and 1 / 8 <= m["expert_max_share"] <= 0.5, m
+    with open(os.path.join(out, "metrics-layers.csv")) as f:
+        assert [{k: float(v) for k, v in row.items()} for row in csv.DictReader(f)] == layers
+    with open(os.path.join(out, "metrics.csv")) as f:
+        told = [row for row in csv.DictReader(f) if row["loss"]]
+    assert [float(row["aux_loss"]) for row in told] == [m["aux_loss"] for m in metrics(out) if "loss" in m]
     plan = megatrain("plan", ini, "--machine", "rtx4090").stdout
     assert re.search(r"memory.expert_group\s+8\s+of 8 experts", plan), plan
     for use in ("rows of a step", "sums of a step", "routing"):
