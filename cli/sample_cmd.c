@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -78,7 +79,8 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
                        struct mt_batch *b, float *logits, struct mt_err *err)
 {
     const struct mt_hf_config *hf = &s->setup->in->hf;
-    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, end = *n + p->n_new;
+    size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, first = *n, end = *n + p->n_new;
+    int64_t begin = mt_now_ns();
     int rc = 0;
     for (size_t i = 0; *n < end; i++) {
         mt_batch_clear(b);
@@ -98,6 +100,9 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
             fflush(stdout);
         }
     }
+    if (!rc && *n > first)
+        mt_info("%zu tokens, %.3g seconds a token", *n - first,
+                (double)(mt_now_ns() - begin) * 1e-9 / (double)(*n - first));
     return rc;
 }
 

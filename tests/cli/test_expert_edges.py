@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,8 @@ def one_token_is_sampled(tmp):
     dense = dense_weights()
     model = model_of(os.path.join(tmp, "sampled"), mixture(8, 1), mixture_weights(dense, 8, drawn(8)))
     plain = model_of(os.path.join(tmp, "plain"), DENSE, dense)
+    said = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "a", "--max-tokens", "2"], capture_output=True, check=True)
+    assert re.search(rb"[12] tokens, \S+ seconds a token", said.stderr), said.stderr
     bytes_of = [subprocess.run([BINARY, "-q", "sample", "--model", m, "--prompt", "a", "--max-tokens", "4", "--seed", "3"],
                                capture_output=True, check=True).stdout for m in (model, plain)]
     assert bytes_of[0] == bytes_of[1] and len(bytes_of[0]) > 2, bytes_of
