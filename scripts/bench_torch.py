@@ -5,8 +5,9 @@ Each has all cores while the other is stopped, and they change at every step, so
 both. Every sample fills its row, so that neither side packs or pads. torch runs SDPA attention and its fused AdamW,
 clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints both steps of each turn, what they come
 to in matrix products (6 N), and the median of the turns' ratios; a bf16 figure says little on a CPU without
-AVX512_BF16 (printed). scripts/setup --parity makes the environment.
-    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32] [bf16]
+AVX512_BF16 (printed). `moe` is a mixture of experts in f32, beside the quicker of transformers' two ways with experts,
+turn by turn. scripts/setup --parity makes the environment.
+    MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32] [bf16] [moe]
 """
 import json
 import os
@@ -29,6 +30,18 @@ HEADS = SHAPE["head_dim"] * (SHAPE["num_attention_heads"] + SHAPE["num_key_value
 LAYER = SHAPE["hidden_size"] * (2 * HEADS + 3 * SHAPE["intermediate_size"])
 HEAD = SHAPE["hidden_size"] * SHAPE["vocab_size"]
 FLOP = 6 * (SHAPE["num_hidden_layers"] * LAYER + HEAD) * SEQ * ROWS  # of the matrices alone, a step
+EXPERTS, CHOSEN, WIDTH = 16, 4, 512
+MIXTURE = dict(num_experts=EXPERTS, num_experts_per_tok=CHOSEN, moe_intermediate_size=WIDTH, num_hidden_layers=6)
+MIXTURE_LAYER = SHAPE["hidden_size"] * (2 * HEADS + 3 * CHOSEN * WIDTH + EXPERTS)
+#: how transformers runs experts; None: it has none
+WAYS = {"f32": [None], "bf16": [None], "moe": ["grouped_mm", "eager"]}
+
+
+def flop(what):
+    """Of the matrices that a token is multiplied with, a step."""
+    if what != "moe":
+        return FLOP
+    return 6 * (MIXTURE["num_hidden_layers"] * MIXTURE_LAYER + HEAD) * SEQ * ROWS
 
 
 def write_rows(path):
@@ -44,7 +57,7 @@ class Ours:
 
     def __init__(self, tmp, model, data, dtype):
         self.out = os.path.join(tmp, dtype)
-        ini = write_ini(self.out + ".ini", base(model, data, self.out, model__dtype=dtype, data__eval="",
+        ini = write_ini(self.out + ".ini", base(model, data, self.out, model__dtype="f32" if dtype == "moe" else dtype, data__eval="",
             data__seq_len=SEQ, data__shuffle="off", train__steps=TURNS + 1, train__batch_size=ROWS,
             train__micro_batch=MICRO, train__warmup=0, memory__device_budget="2GiB", checkpoint__save="weights",
             device__cpu_threads=CORES))
@@ -74,7 +87,7 @@ class Ours:
             sys.exit(f"megatrain run: exit {self.p.returncode}")
 
 
-def theirs(path, data, dtype):
+def theirs(path, data, dtype, experts):
     """A step for each line of standard input, answered by its time; asleep between."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -82,6 +95,8 @@ def theirs(path, data, dtype):
     torch.manual_seed(0)
     hf = AutoConfig.from_pretrained(path)
     hf._attn_implementation = "sdpa"
+    if experts != "None":
+        hf._experts_implementation = experts
     model = AutoModelForCausalLM.from_config(hf).float().train()
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
     rows = torch.tensor([json.loads(l)["input_ids"] for l in open(data)])
@@ -105,36 +120,43 @@ def theirs(path, data, dtype):
 
 def main():
     if sys.argv[1:2] == ["--theirs"]:
-        return theirs(*sys.argv[2:5])
+        return theirs(*sys.argv[2:6])
     flags = next((l for l in open("/proc/cpuinfo") if l.startswith("flags")), "")
     print(f"load average {os.getloadavg()[0]:.2f}, {CORES} threads each, AVX512_BF16: "
           f"{'yes' if 'avx512_bf16' in flags else 'no'}", flush=True)
     with tempfile.TemporaryDirectory() as tmp:
-        model = write_model(os.path.join(tmp, "model"), config("qwen3", **SHAPE))
         data = write_rows(os.path.join(tmp, "rows.jsonl"))
-        for dtype in sys.argv[1:] or ["f32", "bf16"]:
-            compare(tmp, model, data, dtype)
+        for what in sys.argv[1:] or ["f32", "bf16"]:
+            cfg = config("qwen3_moe", **{**SHAPE, **MIXTURE}) if what == "moe" else config("qwen3", **SHAPE)
+            compare(tmp, write_model(os.path.join(tmp, "model-" + what), cfg), data, what)
+
+
+class Theirs:
+    def __init__(self, model, data, dtype, experts):
+        self.p = subprocess.Popen([sys.executable, __file__, "--theirs", model, data, dtype, str(experts)],
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.step()
+
+    def step(self):
+        self.p.stdin.write("\n")
+        self.p.stdin.flush()
+        return float(self.p.stdout.readline())
 
 
 def compare(tmp, model, data, dtype):
-    torch = subprocess.Popen([sys.executable, __file__, "--theirs", model, data, dtype],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def torch_step():
-        torch.stdin.write("\n")
-        torch.stdin.flush()
-        return float(torch.stdout.readline())
-
-    torch_step()
+    torch, work = [Theirs(model, data, dtype, way) for way in WAYS[dtype]], flop(dtype) / 1e9
     ours, ratios = Ours(tmp, model, data, dtype), []
     for turn in range(TURNS):
-        a, b = ours.step(), torch_step()
+        a, each = ours.step(), [t.step() for t in torch]
+        b = min(each)
         ratios.append(b / a)
-        print(f"  {dtype} turn {turn + 1}: ours {a:.2f} s a step ({FLOP / a / 1e9:.0f} GFLOP/s), torch {b:.2f} s "
-              f"({FLOP / b / 1e9:.0f}): {b / a:.2f}x", flush=True)
+        ways = ", ".join(f"{way or 'torch'} {t:.2f} s ({work / t:.0f})" for way, t in zip(WAYS[dtype], each))
+        print(f"  {dtype} turn {turn + 1}: ours {a:.2f} s a step ({work / a:.0f} GFLOP/s), {ways}: {b / a:.2f}x", flush=True)
     ours.end()
-    torch.communicate("")
-    print(f"{dtype}: {statistics.median(ratios):.2f}x torch's throughput   target 1.5, at least 1.3", flush=True)
+    for t in torch:
+        t.p.communicate("")
+    print(f"{dtype}: {statistics.median(ratios):.2f}x torch's throughput   target {'1.3' if dtype == 'moe' else '1.5, at least 1.3'}",
+          flush=True)
 
 
 main()
