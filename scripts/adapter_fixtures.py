@@ -19,7 +19,7 @@ import peft
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from parity import LR, ROWS, STEPS, lr_at, rel
@@ -46,6 +46,7 @@ CASES = {
     "glm4_moe-shared": ("glm4_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
                                          target_parameters=[at + m + ".weight" for at in ("mlp.", "shared_experts.")
                                                             for m in MLP]), 1),
+    "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -138,12 +139,68 @@ def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
     return losses, norms
 
 
+def split_experts(state, r):
+    """PEFT's one adapter of all experts, as those of single experts: gate and up are blocks of its B's diagonal."""
+    out = {}
+    for k, v in state.items():
+        if ".mlp.experts." not in k or not k.endswith("lora_A.weight"):
+            if ".mlp.experts." not in k:
+                out[k] = v
+            continue
+        b, gate_up = state[k.replace("lora_A", "lora_B")], ".base_layer." in k
+        prefix, rank = k.split(".mlp.experts.")[0] + ".mlp.experts.", 2 * r if gate_up else r
+        n = v.shape[0] // rank
+        a, b = v.reshape(n, rank, -1), b.reshape(b.shape[0], rank, n)
+        for e in range(n):
+            names = ["gate_proj", "up_proj"] if gate_up else ["down_proj"]
+            for i, name in enumerate(names):
+                rows = b.shape[0] // len(names)
+                out[f"{prefix}{e}.{name}.lora_A.weight"] = a[e, i * r:(i + 1) * r]
+                out[f"{prefix}{e}.{name}.lora_B.weight"] = b[i * rows:(i + 1) * rows, i * r:(i + 1) * r, e]
+    return out
+
+
+def only_blocks(model, r):
+    """Gate and up have adapters of their own: what would mix them has no gradient."""
+    def hook(n):
+        def mask(g):
+            blocks = torch.zeros_like(g).reshape(g.shape[0], 2 * r, n)
+            half = g.shape[0] // 2
+            blocks[:half, :r], blocks[half:, r:] = 1, 1
+            return g * blocks.reshape(g.shape)
+        return mask
+    for name, p in model.named_parameters():
+        if ".experts.base_layer.lora_B" in name:
+            p.register_hook(hook(p.shape[1] // (2 * r)))
+
+
+def start_experts(name, config, d):
+    """A folder as PEFT wrote it of models whose experts are modules of their own."""
+    family = CASES[name][0]
+    os.makedirs(os.path.join(d, "start"))
+    g = torch.Generator().manual_seed(5)
+    weights = {}
+    for k, v in load_file(os.path.join(PARITY, family, "model.safetensors")).items():
+        dense = ".mlp." in k and ".experts." not in k  # PEFT does not take the names to mean these
+        if not dense and any(k.endswith(f".{m}.weight") for m in config["target_modules"]):
+            module = "base_model.model." + k.removesuffix(".weight")
+            weights[module + ".lora_A.weight"] = (torch.rand((config["r"], v.shape[1]), generator=g) * 2 - 1) / v.shape[1]**0.5
+            weights[module + ".lora_B.weight"] = torch.randn((v.shape[0], config["r"]), generator=g) * 0.05
+    save_file(weights, os.path.join(d, "start", "adapter_model.safetensors"))
+    LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=family, **config).save_pretrained(os.path.join(d, "start"))
+    model = PeftModel.from_pretrained(load_base(family, torch.float32), os.path.join(d, "start"), is_trainable=True)
+    found = split_experts(peft.get_peft_model_state_dict(model), config["r"])
+    assert set(found) == set(weights) and all(torch.equal(found[k], weights[k]) for k in weights)
+    return model
+
+
 def make(name, samples):
-    family, config, ratio = CASES[name]
-    lr = 2e-3
+    family, config, _ = CASES[name]
     d = os.path.join(ROOT, name)
     shutil.rmtree(d, ignore_errors=True)
     torch.manual_seed(3)
+    if name.endswith("-experts"):
+        return train_all(name, start_experts(name, config, d), samples)
     model = get_peft_model(load_base(family, torch.float32), LoraConfig(task_type="CAUSAL_LM", **config))
     g = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -155,11 +212,20 @@ def make(name, samples):
     model.save_pretrained(os.path.join(d, "start"))
     os.remove(os.path.join(d, "start", "README.md"))
     set_masks(model, config.get("lora_dropout"))
+    train_all(name, model, samples)
+
+
+def train_all(name, model, samples):
+    family, config, ratio = CASES[name]
+    lr, d, experts = 2e-3, os.path.join(ROOT, name), name.endswith("-experts")
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
+    for m in (double, bf16, model) if experts else ():
+        only_blocks(m, config["r"])
     losses, norms = train(double, samples, "f64", lr, ratio)
     l32, n32 = train(model, samples, "f32", lr, ratio)
     l16, _ = train(bf16, samples, "bf16", lr, ratio)
     state = peft.get_peft_model_state_dict(double)
+    state = split_experts(state, config["r"]) if experts else state
     save_file({k: v.detach().float().contiguous() for k, v in state.items()}, os.path.join(d, "trained.safetensors"))
     expected = {"made_with": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
                 "model": family, "steps": STEPS, "rows": ROWS, "learning_rate": lr, "lr_ratio_b": ratio,

@@ -31,7 +31,7 @@ const struct mt_key mt_keys[] = {
      "An adapter's product counts alpha / rank times."},
     {"adapter", "targets", MT_NUMERICS, MT_KEY_LIST, AT(adapter.targets), "all-linear", NULL, ANY, NULL,
      "Layers with adapters: names of modules (q_proj, model.layers.3.mlp.up_proj), globs of whole names (*.layers.3.*), or "
-     "all-linear: attention, dense and shared MLPs of every layer. lm_head by name alone."},
+     "all-linear: attention, dense and shared MLPs of every layer. Routed experts (all) and lm_head by name alone."},
     {"adapter", "rslora", MT_NUMERICS, MT_KEY_BOOL, AT(adapter.rslora), "off", NULL, ANY, NULL,
      "alpha / sqrt(rank) in the place of alpha / rank."},
     {"adapter", "rank_pattern", MT_NUMERICS, MT_KEY_LIST, AT(adapter.rank_pattern), "", NULL, ANY, NULL,

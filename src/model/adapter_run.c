@@ -179,10 +179,15 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt
     return rc;
 }
 
+static float *grad_of(const struct mt_adapter_run *a, struct mt_param p)
+{
+    return a->g + (p.grad - a->g_first);
+}
+
 /* dB += s dy^T (x A^T) */
 static int b_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, struct mt_err *err)
 {
-    float *db = mt_grad_of(a->g, t->b);
+    float *db = grad_of(a, t->b);
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
                           .m = t->out,
@@ -208,7 +213,7 @@ static int b_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_a
 static int a_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
-    float *da = mt_grad_of(a->g, ad->a) + r.first * ad->in;
+    float *da = grad_of(a, ad->a) + r.first * ad->in;
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
                           .m = r.n,

@@ -27,6 +27,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
         mt_layout_add_expert_param(b, p, i, MT_EXPERT_DOWN, m->width, 1, down);
         if (m->expert_bias)
             mt_layout_add_expert_param(b, p, i, MT_EXPERT_DOWN_BIAS, 0, 1, down_bias);
+        mt_layout_end_expert(b, p, i);
     }
 }
 
@@ -38,7 +39,7 @@ struct scratch {
     void *gate_up; /* [rows, 2 width] */
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
-    float *grad;   /* of one expert: its parameters end to end */
+    float *grad;   /* of one expert: its parameters end to end, then its adapters' */
     void *w;       /* one expert's parameters, where its unit keeps codes */
 };
 
@@ -62,7 +63,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
                               void *base)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
-    size_t rows = padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE)), at = 0;
+    size_t rows = mt_expert_tile_rows(p, dev), at = 0;
     size_t hidden = rows * (size_t)c->hidden * mt_dtype_size(p->dtype);
     size_t width = rows * (size_t)c->moe.width * mt_dtype_size(p->dtype);
     s->x = mt_take(base, &at, hidden);
@@ -76,11 +77,41 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-/* All experts of a model have the same shapes. */
+/* Elements [first, end) of the unit's gradient: those of an expert's adapters, which lie behind its parameters. */
+struct span {
+    size_t first, end;
+};
+
+static void widen(struct span *s, struct mt_param p)
+{
+    s->first = s->end ? MT_MIN(s->first, p.grad) : p.grad;
+    s->end = MT_MAX(s->end, p.grad + p.n);
+}
+
+static struct span adapters_of(const struct mt_param *p)
+{
+    struct span s = {0};
+    for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++) {
+        const struct mt_adapter *ad = p[i].adapter;
+        if (ad)
+            widen(&s, ad->a);
+        for (size_t k = 0; ad && k < ad->n_targets; k++)
+            widen(&s, ad->target[k].b);
+    }
+    return s;
+}
+
+/* All experts of a model have the same shapes, and adapters all or none. */
 static size_t gradient_elems(const struct mt_layout *l)
 {
     size_t at[MT_EXPERT_MAX_PARAMS];
-    return lay_out_gradient(at, l->experts[0]);
+    struct span s = adapters_of(l->experts[0]);
+    return lay_out_gradient(at, l->experts[0]) + (s.end - s.first);
+}
+
+size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)
+{
+    return padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE));
 }
 
 static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
@@ -92,7 +123,7 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
 static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
-    size_t rows = padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE));
+    size_t rows = mt_expert_tile_rows(p, dev);
     struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, 2 * (size_t)c->moe.width)};
     return c->moe.expert_bias ? mt_op_bias_bwd_workspace(dev, &bias) : 0;
 }
@@ -109,6 +140,8 @@ struct tile {
     const int32_t *list;
     bool first;                        /* of its expert: gradients begin with it */
     size_t at[MT_EXPERT_MAX_PARAMS];   /* in s.grad */
+    size_t adapters_at;                /* the same, of its adapters */
+    struct span adapters;
 };
 
 /* As it lies from t->w on. */
@@ -244,6 +277,14 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
                                     err);
 }
 
+/* Of the adapters of a layer of the expert, after its input's gradient. Where the output is weighted, x is instead. */
+static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of, const void *x, struct mt_err *err)
+{
+    struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = x, .w = of->w,
+                                 .dy = of->dy, .g = t->s.grad + t->adapters_at, .g_first = t->adapters.first};
+    return t->run->of->cast ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
+}
+
 static int gated_backward(const struct tile *t, struct mt_err *err)
 {
     const mt_model *m = t->run->m;
@@ -292,6 +333,8 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = gated_backward(t, err);
     if (!rc)
         rc = weight_gradient(t, MT_EXPERT_DOWN, hidden, width, t->s.d_o, t->s.act, err);
+    if (!rc)
+        rc = adapter_gradient(t, &down, t->s.act, err);
     if (!rc && weighted)
         rc = gather(t, t->run->of->dy, t->routing.weights, t->s.out, err);
     if (!rc && weighted)
@@ -302,6 +345,8 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = bias_gradient(t, MT_EXPERT_GATE_UP_BIAS, t->s.gate_up, err);
     if (!rc)
         rc = mt_linear_input_grad(m, &gate_up, err);
+    if (!rc)
+        rc = adapter_gradient(t, &gate_up, t->s.x, err);
     return rc ? rc : combine(t, NULL, t->run->of->dn, err);
 }
 
@@ -310,7 +355,9 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert)
     struct tile t = {.run = r, .p = r->part->expert[expert], .w = r->w};
     mt_model *m = r->m;
     mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), r->of->routing);
-    lay_out_scratch(&t.s, &m->p, m->dev, lay_out_gradient(t.at, t.p), r->scratch);
+    t.adapters = adapters_of(t.p);
+    t.adapters_at = lay_out_gradient(t.at, t.p);
+    lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), r->scratch);
     return t;
 }
 
@@ -362,7 +409,8 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
         const struct mt_tensor *ten = &m->layout->tensors[k];
         if (ten->expert != expert || !ten->trainable)
             continue;
-        const float *src = t->s.grad + t->at[ten->param - t->p] + (ten->grad - ten->param->grad);
+        const float *src = t->s.grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
+                                                     : t->at[ten->param - t->p] + (ten->grad - ten->param->grad));
         rc = mt_model_cast_tensor(m, k, src, t->run->of->cast, t->run->of->cast_dtype, err);
     }
     return rc;
@@ -377,7 +425,11 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         struct tile t = begin_expert(r, i);
         int expert = r->part->first_expert + i;
         bool idle = !mt_model_expert_list(m, r->part->layer, expert).n;
-        rc = run_tiles(&t, expert, backward_tile, err);
+        if (r->of->cast && t.adapters.end)
+            rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
+                                                                                    sizeof(float)}, err);
+        if (!rc)
+            rc = run_tiles(&t, expert, backward_tile, err);
         if (!rc && r->of->cast && idle)
             rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad, gradient_elems(m->layout) * sizeof(float)}, err);
         if (!rc && r->of->cast)
@@ -398,6 +450,7 @@ const struct mt_part_kind mt_part_experts = {
     .name = "experts",
     .per_step = true,
     .per_group = true,
+    .adapted = 1u << MT_EXPERT_GATE_UP | 1u << MT_EXPERT_DOWN,
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

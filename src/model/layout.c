@@ -164,12 +164,14 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
         return false;
     if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
         served = false;
+    if (t->expert >= 0 && (b->l->cfg.family->fused || !mt_peft_wraps_parameter(b->l, t)))
+        served = false; /* PEFT knows experts by other names */
     module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" means %s, too, which cannot have an adapter: name the layers more closely",
                item->name, module);
-    for (size_t i = 0; !item && served && part->layer >= 0 && i < s->targets.n; i++)
+    for (size_t i = 0; !item && served && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
             item = &s->targets.items[i];
             s->targets.items[i].used = true;
@@ -196,10 +198,13 @@ static size_t end_of(const struct mt_layout_builder *b)
 }
 
 /* A, B (cols > 0) or the magnitudes of a target's adapter. */
-static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const char *module, const char *factor,
-                       int64_t rows, int64_t cols)
+static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const struct mt_adapter_target *of,
+                       const char *factor, int64_t rows, int64_t cols)
 {
-    struct mt_tensor *t = begin_tensor(b, &(struct place){.param = p, .expert = -1}, rows, cols);
+    char module[MT_TENSOR_NAME];
+    module_of(module, sizeof(module), b->l->tensors[of->tensor].name);
+    struct mt_tensor *t = begin_tensor(b, &(struct place){.param = p, .expert = b->l->tensors[of->tensor].expert}, rows,
+                                       cols);
     if (!t)
         return;
     snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
@@ -236,30 +241,27 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     if (!ad)
         return;
     ad->a.at = end_of(b);
+    for (size_t i = 0; i < ad->n_targets; i++)
+        add_factor(b, &ad->a, &ad->target[i], MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
     for (size_t i = 0; i < ad->n_targets; i++) {
-        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
-        add_factor(b, &ad->a, module, MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
-    }
-    for (size_t i = 0; i < ad->n_targets; i++) {
-        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
-        ad->target[i].b.at = end_of(b);
-        add_factor(b, &ad->target[i].b, module, MT_LORA_B, (int64_t)ad->target[i].out, (int64_t)ad->target[i].rank);
+        struct mt_adapter_target *t = &ad->target[i];
+        t->b.at = end_of(b);
+        add_factor(b, &t->b, t, MT_LORA_B, (int64_t)t->out, (int64_t)t->rank);
     }
     for (size_t i = 0; ad->dora && i < ad->n_targets; i++) {
-        module_of(module, sizeof(module), l->tensors[ad->target[i].tensor].name);
-        ad->target[i].magnitude.at = end_of(b);
-        add_factor(b, &ad->target[i].magnitude, module, MT_LORA_MAGNITUDE, (int64_t)ad->target[i].out, 0);
+        struct mt_adapter_target *t = &ad->target[i];
+        t->magnitude.at = end_of(b);
+        add_factor(b, &t->magnitude, t, MT_LORA_MAGNITUDE, (int64_t)t->out, 0);
     }
 }
 
-/* Adapters lie behind the part's own parameters; tensors [first, ...) are the part's. */
-static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, size_t first)
+/* Adapters lie behind the parameters that they are of: a part's or an expert's, whose tensors are [first, ...). */
+static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, struct mt_param *params, int n_params,
+                         size_t first)
 {
     size_t end = b->l->n_tensors;
-    for (size_t i = first; i < end && part->n_experts; i++)
-        is_target(b, part, &b->l->tensors[i], false); /* refuses those of experts that are meant */
-    for (int role = 0; role < MT_PART_MAX_PARAMS; role++) {
-        struct mt_param *p = &part->param[role];
+    for (int role = 0; role < n_params; role++) {
+        struct mt_param *p = &params[role];
         size_t from = first, to;
         while (from < end && b->l->tensors[from].first < p->at)
             from++;
@@ -268,6 +270,16 @@ static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, size
         if (p->n && !b->failed)
             lay_out_adapter(b, part, p, from, to, part->kind->adapted >> role & 1);
     }
+}
+
+void mt_layout_end_expert(struct mt_layout_builder *b, struct mt_part *p, int i)
+{
+    size_t first = b->l->n_tensors;
+    if (!has_adapters(b))
+        return;
+    while (first > b->u->first_tensor && b->l->tensors[first - 1].expert == p->first_expert + i)
+        first--;
+    add_adapters(b, p, p->expert[i], MT_EXPERT_MAX_PARAMS, first);
 }
 
 /* --- units ------------------------------------------------------------------------------------------- */
@@ -291,7 +303,7 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     b->u->per_step = kind->per_step;
     kind->lay_out(b, p);
     if (has_adapters(b))
-        add_adapters(b, p, first);
+        add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
 }
 
 /* "embed", "layer 7"; where the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
@@ -416,6 +428,28 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
+/* PEFT makes one adapter of those of all experts, and of gate and up together, of the usual rank. */
+static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
+    const struct mt_adapter_spec *s = b->p->adapter;
+    size_t all = 0, n[3] = {0}, odd = 0;
+    for (size_t i = 0; i < b->l->n_parts; i++)
+        all += (size_t)b->l->parts[i].n_experts;
+    for (size_t i = 0; i < b->n_adapters; i++)
+        for (size_t k = 0; k < b->l->adapters[i].n_targets; k++) {
+            const struct mt_adapter_target *t = &b->l->adapters[i].target[k];
+            for (int kind = 0; kind < 3 && b->l->tensors[t->tensor].expert >= 0; kind++)
+                n[kind] += strstr(b->l->tensors[t->tensor].name, kinds[kind]) != NULL;
+            odd += b->l->tensors[t->tensor].expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
+        }
+    if (!odd && n[0] == n[1] && n[0] % all == 0 && n[2] % all == 0 && (s->dropout == 0 || n[0] + n[2] == 0))
+        return 0;
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
+                   "none, of gate_proj and up_proj together, all of adapter.rank and adapter.alpha and without dropout: "
+                   "set targets = *_proj, or leave experts out");
+}
+
 static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
 {
     struct mt_adapter_spec *s = b->p->adapter;
@@ -430,6 +464,8 @@ static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
                        s->dropout);
     int rc = check_tied(b, err);
+    if (!rc && l->cfg.moe.n_experts)
+        rc = check_experts(b, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->cfg.family->rope_pairs && l->tensors[i].head_rows && l->tensors[i].trainable)
             rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also: %s, whose rows this family keeps in another order, "
@@ -479,7 +515,7 @@ static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, bool wi
     l->parts = mt_calloc(n, sizeof(*l->parts));
     l->experts = mt_calloc(experts, sizeof(*l->experts));
     if (with_adapters)
-        l->adapters = mt_calloc(n * MT_PART_MAX_PARAMS, sizeof(*l->adapters));
+        l->adapters = mt_calloc(n * MT_PART_MAX_PARAMS + experts * MT_EXPERT_MAX_PARAMS, sizeof(*l->adapters));
     return l->units && l->parts && l->experts && (l->adapters || !with_adapters) ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
 }
 
@@ -646,7 +682,8 @@ static bool parts_alike(const struct mt_hf_config *cfg, const struct mt_part *a,
         same = same && same_param(&a->param[i], &b->param[i]) && same_adapter(a->param[i].adapter, b->param[i].adapter);
     for (int e = 0; same && e < a->n_experts; e++)
         for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
-            same = same && same_param(&a->expert[e][i], &b->expert[e][i]);
+            same = same && same_param(&a->expert[e][i], &b->expert[e][i]) &&
+                   same_adapter(a->expert[e][i].adapter, b->expert[e][i].adapter);
     return same && !(a->kind->layers_differ && a->kind->layers_differ(cfg, a->layer, b->layer));
 }
 

@@ -89,12 +89,15 @@ static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const
 }
 
 /* Of the thin products of a layer's adapters. */
-static size_t adapter_bytes(const struct mt_model_params *p)
+static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev)
 {
-    size_t rank = 0;
-    for (size_t i = 0; i < p->layout->n_adapters; i++)
-        rank = MT_MAX(rank, p->layout->adapters[i].rank);
-    return p->max_tokens * rank * mt_dtype_size(p->dtype);
+    const struct mt_layout *l = p->layout;
+    size_t most = 0;
+    for (size_t i = 0; i < l->n_adapters; i++) {
+        bool expert = l->tensors[l->adapters[i].target[0].tensor].expert >= 0;
+        most = MT_MAX(most, l->adapters[i].rank * (expert ? mt_expert_tile_rows(p, dev) : p->max_tokens));
+    }
+    return most * mt_dtype_size(p->dtype);
 }
 
 /* Of an adapter's input as dropout leaves it. */
@@ -118,8 +121,8 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
     /* of a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
-    m->adapter_x = mt_take(base, &at, adapter_bytes(p));
-    m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p) : 0);
+    m->adapter_x = mt_take(base, &at, adapter_bytes(p, dev));
+    m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p, dev) : 0);
     m->dora = mt_take(base, &at, mt_dora_bytes(p));
     m->adapter_in = mt_take(base, &at, dropped_bytes(p));
     m->workspace = mt_take(base, &at, workspace);

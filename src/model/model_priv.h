@@ -100,6 +100,9 @@ struct mt_expert_list {
 };
 struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert);
 
+/** Rows of an expert that run at once, at most (experts.c). */
+size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
+
 /** Is the loss that balances experts part of the step? */
 static inline bool mt_model_balances(const mt_model *m)
 {
@@ -199,6 +202,7 @@ struct mt_adapter_run {
     const void *x, *w, *dy;
     void *y, *dx;
     float *g;
+    size_t g_first; /* element of the unit's gradient with which g begins */
 };
 int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
 int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);

@@ -95,6 +95,8 @@ void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int ro
 /** A parameter of expert p->first_expert + i. */
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
                                 const struct mt_param_tensor *tensors);
+/** After all parameters of expert p->first_expert + i: its adapters. */
+void mt_layout_end_expert(struct mt_layout_builder *b, struct mt_part *p, int i);
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b);
 
 #endif

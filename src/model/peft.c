@@ -159,9 +159,9 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
     if (b || ends(name, ".base_layer.weight")) /* PEFT keeps the model's own matrix beside an adapter of the head */
         return 0;
-    if (ends(module, ".experts") || strstr(module, ".experts.")) /* fused, or one by one */
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is an adapter of experts, which is not "
-                       "supported", dir, t->name);
+    if (ends(module, ".experts") || ends(module, ".experts.base_layer"))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is one adapter of all experts: only those "
+                       "of single experts (experts.0.gate_proj) are supported", dir, t->name);
     if (!a && !is_saved_module(o, module))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor of "
                        "modules_to_save", dir, t->name);
@@ -426,9 +426,14 @@ static bool seen(const struct target *all, size_t i)
     return false;
 }
 
+static bool is_expert(const struct mt_layout *l, const struct target *t)
+{
+    return l->tensors[t->t->tensor].expert >= 0;
+}
+
 static bool is_wrapped(const struct mt_layout *l, const struct target *t)
 {
-    return mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]);
+    return !is_expert(l, t) && mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]);
 }
 
 /* What differs from the usual value: by last name where all of the name agree, else by whole name. */
@@ -451,16 +456,31 @@ static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_
     return o;
 }
 
+/* By the last name alone, by which PEFT means those of all experts. */
+static void add_experts(cJSON *list, const struct mt_layout *l, const struct target *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const char *last = last_name(all[i].module);
+        bool listed = !is_expert(l, &all[i]);
+        for (const cJSON *m = list ? list->child : NULL; m && !listed; m = m->next)
+            listed = is_text(m, last);
+        if (!listed)
+            cJSON_AddItemToArray(list, cJSON_CreateString(last));
+    }
+}
+
 static cJSON *target_modules(const struct mt_layout *l, const struct target *all, size_t n)
 {
     cJSON *list = cJSON_CreateArray();
     bool all_short = true;
+    for (size_t i = 0; i < n; i++) {
+        bool module = !is_wrapped(l, &all[i]) && !is_expert(l, &all[i]);
+        all_short = all_short && (!module || seen(all, i) || short_name_will_do(l, all, n, last_name(all[i].module)));
+    }
     for (size_t i = 0; i < n; i++)
-        all_short = all_short && (seen(all, i) || is_wrapped(l, &all[i]) ||
-                                  short_name_will_do(l, all, n, last_name(all[i].module)));
-    for (size_t i = 0; i < n; i++)
-        if (!is_wrapped(l, &all[i]) && (!all_short || !seen(all, i)))
+        if (!is_wrapped(l, &all[i]) && !is_expert(l, &all[i]) && (!all_short || !seen(all, i)))
             cJSON_AddItemToArray(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
+    add_experts(list, l, all, n);
     return list;
 }
 

@@ -130,7 +130,7 @@ def check_dora(tmp, model, data):
     assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6
 
 def check_shared(tmp, data):
-    """Mixtures: dense layers and shared experts have adapters; routed experts and routers are refused by name."""
+    """Mixtures: dense layers and shared experts have adapters; routers and gates are refused by name."""
     seed = write_model(os.path.join(tmp, "moe-seed"), config("qwen2_moe", num_hidden_layers=2))
     ini = write_ini(os.path.join(tmp, "moe.ini"), base(seed, data, os.path.join(tmp, "moe-out"), train__steps=1,
                                                        checkpoint__save="weights"))
@@ -155,11 +155,41 @@ def check_shared(tmp, data):
     ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**again,
         "adapter__kind": "lora", "adapter__path": os.path.join(out, f"checkpoint-{STEPS}")}))
     megatrain("-q", "check", ini)
-    for target, say in (("gate_proj", "experts.0.gate_proj"), ("*.experts.*", "experts.0.gate_proj"), ("mlp.gate", "mlp.gate"),
-                        ("shared_expert_gate", "shared_expert_gate")):
+    for target, say in (("mlp.gate", "mlp.gate"), ("shared_expert_gate", "shared_expert_gate")):
         refused(tmp, model, data, "adapter.targets", say, "cannot have an adapter", adapter__targets=target,
                 adapter__rank_pattern="", train__steps=1)
     refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
+    return model
+
+def check_experts(tmp, model, data):
+    """Routed experts have adapters of their own, by name: the same bits for every group and home; all or none of them."""
+    over = {"adapter__targets": "q_proj, *.mlp.*_proj", "adapter__rank_pattern": "", "adapter__lr_ratio_b": 4}
+    drive = os.path.join(tmp, "drive")
+    for dtype in ("f32", "bf16"):
+        want, out = run(tmp, f"experts {dtype}", model, data, model__dtype=dtype, **over)
+        assert want[0][-1][1] < want[0][0][1], want[0]
+        assert sum(".experts." in n for n in want[2]) == 2 * 8 * 3 * 2
+        for name, place in {"one": {"memory__expert_group": 1, "memory__slots": 2}, "three": {"memory__expert_group": 3},
+                            "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "memory__expert_group": 2},
+                            "halves": {**PLACEMENTS["halves"], "device__cpu_threads": 1}}.items():
+            got, _ = run(tmp, f"experts {dtype} {name}", model, data, env={"MEGATRAIN_POISON": "1"}, model__dtype=dtype,
+                         **over, **place)
+            assert got == want, f"experts, {dtype}, {name}: another result"
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+        c = json.load(f)
+    assert c["target_modules"] == ["q_proj", "gate_proj", "up_proj", "down_proj"] and len(c["target_parameters"]) == 6, c
+    ini = write_ini(os.path.join(tmp, "experts.ini"), base(model, data, out + "-e", model__dtype="f32"))
+    merged = os.path.join(tmp, "experts-merged")
+    megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
+    loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
+    assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6 < abs(loss() / loss("--model", merged) - 1)
+    for bad in ({"adapter__targets": "gate_proj"}, {"adapter__targets": "*.layers.1.mlp.experts.*"},
+                {"adapter__targets": "*.experts.7.*"}, {"adapter__rank_pattern": "experts.0.up_proj:3"},
+                {"adapter__dropout": 0.1}):
+        refused(tmp, model, data, "adapters of all routed experts", **{**over, **bad})
+    fused = write_model(os.path.join(tmp, "fused"), config("gpt_oss", num_hidden_layers=2))
+    refused(tmp, fused, data, "experts.0.gate_proj", "cannot have an adapter", model__init="random", **over)
 
 def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
@@ -235,7 +265,7 @@ def main():
                          adapter__dropout=0.3)
         check_bits(tmp, model, data, "bf16", "", adapter__kind="dora")
         check_dora(tmp, model, data)
-        check_shared(tmp, data)
+        check_experts(tmp, check_shared(tmp, data), data)
         check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
