@@ -113,7 +113,7 @@ def a_save_that_fails_leaves_the_state_live(p):
         code, said, n = find(f"{call}:EIO:0:0")
         assert code == 0 and n, (call, code, n, said)
         shutil.rmtree(out)
-        for i, at in enumerate(places(n, 1 if SLOW else 3)):
+        for i, at in enumerate(places(n, 2 if SLOW else 3)):
             for error in ERRORS if FULL else [ERRORS[i % len(ERRORS)]]:
                 name = f"{call}:{error}:{at}:1 of a save"
                 code, said, _ = find(f"{call}:{error}:{at}:1")
