@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/** Element types of device buffers and state planes; auto: of a setting that is not decided yet. */
+/** Element types of device buffers and state planes; AUTO: a setting that is not resolved yet. */
 enum mt_dtype { MT_DTYPE_AUTO = -1, MT_F32, MT_BF16 };
 
 static inline size_t mt_dtype_size(enum mt_dtype t)

@@ -4,12 +4,12 @@
 
 #include <errno.h>
 
-/** What went wrong: the command line has an exit code for each kind (cli/cli.h). */
+/** The kind of failure; the command line has an exit code for each (cli/cli.h). */
 enum mt_err_kind {
     MT_ERR_RUNTIME,    /* I/O, allocation, internal */
     MT_ERR_USAGE,      /* command line or config file */
     MT_ERR_INPUT,      /* model, tokenizer or data */
-    MT_ERR_NO_FIT,     /* host, device, pinned memory or disk space is short */
+    MT_ERR_NO_FIT,     /* not enough host, device or pinned memory, or disk space */
     MT_ERR_DEVICE,     /* the compute device failed */
     MT_ERR_TRAINING,   /* loss or gradients are not finite, too often */
     MT_ERR_CHECKPOINT, /* checkpoint is damaged or does not match */
@@ -33,7 +33,7 @@ int mt_fail(struct mt_err *err, enum mt_err_kind kind, int code, const char *fmt
 int mt_fail_prefix(struct mt_err *err, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/** -ENOMEM with the bytes wanted and what for. */
+/** Fails with -ENOMEM: `bytes` wanted for `what`. */
 int mt_fail_nomem(struct mt_err *err, const char *what, unsigned long long bytes);
 
 #endif

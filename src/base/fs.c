@@ -95,14 +95,14 @@ int mt_lock_file(int fd, bool wait)
 
 int mt_sync_dir(const char *path)
 {
-    static atomic_flag told = ATOMIC_FLAG_INIT;
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int rc = fd < 0 || fsync(fd) ? -errno : 0;
     if (fd >= 0)
         close(fd);
     if (fd >= 0 && (rc == -EINVAL || rc == -ENOTSUP || rc == -EOPNOTSUPP)) {
-        if (!atomic_flag_test_and_set(&told))
-            mt_warn("%s: this file system cannot sync folders: a new file may be lost if the power goes", path);
+        if (!atomic_flag_test_and_set(&warned))
+            mt_warn("%s: this file system cannot sync folders: a new file may be lost if the power fails", path);
         return 0;
     }
     return rc;
@@ -122,7 +122,7 @@ int mt_sync_parent(const char *path)
     if (slash)
         *slash = 0;
     int rc = mt_sync_dir(slash ? dir : ".");
-    return rc == -EACCES ? 0 : rc; /* a folder that may be written and not read */
+    return rc == -EACCES ? 0 : rc; /* a folder that may be written but not read */
 }
 
 int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err)
@@ -132,7 +132,7 @@ int mt_write_file(const char *path, const void *data, size_t len, struct mt_err 
     umask(mask);
     if (snprintf(tmp, sizeof(tmp), "%s.XXXXXX.tmp", path) >= (int)sizeof(tmp))
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
-    int fd = mkostemps(tmp, 4, O_CLOEXEC); /* a name of its own: two may write the same file */
+    int fd = mkostemps(tmp, 4, O_CLOEXEC); /* a unique name: two processes may write the same file */
     if (fd < 0)
         return fail_path(err, "create", tmp);
     int rc = mt_write_all(fd, data, len);

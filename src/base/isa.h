@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/** Does this CPU have what files compiled for AVX-512 use: the F, BW, VL and DQ sets? */
+/** Whether this CPU has the sets that our AVX-512 files are compiled for: F, BW, VL and DQ. */
 static inline bool mt_has_avx512(void)
 {
 #ifdef __x86_64__

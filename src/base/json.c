@@ -17,7 +17,7 @@ static void *watched_malloc(size_t n)
     return p;
 }
 
-/* Before any thread is there. */
+/* Runs before main(), so before any thread starts. */
 __attribute__((constructor)) static void watch_allocations(void)
 {
     cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = watched_malloc, .free_fn = free});
@@ -117,7 +117,7 @@ const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const
     return next;
 }
 
-/* Turns numbers into raw text. */
+/* Replaces numbers by raw text that reads back exactly. */
 static bool make_exact(cJSON *v)
 {
     bool ok = true;

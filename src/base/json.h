@@ -17,26 +17,26 @@ int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
 int mt_json_read_file(cJSON **out, const char *path, enum mt_err_kind kind, struct mt_err *err);
 
 /**
- * The values of a file of JSON lines, as an array; a line that is not valid, such as an incomplete last one,
- * becomes null. For files much smaller than memory. Freed with cJSON_Delete().
+ * Reads a file of JSON lines as an array; an invalid line, such as an incomplete last one, becomes null. For files
+ * much smaller than memory. Freed with cJSON_Delete().
  */
 int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err);
 
 /**
- * cJSON leaves out what it has no memory for, and says nothing. Between these two calls of a thread, whether it had all
- * that it asked for: what is built to be kept is written only where it did.
+ * cJSON drops members silently when an allocation fails. mt_json_complete() returns whether all of cJSON's allocations
+ * in this thread since mt_json_begin() succeeded: a file that must be complete is written only then.
  */
 void mt_json_begin(void);
 bool mt_json_complete(void);
 
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
-/** The same for keys that mostly come in the object's own order: *last, at first NULL, is the member found last. */
+/** The same, fast when keys are asked for in the object's own order: *last (NULL at first) is the member found last. */
 const cJSON *mt_json_get_in_order(const cJSON *object, const cJSON **last, const char *key);
 
 /**
  * Prints with doubles that read back exactly (cJSON's own printing drops the last bits); NaN and
- * infinities become null. The caller frees the text; NULL: no memory.
+ * infinities become null. The caller frees the text; NULL: out of memory.
  */
 char *mt_json_print(const cJSON *v, bool pretty);
 

@@ -21,7 +21,7 @@ static inline size_t mt_div_up(size_t n, size_t d)
     return (n + d - 1) / d;
 }
 
-/** false where the product or sum does not fit a size_t; *out is then unchanged. */
+/** False if the product or sum does not fit a size_t; *out is then unchanged. */
 static inline bool mt_mul_size(size_t a, size_t b, size_t *out)
 {
     size_t r;
@@ -40,11 +40,11 @@ static inline bool mt_add_size(size_t a, size_t b, size_t *out)
     return true;
 }
 
-/** Zeroed array, or NULL where memory is short or n * size overflows. Freed with free(). */
+/** Zeroed array; NULL if memory is short or n * size overflows. Freed with free(). */
 void *mt_calloc(size_t n, size_t size);
 /** 64-byte aligned, not zeroed; freed with free(). */
 void *mt_alloc_aligned(size_t bytes);
-/** Grows *items to hold `need` elements (doubling); false where memory is short. */
+/** Grows *items to hold `need` elements (doubling); false if memory is short. */
 bool mt_grow(void *items, size_t *capacity, size_t need, size_t item_size);
 
 /**

@@ -5,7 +5,7 @@
 
 const char *const mt_packed_names[MT_N_PACKED] = {"none", "nf4", "mxfp4", "fp8"};
 
-/* bitsandbytes' own digits. */
+/* Digit for digit those of bitsandbytes. */
 const float mt_nf4_values[16] = {
     -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
     -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,

@@ -9,48 +9,47 @@
 #include "base/dtype.h"
 
 /**
- * Packed formats of frozen weights: a code of 4 or 8 bits an element, a scale a block. Values are computed in f32 as
- * code times scale and rounded once to the dtype they are wanted in, to nearest even; a NaN stays one.
+ * Packed formats of frozen weights: a code of 4 or 8 bits for each element, a scale for each block of elements. A value
+ * is code times scale, computed in f32 and rounded once, to nearest even, to the dtype wanted; a NaN stays NaN.
  *
- * NF4    (Dettmers 2023; bitsandbytes) the matrix as one row: two codes a byte, the first in the high half; 64
- *        elements a block, whose scale is the largest magnitude in it, in f32. Nested: that scale is
- *        nested_map[scale byte] * nested_scale + offset, with a nested scale for 256 blocks. A code's value is in
+ * NF4    (Dettmers 2023; bitsandbytes) the matrix is read as one row: two codes a byte, the first in the high half; a
+ *        block is 64 elements, its scale the largest magnitude in it, in f32. Nested: that scale is
+ *        nested_map[scale byte] * nested_scale + offset, with one nested scale for 256 blocks. A code's value is in
  *        mt_nf4_values[].
- * MXFP4  (OCP Microscaling 1.0; gpt-oss) two codes a byte, the first in the low half; 32 elements of a row a block,
- *        whose scale is 2^(byte - 127). A code's value is in mt_fp4_values[].
+ * MXFP4  (OCP Microscaling 1.0; gpt-oss) two codes a byte, the first in the low half; a block is 32 elements of a row,
+ *        its scale 2^(byte - 127). A code's value is in mt_fp4_values[].
  * FP8    E4M3 without infinities (Micikevicius 2022; DeepSeek-V3): a block is 128 rows of 128 columns, fewer at the
  *        edges, its scale an f32.
  */
 enum mt_packed { MT_PACKED_NONE, MT_PACKED_NF4, MT_PACKED_MXFP4, MT_PACKED_FP8, MT_N_PACKED };
-#define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* of a setting; auto: none is asked for */
+#define MT_PACKED_NAMES "auto|nf4|mxfp4|fp8" /* values of a setting; auto is MT_PACKED_NONE */
 
 enum {
     MT_NF4_BLOCK = 64,
-    MT_NF4_NESTED = 256, /* blocks of one nested scale */
+    MT_NF4_NESTED = 256, /* blocks to a nested scale */
     MT_MXFP4_BLOCK = 32,
     MT_FP8_BLOCK = 128,  /* rows, and columns */
 };
 
-/** "nf4", as the configuration has it. */
+/** "nf4", as in the configuration. */
 extern const char *const mt_packed_names[MT_N_PACKED];
 extern const float mt_nf4_values[16], mt_fp4_values[16];
 
-/** Bytes of the codes of a [rows, cols] matrix; elements of its scales (of the nested ones apart). */
+/** For a [rows, cols] matrix: bytes of its codes, and number of its scales (nested scales not counted). */
 size_t mt_packed_code_bytes(enum mt_packed f, size_t rows, size_t cols);
 size_t mt_packed_n_scales(enum mt_packed f, size_t rows, size_t cols);
 
-/** Elements [first, first + n) of a matrix on the host, from its codes and its scales, which are f32 whatever they are
- * in files. */
+/** Decodes elements [first, first + n) of a matrix on the host. Scales are f32 here, whatever their type in files. */
 void mt_packed_values(enum mt_packed f, size_t cols, const uint8_t *codes, const float *scales, size_t first, size_t n,
                       float *out);
 
-/** 2^(byte - 127); of 255 infinite. */
+/** 2^(byte - 127); infinity for 255. */
 static inline float mt_e8m0_to_f32(uint8_t e)
 {
     return mt_f32_from_bits(e ? (uint32_t)e << 23 : 0x400000u);
 }
 
-/** Exact; 0x7f and 0xff are NaN. Without branches, so that loops over it become vector code. */
+/** Exact; 0x7f and 0xff are NaN. Branch-free, so that loops over it are vectorised. */
 static inline float mt_e4m3_to_f32(uint8_t c)
 {
     uint32_t mag = c & 0x7fu, sign = (uint32_t)(c & 0x80u) << 24;

@@ -31,8 +31,8 @@ struct mt_pool {
     atomic_size_t next;
 };
 
-/* Iterations that a worker spins for the next loop before it sleeps, and the caller for the loop's end: loops
- * follow each other quickly, and sleeping and waking takes longer than many of them last. */
+/* How often a worker polls for the next loop, and the caller for the end of one, before it sleeps: loops follow each
+ * other quickly, and many are shorter than a sleep and a wake-up. */
 enum { SPIN = 2000 };
 
 void mt_bind_thread(int cpu)

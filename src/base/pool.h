@@ -10,7 +10,7 @@
 /**
  * A team of threads for data-parallel loops. One loop runs at a time; the caller takes part as
  * thread 0. Chunks are handed out dynamically, so a loop's result may not depend on which thread ran
- * a chunk: cut the work by shape, never by thread count.
+ * a chunk: divide the work by shape, never by thread count.
  *
  * Used instead of OpenMP so that several teams (compute, optimizer) share the cores without
  * spinning against each other, and so that ThreadSanitizer sees the synchronisation.
@@ -22,7 +22,7 @@ typedef struct mt_pool mt_pool;
 typedef void (*mt_pool_fn)(void *ctx, size_t chunk, int thread);
 
 struct mt_pool_params {
-    const char *name;  /* of the threads, at most 12 characters */
+    const char *name;  /* name of the threads, at most 12 characters */
     int n_threads;     /* including the caller; at least 1 */
     const int *cpus;   /* [n_threads] CPU that each thread is bound to, or NULL; entry 0 is not used */
     void (*thread_init)(void); /* called once in each thread but the caller's; may be NULL */
@@ -35,7 +35,7 @@ int mt_pool_n_threads(const mt_pool *pool);
 /** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
-/** Binds the calling thread to a CPU, where that is allowed. */
+/** Binds the calling thread to a CPU; does nothing if that is not allowed. */
 void mt_bind_thread(int cpu);
 
 #endif

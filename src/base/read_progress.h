@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/** Reports by mt_progress(), twice a second, how much of a file has been read. In the caller's memory. */
+/** Reports twice a second, by mt_progress(), how much of a file has been read. The struct is in the caller's memory. */
 struct mt_read_progress {
     const char *what; /* borrowed */
     uint64_t total_bytes, done_bytes;

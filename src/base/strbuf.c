@@ -60,7 +60,7 @@ long mt_utf8_error(const char *text)
                    : (s[i] & 0xf0) == 0xe0       ? 2
                    : s[i] >= 0xf0 && s[i] < 0xf5 ? 3
                                                  : -1;
-        /* bounds of the second byte: nothing overlong, no surrogates, none past U+10FFFF */
+        /* bounds of the second byte: no overlong forms, no surrogates, nothing past U+10FFFF */
         unsigned char low = s[i] == 0xe0 ? 0xa0 : s[i] == 0xf0 ? 0x90 : 0x80;
         unsigned char high = s[i] == 0xed ? 0x9f : s[i] == 0xf4 ? 0x8f : 0xbf;
         if (more < 0 || (more && (s[i + 1] < low || s[i + 1] > high)))

@@ -22,7 +22,7 @@ static const struct unit count_units[] = {{"", 1},     {"k", 1e3},    {"M", 1e6}
                                           {"G", 1e9},  {"Ki", 0x1p10}, {"Mi", 0x1p20},
                                           {"Gi", 0x1p30}, {NULL, 0}};
 static const struct unit percent_units[] = {{"%", 0.01}, {NULL, 0}};
-/* Longer names first: a duration is read term by term. */
+/* Longer names first, since the first that matches is taken ("ms" before "m"). */
 static const struct unit time_units[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}, {NULL, 0}};
 
 static bool number(const char *text, double *out, const char **end)

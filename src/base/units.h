@@ -6,19 +6,20 @@
 #include <stdint.h>
 
 /**
- * Numbers as people write them, in configurations, sweeps and options. Each takes the whole text: true and
- * *out, or false and *out as it was. Infinities, NaN, hexadecimal numbers and leading white space are refused.
+ * Numbers as people write them, in configurations, sweeps and options. Each function parses the whole text: it returns
+ * true and sets *out, or returns false and leaves *out alone. Infinities, NaN, hexadecimal numbers and leading white
+ * space are refused.
  *
  * Thread-safety: any thread.
  */
 
 /** "1e-5" */
 bool mt_parse_real(const char *text, double *out);
-/** "65536", "64Ki", "64 Ki", "-1": units k, M, G (powers of 1000), Ki, Mi, Gi; whole, |value| <= 2^62. */
+/** "65536", "64Ki", "64 Ki", "-1": an integer, |value| <= 2^62, with units k, M, G (powers of 1000), Ki, Mi, Gi. */
 bool mt_parse_count(const char *text, int64_t *out);
-/** "20GiB", "5 GB", "512B": units B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB; one is needed; below 2^62. */
+/** "20GiB", "5 GB", "512B": a unit is required (B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB); below 2^62. */
 bool mt_parse_bytes(const char *text, uint64_t *out);
-/** "25GB/s" in bytes a second: a unit of bytes and "/s". */
+/** "25GB/s" in bytes per second: a unit of bytes and "/s". */
 bool mt_parse_rate(const char *text, double *out);
 /** "3%" as 0.03 */
 bool mt_parse_percent(const char *text, double *out);

@@ -43,7 +43,7 @@ void mt_visible(char *dst, size_t size, const char *src)
     for (size_t i = 0, n; i < len; i += n) {
         char code[8];
         unsigned u = mt_steering(src + i, len - i, &n), c = (unsigned char)src[i];
-        if (c >= 0x80 && c < 0xc0) /* no character begins so; terminals without UTF-8 take some for controls */
+        if (c >= 0x80 && c < 0xc0) /* not UTF-8; terminals without UTF-8 take some for controls */
             u = c;
         size_t most = u ? (size_t)snprintf(code, sizeof(code), u < 256 ? "\\x%02x" : "\\u%04x", u) : n;
         if (at + most >= size)

@@ -7,16 +7,17 @@
 #include "base/strbuf.h"
 
 /**
- * Text of others (tensor names, samples, paths) before a terminal sees it: a control character could move the cursor,
- * set the title or answer in the user's name, and a mark of writing direction could turn a line around.
+ * Makes text from files (tensor names, samples, paths) safe to print on a terminal: a control character could move the
+ * cursor, set the title or send input in the user's name; a mark of writing direction could reverse a line.
  */
 
-/** The character that UTF-8 begins at text[0], where it is one of those; *n: its bytes. Otherwise 0, as for newline and
- * tab. */
+/** The character at text[0] if it is one of these controls or marks (newline and tab are not), else 0; *n: its bytes
+ * in UTF-8. */
 unsigned mt_steering(const char *text, size_t len, size_t *n);
-/** Appends the text, which may be a piece of a longer one, with those as \x1b or \u202e. */
+/** Appends the text, which may be a piece of a longer one, with those characters written as \x1b or \u202e. */
 void mt_str_visible(struct mt_str *out, const char *text, size_t len);
-/** The same into a buffer, cut where it is full; also bytes that are no UTF-8. src and dst must not overlap. */
+/** The same into a buffer, truncated where it is full; also escapes bytes that are not UTF-8. src and dst must not
+ * overlap. */
 void mt_visible(char *dst, size_t size, const char *src);
 
 #endif
