@@ -15,7 +15,7 @@ enum { MAX_KEYS = 128 };
 
 struct mt_config_priv {
     char *origin[MAX_KEYS];    /* "run.ini:14", "--set", "default" */
-    char *set_file[MAX_KEYS];  /* file that set it, to find a key twice in one */
+    char *set_file[MAX_KEYS];  /* the file that set it, to find a key given twice in one file */
     int set_line[MAX_KEYS];
 };
 
@@ -64,7 +64,7 @@ static int find_key(const struct mt_key **out, const char *section, const char *
                    guess ? " (did you mean \"" : "", guess ? guess : "", guess ? "\"?)" : "");
 }
 
-/* A path that a file names is relative to the file; what may be a name and is no such path stays. */
+/* A path in a file is relative to the file. A value that may be a name or a path becomes a path only if that exists. */
 static int resolve_path(const struct mt_key *key, const char *file, const char *value, char **out)
 {
     const char *slash = strrchr(file, '/');
@@ -168,7 +168,7 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
     int rc = 0;
     if (!c->model.path[0])
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: model.path is not set", path);
-    if (!c->data.train.n && !c->data.eval[0]) /* a file to evaluate on may be all there is */
+    if (!c->data.train.n && !c->data.eval[0]) /* a file to evaluate on is enough */
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.train is not set", path);
     rc = need_one(path, "train.steps, train.epochs and train.tokens",
                   (c->train.steps > 0) + (c->train.epochs > 0) + (c->train.tokens > 0), err);
@@ -263,7 +263,7 @@ int mt_config_override(struct mt_config *cfg, const char *key, const char *value
 {
     const struct mt_key *k = key_named(key);
     return k ? set_key(cfg, k, value, why, err)
-             : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
+             : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "there is no key %s", key);
 }
 
 bool mt_config_is_default(const struct mt_config *cfg, const char *key)
@@ -276,7 +276,7 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
 {
     const struct mt_key *k = key_named(key);
     return k ? set_key(cfg, k, k->def, "default", err)
-             : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "no key is called %s", key);
+             : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "there is no key %s", key);
 }
 
 /* 1 or 0, or -ENOMEM. */
@@ -286,12 +286,12 @@ static int has_same_value(const struct mt_config *a, const struct mt_config *b, 
     *of_a = *of_b = (struct mt_str){0};
     mt_key_print(a, key, of_a);
     mt_key_print(b, key, of_b);
-    mt_str_append(of_a, "", 0); /* never NULL, but where memory is short */
+    mt_str_append(of_a, "", 0); /* NULL only if memory is short */
     mt_str_append(of_b, "", 0);
     return of_a->failed || of_b->failed ? -ENOMEM : !strcmp(of_a->p, of_b->p);
 }
 
-/* Sets a key to what it is in `from`. */
+/* Gives a key the value that it has in `from`. */
 static int take_value(struct mt_config *cfg, const struct mt_config *from, const struct mt_key *key, const char *why,
                       struct mt_err *err)
 {
@@ -308,7 +308,7 @@ static int take_value(struct mt_config *cfg, const struct mt_config *from, const
 int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, const struct mt_placement *placement,
                     const char *why, struct mt_err *err)
 {
-    struct mt_config decided = *cfg; /* borrows all else */
+    struct mt_config decided = *cfg; /* borrows everything else */
     int rc = 0;
     decided.numerics = *numerics;
     decided.placement = *placement;
@@ -320,14 +320,14 @@ int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, c
 
 struct earlier {
     struct mt_config *cfg;
-    bool note; /* say what is left out */
+    bool warn; /* about keys that are ignored */
 };
 
-static void leave_out(const struct earlier *e, const char *section, const char *name, const char *value,
-                      const char *why)
+static void ignore_key(const struct earlier *e, const char *section, const char *name, const char *value,
+                       const char *why)
 {
-    if (e->note)
-        mt_warn("the checkpoint's %s.%s = %s is left out: %s", section, name, value, why);
+    if (e->warn)
+        mt_warn("ignoring the checkpoint's %s.%s = %s: %s", section, name, value, why);
 }
 
 /* A line of a configuration that another version may have written. */
@@ -338,13 +338,13 @@ static int on_earlier_key(void *ctx, const char *file, int line, const char *sec
     const struct mt_key *key = mt_key_find(section, name);
     struct mt_err why = {0};
     if (!key) {
-        leave_out(e, section, name, value, "this version has no such key");
+        ignore_key(e, section, name, value, "this version has no such key");
         return 0;
     }
     int rc = on_key(e->cfg, file, line, section, name, value, &why);
     bool matters = key->role == MT_NUMERICS || key->role == MT_LENGTH;
     if (rc && !matters) {
-        leave_out(e, section, name, value, "this version does not take it");
+        ignore_key(e, section, name, value, "this version does not accept the value");
         return 0;
     }
     if (rc && err)
@@ -352,10 +352,10 @@ static int on_earlier_key(void *ctx, const char *file, int line, const char *sec
     return rc;
 }
 
-/* The configuration that an earlier config.effective.ini stands for. */
-static int load_earlier(struct mt_config **out, const char *ini, bool note, struct mt_err *err)
+/* Loads the text of an earlier config.effective.ini. */
+static int load_earlier(struct mt_config **out, const char *ini, bool warn, struct mt_err *err)
 {
-    struct earlier e = {.note = note};
+    struct earlier e = {.warn = warn};
     int rc = mt_config_load(&e.cfg, NULL, NULL, 0, err);
     if (rc)
         return rc;
@@ -424,7 +424,7 @@ void mt_config_describe(struct mt_str *out, bool markdown)
                               i ? "\n" : "", section);
             mt_str_printf(out, "| `%s` | `%s` | %s", k->name, k->def, k->help);
             const char *sep = " One of `";
-            for (const char *c = k->choices; c && *c;) { /* a bar would end the table's cell */
+            for (const char *c = k->choices; c && *c;) { /* escaped: a bar would end the table's cell */
                 int n = (int)strcspn(c, "|");
                 mt_str_printf(out, "%s%.*s`", sep, n, c);
                 c += n + (c[n] == '|');

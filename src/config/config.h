@@ -24,7 +24,7 @@ enum mt_cfg_format {
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 enum mt_cfg_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
-/** Frozen tensors in full checkpoints: named by file and sum, or copied. */
+/** Frozen tensors in full checkpoints: named by file and checksum, or copied. */
 enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
@@ -54,8 +54,8 @@ struct mt_cfg_interval {
 
 /**
  * A whole configuration, typed. Strings and lists are owned by the config and never NULL; a key that
- * is unset is "" or 0. Units: bytes, seconds, tokens. What a step takes from here as a whole is in `numerics` and
- * `placement`, whatever the section of its key.
+ * is unset is "" or 0. Units: bytes, seconds, tokens. The settings of a step are in `numerics` and `placement`,
+ * whatever the sections of their keys.
  */
 struct mt_config {
     struct mt_numerics numerics;   /* rows_per_step is not a key: 0 */
@@ -142,7 +142,7 @@ struct mt_config {
  * Reads an INI file (with its includes) over the defaults, then applies `sets` ("SEC.KEY=V"). Checks
  * names, types, units, ranges and the "exactly one of" rules; relative paths become relative to the
  * file that names them. On failure *out is unchanged and err (kind MT_ERR_USAGE) names file, line and
- * key, and suggests the mend. `path` may be NULL: defaults and sets only, no cross-key checks.
+ * key, and what to change. `path` may be NULL: defaults and sets only, no cross-key checks.
  */
 int mt_config_load(struct mt_config **out, const char *path, const char *const *sets, int n_sets,
                    struct mt_err *err);
@@ -154,35 +154,35 @@ void mt_config_destroy(struct mt_config **cfg);
 void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *out);
 
 /**
- * Writes back what was decided: numerics and placement as they are in the two structs, with origin `why`, where they
- * differ from the configuration. Keys of role MT_MACHINE stay as they are.
+ * Writes resolved settings back: keys of role MT_NUMERICS and MT_PLACEMENT that differ from the two structs take their
+ * values from there, with origin `why`. Keys of role MT_MACHINE stay as they are.
  */
 int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, const struct mt_placement *placement,
                     const char *why, struct mt_err *err);
 
-/** Replaces the value of "sec.key" after loading (an `auto` that was decided), with origin `why`. */
+/** Replaces the value of "sec.key" after loading (say, an `auto` that was resolved), with origin `why`. */
 int mt_config_override(struct mt_config *cfg, const char *key, const char *value, const char *why,
                        struct mt_err *err);
 
-/** Whether nothing has set "sec.key"; and sets it back to its default. */
+/** mt_config_is_default(): nothing has set "sec.key". mt_config_reset() sets it back to its default. */
 bool mt_config_is_default(const struct mt_config *cfg, const char *key);
 int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err);
 
 /**
- * Before a resume: takes numerics that are auto from the text of an earlier config.effective.ini, with origin `why`.
- * A key of the text that this version does not know is left out, with a warning; of a key that it lacks, the
- * default is what was done.
+ * Before a resume: numerics that are auto are taken from the text of an earlier config.effective.ini, with origin
+ * `why`. A key of the text that this version does not know is ignored with a warning. A key that the text lacks counts
+ * as its default, which is what the older version did.
  */
 int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err);
 
 /**
- * Compares numerics with such a text. Appends one line a difference, "train.seed: 42 -> 43", to `diff`. Growing
- * train.steps, epochs or tokens is listed in `grown`.
+ * Compares numerics with such a text. Appends a line for each difference ("train.seed: 42 -> 43") to `diff`, or to
+ * `grown` where train.steps, epochs or tokens became larger.
  */
 int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct mt_str *diff,
                    struct mt_str *grown, struct mt_err *err);
 
-/** What `megatrain config keys`, the manual and a fresh config file show; from the same table. */
+/** The text of `megatrain config keys` and of the manual, and a new configuration file; all from the same table. */
 void mt_config_describe(struct mt_str *out, bool markdown);
 void mt_config_write_template(struct mt_str *out, const char *model_path);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lines are read here rather than by a library: exact line numbers, lines of any length, duplicate
- * sections and keys, variables and includes are all things that the libraries at hand leave to the caller.
+ * sections and keys, variables and includes are left to the caller by the libraries that we know.
  */
 #include "config/ini.h"
 
@@ -51,7 +51,7 @@ static char *trim(char *s)
     return s;
 }
 
-/* Appends the value of NAME or NAME:-default, which stands between ${ and }. */
+/* Appends the value of NAME or NAME:-default, the text between ${ and }. */
 static int add_variable(struct parser *p, struct mt_str *out, const char *name, size_t len)
 {
     char var[128];
@@ -90,7 +90,7 @@ static int expand(struct parser *p, struct mt_str *out, const char *s)
     return out->failed ? mt_fail_nomem(p->err, p->file, out->len) : 0;
 }
 
-/* Cuts the comment off, or takes what stands in quotes. */
+/* Removes quotes, or a comment after the value. */
 static int clean_value(struct parser *p, char **value)
 {
     char *v = trim(*value);
@@ -123,9 +123,9 @@ static int include(struct parser *p, const char *name)
     if (!path)
         rc = mt_fail_nomem(p->err, "include", strlen(name));
     else if (p->depth >= MAX_DEPTH)
-        rc = complain(p, "includes nest deeper than %d: a circle?", MAX_DEPTH);
+        rc = complain(p, "includes nest deeper than %d: does a file include itself?", MAX_DEPTH);
     else if (!mt_path_exists(path))
-        rc = complain(p, "include: no file %s", path);
+        rc = complain(p, "include: %s does not exist", path);
     else
         rc = parse_file(path, p->depth + 1, p->fn, p->ctx, p->err);
     free(dir);
@@ -166,7 +166,7 @@ static int parse_line(struct parser *p, char *line)
     if (!rc && !strcmp(key, "include") && (!p->section[0] || !strcmp(p->section, "global")))
         rc = include(p, value.p ? value.p : "");
     else if (!rc && !p->section[0])
-        rc = complain(p, "key \"%.60s\" stands before any [section]", key);
+        rc = complain(p, "key \"%.60s\" is in no section: put a [section] line above it", key);
     else if (!rc)
         rc = p->fn(p->ctx, p->file, p->line, p->section, key, value.p ? value.p : "", p->err);
     mt_str_finish(&value);

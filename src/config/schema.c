@@ -17,8 +17,8 @@ const struct mt_key mt_keys[] = {
     {"model", "dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.dtype), "bf16", "bf16|f32", ANY, NULL,
      "Compute dtype. Master weights are FP32 either way."},
     {"model", "base_dtype", MT_NUMERICS, MT_KEY_CHOICE, AT(model.base_dtype), "auto", MT_PACKED_NAMES, ANY, NULL,
-     "Pack what is frozen of the layers' matrices when it is loaded, into 4.1, 4.3 or 8 bits a weight, which changes "
-     "results; auto: as the model's files are."},
+     "Pack frozen matrices of layers when they are loaded: nf4 4.1, mxfp4 4.3, fp8 8 bits a weight. This changes results. "
+     "auto: as they are in the model's files."},
     {"model", "freeze", MT_NUMERICS, MT_KEY_LIST, AT(model.freeze), "", NULL, ANY, NULL,
      "Globs of tensors that are not trained, such as model.embed_tokens.*"},
 
@@ -26,26 +26,26 @@ const struct mt_key mt_keys[] = {
      "Train low-rank adapters on a frozen model (LoRA, or DoRA: with trained lengths of its rows), or the model itself. "
      "Checkpoints are then PEFT folders."},
     {"adapter", "rank", MT_NUMERICS, MT_KEY_COUNT, AT(adapter.rank), "16", NULL, 1, 4096, NULL,
-     "Rank of an adapter: columns of its A x."},
+     "Rank of the adapters: rows of A, columns of B."},
     {"adapter", "alpha", MT_NUMERICS, MT_KEY_REAL, AT(adapter.alpha), "32", NULL, 0, 1e6, NULL,
-     "An adapter's product counts alpha / rank times."},
+     "The output B A x of an adapter is multiplied by alpha / rank."},
     {"adapter", "targets", MT_NUMERICS, MT_KEY_LIST, AT(adapter.targets), "all-linear", NULL, ANY, NULL,
-     "Layers with adapters: names of modules (q_proj, model.layers.3.mlp.up_proj), globs of whole names (*.layers.3.*), or "
+     "Modules with adapters: names (q_proj, model.layers.3.mlp.up_proj), globs of whole names (*.layers.3.*), or "
      "all-linear: attention, dense and shared MLPs of every layer. Routed experts (all) and lm_head by name alone."},
     {"adapter", "rslora", MT_NUMERICS, MT_KEY_BOOL, AT(adapter.rslora), "off", NULL, ANY, NULL,
-     "alpha / sqrt(rank) in the place of alpha / rank."},
+     "Multiply by alpha / sqrt(rank) instead of alpha / rank."},
     {"adapter", "rank_pattern", MT_NUMERICS, MT_KEY_LIST, AT(adapter.rank_pattern), "", NULL, ANY, NULL,
-     "Other ranks, such as q_proj:32, *.layers.3.*:64; names as in targets, the first that matches counts."},
+     "Other ranks for some modules, such as q_proj:32, *.layers.3.*:64; names as in targets, the first match counts."},
     {"adapter", "alpha_pattern", MT_NUMERICS, MT_KEY_LIST, AT(adapter.alpha_pattern), "", NULL, ANY, NULL,
-     "Other alphas, in the same way."},
+     "Other alphas for some modules, written like rank_pattern."},
     {"adapter", "train_also", MT_NUMERICS, MT_KEY_LIST, AT(adapter.train_also), "", NULL, ANY, NULL,
-     "Modules that are trained whole beside the adapters, such as lm_head or model.norm (PEFT's modules_to_save)."},
+     "Modules to train whole beside the adapters, such as lm_head or model.norm (PEFT's modules_to_save)."},
     {"adapter", "lr_ratio_b", MT_NUMERICS, MT_KEY_REAL, AT(adapter.lr_ratio_b), "1", NULL, 0, 1e6, NULL,
-     "Learning rate of B over that of A (LoRA+; 16 there)."},
+     "Learning rate of B divided by that of A (LoRA+ recommends 16)."},
     {"adapter", "dropout", MT_NUMERICS, MT_KEY_REAL, AT(adapter.dropout), "0", NULL, 0, 0.99, NULL,
-     "Share of an adapter's input that is dropped in training, by train.seed, step, module, token and column."},
+     "Share of an adapter's input that is dropped in training, chosen by train.seed, step, module, token and column."},
     {"adapter", "path", MT_NUMERICS, MT_KEY_PATH, AT(adapter.path), "", NULL, ANY, NULL,
-     "Go on from the adapters of this PEFT folder: rank, alpha and targets are theirs. Empty: begin anew."},
+     "Continue from the adapters in this PEFT folder, with their rank, alpha and targets. Empty: start new ones."},
 
     {"data", "train", MT_NUMERICS, MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
      "Training files, globs allowed: .jsonl, .json (an array), both also .gz or .zst, .parquet, .arrow; "
@@ -78,9 +78,9 @@ const struct mt_key mt_keys[] = {
     {"train", "steps", MT_LENGTH, MT_KEY_COUNT, AT(train.steps), "", NULL, 0, 1e15, NULL,
      "Optimizer steps of the run. Set exactly one of steps, epochs, tokens."},
     {"train", "epochs", MT_LENGTH, MT_KEY_REAL, AT(train.epochs), "", NULL, 0, 1e9, NULL,
-     "Passes over the data."},
+     "Passes over the data, instead of steps."},
     {"train", "tokens", MT_LENGTH, MT_KEY_COUNT, AT(train.tokens), "", NULL, 0, 1e18, NULL,
-     "Tokens to see."},
+     "Tokens to train on, instead of steps."},
     {"train", "tokens_per_step", MT_NUMERICS, MT_KEY_COUNT, AT(train.tokens_per_step), "", NULL, 0, 1e12, NULL,
      "Batch size in tokens, a multiple of data.seq_len. Set this or batch_size."},
     {"train", "batch_size", MT_NUMERICS, MT_KEY_COUNT, AT(train.batch_size), "", NULL, 0, 1e9, NULL,
@@ -94,18 +94,18 @@ const struct mt_key mt_keys[] = {
     {"train", "warmup", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.warmup), "3%", NULL, 0, 1e15, NULL,
      "Warm-up in steps, or as a share of all steps."},
     {"train", "decay", MT_NUMERICS, MT_KEY_AMOUNT, AT(train.decay), "10%", NULL, 0, 1e15, NULL,
-     "wsd: over so many last steps, or such a share of all, the rate falls."},
+     "wsd: number of steps at the end, or share of all steps, over which the rate falls."},
     {"train", "min_lr_ratio", MT_NUMERICS, MT_KEY_REAL, AT(train.min_lr_ratio), "0.1", NULL, 0, 1, NULL,
      "Lowest learning rate as a share of the peak."},
     {"train", "grad_clip", MT_NUMERICS, MT_KEY_REAL, AT(numerics.grad_clip), "1.0", NULL, 0, 1e30, NULL,
      "Global gradient norm above which gradients are scaled down; 0 = off."},
     {"train", "router_aux_loss", MT_NUMERICS, MT_KEY_REAL, AT(numerics.router_aux_loss), "0", NULL, 0, 1e3, NULL,
-     "Mixtures of experts: coefficient of the loss that balances experts, as router_aux_loss_coef in transformers, over "
-     "all layers and tokens of a step. What config.json says of it is not used; 0 = off."},
+     "Mixtures of experts: coefficient of the load-balancing loss, as router_aux_loss_coef in transformers, over all layers "
+     "and tokens of a step. The coefficient in config.json is not used; 0 = off."},
     {"train", "seed", MT_NUMERICS, MT_KEY_COUNT, AT(train.seed), "42", NULL, 0, 9e15, NULL,
      "Seed of all random numbers."},
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
-     "Steps with a gradient that is not finite, in a row, before the run stops."},
+     "Stop the run after this many steps in a row whose gradient is not finite."},
 
     {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", "adamw", ANY, NULL,
      "w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled."},
@@ -120,69 +120,71 @@ const struct mt_key mt_keys[] = {
     {"optimizer", "decay_embeddings", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.decay_embeddings), "on", NULL, ANY,
      NULL, "Decay embeddings and lm_head too, as transformers does."},
     {"optimizer", "state_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.state_dtype), "f32", "bf16|f32", ANY,
-     NULL, "Dtype of the optimizer's states. bf16 halves their memory and traffic; each is rounded to the nearest after "
-     "every update, so a second moment shrinks as it should only with beta2 of 0.99 or less."},
+     NULL, "Dtype of the optimizer's states. bf16 halves their memory and traffic; they are rounded to the nearest after "
+     "every update, so the second moment decays correctly only with beta2 of 0.99 or less."},
     {"optimizer", "grad_dtype", MT_NUMERICS, MT_KEY_DTYPE, AT(numerics.grad_dtype), "auto", "auto|bf16|f32", ANY,
      NULL, "Dtype of gradients on their way to the host; auto is the compute dtype."},
 
     {"memory", "device_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.device_budget), "auto", NULL, ANY, NULL,
-     "Device memory to use, such as 20GiB; auto: what is free of a GPU's but 1 GiB or 4% (1.5 GiB beside a display); on "
-     "the cpu device a quarter of the host budget."},
+     "Device memory to use, such as 20GiB; auto: a GPU's free memory less 1 GiB or 4% (1.5 GiB with a display); on the "
+     "cpu device a quarter of the host budget."},
     {"memory", "host_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,
      "device", "Where master weights and moments live; auto: in host memory, and on the disk where that is "
      "too small and nvme_paths is set."},
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
-     "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or read in place from the model's own "
-     "files, of which no copy is made; tensors that are small, or not stored as bf16, then stay in host memory. auto: host "
-     "memory, and where that is too small the files, or the disk for what cannot be read in place."},
+     "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or in the model's own files, read in place "
+     "without a copy (tensors that are small, or not stored as bf16, then stay in host memory). auto: host memory; if that "
+     "is too small, the files, and the disk for what cannot be read in place."},
     {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
      "With base = files: the frozen weights of so many blocks (the embedding, layers, the head), spread evenly, stay in "
      "host memory all the same. auto: none where base = files is set, as many as fit where base = auto chooses it."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
-     "Folders on the drives to stripe over; they must exist. What is there is scratch: the truth is the "
-     "last checkpoint."},
+     "Folders on the drives to stripe over; they must exist. The files there are scratch: only checkpoints are needed "
+     "to resume."},
     {"memory", "nvme_checksums", MT_PLACEMENT, MT_KEY_BOOL, AT(placement.nvme_checksums), "on", NULL, ANY, NULL,
-     "Checksums, in host memory, of all that the run has on the drives: a read that returns anything but what was "
-     "written stops the run before a checkpoint takes it in."},
+     "Keep checksums, in host memory, of everything the run writes to the drives: a read that returns other data stops the "
+     "run before it reaches a checkpoint."},
     {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
-     "Weights of so many layers, or halves of layers, on the device at once; auto is 3, or all where they fit."},
+     "Number of layers, or halves of layers, whose weights are on the device at once; auto is 3, or all if they fit."},
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,
-     "What is on the device at once: a decoder layer, or its attention or MLP half; auto: halves where layers "
+     "What is loaded to the device as one unit: a decoder layer, or its attention or MLP half; auto: halves where layers "
      "do not fit, or where the search finds that they are faster."},
     {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
-     "Experts of a mixture on the device at once, as a unit; auto: as many as have 256 MiB in bf16."},
+     "Experts of a mixture that are loaded together, as one unit; auto: as many as 256 MiB in bf16 hold."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
-     "What backward needs: kept on the device, sent to the host, from there to the disk as far as the host "
-     "budget is short, or made again."},
+     "What backward needs of forward: keep it on the device, offload it to the host, disk: from the host on to the drives "
+     "where the host budget is too small, or recompute it."},
     {"memory", "keep_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.keep_layers), "auto", NULL, 0, 1024, NULL,
-     "With activations = recompute: so many of the last layers keep theirs on the device."},
+     "With activations = recompute: the number of last layers that keep theirs on the device."},
     {"memory", "offload_layers", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_layers), "auto", NULL, 0, 1024,
-     NULL, "With activations = recompute: as many as so many other layers have, spread evenly, go to the host."},
+     NULL, "With activations = recompute: offload as many activations to the host as this number of layers has; they are "
+     "taken evenly from all other layers."},
     {"memory", "offload_attention", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.offload_attention), "auto", NULL, 0, 1024,
-     NULL, "With activations = recompute: another number than offload_layers for those of attention; 0: they are made again "
-     "while those of the MLP go to the host. auto: the search's, or as offload_layers."},
+     NULL, "With activations = recompute: the same number for the activations of attention alone, where it differs from "
+     "offload_layers; 0: they are recomputed while those of the MLP are offloaded. auto: the search decides, or offload_layers."},
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
-     NULL, "Rows that share a product of the output matrix's gradient, a multiple of 64. Changes the order of sums."},
+     NULL, "Rows of logits whose gradients are on the device at once, and enter the output matrix's gradient in one matrix "
+     "product; a multiple of 64. Changes the order of sums."},
     {"memory", "logits_piece", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_piece), "auto", NULL, 64, 1 << 24,
-     NULL, "Rows of FP32 logits at once, of a chunk: the rest of it is there as gradients of half the size (bf16). Auto: 512 "
-     "where logits_chunk is auto and larger, else the whole chunk."},
+     NULL, "Rows of FP32 logits at once, a part of a chunk; the others of the chunk are held as bf16 gradients, half the "
+     "size. A multiple of 64. Auto: 512 where logits_chunk is auto and larger, else the whole chunk."},
     {"memory", "pin", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.pin), "auto", MT_PIN_NAMES, ANY, NULL,
-     "Host memory that a GPU copies from and to directly: all of it, which auto is, or a small staging ring alone, which "
-     "copies then pass through: slower, for systems that lend little locked memory."},
+     "Host memory to pin (lock) for the GPU's copies: all of it (auto), or only a small staging ring that all copies pass "
+     "through: slower, for systems with a low limit of locked memory."},
 
     {"eval", "every", MT_OUTPUT, MT_KEY_COUNT, AT(eval.every), "200", NULL, 0, 1e15, NULL,
      "Steps between evaluations; 0 = only at the end."},
     {"eval", "max_samples", MT_OUTPUT, MT_KEY_COUNT, AT(eval.max_samples), "512", NULL, 1, 1e15, NULL,
-     "Samples of an evaluation at most."},
+     "Most samples in an evaluation."},
     {"eval", "at_start", MT_OUTPUT, MT_KEY_BOOL, AT(eval.at_start), "on", NULL, ANY, NULL,
      "Evaluate before the first step."},
     {"eval", "early_stop_patience", MT_OUTPUT, MT_KEY_COUNT, AT(eval.early_stop_patience), "0", NULL, 0, 1e9,
-     NULL, "Stop after so many evaluations without a better loss; 0 = never."},
+     NULL, "Stop after this many evaluations without a better loss; 0 = never."},
 
     {"checkpoint", "dir", MT_OUTPUT, MT_KEY_PATH, AT(checkpoint.dir), "out", NULL, ANY, NULL,
      "Output folder: checkpoints, metrics, the effective configuration."},
@@ -195,16 +197,16 @@ const struct mt_key mt_keys[] = {
     {"checkpoint", "keep_best", MT_OUTPUT, MT_KEY_BOOL, AT(checkpoint.keep_best), "on", NULL, ANY, NULL,
      "Also keep the one with the best evaluation loss."},
     {"checkpoint", "save", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
-     "Weights and training state, or weights alone (cannot be resumed)."},
+     "Save weights and training state, or weights alone (cannot be resumed)."},
     {"checkpoint", "frozen", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.frozen), "name", "name|copy", ANY, NULL,
-     "Frozen tensors of the model's files in full checkpoints: named, by file and checksum, which resuming verifies and "
-     "export completes, or copied."},
+     "Frozen tensors in full checkpoints: name them by file of the model and checksum (resuming verifies them, export "
+     "copies them in), or copy them."},
     {"checkpoint", "on_signal", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.on_signal), "full",
      "full|weights|none", ANY, NULL, "What to save when stopped by a signal."},
     {"checkpoint", "time_limit", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.time_limit), "0", NULL, ANY, NULL,
      "Save and stop with exit code 75 after this long, such as 11h30m; 0 = no limit."},
     {"checkpoint", "save_deadline", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.save_deadline), "10m", NULL, ANY, NULL,
-     "How long the last save is tried again where it fails, as on a full disk, before weights alone are saved."},
+     "How long the last save of a run is retried if it fails, as on a full disk, before weights alone are saved."},
     {"checkpoint", "shard_size", MT_OUTPUT, MT_KEY_BYTES, AT(checkpoint.shard_size), "5GB", NULL, 1e4, 1e15,
      NULL, "Largest file of exported weights."},
 
@@ -219,15 +221,15 @@ const struct mt_key mt_keys[] = {
      "Progress lines on standard error."},
 
     {"device", "kind", MT_MACHINE, MT_KEY_CHOICE, AT(device.kind), "auto", "auto|cuda|cpu", ANY, NULL,
-     "Compute device; auto is a GPU where there is one that this build can use."},
+     "Compute device; auto is a GPU if there is one that this build can use, else the CPU."},
     {"device", "index", MT_MACHINE, MT_KEY_COUNT, AT(device.index), "0", NULL, 0, 1024, NULL, "Which GPU."},
     {"device", "link_gbps", MT_MACHINE, MT_KEY_REAL, AT(device.link_gbps), "0", NULL, 0, 1e6, NULL,
-     "cpu device: throttle copies to so many GB/s each way, to rehearse a PCIe link; 0 = off."},
+     "cpu device: throttle copies in each direction to this many GB/s, to rehearse a PCIe link; 0 = off."},
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,
-     "Threads of compute and of the optimizer; auto is one a core that may be used."},
+     "Threads of compute and of the optimizer; auto is one for each core that the process may use."},
     {"device", "numa", MT_MACHINE, MT_KEY_WORD, AT(device.numa), "auto", "auto|system", ANY, NULL,
-     "Where host memory lies on a machine of several NUMA nodes: auto spreads it over all, so that the optimizer and "
-     "copies have the memory channels of all, unless numactl says otherwise; system leaves it to the system."},
+     "Placement of host memory on a machine with several NUMA nodes: auto interleaves it over all of them, so that the "
+     "optimizer and copies use all memory channels (unless numactl has set a policy); system leaves it to the kernel."},
     /* clang-format on */
 };
 const size_t mt_n_keys = MT_ARRAY_LEN(mt_keys);
@@ -243,7 +245,7 @@ const struct mt_key *mt_key_find(const char *section, const char *name)
 const char *mt_key_suggest(const char *section, const char *name)
 {
     const char *best = NULL;
-    int least = 4; /* more edits than that is another word */
+    int least = 4; /* edits; beyond that it is another word */
     for (size_t i = 0; i < mt_n_keys; i++) {
         if (section && strcmp(mt_keys[i].section, section))
             continue;

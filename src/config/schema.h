@@ -10,14 +10,14 @@ enum mt_key_type {
     MT_KEY_STRING,
     MT_KEY_PATH,     /* a string; relative to the file that sets it */
     MT_KEY_NAME_OR_FILE, /* one of `choices`, a number or a share; else a file */
-    MT_KEY_NAME_OR_PATH, /* a string; a path where there is such a file beside the one that sets it */
+    MT_KEY_NAME_OR_PATH, /* a string; a path if it exists, relative to the file that sets it */
     MT_KEY_LIST,
-    MT_KEY_PATHS,    /* a list of such */
+    MT_KEY_PATHS,    /* a list of paths */
     MT_KEY_CHOICE,   /* an enum, in the order of `choices` */
     MT_KEY_WORD,     /* a string, one of `choices` */
-    MT_KEY_DTYPE,    /* enum mt_dtype, one of `choices` by its name; "auto" = MT_DTYPE_AUTO */
+    MT_KEY_DTYPE,    /* enum mt_dtype, by name one of `choices`; "auto" = MT_DTYPE_AUTO */
     MT_KEY_BOOL,
-    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; empty = 0 where the default is */
+    MT_KEY_COUNT,    /* int64_t; k, M, Ki, Mi; may be empty (0) if the default is */
     MT_KEY_COUNT_AUTO, /* or "auto" = MT_AUTO */
     MT_KEY_REAL,
     MT_KEY_REAL_AUTO, /* or "auto" = MT_AUTO */
@@ -29,28 +29,28 @@ enum mt_key_type {
 };
 
 /**
- * What a key may do to a run. What a resume may change, what it takes from the checkpoint and what is written back into
- * the configuration once it is decided follow from this alone.
+ * What a key may do to a run. This alone decides what a resume may change, what it takes from the checkpoint, and which
+ * resolved values are written back into the configuration.
  */
 enum mt_key_role {
-    MT_NUMERICS,  /* may change bits: a resume refuses another value, and takes the checkpoint's for auto. A key that an
-                     older version did not have must have what that version did as its default */
-    MT_LENGTH,    /* numerics, too; but a run may be made longer */
+    MT_NUMERICS,  /* may change bits: a resume refuses another value, and takes the checkpoint's for auto. A new key
+                     must default to what versions without it did */
+    MT_LENGTH,    /* numerics, but a resume may make the run longer */
     MT_PLACEMENT, /* where things are: may change; what auto became is written back */
-    MT_MACHINE,   /* what placement may use of the machine: may change; not written back, as the next one has other */
+    MT_MACHINE,   /* what placement may use of the machine: may change; not written back, since machines differ */
     MT_OUTPUT,    /* what is written, and when: may change */
 };
 
-/** One key. The table in schema.c is all there is to know about the INI format. */
+/** One key. The table in schema.c describes the INI format completely. */
 struct mt_key {
     const char *section, *name;
     enum mt_key_role role;
     enum mt_key_type type;
     size_t offset; /* into struct mt_config */
     const char *def;
-    const char *choices;     /* "a|b|c", of MT_KEY_CHOICE, MT_KEY_WORD and MT_KEY_DTYPE */
-    double min, max;         /* of numbers; min > max: no bounds */
-    const char *unsupported; /* values, "a|b", that are refused: not built yet */
+    const char *choices;     /* "a|b|c" for MT_KEY_CHOICE, MT_KEY_WORD, MT_KEY_DTYPE and MT_KEY_NAME_OR_FILE */
+    double min, max;         /* bounds of numbers; min > max: none */
+    const char *unsupported; /* values, "a|b", that are refused as not supported yet */
     const char *help;
 };
 
@@ -58,19 +58,19 @@ extern const struct mt_key mt_keys[];
 extern const size_t mt_n_keys;
 
 const struct mt_key *mt_key_find(const char *section, const char *name);
-/** The nearest name by spelling, or NULL: a section where `section` is NULL, else a key of it. */
+/** The nearest name by spelling, or NULL: a section if `section` is NULL, else a key of that section. */
 const char *mt_key_suggest(const char *section, const char *name);
 
 /** Parses `text` into the field of `key`. On failure `buf` says what is wrong: -EINVAL, or -ENOMEM. */
 int mt_key_parse(struct mt_config *cfg, const struct mt_key *key, const char *text, char *buf,
                  size_t len);
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out);
-/** Is the value a path, or something that may be one? */
+/** Whether the value is or may be a path. */
 bool mt_key_holds_path(const struct mt_key *key);
-/** Whether `value` of such a key means the path `path`: a name does not, whatever lies in the folder. */
+/** For a key that holds a path: whether `value` means the path `path`, not a name. */
 bool mt_key_is_path(const struct mt_key *key, const char *value, const char *path);
-/** A value as it stands in `file`: paths become relative to where the file is. The caller frees; NULL where
- * memory is short. */
+/** The value that `value` has in `file`: relative paths are taken from the file's folder. The caller frees it; NULL:
+ * out of memory. */
 char *mt_key_resolve(const struct mt_key *key, const char *file, const char *value);
 void mt_key_free(struct mt_config *cfg, const struct mt_key *key);
 

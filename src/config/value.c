@@ -184,7 +184,7 @@ static int set_string(char **dst, const char *text, char *buf, size_t len)
     return 0;
 }
 
-/* Would be read back as something else without quotes. */
+/* Whether it would be read back as something else without quotes. */
 static bool needs_quotes(const char *s)
 {
     size_t n = strlen(s);
@@ -196,13 +196,13 @@ static bool needs_quotes(const char *s)
     return false;
 }
 
-/* What no line of an INI file can say must not come in by another way. */
+/* Refuses text that a line of an INI file cannot hold, wherever it comes from (--set, a variable). */
 static int check_text(const char *s, char *buf, size_t len)
 {
     if (strpbrk(s, "\r\n") || strstr(s, "${"))
-        return fail(buf, len, "must not hold line breaks or \"${\"");
+        return fail(buf, len, "must not contain line breaks or \"${\"");
     if (*s == '"' || (needs_quotes(s) && strchr(s, '"')))
-        return fail(buf, len, "must not hold a quote at its start, or beside \" ;\" or outer spaces");
+        return fail(buf, len, "must not contain a quote at its start, or together with \" ;\" or outer spaces");
     return 0;
 }
 
@@ -237,7 +237,7 @@ static bool is_text(const struct mt_key *key)
     return key->type == MT_KEY_STRING || mt_key_holds_path(key) || is_list(key);
 }
 
-/* A list is written without its empty items and spare spaces: that, too, must be read as it is. */
+/* Lists are printed without empty items and extra spaces; the printed text must be valid, too. */
 static int check_list(const struct mt_cfg_list *l, char *buf, size_t len)
 {
     struct mt_str all = {0};
@@ -340,7 +340,7 @@ static void print_text(const char *s, struct mt_str *out)
     mt_str_printf(out, needs_quotes(s) ? "\"%s\"" : "%s", s);
 }
 
-/* Absolute, so that the text means the same in any file; "auto" and a name of the hub stay. */
+/* Paths become absolute, so that the text means the same in any file; "auto" and model names stay. */
 static void print_path(const char *s, struct mt_str *out)
 {
     bool is_path = *s && strcmp(s, "auto");
