@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "hw/hw.h"
 
-/* CPUs that the cgroup's quota grants (version 2, own group), or a large number. */
+/* CPUs granted by the cgroup's quota (version 2, own group), or a large number if there is none. */
 static int quota_cpus(void)
 {
     char quota[32];

@@ -17,7 +17,7 @@ static FILE *open_under(const char *root, const char *path)
     return fopen(full, "re");
 }
 
-/* "Name:  123 kB" of a /proc file, in bytes; 0 where there is no such line. */
+/* "Name:  123 kB" of a /proc file, in bytes; 0: no such line. */
 static uint64_t proc_field(const char *root, const char *file, const char *name)
 {
     char line[256];
@@ -33,7 +33,7 @@ static uint64_t proc_field(const char *root, const char *file, const char *name)
     return kb * 1024;
 }
 
-/* A file that holds one number; UINT64_MAX for "max", or where the file is missing. */
+/* A file that holds one number; UINT64_MAX for "max", or if the file is missing. */
 static uint64_t number_in(const char *root, const char *dir, const char *name)
 {
     char path[4096], text[64] = "";
@@ -48,14 +48,14 @@ static uint64_t number_in(const char *root, const char *dir, const char *name)
     return v >= (UINT64_C(1) << 62) ? UINT64_MAX : v; /* how cgroup version 1 says "no limit" */
 }
 
-/* Page cache counted in a group's usage, which the kernel drops before it kills a process: after a build or a
- * download most of usage is that. */
+/* Page cache that counts as the group's usage, though the kernel drops it before it kills a process. After a build or a
+ * download it is most of the usage. */
 static uint64_t cached_in(const char *root, const char *dir)
 {
     static const char *const names[] = {"active_file", "inactive_file", "total_active_file",
                                         "total_inactive_file"};
     char path[4200], line[256], name[64];
-    uint64_t value, sum[2] = {0, 0}; /* v2's; v1's with the groups below */
+    uint64_t value, sum[2] = {0, 0}; /* of version 2; of version 1, with groups below */
     snprintf(path, sizeof(path), "%s/memory.stat", dir);
     FILE *f = open_under(root, path);
     while (f && fgets(line, sizeof(line), f))
@@ -155,7 +155,7 @@ int mt_hw_resident(uint64_t *bytes, struct mt_err *err)
     return *bytes ? 0 : mt_fail(err, MT_ERR_RUNTIME, -ENODATA, "cannot read VmRSS of /proc/self/status");
 }
 
-/* Of the file system that holds the path, or would hold it. */
+/* The file system that holds the path, or would hold it once it exists. */
 static int file_system_of(const char *path, struct statvfs *st)
 {
     char p[4096];
@@ -179,7 +179,7 @@ int mt_hw_disk_free(const char *path, uint64_t *bytes, struct mt_err *err)
     struct statvfs st;
     int rc = file_system_of(path, &st);
     if (rc)
-        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot ask for free space of %s: %s", path, strerror(-rc));
+        return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot read the free space of %s: %s", path, strerror(-rc));
     *bytes = (uint64_t)st.f_bavail * st.f_frsize;
     return 0;
 }

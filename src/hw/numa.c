@@ -12,7 +12,7 @@ int mt_hw_interleave(int least_nodes)
 {
     unsigned long nodes[MAX_NODES / WORD] = {0};
     int mode = MPOL_DEFAULT, n = 0;
-    /* of a kernel without NUMA, or of a container that forbids them, these calls fail: then there is nothing to do */
+    /* these calls fail on a kernel without NUMA and in containers that forbid them: then leave memory as it is */
     if (syscall(SYS_get_mempolicy, &mode, NULL, 0UL, NULL, 0UL) || mode != MPOL_DEFAULT ||
         syscall(SYS_get_mempolicy, NULL, nodes, (unsigned long)MAX_NODES, NULL, (unsigned long)MPOL_F_MEMS_ALLOWED))
         return 0;

@@ -62,6 +62,6 @@ int mt_probe_copy(int n_threads, const int *cpus, double *gbs, struct mt_err *er
 
 bool mt_hw_io_uring_allowed(void)
 {
-    /* an invalid call: its error says whether io_uring is missing, not allowed, or there (bad argument) */
+    /* an invalid call: its error tells whether io_uring is missing, forbidden, or available (another error) */
     return syscall(SYS_io_uring_setup, 0, NULL) < 0 && errno != ENOSYS && errno != EPERM;
 }

@@ -6,9 +6,9 @@
 
 #include "base/err.h"
 
-/** Bytes read plus written a second (in 1e9) of a non-temporal copy of 256 MiB; best of several. */
+/** GB/s (10^9 bytes, read plus written) of a non-temporal copy of 256 MiB; best of several. */
 int mt_probe_copy(int n_threads, const int *cpus, double *gbs, struct mt_err *err);
-/** May this process set up an io_uring? */
+/** Whether this process may set up an io_uring. */
 bool mt_hw_io_uring_allowed(void);
 
 #endif

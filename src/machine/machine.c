@@ -31,7 +31,7 @@ void mt_machine_finish(struct mt_machine *m)
 struct reader {
     struct mt_machine *m;
     int version;
-    const char *file; /* of the line that is read */
+    const char *file; /* of the line being read */
     int line;
 };
 
@@ -74,7 +74,7 @@ static int read_machine_key(struct reader *r, const char *key, const char *value
     } else if (!strcmp(key, "kind")) {
         kind = mt_device_kind(value);
         if (!kind)
-            return bad(r, err, "machine.kind is cpu or cuda, not \"%s\"", value);
+            return bad(r, err, "machine.kind must be cpu or cuda, not \"%s\"", value);
         m->cpu = kind->shares_host_memory;
     } else {
         return bad(r, err, "unknown key \"machine.%s\"", key);
@@ -88,7 +88,7 @@ static int read_adam(struct reader *reader, const char *key, const char *value, 
     struct mt_rate r;
     int threads = atoi(key);
     if (threads < 1 || !parse_rate(&r, value) || !(r.value > 0))
-        return bad(reader, err, "[adam] has \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
+        return bad(reader, err, "a line of [adam] must be \"THREADS = NANOSECONDS rated|measured\", not \"%s = %s\"", key, value);
     if (m->n_adam == MT_MAX_ADAM)
         return bad(reader, err, "[adam] has too many lines");
     int at = m->n_adam++;
@@ -114,14 +114,14 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
         struct mt_metered op;
         double s = atof(value);
         if (!mt_operation_parse(&op, key) || !(s > 0))
-            return bad(r, err, "not an operation and its seconds: \"%s = %s\"", key, value);
+            return bad(r, err, "a line of [ops] must be \"OPERATION = SECONDS\", not \"%s = %s\"", key, value);
         return mt_machine_add_sample(r->m, &op, s) ? 0 : mt_fail_nomem(err, "a machine profile", 1);
     }
     for (int i = 0; i < MT_N_RATES; i++)
         if (!strcmp(section, rate_keys[i].section) && !strcmp(key, rate_keys[i].key))
             return parse_rate(&r->m->rate[i], value)
                        ? 0
-                       : bad(r, err, "%s wants a number and rated or measured, not \"%s\"", key, value);
+                       : bad(r, err, "%s must be a number and \"rated\" or \"measured\", not \"%s\"", key, value);
     return bad(r, err, "unknown key \"%s.%s\"", section, key);
 }
 
@@ -131,7 +131,7 @@ int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *er
     struct reader r = {.m = &m};
     int rc = mt_ini_parse_file(path, on_key, &r, err);
     if (!rc && r.version != MT_MACHINE_VERSION)
-        rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a profile of version %d; this program wants %d",
+        rc = mt_fail(err, MT_ERR_USAGE, -ESTALE, "%s: a machine profile of version %d; this program reads version %d",
                      path, r.version, MT_MACHINE_VERSION);
     if (rc) {
         mt_machine_finish(&m);
@@ -156,7 +156,7 @@ int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err
     return 0;
 }
 
-/* Fills a rate that is not given. */
+/* Sets a rate that is missing. */
 static void derive(struct mt_machine *m, enum mt_rate_id id, double value)
 {
     if (m->rate[id].source == MT_RATE_NONE)
@@ -189,7 +189,7 @@ int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *e
     derive(m, MT_RATE_DISK_US, 100);
     derive(m, MT_RATE_STEP_US, 500);
     derive(m, MT_RATE_TOKEN_NS, 20);
-    if (!m->n_adam) { /* bound by memory; a core moves some 12 GB/s */
+    if (!m->n_adam) { /* bound by memory; a core moves about 12 GB/s */
         double cores = r[MT_RATE_CORES].value, dram = r[MT_RATE_DRAM].value;
         m->adam[0].threads = (int)cores;
         m->adam[0].ns = mt_optimizer_bytes(&mt_adamw, MT_BF16) / MT_MIN(0.85 * dram, 12 * cores);
@@ -333,7 +333,7 @@ int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char 
     mt_machine_fingerprint(now, sizeof(now), device_name, threads);
     if (strcmp(now, m.fingerprint)) {
         rc = mt_fail(err, MT_ERR_RUNTIME, -ESTALE,
-                     "%s is of other hardware (%s; this is %s): run megatrain probe all again", path,
+                     "%s was measured on other hardware (%s; this is %s): run megatrain probe all again", path,
                      m.fingerprint, now);
         mt_machine_finish(&m);
         return rc;

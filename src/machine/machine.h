@@ -9,7 +9,7 @@
 /**
  * What a machine can do, as the simulator needs it: an INI file, written by `megatrain probe all` or by
  * hand from data sheets. Every rate says whether it is rated (a data sheet, or derived from one) or
- * measured. All rates are sustained ones, of random data.
+ * measured. All rates are sustained, with random data.
  */
 enum mt_rate_source { MT_RATE_NONE, MT_RATE_RATED, MT_RATE_MEASURED };
 struct mt_rate {
@@ -25,14 +25,14 @@ struct mt_rate {
     X(ATTENTION_BWD, "compute", "attention_bwd_tflops", "TFLOP/s", "Attention backward in bf16.")  \
     X(DEVICE_GBS, "compute", "memory_gbs", "GB/s", "Device memory, read and written.")             \
     X(OP_US, "compute", "operation_us", "us", "Fixed cost of a device operation.")                 \
-    X(PEAK_BF16, "compute", "peak_bf16_tflops", "TFLOP/s", "Data sheet, dense: for utilisation.")  \
+    X(PEAK_BF16, "compute", "peak_bf16_tflops", "TFLOP/s", "Data sheet, dense; for utilisation.")  \
     X(PEAK_F32, "compute", "peak_f32_tflops", "TFLOP/s", "Data sheet.")                            \
     X(POWER, "compute", "power_watts", "W", "Of the machine under load.")                          \
     X(DEVICE_GIB, "compute", "memory_gib", "GiB", "Device memory.")                                \
     X(H2D, "link", "h2d_gbs", "GB/s", "Host to device alone.")                                     \
     X(D2H, "link", "d2h_gbs", "GB/s", "Device to host alone.")                                     \
-    X(H2D_BOTH, "link", "h2d_both_gbs", "GB/s", "Host to device while the other way is busy.")     \
-    X(D2H_BOTH, "link", "d2h_both_gbs", "GB/s", "Device to host while the other way is busy.")     \
+    X(H2D_BOTH, "link", "h2d_both_gbs", "GB/s", "Host to device while the other direction is busy.")     \
+    X(D2H_BOTH, "link", "d2h_both_gbs", "GB/s", "Device to host while the other direction is busy.")     \
     X(COPY_US, "link", "copy_us", "us", "Fixed cost of a copy.")                                   \
     X(CORES, "host", "cores", "", "Cores that may be used.")                                       \
     X(HOST_GIB, "host", "memory_gib", "GiB", "Host memory.")                                       \
@@ -51,7 +51,7 @@ struct mt_rate {
     X(WRITE_BOTH, "disk", "write_both_gbs", "GB/s", "One drive, writing while it reads.")          \
     X(DISK_US, "disk", "request_us", "us", "Latency of a request.")                                \
     X(ENDURANCE, "disk", "endurance_tb", "TB", "One drive's rated writes.")                        \
-    X(DISK_GIB, "disk", "size_gib", "GiB", "One drive's room for training state.")
+    X(DISK_GIB, "disk", "size_gib", "GiB", "Space for training state on one drive.")
 
 enum mt_rate_id {
 #define MT_RATE_ENUM(id, section, key, unit, help) MT_RATE_##id,
@@ -69,7 +69,7 @@ struct mt_op_sample {
 enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16 };
 struct mt_machine {
     char name[128];
-    char gpu[64];          /* the product that it speaks of, as the driver names it; "": no stored machine */
+    char gpu[64];          /* of a stored machine: the GPU, as its driver names it; else "" */
     char fingerprint[256]; /* of the hardware it was measured on; "" for a file written by hand */
     bool cpu;              /* compute and copies share the host's cores and memory */
     struct mt_rate rate[MT_N_RATES];
@@ -89,7 +89,7 @@ int mt_machine_read(struct mt_machine *out, const char *path, struct mt_err *err
 int mt_machine_parse(struct mt_machine *out, const char *path, struct mt_err *err);
 void mt_machine_print(const struct mt_machine *m, struct mt_str *out);
 int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err *err);
-/** Rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
+/** Adds rates by section and key, each {"value", "unit", "source"}; operations and Adam as in the file. */
 void mt_machine_to_json(const struct mt_machine *m, cJSON *o);
 void mt_machine_finish(struct mt_machine *m);
 /** "cpu" or "cuda". */
@@ -97,22 +97,24 @@ static inline const char *mt_machine_device_kind(const struct mt_machine *m)
 {
     return m->cpu ? "cpu" : "cuda";
 }
-/** Derives rates that follow from others; an error names a missing one that the simulator needs. */
+/** Derives missing rates from others; an error names a missing rate that cannot be derived. */
 int mt_machine_complete(struct mt_machine *m, const char *path, struct mt_err *err);
 
-/** Adds or replaces the sample of the same operation; false where memory is short. */
+/** Adds a sample, or replaces that of the same operation; false: out of memory. */
 bool mt_machine_add_sample(struct mt_machine *m, const struct mt_metered *op, double seconds);
 bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b);
-/** "gemm_nt.bf16.0.4096x512x512:2.15e9:8.9e6" (flags, shape, flops, bytes) and back; false where the text names no operation. */
+/** An operation as "gemm_nt.bf16.0.4096x512x512:2.15e9:8.9e6" (name, dtype, flags, shape, flops, bytes), and back;
+ * false if the text is not an operation. */
 void mt_operation_format(char *buf, size_t len, const struct mt_metered *op);
 bool mt_operation_parse(struct mt_metered *op, const char *text);
 
 /**
- * Seconds of a device operation when nothing else runs: as sampled, or from the rates of the nearest
- * samples of its kind (inverse distance in the logarithms of the shape), or from the machine's rates.
+ * Seconds of a device operation when nothing else runs: its sample, or an estimate from the rates of the nearest
+ * samples of its kind (weighted by inverse distance of the logarithms of the shape), or from the machine's rates.
  */
 double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered *op);
-/** Nanoseconds of an update a parameter of 28 B traffic, with `threads`; between samples, by 1/threads. */
+/** Nanoseconds per parameter of an update with `threads`, f32 moments and bf16 gradients. Linear between samples; with
+ * fewer threads than in any sample, proportional to 1/threads. */
 double mt_machine_adam_ns(const struct mt_machine *m, int threads);
 
 /** Path of this user's measured profile for the device kind and thread count. */
@@ -120,8 +122,8 @@ void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads)
 /** What a measured profile depends on: processor, cores, memory, device. */
 void mt_machine_fingerprint(char *buf, size_t len, const char *device_name, int threads);
 /**
- * The cached profile of this machine. -ENOENT where there is none; -ESTALE where it is of another version
- * or of other hardware: err says which.
+ * The cached profile of this machine. -ENOENT: there is none; -ESTALE: it has another version or was measured on
+ * other hardware, and err says which.
  */
 int mt_machine_load_cached(struct mt_machine *out, const char *kind, const char *device_name,
                            int threads, struct mt_err *err);

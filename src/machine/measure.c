@@ -48,7 +48,7 @@ static bool has_sample(const struct mt_machine *m, const struct mt_metered *op)
     return false;
 }
 
-/* Number of operations, at least one, whose buffers fit TOGETHER bytes: those are timed in turn. */
+/* How many operations, at least one, have buffers that fit TOGETHER bytes; they are timed in turn. */
 static size_t next_group(const struct mt_measure_params *p, const struct mt_metered *ops, size_t n)
 {
     size_t k = 0, bytes = 0;
@@ -127,7 +127,7 @@ static void add_to_grid(struct mt_measure_grid *g, const struct mt_metered *op)
         g->failed = true;
 }
 
-/* Products by shape and attention by length: their rates depend on those. */
+/* Products of several shapes and attention of several lengths: their rates depend on these. */
 static void list_products(struct mt_measure_grid *g, enum mt_dtype t, uint64_t scale, uint64_t part)
 {
     static const uint64_t shape[][3] = {{256, 256, 256},    {512, 512, 512},   {1024, 512, 512},
@@ -147,7 +147,7 @@ static void list_products(struct mt_measure_grid *g, enum mt_dtype t, uint64_t s
         }
 }
 
-/* All others, in every variant, with n rows of c elements. */
+/* All other operations, in every variant, with n rows of c elements. */
 static void list_by_bytes(struct mt_measure_grid *g, enum mt_dtype t, uint64_t n, uint64_t c)
 {
     const struct mt_op_sizes sizes = {{
@@ -182,7 +182,7 @@ static int measure_grid(struct mt_machine *m, const struct mt_measure_params *p,
     if (!g)
         return mt_fail_nomem(err, "a machine profile", sizeof(*g));
     mt_measure_list_grid(g, m->cpu ? 1 : 4, p->small ? 16 : 1);
-    int rc = g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "cannot list more than %zu operations to measure", g->n)
+    int rc = g->failed ? mt_fail(err, MT_ERR_RUNTIME, -ENOMEM, "too many operations to measure, or out of memory (after %zu)", g->n)
                        : mt_measure_operations(m, p, g->ops, g->n, err);
     free(g);
     return rc;
@@ -195,8 +195,8 @@ static struct mt_metered add_op(uint64_t n)
     return op;
 }
 
-/* Rates for shapes without samples: of large products, attention and a memory-bound operation, and the
- * cost of a launch, from an operation that is too small to take time itself. */
+/* Rates for shapes without samples: of large products, of attention and of a memory-bound operation; and the cost of a
+ * launch, by an operation so small that its own time does not matter. */
 static int measure_compute(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     uint64_t part = p->small ? 16 : 1, side = (m->cpu ? 1536 : 8192) / part, len = 2048 / part;

@@ -8,7 +8,7 @@ int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, str
 {
     struct mt_disk_rates r;
     struct mt_disk_probe probe = {.dir = p->disk_dir, .bytes = (uint64_t)(p->small ? 16 : 512) << 20, .both = true};
-    uint64_t room = 0;
+    uint64_t free_bytes = 0;
     int rc = mt_disk_measure(&r, &probe, err);
     if (rc)
         return rc;
@@ -23,7 +23,7 @@ int mt_measure_disk(struct mt_machine *m, const struct mt_measure_params *p, str
                  {MT_RATE_WRITE_BOTH, r.together * 0.5}};
     for (size_t i = 0; i < sizeof(rates) / sizeof(*rates); i++)
         m->rate[rates[i].id] = (struct mt_rate){rates[i].value, MT_RATE_MEASURED};
-    if (!mt_hw_disk_free(p->disk_dir, &room, NULL))
-        m->rate[MT_RATE_DISK_GIB] = (struct mt_rate){(double)room / (double)(1 << 30), MT_RATE_MEASURED};
+    if (!mt_hw_disk_free(p->disk_dir, &free_bytes, NULL))
+        m->rate[MT_RATE_DISK_GIB] = (struct mt_rate){(double)free_bytes / (double)(1 << 30), MT_RATE_MEASURED};
     return 0;
 }

@@ -4,10 +4,10 @@
 #include "device/meter.h"
 #include "machine/measure_priv.h"
 
-/* By the very arguments, on a device that only counts. */
+/* Creates the operation's arguments on a device that only counts bytes. */
 size_t mt_measure_operation_bytes(const struct mt_measure_params *mp, const struct mt_metered *op)
 {
-    enum { GAPS = 64 << 10 }; /* of a buffer: alignment, and what sanitizers put between */
+    enum { GAPS = 64 << 10 }; /* for each buffer: alignment, and the gaps of sanitizer builds */
     struct mt_example_params p = {.shape = *op, .dry = true};
     struct mt_meter_params meter = {.kind = mp->device_kind, .budget_bytes = SIZE_MAX, .n_threads = mp->n_threads};
     mt_example *x = NULL;

@@ -28,7 +28,7 @@ struct link {
     mt_event *ev[4];
 };
 
-/* One copy, and an event after it. */
+/* One copy and an event after it; way: 0 host to device, 1 device to host. */
 static int link_copy(struct link *l, int way, size_t bytes, struct mt_err *err)
 {
     enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
@@ -50,7 +50,7 @@ static int64_t span_ns(const struct link *l, int way)
     return mt_event_time_ns(l->ev[2 * way + 1]) - mt_event_time_ns(l->ev[2 * way]);
 }
 
-/* GB/s of n copies each way; n 0: that way is idle. */
+/* GB/s of n_in copies to the device and n_out copies to the host at once; 0: none in that direction. */
 static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struct mt_err *err)
 {
     int n[2] = {n_in, n_out}, rc = 0;
@@ -65,7 +65,7 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
     return rc;
 }
 
-/* Fixed cost of a copy: seconds of a very small one right after a copy of the other queue, as in a step. */
+/* Fixed cost of a copy: seconds of a very small one directly after a copy on the other queue, as in a step. */
 static int time_small_copies(struct link *l, double *seconds, struct mt_err *err)
 {
     enum { HOPS = 256, SMALL_BYTES = 4096 };
@@ -114,7 +114,7 @@ static void close_link(struct link *l)
     mt_device_destroy(&l->dev);
 }
 
-/* Each way alone, then both at once: GB/s in, out, in beside out, out beside in. */
+/* GB/s: to the device alone, to the host alone; both at once: to the device, to the host. */
 static int link_round(struct link *l, double gbs[4], struct mt_err *err)
 {
     enum { COPIES = 3 };
@@ -159,7 +159,7 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     return 0;
 }
 
-/* --- what shares the cores with what -------------------------------------------------------------- */
+/* --- work that shares the cores ------------------------------------------------------------------- */
 
 /* Runs updates on threads of their own until stopped, and counts them. */
 struct adam_load {
@@ -271,7 +271,7 @@ static int copy_round(struct link *l, struct gemm_load *gemm, double share[N_SHA
     int rc = time_gemm(&alone, gemm, err);
     if (!rc)
         rc = time_copies(l, 8, 0, free_gbs, err);
-    if (!rc) /* some 64 MiB copies in the background, longer than the measurement */
+    if (!rc) /* copies of 64 MiB in the background that take longer than the measurement */
         rc = link_copies(l, 0, 24, err);
     if (!rc)
         rc = time_gemm(&beside, gemm, err);
@@ -312,7 +312,7 @@ static int adam_round(const struct mt_measure_params *p, struct gemm_load *gemm,
     return rc;
 }
 
-/* Each ratio is of figures taken within a second: the machine may run faster or slower a minute later. */
+/* Both figures of a ratio are taken within a second: a minute later the machine may be faster or slower. */
 int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,

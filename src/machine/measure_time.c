@@ -8,7 +8,7 @@
 #include "device/example.h"
 #include "machine/measure_priv.h"
 
-/* In turn: for as long as 100 rounds alone, if the number of rounds allows. */
+/* Timing in turn lasts as long as 100 rounds by itself, within these numbers of rounds. */
 enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, MOST_ROUNDS = 64, IN_TURN = 100 };
 
 double mt_measure_median(double *v, int n)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seconds of single operations: from samples, between them, or from data-sheet rates. */
+/* Seconds of single operations: from a sample, from the nearest samples, or from the machine's rates. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ bool mt_same_operation(const struct mt_metered *a, const struct mt_metered *b)
            !memcmp(a->dim, b->dim, sizeof(a->dim));
 }
 
-/* Matrix products and attention are rated by arithmetic, the rest by bytes. */
+/* The rate of matrix products and attention is in flops, that of the others in bytes. */
 static double work_of(const struct mt_metered *op)
 {
     return op->flops > 0 ? op->flops : op->bytes;
@@ -87,7 +87,7 @@ static double distance2(const struct mt_metered *a, const struct mt_metered *b)
     return d;
 }
 
-/* From samples of the kind; false where there is none. */
+/* Estimates from samples of the same kind; false: there are none. */
 static bool from_samples(const struct mt_machine *m, const struct mt_metered *op, double *seconds)
 {
     double sum = 0, weights = 0;
@@ -117,7 +117,7 @@ static double product_seconds(const struct mt_machine *m, const struct mt_metere
     double waste = ceil(m_dim / tile) * ceil(n_dim / tile) * tile * tile / (m_dim * n_dim);
     double rate = m->rate[op->dtype == MT_BF16 ? MT_RATE_GEMM_BF16 : MT_RATE_GEMM_F32].value * 1e12;
     double memory = m->rate[MT_RATE_DEVICE_GBS].value * 1e9, last = 0;
-    /* a weight gradient: each tile's FP32 sums are read and written when its products are done, and little hides that */
+    /* a weight gradient: a tile's FP32 sums are read and written after its products, overlapped with almost nothing */
     if (op->variant == MT_GEMM_TN && op->flags & MT_METER_F32_OUT)
         last = m_dim * n_dim * sizeof(float) * (op->flags & MT_METER_ADDS ? 2 : 1);
     return fmax(op->flops * waste / rate, (op->bytes - last) / memory) + last / memory;
@@ -161,7 +161,7 @@ double mt_machine_adam_ns(const struct mt_machine *m, int threads)
     while (i + 1 < m->n_adam && m->adam[i + 1].threads <= threads)
         i++;
     double ns = m->adam[i].ns, have = m->adam[i].threads;
-    if (threads < have) /* fewer than were measured */
+    if (threads < have) /* fewer than in any sample */
         return ns * have / threads;
     if (i + 1 < m->n_adam && threads > have) {
         double t = (threads - have) / (m->adam[i + 1].threads - have);

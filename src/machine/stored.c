@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "hw/hw.h"
 
-/* The folder of the stored machines beside the program; false: there is none. */
+/* The folder of the stored machines, near the program; false: there is none. */
 static bool find_folder(char *buf, size_t len)
 {
     static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines", "../configs/machines"};
@@ -44,10 +44,10 @@ int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)
     snprintf(buf, len, "%s", name);
     if (!stat(buf, &st) && S_ISREG(st.st_mode))
         return 0;
-    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": neither a file nor one of those in %s", name,
+    return stored ? mt_fail(err, MT_ERR_USAGE, -ENOENT, "no machine \"%s\": it is neither a file nor a machine in %s", name,
                             folder)
                   : mt_fail(err, MT_ERR_USAGE, -ENOENT,
-                            "no machine \"%s\": there is no such file, and no folder configs/machines near the program",
+                            "no machine \"%s\": it is not a file, and there is no folder configs/machines near the program",
                             name);
 }
 
@@ -57,7 +57,7 @@ static int is_ini(const struct dirent *e)
     return dot && !strcmp(dot, ".ini");
 }
 
-/* Its GPU, on this host. */
+/* Replaces the stored machine's cores and memory by this host's. */
 static int move_here(struct mt_machine *m, const char *path, int threads, struct mt_err *err)
 {
     struct mt_hw_memory mem;
@@ -70,7 +70,7 @@ static int move_here(struct mt_machine *m, const char *path, int threads, struct
     return mt_machine_complete(m, path, err);
 }
 
-/* The first of them, by name of file, that names the product; -ENOENT: none does. */
+/* Loads the first stored machine, by file name, whose `gpu` is the product; -ENOENT: none. */
 static int load_stored(struct mt_machine *out, const char *product, int threads, struct mt_err *err)
 {
     char folder[3200], path[3600];

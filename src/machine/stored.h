@@ -10,15 +10,15 @@
  */
 
 /**
- * Path of the stored machine of that name, else `name` itself where it is a file: a file that is called as a stored
- * machine is goes by a path. -ENOENT (MT_ERR_USAGE): neither.
+ * Path of the stored machine `name`, or else `name` itself if it is a file. A file with the name of a stored machine
+ * needs a '/' in its path. -ENOENT (MT_ERR_USAGE): neither.
  */
 int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err);
 
 /**
- * What is known of this machine: the cached profile; without one, the stored machine whose `gpu` names the device's
- * product, with this host's memory and `threads` cores. m->fingerprint is empty then, and all rates are rated. Errors of
- * mt_machine_load_cached() where no stored machine names it; a cached profile of other hardware is warned of.
+ * Loads this machine's cached profile; without one, the stored machine whose `gpu` is the device's product, with this
+ * host's memory and `threads` cores: then out->fingerprint is empty and all rates are rated. If there is neither, fails
+ * as mt_machine_load_cached() does; warns if the cached profile is stale.
  */
 int mt_machine_load(struct mt_machine *out, const struct mt_device_limits *device, int threads, struct mt_err *err);
 

@@ -13,7 +13,7 @@
 /** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
 enum mt_adam_isa { MT_ADAM_AUTO, MT_ADAM_SCALAR, MT_ADAM_AVX2, MT_ADAM_AVX512 };
 const char *mt_adam_isa_name(enum mt_adam_isa isa);
-/** What AUTO stands for on this CPU. */
+/** The set that AUTO picks on this CPU. */
 enum mt_adam_isa mt_adam_best_isa(void);
 bool mt_adam_isa_available(enum mt_adam_isa isa);
 
@@ -25,9 +25,9 @@ bool mt_adam_isa_available(enum mt_adam_isa isa);
  *   w  = w - lr * weight_decay * w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
  * in FP32 with the scalars computed in double and rounded once; the order of operations is that of
- * torch.optim.AdamW. w is the split master (hi, lo). Moments in bf16 are read to FP32, updated there, used as
- * they are, and rounded to the nearest (ties to even) once, when they are stored: a second moment that shrinks by
- * less than 1/512 of itself an update (beta2 above 0.998) rounds back to what it was.
+ * torch.optim.AdamW. w is the split master (hi, lo). Moments in bf16 are converted to FP32, updated and used there, and
+ * rounded to the nearest (ties to even) once, when they are stored: a second moment that shrinks by less than 1/512 of
+ * itself in an update (beta2 above 0.998) rounds back to what it was.
  *
  * Memory   host pointers, borrowed; any alignment; planes do not overlap.
  * Returns  the number of elements whose new weight is not finite or has an infinite `hi` (0 = good).
@@ -46,7 +46,7 @@ uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa);
 /** The same, cut into fixed pieces over the pool's threads: same bits. */
 uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool);
 
-/** Nanoseconds a parameter with bf16 gradients, 32M parameters; best of several. */
+/** Nanoseconds per parameter, with bf16 gradients and 32M parameters; best of several. */
 int mt_probe_adam(int n_threads, const int *cpus, double *ns, struct mt_err *err);
 
 #endif

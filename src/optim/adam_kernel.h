@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The update of one element, as a sequence of IEEE operations: no contraction, division and square root
- * correctly rounded, denormals kept. Every variant includes this body and is vectorised by the compiler
- * from it, so that all give the same bits.
+ * correctly rounded, denormals kept. Every instruction set compiles this same body, vectorised by the compiler,
+ * so that all give the same bits.
  */
 #ifndef MT_OPTIM_ADAM_KERNEL_H
 #define MT_OPTIM_ADAM_KERNEL_H
@@ -34,7 +34,7 @@ static inline float mt_adam_round_bf16(float x, uint16_t *out)
     return x;
 }
 
-/* n elements in FP32: g is the gradient, m and v are updated, (hi, lo) is the weight. */
+/* n elements in FP32: grad is read; m, v and the weight (hi, lo) are updated. */
 static inline uint64_t mt_adam_piece(const struct mt_adam_scalars *s, uint16_t *restrict hi,
                                      uint16_t *restrict lo, float *restrict m, float *restrict v,
                                      const float *restrict grad, size_t n)
@@ -69,7 +69,7 @@ static inline void mt_adam_store_bf16(uint16_t *restrict dst, const float *restr
         mt_adam_round_bf16(src[i], &dst[i]);
 }
 
-/* Elements [first, first + n), a piece that fits the L1 cache at a time. */
+/* Elements [first, first + n), in pieces that fit the L1 cache. */
 static inline uint64_t mt_adam_range(const struct mt_adam *a, const struct mt_adam_scalars *s,
                                      size_t first, size_t n)
 {

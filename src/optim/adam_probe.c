@@ -23,7 +23,7 @@ int mt_probe_adam(int n_threads, const int *cpus, double *ns, struct mt_err *err
                             .state_dtype = MT_F32, .grad_dtype = MT_BF16, .lr = 1e-4, .beta1 = 0.9,
                             .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip = 1};
         memset(mem, 0, (size_t)N * 12);
-        for (size_t i = 0; i < N; i++) /* gradients that are not all alike */
+        for (size_t i = 0; i < N; i++) /* gradients of different values */
             ((uint16_t *)(void *)(mem + (size_t)N * 12))[i] = (uint16_t)(0x3c00 + i * 2654435761u % 512);
         for (int r = 0; r < ROUNDS; r++) {
             int64_t t0 = mt_now_ns();

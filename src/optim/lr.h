@@ -9,11 +9,11 @@
 struct mt_lr {
     enum mt_cfg_lr_schedule schedule;
     double peak, min_ratio;        /* the lowest rate is peak * min_ratio */
-    uint64_t warmup, decay, total; /* updates; decay: the last ones, of warm-up - stable - decay alone */
+    uint64_t warmup, decay, total; /* updates; decay: the last ones, for MT_LR_WSD only */
 };
 /**
- * The learning rate of update k (from 0), as transformers.optimization has it: linear warm-up from 0, then constant,
- * linear to the lowest rate, half a cosine to it, or warm-up - stable - decay (constant, then linear to it).
+ * The learning rate of update k (from 0), as in transformers.optimization: linear warm-up from 0, then constant, linear
+ * to the lowest rate, half a cosine to the lowest rate, or WSD: constant, then linear to the lowest rate.
  */
 double mt_lr_at(const struct mt_lr *lr, uint64_t k);
 

@@ -5,7 +5,7 @@
 
 #include "base/mem.h"
 
-/* Each is defined in a file of its own. A new optimizer is that file, a row here and a choice of optimizer.type. */
+/* Each is defined in a file of its own. A new optimizer is that file, an entry here and a choice of optimizer.type. */
 #define OPTIMIZERS(X) X(mt_adamw) X(mt_adamw_bf16)
 
 #define DECLARE(name) extern const struct mt_optimizer name;
@@ -23,8 +23,8 @@ const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_dtype sta
 
 double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_dtype grad_dtype)
 {
-    double both_ways = 2 * (double)mt_dtype_size(MT_BF16); /* hi and lo */
+    double state = 2 * (double)mt_dtype_size(MT_BF16); /* hi and lo */
     for (int i = 0; i < o->n_states; i++)
-        both_ways += (double)o->state[i].block_bytes / (double)o->state[i].block;
-    return 2 * both_ways + (double)mt_dtype_size(grad_dtype);
+        state += (double)o->state[i].block_bytes / (double)o->state[i].block;
+    return 2 * state + (double)mt_dtype_size(grad_dtype);
 }
