@@ -7,7 +7,7 @@
 #include "base/mem.h"
 #include "report/axis.h"
 
-/* Dark blue over green to yellow: even in lightness, and readable in grey. */
+/* Dark blue through green to yellow: lightness grows evenly, so it is readable in grey. */
 static void heat_colour(double t, int rgb[3])
 {
     static const double stop[][3] = {{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}};
@@ -151,7 +151,7 @@ void mt_chart_timeline(struct mt_str *out, const char *title, const char *const 
         const struct mt_span *s = &spans[i];
         double a = mt_axis_at(&x, s->begin * 1e3), w = mt_axis_at(&x, s->end * 1e3) - a;
         if (!(w >= 0.08) || s->lane < 0 || (size_t)s->lane >= n_lanes)
-            continue; /* narrower than can be seen */
+            continue; /* too narrow to see */
         mt_str_printf(out, "<rect class=\"f%d%s\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\"><title>",
                       s->colour & 7, w > 2 ? " mt-box" : "", a,
                       TOP + (double)s->group * (double)(n_lanes * LANE_H + GAP) + s->lane * LANE_H + 2, w,

@@ -86,7 +86,7 @@ static void no_data(struct mt_str *out)
     mt_svg_text(out, MT_CHART_W / 2.0, MT_CHART_H / 2.0, "mt-label", "middle", "no data");
 }
 
-/* Thins to every stride-th point, keeping the extremes of each stride: spikes must not vanish. */
+/* Draws every stride-th point, and the extremes of each stride: spikes must not vanish. */
 static void draw_line(struct mt_str *out, const struct mt_series *s, const struct mt_axis *x,
                       const struct mt_axis *y)
 {
@@ -160,7 +160,7 @@ static double finite_or_0(double v)
     return isfinite(v) && v > 0 ? v : 0;
 }
 
-/* A layer between two sums, as bars of one step each. */
+/* A layer of a stack, between two sums, one bar a step. */
 static void draw_layer(struct mt_str *out, const struct mt_series *s, double *base, const struct mt_axis *x,
                        const struct mt_axis *y)
 {
@@ -178,7 +178,7 @@ static void draw_layer(struct mt_str *out, const struct mt_series *s, double *ba
         base[i] += finite_or_0(s->y[i]);
 }
 
-/* Where the axis ends: a few steps that are far longer than the rest (such as the first) are cut off. */
+/* The end of the axis: a few steps that are far longer than the rest, such as the first, are cut off. */
 static double usual_top(const double *v, size_t n)
 {
     double *sorted = mt_calloc(n, sizeof(double)), top = INFINITY;

@@ -9,14 +9,13 @@
 #include "base/strbuf.h"
 
 /**
- * Charts as SVG, written by hand: no script, no library, colours by CSS class so that one picture is good in
- * a dark and a light page (mt_chart_style). All functions append one <svg> element; text is escaped; a NaN
- * or infinite value is left out.
+ * Charts as SVG, without script or library. Colours are CSS classes, so that a picture fits dark and light pages
+ * (mt_chart_style). All functions append one <svg> element; text is escaped; NaN and infinite values are left out.
  */
 
-/** Style sheet of the classes used; `standalone` adds colours for an SVG file without a page around. */
+/** The style sheet of the classes used. */
 void mt_chart_style(struct mt_str *out);
-/** An SVG as a file of its own: the element with name space and style inside. */
+/** An SVG as a file of its own: the element, with name space and style sheet added. */
 void mt_chart_standalone(struct mt_str *out, const char *svg);
 
 struct mt_series {
@@ -34,7 +33,7 @@ struct mt_chart {
 };
 void mt_chart_lines(struct mt_str *out, const struct mt_chart *c);
 
-/** Stacked layers: y of series k is drawn on the sum of those before. Lines (dashed) are not stacked. */
+/** Stacked layers: y of series k is drawn on the sum of those before. Dashed series are lines, not stacked. */
 void mt_chart_stack(struct mt_str *out, const struct mt_chart *c);
 
 /** Points, and the line on which both are equal; both axes logarithmic. labels[i] is shown on hovering. */
@@ -61,9 +60,9 @@ struct mt_bar {
     const char *name;
     const struct mt_bar_part *parts;
     size_t n_parts;
-    double limit; /* a mark, 0: none */
+    double limit; /* a mark; 0: none */
 };
-/** Memory: one bar a tier, cut by use; each on a scale of its own. */
+/** Memory: one bar for each tier, divided by use; each bar has its own scale. */
 void mt_chart_memory(struct mt_str *out, const char *title, const struct mt_bar *bars, size_t n);
 
 struct mt_span {
@@ -72,7 +71,7 @@ struct mt_span {
     double begin, end; /* seconds */
     const char *name;
 };
-/** A step's time line: groups of lanes one above the other on one scale. */
+/** A step's time line: groups of lanes, one above the other, on one time scale. */
 void mt_chart_timeline(struct mt_str *out, const char *title, const char *const *groups, size_t n_groups,
                        const char *const *lanes, size_t n_lanes, const struct mt_span *spans, size_t n,
                        const char *const *legend, const int *legend_colour, size_t n_legend);

@@ -61,7 +61,7 @@ int mt_report_make(struct mt_report *out, const char *const *dirs, size_t n, str
         bool run = has(dirs[i], "metrics.jsonl");
         if (!run && !has(dirs[i], "sweep.json"))
             rc = mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                         "%s: neither metrics.jsonl of a run nor sweep.json of a sweep is there", dirs[i]);
+                         "%s has neither metrics.jsonl (of a run) nor sweep.json (of a sweep)", dirs[i]);
         if (!rc && run)
             rc = mt_run_data_read(&runs[n_runs], dirs[i], err);
         n_runs += !rc && run;

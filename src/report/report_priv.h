@@ -4,7 +4,7 @@
 
 #include "report/report.h"
 
-/** The columns of metrics.jsonl; a record that lacks one has NaN there. */
+/** Columns of metrics.jsonl; NaN in records that lack one. */
 enum {
     MT_COL_STEP,
     MT_COL_TOKENS,
@@ -27,7 +27,7 @@ enum mt_spread { MT_SPREAD_BALANCE, MT_SPREAD_ENTROPY, MT_SPREAD_IDLE, MT_SPREAD
 
 struct mt_run_data {
     char name[128];
-    double *col[MT_N_COLS]; /* [n] of training steps */
+    double *col[MT_N_COLS]; /* [n], by training step */
     size_t n;
     double *eval_step, *eval_loss; /* [n_eval] */
     size_t n_eval;
@@ -41,10 +41,10 @@ struct mt_run_data {
 int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err);
 void mt_run_data_finish(struct mt_run_data *r);
 
-/** Takes ownership of the text, which may be in a failed state. */
+/** Takes ownership of the text, which may have failed. */
 int mt_report_add(struct mt_report *r, const char *section, const char *name, struct mt_str *content,
                   struct mt_err *err);
-/** Panels of several runs at once, then of each alone. */
+/** Panels of all runs together, then of each run. */
 int mt_report_runs(struct mt_report *r, const struct mt_run_data *runs, size_t n, struct mt_err *err);
 int mt_report_sweep(struct mt_report *r, const char *name, const cJSON *table, struct mt_err *err);
 

@@ -79,7 +79,7 @@ static int read_metrics(struct mt_run_data *r, char *text, struct mt_err *err)
     if (!alloc_experts(r, lines) || !r->eval_step || !r->eval_loss)
         return mt_fail_nomem(err, "a report", lines * sizeof(double));
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        cJSON *o = cJSON_Parse(line); /* an incomplete last line */
+        cJSON *o = cJSON_Parse(line); /* NULL for an incomplete last line */
         const cJSON *step = mt_json_get(o, "step"), *eval = mt_json_get(o, "eval_loss");
         if (cJSON_IsNumber(step) && eval) {
             r->eval_step[r->n_eval] = step->valuedouble;
@@ -139,7 +139,7 @@ void mt_run_data_finish(struct mt_run_data *r)
     *r = (struct mt_run_data){{0}};
 }
 
-/* Exponential mean; starts at the first value, skips values that are not finite. */
+/* Exponential moving average; starts at the first value, skips values that are not finite. */
 static double *smooth(const double *v, size_t n)
 {
     double *out = mt_calloc(n + 1, sizeof(double)), mean = NAN;
@@ -160,7 +160,7 @@ static int add_lines(struct mt_report *r, const char *section, const char *name,
     return mt_report_add(r, section, name, &s, err);
 }
 
-/* Loss over steps, or over tokens: each step (faint), the running mean, and the evaluations. */
+/* Loss over steps, or over tokens: each step (faint), the moving average, and the evaluations. */
 static int add_loss(struct mt_report *r, const char *section, const struct mt_run_data *runs, size_t n,
                     int x, struct mt_err *err)
 {
@@ -210,7 +210,7 @@ static double number(const cJSON *o, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : NAN;
 }
 
-/* Where a step's time goes. Waits for the link lie within forward and backward and are taken out of them. */
+/* The parts of a step's time. Waits for the link are within forward and backward, and are subtracted from them. */
 static int add_step_stack(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     enum { DATA, WAIT, FWD, BWD, ADAM, SAID, N };

@@ -23,7 +23,7 @@ static const char *string(const cJSON *o, const char *key)
     return cJSON_IsString(v) ? v->valuestring : "";
 }
 
-/* Of an axis, which a file of others may write otherwise than we do. */
+/* Value of an axis; "" if the file does not have it as text, as we write it. */
 static const char *text_of(const cJSON *a)
 {
     return cJSON_IsString(a) ? a->valuestring : "";
@@ -50,7 +50,7 @@ static size_t index_of(struct values *l, const char *value)
     return l->n++;
 }
 
-/* A row's values on all axes but the first two: each combination gets a map of its own. */
+/* A row's values on all axes but the first two; each combination has a map of its own. */
 static void rest_of(char *buf, size_t len, const cJSON *row)
 {
     const cJSON *a;

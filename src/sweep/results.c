@@ -30,7 +30,7 @@ struct mt_stats mt_stats_of(const double *v, size_t n)
     return s;
 }
 
-/* The numbers of a run, once for writing and reading. */
+/* The numbers of a run, listed once for both writing and reading. */
 #define RUN_FIELDS(X)                                                                              \
     X(seconds) X(tok_s) X(t_fwd) X(t_bwd) X(t_wait) X(t_adam) X(h2d_bytes) X(d2h_bytes)            \
     X(device_bytes) X(peak_bytes) X(planned_bytes)
@@ -100,7 +100,7 @@ static double median_prediction(const struct mt_sweep_run *runs, size_t n)
     return median;
 }
 
-/* Of the runs that succeeded; `predicted` 0: each run's own prediction. */
+/* Ratios of the runs that succeeded; `predicted` 0: over each run's own prediction. */
 static struct mt_stats ratios_of(const struct mt_sweep_run *runs, size_t n, double predicted)
 {
     double *v = mt_calloc(n, sizeof(double));
@@ -331,7 +331,7 @@ static bool same_point(const cJSON *a, const cJSON *b)
            cJSON_Compare(mt_json_get(a, "axes"), mt_json_get(b, "axes"), true);
 }
 
-/* Two medians differ where the gap is beyond both spreads: two standard errors, and half a percent. */
+/* Two medians differ if the gap exceeds two standard errors and half a percent. */
 static const char *verdict(const cJSON *a, const cJSON *b, double *change)
 {
     double x = number(a, "measured_s"), y = number(b, "measured_s");

@@ -38,7 +38,7 @@ static void finish_list(struct mt_sweep_list *l)
     *l = (struct mt_sweep_list){0};
 }
 
-/* Sets or replaces; false where memory is short. */
+/* Sets or replaces a value; false: out of memory. */
 static bool set(struct mt_sweep_list *l, const char *key, const char *value)
 {
     char *copy = strdup(value);
@@ -95,7 +95,7 @@ static int add_dotted(struct mt_sweep_list *l, const char *file, int line, const
     char section[64];
     const char *dot = strchr(key, '.');
     if (!dot || (size_t)(dot - key) >= sizeof(section))
-        return usage(err, file, line, "neither a setting of the sweep nor SECTION.KEY", key);
+        return usage(err, file, line, "neither a setting of sweeps nor SECTION.KEY", key);
     snprintf(section, sizeof(section), "%.*s", (int)(dot - key), key);
     return add_key(l, file, line, section, dot + 1, value, err);
 }
@@ -121,19 +121,19 @@ static int sweep_setting(struct spec *p, const char *file, int line, const char 
         }
     if (!strcmp(key, "mode")) {
         s->zip = !strcmp(value, "zip");
-        return s->zip || !strcmp(value, "grid") ? 0 : usage(err, file, line, "mode is grid or zip", value);
+        return s->zip || !strcmp(value, "grid") ? 0 : usage(err, file, line, "mode must be grid or zip", value);
     }
     if (!strcmp(key, "on_oom")) {
         s->abort_on_oom = !strcmp(value, "abort");
         return s->abort_on_oom || !strcmp(value, "record")
                    ? 0
-                   : usage(err, file, line, "on_oom is record or abort", value);
+                   : usage(err, file, line, "on_oom must be record or abort", value);
     }
     if (!strcmp(key, "cooldown"))
-        return mt_parse_duration(value, &s->cooldown) ? 0 : usage(err, file, line, "a duration such as 10s", value);
+        return mt_parse_duration(value, &s->cooldown) ? 0 : usage(err, file, line, "cooldown must be a duration such as 10s", value);
     if (!strcmp(key, "spread")) {
         s->spread = atof(value) / 100;
-        return strchr(value, '%') && s->spread > 0 ? 0 : usage(err, file, line, "spread is N%", value);
+        return strchr(value, '%') && s->spread > 0 ? 0 : usage(err, file, line, "spread must be a share such as 3%", value);
     }
     *known = false;
     return 0;
@@ -244,7 +244,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
     struct mt_str ini = {0};
     char value[512], steps[32];
     if (s->n_jobs >= MAX_JOBS)
-        return mt_fail(err, MT_ERR_USAGE, -E2BIG, "a sweep of more than %d jobs", MAX_JOBS);
+        return mt_fail(err, MT_ERR_USAGE, -E2BIG, "the sweep has more than %d jobs: list fewer values, or pair them by mode = zip", MAX_JOBS);
     if (!mt_grow(&s->jobs, &p->cap_jobs, s->n_jobs + 1, sizeof(*s->jobs)))
         return mt_fail_nomem(err, "a sweep", s->n_jobs * sizeof(*s->jobs));
     struct mt_sweep_job *j = &s->jobs[s->n_jobs++];
@@ -258,7 +258,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
         item(value, sizeof(value), p->axes.p[i].value, at[i]);
         ok = set(&all, p->axes.p[i].key, value) && set(&j->axes, p->axes.p[i].key, value);
     }
-    /* that many steps, without evaluation, checkpoints or anything else that takes time */
+    /* just these steps, without evaluation, checkpoints or anything else that takes time */
     snprintf(steps, sizeof(steps), "%d", s->warmup_steps + s->steps);
     const char *fixed[][2] = {{"train.steps", steps},  {"train.epochs", ""},      {"train.tokens", ""},
                               {"eval.every", "0"},     {"eval.at_start", "off"},  {"data.eval", ""},
@@ -277,7 +277,7 @@ static int add_job(struct spec *p, const struct variant *v, const size_t *at, st
     return 0;
 }
 
-/* All points of one variant: the axes crossed, or side by side. */
+/* Adds a job for each point of a variant: axes crossed (grid) or paired (zip). */
 static int spread_out(struct spec *p, const struct variant *v, struct mt_err *err)
 {
     size_t *n = mt_calloc(2 * p->axes.n + 1, sizeof(*n)), *at = n ? n + p->axes.n : NULL;
@@ -292,7 +292,7 @@ static int spread_out(struct spec *p, const struct variant *v, struct mt_err *er
     for (bool more = true; !rc && more;) {
         rc = add_job(p, v, at, err);
         more = false;
-        for (size_t i = p->axes.n; i-- > 0;) { /* the last axis runs fastest */
+        for (size_t i = p->axes.n; i-- > 0;) { /* the last axis varies fastest */
             bool carry = ++at[i] == n[i];
             more |= !carry;
             if (carry)

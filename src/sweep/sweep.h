@@ -11,9 +11,9 @@
 #include "base/strbuf.h"
 
 /**
- * Benchmark sweeps. A sweep file names a base configuration ([global] include = base.ini, or its sections
- * written right here), axes over any keys ([sweep], "train.micro_batch = 1, 2, 4"; mode = grid crosses
- * them, zip pairs them), and variants of all of that ([job NAME], dotted keys).
+ * Benchmark sweeps. A sweep file has a base configuration ([global] include = base.ini, or its own sections), axes
+ * over any keys ([sweep], "train.micro_batch = 1, 2, 4"; mode = grid crosses them, zip pairs them), and variants of
+ * all that ([job NAME], dotted keys).
  */
 struct mt_sweep_pair {
     char *key, *value; /* "train.micro_batch", "4" */
@@ -24,8 +24,8 @@ struct mt_sweep_list {
 };
 
 struct mt_sweep_job {
-    char name[64];             /* of [job NAME], "" where there are none */
-    struct mt_sweep_list axes; /* this job's point */
+    char name[64];             /* of [job NAME]; "" in a sweep without variants */
+    struct mt_sweep_list axes; /* this job's values on the axes */
     char *ini;                 /* its whole configuration */
     char hash[17];             /* of the configuration and of how it is measured */
 };
@@ -33,18 +33,18 @@ struct mt_sweep_job {
 struct mt_sweep {
     bool zip;
     int warmup_steps, steps, repeat, max_repeat;
-    double spread;             /* deviation over median above which a job is run again */
+    double spread;             /* a job is run again while deviation / median is above this */
     double cooldown;           /* pause before each run, in seconds */
     bool abort_on_oom;
     struct mt_sweep_job *jobs;
     size_t n_jobs;
 };
 
-/** Reads a sweep file and spreads it out. Errors (MT_ERR_USAGE) name file, line and key. */
+/** Reads a sweep file and makes the list of its jobs. Errors (MT_ERR_USAGE) name file, line and key. */
 int mt_sweep_read(struct mt_sweep *out, const char *path, struct mt_err *err);
 void mt_sweep_finish(struct mt_sweep *s);
 
-/** Of n > 0 values; deviation is that of a sample (0 for one value). */
+/** Statistics of n > 0 values; deviation is the sample standard deviation (0 for one value). */
 struct mt_stats {
     double median, min, max, mean, deviation;
     size_t n;
@@ -59,10 +59,10 @@ struct mt_sweep_run {
     double device_bytes;  /* device memory as planned */
     double peak_bytes;    /* largest resident set of the process; 0: not known for this run alone */
     double planned_bytes; /* host memory as planned before it began, arena included */
-    double predicted, ratio; /* by the rates of the very time: medians over steps of what they predict, and of measured
-                                over predicted; 0: none. Not kept */
+    double predicted, ratio; /* predicted with rates measured during the run: medians over steps of the prediction, and
+                                of measured / predicted; 0: none. Not saved */
 };
-/** The prediction for a job; seconds 0: there is none. */
+/** The prediction for a job; seconds 0: none. */
 struct mt_sweep_prediction {
     double seconds, device_bytes, host_bytes, model_flops, peak_flops, tokens;
     char bound[2][24]; /* forward, backward */
@@ -70,7 +70,7 @@ struct mt_sweep_prediction {
 };
 int mt_sweep_run_save(const struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err);
-/** -ENOENT where there is none. */
+/** -ENOENT: this run is not saved. */
 int mt_sweep_run_load(struct mt_sweep_run *r, const char *dir, const char *hash, int k,
                       struct mt_err *err);
 
@@ -79,8 +79,8 @@ struct mt_sweep_row {
     const struct mt_sweep_job *job;
     char status[64];
     struct mt_stats seconds;
-    struct mt_stats ratio;   /* measured over predicted: each run's own, or over the job's prediction; n 0: none */
-    struct mt_sweep_run run; /* the one of the median */
+    struct mt_stats ratio;   /* measured / predicted, by each run's own prediction or the job's; n 0: none */
+    struct mt_sweep_run run; /* the run with the median time */
     struct mt_sweep_prediction predicted;
 };
 void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
@@ -90,10 +90,10 @@ void mt_sweep_row_fill(struct mt_sweep_row *row, const struct mt_sweep_job *job,
 void mt_sweep_csv(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
 void mt_sweep_markdown(struct mt_str *out, const struct mt_sweep_row *rows, size_t n);
 cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n);
-/** Median and worst of |ratio - 1| over rows that have one; n 0: none. */
+/** Statistics of |ratio - 1| over rows that have a ratio; n 0: none. */
 struct mt_stats mt_sweep_error(const struct mt_sweep_row *rows, size_t n);
 
-/** Two tables (as written by mt_sweep_json): appends a Markdown table of what changed beyond the noise. */
+/** Compares two tables written by mt_sweep_json(): appends a Markdown table of what changed beyond the noise. */
 void mt_sweep_compare(struct mt_str *out, const cJSON *a, const cJSON *b);
 
 #endif
