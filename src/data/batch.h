@@ -9,7 +9,7 @@
 #include "base/err.h"
 
 /**
- * One micro-batch in host memory: documents laid end to end, no padding. Capacities are fixed at
+ * One micro-batch in host memory: documents one after the other, without padding. Capacities are fixed by
  * mt_batch_init(). Targets are shifted here: token i predicts token i + 1 of its document, and the last
  * token of a document predicts nothing.
  */
@@ -18,7 +18,7 @@ struct mt_batch {
     size_t n_tokens, n_docs, max_doc_len;
     size_t n_loss;         /* rows with a target */
     int32_t *ids;          /* [n_tokens] */
-    int32_t *positions;    /* [n_tokens] restart at 0 in each document */
+    int32_t *positions;    /* [n_tokens] from 0 in each document */
     int32_t *cu_seqlens;   /* [n_docs + 1] */
     int32_t *loss_rows;    /* [n_loss] ascending token indices */
     int32_t *targets;      /* [n_loss] */
@@ -27,24 +27,24 @@ struct mt_batch {
     int32_t *run_ids;      /* [n_runs] */
     int32_t *run_starts;   /* [n_runs + 1] */
     int32_t *order;        /* [n_tokens] */
-    int32_t *scratch;      /* of the sort */
+    int32_t *scratch;      /* for the sort */
 };
 
 int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct mt_err *err);
 void mt_batch_finish(struct mt_batch *b);
 void mt_batch_clear(struct mt_batch *b);
-/** Appends a document; trained[i] != 0: token i is a target (its predecessor's row gets a loss).
- * trained NULL: all are. -ENOSPC where it does not fit. */
+/** Appends a document; trained[i] != 0: token i is a target, so the row of the token before it has a loss; NULL: all
+ * are. -ENOSPC: it does not fit. */
 int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
                  int32_t sample, struct mt_err *err);
-/** Sorts the tokens by id (stable, counting or radix sort); call when all documents are in. */
+/** Sorts the tokens by id (stable); call when all documents are added. */
 int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 
 /** The micro-batches of one optimizer step. */
 struct mt_step_data {
     struct mt_batch *micro; /* [cap] */
-    size_t cap, n;          /* n may be smaller in the last step of an epoch */
-    uint64_t step;           /* its number, from 0 */
+    size_t cap, n;          /* n: micro-batches of this step, fewer in the last step of an epoch */
+    uint64_t step;          /* number of the step, from 0 */
     size_t n_tokens, n_loss; /* sums over the n micro-batches */
 };
 

@@ -56,7 +56,7 @@ static int is_code(const struct dirent *e)
     return dot && (!strcmp(dot, ".py") || !strcmp(dot, ".jinja"));
 }
 
-/* All files of a folder that are code or templates, by name. */
+/* Hashes all files of a folder that are code or templates, in order of their names. */
 static void hash_folder(XXH3_state_t *state, const char *dir)
 {
     struct dirent **names = NULL;
@@ -72,7 +72,7 @@ static void hash_folder(XXH3_state_t *state, const char *dir)
     free(names);
 }
 
-/* Everything but the file that the helper's tokens depend on. */
+/* Hashes everything but the data file that the helper's tokens depend on. */
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
     static const char *const files[] = {"tokenizer.json",          "tokenizer_config.json",
@@ -111,7 +111,7 @@ struct wanted {
     bool helper;
 };
 
-/* As a build with shards of that version knows the source. */
+/* The source's hash as a build that makes shards of `version` computes it. */
 static int hash_source(struct wanted *w, const struct mt_source_file *f, const struct mt_dataset_params *p, int version,
                        struct mt_err *err)
 {
@@ -282,13 +282,13 @@ static bool open_whole(struct mt_shard *s, const struct wanted *w)
         return false;
     if (!mt_shard_verify(s, w->path, &why))
         return true;
-    if (s->header->content_sum) /* else whoever made it was killed before it was sealed */
-        mt_warn("%s; it is made again", why.msg);
+    if (s->header->content_sum) /* 0: the process that made it was killed before it wrote the checksums */
+        mt_warn("%s; making it again", why.msg);
     mt_shard_close(s);
     return false;
 }
 
-/* Makes missing shards, with the lock held: first those that C code reads, then all others in one run of the
+/* Makes missing shards, with the lock held: first those of files that C code reads, then all others in one run of the
  * helper. */
 static int make_missing(struct mt_shard *shards, bool *made, const struct wanted *want,
                         const struct mt_source_list *l, const struct mt_dataset_params *p,

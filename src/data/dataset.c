@@ -10,7 +10,7 @@
 #include "data/cache.h"
 #include "data/samples.h"
 
-/* A sample as training sees it: a part of a shard's tokens, at most seq_len of them. */
+/* A sample of training: a range of a shard's tokens, at most seq_len of them. */
 struct view {
     uint64_t start;
     uint32_t len;
@@ -19,7 +19,7 @@ struct view {
 struct part {
     struct mt_shard shard;
     struct mt_data_source pub;
-    struct view *views; /* NULL: the shard's samples as they are */
+    struct view *views; /* NULL: the shard's samples unchanged */
     size_t cap;
 };
 
@@ -104,11 +104,11 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
         return 0;
     case MT_OVERLONG_ERROR:
     default:
-        return 0; /* all are counted before the error is reported */
+        return 0; /* so that all are counted before the error is reported */
     }
 }
 
-/* The samples that rows are made of: the shard's, with over-long ones treated as the configuration says. */
+/* The samples of training: the shard's, with overlong ones treated as data.overlong says. */
 static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_params *dp,
                      struct mt_err *err)
 {
@@ -154,7 +154,7 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
 }
 
-/* Errors that show only when all files have been read. */
+/* Errors that are known only when all files have been read. */
 static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = &d->stats;
@@ -168,7 +168,7 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
     if (!s->n_samples && s->n_dropped + s->n_overlong)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
-                       "no sample is left: %llu are longer than data.seq_len = %zu (%s)",
+                       "no sample is left: %llu are longer than data.seq_len = %zu (%s): raise it",
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
     if (!s->n_samples)
         return mt_fail(err, MT_ERR_INPUT, -ENODATA,
@@ -176,7 +176,7 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
                                       : "the data files hold no samples%s",
                        s->n_untrained ? at : "");
     if (s->n_samples > INT32_MAX)
-        return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples are more than the 2^31 - 1 there may be",
+        return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples: at most 2^31 - 1 are supported",
                        (unsigned long long)s->n_samples);
     if (s->n_untrained * 100 > s->n_samples + s->n_untrained)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
@@ -205,13 +205,13 @@ static uint64_t hash_whole(const mt_dataset *d, const struct mt_dataset_params *
     return h | 1;
 }
 
-/* What builds before may have called a part. */
+/* Hashes that earlier builds may have given a part's source. */
 struct old_hashes {
     uint64_t hash[MT_CACHE_OLD_HASHES];
     size_t n;
 };
 
-/* Is `hash` what some choice of them gives, from part `part` on? */
+/* Whether some choice of them, for the parts from `part` on, gives `hash`. */
 static bool is_old(const mt_dataset *d, const struct old_hashes *old, size_t part, uint64_t so_far, uint64_t hash)
 {
     if (part == d->n_parts)

@@ -21,8 +21,8 @@ struct mt_dataset_params {
     enum mt_cfg_overlong overlong;
     size_t seq_len;
     size_t vocab;                    /* of the model: a larger id is an error */
-    const char *cache_dir;           /* token shards; created */
-    const char *model_dir;           /* NULL where the data need no tokenizer */
+    const char *cache_dir;           /* of token shards; created if missing */
+    const char *model_dir;           /* NULL if the data need no tokenizer */
     const char *template_;           /* chat template: "model", a built-in name, a file; NULL = "model" */
     enum mt_cfg_train_on train_on;
     int n_processes;                 /* that make tokens; 0 means 1 */
@@ -30,24 +30,24 @@ struct mt_dataset_params {
 
 /**
  * A tokenised data set: memory-mapped token shards, one for each file (made when missing or stale), and a view of
- * the samples in them that keeps none longer than seq_len. Immutable once opened: any thread may read.
+ * their samples in which none is longer than seq_len. Immutable once opened: any thread may read.
  */
 typedef struct mt_dataset mt_dataset;
 
 struct mt_dataset_stats {
     uint64_t n_samples, n_tokens, n_trained, max_len; /* n_trained: tokens that get a loss */
     uint64_t n_overlong, n_dropped, n_truncated, n_split; /* whole samples */
-    uint64_t n_untrained; /* samples left out: no loss token */
-    uint64_t n_endless;   /* samples that train no token that ends a turn */
+    uint64_t n_untrained; /* samples left out, as none of their tokens has a loss */
+    uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
     uint64_t longest;     /* tokens of the longest sample, before it is cut */
     bool from_cache;
-    const char *format; /* the one detected; "mixed" where files differ */
+    const char *format; /* the format detected; "mixed" if files differ */
 };
 
 /** A file of the data set: its samples are [first, first + stats.n_samples). */
 struct mt_data_source {
     const char *path;
-    double weight; /* times an epoch visits each sample */
+    double weight; /* how often an epoch visits each sample */
     uint64_t first;
     struct mt_dataset_stats stats;
 };
@@ -59,18 +59,18 @@ size_t mt_dataset_n_sources(const mt_dataset *d);
 const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
 /** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. */
 uint64_t mt_dataset_hash(const mt_dataset *d);
-/** Is `hash` of these data? Also as builds before gave it, which hashed files and code instead of tokens. The
- * tokenizer, model_dir and template_ that it was opened with must still be there. */
+/** Whether `hash` is the hash of these data: today's, or that of earlier builds, which hashed files and code instead of
+ * tokens. The tokenizer, model_dir and template_ that it was opened with must still exist. */
 bool mt_dataset_is(const mt_dataset *d, uint64_t hash);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
-/** Into `ids` and `trained` (caller's, of seq_len elements); *n of them. For training: an error where the token cache
- * cannot be read any more. */
+/** Copies a sample to `ids` and `trained` (the caller's, of seq_len elements); *n: its tokens. For training: fails if
+ * the token cache can no longer be read, where a mapping would end the process. */
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err);
-/** Where a sample comes from, "data.jsonl:12"; returns buf. */
+/** The place that a sample comes from, "data.jsonl:12"; returns buf. */
 const char *mt_dataset_place(const mt_dataset *d, uint64_t i, char *buf, size_t len);
 
-/** Which samples are held out: by a hash of their tokens, so that the choice is stable across runs. */
+/** One side of a split: samples are held out by a hash of their tokens, so that the choice is the same in every run. */
 struct mt_split {
     uint32_t *samples; /* ascending */
     uint64_t n;
@@ -86,19 +86,19 @@ struct mt_sampler_params {
     const struct mt_split *split; /* NULL: all samples; borrowed */
     size_t seq_len;
     size_t rows_per_step;  /* sequences of one optimizer step */
-    size_t micro_batch;    /* sequences of one micro-batch; divides the step into ceil() parts */
+    size_t micro_batch;    /* sequences of one micro-batch; the last one of a step may have fewer */
     bool packing, shuffle; /* packing: best fit decreasing in a window; else one sample a row */
     uint64_t seed;
     bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
 };
 
 /**
- * Decides which rows make which step. Rows (one or several samples of at most seq_len tokens in all) are made
- * once, in a fixed order; each epoch visits them in another counter-based permutation, so any step is
- * found in O(1) and a resume needs nothing but the step's number.
+ * Decides which rows each step has. Rows (one or more samples, at most seq_len tokens in all) are made once, in a
+ * fixed order; each epoch visits them in another counter-based permutation, so that any step is found in O(1) and a
+ * resume needs nothing but the step's number.
  *
- * Weights: files of one weight w are packed together; of their R rows an epoch visits round(w R), going
- * through them again and again, in another order each time, so that none comes twice before all came once.
+ * Weights: files of the same weight w are packed together. An epoch visits round(w R) of their R rows, pass after pass,
+ * each pass in another order, so that no row is visited twice before all are visited once.
  */
 typedef struct mt_sampler mt_sampler;
 
@@ -110,13 +110,13 @@ uint64_t mt_sampler_rows_per_epoch(const mt_sampler *s);
 uint64_t mt_sampler_steps_per_epoch(const mt_sampler *s);
 /** Tokens in rows / (rows * seq_len). */
 double mt_sampler_efficiency(const mt_sampler *s);
-/** Documents a row holds at most: the capacity a micro-batch needs is micro_batch times that. */
+/** Most documents in a row: a micro-batch needs a capacity of micro_batch times that. */
 size_t mt_sampler_max_docs_per_row(const mt_sampler *s);
 /** Allocates buffers for a step; release them with mt_step_data_finish(). */
 int mt_step_data_init(struct mt_step_data *sd, const mt_sampler *s, struct mt_err *err);
 void mt_step_data_finish(struct mt_step_data *sd);
-/** Fills the micro-batches of step `step` (from 0, over all epochs). The last step of an epoch is
- * smaller where the rows do not divide. */
+/** Fills the micro-batches of step `step` (from 0, over all epochs). The last step of an epoch is smaller if its rows
+ * are not a multiple of rows_per_step. */
 int mt_sampler_fill(mt_sampler *s, uint64_t step, struct mt_step_data *out, struct mt_err *err);
 
 #endif

@@ -141,7 +141,7 @@ static enum mt_err_kind kind_of(const char *name)
     return strcmp(name, "usage") ? MT_ERR_RUNTIME : MT_ERR_USAGE;
 }
 
-/* Handles one line of the helper's output; 1 where it is the last. */
+/* Handles one line of the helper's output; returns 1 for the last line. */
 static int on_line(const char *line, size_t len, const char *script, int *result,
                    void (*on_event)(void *, const cJSON *), void *ctx, struct mt_err *err)
 {
@@ -176,9 +176,9 @@ static int died(const char *script, int status, int errors, struct mt_err *err)
         n = 0;
     tail[n] = 0;
     if (WIFSIGNALED(status))
-        return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s was ended by signal %d (%s) %s", script,
+        return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s was killed by signal %d (%s) %s", script,
                        WTERMSIG(status), strsignal(WTERMSIG(status)), tail);
-    return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s ended with %d: ...%s", script,
+    return mt_fail(err, MT_ERR_RUNTIME, -ECHILD, "%s failed with exit code %d: ...%s", script,
                    WEXITSTATUS(status), tail);
 }
 
@@ -201,7 +201,7 @@ static int converse(pid_t pid, int out, int errors, const char *script,
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     if (WIFEXITED(status) && WEXITSTATUS(status) == 127 && !last)
-        return no_environment(script, "no Python there", err);
+        return no_environment(script, "its Python cannot be started", err);
     return last ? result : died(script, status, errors, err);
 }
 
@@ -214,7 +214,7 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
     pid_t pid = -1;
     if (!script || !mt_path_exists(script)) {
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                     "the data helper is not found (%s): set MEGATRAIN_DATA_HELPER to its path",
+                     "cannot find the data helper (%s): set MEGATRAIN_DATA_HELPER to its path",
                      script ? script : SCRIPT);
         goto done;
     }

@@ -12,16 +12,16 @@ enum { NOTHING = -1 };
 struct mt_loader {
     mt_sampler *sampler;
     uint64_t end_step;
-    struct mt_step_data data[2]; /* one lent to the caller, one ahead */
+    struct mt_step_data data[2]; /* one is lent to the caller, one is filled ahead */
     pthread_t thread;
     bool started;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int ahead;         /* index of the buffer that the thread fills */
-    int64_t wanted;    /* step that is wanted; NOTHING: none */
+    int64_t wanted;    /* step to make; NOTHING: none */
     int64_t made;      /* step that is ready; NOTHING: none */
-    int rc;            /* of making it */
+    int rc;            /* result of making it */
     struct mt_err err;
     bool quit;
 };
@@ -102,7 +102,7 @@ int mt_loader_get(mt_loader *l, uint64_t step, const struct mt_step_data **out, 
 {
     pthread_mutex_lock(&l->lock);
     if (l->wanted != (int64_t)step) {
-        while (l->wanted != NOTHING && l->made != l->wanted) /* the step under way is dropped */
+        while (l->wanted != NOTHING && l->made != l->wanted) /* waits for another step in the making, and drops it */
             pthread_cond_wait(&l->changed, &l->lock);
         l->wanted = (int64_t)step;
         pthread_cond_broadcast(&l->changed);

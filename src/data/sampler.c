@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows are packed best-fit decreasing, a window of samples at a time, with the rows of earlier windows
- * still open: near the quality of one big sort, in bounded time. Open rows are kept in lists by free tokens; a
- * bitmap over those lengths finds the tightest fit.
+ * Rows are packed best-fit decreasing, a window of samples at a time; rows of earlier windows stay open. This packs
+ * nearly as well as sorting all samples, in bounded time. Open rows are kept in lists by free tokens; a bitmap over
+ * these lengths finds the tightest fit.
  *
  * Files of different weights are packed separately, in groups; each group's rows are one range.
  */
@@ -18,33 +18,33 @@ enum { WINDOW = 8192, STREAM_ORDER = 1, STREAM_GROUP = 16, STREAM_EPOCH = 1000 }
 
 static const uint64_t STREAM_MIX = UINT64_C(1) << 60;
 
-/* Samples of one weight: a range of the list of samples, packed into a range of rows. */
+/* Samples of the same weight: a range of the list of samples, packed into a range of rows. */
 struct group {
     double weight;
     uint64_t first, n_samples;
     uint64_t first_row, n_rows;
-    uint64_t n_visits; /* of its rows in an epoch */
+    uint64_t n_visits; /* visits of its rows in an epoch */
 };
 
 struct mt_sampler {
     struct mt_sampler_params p;
     uint64_t n_samples, n_rows, n_tokens;
-    uint64_t n_visits;    /* rows of an epoch */
-    uint32_t *list;       /* samples by group; NULL where there is one group */
+    uint64_t n_visits;    /* rows that an epoch visits */
+    uint32_t *list;       /* samples by group; NULL if there is one group */
     struct group *groups;
     size_t n_groups;
     uint64_t *row_start;  /* items of row r: [row_start[r], row_start[r + 1]) */
     uint32_t *items;
     size_t max_docs;
-    uint8_t *trained; /* mask of the sample under way */
+    uint8_t *trained; /* mask of the current sample */
     uint32_t *ids;    /* and its tokens */
 };
 
 struct packer {
     mt_sampler *s;
     const struct group *g;
-    uint32_t *row_of, *next;       /* row of the sample at each place of the order; next row of a row's list */
-    uint32_t *head;                /* by free tokens: first row, or NONE */
+    uint32_t *row_of, *next;       /* row of the sample at each place of the order; next row in a row's list */
+    uint32_t *head;                /* by free tokens: first row of the list, or NONE */
     uint64_t *bitmap;
     struct item {
         uint64_t place;
@@ -75,29 +75,29 @@ static int longest_first(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-static void push_row(struct packer *k, uint32_t row, size_t room)
+static void push_row(struct packer *k, uint32_t row, size_t n_free)
 {
-    k->next[row] = k->head[room];
-    k->head[room] = row;
-    k->bitmap[room / 64] |= UINT64_C(1) << (room % 64);
+    k->next[row] = k->head[n_free];
+    k->head[n_free] = row;
+    k->bitmap[n_free / 64] |= UINT64_C(1) << (n_free % 64);
 }
 
-/* Takes the row with the fewest free tokens that suffice, or opens one; *room is what it had free. */
-static uint32_t take_row(struct packer *k, size_t len, size_t *room)
+/* Takes the row with the fewest free tokens that suffice, or opens one; *n_free: its free tokens. */
+static uint32_t take_row(struct packer *k, size_t len, size_t *n_free)
 {
     size_t words = k->s->p.seq_len / 64 + 1;
     uint64_t bits = k->bitmap[len / 64] & (~UINT64_C(0) << (len % 64));
     for (size_t w = len / 64; w < words; bits = ++w < words ? k->bitmap[w] : 0) {
         if (!bits)
             continue;
-        *room = w * 64 + (size_t)__builtin_ctzll(bits);
-        uint32_t row = k->head[*room];
-        k->head[*room] = k->next[row];
-        if (k->head[*room] == NONE)
-            k->bitmap[w] &= ~(UINT64_C(1) << (*room % 64));
+        *n_free = w * 64 + (size_t)__builtin_ctzll(bits);
+        uint32_t row = k->head[*n_free];
+        k->head[*n_free] = k->next[row];
+        if (k->head[*n_free] == NONE)
+            k->bitmap[w] &= ~(UINT64_C(1) << (*n_free % 64));
         return row;
     }
-    *room = k->s->p.seq_len;
+    *n_free = k->s->p.seq_len;
     return (uint32_t)k->s->n_rows++;
 }
 
@@ -107,7 +107,7 @@ static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err
     for (size_t i = 0; i < n; i++) {
         size_t len = mt_dataset_sample(s->p.data, sample_at(s, k->g, first + i), NULL, NULL);
         if (len > s->p.seq_len)
-            return mt_fail(err, MT_ERR_INPUT, -E2BIG, "a sample of %zu tokens in rows of %zu", len,
+            return mt_fail(err, MT_ERR_INPUT, -E2BIG, "a sample of %zu tokens does not fit rows of %zu", len,
                            s->p.seq_len);
         k->window[i] = (struct item){first + i, len};
         s->n_tokens += len;
@@ -115,11 +115,11 @@ static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err
     if (s->p.packing)
         qsort(k->window, n, sizeof(k->window[0]), longest_first);
     for (size_t i = 0; i < n; i++) {
-        size_t room = s->p.seq_len, len = k->window[i].len;
-        uint32_t row = s->p.packing ? take_row(k, len, &room) : (uint32_t)s->n_rows++;
+        size_t n_free = s->p.seq_len, len = k->window[i].len;
+        uint32_t row = s->p.packing ? take_row(k, len, &n_free) : (uint32_t)s->n_rows++;
         k->row_of[k->window[i].place] = row;
-        if (s->p.packing && room - len > 1) /* a single token cannot be trained */
-            push_row(k, row, room - len);
+        if (s->p.packing && n_free - len > 1) /* a sample of one token trains nothing */
+            push_row(k, row, n_free - len);
     }
     return 0;
 }
@@ -144,7 +144,7 @@ static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *er
     return 0;
 }
 
-/* Rows of one group, after those of the groups before it. */
+/* Packs a group into rows, after the rows of the groups before it. */
 static int pack_group(struct packer *k, struct group *g, struct mt_err *err)
 {
     mt_sampler *s = k->s;
@@ -189,7 +189,7 @@ static int pack(mt_sampler *s, struct mt_err *err)
     return rc;
 }
 
-/* The group of a weight, added where it is new. There are at most as many as files. */
+/* The group of a weight; adds it if it is new. There are at most as many groups as files. */
 static struct group *group_of(mt_sampler *s, double weight)
 {
     for (size_t i = 0; i < s->n_groups; i++)
@@ -204,7 +204,7 @@ static uint64_t listed(const mt_sampler *s, uint64_t i)
     return s->p.split ? s->p.split->samples[i] : i;
 }
 
-/* Sorts the samples by the weight of their file; both run in ascending order. */
+/* Sorts the samples into groups by the weight of their file; samples and files are in ascending order. */
 static int make_groups(mt_sampler *s, struct mt_err *err)
 {
     size_t n_sources = mt_dataset_n_sources(s->p.data);
@@ -333,10 +333,10 @@ static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_er
     return rc;
 }
 
-/* The row that the i-th visit of an epoch goes to. */
+/* The row of the i-th visit of an epoch. */
 static uint64_t row_at(const mt_sampler *s, uint64_t epoch, uint64_t i)
 {
-    if (s->p.shuffle && s->n_groups > 1) /* rows of all groups mixed */
+    if (s->p.shuffle && s->n_groups > 1) /* mixes the rows of all groups */
         i = mt_permute(i, s->n_visits, s->p.seed, STREAM_MIX + epoch);
     const struct group *g = s->groups;
     while (i >= g->n_visits)

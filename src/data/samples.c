@@ -44,11 +44,11 @@ void mt_note_place(char *list, size_t size, const char *where)
     int commas = 0;
     for (size_t i = 0; i < len; i++)
         commas += list[i] == ',';
-    if (commas < 2) /* of a long path, keep the end */
+    if (commas < 2) /* only the end of a long path */
         snprintf(list + len, size - len, "%s%s", len ? ", " : "", where + (n > 48 ? n - 48 : 0));
 }
 
-/* Ends the sample that is being built. */
+/* Completes the sample that is being built. */
 static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t place,
                          struct mt_err *err)
 {
@@ -71,7 +71,7 @@ static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t
 static int need_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
 {
     if (!r->bytes)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format and the sample do not agree",
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format does not match the sample",
                        where);
     if (r->vocab < MT_BYTE_VOCAB)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
@@ -113,7 +113,7 @@ static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *w
     return rc ? rc : push(r, MT_BYTE_EOS, true, err);
 }
 
-/* Tokens whose attention_mask is 0 are padding: they are cut off at both ends, [*first, *end) stays. */
+/* Tokens with an attention_mask of 0 are padding, which is removed at both ends: [*first, *end) stays. */
 static int find_padding(const cJSON *mask, size_t n, const char *where, size_t *first, size_t *end, struct mt_err *err)
 {
     size_t i = 0, ones = 0;
@@ -132,7 +132,7 @@ static int find_padding(const cJSON *mask, size_t n, const char *where, size_t *
     if (!ones || *end - *first != ones)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        ones ? "%s: \"attention_mask\" is 0 between tokens that are not padding, which is not supported"
-                            : "%s: \"attention_mask\" is 0 everywhere",
+                            : "%s: \"attention_mask\" is 0 for every token",
                        where);
     return 0;
 }
@@ -206,10 +206,10 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
         break;
     case MT_FORMAT_AUTO:
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: the sample's keys fit no known format: set data.format",
+                       "%s: the sample's keys match no known format: set data.format",
                        where);
     default:
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample is not of data.format = %s", where,
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the sample does not have data.format = %s", where,
                        mt_format_name(r->format));
     }
     return rc ? rc : finish_sample(r, where, place, err);
@@ -233,7 +233,7 @@ static int read_lines(struct mt_sample_reader *r, FILE *f, const char *path, str
         cJSON *o = NULL;
         snprintf(where, sizeof(where), "%s:%zu", path, number);
         if (memchr(line, 0, n))
-            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: a zero byte in the line", where);
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the line contains a zero byte", where);
         if (!rc)
             rc = mt_json_parse(&o, line, n, path, MT_ERR_INPUT, err);
         if (rc == -EINVAL && !o && !memchr(line, 0, n)) {
@@ -267,7 +267,7 @@ static int read_array(struct mt_sample_reader *r, const char *path, struct mt_er
     return rc;
 }
 
-/* One text, however long: rows are cut from it later. */
+/* The file is one text, however long; rows are cut from it later. */
 static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, struct mt_read_progress *progress,
                       struct mt_err *err)
 {
@@ -279,7 +279,7 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     r->header.flags = MT_SHARD_PLAIN_TEXT;
     while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
         if (got == 1 && !r->out->n_tokens)
-            break; /* all of the file: nothing predicts it */
+            break; /* the file is one byte, which nothing predicts */
         mt_read_progress_add(progress, got);
         for (size_t i = 0; i < got; i++)
             ids[i] = buf[i];

@@ -6,16 +6,16 @@
 #include "data/shard.h"
 
 /**
- * What turns a file into samples of a shard without the data helper: token ids, and text and pairs of
- * strings as bytes.
+ * Turns a file into samples of a shard without the data helper: token ids, and text or pairs of strings with the
+ * byte tokenizer.
  */
 struct mt_sample_reader {
-    enum mt_cfg_format format; /* detected by the first sample, AUTO before that */
+    enum mt_cfg_format format; /* AUTO until the first sample decides */
     bool bytes;                /* the byte tokenizer */
     size_t vocab;              /* of the model: a larger id is an error */
     struct mt_shard_writer *out;
     struct mt_shard_header header; /* counts and format, for mt_shard_writer_commit() */
-    uint32_t *ids;                 /* the sample under way */
+    uint32_t *ids;                 /* of the current sample */
     uint8_t *mask;
     size_t n, cap_ids, cap_mask;
 };
@@ -24,7 +24,7 @@ struct mt_sample_reader {
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err);
 void mt_samples_finish(struct mt_sample_reader *r);
 const char *mt_format_name(enum mt_cfg_format f);
-/** Adds a place to a list of at most three, truncated where the buffer is full. */
+/** Adds a place to a list of at most three, truncated to the size of the buffer. */
 void mt_note_place(char *list, size_t size, const char *where);
 
 #endif

@@ -14,11 +14,11 @@
 
 enum { HEADER = MT_SHARD_HEADER_BYTES };
 
-_Static_assert(sizeof(struct mt_shard_header) <= HEADER, "the header has its page");
+_Static_assert(sizeof(struct mt_shard_header) <= HEADER, "the header must fit its page");
 
 static int not_whole(struct mt_err *err, const char *path, const char *what)
 {
-    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a whole token shard: %s", path, what);
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a complete token shard: %s", path, what);
 }
 
 static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_err *err)
@@ -37,14 +37,14 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     if (tokens < h->n_tokens || !mt_add_size(total, tokens, &total) ||
         !mt_add_size(total, mask, &total) || !mt_add_size(total, offsets, &total) ||
         !mt_add_size(total, places, &total) || total != s->map_bytes)
-        return not_whole(err, path, "its size is not what its header says");
+        return not_whole(err, path, "the size of the file does not match its header");
     s->header = h;
     s->tokens = (const uint32_t *)((const char *)s->map + HEADER);
     s->mask = (const uint8_t *)s->map + HEADER + tokens;
     s->offsets = (const uint64_t *)((const char *)s->map + HEADER + tokens + mask);
     s->places = s->offsets + h->n_samples + 1;
     if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)))
-        return not_whole(err, path, "a name in it does not end");
+        return not_whole(err, path, "a name in it has no end");
     for (uint64_t i = 0; i < h->n_samples; i++) {
         if (s->offsets[i] > s->offsets[i + 1])
             return not_whole(err, path, "sample offsets go backwards");
@@ -56,7 +56,7 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     return 0;
 }
 
-/* For training, which must not look at the mapping. */
+/* For training, which must not read the mapping (mt_shard_read()). */
 static int copy_offsets(struct mt_shard *s, struct mt_err *err)
 {
     size_t n = s->header->n_samples + 1;
@@ -105,7 +105,7 @@ static int read_at(const struct mt_shard *s, void *dst, size_t n, size_t at, str
             continue;
         if (got <= 0)
             return mt_fail(err, MT_ERR_RUNTIME, got < 0 ? -errno : -ENODATA, "cannot read the token cache at byte %zu: %s",
-                           at, got < 0 ? strerror(errno) : "its file was cut off");
+                           at, got < 0 ? strerror(errno) : "the file was truncated");
         p += got;
         n -= (size_t)got;
         at += (size_t)got;
@@ -138,7 +138,7 @@ void mt_shard_close(struct mt_shard *s)
     *s = (struct mt_shard){0};
 }
 
-/* Sums of the two parts of a shard. */
+/* Checksums of the two parts of a shard. */
 static void sum_parts(const struct mt_shard *s, const char *what, uint64_t *content, uint64_t *places)
 {
     enum { CHUNK = 16 << 20 };
@@ -171,7 +171,7 @@ int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *e
     sum_parts(s, what, &content, &places);
     if (content == s->header->content_sum && places == s->header->places_sum)
         return 0;
-    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: not what was written there: the token cache is damaged", path);
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s does not match its checksum: the token cache is damaged", path);
 }
 
 int mt_shard_seal(const char *path, struct mt_err *err)
@@ -184,7 +184,7 @@ int mt_shard_seal(const char *path, struct mt_err *err)
     sum_parts(&s, "", &h.content_sum, &h.places_sum);
     mt_shard_close(&s);
     if (fd < 0 || pwrite(fd, &h, sizeof(h), 0) != sizeof(h) || fsync(fd))
-        rc = mt_fail(err, MT_ERR_RUNTIME, errno ? -errno : -EIO, "cannot write the sums of %s: %s", path,
+        rc = mt_fail(err, MT_ERR_RUNTIME, errno ? -errno : -EIO, "cannot write the checksums of %s: %s", path,
                      strerror(errno));
     if (fd >= 0)
         close(fd);
@@ -295,7 +295,7 @@ void mt_shard_writer_finish(struct mt_shard_writer *w)
     if (w->f)
         fclose(w->f);
     if (w->tmp[0])
-        unlink(w->tmp); /* no such file any more where it was committed */
+        unlink(w->tmp); /* fails after a commit, which renamed the file */
     free(w->offsets);
     free(w->places);
     free(w->mask);

@@ -10,56 +10,57 @@
 #include "base/err.h"
 
 enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 3 };
-/** What the place of a sample counts: nothing, lines from 1, elements from 0. */
+/** The unit of a sample's place: none, lines from 1, elements from 0. */
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
-    MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut where rows end */
-    MT_SHARD_UNPADDED = 2,   /* flag: tokens were cut off as padding, which shards of version 2 still had */
+    MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut into rows */
+    MT_SHARD_UNPADDED = 2,   /* flag: padding was removed, which shards of version 2 kept */
 };
 
 /**
- * A token shard, one for each source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, a bit a
+ * A token shard, one for each source file: a 4 KiB header; tokens, u32, padded to 8 bytes; the loss mask, one bit per
  * token, padded to 8 bytes; n_samples + 1 sample offsets, u64; n_samples places in the source, u64.
- * Samples are whole, independent of the length of rows. Little-endian. Written to a temporary name and
- * renamed; scripts/megatrain_data/shard.py writes the same, but for the sums.
+ * Samples are whole, whatever the length of rows. Little-endian. Written to a temporary name and renamed.
+ * scripts/megatrain_data/shard.py writes the same, without the checksums.
  */
 struct mt_shard_header {
     char magic[8]; /* "MTTOKENS" */
     uint32_t version, token_bytes;
     uint64_t vocab, n_tokens, n_samples, source_hash;
     uint64_t n_trained, max_len;
-    uint64_t n_untrained; /* samples left out: no token is trained */
-    uint64_t n_endless;   /* samples that train no token that ends a turn */
+    uint64_t n_untrained; /* samples left out, as none of their tokens is trained */
+    uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
     uint64_t n_bytes;     /* of the source */
     uint32_t place_kind, flags;
     char format[24];
-    char untrained_at[160]; /* the first few */
-    uint64_t content_sum;   /* XXH3 of tokens, mask and offsets: what training depends on */
-    uint64_t places_sum;    /* 0, as the other: not sealed yet */
+    char untrained_at[160]; /* places of the first few untrained samples */
+    uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
+    uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
 };
 
 struct mt_shard {
     const struct mt_shard_header *header;
     const uint32_t *tokens;
     const uint8_t *mask;
-    const uint64_t *offsets, *places; /* offsets are a copy in memory */
-    uint64_t *own_offsets;
-    int fd; /* where there is a map */
+    const uint64_t *offsets, *places; /* offsets: own_offsets */
+    uint64_t *own_offsets;            /* a copy in memory */
+    int fd; /* valid if `map` is not NULL */
     void *map;
     size_t map_bytes;
 };
 
-/** Maps a shard and checks every size in it against the file. -EINVAL where they do not agree. */
+/** Maps a shard and checks every size in it against the file. -EINVAL: they do not agree. */
 int mt_shard_open(struct mt_shard *s, const char *path, uint64_t source_hash, struct mt_err *err);
 void mt_shard_close(struct mt_shard *s);
-/** Writes the sums of a shard that is whole. */
+/** Writes the checksums of a complete shard. */
 int mt_shard_seal(const char *path, struct mt_err *err);
-/** Reads all of it. -EBADMSG where it does not agree with its sums. */
+/** Reads all of it. -EBADMSG: it does not match its checksums. */
 int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err);
-/** Is the file a shard of version 2 with the same tokens, mask and offsets? Then *source_hash is its. */
+/** Whether the file is a shard of version 2 with the same tokens, mask and offsets; *source_hash is then that in its
+ * header. */
 bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash);
-/** Tokens [first, first + n), and into `mask` (may be NULL) which of them are trained. Reads the file: one that was cut
- * off, or cannot be read, is an error, where a look at the mapping would end the process. */
+/** Copies tokens [first, first + n) to `ids`, and which of them are trained to `mask` (may be NULL). It reads the file:
+ * one that is truncated or unreadable is an error, whereas an access to the mapping would end the process. */
 int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err);
 /** Trained tokens in [first, first + n). */
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n);
@@ -75,15 +76,15 @@ struct mt_shard_writer {
 };
 
 int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_err *err);
-/** Tokens of the sample under way. mask[i] != 0: token i is trained; NULL: all. */
+/** Appends tokens to the current sample. mask[i] != 0: token i is trained; NULL: all. */
 int mt_shard_writer_append(struct mt_shard_writer *w, const uint32_t *ids, const uint8_t *mask,
                            size_t n, struct mt_err *err);
-/** The sample under way is whole. */
+/** Ends the current sample. */
 int mt_shard_writer_end(struct mt_shard_writer *w, uint64_t place, struct mt_err *err);
-/** Completes the file and gives it its name. `h`: vocab, source_hash and what follows n_samples. */
+/** Completes the file and gives it its name. Of `h`: vocab, source_hash and all fields after n_samples are used. */
 int mt_shard_writer_commit(struct mt_shard_writer *w, const struct mt_shard_header *h,
                            struct mt_err *err);
-/** Drops what was not committed. */
+/** Frees the writer; removes the file if it was not committed. */
 void mt_shard_writer_finish(struct mt_shard_writer *w);
 
 #endif

@@ -50,7 +50,7 @@ static int add_entry(struct mt_source_list *l, const char *info, const cJSON *e,
     const cJSON *name = mt_json_get(e, "file_name");
     if (!cJSON_IsString(name))
         return mt_fail(err, MT_ERR_INPUT, -ENOTSUP,
-                       "%s: \"%s\" has no \"file_name\": nothing is downloaded, so get its files and "
+                       "%s: \"%s\" has no \"file_name\": data sets are not downloaded, so get its files and "
                        "name them there",
                        info, e->string);
     char *dir = strndup(info, strlen(info) - strlen(INFO));
@@ -85,7 +85,7 @@ static int add_info(struct mt_source_list *l, const char *info, const char *name
     return rc;
 }
 
-/* Cuts ":weight" off a pattern, unless that is a file's own name. */
+/* Removes ":weight" from a pattern, unless the pattern with it is a file. */
 static int cut_weight(char *pattern, double *weight, struct mt_err *err)
 {
     char *colon = strrchr(pattern, ':'), *end = NULL;
@@ -158,7 +158,7 @@ static cJSON *first_record(const char *path)
             record = cJSON_ParseWithLengthOpts(at, (size_t)(last - at), NULL, 0);
         free(buf);
         if (n < (ssize_t)size)
-            break; /* that was all of it */
+            break; /* the whole file has been read */
     }
     if (fd >= 0)
         close(fd);
@@ -178,7 +178,7 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     if (!ends_with(f->path, ".jsonl") && !ends_with(f->path, ".json"))
         return !bytes;
     cJSON *r = first_record(f->path);
-    if (!r) /* empty or broken: the reader reports where */
+    if (!r) /* empty or invalid: the reader reports the place */
         return false;
     bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
                 mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt"));

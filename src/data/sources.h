@@ -11,8 +11,8 @@
 /** One data file, with its settings. */
 struct mt_source_file {
     char *path;
-    double weight; /* times an epoch visits its samples */
-    char *entry;   /* JSON of its entry in a dataset_info.json, or NULL */
+    double weight; /* how often an epoch visits its samples */
+    char *entry;   /* its entry in a dataset_info.json, as JSON text; or NULL */
 };
 struct mt_source_list {
     struct mt_source_file *items;
@@ -20,16 +20,16 @@ struct mt_source_list {
 };
 
 /**
- * Files of data.train in order: globs (sorted), "path:weight", and "dataset_info.json#name" (or all of its
- * entries without a name), LLaMA-Factory's list of data sets. A pattern that matches nothing is an error.
+ * The files of data.train, in order: globs (sorted), "path:weight", and "dataset_info.json#name" (LLaMA-Factory's list
+ * of data sets; without a name all of its entries). A pattern that matches nothing is an error.
  */
 int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *files,
                        struct mt_err *err);
 void mt_sources_finish(struct mt_source_list *l);
 
 /**
- * Whether a file's text must become tokens by the data helper (compressed or columnar files, chat, the
- * model's tokenizer) or the trainer reads it itself (input_ids; text and pairs of strings as bytes).
+ * Whether a file needs the data helper (compressed or columnar files, chat, the model's tokenizer). Otherwise the
+ * trainer reads it itself (input_ids; text and pairs of strings as bytes).
  */
 bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format format,
                             const char *tokenizer);

@@ -11,29 +11,29 @@
 /** Which tokenizer: bytes, or a model's tokenizer.json through the data helper. */
 struct mt_text_params {
     bool bytes;
-    const char *model_dir; /* and its chat template */
+    const char *model_dir; /* folder of tokenizer.json and the chat template */
     const char *template_; /* NULL: the model's */
 };
 
 struct mt_text_sample {
     const uint32_t *ids;
-    const uint8_t *trained; /* a byte a token; NULL: none */
+    const uint8_t *trained; /* one byte per token; NULL: none is trained */
     size_t n;
 };
 
-/** Called for each run of tokens that are trained or not, in order; text is UTF-8, except with the byte tokenizer. */
+/** Called for each run of trained or untrained tokens, in order; text is UTF-8, except with the byte tokenizer. */
 typedef void (*mt_text_piece_fn)(void *ctx, size_t sample, const char *text, size_t len, bool trained);
 
-/** The text of samples. Special tokens are shown by name. */
+/** Decodes samples to text. Special tokens are shown by name. */
 int mt_text_decode(const struct mt_text_params *p, const struct mt_text_sample *samples, size_t n,
                    mt_text_piece_fn fn, void *ctx, struct mt_err *err);
 
 struct mt_text_ids {
-    uint32_t *ids, *ends; /* ends: tokens that end a turn, as the tokenizer has them */
+    uint32_t *ids, *ends; /* ends: tokens of the tokenizer that end a turn */
     size_t n, n_ends;
 };
 
-/** Ids of a text to be continued; `chat`: as the user's turn, with the header of the answer. */
+/** Token ids of a text for the model to continue; `chat`: as the user's turn, followed by the header of an answer. */
 int mt_text_encode(const struct mt_text_params *p, const char *text, bool chat,
                    struct mt_text_ids *out, struct mt_err *err);
 void mt_text_ids_finish(struct mt_text_ids *t);
