@@ -31,7 +31,7 @@ static const struct mt_fused_tensor gpt_oss_experts[] = {
 };
 
 #define SELECT_BIAS "mlp.gate.e_score_correction_bias"
-/* The expert that all tokens share: its three matrices, in a module of that name. */
+/* The three matrices of the shared expert, in a module of that name. */
 #define SHARED_AS(module)                                                                                              \
     {"mlp.shared_expert.gate_proj.weight", "mlp." module ".gate_proj.weight"},                                         \
     {"mlp.shared_expert.up_proj.weight", "mlp." module ".up_proj.weight"},                                             \

@@ -43,7 +43,7 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
     static const char *const of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
                                               "num_nextn_predict_layers"};
     if (mt_keys_find(r, "auto_map") && !f->code_is_known)
-        mt_keys_refuse(r, "auto_map", "asks for code from the model's folder, which is never run");
+        mt_keys_refuse(r, "auto_map", "names code in the model's folder, which is never run");
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
         if (mt_keys_find(r, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
@@ -51,7 +51,7 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         if (mt_keys_find(r, of_mixtures[i]))
             mt_keys_refuse(r, of_mixtures[i], "is not supported in this architecture");
     if (f->refused_flag && mt_keys_bool(r, f->refused_flag, false))
-        mt_keys_refuse(r, f->refused_flag, "that is true is not supported in this architecture");
+        mt_keys_refuse(r, f->refused_flag, "must not be true: that is not supported in this architecture");
     if (f->needs_rope_scaling && !mt_keys_find(r, "rope_scaling") && !mt_keys_find(r, "rope_parameters"))
         mt_keys_refuse(r, "rope_scaling", "is missing");
     if (mt_keys_number(r, "attention_dropout", 0) != 0)
@@ -84,7 +84,7 @@ static void windows_from_layer_types(struct mt_keys *r, struct mt_hf_config *c, 
         if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
             mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
         if (sliding && !window)
-            mt_keys_refuse(r, "layer_types", "asks for sliding attention without a sliding_window");
+            mt_keys_refuse(r, "layer_types", "has sliding attention, but sliding_window is missing");
         c->window[i] = sliding ? window : 0;
     }
 }
@@ -94,17 +94,17 @@ static bool needs_flag(enum mt_window_rule w)
     return w == MT_WINDOW_UPPER_LAYERS || w == MT_WINDOW_BY_FLAG || w == MT_WINDOW_EVEN_LOWER_LAYERS;
 }
 
-/* Does the rule give layer i a window? `border`: max_window_layers. */
-static bool has_window(enum mt_window_rule w, int64_t i, int64_t border)
+/* Whether the rule gives layer i a window. */
+static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_layers)
 {
     switch (w) {
     case MT_WINDOW_UPPER_LAYERS:
     case MT_WINDOW_FROM_LAYER:
-        return i >= border;
+        return i >= max_window_layers;
     case MT_WINDOW_EVEN_LAYERS:
         return i % 2 == 0;
     case MT_WINDOW_EVEN_LOWER_LAYERS:
-        return i % 2 == 0 && i < border;
+        return i % 2 == 0 && i < max_window_layers;
     default:
         return true;
     }
@@ -114,7 +114,8 @@ static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
     int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
-    int64_t border = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? MT_MAX_LAYERS : 28, 0, INT64_C(1) << 40);
+    int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? MT_MAX_LAYERS : 28, 0,
+                                     INT64_C(1) << 40);
     bool is_null = mt_json_get(r->root, "sliding_window") && !mt_keys_find(r, "sliding_window");
     if (f->windows == MT_WINDOW_NONE || is_null ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
@@ -124,10 +125,10 @@ static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
         return;
     }
     for (int64_t i = 0; i < c->n_layers; i++)
-        c->window[i] = has_window(f->windows, i, border) ? window : 0;
+        c->window[i] = has_window(f->windows, i, from_layer) ? window : 0;
 }
 
-/* -1 where the value is not a token id. */
+/* -1 if the value is not a token id. */
 static int64_t token_id(const cJSON *v)
 {
     return cJSON_IsNumber(v) && v->valuedouble >= 0 && v->valuedouble < 0x1p31
@@ -181,7 +182,7 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c)
         mt_keys_refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
     if (c->head_dim < 1 || c->head_dim > 2 * MT_ROPE_MAX_FACTORS)
         mt_keys_refuse(r, "hidden_size", c->head_dim < 1 ? "is smaller than num_attention_heads"
-                                                 : "over num_attention_heads is a head_dim of more than 1024");
+                                                 : "divided by num_attention_heads gives a head_dim of more than 1024");
 }
 
 static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)

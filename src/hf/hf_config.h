@@ -33,7 +33,7 @@ struct mt_rope_config {
     double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];
 };
 
-/** What config.json says of a decoder, with the family's defaults filled in. Both dialects are read. */
+/** A decoder as its config.json describes it, with the family's defaults filled in. Both dialects are read. */
 struct mt_hf_config {
     const struct mt_family *family;
     int64_t hidden, ffn, n_layers, n_heads, n_kv_heads, head_dim, vocab, max_pos;
@@ -41,7 +41,7 @@ struct mt_hf_config {
     bool tied;                              /* tie_word_embeddings */
     bool qkv_bias, o_bias, mlp_bias;
     enum mt_qk_norm_kind qk_norm;
-    bool sinks;                             /* a logit for nothing in attention, by head */
+    bool sinks;                             /* each head has a sink: a logit in the softmax without a value */
     bool norm_in_f32;                       /* a norm multiplies by its weight before it rounds, not after */
     bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
     int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
@@ -51,14 +51,14 @@ struct mt_hf_config {
     int64_t bos, pad;                       /* -1: none */
     int64_t eos[MT_MAX_EOS];
     int n_eos;
-    char torch_dtype[16];                   /* as the file says, or "" */
+    char torch_dtype[16];                   /* as in the file, or "" */
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
 };
 
 /**
- * Reads DIR/config.json (and the eos of generation_config.json). Anything not supported (architecture,
+ * Reads DIR/config.json (and the end-of-text ids of generation_config.json). Anything not supported (architecture,
  * rope type, remote code, quantisation, vision, activation, attention soft caps ...) is refused by name
- * (MT_ERR_INPUT); warnings (yarn factor that differs, ...) go to the log.
+ * (MT_ERR_INPUT); warnings (such as a yarn factor that differs) go to the log.
  */
 int mt_hf_config_read(struct mt_hf_config *out, const char *dir, struct mt_err *err);
 /** The same from text, for tests and fuzzing; `name` is used in messages. */
@@ -67,24 +67,23 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
 
 /**
  * Finds the model folder: a directory, or "org/name" in the Hugging Face hub cache ($HF_HUB_CACHE,
- * $HF_HOME/hub, ~/.cache/huggingface/hub; refs/main). *dir is the caller's. Never downloads: the error
- * says `hf download org/name`.
+ * $HF_HOME/hub, ~/.cache/huggingface/hub; refs/main). The caller frees *dir. Never downloads: the error
+ * names the command, `hf download org/name`.
  */
 int mt_hf_find_model(char **dir, const char *model, struct mt_err *err);
 
-/** How the rotary embedding of a document depends on its length. */
+/** How the rotary embedding of a document depends on the document's length. */
 enum mt_rope_lengths {
     MT_ROPE_ONE_TABLE,    /* not at all */
-    MT_ROPE_TWO_TABLES,   /* longrope: up to *limit tokens the short factors, beyond the long ones */
-    MT_ROPE_A_TABLE_EACH, /* dynamic: up to *limit tokens one table, beyond one for every length */
+    MT_ROPE_TWO_TABLES,   /* longrope: short factors up to *limit tokens, long factors for longer documents */
+    MT_ROPE_A_TABLE_EACH, /* dynamic: one table up to *limit tokens, one for each greater length */
 };
-/** For documents of up to max_len tokens; *limit: of the first table (one table: max_len). */
+/** For documents of up to max_len tokens; *limit: the longest one that uses the first table (one table: max_len). */
 enum mt_rope_lengths mt_rope_lengths(const struct mt_hf_config *cfg, size_t max_len, size_t *limit);
 
 /**
- * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t of
- * [n_pos, rot/2] f32, computed in the precision and order of transformers (inv_freq in f32), times the
- * attention factor.
+ * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t, [n_pos, rot/2] f32,
+ * computed in the precision and order of transformers (inv_freq in f32), times the attention factor.
  */
 size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg);
 void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,

@@ -52,7 +52,7 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
     }
     if (hub_name)
         return mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                       "model \"%s\": no such folder, and not in the Hugging Face cache; get it with: "
+                       "model \"%s\": neither a folder nor in the Hugging Face cache; get it with: "
                        "hf download %s",
                        model, model);
     return mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": no such folder", model);

@@ -9,8 +9,8 @@
 #include "base/err.h"
 
 /**
- * Reading the keys of a JSON object that a stranger wrote. A key that is absent or null has its default; one of the
- * wrong type or out of bounds is refused by name (MT_ERR_INPUT) and read as its default. The first failure stays.
+ * Reads keys of an untrusted JSON object. A key that is absent or null has its default; one of the wrong type or out of
+ * bounds is refused by name (MT_ERR_INPUT) and read as its default. The first failure is kept.
  */
 struct mt_keys {
     const cJSON *root;
@@ -19,14 +19,14 @@ struct mt_keys {
     int rc;
 };
 
-/** "NAME: "key" why" */
+/** Fails with "NAME: "key" why", unless something has failed before. */
 void mt_keys_refuse(struct mt_keys *k, const char *key, const char *why);
 /** NULL: absent or null. */
 const cJSON *mt_keys_find(const struct mt_keys *k, const char *key);
 int64_t mt_keys_int(struct mt_keys *k, const char *key, int64_t def, int64_t min, int64_t max);
-/** Refused where it is absent; from 1. */
+/** An integer in [1, max]; refused if it is absent. */
 int64_t mt_keys_need_int(struct mt_keys *k, const char *key, int64_t max);
-/** 0 or more. */
+/** A number of 0 or more. */
 double mt_keys_number(struct mt_keys *k, const char *key, double def);
 bool mt_keys_bool(struct mt_keys *k, const char *key, bool def);
 

@@ -9,7 +9,7 @@
 #include "hf/hf_config.h"
 #include "hf/keys.h"
 
-/* The first of the names that is there; else the first. */
+/* The first of the names that is present; if none is, the first name. */
 static const char *name_of(const struct mt_keys *k, const char *const *names, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -18,7 +18,7 @@ static const char *name_of(const struct mt_keys *k, const char *const *names, si
     return names[0];
 }
 
-/* An integer, or a list with the same one for each layer. */
+/* An integer, or a list that has the same integer for each layer. */
 static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int64_t max)
 {
     const cJSON *list = mt_keys_find(k, key);
@@ -26,11 +26,11 @@ static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int6
         return mt_keys_int(k, key, def, 1, max);
     for (const cJSON *v = list->child; v; v = v->next)
         if (!cJSON_IsNumber(v) || v->valuedouble != list->child->valuedouble)
-            mt_keys_refuse(k, key, "that differs between layers is not supported");
+            mt_keys_refuse(k, key, "must be the same for all layers");
     double first = list->child->valuedouble;
     if (cJSON_IsNumber(list->child) && first >= 1 && first <= (double)max && first == (double)(int64_t)first)
         return (int64_t)first;
-    mt_keys_refuse(k, key, "must be a positive integer, or a list of such");
+    mt_keys_refuse(k, key, "must be a positive integer, or a list of them");
     return def;
 }
 
@@ -49,7 +49,7 @@ static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct m
     m->top_k = read_number(k, top, m->top_k, MT_MOE_MAX_EXPERTS);
     m->width = f->width_is_ffn ? c->ffn : read_number(k, width, m->width, 1 << 24);
     if (m->top_k > m->n_experts)
-        mt_keys_refuse(k, top, "is more than there are experts");
+        mt_keys_refuse(k, top, "is larger than the number of experts");
     if (m->width % 8 || m->width < 1)
         mt_keys_refuse(k, width, "must be a multiple of 8");
 }
@@ -74,7 +74,7 @@ static void read_groups(struct mt_keys *k, struct mt_moe *m)
     if (m->n_experts % m->n_group || (m->n_group > 1 && m->n_experts / m->n_group < 2))
         mt_keys_refuse(k, "n_group", "does not divide the experts into groups of two or more");
     else if (m->topk_group > m->n_group || m->top_k > m->topk_group * (m->n_experts / m->n_group))
-        mt_keys_refuse(k, "topk_group", "leaves fewer experts than are chosen, or is more than n_group");
+        mt_keys_refuse(k, "topk_group", "leaves fewer experts than each token uses, or is more than n_group");
 }
 
 static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)

@@ -28,7 +28,7 @@ static void put_nibble(uint8_t *codes, size_t i, unsigned code, bool high_first)
     *c = (uint8_t)(high ? (*c & 15) | code << 4 : (*c & 0xf0) | code);
 }
 
-/* Of n ascending bounds, those that are below x. */
+/* How many of n ascending bounds are below x. */
 static unsigned count_below(const float *bound, int n, float x)
 {
     unsigned at = 0;
@@ -42,7 +42,7 @@ static float clamp1(float x)
     return x < -1 ? -1 : x > 1 ? 1 : x;
 }
 
-/* The last block, where it is not whole, is divided, others are multiplied with the reciprocal: as bitsandbytes. */
+/* As bitsandbytes does, an incomplete last block is divided by its scale, others are multiplied by the reciprocal. */
 static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
 {
     float bound[15], most = largest(w, n), inverse = 1.0f / (most < 1e-38f ? 1e-38f : most);
@@ -53,11 +53,11 @@ static void nf4_block(const float *w, size_t n, uint8_t *codes, float *scale)
     for (size_t i = 0; i < n; i++)
         put_nibble(codes, i, count_below(bound, 15, clamp1(n < MT_NF4_BLOCK ? w[i] / most : w[i] * inverse)), true);
     if (n % 2)
-        put_nibble(codes, n, 7, true); /* bitsandbytes fills up with a zero */
+        put_nibble(codes, n, 7, true); /* bitsandbytes pads with a zero */
     *scale = most;
 }
 
-/* Nearest, halves away from zero; beyond the largest, the largest. */
+/* To the nearest, ties away from zero; larger values become the largest. */
 static unsigned e2m1(float x)
 {
     static const float half_way[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5};
@@ -76,14 +76,14 @@ static void mxfp4_block(const float *w, uint8_t *codes, float *scale)
     for (size_t i = 0; i < MT_MXFP4_BLOCK; i++)
         put_nibble(codes, i, e2m1(w[i] * inverse), false);
     if (!bits)
-        *scale = 0x1p-127f; /* of byte 0 */
+        *scale = 0x1p-127f; /* the value of byte 0 */
 }
 
 /* To nearest even; |x| <= 448. */
 static uint8_t e4m3(float x)
 {
     uint32_t u = mt_f32_bits(x), sign = u >> 24 & 0x80u, mag = u & 0x7fffffffu;
-    if (mag < (121u << 23)) /* below 2^-6 codes are multiples of 2^-9: the sum rounds so */
+    if (mag < (121u << 23)) /* below 2^-6 codes are multiples of 2^-9, to which this sum rounds */
         return (uint8_t)(sign | (mt_f32_bits(mt_f32_from_bits(mag) + 0x1p14f) & 0xf));
     uint32_t even = mag + 0x7ffffu + (mag >> 20 & 1);
     return (uint8_t)(sign | ((even >> 20) - (120u << 3)));
@@ -98,7 +98,7 @@ static void fp8_block(size_t rows, size_t cols, const float *w, size_t i, uint8_
         float m = largest(w + r * cols + col, n);
         most = m > most ? m : most;
     }
-    up = most > 0 ? 1.0f / most * 448.0f : 1; /* torch divides a number by a tensor so */
+    up = most > 0 ? 1.0f / most * 448.0f : 1; /* as torch divides a number by a tensor */
     scales[i] = 1.0f / up;
     for (size_t r = row; r < end; r++)
         for (size_t c = r * cols + col; c < r * cols + col + n; c++) {
@@ -123,13 +123,13 @@ void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, siz
     }
 }
 
-/* torch.linspace(0.1, 1, items + 1)[k]: counted from the nearer end, one rounding. */
-static float border(float step, int k, int items)
+/* torch.linspace(0.1, 1, items + 1)[k]: counted from the nearer end, rounded once. */
+static float linspace(float step, int k, int items)
 {
     return k < (items + 1) / 2 ? fmaf(step, (float)k, 0.1f) : fmaf(-step, (float)(items - k), 1);
 }
 
-/* Exponents from 10^-6 to 1, of each twice as many fractions as of the one before. */
+/* Decades from 10^-6 to 1, each with twice as many fractions as the one before. */
 void mt_pack_nested_map(float map[256])
 {
     int n = 0;
@@ -139,7 +139,7 @@ void mt_pack_nested_map(float map[256])
         int items = 1 << e;
         float step = 0.9f / (float)items;
         for (int k = 0; k < items; k++) {
-            float mean = (border(step, k, items) + border(step, k + 1, items)) / 2;
+            float mean = (linspace(step, k, items) + linspace(step, k + 1, items)) / 2;
             float v = (float)pow(10, e - 6) * mean;
             map[n++] = v;
             map[n++] = -v;

@@ -5,18 +5,18 @@
 #include "base/packed.h"
 
 /**
- * Encodes packed formats (base/packed.h) as the programs do whose files have them: NF4 as bitsandbytes, to the bit but
- * for the mean that nested scales are taken off; FP8 as transformers, to the bit; MXFP4 with the scale rounded up and
- * halves away from zero, as Triton's kernels for gpt-oss.
+ * Encodes packed formats (base/packed.h) as the programs that define them do: NF4 as bitsandbytes, to the bit, except
+ * for the mean that is subtracted from nested scales; FP8 as transformers, to the bit; MXFP4 as Triton's kernels for
+ * gpt-oss, with scales rounded up and ties away from zero.
  *
  * Thread-safety: pure functions.
  */
 
-/** What is encoded alone: 16384 elements of NF4 and MXFP4; of FP8 a scale's block. */
+/** Number of independent jobs: 16384 elements each for NF4 and MXFP4, one block each for FP8. */
 size_t mt_pack_n_jobs(enum mt_packed f, size_t rows, size_t cols);
 /**
- * Job i of a matrix of finite weights [rows, cols]: its codes, and its scales in f32 (of NF4 the largest magnitudes).
- * A part of a matrix is a matrix if it begins at a multiple of 128 rows.
+ * Job i of a matrix [rows, cols] of finite weights: writes its codes, and its scales in f32 (for NF4 the largest
+ * magnitudes). A part of a matrix that begins at a multiple of 128 rows may be encoded as a matrix by itself.
  */
 void mt_pack_job(enum mt_packed f, size_t rows, size_t cols, const float *w, size_t i, uint8_t *codes, float *scales);
 
@@ -28,7 +28,7 @@ static inline uint8_t mt_f32_to_e8m0(float scale)
 
 /** The values of nested NF4 scales' bytes, ascending: bitsandbytes' dynamic map of 8 bits. */
 void mt_pack_nested_map(float map[256]);
-/** Scales of n NF4 blocks to bytes, a nested scale for 256 of them, and what is added to all. */
+/** Encodes the scales of n NF4 blocks as bytes, a nested scale for each 256 of them, and an offset for all. */
 void mt_pack_nest(const float *scales, size_t n, const float map[256], uint8_t *bytes, float *nested, float *offset);
 
 #endif

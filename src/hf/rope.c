@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotary position embedding: which variant, and its tables, as transformers.modeling_rope_utils. */
+/* Rotary position embedding: its variants and their tables, as in transformers.modeling_rope_utils. */
 #include "hf/rope.h"
 
 #include <math.h>
@@ -72,7 +72,7 @@ static int check(const struct mt_rope_config *r, const struct mt_hf_config *cfg,
     else if (r->partial_rotary_factor != 1 && !(cfg->family->partial_rotary > 0))
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
     else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
-        wrong = "partial_rotary_factor must be over 0, and 1 at most";
+        wrong = "partial_rotary_factor must be above 0 and at most 1";
     else if (r->partial_rotary_factor < 1 && r->type == MT_ROPE_LONGROPE)
         wrong = "longrope with a partial_rotary_factor is not supported";
     else if (r->type != MT_ROPE_DEFAULT && !(r->factor > 0 && isfinite(r->factor)))
@@ -103,7 +103,7 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
     double theta = cfg->family->rope_theta > 0 ? cfg->family->rope_theta : 10000.0;
     r->theta = number(p, "rope_theta", number(root, "rope_theta", theta));
     double part = cfg->family->partial_rotary > 0 ? cfg->family->partial_rotary : 1.0;
-    if (cfg->family->partial_rotary > 0) /* older releases name the dimensions */
+    if (cfg->family->partial_rotary > 0) /* older releases give the number of dimensions */
         part = number(root, "rotary_dim", part * (double)cfg->head_dim) / (double)cfg->head_dim;
     r->partial_rotary_factor = number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", part));
     r->factor = number(p, "factor", 0);
@@ -120,7 +120,7 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
     int rc = read_type(r, p, name, err);
     double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)cfg->head_dim;
-    if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* a fixed stretch, which is another base */
+    if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* the same for every length: a larger base */
         r->type = MT_ROPE_DEFAULT;
         r->theta *= pow(alpha, dims / (dims - 2));
     }
@@ -169,7 +169,7 @@ static void llama3_freqs(float *f, size_t half, const struct mt_rope_config *r)
     }
 }
 
-/* Dimension whose rotation completes `turns` periods over the original context (Peng et al. 2023). */
+/* The dimension whose rotation makes `turns` full turns over the original context (Peng et al. 2023). */
 static double yarn_dim(double turns, size_t rot, const struct mt_rope_config *r)
 {
     return (double)rot * log((double)r->original_max_pos / (turns * 2 * M_PI)) / (2 * log(r->theta));

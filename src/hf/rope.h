@@ -6,7 +6,7 @@
 
 #include "hf/hf_config.h"
 
-/** Reads rope_theta + rope_scaling, or rope_parameters, of a parsed config.json. */
+/** Reads rope_theta and rope_scaling, or rope_parameters, from a parsed config.json. */
 int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, const cJSON *root,
                   const char *name, struct mt_err *err);
 

@@ -41,7 +41,7 @@ static int bad(struct mt_err *err, const char *file, const char *tensor, const c
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%.100s\": %s", file, tensor, what);
 }
 
-/* A JSON number that is a whole number in [0, 2^53]. */
+/* A JSON number that is an integer in [0, 2^53]. */
 static bool whole(const cJSON *v, uint64_t *out)
 {
     if (!cJSON_IsNumber(v) || !(v->valuedouble >= 0 && v->valuedouble <= 0x1p53) ||
@@ -62,7 +62,7 @@ static int parse_shape(struct mt_st_tensor *t, const cJSON *shape, const char *f
         if (t->n_dims == MT_ST_MAX_DIMS)
             return bad(err, file, t->name, "has more than 8 dimensions");
         if (!whole(v, &dim) || !mt_mul_size(t->n_elems, (size_t)dim, &t->n_elems))
-            return bad(err, file, t->name, "has a shape that is no list of sizes");
+            return bad(err, file, t->name, "has a shape that is not a list of sizes");
         t->shape[t->n_dims++] = (int64_t)dim;
     }
     if (!mt_mul_size(t->n_elems, mt_st_dtype_size(t->dtype), &t->n_bytes))
@@ -118,7 +118,7 @@ static int check_cover(struct mt_st_tensor *t, size_t n, uint64_t data_at, uint6
     for (size_t i = 0; i < n; i++) {
         if (t[i].offset != at)
             return bad(err, file, t[i].name,
-                       t[i].offset > at ? "leaves a hole before it" : "overlaps another");
+                       t[i].offset > at ? "has unused bytes before it" : "overlaps another tensor");
         at += t[i].n_bytes;
         if (at > file_size)
             return bad(err, file, t[i].name, "ends beyond the file: it is truncated");
@@ -162,7 +162,7 @@ static int collect(struct mt_st_tensor **out, size_t *n_out, const cJSON *root, 
     if (!rc && n)
         rc = check_cover(t, n, data_at, file_size, name, err);
     else if (!rc && file_size != data_at)
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: data without tensors", name);
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: it has data but no tensors", name);
     if (rc) {
         free_tensors(t, n);
         return rc;
@@ -295,7 +295,7 @@ static int open_shards(struct mt_st_model *m, const char *dir, const cJSON *map,
 
 static int open_dir(struct mt_st_model *out, const char *dir, int depth, struct mt_err *err);
 
-/* Moves what the map says to be in the base from there to m. */
+/* Moves the tensors that the map says are in the base model, and its files, to m. */
 static int take_from_base(struct mt_st_model *m, struct mt_st_model *base, const cJSON *map, const char *dir,
                           struct mt_err *err)
 {
@@ -320,11 +320,11 @@ static int take_from_base(struct mt_st_model *m, struct mt_st_model *base, const
     }
     memcpy(m->files + first, base->files, (size_t)base->n_files * sizeof(*m->files));
     m->n_files += base->n_files;
-    base->n_files = 0; /* now m's */
+    base->n_files = 0; /* m owns them now */
     return 0;
 }
 
-/* Tensors that the index says to be in another folder's model. */
+/* Adds the tensors that the index says are in the model of another folder. */
 static int open_base(struct mt_st_model *m, const cJSON *root, const char *index, int depth, struct mt_err *err)
 {
     const cJSON *map = mt_json_get(root, "weight_map"), *dir = mt_json_get(mt_json_get(root, "metadata"), MT_ST_BASE_KEY);
@@ -336,10 +336,10 @@ static int open_base(struct mt_st_model *m, const cJSON *root, const char *index
     if (!any)
         return 0;
     if (!cJSON_IsString(dir) || depth > 3)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: it does not say where the base model is", index);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: metadata.base_model does not name the base model's folder", index);
     int rc = open_dir(&base, dir->valuestring, depth + 1, &why);
     if (rc)
-        return mt_fail(err, MT_ERR_INPUT, rc, "%s has frozen tensors in the model that it was trained from: %s", index,
+        return mt_fail(err, MT_ERR_INPUT, rc, "%s: frozen tensors are in the model that it was trained from: %s", index,
                        why.msg);
     rc = take_from_base(m, &base, map, dir->valuestring, err);
     mt_st_close(&base);
@@ -371,7 +371,7 @@ static int fail_no_weights(const char *dir, struct mt_err *err)
     free(bin);
     free(bins);
     return mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                   old ? "%s has pytorch_model.bin only: convert it to safetensors"
+                   old ? "%s has only pytorch_model.bin: convert it to safetensors"
                        : "%s has no model.safetensors and no model.safetensors.index.json",
                    dir);
 }

@@ -28,8 +28,8 @@ struct mt_st_tensor {
 };
 
 /**
- * One or several safetensors files, opened and checked (format rules: no holes, overlaps, duplicates or wrong
- * sizes; the header is untrusted). Tensors are sorted by name.
+ * One or several safetensors files, opened and checked: no holes, overlaps, duplicates or wrong sizes; the header is
+ * untrusted. Tensors are sorted by name.
  */
 struct mt_st_model {
     struct mt_st_tensor *tensors;
@@ -42,13 +42,12 @@ struct mt_st_model {
     int n_files;
 };
 
-/** Opens DIR/model.safetensors, or what DIR/model.safetensors.index.json names (file names in it are
- * untrusted: no '/', no '..'); a missing shard, a tensor in the wrong shard or pytorch_model.bin alone
- * is a clear error (MT_ERR_INPUT). */
+/** Opens DIR/model.safetensors, or the files that DIR/model.safetensors.index.json names (their names are untrusted: no
+ * '/', no '..'). A missing shard, a tensor in the wrong shard or only pytorch_model.bin is an error (MT_ERR_INPUT). */
 int mt_st_open_dir(struct mt_st_model *out, const char *dir, struct mt_err *err);
 /**
- * In the index of a checkpoint that names frozen tensors instead of holding them: the file that such a tensor is said
- * to be in, and the key of the metadata that says which folder has their model. They are opened with the rest.
+ * A checkpoint may name frozen tensors instead of holding them. Its index then gives MT_ST_IN_BASE as their file, and
+ * the folder of their model as key MT_ST_BASE_KEY of its metadata. They are opened with the others.
  */
 #define MT_ST_IN_BASE "frozen-tensors-are-in-the-base-model.safetensors"
 #define MT_ST_BASE_KEY "base_model"
@@ -56,24 +55,23 @@ int mt_st_open_file(struct mt_st_model *out, const char *path, struct mt_err *er
 void mt_st_close(struct mt_st_model *m);
 const struct mt_st_tensor *mt_st_find(const struct mt_st_model *m, const char *name);
 
-/** Parses a header of `len` bytes for a file of `file_size` bytes; for the readers above and fuzzing. */
+/** Parses a header of `len` bytes of a file of `file_size` bytes; for the functions above and for fuzzing. */
 int mt_st_parse_header(struct mt_st_tensor **tensors, size_t *n, const char *header, size_t len,
                        uint64_t file_size, const char *name, struct mt_err *err);
 
 /** Reads elements [first, first + n) as f32 (BF16, F16, F32, F64 only). */
 int mt_st_read_f32(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    float *dst, struct mt_err *err);
-/** The same; `see` is given the bytes that were read, in order. NULL: nobody looks at them. */
+/** The same; if `see` is not NULL, it receives the raw bytes as they are read, in order. */
 int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n, float *dst,
                         void (*see)(void *ctx, const void *raw, size_t bytes), void *ctx, struct mt_err *err);
-/** Raw bytes [first, first + n) of the tensor. */
+/** Reads raw bytes [first, first + n) of the tensor. */
 int mt_st_read_raw(const struct mt_st_model *m, const struct mt_st_tensor *t, size_t first, size_t n,
                    void *dst, struct mt_err *err);
 
 /**
- * Streaming writer. Announce all tensors, begin, then give each tensor's bytes in order of
- * mt_st_writer_order() (descending dtype alignment, then name), in pieces of any size.
- * The caller owns the output: bytes go to `write` in order.
+ * A tensor of a file to be written. The caller sorts the declarations, writes the header, and then each tensor's bytes
+ * in that order (descending dtype alignment, then name).
  */
 struct mt_st_decl {
     const char *name;
@@ -84,8 +82,8 @@ struct mt_st_decl {
 /** Sorts the declarations into file order. */
 void mt_st_sort_decls(struct mt_st_decl *decls, size_t n);
 size_t mt_st_decl_bytes(const struct mt_st_decl *d);
-/** The 8-byte length and the JSON header (with __metadata__ {"format":"pt"}), 8-byte aligned, of the
- * sorted declarations; *out is the caller's. */
+/** Builds the 8-byte length and the JSON header (with __metadata__ {"format":"pt"}), padded to 8 bytes, of sorted
+ * declarations. The caller frees *out. */
 int mt_st_build_header(char **out, size_t *len, const struct mt_st_decl *decls, size_t n,
                        struct mt_err *err);
 

@@ -121,7 +121,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
         if (!strcmp(section, rate_keys[i].section) && !strcmp(key, rate_keys[i].key))
             return parse_rate(&r->m->rate[i], value)
                        ? 0
-                       : bad(r, err, "%s must be a number and \"rated\" or \"measured\", not \"%s\"", key, value);
+                       : bad(r, err, "%s must be a number, then rated or measured, not \"%s\"", key, value);
     return bad(r, err, "unknown key \"%s.%s\"", section, key);
 }
 
