@@ -118,7 +118,7 @@ static int check_cover(struct mt_st_tensor *t, size_t n, uint64_t data_at, uint6
     for (size_t i = 0; i < n; i++) {
         if (t[i].offset != at)
             return bad(err, file, t[i].name,
-                       t[i].offset > at ? "has unused bytes before it" : "overlaps another tensor");
+                       t[i].offset > at ? "leaves a hole before it" : "overlaps another tensor");
         at += t[i].n_bytes;
         if (at > file_size)
             return bad(err, file, t[i].name, "ends beyond the file: it is truncated");

@@ -105,7 +105,7 @@ static void windows_follow_their_family(void **state)
     refuse(keys, "layer_types");
     snprintf(keys, sizeof(keys), "%s, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
              "\"full_attention\", \"full_attention\"]", qwen);
-    refuse(keys, "without a sliding_window");
+    refuse(keys, "sliding_window is missing");
 }
 
 static void stop_tokens_are_a_set_of_both_files(void **state)

@@ -98,7 +98,7 @@ static void headers_that_lie_are_refused(void **state)
         {"{\"a\":null}", 8, -1, "no dtype"},
         {"{" T("a", "U8", "[0]", 0, 0) "," T("a", "U8", "[0]", 0, 0) "}", 0, -1, "twice"},
         {"{" T("a", "U8", "[4]", 0, 4) "," T("a", "U8", "[4]", 4, 8) "}", 8, -1, "twice"},
-        {"{}", 8, -1, "without tensors"},
+        {"{}", 8, -1, "no tensors"},
         {"{nonsense}", 0, -1, "JSON"},
         {"[]", 0, -1, "not a safetensors"},
         {" {}", 0, -1, "not a safetensors"},

@@ -70,8 +70,8 @@ static void every_bad_line_is_named(void **state)
                {"[link]\nspeed = 3 rated\n", "link.speed"},
                {"[machine]\nkind = tpu\n", "cpu or cuda"},
                {"[adam]\nzero = 1 rated\n", "[adam]"},
-               {"[ops]\ngemm_xx.bf16.0.1x1x1:2:6 = 1\n", "not an operation"},
-               {"[ops]\ngemm_nt.bf16.0.1x1x1:2:6 = 0\n", "not an operation"}};
+               {"[ops]\ngemm_xx.bf16.0.1x1x1:2:6 = 1\n", "OPERATION = SECONDS"},
+               {"[ops]\ngemm_nt.bf16.0.1x1x1:2:6 = 0\n", "OPERATION = SECONDS"}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++) {
         struct mt_machine m;
         struct mt_err err = {0};
