@@ -20,7 +20,7 @@ enum { GAP = 0, SPREAD = 1 };
 
 struct block {
     size_t at, size; /* size: aligned, without the gap after it */
-    const char *tag; /* NULL: free */
+    const char *tag; /* NULL: a free block */
 };
 
 struct mt_arena {
@@ -63,7 +63,7 @@ void mt_arena_destroy(struct mt_arena **arena)
     *arena = NULL;
 }
 
-/* "weights 1.00 GiB, scratch 20.00 MiB": what holds the memory, by tag. */
+/* The memory in use by tag: "weights 1.00 GiB, scratch 20.00 MiB". */
 static void describe_use(const struct mt_arena *a, char *buf, size_t len)
 {
     size_t at = 0;
@@ -91,7 +91,7 @@ static int fail_budget(const struct mt_arena *a, size_t bytes, const char *tag,
     char want[32], have[32], use[400];
     describe_use(a, use, sizeof(use));
     return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM,
-                   "the device is out of memory: %s for %s, with a budget of %s of which is used: %s",
+                   "the device is out of memory: %s for %s, with a budget of %s, in use: %s",
                    mt_format_bytes(want, sizeof(want), bytes), tag,
                    mt_format_bytes(have, sizeof(have), a->budget), use[0] ? use : "nothing");
 }

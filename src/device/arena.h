@@ -9,14 +9,14 @@
 enum { MT_ARENA_ALIGNMENT = 256 };
 
 /**
- * The book-keeping of a bounded arena over memory that a backend owns and that the arena never touches:
- * first fit, freed neighbours merge. The budget counts the aligned sizes. Under AddressSanitizer there are
- * gaps between allocations and everything else is poisoned; the span is larger for that.
+ * The book-keeping of a bounded arena over memory that a backend owns and that the arena never touches: first
+ * fit; free neighbours are merged. Aligned sizes count towards the budget. Under AddressSanitizer there are gaps
+ * between allocations, for which the span is larger, and everything but allocations is poisoned.
  * Thread-safety: one thread.
  */
 struct mt_arena;
 
-/** Bytes behind an arena of that budget. */
+/** Bytes of memory that an arena of that budget needs. */
 size_t mt_arena_span(size_t budget);
 /** `base`: mt_arena_span(budget) bytes, aligned to MT_ARENA_ALIGNMENT, borrowed. */
 int mt_arena_create(struct mt_arena **out, void *base, size_t budget, struct mt_err *err);

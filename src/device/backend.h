@@ -6,8 +6,8 @@
 #include "device/ops.h"
 
 /**
- * What a device implements. Only device.c and ops.c call these, the operations after their arguments were checked:
- * backends trust them. `mt_device` is the first member of the backend's own struct.
+ * What a device implements. Only device.c and ops.c call these functions. ops.c has checked the arguments of
+ * operations: backends trust them. `mt_device` is the first member of the backend's own struct.
  */
 struct mt_device_backend {
     void (*destroy)(mt_device *dev);
@@ -34,7 +34,7 @@ struct mt_device_backend {
     void (*findings)(mt_device *dev, struct mt_str *out);
     bool (*adopt_findings)(mt_device *dev, const char *text);
 
-    /* `args` are of the type that the table of operations says. */
+    /* `args` points to the struct that the table of operations names. */
     int (*submit)(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);
     size_t (*workspace)(mt_device *dev, enum mt_dev_op op, const void *args);
 };

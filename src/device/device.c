@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The kinds of device, and the front door of all but the operations (ops.c). */
+/* The kinds of device, and the checks and calls of everything but operations (ops.c). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ void mt_device_probe(struct mt_device_info *out, const char *name, int index)
     if (kind)
         kind->probe(out, index);
     else
-        snprintf(out->text, sizeof(out->text), "no device is called \"%.100s\"", name);
+        snprintf(out->text, sizeof(out->text), "there is no device kind \"%.100s\"", name);
 }
 
 const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu)
@@ -47,10 +47,10 @@ int mt_device_create(mt_device **out, const struct mt_device_params *p, struct m
 {
     const struct mt_device_kind *kind = mt_device_kind(p->kind);
     if (p->n_threads < 1 || p->link_gbps < 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device: %d threads and a link of %g GB/s",
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "device: cannot have %d threads and a link of %g GB/s",
                        p->n_threads, p->link_gbps);
     return kind ? kind->create(out, p, err)
-                : mt_fail(err, MT_ERR_USAGE, -EINVAL, "no device is called \"%s\" (cpu, cuda)", p->kind);
+                : mt_fail(err, MT_ERR_USAGE, -EINVAL, "there is no device kind \"%s\" (cpu, cuda)", p->kind);
 }
 
 void mt_device_destroy(mt_device **dev)
@@ -136,7 +136,7 @@ int64_t mt_event_time_ns(mt_event *ev)
 int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err)
 {
     if (!c->dst || !c->src || (c->rows > 1 && (c->dst_pitch < c->width || c->src_pitch < c->width)))
-        return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: %zu rows of %zu bytes at pitches %zu, %zu",
+        return mt_fail(err, MT_ERR_DEVICE, -EINVAL, "copy: invalid: %zu rows of %zu bytes at pitches %zu, %zu",
                        c->rows, c->width, c->dst_pitch, c->src_pitch);
     return c->width && c->rows ? dev->backend->copy(dev, s, c, err) : 0;
 }

@@ -15,8 +15,8 @@
  * them, copies to and from the host, and the operations in device/ops.h.
  *
  * Streams   COMPUTE runs operations; H2D and D2H run copies, independent of each other and of COMPUTE.
- * Async     What is submitted to a stream returns at once; buffers (host and device) stay valid and
- *           unchanged until an event recorded after it has fired. Work never allocates.
+ * Async     Submitting returns at once; buffers (host and device) must stay valid and unchanged until an
+ *           event recorded after the work has fired. Work never allocates.
  * Errors    A failure of asynchronous work is sticky: later work is dropped, events still fire, and
  *           mt_device_status() and mt_event_sync() return it.
  * Threads   Each stream is fed by one thread at a time; different streams may be fed by different
@@ -30,37 +30,37 @@ enum mt_stream { MT_STREAM_COMPUTE, MT_STREAM_H2D, MT_STREAM_D2H, MT_N_STREAMS }
 struct mt_device_params {
     const char *kind;      /* of mt_device_kind(): "cpu" or "cuda" */
     int index;
-    size_t budget_bytes;   /* of the arena; cuda: libraries' workspace comes out of it */
+    size_t budget_bytes;   /* of the arena; cuda: includes the workspace of libraries */
     int n_threads;         /* cpu: compute threads, at least 1 */
-    const int *cpus;       /* cpu: one CPU number a compute thread to bind to, or NULL */
+    const int *cpus;       /* cpu: [n_threads] CPU to bind each compute thread to, or NULL */
     double link_gbps;      /* cpu: throttle of each copy direction in GB/s, 0 = none */
-    bool warm;             /* cpu: take now what memory the first products will take beside the arena */
+    bool warm;             /* cpu: allocate now the memory that products need beside the arena */
 };
 
 struct mt_device_limits {
     char name[128];        /* "cpu (AVX-512)" */
-    char product[64];      /* cuda: "NVIDIA H200", as the driver names the GPU; cpu: "" */
+    char product[64];      /* cuda: "NVIDIA H200", the driver's name of the GPU; cpu: "" */
     const char *kind;
     bool shares_host_memory; /* the arena is host memory, and the host's cores compute and copy */
-    size_t budget_bytes;   /* what allocations may take in all */
+    size_t budget_bytes;   /* most bytes of all allocations */
     int n_threads;
     bool native_bf16;      /* matrix products in bf16 are faster than in f32 */
     size_t alignment;      /* of arena allocations, in bytes */
-    size_t row_bucket;     /* rows of a product whose number the routing of experts decides are padded to a multiple */
+    size_t row_bucket;     /* row counts that routing of experts decides are padded to a multiple of it in products */
 };
 
-/** What is here, before a device is opened. */
+/** What is known of a device before it is opened. */
 struct mt_device_info {
     bool present;
-    char text[256];                  /* its name, or why there is none */
+    char text[256];                  /* its name, or why it is not present */
     size_t total_bytes, free_bytes;  /* of its own memory; cpu: 0 */
-    bool has_display;                /* a desktop runs on it, which may take more memory at any time */
+    bool has_display;                /* it drives a desktop, which may take more of its memory at any time */
 };
-/** For a kind by name; not present where no kind is called so. Thread-safety: any thread. */
+/** Looks for a device of that kind; an unknown kind is not present. Thread-safety: any thread. */
 void mt_device_probe(struct mt_device_info *out, const char *kind, int index);
 
-/** What "auto" stands for: "cuda" where that GPU is present, else "cpu". Other kinds are returned as they are. *gpu is
- * what was found of the GPU; not present where kind is "cpu". */
+/** Resolves "auto" to "cuda" if that GPU is present, else to "cpu"; returns other kinds unchanged. *gpu describes the
+ * GPU that was found; not present if `kind` is "cpu". */
 const char *mt_device_choose(const char *kind, int index, struct mt_device_info *gpu);
 
 int mt_device_create(mt_device **out, const struct mt_device_params *params, struct mt_err *err);
@@ -69,14 +69,14 @@ void mt_device_destroy(mt_device **dev);
 const struct mt_device_limits *mt_device_limits(const mt_device *dev);
 
 /**
- * Wraps a device so that the Nth (1-based) of what `what` names fails; the wrapper owns `inner` and
- * destroys it (on failure of this call it stays the caller's). For tests of error paths.
+ * Wraps a device so that the nth call (from 1) of the kind `what` fails; the wrapper owns `inner` and
+ * destroys it (if this function fails, the caller still owns it). For tests of error paths.
  *
  *   "gemm" (any operation's name), "copy", "record", "wait", or "any" of these: that submission and all
  *       later ones return -EIO and are dropped.
- *   "async " before such a name: the submission is accepted and its work dropped, and so is all later
- *       work; only mt_event_sync(), mt_device_sync() and mt_device_status() return the -EIO.
- *   "alloc", "event" (creation), "register": that one call returns -ENOMEM; the device goes on.
+ *   "async " before such a name: the submission is accepted, but its work and all later work are dropped;
+ *       only mt_event_sync(), mt_device_sync() and mt_device_status() return the -EIO.
+ *   "alloc", "event" (creation), "register": only that call fails, with -ENOMEM.
  *
  * Events are recorded and fire in any case.
  */
@@ -87,8 +87,8 @@ int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, 
 
 /**
  * Takes `bytes` from the arena, aligned to limits.alignment. `tag` (a string literal) names the use in
- * the memory table. -ENOMEM (MT_ERR_NO_FIT) beyond the budget, with a table of what holds the memory
- * by tag in the message. In sanitizer builds allocations are apart and the gaps are poisoned.
+ * the memory table. -ENOMEM (MT_ERR_NO_FIT) beyond the budget; the message lists the memory in use by
+ * tag. In sanitizer builds there are poisoned gaps between allocations.
  */
 int mt_device_alloc(mt_device *dev, size_t bytes, const char *tag, void **out, struct mt_err *err);
 /** Accepts NULL. No work in flight may use it. */
@@ -96,10 +96,10 @@ void mt_device_free(mt_device *dev, void *ptr);
 size_t mt_device_bytes_used(const mt_device *dev);
 size_t mt_device_bytes_peak(const mt_device *dev);
 
-/** Overwrites dead arena memory with NaN patterns, in order on the COMPUTE stream: a stale read shows. */
+/** Overwrites dead arena memory with NaNs, in order on the COMPUTE stream, so that stale reads show. */
 void mt_device_poison(mt_device *dev, void *ptr, size_t bytes);
 
-/** Makes host memory fit for asynchronous copies (pins it); the cpu device needs nothing. */
+/** Pins host memory for asynchronous copies; does nothing on the cpu device. */
 int mt_device_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
 void mt_device_unregister_host(mt_device *dev, void *ptr);
 
@@ -108,16 +108,16 @@ void mt_device_unregister_host(mt_device *dev, void *ptr);
 int mt_event_create(mt_device *dev, mt_event **out, struct mt_err *err);
 /** Accepts NULL. */
 void mt_event_destroy(mt_event **ev);
-/** The event fires when all that was submitted to `stream` so far has ended. May be recorded again. */
+/** The event fires when all work submitted to `stream` so far has ended. May be recorded again. */
 int mt_event_record(mt_device *dev, mt_event *ev, enum mt_stream stream, struct mt_err *err);
 /** Work submitted to `stream` from now on waits for the newest record of `ev` (none: no wait). */
 int mt_event_wait(mt_device *dev, mt_event *ev, enum mt_stream stream, struct mt_err *err);
 /** The calling thread waits for the newest record; returns the device's status. Any thread. */
 int mt_event_sync(mt_device *dev, mt_event *ev, struct mt_err *err);
-/** Nanoseconds (device clock) at which the newest record fired; 0 where it has not. For tracing. */
+/** Nanoseconds (device clock) at which the newest record fired; 0: it has not. For tracing. */
 int64_t mt_event_time_ns(mt_event *ev);
 
-/** `rows` runs of `width` bytes; a pitch is the distance of two runs' starts. One run: rows = 1. */
+/** `rows` rows of `width` bytes; a pitch is the distance between the starts of two rows. */
 struct mt_copy {
     void *dst;
     size_t dst_pitch;
@@ -125,14 +125,14 @@ struct mt_copy {
     size_t src_pitch;
     size_t width, rows;
 };
-/** Host to device for stream H2D, device to host for D2H; on COMPUTE, either (small inputs), or within
- * the device (no overlap). */
+/** Copies from host to device on stream H2D, from device to host on D2H; on COMPUTE in either direction (small inputs)
+ * or within the device (without overlap). */
 int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
                    struct mt_err *err);
 
 /**
- * Names what the calling thread submits until mt_device_range_end(), for profilers (cuda: NVTX). A device
- * without them takes no notice.
+ * Names what the calling thread submits until mt_device_range_end(), for profilers (cuda: NVTX). Other devices
+ * ignore it.
  */
 void mt_device_range_begin(mt_device *dev, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void mt_device_range_end(mt_device *dev);
@@ -142,12 +142,12 @@ int mt_device_sync(mt_device *dev, struct mt_err *err);
 int mt_device_status(mt_device *dev, struct mt_err *err);
 
 /**
- * What the device has found out about its libraries and goes by, such as that one gives wrong results for a kind of
- * call: a line of text to be kept with a checkpoint, "" where there is nothing. By the thread that feeds COMPUTE.
+ * What the device has found out about its libraries and acts on, such as that one gives wrong results for a kind of
+ * call: a line of text to keep with a checkpoint, or "". Call from the thread that feeds COMPUTE.
  */
 void mt_device_findings(mt_device *dev, struct mt_str *out);
-/** Goes by what a run before it found, so that results have the same bits; before the first operation. False where the
- * text is of another device or library, and then nothing changes. */
+/** Takes over the findings of an earlier run, so that results have the same bits; call before the first operation.
+ * False: the text is of another device or library, and nothing changes. */
 bool mt_device_adopt_findings(mt_device *dev, const char *text);
 
 #endif

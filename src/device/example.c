@@ -14,11 +14,11 @@ enum { MAX_BUFFERS = 24, PATTERN = 1 << 20, MIN_BYTES = 64 };
 struct mt_example {
     struct mt_example_params p;
     void *args;
-    void *buffer[MAX_BUFFERS]; /* of the device's arena */
+    void *buffer[MAX_BUFFERS]; /* from the device's arena */
     int32_t *host[MAX_BUFFERS];
     int n_buffers, n_host;
-    uint32_t *pattern; /* PATTERN bytes, made when first needed */
-    struct mt_err err; /* of the first failure */
+    uint32_t *pattern; /* PATTERN bytes, filled when first needed */
+    struct mt_err err; /* the first failure */
 };
 
 static void fail(mt_example *x, size_t bytes)
@@ -209,7 +209,7 @@ int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_
 
 /* --- shapes ------------------------------------------------------------------------------------- */
 
-/* What the example's arguments cost on a device that only counts; which kind of device is of no account. */
+/* The cost of example arguments, made on a counting device of any kind: cost does not depend on the kind. */
 int mt_metered_count(struct mt_metered *m)
 {
     struct mt_example_params p = {.shape = *m, .dry = true};

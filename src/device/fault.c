@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A device that forwards to another and breaks once. There are three kinds of failure, because callers meet
- * them in different places: a submission that is refused, work that fails after its submission was
- * accepted ("async "), and a resource that is not granted (an allocation, an event, a registration).
+ * A device that forwards to another and fails once. There are three kinds of failure, since callers meet them in
+ * different places: a refused submission, work that fails after its submission was accepted ("async "), and a
+ * refused resource (an allocation, an event, a registration).
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ struct fault_device {
     bool async;
     int64_t nth;
     pthread_mutex_t lock;
-    int64_t count;      /* of what was asked for so far; under lock */
+    int64_t count;      /* calls of that kind so far; under lock */
     struct mt_err error; /* sticky, code 0: none; under lock */
 };
 
@@ -70,7 +70,7 @@ static int submit(struct fault_device *d, const char *what, bool *drop, struct m
     return rc;
 }
 
-/* Counts the taking of a resource: refused once, and the device goes on. */
+/* Counts a request for a resource. The nth is refused; the device goes on. */
 static int take(struct fault_device *d, const char *what, struct mt_err *err)
 {
     pthread_mutex_lock(&d->lock);
@@ -151,7 +151,7 @@ static void fault_event_destroy(mt_event *event)
     free(ev);
 }
 
-/* Reaches the inner device whatever has failed: events still fire. */
+/* Always forwarded, even after a failure: events still fire. */
 static int fault_event_record(mt_device *dev, mt_event *ev, enum mt_stream s, struct mt_err *err)
 {
     bool drop;
@@ -244,7 +244,7 @@ static const struct mt_device_backend fault_backend = {
     .workspace = fault_workspace,
 };
 
-/* The list's own string, which outlives the caller's; NULL where there is no such name. */
+/* The list's own copy of the name, which outlives the caller's; NULL: not in the list. */
 static const char *look_up(const char *const *list, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++)
@@ -269,7 +269,7 @@ int mt_device_create_fault(mt_device **out, mt_device *inner, const char *what, 
     if (!name && !async)
         name = look_up(resources, MT_ARRAY_LEN(resources), what);
     if (!name || nth < 1)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "fault device: no \"%s\" number %lld can fail", what,
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "fault device: there is no \"%s\" number %lld to fail", what,
                        (long long)nth);
     struct fault_device *d = mt_calloc(1, sizeof(*d));
     if (!d)

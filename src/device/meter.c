@@ -8,7 +8,7 @@
 #include "device/backend.h"
 #include "device/op.h"
 
-/* Addresses are handed out from here upwards and never touched. */
+/* First address of its buffers, which are never accessed. */
 enum { FIRST_ADDRESS_BITS = 44 };
 
 struct meter {
@@ -47,7 +47,7 @@ static int meter_alloc(mt_device *dev, size_t bytes, const char *tag, void **out
     struct meter *m = (struct meter *)dev;
     size_t need = mt_align_up(MT_MAX(bytes, (size_t)1), dev->limits.alignment);
     if (need > dev->limits.budget_bytes - m->used)
-        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "%s: %zu bytes beyond the device budget of %zu", tag,
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "%s: %zu bytes exceed the device budget of %zu", tag,
                        m->used + need, dev->limits.budget_bytes);
     *out = (void *)m->next;
     m->next += need;
@@ -172,7 +172,7 @@ int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, str
     const struct mt_device_kind *kind = mt_device_kind(p->kind);
     struct meter *m = kind ? mt_calloc(1, sizeof(*m)) : NULL;
     if (!kind)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "no device is called \"%s\"", p->kind);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "there is no device kind \"%s\"", p->kind);
     if (!m)
         return mt_fail_nomem(err, "a counting device", sizeof(*m));
     m->kind = kind;

@@ -5,14 +5,14 @@
 #include "device/metered.h"
 
 /**
- * A device that computes nothing and reports what it was asked to: each operation goes to a callback as its
- * shape, floating-point operations and least memory traffic. Buffers are addresses without memory, so a model
- * of any size can be driven through it; the planner's costs come from there, and so from the very code that trains.
+ * A device that computes nothing: it reports each operation to a callback, as its shape, floating-point operations and
+ * least memory traffic. Buffers are addresses without memory, so that a model of any size can run on it. The planner
+ * takes its costs from it, and so from the same code that trains.
  */
 typedef void (*mt_meter_fn)(void *ctx, const struct mt_metered *op);
 
 struct mt_meter_params {
-    const char *kind;    /* of mt_device_kind(): whose workspaces and alignment are reported */
+    const char *kind;    /* the kind (mt_device_kind()) whose workspaces and alignment it has */
     const char *name;
     size_t budget_bytes;
     int n_threads;
@@ -20,7 +20,7 @@ struct mt_meter_params {
     mt_meter_fn fn;      /* may be NULL; called on the submitting thread */
     void *ctx;
 };
-/** -EINVAL where no kind of device is called so. */
+/** -EINVAL: p->kind is not the name of a kind. */
 int mt_device_create_meter(mt_device **out, const struct mt_meter_params *p, struct mt_err *err);
 
 #endif

@@ -4,42 +4,42 @@
 
 #include "device/ops.h"
 
-/** Variants of an operation that cost differently at the same shape. */
+/** Flags of an operation that change its cost at the same shape. */
 enum {
     MT_METER_ADDS = 1,      /* gemm: a C or bias is added */
-    MT_METER_F32_OUT = 2,   /* gemm: D is f32 where A and B are not */
+    MT_METER_F32_OUT = 2,   /* gemm: D is f32, A and B are not */
     MT_METER_NORM = 4,      /* qk_rope: with QK-norm */
     MT_METER_LOSS_ONLY = 8, /* cross-entropy: no gradient */
     MT_METER_NESTED = 16,   /* decode: scales are packed, too */
 };
-/** Variants of gemm, as in its row; those of decode are the formats after MT_PACKED_NONE. */
+/** Variants of gemm, as in its row; the variants of decode are the formats after MT_PACKED_NONE. */
 enum { MT_GEMM_NT /* a linear layer */, MT_GEMM_NN /* its input gradient */, MT_GEMM_TN /* its weight gradient */ };
 enum { MT_METER_DIMS = 5 };
 
-/** What an operation was asked to do: its shape, floating-point operations and least memory traffic. */
+/** An operation as the counting device reports it: its shape, floating-point operations and least memory traffic. */
 struct mt_metered {
     enum mt_dev_op op;
     unsigned variant;
     enum mt_dtype dtype;
     unsigned flags;
     int n_dims;
-    uint64_t dim[MT_METER_DIMS]; /* what they are is in the operation's row (device/op.h) */
+    uint64_t dim[MT_METER_DIMS]; /* their meaning is in the operation's row (device/op.h) */
     double flops; /* of matrix products; 0 for the memory-bound rest */
     double bytes; /* least traffic with memory */
 };
 
 /** "gemm_nt": the variant's name in machine profiles. */
 const char *mt_metered_name(const struct mt_metered *m);
-/** Sets op and variant; false where no operation is called so. */
+/** Sets op and variant by name; false: there is none. */
 bool mt_metered_find(struct mt_metered *m, const char *name);
 
 struct mt_op_sizes;
-/** The operation's example number `which` (its variants and flags in turn) at these sizes, flops and bytes included.
- * -ERANGE past the last, -ENOMEM. */
+/** The operation's example number `which` (all its variants and flags) at these sizes, with flops and bytes. -ERANGE:
+ * there are fewer; -ENOMEM. */
 int mt_metered_example(struct mt_metered *out, enum mt_dev_op op, unsigned which, const struct mt_op_sizes *sizes,
                        enum mt_dtype dtype);
-/** Fills in flops and bytes by the operation's own account of such a shape, and drops flags that its dtype does not
- * have; -ENOMEM. */
+/** Fills in flops and bytes as the operation's row counts them for the shape, and drops flags that do not exist for its
+ * dtype; -ENOMEM. */
 int mt_metered_count(struct mt_metered *m);
 
 #endif

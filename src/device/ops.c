@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The front door of the operations: checks the arguments by the operation's row, then submits them to the device. */
+/* Submits operations: checks the arguments by the operation's row, then passes them to the device. */
 #include <stdio.h>
 #include <string.h>
 

@@ -7,18 +7,18 @@
 #include "device/ops_mlp.h"
 
 /**
- * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of them all. Those
- * of gated units and mixtures of experts are in ops_mlp.h.
- * Rules for every one, checked once by ops.c before a device sees the arguments:
+ * Operations of a device, all on its COMPUTE stream: the arguments of each, and at the end the table of all. Those of
+ * gated units and mixtures of experts are in ops_mlp.h.
+ * Rules for all of them, checked by ops.c before a device sees the arguments:
  *
- * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned where
- *          the op says nothing else. Outputs do not alias inputs unless said.
- * Layout   row-major; "ld" is the distance of two rows in elements.
+ * Memory   device pointers, borrowed until an event recorded later has fired; 16-byte aligned unless the
+ *          operation says otherwise. Outputs do not alias inputs unless it says so.
+ * Layout   row-major; "ld" is the distance between rows in elements.
  * Dtypes   `dtype` is that of activations, weights and activation gradients (f32 or bf16); weight
  *          gradients, statistics and losses are f32. Sums are f32. Casts to bf16 round to nearest even.
  * Bits     The result depends on the arguments alone: not on threads, time or earlier calls.
- * Returns  0, -EINVAL (shape, dtype, alignment: names the op and the argument), or the device's
- *          sticky error.
+ * Returns  0, -EINVAL (shape, dtype, alignment: names the operation and the condition), or the
+ *          device's sticky error.
  */
 
 /** out[i,:] = table[ids[i],:] * scale  (scale rounded to dtype first; 1 = plain copy). */
@@ -32,8 +32,8 @@ struct mt_embedding {
 };
 
 /**
- * dtable[id,:] += scale * sum of dout rows whose token is id, in the order given. The tokens come sorted
- * by id (by the host), so that no row needs atomics: run u covers order[starts[u] .. starts[u+1]).
+ * dtable[id,:] += scale * sum of dout rows whose token is id, in the order given. The host has sorted the
+ * tokens by id, so that no row needs atomics: run u covers order[starts[u] .. starts[u+1]).
  */
 struct mt_embedding_bwd {
     size_t n, vocab, c, n_runs;
@@ -49,7 +49,7 @@ struct mt_embedding_bwd {
 /**
  * y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps)  (Zhang and Sennrich 2019, eq. 4). The normalised value is
  * rounded to dtype before it is multiplied by w, as Hugging Face does.
- * plus_one: multiplies by (1 + w), all in f32 with one rounding (Gemma). round_once: by w, with one rounding
+ * plus_one: multiplies by (1 + w) in f32 and rounds once (Gemma). round_once: multiplies by w in f32 and rounds once
  * (gpt-oss).
  */
 struct mt_rmsnorm {
@@ -60,16 +60,16 @@ struct mt_rmsnorm {
     const void *x; /* [n, c] */
     const void *w; /* [c] */
     void *y;       /* [n, c] */
-    float *rstd;   /* [n] written; or, with use_rstd, read instead of computed */
+    float *rstd;   /* [n] written; with use_rstd read instead */
     bool use_rstd;
 };
 
-/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat, rounded where the forward rounds it. */
+/** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat, with xhat rounded as in the forward. */
 struct mt_rmsnorm_bwd {
     size_t n, c;
     enum mt_dtype dtype;
     bool plus_one, round_once;
-    const void *dy, *x; /* [n, c]; x is what was normalised */
+    const void *dy, *x; /* [n, c]; x is the forward's input */
     const void *w;
     const float *rstd;
     const void *dres; /* [n, c] or NULL; may alias dx */
@@ -81,8 +81,8 @@ struct mt_rmsnorm_bwd {
 /**
  * D[m,n] = scale * op(A)[m,k] * op(B)[k,n] (+ bias[n]) (+ C[m,n]); f32 accumulation, one rounding to d_dtype.
  * A is [m,k], or [k,m] with trans_a; B is [k,n], or [n,k] with trans_b. C may be D (accumulate).
- * Allowed: D in dtype, or f32 (then C is f32 too). A linear layer is trans_b; its input gradient plain;
- * its weight gradient trans_a with D = C f32.
+ * C and D are in dtype, or both f32. A linear layer uses trans_b; its input gradient neither; its weight gradient
+ * trans_a with C = D in f32.
  */
 struct mt_gemm {
     size_t m, n, k;
@@ -109,13 +109,12 @@ struct mt_bias_bwd {
 };
 
 /**
- * QK-norm (where the weights are not NULL) and rotary embedding (Su et al. 2021; halves paired, i with
- * i + rot/2) of the query and key heads of a packed row [q heads | k heads | v heads] of head_dim each.
- * Reads q and k of `qkv`, writes them to `qk`; v stays where it is. Without QK-norm qk may be qkv (then
- * ld_qk == ld_qkv).
+ * QK-norm (if the weights are not NULL) and rotary embedding (Su et al. 2021; pairs i and i + rot/2) of the query and
+ * key heads of a packed row [q heads | k heads | v heads] of head_dim each. Reads q and k from `qkv` and writes them to
+ * `qk`; v is not touched. Without QK-norm qk may be qkv (then ld_qk == ld_qkv).
  */
 struct mt_qk_rope {
-    size_t n, n_q, n_kv, head_dim, rot; /* rot <= head_dim, even: dimensions that turn */
+    size_t n, n_q, n_kv, head_dim, rot; /* rot <= head_dim, even: dimensions that are rotated */
     enum mt_dtype dtype;
     float eps;
     const void *qkv;
@@ -126,10 +125,10 @@ struct mt_qk_rope {
     const float *cos_t, *sin_t;  /* [max_pos, rot/2] */
     size_t max_pos;
     const void *q_norm, *k_norm; /* [head_dim], both or none */
-    float *rstd;                 /* [n, n_q + n_kv] written where there is QK-norm */
+    float *rstd;                 /* [n, n_q + n_kv] written with QK-norm */
 };
 
-/** From d(qk) to d(qkv)'s q and k parts (may be the same memory), and dq_norm, dk_norm accumulated. */
+/** dqkv's q and k parts from dqk (may be the same memory); accumulates dq_norm and dk_norm. */
 struct mt_qk_rope_bwd {
     size_t n, n_q, n_kv, head_dim, rot;
     enum mt_dtype dtype;
@@ -149,19 +148,19 @@ struct mt_qk_rope_bwd {
 };
 
 /**
- * Causal attention with grouped queries, block-diagonal over documents: token i of document s sees
- * tokens j <= i of the same document, and of these the last `window` (itself counted; 0 = all).
+ * Causal attention with grouped queries, block-diagonal over documents: token i attends to tokens j <= i
+ * of its own document, and of these to the last `window` (itself included; 0 = all).
  * lse[h, i] = log-sum-exp of the scaled scores. Memory linear in the document's length.
  */
 struct mt_attention {
     size_t n, n_q, n_kv, head_dim, window;
     size_t n_docs, max_len;
-    size_t most_n, most_len; /* n and max_len that the workspace was sized for; 0: this call's */
+    size_t most_n, most_len; /* n and max_len that the workspace was sized for; 0: those of this call */
     enum mt_dtype dtype;
     float scale;
     const int32_t *cu_seqlens;      /* [n_docs + 1], device */
     const int32_t *cu_seqlens_host; /* the same on the host; read before the call returns */
-    const void *q, *k, *v;          /* rows of heads, in one or several packed buffers */
+    const void *q, *k, *v;          /* rows of heads, in one or more packed buffers */
     size_t ld_q, ld_k, ld_v;
     void *o; /* [n, n_q * head_dim], ld_o */
     size_t ld_o;
@@ -170,16 +169,16 @@ struct mt_attention {
 };
 
 struct mt_attention_bwd {
-    struct mt_attention fwd; /* as in forward: o and lse are read */
+    struct mt_attention fwd; /* the forward's arguments; o and lse are read */
     const void *d_o;         /* ld_o */
     void *dq, *dk, *dv;      /* written, not accumulated; ld_dq ... */
     size_t ld_dq, ld_dk, ld_dv;
 };
 
 /**
- * Attention sinks, a logit of each head that takes part in the softmax and has no value (gpt-oss): after
- * mt_op_attention(), with s = sinks[h], o[i, h] *= sigmoid(lse[h, i] - s); lse[h, i] = log(e^lse[h, i] + e^s).
- * mt_op_attention_bwd() takes this o and lse, and nothing else changes in it.
+ * Attention sinks: each head has a logit that takes part in the softmax and has no value (gpt-oss). Applied after
+ * mt_op_attention(), with s = sinks[h]: o[i, h] *= sigmoid(lse[h, i] - s); lse[h, i] = log(e^lse[h, i] + e^s).
+ * mt_op_attention_bwd() then takes this o and lse; nothing else changes for it.
  */
 struct mt_attention_sink {
     size_t n, n_q, head_dim;
@@ -189,11 +188,11 @@ struct mt_attention_sink {
     size_t ld_o;
     float *lse; /* [n_q, n], in place */
 };
-/** dsinks[h] -= sum over i of e^(s - lse[h, i]) * sum of d_o[i, h] * o[i, h]: of o and lse with the sinks. */
+/** dsinks[h] -= sum over i of e^(s - lse[h, i]) * sum of d_o[i, h] * o[i, h], with o and lse after the sinks. */
 struct mt_attention_sink_bwd {
     size_t n, n_q, head_dim;
     enum mt_dtype dtype;
-    const void *sinks, *o, *d_o; /* d_o as o */
+    const void *sinks, *o, *d_o; /* d_o: laid out as o */
     size_t ld_o;
     const float *lse;
     float *dsinks;   /* [n_q] accumulated */
@@ -203,7 +202,7 @@ struct mt_attention_sink_bwd {
 /**
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
  * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale.
- * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the logits' own memory: row i
+ * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the memory of logits: row i
  * of dlogits then starts where row i of logits does, so ld_dlogits * sizeof(dtype) == ld * 4.
  */
 struct mt_cross_entropy {
@@ -212,14 +211,14 @@ struct mt_cross_entropy {
     const float *logits; /* [n, vocab] */
     const int32_t *targets;
     float *loss;      /* [n] */
-    int32_t *correct; /* [n] 1 where the largest logit (the first of equals) is the target; or NULL */
+    int32_t *correct; /* [n] 1 if the largest logit (the first of equals) is the target, else 0; or NULL */
     void *dlogits;    /* NULL: loss only */
     size_t ld_dlogits;
     float scale;
 };
 
-/** dst[i,:] = src[rows[i],:] for i < n; scatter: dst[rows[i],:] = src[i,:] and all other rows of the
- * n_dst rows of dst are set to 0. rows strictly ascending. */
+/** gather: dst[i,:] = src[rows[i],:] for i < n. scatter: dst[rows[i],:] = src[i,:], and all other of the n_dst rows of
+ * dst are set to 0. `rows` is strictly ascending. */
 struct mt_rows {
     size_t n, n_dst, c;
     enum mt_dtype dtype;
@@ -236,11 +235,11 @@ struct mt_add {
     void *out;
 };
 
-/** Elements of a block of mt_op_grad_cast: the partial sums' order is part of the numerics. */
+/** Elements of a block of mt_op_grad_cast(); part of the numerics, since it fixes the order of sums. */
 enum { MT_SUMSQ_BLOCK = 16384 };
 /**
- * Casts a weight gradient and sums its squares as cast: partials[b] = sum over block b, in f32.
- * partials has mt_div_up(n, MT_SUMSQ_BLOCK) entries. dst may be src where dst_dtype is f32.
+ * Casts a weight gradient, and sums the squares of the cast values: partials[b] = sum over block b, in f32.
+ * partials has mt_div_up(n, MT_SUMSQ_BLOCK) entries. dst may be src if dst_dtype is f32.
  */
 struct mt_grad_cast {
     size_t n;
@@ -250,13 +249,12 @@ struct mt_grad_cast {
     float *partials;
 };
 
-/** Elements of a block of mt_op_join. */
+/** Elements of a block of mt_op_join(). */
 enum { MT_JOIN_BLOCK = 8192 };
 /**
- * Joins hi and lo to f32 in place. `buf` holds blocks of 4 * MT_JOIN_BLOCK bytes: first the block's
- * MT_JOIN_BLOCK hi values, then its lo values (so a 2D copy of each plane puts it there); n is a
- * multiple of MT_JOIN_BLOCK. On return buf[i] is the FP32 master of element i. no_lo: all of lo is zero,
- * whatever the buffer holds in its place.
+ * Joins hi and lo to f32 in place. `buf` holds blocks of 4 * MT_JOIN_BLOCK bytes: the block's MT_JOIN_BLOCK hi values,
+ * then its lo values (one 2D copy per plane fills them); n is a multiple of MT_JOIN_BLOCK. Afterwards buf[i] is the
+ * FP32 master of element i. no_lo: lo counts as zero, whatever the buffer holds in its place.
  */
 struct mt_join {
     void *buf;
@@ -270,7 +268,7 @@ struct mt_zero {
     size_t bytes;
 };
 
-/** dst = src in another dtype, or the same. */
+/** dst = src, cast to dst_dtype, which may be src_dtype. */
 struct mt_cast {
     size_t n;
     enum mt_dtype src_dtype, dst_dtype;
@@ -279,19 +277,19 @@ struct mt_cast {
 };
 
 /**
- * The values of a packed matrix (base/packed.h), code times scale in f32, rounded once to `dtype`. NF4 and MXFP4 are
- * one row: only rows * cols counts, of MXFP4 a multiple of its block. Of nested NF4 scales are bytes, and the scale of
- * block b is nested_map[scales[b]] * nested_scales[b / 256] + *nested_offset: a product and a sum, each rounded to f32.
- * A part of a matrix is decoded with pointers to where it begins: FP8 at a multiple of 128 rows, MXFP4 of its
- * block, NF4 of 16384 elements.
+ * Decodes a packed matrix (base/packed.h): code times scale in f32, rounded once to `dtype`. NF4 and MXFP4 are read as
+ * one row: only rows * cols counts, for MXFP4 a multiple of its block. With nested NF4, scales are bytes, and the scale
+ * of block b is nested_map[scales[b]] * nested_scales[b / 256] + *nested_offset: a product and a sum, each rounded to
+ * f32. To decode a part of a matrix, pass pointers to its beginning, which must be a multiple of 128 rows for FP8, of
+ * its block for MXFP4, and of 16384 elements for NF4.
  */
 struct mt_decode {
     size_t rows, cols;
     enum mt_dtype dtype; /* of out */
     enum mt_packed format;
     const uint8_t *codes;
-    const void *scales; /* f32, of MXFP4 and nested NF4 bytes; only aligned to its elements, as are those below */
-    const float *nested_scales, *nested_map, *nested_offset; /* [256] of the map, one offset; all or none */
+    const void *scales; /* f32; bytes for MXFP4 and nested NF4; this and what follows only element-aligned */
+    const float *nested_scales, *nested_map, *nested_offset; /* the map has 256 values; all or none of the three */
     void *out; /* [rows, cols] */
 };
 
@@ -344,9 +342,9 @@ struct mt_scale_columns {
 /* --- the table ---------------------------------------------------------------------------------- */
 
 /**
- * Every operation: X(ID, name, arguments), or W where it has a workspace. A new one is its arguments above and a row
+ * Every operation: X(ID, name, arguments), or W if it has a workspace. A new one is its arguments above and a row
  * here, its description in ops/<name>.c (device/op.h), its code in cpu/<name>.c, and a kernel in cuda/<name>.cu with a
- * line in cuda/kernels.h. The front door, messages, faults, costs, measuring, benchmark and conformance follow.
+ * line in cuda/kernels.h. Checks, messages, faults, costs, measuring, benchmark and conformance tests use the table.
  */
 #define MT_DEVICE_OPS(X, W)                                                                        \
     X(GEMM, gemm, struct mt_gemm)                                                                  \
@@ -386,7 +384,7 @@ enum mt_dev_op {
 
 /** Checks the arguments (a pointer to the struct of the table) and submits the operation. */
 int mt_device_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err);
-/** Bytes of workspace for arguments of this shape, or a smaller one; pointers in them may be NULL. */
+/** Bytes of workspace for arguments of this shape or a smaller one; pointers in them may be NULL. */
 size_t mt_device_workspace(mt_device *dev, enum mt_dev_op op, const void *args);
 
 /* The same for each operation, typed: int mt_op_gemm(dev, const struct mt_gemm *, err). */

@@ -5,14 +5,14 @@
 #include "device/device.h"
 
 /**
- * Operations of gated units and mixtures of experts: a part of ops.h, which includes it and whose rules hold here.
+ * Operations of gated units and mixtures of experts: a part of ops.h, which includes it; its rules apply.
  */
 
 /* --- gated units -------------------------------------------------------------------------------- */
 
 /**
- * With g = gate_up[i, j] and u = gate_up[i, f + j], act(g) * u (Shazeer 2020). CLAMPED, as in gpt-oss: g is at most
- * `limit`, u between -limit and limit; (u + 1) * g * sigmoid(alpha * g); what is cut off has gradient 0.
+ * With g = gate_up[i, j] and u = gate_up[i, f + j]: act(g) * u (Shazeer 2020). CLAMPED (gpt-oss): g is clamped to at
+ * most `limit`, u to [-limit, limit]; (u + 1) * g * sigmoid(alpha * g); clamped values have gradient 0.
  */
 enum mt_glu_kind { MT_GLU_SILU, MT_GLU_GELU_TANH, MT_GLU_CLAMPED };
 /** out[i, j] as above. */
@@ -24,7 +24,7 @@ struct mt_glu {
     void *out;           /* [n, f] */
     float alpha, limit;  /* of MT_GLU_CLAMPED */
 };
-/** The gradient of gate and up; and mt_op_glu()'s output once more, while they are at hand. */
+/** The gradient of gate and up; also computes the output of mt_op_glu() again. */
 struct mt_glu_bwd {
     size_t n, f;
     enum mt_dtype dtype;
@@ -38,39 +38,39 @@ struct mt_glu_bwd {
 /* --- mixtures of experts ------------------------------------------------------------------------ */
 
 /*
- * n tokens each choose k of e experts (Shazeer et al. 2017). A choice is an entry, token * k + slot; ids and weights
- * have n * k of them. A list names the entries of an expert, tokens ascending; no two of a list are of one token.
+ * n tokens choose k of e experts each (Shazeer et al. 2017). A choice is an entry, with index token * k + slot; ids and
+ * weights have n * k entries. A list holds the entries of an expert in ascending order, at most one for each token.
  */
 
 enum {
     MT_MAX_EXPERTS = 1024,
-    MT_NO_EXPERT = 0xffff, /* id of an entry that goes nowhere: of padding rows */
+    MT_NO_EXPERT = 0xffff, /* id of entries of padding rows */
 };
 
 /** Softmax over all experts; RAW: the logit itself. */
 enum mt_router_score { MT_SCORE_SOFTMAX, MT_SCORE_SIGMOID, MT_SCORE_RAW };
-/** The sum of the two largest of a group, or the largest. */
+/** Score of a group: the sum of its two largest, or its largest. */
 enum mt_router_group { MT_GROUP_TOP2, MT_GROUP_MAX };
 /** Weights are divided by their sum + eps, or by max(sum, eps). */
 enum mt_router_renorm { MT_RENORM_NONE, MT_RENORM_SUM, MT_RENORM_MAX };
 
 /**
- * How a row of logits x becomes k experts and their weights. With s = score(x):
+ * How a row of logits x is turned into k experts and their weights. With s = score(x):
  *
- *   choose   the k largest of s + select_bias, the smallest index where some are equal. With groups: experts lie in
- *            n_group groups of equal size, a group counts what `group` says of its s + select_bias, and only experts of
- *            the topk_group groups that count most can be chosen (DeepSeek-AI 2024, 2.1.2).
+ *   choose   the k largest of s + select_bias; of equals, the smallest index. With groups: experts form n_group groups
+ *            of equal size, the score of a group is `group` of its s + select_bias, and only experts of the topk_group
+ *            groups with the largest scores can be chosen (DeepSeek-AI 2024, 2.1.2).
  *   weigh    v = s of the chosen, without the bias; softmax_chosen: v = softmax(v) over the chosen;
  *            renorm; times scale; round_weights: rounded to dtype.
  *
- * In transformers' words (models/X/modeling_X.py): Qwen, Mixtral and OLMoE are SOFTMAX, with norm_topk_prob RENORM_SUM
- * and eps 0; gpt-oss and Granite RAW with softmax_chosen; DeepSeek-V3, GLM-4.5, dots1 SIGMOID with bias, RENORM_SUM,
+ * Models of transformers (models/X/modeling_X.py): Qwen, Mixtral and OLMoE are SOFTMAX, with norm_topk_prob RENORM_SUM
+ * and eps 0; gpt-oss and Granite RAW with softmax_chosen; DeepSeek-V3, GLM-4.5 and dots1 SIGMOID with bias, RENORM_SUM,
  * eps 1e-20 and scale; MiniMax-M2 the same with eps 0; ERNIE-4.5 SOFTMAX with bias, RENORM_MAX.
  */
 struct mt_router_rule {
     enum mt_router_score score;
     bool softmax_chosen;
-    size_t n_group, topk_group; /* 0 or 1 group: none */
+    size_t n_group, topk_group; /* n_group 0 or 1: no groups */
     enum mt_router_group group;
     enum mt_router_renorm renorm;
     float eps, scale;
@@ -78,26 +78,25 @@ struct mt_router_rule {
 };
 
 /**
- * ids and weights of n rows by the rule; ids in descending order of what they were chosen by. A row that holds a NaN or
- * an infinity gets ids 0 .. k-1 and NaN weights. Rows n .. n_padded of ids and weights: MT_NO_EXPERT and 0.
+ * ids and weights of n rows by the rule; ids in descending order of s + select_bias. A row with a NaN or an infinity
+ * has ids 0 .. k-1 and NaN weights. Rows n .. n_padded of ids and weights: MT_NO_EXPERT and 0.
  */
 struct mt_router {
     size_t n, n_padded, e, k; /* k <= e <= MT_MAX_EXPERTS */
-    enum mt_dtype dtype;        /* that weights are rounded to */
+    enum mt_dtype dtype;        /* to which weights are rounded */
     enum mt_dtype logits_dtype; /* the same, or f32 */
     struct mt_router_rule rule;
     const void *logits;       /* [n, e] */
     const float *select_bias; /* [e] or NULL; only element-aligned */
-    uint16_t *ids;            /* [n_padded, k]; only element-aligned, as weights */
-    float *weights;           /* [n_padded, k] */
+    uint16_t *ids;            /* [n_padded, k]; only element-aligned */
+    float *weights;           /* [n_padded, k]; only element-aligned */
 };
 
 /**
- * dlogits from the gradient of the weights, for the ids that the forward chose; whole rows are written. Rounding of
- * the weights counts as the identity. aux: to each row comes aux_scale * q (F - sum(F q)), q = softmax(logits): that is
- * the gradient of aux_scale * sum over rows of sum(F q): with F_e the share of rows that chose e, that of the
- * load-balancing loss (Fedus et al. 2021, eq. 4). A row that goes nowhere: 0; else one that holds a NaN or an
- * infinity: NaN.
+ * dlogits from the gradient of the weights, for the ids that the forward chose; writes whole rows. Rounding of the
+ * weights counts as the identity. aux: adds aux_scale * q (F - sum(F q)) to each row, q = softmax(logits). That is the
+ * gradient of aux_scale * sum over rows of sum(F q); with F_e the share of rows that chose e, it is the load-balancing
+ * loss (Fedus et al. 2021, eq. 4). A row of MT_NO_EXPERT: 0; any other row with a NaN or an infinity: NaN.
  */
 struct mt_router_bwd {
     size_t n, e, k;
@@ -105,14 +104,14 @@ struct mt_router_bwd {
     enum mt_dtype logits_dtype; /* the same, or f32 */
     struct mt_router_rule rule;
     const void *logits;    /* [n, e] */
-    const uint16_t *ids;   /* [n, k]: of a row all below e or all MT_NO_EXPERT; element-aligned, as dweights */
-    const float *dweights; /* [n, k] */
+    const uint16_t *ids;   /* [n, k]: in a row all below e, or all MT_NO_EXPERT; only element-aligned */
+    const float *dweights; /* [n, k]; only element-aligned */
     const float *aux;      /* F: [e], or NULL; only element-aligned */
     float aux_scale;
     void *dlogits; /* [n, e] */
 };
 
-/** prob_sum += sum over rows of softmax(logits): what the load-balancing loss weighs the shares of the experts with. */
+/** prob_sum += sum over rows of softmax(logits): a factor of the load-balancing loss. */
 struct mt_router_stats {
     size_t n, e;
     enum mt_dtype dtype; /* of logits */
@@ -122,9 +121,9 @@ struct mt_router_stats {
 };
 
 /**
- * The lists of all experts, one behind the other: list[starts[x] .. starts[x + 1]) are the entries whose id is x, in
- * ascending order; counts[x] is how many. Entries whose id is not below e are in no list. starts[e] is the length of
- * all lists; list entries behind it stay as they are. counts[e]: rows with a weight that is not finite.
+ * The lists of all experts, one after the other: list[starts[x] .. starts[x + 1]) are the entries with id x, in
+ * ascending order; counts[x] is their number. Entries with an id of e or more are in no list. starts[e] is the total
+ * length; what follows it in `list` is not written. counts[e]: number of rows with a weight that is not finite.
  */
 struct mt_route_lists {
     size_t n, e, k; /* n * k at most INT32_MAX, e at most MT_MAX_EXPERTS */
@@ -137,8 +136,8 @@ struct mt_route_lists {
 };
 
 /**
- * out[i,:] = x[list[i] / k,:] for i < n, with weights times weights[list[i]], rounded once. Rows n .. n_padded of out
- * are 0.
+ * out[i,:] = x[list[i] / k,:] for i < n; if weights is not NULL, times weights[list[i]], rounded once. Rows
+ * n .. n_padded of out are set to 0.
  */
 struct mt_moe_gather {
     size_t n, n_padded, c, k;
@@ -161,12 +160,12 @@ struct mt_moe_combine {
 
 /**
  * Backward of an expert's gated unit and of its weight w = weights[list[i]]. With act = mt_op_glu() of the row and
- * dout = dO W_down, dO not yet weighted:
+ * dout = dO W_down, dO not multiplied by w:
  *
  *   dgate_up = w * (gradient of gate and up by dout);   out = w * act, for W_down's gradient dO^T out;
- *   dweights[list[i]] = sum of act * dout (+ sum of down_bias * d_o): what <O, dO> is, without O.
+ *   dweights[list[i]] = sum of act * dout (+ sum of down_bias * d_o), which is <O, dO>, computed without O.
  *
- * act is not rounded in between. Rows n .. n_padded of dgate_up and out are 0.
+ * act is not rounded in between. Rows n .. n_padded of dgate_up and out are set to 0.
  */
 struct mt_expert_glu_bwd {
     size_t n, n_padded, f, k;
@@ -177,16 +176,16 @@ struct mt_expert_glu_bwd {
     const void *dout;            /* [n_padded, f] */
     const int32_t *list;         /* [n]; only element-aligned; NULL: row i is entry i */
     const float *weights;        /* [tokens, k] */
-    size_t c;                    /* with down_bias: */
-    const void *down_bias, *d_o; /* [c], [n_padded, c]; or NULL both */
+    size_t c;                    /* used with down_bias */
+    const void *down_bias, *d_o; /* [c], [n_padded, c]; or both NULL */
     void *dgate_up;              /* may be gate_up */
     void *out;                   /* [n_padded, f]; may be dout */
-    float *dweights;             /* [tokens, k]; the list's entries are written */
+    float *dweights;             /* [tokens, k]; only the list's entries are written */
 };
 
 /**
- * The gate of an expert that all tokens share, as in Qwen2-MoE: gate[i] = sigmoid(sum of x[i,:] * w), and act[i,:] is
- * multiplied with it. Behind the down product, where the model has it, it would scale the same.
+ * The gate of a shared expert (Qwen2-MoE): gate[i] = sigmoid(sum of x[i,:] * w); act[i,:] *= gate[i]. The model scales
+ * the output of the down product instead, which is the same.
  */
 struct mt_shared_gate {
     size_t n, c, f;
@@ -197,20 +196,20 @@ struct mt_shared_gate {
     float *gate;   /* [n] written; only element-aligned */
 };
 /**
- * From the gradient of gate, which mt_op_expert_glu_bwd() gives as dweights where weights = gate and list is NULL: with
- * d = dgate * gate * (1 - gate), dx[i,:] += d[i] * w and dw += sum over rows of d[i] * x[i,:].
+ * Takes the gradient of gate, which mt_op_expert_glu_bwd() returns as dweights if weights = gate and list is NULL. With
+ * d = dgate * gate * (1 - gate): dx[i,:] += d[i] * w and dw += sum over rows of d[i] * x[i,:].
  */
 struct mt_shared_gate_bwd {
     size_t n, c;
     enum mt_dtype dtype;
-    const void *x, *w;         /* as forward */
+    const void *x, *w;         /* as in forward */
     const float *gate, *dgate; /* [n]; only element-aligned */
     float *dx;                 /* [n, c] accumulated */
     float *dw;                 /* [c] accumulated; NULL: not wanted */
     void *workspace;           /* mt_op_shared_gate_bwd_workspace() bytes */
 };
 
-/** The table's rows of these. */
+/** Their rows of the table. */
 #define MT_DEVICE_OPS_MOE(X, W)                                                                    \
     X(ROUTER, router, struct mt_router)                                                            \
     X(ROUTER_BWD, router_bwd, struct mt_router_bwd)                                                \

@@ -50,8 +50,8 @@ void mt_cpu_arena_destroy(struct mt_cpu_arena **arena)
     *arena = NULL;
 }
 
-/* What is allocated is there: no page faults in the steps, and memory that runs out does so at once. A kernel that
- * does not know the wish gives the pages later. */
+/* Maps the pages now: no page faults during steps, and a lack of memory shows at once. Older kernels, which do not know
+ * this advice, map them later. */
 static void touch(void *p, size_t bytes)
 {
 #ifdef MADV_POPULATE_WRITE

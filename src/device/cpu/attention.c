@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Causal attention over documents, a block of queries at a time (Dao et al. 2022, without the online
- * rescaling: a block's scores over all keys it sees fit the workspace, which is linear in the length).
+ * rescaling: the scores of a block over all its keys fit the workspace, which is linear in the length).
  *
  *   forward   S = scale Q K^T, lse = log sum exp S, O = softmax(S) V
  *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)),
  *             dQ = scale dS K, dK += dS^T (scale Q)
  *
- * Scores are kept transposed, a few queries side by side for each key: so they come from the products' kernels
- * as the very strips that the next product takes (gemm_kernel.h), and softmax goes down columns (columns.h).
- * Keys and values are packed once for all queries that see them.
+ * Scores are kept transposed, a few queries side by side for each key: the product kernels write them in the strips
+ * that the next product reads (gemm_kernel.h), and softmax runs down columns (columns.h). Keys and values are packed
+ * once for all queries that attend to them.
  *
- * Forward's unit of work is a key head and tile of a document; backward's is a key head of a document, with its
- * query heads and blocks in a fixed order inside, so that dK and dV need no atomics.
+ * A chunk of work is a key head and a tile of a document in forward, and a key head of a document in backward, whose
+ * query heads and blocks run in a fixed order, so that dK and dV need no atomics.
  */
 #include <string.h>
 
@@ -20,25 +20,25 @@
 #include "device/cpu/cpu.h"
 #include "device/cpu/gemm_kernel.h"
 
-/* Queries of forward's unit of work; queries and keys that backward has at a time; keys that are summed up before they
- * join the rest. */
+/* TILE: queries of a forward chunk. BLOCK, KEYS: queries and keys that backward handles at a time. PANEL: keys that are
+ * summed before the sum is added to the total. */
 enum { TILE = 128, BLOCK = 64, KEYS = 96, PANEL = 512 };
-_Static_assert(BLOCK % MT_CPU_GEMM_COLS == 0, "a block is whole strips");
-_Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "so is a run of keys");
+_Static_assert(BLOCK % MT_CPU_GEMM_COLS == 0, "a block must be whole strips");
+_Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "KEYS must be whole strips");
 
-/* A thread's floats in the workspace. */
+/* A thread's part of the workspace. */
 struct room {
     const struct mt_cpu_gemm_isa *isa;
-    float *k, *v, *t;         /* strips of [len, d]: keys, values, and one of them with its dimensions as lanes */
-    float *s;                 /* scores [key][query] of a strip of queries; in backward BLOCK queries, KEYS keys, */
-    float *ds, *dp;           /* as are their gradients, and these as strips of queries */
-    float *q, *dO;            /* strips of [BLOCK, d], queries as lanes */
-    float *q_rows, *dO_rows;  /* and dimensions as lanes */
+    float *k, *v, *t;         /* strips of [len, d]: keys; values; values (in backward keys) with dimensions as lanes */
+    float *s;                 /* scores [key][query] of a strip of queries; in backward of KEYS keys, BLOCK queries */
+    float *ds, *dp;           /* gradients of scores: laid out as s; and in strips of queries */
+    float *q, *dO;            /* strips of [BLOCK, d], lanes are queries */
+    float *q_rows, *dO_rows;  /* the same, lanes are dimensions */
     float *dk, *dv;           /* [len, width] */
     float *out, *rows;        /* a product [d][query]; its transpose */
-    float *lse, *delta, *row; /* of BLOCK queries; a row */
-    size_t width;             /* d in whole strips of columns */
-    size_t wide;              /* and with room for whole strips of rows */
+    float *lse, *delta, *row; /* of BLOCK queries; one row */
+    size_t width;             /* d, rounded up to whole strips of columns */
+    size_t wide;              /* the same, plus a strip of rows */
 };
 
 static size_t take(float **at, float **p, size_t floats)
@@ -51,7 +51,7 @@ static size_t take(float **at, float **p, size_t floats)
     return n;
 }
 
-/* Lays the room out from `at`, or counts its floats where that is NULL. */
+/* Lays the buffers out from `at`; returns the number of floats. `at` NULL: only counts. */
 static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
 {
     size_t len = max_len + MT_CPU_GEMM_ROWS, wide = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
@@ -107,7 +107,7 @@ static const float *row_of(const struct rows *x, size_t i, float *tmp)
     return mt_cpu_row_f32(x->dtype, x->base, (x->row + i) * x->ld + x->head * x->d, x->d, tmp);
 }
 
-/* Queries [q0, q0 + n) of a document see keys [k0, k0 + n_keys). */
+/* Queries [q0, q0 + n) of a document; they attend to keys [k0, k0 + n_keys). */
 struct span {
     size_t doc, len, q0, n, k0, n_keys;
 };
@@ -123,8 +123,8 @@ static struct span span_of(const struct mt_attention *a, size_t doc, size_t tile
     return s;
 }
 
-/* Queries [q, q + n), a strip of them, and the keys [from, to) of the packed ones that any of them sees; `key` is the
- * first packed one. `from` begins a strip. */
+/* A strip of queries [q, q + n), and the keys [from, to) that any of them attends to, counted from `key`, the first
+ * packed one. A strip of keys begins at `from`. */
 struct strip {
     size_t q, n, from, to, key;
 };
@@ -136,7 +136,7 @@ static struct strip strip_of(const struct mt_attention *a, const struct room *r,
     return (struct strip){q, n, first / r->isa->mr * r->isa->mr, q + n - key, key};
 }
 
-/* s[key][query] = sum over d of a strip's products, for whole strips of keys: up to seen(). */
+/* s[key][query] = sum over d of key * query, for a strip of queries and whole strips of keys, up to end_of_keys(). */
 static void scores(const struct mt_cpu_gemm_isa *isa, const struct strip *c, const float *keys, const float *queries,
                    size_t d, float *s, size_t ld)
 {
@@ -144,8 +144,8 @@ static void scores(const struct mt_cpu_gemm_isa *isa, const struct strip *c, con
         isa->multiply(d, keys + i * d, queries, NULL, 0, s + (i - c->from) * ld, ld);
 }
 
-/* Where the last whole strip of keys ends. */
-static size_t seen(const struct mt_cpu_gemm_isa *isa, const struct strip *c)
+/* The end of the last whole strip of keys. */
+static size_t end_of_keys(const struct mt_cpu_gemm_isa *isa, const struct strip *c)
 {
     return mt_align_up(c->to, isa->mr);
 }
@@ -156,21 +156,21 @@ static void hide_some(float *s, size_t from, size_t to)
         s[j] = -INFINITY;
 }
 
-/* Hides what a query does not see, up to the key `to`: keys after it, and those before its window. */
+/* Masks scores, up to the key `to`, of keys after a query and of keys before its window. */
 static void hide(const struct mt_attention *a, const struct strip *c, size_t to, size_t nr, float *s, size_t ld)
 {
-    size_t late = c->q + 1 > c->key ? c->q + 1 - c->key : 0; /* first key that is after a query */
+    size_t late = c->q + 1 > c->key ? c->q + 1 - c->key : 0; /* first key that is later than some query */
     for (size_t i = MT_MAX(late, c->from); i < to; i++)
         hide_some(s + (i - c->from) * ld, 0, MT_MIN(nr, c->key + i - c->q));
     if (!a->window)
         return;
     for (size_t i = c->from; i < to && c->key + i + a->window < c->q + nr; i++) {
-        size_t last = c->key + i + a->window; /* no query from here on sees it */
+        size_t last = c->key + i + a->window; /* first query whose window begins after the key */
         hide_some(s + (i - c->from) * ld, last > c->q ? last - c->q : 0, nr);
     }
 }
 
-/* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query], of `n_keys` packed ones. */
+/* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query]; n_keys keys are packed. */
 static void weigh(const struct room *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
                   size_t d, bool accumulate, float *out)
 {
@@ -182,8 +182,8 @@ static void weigh(const struct room *r, const struct strip *c, const float *lane
                           accumulate || p > c->from ? out + i * nr : NULL, nr, out + i * nr, nr);
 }
 
-/* A strip's out[dimension][query], for store_weighed(). */
-static void turn(const struct room *r, const float *out, size_t d)
+/* Transposes a strip's out[dimension][query] to r->rows, for store_weighed(). */
+static void transpose_out(const struct room *r, const float *out, size_t d)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     size_t nr = isa->nr;
@@ -191,7 +191,7 @@ static void turn(const struct room *r, const float *out, size_t d)
                                       .factor = 1, .dst = r->rows, .pitch = nr * nr});
 }
 
-/* Stores that of a query, times `factor`, as d elements of a row. */
+/* Stores a query's column of r->rows, times `factor`, as d elements of a row. */
 static void store_weighed(const struct room *r, size_t query, float factor, enum mt_dtype t, void *base, size_t first,
                           size_t d)
 {
@@ -217,14 +217,14 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     mt_cpu_exp_columns(r->s, nr, max, n_keys, nr);
     mt_cpu_column_sum(sum, r->s, n_keys, nr);
     weigh(r, c, r->t, s->n_keys, r->s, d, false, r->out);
-    turn(r, r->out, d);
+    transpose_out(r, r->out, d);
     for (size_t i = 0; i < c->n; i++) {
         a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
         store_weighed(r, i, 1.0f / sum[i], a->dtype, a->o, (row + i) * a->ld_o + head * d, d);
     }
 }
 
-/* The doc and tile of a unit of work: tiles of all documents in a row. */
+/* The span of a tile; tiles are numbered through all documents. */
 static struct span find_span(const struct mt_attention *a, size_t tile)
 {
     size_t doc = 0;
@@ -272,12 +272,12 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_kv);
 }
 
-/* P and dS of a strip of queries and the run of keys from `key` on, and what these add to dQ. `at` is the strip's first
- * row in the block. */
+/* P and dS of a strip of queries with the keys from `key` on; adds their share to dQ, which `first` overwrites. `at` is
+ * the strip's first row in the block. */
 static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t key, size_t at,
                            size_t len, const struct room *r)
 {
-    size_t d = a->head_dim, nr = r->isa->nr, to = seen(r->isa, c), n_keys = to - c->from;
+    size_t d = a->head_dim, nr = r->isa->nr, to = end_of_keys(r->isa, c), n_keys = to - c->from;
     size_t place = (c->from - key) * BLOCK + at;
     float *p = r->s + place, *dp = r->dp + at * KEYS;
     scores(r->isa, c, r->k, r->q + at * d, d, p, BLOCK);
@@ -288,8 +288,8 @@ static void backward_strip(const struct mt_attention *a, const struct strip *c, 
     weigh(r, c, r->t, len, dp, d, !first, r->out + at * r->wide);
 }
 
-/* Nothing of the keys [from, to) of the run from `key` on, for the strip of queries that begins at `at`. */
-static void leave_out(const struct room *r, size_t key, size_t from, size_t to, size_t at)
+/* Clears P and dS of keys [from, to), in buffers that begin at `key`, for the strip of queries that begins at `at`. */
+static void clear_keys(const struct room *r, size_t key, size_t from, size_t to, size_t at)
 {
     for (size_t i = from; i < to; i++) {
         memset(r->s + (i - key) * BLOCK + at, 0, r->isa->nr * sizeof(float));
@@ -297,7 +297,7 @@ static void leave_out(const struct room *r, size_t key, size_t from, size_t to, 
     }
 }
 
-/* out[key][d] += sum over n queries, whole strips, of s[key][query] rows[query][d], for the keys [from, to). */
+/* out[key][d] += sum over n queries (whole strips) of s[key][query] rows[query][d], for keys [from, to). */
 static void gather(const struct room *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
                    float *out)
 {
@@ -309,12 +309,12 @@ static void gather(const struct room *r, size_t from, size_t to, size_t n, const
         }
 }
 
-/* A run of keys from `key` on, for the strips of a block. */
+/* KEYS keys from `key` on, with the strips of a block. */
 static void backward_keys(const struct mt_attention *a, const struct strip *strips, size_t n_strips, size_t key,
                           size_t len, const struct room *r)
 {
     struct strip c[BLOCK];
-    size_t first = n_strips, last = 0, nr = r->isa->nr; /* strips that see some of them */
+    size_t first = n_strips, last = 0, nr = r->isa->nr; /* strips that attend to any of the keys */
     for (size_t i = 0; i < n_strips; i++) {
         c[i] = strips[i];
         c[i].from = MT_MAX(c[i].from, key);
@@ -327,10 +327,11 @@ static void backward_keys(const struct mt_attention *a, const struct strip *stri
     }
     if (first == n_strips)
         return;
-    size_t from = c[first].from, to = seen(r->isa, &c[last]), at = first * nr; /* later strips see later keys */
+    /* later strips attend to later keys */
+    size_t from = c[first].from, to = end_of_keys(r->isa, &c[last]), at = first * nr;
     for (size_t i = first; i <= last; i++) {
-        leave_out(r, key, from, c[i].from, i * nr);
-        leave_out(r, key, seen(r->isa, &c[i]), to, i * nr);
+        clear_keys(r, key, from, c[i].from, i * nr);
+        clear_keys(r, key, end_of_keys(r->isa, &c[i]), to, i * nr);
     }
     size_t place = (from - key) * BLOCK + at, n = (last + 1 - first) * nr;
     gather(r, from, to, n, r->s + place, r->dO_rows + at * nr, r->dv);
@@ -348,7 +349,7 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
     struct mt_cpu_pack packs[] = {strips(&x, true, a->scale, nr, r->q), strips(&x, false, a->scale, nr, r->q_rows),
                                   strips(&dO, true, 1, nr, r->dO), strips(&dO, false, 1, nr, r->dO_rows)};
     for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
-        if (!packs[i].trans) { /* the queries that are missing in the last strip count for nothing */
+        if (!packs[i].trans) { /* queries missing in the last strip count as zeros */
             packs[i].pitch = BLOCK * nr;
             memset(packs[i].dst, 0, BLOCK * r->width * sizeof(float));
         }
@@ -365,7 +366,7 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
         backward_keys(a, c, n_strips, key, len, r);
     for (size_t i = 0; i < n; i++) {
         if (i % nr == 0)
-            turn(r, r->out + i * r->wide, d);
+            transpose_out(r, r->out + i * r->wide, d);
         store_weighed(r, i % nr, a->scale, a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d);
     }
 }

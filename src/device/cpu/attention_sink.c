@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A logit s of a head that only takes from the others: o *= sigmoid(lse - s), lse' = log(e^lse + e^s). Its gradient is
- * -sum of p d_o o over rows, with p = e^(s - lse') and o as it left it.
+ * A head's sink, a logit s without a value: o *= sigmoid(lse - s), lse' = log(e^lse + e^s). Its gradient is
+ * -sum of p d_o o over rows, with p = e^(s - lse') and the new o.
  */
 #include <math.h>
 #include <string.h>

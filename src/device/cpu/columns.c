@@ -6,7 +6,7 @@
 #include "device/cpu/gemm_kernel.h"
 #include "device/cpu/vecmath.h"
 
-enum { PANEL = 512 }; /* rows that are summed up before they join the rest */
+enum { PANEL = 512 }; /* rows that are summed before the sum is added to the total */
 
 #define BY_WIDTH(nr, call) \
     do { \

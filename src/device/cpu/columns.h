@@ -5,14 +5,14 @@
 #include <stddef.h>
 
 /**
- * Softmax down the columns of scores s[n][nr]: a column is a query, a row what it makes of a key. nr is the
- * width of a product's strip, at most MT_CPU_GEMM_COLS. The order of a column's sum depends on n alone.
+ * Softmax down the columns of scores s[n][nr]: columns are queries, rows are keys. nr is the width of a product's
+ * strip, at most MT_CPU_GEMM_COLS. The order of a column's sum depends on n alone.
  */
 void mt_cpu_column_max(float *restrict max, const float *restrict s, size_t n, size_t nr);
-/** s = exp(s - shift), a shift for each column, which is not less than the column's scores. Rows are `ld` apart. */
+/** s = exp(s - shift), a shift for each column that is not below its scores. Rows are `ld` floats apart. */
 void mt_cpu_exp_columns(float *restrict s, size_t ld, const float *restrict shift, size_t n, size_t nr);
 void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, size_t nr);
-/** ds = dp = p (dp - delta), a delta for each column. Rows of p and ds are `ld` apart, those of dp nr. */
+/** ds = dp = p (dp - delta), a delta for each column. Rows of p and ds are `ld` floats apart, those of dp nr. */
 void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
                            const float *restrict delta, size_t n, size_t nr);
 

@@ -10,14 +10,14 @@
 #include "device/cpu/stream.h"
 
 /**
- * The cpu device's insides. An operation is enqueued on the COMPUTE stream with a copy of its
- * arguments; the stream's thread then calls mt_cpu_run_<op>(), which spreads the work over `pool` in
- * chunks cut by shape alone. These are fast implementations, blocked and vectorised; what an operation is to do
- * stands in device/ops.h, and plain references in double in tests/device.
+ * Internals of the cpu device. An operation is enqueued on the COMPUTE stream with a copy of its arguments; the
+ * stream's thread then calls mt_cpu_run_<op>(), which spreads the work over `pool` in chunks that depend on the shape
+ * alone. These are fast implementations, blocked and vectorised; device/ops.h specifies the operations, and
+ * tests/device has plain references in double.
  */
 struct mt_cpu_device {
     struct mt_device base;
-    mt_pool *pool; /* compute team; its caller is the COMPUTE stream's thread */
+    mt_pool *pool; /* compute threads; the COMPUTE stream's thread runs it */
     struct mt_cpu_arena *arena;
     struct mt_cpu_gemm *gemm;
     struct mt_cpu_bf16_gemm **bf16_gemm; /* [compute threads], all NULL or none */
@@ -25,7 +25,7 @@ struct mt_cpu_device {
 };
 
 #define MT_CPU_RUN(ID, name, type) void mt_cpu_run_##name(struct mt_cpu_device *d, const type *a);
-/* With the bytes of its workspace on a device with such limits. */
+/* The same with a function for the bytes of its workspace on a device with these limits. */
 #define MT_CPU_RUN_IN_WORKSPACE(ID, name, type)                                                    \
     MT_CPU_RUN(ID, name, type)                                                                     \
     size_t mt_cpu_##name##_workspace(const struct mt_device_limits *l, const type *a);
@@ -34,18 +34,18 @@ MT_DEVICE_OPS(MT_CPU_RUN, MT_CPU_RUN_IN_WORKSPACE)
 #undef MT_CPU_RUN_IN_WORKSPACE
 
 /**
- * Hot loops are compiled for several instruction sets and chosen at load time. Contraction is off and
- * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not work with the
- * resolver that this needs, and Clang 14 gives it a name that other files do not find.
+ * Hot loops are compiled for several instruction sets, of which one is chosen at load time. Contraction is off and
+ * sums have fixed lanes (MT_LANES), so that all give the same bits. Sanitizers do not work with the resolver
+ * functions that this needs, and Clang 14 gives them names that other files do not find.
  */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__) || !defined(__x86_64__)
 #define MT_HOT
 #else
 #define MT_HOT __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
-/** What several hot loops share: compiled anew in each, for its constants and its instruction set. */
+/** A part shared by several hot loops: inlined, and so compiled for the constants and instruction set of each. */
 #define MT_HOT_PART static inline __attribute__((always_inline))
-/** Before a loop: no iteration reads what another one writes. */
+/** Before a loop: no iteration reads what another writes. */
 #ifdef __clang__
 #define MT_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -53,28 +53,28 @@ MT_DEVICE_OPS(MT_CPU_RUN, MT_CPU_RUN_IN_WORKSPACE)
 #endif
 enum { MT_LANES = 16 };
 
-/** Rows of a chunk of some 32k elements; depends on the shape alone. */
+/** Rows in a chunk of about 32k elements; depends on the shape alone. */
 static inline size_t mt_cpu_rows_per_chunk(size_t c)
 {
     return MT_MAX((size_t)1, (size_t)32768 / MT_MAX(c, (size_t)1));
 }
 
-/** Row as f32: the row itself, or converted into `tmp`. */
+/** A row as f32: the row itself, or its conversion in `tmp`. */
 const float *mt_cpu_row_f32(enum mt_dtype t, const void *base, size_t first, size_t n, float *tmp);
-/** Where to compute a row that is then stored: the row itself, or `tmp`. */
+/** A place to compute a row as f32 before it is stored: the row itself, or `tmp`. */
 float *mt_cpu_row_place(enum mt_dtype t, void *base, size_t first, float *tmp);
-/** Stores f32 values in dtype, rounding to nearest even; values that are in place already stay there. */
+/** Stores f32 values in dtype, rounding to nearest even; does nothing if they are in place already. */
 void mt_cpu_store_row(enum mt_dtype t, void *base, size_t first, size_t n, const float *src);
 void mt_cpu_bf16_to_f32(float *dst, const uint16_t *src, size_t n);
 void mt_cpu_f32_to_bf16(uint16_t *dst, const float *src, size_t n);
-/** Values as they are after a store and a load. */
+/** Rounds values as a store and a load would. */
 void mt_cpu_round_row(enum mt_dtype t, float *row, size_t n);
 /** Dot product and sum in MT_LANES fixed lanes. */
 float mt_cpu_dot(const float *a, const float *b, size_t n);
 float mt_cpu_sum(const float *a, size_t n);
 /** dst[k] += sum over p of partials[p * c + k], in order; k < c. Second stage of sums over rows. */
 void mt_cpu_fold(struct mt_cpu_device *d, float *dst, const void *partials, size_t n_partials, size_t c);
-/** Largest of n >= 1; NaNs count only where x[0] is one. */
+/** Largest of n >= 1 values; ignores NaNs unless x[0] is one. */
 float mt_cpu_max(const float *x, size_t n);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A row at a time: maximum, sum of exponentials in fixed lanes, loss, then the gradient over the logits.
- * In bf16 the gradient row is half as long as the logits row it overwrites; going upwards, a piece is
- * read before anything of it is written over.
+ * A row at a time: maximum, sum of exponentials in fixed lanes, loss, then the gradient in place of the logits.
+ * In bf16 the gradient row is half as long as the logits row that it overwrites; with rising addresses, each
+ * piece is read before it is overwritten.
  */
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"

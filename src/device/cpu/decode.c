@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packed formats. A block of 4-bit codes has no more than 16 values: they are computed and rounded once a block, and
+ * Packed formats. A block of 4-bit codes has at most 16 values: they are computed and rounded once for the block, and
  * its elements look them up, byte by byte, 16 at a time (one instruction from SSSE3 on). FP8 has 8 fractions and 8
  * values below them that are looked up so, and exponents that are added.
  */
@@ -22,9 +22,9 @@ enum {
     CHUNK = 65536, /* elements; whole groups of NF4's nested scales */
     FP8_ROWS = 4,  /* of a block that are decoded together: enough for its values, few enough to read on in each */
 };
-_Static_assert(CHUNK % (MT_NF4_BLOCK * MT_NF4_NESTED) == 0 && CHUNK % MT_MXFP4_BLOCK == 0, "chunks are whole blocks");
+_Static_assert(CHUNK % (MT_NF4_BLOCK * MT_NF4_NESTED) == 0 && CHUNK % MT_MXFP4_BLOCK == 0, "a chunk must be whole blocks");
 
-#ifdef __clang__ /* has no shuffle by a vector */
+#ifdef __clang__ /* has no shuffle with a vector of indices */
 MT_HOT_PART u8x16 look_up(u8x16 table, u8x16 at)
 {
     u8x16 r;
@@ -41,7 +41,7 @@ MT_HOT_PART u8x16 look_up(u8x16 table, u8x16 at)
 #define SHUFFLE2(a, b, ...) __builtin_shuffle(a, b, (__typeof__(a)){__VA_ARGS__})
 #endif
 
-/* Elements of a and b in turn; first the lower half of each. */
+/* Elements of a and b interleaved: those of the lower halves, then those of the upper. */
 struct bytes2 {
     u8x16 lo, hi;
 };
@@ -59,17 +59,17 @@ MT_HOT_PART void store_in_turn16(uint8_t *dst, u8x16 a, u8x16 b)
     memcpy(dst + 16, &hi, 16);
 }
 
-/* All ones where a > b, of numbers from 0 up: comparisons of vectors wider than the CPU's are done one by one. */
+/* All ones where a > b, for numbers from 0 up. (Comparisons of vectors wider than the CPU's are not vectorised.) */
 #define ABOVE(a, b) ((u32x16)((i32x16)((b) - (a)) >> 31))
 
-/* To bf16, to nearest even, in the upper half. */
+/* Rounds to bf16, to nearest even; the result is in the upper half. */
 MT_HOT_PART void round_bits(u32x16 *bits)
 {
     u32x16 u = *bits, nan = ABOVE(u & 0x7fffffffu, 0x7f800000u);
     *bits = (nan & (u | 0x400000u)) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u)));
 }
 
-/* The 16 values of a block in `dtype`: byte b of value i of f32 is in byte[b][i]; bf16 has the upper two. */
+/* The 16 values of a block: byte b of value i as f32 is byte[b][i]; bf16 uses the upper two bytes. */
 struct values {
     u8x16 byte[4];
 };
@@ -122,7 +122,7 @@ MT_HOT_PART void look_up_16(uint8_t *dst, const struct values *v, u8x16 at, bool
     store_in_turn16(dst + 32, low.hi, up.hi);
 }
 
-/* 32 elements, from 16 bytes of codes. */
+/* Decodes 32 elements from 16 bytes of codes. */
 MT_HOT_PART void look_up_32(uint8_t *dst, const struct values *v, const uint8_t *codes, bool high_first, bool bf16)
 {
     u8x16 c = load(codes), high = c >> 4, low = c & 15;
@@ -131,7 +131,7 @@ MT_HOT_PART void look_up_32(uint8_t *dst, const struct values *v, const uint8_t 
     look_up_16(dst + (bf16 ? 32 : 64), v, at.hi, bf16);
 }
 
-/* A block that the matrix ends in. */
+/* Decodes the incomplete last block of a matrix. */
 MT_HOT_PART void look_up_rest(uint8_t *dst, const struct values *v, const uint8_t *codes, size_t n, bool bf16)
 {
     for (size_t i = 0; i < n; i++)
@@ -297,7 +297,8 @@ MT_HOT_PART void decode_fp8_rows(const struct mt_decode *a, size_t first, size_t
     }
 }
 
-/* Elements, of FP8 rows. A function for each format and dtype: each is compiled for its constants. */
+/* [first, end) are elements; for FP8, rows. There is a function for each format and dtype, compiled for its
+ * constants. */
 typedef void (*decoder)(const struct mt_decode *a, size_t first, size_t end);
 #define DECODER(name, body, bf16)                                                                  \
     MT_HOT static void name(const struct mt_decode *a, size_t first, size_t end)                   \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The cpu device's table: memory from the arena, work to the streams. */
+/* The cpu device: memory comes from the arena, work goes to the streams. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -116,7 +116,7 @@ static int cpu_sync(mt_device *dev, struct mt_err *err)
     return 0;
 }
 
-/* Nothing that the streams run can fail. */
+/* Always 0: no work on the streams can fail. */
 static int cpu_status(mt_device *dev, struct mt_err *err)
 {
     (void)dev;
@@ -125,7 +125,7 @@ static int cpu_status(mt_device *dev, struct mt_err *err)
 }
 
 #define CPU_COMMAND(ID, name, type)                                                                \
-    _Static_assert(sizeof(type) <= MT_CPU_MAX_ARGS, "arguments fit a command");                    \
+    _Static_assert(sizeof(type) <= MT_CPU_MAX_ARGS, "arguments must fit a command");                    \
     static void command_##name(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args) \
     {                                                                                              \
         (void)s;                                                                                   \
@@ -204,8 +204,8 @@ static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
     return rc;
 }
 
-/* The compute stream's thread is one of the compute threads. Where the others are bound to cores it must be, too: on
- * the core of one of them it would wait for that one to finish its part, with a core idle beside them. */
+/* The compute stream's thread is one of the compute threads. If the others are bound to cores it must be bound, too: it
+ * could otherwise run on the core of another one and wait for it, while its own core is idle. */
 static int create_stream(struct mt_cpu_device *d, const struct mt_device_params *p, enum mt_stream s,
                          struct mt_err *err)
 {
@@ -258,7 +258,7 @@ const struct mt_device_kind mt_cpu_kind = {
     .name = "cpu",
     .shares_host_memory = true,
     .alignment = MT_CPU_ALIGNMENT,
-    .row_bucket = 32, /* products of bf16 are prepared for a shape */
+    .row_bucket = 32, /* oneDNN prepares bf16 products for each shape */
     .library_bytes = 1 << 20,
     .workspace = kind_workspace,
     .probe = probe,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * D = op(A) op(B) + bias + C. Sums are f32 throughout and rounded once. Where the CPU multiplies bf16 as it is, the
- * output is cut into tiles by shape alone and each is computed by one thread, so that the order of every sum is the
- * same for any number of threads; all else is a product of packed strips.
+ * D = op(A) op(B) + bias + C. Sums are f32 throughout and rounded once. On CPUs with bf16 instructions, the output of
+ * bf16 products is divided into tiles by shape alone, each computed by one thread, so that the order of every sum is
+ * the same for any number of threads; all others are products of packed strips (gemm_packed.c).
  */
 #include <stdio.h>
 
@@ -67,13 +67,13 @@ static void tile_main(void *ctx, size_t chunk, int thread)
             mt_cpu_gemm_finish_row(a, row + i, col, t.n, t.d + i * t.ldd);
 }
 
-/* Large tiles are the faster ones, where there are enough of them for many threads. */
+/* Large tiles are faster, as long as there are enough of them for many threads. */
 static size_t choose_side(const struct mt_gemm *a)
 {
     return mt_div_up(a->m, TILE) * mt_div_up(a->n, TILE) >= MANY_TILES ? TILE : SMALL_TILE;
 }
 
-/* Tiles of nearly equal size, so that a few threads end together. */
+/* Tiles of nearly equal size, so that threads end together. */
 static size_t even_tile(size_t n, size_t side)
 {
     size_t tiles = mt_div_up(n, side);
@@ -86,7 +86,7 @@ static void run_tiles(struct mt_cpu_device *d, const struct mt_gemm *a)
     struct job j = {a, d, even_tile(a->m, side), even_tile(a->n, side), 0};
     j.tiles_n = mt_div_up(a->n, j.tile_n);
     size_t tiles = mt_div_up(a->m, j.tile_m) * j.tiles_n;
-    if (tiles == 1 && a->m >= 32) { /* small outputs of long sums: let two threads have a part */
+    if (tiles == 1 && a->m >= 32) { /* a small output with long sums: give a part to two threads */
         j.tile_m = mt_align_up(mt_div_up(a->m, 4), 16);
         tiles = mt_div_up(a->m, j.tile_m);
     }

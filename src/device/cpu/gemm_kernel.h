@@ -7,24 +7,24 @@
 
 /**
  * The inner parts of a matrix product for one instruction set (Goto and van de Geijn 2008; van Zee and
- * van de Geijn 2015). A and B are packed, as f32, into strips that are read from end to end:
+ * van de Geijn 2015). A and B are packed, as f32, into strips that are read sequentially:
  *     A  strips of `mr` rows:     strip[k][mr]
  *     B  strips of `nr` columns:  strip[k][nr]
- * with zeros for the rows and columns that are not there. Every element of D is one chain of
+ * with zeros for missing rows and columns. Every element of D is one chain of
  * multiply-adds over k, in order, whatever strip it is in.
  */
 struct mt_cpu_pack {
     enum mt_dtype dtype;
     const void *src;
     size_t first, ld; /* elements */
-    bool trans;       /* lanes (rows of A, columns of B) are `ld` apart and k is contiguous, or the reverse */
+    bool trans;       /* lanes (rows of A, columns of B) are `ld` apart and k is contiguous; false: the reverse */
     size_t lanes, k;
     float factor;
     float *dst;       /* the first strip's first step to write */
     size_t pitch;     /* floats from one strip to the next */
 };
 
-/** No register tile is larger; its columns divide MT_CPU_GEMM_COLS. */
+/** Largest register tile; the columns of every tile divide MT_CPU_GEMM_COLS. */
 enum { MT_CPU_GEMM_ROWS = 12, MT_CPU_GEMM_COLS = 32 };
 
 struct mt_cpu_gemm_isa {
@@ -32,9 +32,9 @@ struct mt_cpu_gemm_isa {
     size_t mr, nr;
     void (*pack_a)(const struct mt_cpu_pack *p);
     void (*pack_b)(const struct mt_cpu_pack *p);
-    /** d[mr][nr] = sum over k of a b, plus c where it is not NULL (it may be d). */
+    /** d[mr][nr] = sum over k of a b, plus c if that is not NULL (it may be d). */
     void (*multiply)(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd);
-    /** The same of an A that is not packed: its rows are `lda` apart and k is contiguous. */
+    /** The same with an unpacked A: its rows are `lda` apart and k is contiguous. */
     void (*multiply_rows)(size_t k, const float *a, size_t lda, const float *b, const float *c, size_t ldc, float *d,
                           size_t ldd);
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The functions of a struct mt_cpu_gemm_isa, for the file that includes this after it has defined
+ * The functions of a struct mt_cpu_gemm_isa. The file that includes this defines before
  *     LANES             floats of a vector
  *     ROWS, VECS        a register tile: ROWS rows of A by VECS vectors of B
  *     transpose(vec *)  LANES vectors, in place
@@ -31,10 +31,10 @@ INLINE void fetch_tile(const float *tile, size_t ld, bool to_write)
                 __builtin_prefetch(tile + j * LANES, 0);
 }
 
-/* To be counted up as they are: the compiler would keep a pointer for each row. */
+/* Hides a value from the compiler, which would otherwise keep a pointer for each row. */
 #define OPAQUE(x) __asm__("" : "+r"(x))
 
-/* Rows 0 to 3, 4 to 7 and 8 to 11 of A take a pointer each, and distances that are the same for all. */
+/* Rows 0 to 3, 4 to 7 and 8 to 11 of A have one pointer each, and share the distances from it. */
 INLINE void multiply_any(bool packed, size_t k, const float *restrict a, size_t lda, const float *restrict b,
                          const float *c, size_t ldc, float *d, size_t ldd)
 {
@@ -119,7 +119,7 @@ INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
     __builtin_prefetch((const char *)src + i * mt_dtype_size(t), 0, 2);
 }
 
-/* Where a strip's lane of the source is. */
+/* Index of a lane's step k in the source. */
 INLINE size_t at(const struct mt_cpu_pack *p, bool trans, size_t lane, size_t k)
 {
     return p->first + (trans ? lane * p->ld + k : k * p->ld + lane);
@@ -142,7 +142,7 @@ INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wid
     for (size_t l = 0; l < width; l += LANES) {
         vec v[LANES];
         size_t n = MT_MIN(width - l, (size_t)LANES);
-        for (size_t i = 0; i < n; i++) /* of the next strip */
+        for (size_t i = 0; i < n; i++) /* prefetches the next strip */
             fetch(t, p->src, at(p, true, lane + width + l + i, k));
         for (size_t i = 0; i < LANES; i++)
             v[i] = i < n ? several(t, p->src, at(p, true, lane + l + i, k)) * p->factor : (vec){0} * p->factor;
@@ -180,7 +180,7 @@ INLINE void pack_step(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
         dst[l] = p->factor * one(t, p->src, i + l);
 }
 
-/* A few steps of every strip at a time: long runs of the source's rows, and of the strips. */
+/* A few steps of all strips at a time: long contiguous runs in the source's rows and in the strips. */
 INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
 {
     enum { STEPS = 8 };
@@ -196,7 +196,7 @@ INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
         pack_any(p, t, false, width, whole, 0, p->k);
 }
 
-/* Compiled for each case by itself. */
+/* Each case is compiled separately. */
 INLINE void pack(const struct mt_cpu_pack *p, size_t width)
 {
     if (p->trans && p->dtype == MT_F32)

@@ -11,10 +11,10 @@
 
 void mt_cpu_bf16_gemm_thread_init(void)
 {
-    omp_set_num_threads(1); /* of the calling thread: K must never be split over threads */
+    omp_set_num_threads(1); /* for the calling thread: K must never be split over threads */
 }
 
-/* What a primitive depends on. */
+/* All that a primitive depends on. */
 struct shape {
     size_t m, n, k, lda, ldb, ldd;
     size_t flags; /* trans_a, trans_b, accumulate */
@@ -22,11 +22,11 @@ struct shape {
 
 struct product {
     struct shape shape;
-    dnnl_primitive_t primitive; /* NULL: the library has none */
+    dnnl_primitive_t primitive; /* NULL: the library has none for the shape */
     dnnl_memory_t a, b, d, scratch;
 };
 
-/* Ragged batches keep bringing new shapes: beyond this many, all are dropped. */
+/* Ragged batches bring ever new shapes: when there are this many, all are dropped. */
 enum { MAX_PRODUCTS = 256 };
 
 struct mt_cpu_bf16_gemm {
@@ -60,7 +60,7 @@ int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)
     if (dnnl_engine_create(&g->engine, dnnl_cpu, 0) ||
         dnnl_stream_create(&g->stream, g->engine, dnnl_stream_default_flags)) {
         mt_cpu_bf16_gemm_destroy(&g);
-        return mt_fail(err, MT_ERR_DEVICE, -EIO, "oneDNN gives no CPU engine");
+        return mt_fail(err, MT_ERR_DEVICE, -EIO, "oneDNN cannot create a CPU engine");
     }
     *out = g;
     return 0;
@@ -99,7 +99,7 @@ void mt_cpu_bf16_gemm_destroy(struct mt_cpu_bf16_gemm **g)
     *g = NULL;
 }
 
-/* A matrix [rows, cols], or its transpose in memory. */
+/* A matrix [rows, cols]; `trans`: stored as its transpose. */
 static dnnl_memory_desc_t matrix(size_t rows, size_t cols, size_t ld, bool trans,
                                  dnnl_data_type_t type)
 {
@@ -135,7 +135,7 @@ static bool grow_scratch(struct mt_cpu_bf16_gemm *g, size_t bytes)
     return g->scratch;
 }
 
-/* On failure the product has no primitive and stays known as such. */
+/* On failure the product is kept without a primitive, so that it is not tried again. */
 static void prepare(struct mt_cpu_bf16_gemm *g, struct product *p, const struct mt_cpu_tile *t)
 {
     dnnl_memory_desc_t a = matrix(t->m, t->k, t->lda, t->trans_a, dnnl_bf16);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A build without oneDNN: bf16 is multiplied as f32. */
+/* For builds without oneDNN: bf16 is multiplied as f32. */
 #include "device/cpu/gemm.h"
 
 int mt_cpu_bf16_gemm_create(struct mt_cpu_bf16_gemm **out, struct mt_err *err)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * D is computed a block at a time, and in each the panels of K in order. Whoever begins a part of a block's columns
- * packs the strips of B that it needs for itself; they stay in its core's L2 cache while A goes by, a piece of rows at
- * a time, and others join with strips of their own when they have nothing else to do. A is read as it is where a cache
- * allows it, or else packed once, by all threads for all. How D is cut does not change an element's sum, so it may be
- * what suits the threads.
+ * D is computed in blocks, and each block in panels of K, in order. A block's columns are divided into parts. A thread
+ * that begins a part packs the strips of B for it; they stay in its core's L2 cache while it multiplies them with A, a
+ * piece of rows at a time. Threads without work join a part, with packed strips of their own. A is read in place if the
+ * cache allows it, or else packed once, by all threads together. How D is divided does not change an element's sum, so
+ * it may depend on the number of threads.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -17,27 +17,28 @@
 #include "device/cpu/gemm_kernel.h"
 
 enum { PANEL = 512, MAX_ROWS = MT_CPU_GEMM_ROWS, MAX_COLS = MT_CPU_GEMM_COLS };
-/* Rows of a block; sums have a place of their own, of fewer rows and columns, where D is not f32. */
+/* BLOCK: rows of a block. SUMS: rows and columns of a block whose sums need a buffer, since D is not f32. */
 enum { BLOCK = 2048, SUMS = 1024 };
-/* Strips of B in a part, a quarter of an L2 cache, or where there are threads for more parts; parts of a block; strips
- * of A in a piece; pieces left that are worth packing a part's B once more for. */
+/* PART_STRIPS: strips of B in a part, a quarter of an L2 cache; LEAST_STRIPS: the fewest, if there are more threads
+ * than parts. PARTS: most parts in a block. PIECE_STRIPS: strips of A in a piece. WORTH_JOINING: pieces that must be
+ * left for a thread to join a part, since it packs the part's B once more. */
 enum { PART_STRIPS = 4, LEAST_STRIPS = 2, PARTS = 256, PIECE_STRIPS = 2, WORTH_JOINING = 3 };
 enum { PACK_STRIPS = 4, PACK_STEPS = 8, LINE = 16 };
 
-struct thread_room {
+struct thread_buffers {
     float a[MAX_ROWS * PANEL + LINE], b[PART_STRIPS * (MAX_COLS * PANEL + LINE)];
 };
 
-struct room {
-    /* a block's rows are whole strips, of 4 rows at least */
+struct buffers {
+    /* a block's rows are whole strips of at least 4 rows */
     float a[(BLOCK + MAX_ROWS) * (PANEL + LINE)], sums[(SUMS + MAX_ROWS) * SUMS];
     atomic_size_t next[PARTS]; /* piece of a part to be done */
-    struct thread_room thread[];
+    struct thread_buffers thread[];
 };
 
 struct mt_cpu_gemm {
     const struct mt_cpu_gemm_isa *isa;
-    struct room *room;
+    struct buffers *buffers;
     size_t bytes;
 };
 
@@ -76,14 +77,14 @@ int mt_cpu_gemm_create(struct mt_cpu_gemm **out, int n_threads, struct mt_err *e
     if (!g)
         return mt_fail_nomem(err, "matrix products", sizeof(*g));
     g->isa = choose_isa();
-    g->bytes = sizeof(struct room) + (size_t)n_threads * sizeof(struct thread_room);
-    g->room = mmap(NULL, g->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (g->room == MAP_FAILED) {
+    g->bytes = sizeof(struct buffers) + (size_t)n_threads * sizeof(struct thread_buffers);
+    g->buffers = mmap(NULL, g->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g->buffers == MAP_FAILED) {
         size_t bytes = g->bytes;
         free(g);
         return mt_fail_nomem(err, "matrix products", bytes);
     }
-    madvise(g->room, g->bytes, MADV_HUGEPAGE); /* a wish */
+    madvise(g->buffers, g->bytes, MADV_HUGEPAGE); /* advice only */
     *out = g;
     return 0;
 }
@@ -92,14 +93,14 @@ void mt_cpu_gemm_destroy(struct mt_cpu_gemm **g)
 {
     if (!*g)
         return;
-    munmap((*g)->room, (*g)->bytes);
+    munmap((*g)->buffers, (*g)->bytes);
     free(*g);
     *g = NULL;
 }
 
 void mt_cpu_gemm_warm(struct mt_cpu_gemm *g)
 {
-    memset(g->room, 0, g->bytes);
+    memset(g->buffers, 0, g->bytes);
 }
 
 const struct mt_cpu_gemm_isa *mt_cpu_gemm_isa(const struct mt_cpu_gemm *g)
@@ -114,18 +115,18 @@ void mt_cpu_gemm_describe(char *buf, size_t len)
     snprintf(buf, len, "%s%s%s", choose_isa()->name, bf16[0] ? ", bf16 by " : "", bf16);
 }
 
-/* Strips of k steps, m rows of A and n columns of B, and where their products go. */
+/* Strips of k steps: m rows of A and n columns of B, and the place of their products. */
 struct panel {
     const struct mt_cpu_gemm_isa *isa;
     size_t m, n, k, pitch_a, pitch_b;
-    size_t lda;             /* of A's rows as they are, or 0: they are packed */
-    float *edge;            /* buffer for a strip of rows read in place, where some are missing */
-    const float *a, *b, *c; /* C is NULL, or added */
+    size_t lda;             /* of A's rows, read in place; 0: A is packed */
+    float *edge;            /* buffer for an incomplete strip of rows that are read in place */
+    const float *a, *b, *c; /* C is added; may be NULL */
     float *d;
     size_t ldc, ldd;
 };
 
-/* The strips `a` and `b`, of which m rows and n columns are there, at (i, j) of D. */
+/* The strips `a` and `b`, of which only m rows and n columns exist, at (i, j) of D. */
 static void multiply_edge(const struct panel *p, const float *a, const float *b, size_t i, size_t m, size_t j, size_t n)
 {
     float tmp[MAX_ROWS * MAX_COLS];
@@ -169,7 +170,7 @@ static void multiply(const struct panel *p)
         multiply_strip(p, a, i, MT_MIN(mr, p->m - i));
 }
 
-/* Strips begin a little apart, or powers of two would have them share a few sets of the caches. */
+/* A gap between strips: with a distance of a power of two they would share a few sets of the caches. */
 static size_t pitch_of(size_t width, size_t k)
 {
     return mt_align_up(width * k, LINE) + LINE;
@@ -182,11 +183,11 @@ struct rect {
 struct job {
     const struct mt_gemm *g;
     const struct mt_cpu_gemm_isa *isa;
-    struct room *room;
+    struct buffers *buffers;
     struct rect block;
     size_t p, k; /* steps [p, p + k) */
-    bool direct;   /* D takes the sums as they are */
-    bool as_it_is; /* A is not packed */
+    bool direct;   /* sums are stored in D directly */
+    bool in_place; /* A is read in place, not packed */
     size_t part_n, parts, shares;
 };
 
@@ -203,7 +204,7 @@ static struct mt_cpu_pack strips_of(const struct job *j, bool is_a, size_t lane,
                                 .pitch = pitch_of(is_a ? j->isa->mr : j->isa->nr, j->k)};
 }
 
-/* A is packed by all: its lanes are shared out where they are rows of the source, or its steps where those are. */
+/* All threads pack A: they share its lanes if these are rows of the source, else its steps. */
 static size_t pack_chunks(const struct job *j)
 {
     return j->g->trans_a ? mt_div_up(j->k, PACK_STEPS) : mt_div_up(j->block.m, PACK_STRIPS * j->isa->mr);
@@ -212,7 +213,7 @@ static size_t pack_chunks(const struct job *j)
 static void pack_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct job *j = ctx;
-    struct mt_cpu_pack p = strips_of(j, true, j->block.i, j->block.m, j->room->a);
+    struct mt_cpu_pack p = strips_of(j, true, j->block.i, j->block.m, j->buffers->a);
     (void)thread;
     if (j->g->trans_a) {
         size_t k = chunk * PACK_STEPS;
@@ -228,20 +229,20 @@ static void pack_chunk(void *ctx, size_t chunk, int thread)
     j->isa->pack_a(&p);
 }
 
-/* A piece of rows of the columns [col, col + n) of the block, whose strips of B the thread has packed. */
-static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t n, struct thread_room *room)
+/* A piece of rows, columns [col, col + n) of the block, whose strips of B this thread has packed. */
+static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t n, struct thread_buffers *own)
 {
     const struct mt_gemm *g = j->g;
     size_t rows = PIECE_STRIPS * j->isa->mr, i = piece * rows, row = j->block.i + i;
     struct panel p = {.isa = j->isa, .m = MT_MIN(rows, j->block.m - i), .n = n, .k = j->k,
                       .pitch_a = pitch_of(j->isa->mr, j->k), .pitch_b = pitch_of(j->isa->nr, j->k),
-                      .edge = room->a, .b = room->b,
-                      .d = j->room->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
-    if (j->as_it_is) {
+                      .edge = own->a, .b = own->b,
+                      .d = j->buffers->sums + i * j->block.n + col, .ldc = j->block.n, .ldd = j->block.n};
+    if (j->in_place) {
         p.lda = g->lda;
         p.a = (const float *)g->a + row * g->lda + j->p;
     } else {
-        p.a = j->room->a + piece * PIECE_STRIPS * p.pitch_a;
+        p.a = j->buffers->a + piece * PIECE_STRIPS * p.pitch_a;
     }
     col += j->block.j;
     if (j->direct) {
@@ -262,21 +263,21 @@ static void multiply_piece(const struct job *j, size_t piece, size_t col, size_t
 
 static void multiply_part(const struct job *j, size_t part, int thread)
 {
-    atomic_size_t *next = &j->room->next[part];
+    atomic_size_t *next = &j->buffers->next[part];
     size_t pieces = mt_div_up(j->block.m, PIECE_STRIPS * j->isa->mr), begun = atomic_load(next);
-    if (begun && begun + WORTH_JOINING > pieces) /* its thread ends before B could be packed again */
+    if (begun && begun + WORTH_JOINING > pieces) /* the part ends before B could be packed again */
         return;
     size_t piece = atomic_fetch_add(next, 1), col = part * j->part_n, n = MT_MIN(j->part_n, j->block.n - col);
     if (piece >= pieces)
         return;
-    struct thread_room *room = &j->room->thread[thread];
-    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + col, n, room->b);
+    struct thread_buffers *own = &j->buffers->thread[thread];
+    struct mt_cpu_pack pack = strips_of(j, false, j->block.j + col, n, own->b);
     j->isa->pack_b(&pack);
     for (; piece < pieces; piece = atomic_fetch_add(next, 1))
-        multiply_piece(j, piece, col, n, room);
+        multiply_piece(j, piece, col, n, own);
 }
 
-/* Each begins at a part of its own and ends at those that others are at. */
+/* Each thread begins with a part of its own, and then goes on to join others. */
 static void multiply_share(void *ctx, size_t share, int thread)
 {
     const struct job *j = ctx;
@@ -284,13 +285,13 @@ static void multiply_share(void *ctx, size_t share, int thread)
         multiply_part(j, (share * j->parts / j->shares + i) % j->parts, thread);
 }
 
-/* Parts of n of at most `most`, as equal as may be, that begin at multiples of `step`. */
+/* The size of parts of n: at most `most`, nearly equal, a multiple of `step`. */
 static size_t even(size_t n, size_t most, size_t step)
 {
     return mt_align_up(mt_div_up(n, mt_div_up(n, most)), step);
 }
 
-/* As wide as the cache allows, but at least one for each thread. */
+/* Parts are as wide as the cache allows, but there is at least one for each thread. */
 static void choose_parts(struct job *j)
 {
     size_t nr = j->isa->nr;
@@ -301,16 +302,17 @@ static void choose_parts(struct job *j)
     j->parts = mt_div_up(j->block.n, j->part_n);
 }
 
-/* A need not be packed whose rows are f32 and share few sets of the first cache, where a set has 8 lines or more. */
-static bool fit_as_they_are(const struct mt_gemm *g, size_t mr)
+/* Whether A can be read in place: its rows are f32 and share few sets of the L1 cache, where a set has at least 8
+ * lines. */
+static bool fits_in_place(const struct mt_gemm *g, size_t mr)
 {
     enum { WAY = 4096, LINE_BYTES = 64, FEW = 6 };
     if (g->trans_a || g->dtype != MT_F32)
         return false;
     size_t same = 1;
     for (size_t i = 1; i < mr; i++) {
-        size_t apart = i * g->lda * sizeof(float) % WAY;
-        same += apart < LINE_BYTES || apart > WAY - LINE_BYTES;
+        size_t distance = i * g->lda * sizeof(float) % WAY;
+        same += distance < LINE_BYTES || distance > WAY - LINE_BYTES;
     }
     return same <= FEW;
 }
@@ -321,18 +323,18 @@ static void run_block(mt_pool *pool, struct job *j)
     choose_parts(j);
     for (j->p = 0; j->p < j->g->k; j->p += panel) {
         j->k = MT_MIN(panel, j->g->k - j->p);
-        if (!j->as_it_is)
+        if (!j->in_place)
             mt_pool_run(pool, pack_chunk, j, pack_chunks(j));
         for (size_t i = 0; i < j->parts; i++)
-            atomic_store(&j->room->next[i], 0);
+            atomic_store(&j->buffers->next[i], 0);
         mt_pool_run(pool, multiply_share, j, j->shares);
     }
 }
 
 void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm *a)
 {
-    struct job j = {.g = a, .isa = g->isa, .room = g->room, .direct = a->d_dtype == MT_F32 && !a->bias,
-                    .as_it_is = fit_as_they_are(a, g->isa->mr), .shares = (size_t)mt_pool_n_threads(pool)};
+    struct job j = {.g = a, .isa = g->isa, .buffers = g->buffers, .direct = a->d_dtype == MT_F32 && !a->bias,
+                    .in_place = fits_in_place(a, g->isa->mr), .shares = (size_t)mt_pool_n_threads(pool)};
     size_t m = even(a->m, j.direct ? BLOCK : SUMS, j.isa->mr);
     size_t n = even(a->n, j.direct ? PARTS * LEAST_STRIPS * j.isa->nr : SUMS, j.isa->nr);
     for (size_t row = 0; row < a->m; row += m)
@@ -342,21 +344,21 @@ void mt_cpu_gemm_run(struct mt_cpu_gemm *g, mt_pool *pool, const struct mt_gemm 
         }
 }
 
-/* Columns [j, j + n) and steps [p, p + k). */
-static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_room *room, const struct mt_cpu_tile *t,
+/* Columns of `r`, steps [p, p + k), of a product by one thread. */
+static void tile_panel(const struct mt_cpu_gemm_isa *isa, struct thread_buffers *own, const struct mt_cpu_tile *t,
                        const struct rect *r, size_t p, size_t k)
 {
     isa->pack_b(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->b, .ld = t->ldb, .trans = t->trans_b, .factor = 1,
                                       .first = t->trans_b ? r->j * t->ldb + p : p * t->ldb + r->j, .lanes = r->n,
-                                      .k = k, .dst = room->b, .pitch = pitch_of(isa->nr, k)});
+                                      .k = k, .dst = own->b, .pitch = pitch_of(isa->nr, k)});
     for (size_t i = 0; i < t->m; i += isa->mr) {
         size_t m = MT_MIN(isa->mr, t->m - i);
         isa->pack_a(&(struct mt_cpu_pack){.dtype = t->dtype, .src = t->a, .ld = t->lda, .trans = !t->trans_a,
                                           .factor = 1, .first = t->trans_a ? p * t->lda + i : i * t->lda + p,
-                                          .lanes = m, .k = k, .dst = room->a});
+                                          .lanes = m, .k = k, .dst = own->a});
         float *d = t->d + i * t->ldd + r->j;
-        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .pitch_b = pitch_of(isa->nr, k), .a = room->a,
-                                 .b = room->b, .c = p || t->accumulate ? d : NULL, .d = d, .ldc = t->ldd,
+        multiply(&(struct panel){.isa = isa, .m = m, .n = r->n, .k = k, .pitch_b = pitch_of(isa->nr, k), .a = own->a,
+                                 .b = own->b, .c = p || t->accumulate ? d : NULL, .d = d, .ldc = t->ldd,
                                  .ldd = t->ldd});
     }
 }
@@ -367,6 +369,6 @@ void mt_cpu_gemm_tile(struct mt_cpu_gemm *g, int thread, const struct mt_cpu_til
     for (size_t j = 0; j < t->n; j += cols) {
         struct rect r = {0, t->m, j, MT_MIN(cols, t->n - j)};
         for (size_t p = 0; p < t->k; p += panel)
-            tile_panel(g->isa, &g->room->thread[thread], t, &r, p, MT_MIN(panel, t->k - p));
+            tile_panel(g->isa, &g->buffers->thread[thread], t, &r, p, MT_MIN(panel, t->k - p));
     }
 }

@@ -7,7 +7,7 @@
 
 enum { PIECE = 1024 };
 
-/* y = act up. Its derivatives are slope up and act, or 0 where the gate or the up half was cut off. */
+/* y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. */
 struct terms {
     float act, up, slope, du;
 };
@@ -33,12 +33,12 @@ MT_HOT_PART struct terms terms_of(enum mt_glu_kind kind, struct shape p, float g
     return (struct terms){act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * (1.0f - s)) : 0.0f, v == u ? act : 0.0f};
 }
 
-/* Each may lie over another of the same index: dg over g, du over u, y over dy. */
+/* dg may overwrite g, du u, and y dy. */
 struct pieces {
     float *dg, *du, *y;
     const float *g, *u, *dy;
     struct shape shape;
-    float weight; /* of an expert */
+    float weight; /* of the expert */
 };
 
 MT_HOT_PART void forward_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
@@ -67,7 +67,7 @@ MT_HOT_PART void backward_of(enum mt_glu_kind kind, const struct pieces *p, size
     }
 }
 
-/* With the expert's weight on all three; returns the sum of dy y without it, in MT_LANES lanes. */
+/* Multiplies all three by the expert's weight; returns the sum of dy y without it, in MT_LANES lanes. */
 MT_HOT_PART float expert_of(enum mt_glu_kind kind, const struct pieces *p, size_t n)
 {
     float *dg = p->dg, *du = p->du, *y = p->y, product[PIECE];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of tokens gathered for an expert, and its output added to the tokens' sums. */
+/* Gathers rows of tokens for an expert, and adds its output to the tokens' sums. */
 #include <string.h>
 
 #include "device/cpu/cpu.h"

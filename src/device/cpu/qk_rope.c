@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_{i+r/2}) turns by the
- * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward turns back and
- * goes through the norm; the weights' gradients are summed over fixed blocks of rows, then in order.
+ * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_j), j = i + r/2, is rotated by the
+ * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward rotates back, then through
+ * the norm; the weights' gradients are summed over fixed blocks of rows, then over blocks in order.
  */
 #include <string.h>
 
@@ -64,7 +64,7 @@ size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const stru
     return mt_div_up(a->n, ROW_BLOCK) * 2 * a->head_dim * sizeof(float);
 }
 
-/* g: gradient of the normalised, weighted head; becomes that of its input. */
+/* g: gradient of the normalised, weighted head; replaced by that of the head's input. */
 MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *restrict g,
                                  float *restrict dw)
 {
@@ -78,7 +78,7 @@ MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, siz
     if (dw) {
         float rounded[MAX_HEAD];
         memcpy(rounded, xhat, d * sizeof(float));
-        mt_cpu_round_row(a->dtype, rounded, d); /* the normalised value, which w is multiplied with */
+        mt_cpu_round_row(a->dtype, rounded, d); /* the normalised value, which is multiplied by w */
         for (size_t i = 0; i < d; i++)
             dw[i] += g[i] * rounded[i];
     }

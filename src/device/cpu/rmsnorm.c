@@ -77,7 +77,7 @@ size_t mt_cpu_rmsnorm_bwd_workspace(const struct mt_device_limits *l, const stru
     return mt_div_up(a->n, ROW_BLOCK) * a->c * sizeof(float);
 }
 
-/* sum over the row of dy w x; its product with rstd is the sum of g xhat. */
+/* sum over the row of dy w x; times rstd it is the sum of g xhat. */
 static float project(const struct mt_rmsnorm_bwd *a, size_t row)
 {
     float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], sum = 0;
@@ -121,7 +121,7 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
         if (dw) {
             normalise(g, px, rstd, n);
             if (!a->plus_one && !a->round_once)
-                mt_cpu_round_row(a->dtype, g, n); /* the normalised value, which w is multiplied with */
+                mt_cpu_round_row(a->dtype, g, n); /* the normalised value, which is multiplied by w */
             add_weight_gradient(dw + c, pd, g, n);
         }
         mt_cpu_store_row(a->dtype, a->dx, at, n, out);

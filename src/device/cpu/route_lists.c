@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A counting sort by expert, stable: blocks of TOKENS tokens are counted, the counts become each block's first place in
- * every list, and the blocks put their entries there.
+ * A stable counting sort by expert: the entries of each block of TOKENS tokens are counted, prefix sums turn the counts
+ * into the block's first place in every list, and the blocks store their entries there.
  */
 #include <math.h>
 #include <string.h>
@@ -16,7 +16,7 @@ size_t mt_cpu_route_lists_workspace(const struct mt_device_limits *l, const stru
     return mt_div_up(a->n, TOKENS) * (a->e + 1) * sizeof(int32_t);
 }
 
-/* Of a block: entries of each expert; behind them, rows that are not finite. */
+/* Counts of a block: entries of each expert, then rows that are not finite. */
 static int32_t *counts_of(const struct mt_route_lists *a, size_t block)
 {
     return (int32_t *)a->workspace + block * (a->e + 1);
@@ -56,7 +56,7 @@ static void place_block(void *ctx, size_t block, int thread)
             a->list[at[a->ids[i]]++] = (int32_t)i;
 }
 
-/* Counts become places; entries go by expert first, then by block. */
+/* Turns counts into places: ordered by expert, then by block. */
 static void scan(const struct mt_route_lists *a, size_t blocks)
 {
     memset(a->counts, 0, (a->e + 1) * sizeof(*a->counts));

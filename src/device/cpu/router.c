@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A row at a time: scores of all experts, the k best, their weights. Backward, with v the chosen's scores (or their
- * softmax) and D what renorm divides by:
+ * A row at a time: scores of all experts, the k best, their weights. Backward, with v the scores of the chosen experts
+ * (or their softmax) and D the divisor of renorm:
  *
  *   dv = (scale dw - sum(scale dw v) / D) / D;   through softmax_chosen: ds = v (dv - sum(dv v));
  *   dx = p (ds - sum(ds p)) for softmax, ds s (1 - s) for sigmoid, ds for the logits themselves.
@@ -34,7 +34,7 @@ MT_HOT static void sigmoids(float *restrict s, const float *restrict x, size_t n
         s[i] = mt_sigmoidf(x[i]);
 }
 
-/* x - x is 0 of finite values alone. */
+/* x - x is 0 only for finite values. */
 MT_HOT static bool all_finite(const float *x, size_t n)
 {
     float lane[MT_LANES] = {0};
@@ -59,9 +59,9 @@ static void score(enum mt_router_score kind, float *s, const float *x, size_t e)
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
-static const float masked = -FLT_MAX, taken = -INFINITY; /* of experts in other groups; of those that were chosen */
+static const float masked = -FLT_MAX, taken = -INFINITY; /* of experts in other groups; of experts already chosen */
 
-/* Index of the largest, the first of equals; it is then taken. */
+/* Index of the largest, the first of equals; marks it as taken. */
 MT_HOT static size_t take_best(float *key, size_t n)
 {
     float best[MT_LANES];
@@ -91,7 +91,7 @@ MT_HOT static size_t take_best(float *key, size_t n)
     return (size_t)at[0];
 }
 
-/* What a group counts. */
+/* The score of a group. */
 static float group_key(const struct mt_router_rule *rule, const float *key, size_t n)
 {
     float first = masked, second = masked;
@@ -104,7 +104,7 @@ static float group_key(const struct mt_router_rule *rule, const float *key, size
     return rule->group == MT_GROUP_MAX ? first : first + second;
 }
 
-/* Leaves the experts of the best groups. */
+/* Masks all experts but those of the best groups. */
 static void mask_groups(const struct mt_router_rule *rule, float *key, size_t e)
 {
     float groups[MT_MAX_EXPERTS];
@@ -134,7 +134,7 @@ static void choose(const struct mt_router *a, uint16_t *ids, const float *s)
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* v of the chosen, before renorm; returns what renorm divides by. *open: it is the sum. */
+/* v of the chosen experts, before renorm; returns the divisor of renorm. *open: the divisor is the sum. */
 static float chosen_scores(const struct mt_router_rule *rule, float *v, const float *s, const uint16_t *ids, size_t k,
                            bool *open)
 {
@@ -198,7 +198,7 @@ void mt_cpu_run_router(struct mt_cpu_device *d, const struct mt_router *a)
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* dx of the scores of the chosen, whose gradient is in dv, in place of 0. */
+/* Sets dx, the gradient of the logits, from dv, that of the chosen experts' scores. */
 static void through_score(const struct mt_router_bwd *a, float *dx, const float *s, const uint16_t *ids,
                           const float *dv)
 {
@@ -272,7 +272,7 @@ void mt_cpu_run_router_bwd(struct mt_cpu_device *d, const struct mt_router_bwd *
 
 /* --- probabilities ---------------------------------------------------------------------------- */
 
-enum { STATS_ROWS = 64 }; /* of a block, which leaves a partial sum */
+enum { STATS_ROWS = 64 }; /* rows of a block, which has a partial sum */
 
 size_t mt_cpu_router_stats_workspace(const struct mt_device_limits *l, const struct mt_router_stats *a)
 {

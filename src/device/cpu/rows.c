@@ -100,7 +100,7 @@ MT_HOT float mt_cpu_max(const float *x, size_t n)
     return lane[0];
 }
 
-/* Columns [chunk's] of dst += the partial rows, in order. */
+/* dst += the partial rows, in order; a chunk is a range of columns. */
 struct fold_job {
     float *dst;
     const float *partials;

@@ -35,7 +35,7 @@ struct event {
     struct mt_event base;
     pthread_mutex_t lock;
     pthread_cond_t fired_cond;
-    uint64_t recorded, fired; /* tickets, under lock */
+    uint64_t recorded, fired; /* numbers of the newest record and of the newest that fired; under lock */
     int64_t time_ns;
 };
 
@@ -59,7 +59,7 @@ static void *stream_main(void *arg)
             break;
         struct command *c = &s->ring[s->head % RING];
         pthread_mutex_unlock(&s->lock);
-        c->run(s->d, s, c->args); /* its slot is not free before head moves */
+        c->run(s->d, s, c->args); /* its slot is reused only after head moves */
         pthread_mutex_lock(&s->lock);
         s->head++;
         pthread_cond_signal(&s->not_full);
@@ -123,7 +123,7 @@ void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const voi
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Sleeps until a link of the given rate would have moved `bytes` more. */
+/* Sleeps until a link of the stream's rate would have moved `bytes` more. */
 static void pace(struct mt_cpu_stream *s, size_t bytes)
 {
     if (s->p.gbps <= 0)
@@ -138,7 +138,7 @@ static void run_copy(struct mt_cpu_device *d, struct mt_cpu_stream *s, const voi
 {
     const struct mt_copy *c = args;
     (void)d;
-    /* a copy that was only woken late follows the one before it without a gap, as on a link */
+    /* after a late wake-up there is no gap to the copy before, as on a real link */
     const int64_t late_ns = 200000;
     if (mt_now_ns() - s->link_free_ns > late_ns)
         s->link_free_ns = mt_now_ns();

@@ -13,16 +13,16 @@ typedef void (*mt_cpu_command)(struct mt_cpu_device *d, struct mt_cpu_stream *s,
 enum { MT_CPU_MAX_ARGS = 320 };
 
 struct mt_cpu_stream_params {
-    const char *name;          /* of the thread, at most 15 characters */
-    int cpu;                   /* to bind the thread to, or -1 */
+    const char *name;          /* name of the thread, at most 15 characters */
+    int cpu;                   /* CPU to bind the thread to, or -1 */
     void (*thread_init)(void); /* called once in the thread; may be NULL */
     double gbps;               /* throttle of copies, 0: none */
 };
 int mt_cpu_stream_create(struct mt_cpu_stream **out, struct mt_cpu_device *d,
                          const struct mt_cpu_stream_params *p, struct mt_err *err);
-/** Completes what was submitted, then ends the thread. Accepts NULL. */
+/** Completes all submitted work, then ends the thread. Accepts NULL. */
 void mt_cpu_stream_destroy(struct mt_cpu_stream **s);
-/** Copies `bytes` of arguments. */
+/** Copies `bytes` of arguments, at most MT_CPU_MAX_ARGS. */
 void mt_cpu_stream_submit(struct mt_cpu_stream *s, mt_cpu_command run, const void *args,
                           size_t bytes);
 

@@ -4,8 +4,8 @@
 
 #include "base/dtype.h"
 
-/* 2^k e^r of x clamped to where that is a normal number, where k = round(x / ln 2): k is added to the exponent. A NaN
- * gives anything. Cody-Waite reduction to |r| <= ln2/2 and a degree-6 polynomial; below 2 ulp. */
+/* e^x = 2^k e^r with k = round(x / ln 2), for x whose result is a normal number; undefined for others and NaN.
+ * Cody-Waite reduction to |r| <= ln2/2 and a degree-6 polynomial; k is added to the exponent. Error below 2 ulp. */
 static inline float mt_exp_normal(float x)
 {
     float shifted = x * 1.44269504f + 12582912.0f; /* the lowest bits are k */
@@ -22,8 +22,8 @@ static inline float mt_exp_normal(float x)
 }
 
 /**
- * e^x without branches, so that loops over it become vector code; below 2 ulp in the range where the result is a normal
- * number, 0 below it, infinite above. A NaN stays a NaN.
+ * e^x without branches, so that loops over it are vectorised. Error below 2 ulp where the result is a normal number; 0
+ * below that range, infinite above. A NaN stays NaN.
  */
 static inline float mt_expf(float x)
 {
@@ -35,7 +35,7 @@ static inline float mt_expf(float x)
     return x != x ? x : y;
 }
 
-/** The same of an x that is not above 0 by more than its own error. */
+/** The same for x <= 0, or above 0 only by a rounding error. */
 static inline float mt_exp_negative(float x)
 {
     float y = mt_exp_normal(x < -87.3f ? -87.3f : x);

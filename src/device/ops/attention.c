@@ -31,8 +31,8 @@ static const char *check_bwd(const void *args)
     return NULL;
 }
 
-/* Pairs of query and key that are seen: over documents, causal, within the window. */
-static double seen_pairs(const struct mt_attention *a)
+/* Number of pairs of a query and a key that it attends to. */
+static double attended_pairs(const struct mt_attention *a)
 {
     double sum = 0;
     for (size_t i = 0; i < a->n_docs; i++) {
@@ -43,18 +43,18 @@ static double seen_pairs(const struct mt_attention *a)
     return sum;
 }
 
-/* dim[1] is twice the mean number of keys that a query sees: one more than the length of documents that are all of one
- * length, without a window. */
+/* dim[1] is twice the mean number of keys that a query attends to: the length plus one, if all documents have the same
+ * length and there is no window. */
 static void count(const struct mt_attention *a, bool bwd, struct mt_metered *out)
 {
-    double pairs = seen_pairs(a);
+    double pairs = attended_pairs(a);
     out->dtype = a->dtype;
     out->dim[0] = a->n;
     out->dim[1] = (uint64_t)(2 * pairs / (double)a->n);
     out->dim[2] = a->n_q;
     out->dim[3] = a->n_kv;
     out->dim[4] = a->head_dim;
-    out->flops = pairs * (double)a->n_q * (double)a->head_dim * (bwd ? 10 : 4); /* five products against two */
+    out->flops = pairs * (double)a->n_q * (double)a->head_dim * (bwd ? 10 : 4); /* five products instead of two */
     out->bytes = mt_op_bytes(a->n, a->head_dim, a->dtype) * (2 * (double)a->n_q + 2 * (double)a->n_kv) * (bwd ? 2 : 1);
 }
 
@@ -69,7 +69,7 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     count(&a->fwd, true, out);
 }
 
-/* All but q, k, v and the results. */
+/* Arguments without q, k, v and the results. */
 static struct mt_attention documents(mt_example *x, const struct mt_metered *shape)
 {
     size_t n = (size_t)shape->dim[0], len = MT_MIN(MT_MAX((size_t)shape->dim[1], (size_t)2) - 1, n);
@@ -88,7 +88,7 @@ static struct mt_attention documents(mt_example *x, const struct mt_metered *sha
     return a;
 }
 
-/* A packed row's queries, keys and values. */
+/* The parts of a packed row: queries, keys, values. */
 static void split(char *packed, const struct mt_attention *a, char *part[3])
 {
     size_t head = a->head_dim * mt_dtype_size(a->dtype), at[3] = {0, a->n_q * head, (a->n_q + a->n_kv) * head};

@@ -10,7 +10,7 @@ static const char *check(const void *args)
     return NULL;
 }
 
-/* The logits are read twice for a gradient. */
+/* With a gradient, logits are read twice. */
 static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_cross_entropy *a = args;
@@ -22,7 +22,7 @@ static void cost(const void *args, struct mt_metered *out)
     out->bytes = a->dlogits ? 2 * read + mt_op_bytes(a->n, a->vocab, a->dtype) : read;
 }
 
-/* Not in place: the logits stay what they are, however often it runs. */
+/* Not in place, so that the logits stay the same however often it runs. */
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], v = (size_t)shape->dim[1];

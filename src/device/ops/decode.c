@@ -44,7 +44,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
         a.cols = cols = mt_align_up(cols, MT_MXFP4_BLOCK);
     bool nested = shape->flags & MT_METER_NESTED && a.format == MT_PACKED_NF4;
     size_t bytes = mt_packed_code_bytes(a.format, rows, cols), blocks = mt_packed_n_scales(a.format, rows, cols);
-    /* of FP8 bytes from 0 to 126: none is a NaN */
+    /* FP8 bytes from 0 to 126, so that none is a NaN */
     a.codes = a.format == MT_PACKED_FP8 ? (void *)mt_example_ints(x, mt_div_up(bytes, 4), 0x01010101, 0x7f7f7f7f)
                                         : words(x, bytes);
     if (nested) {

@@ -56,7 +56,7 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + 2 * mt_op_bytes(a->n_runs, a->c, MT_F32);
 }
 
-/* Runs of one length, give or take one. */
+/* The lengths of runs differ by at most one. */
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1], runs = (size_t)shape->dim[2];

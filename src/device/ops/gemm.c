@@ -28,7 +28,7 @@ static void cost(const void *args, struct mt_metered *out)
                  mt_op_bytes(a->m, a->n, a->d_dtype) * (a->c ? 2 : 1);
 }
 
-/* A weight gradient adds to itself, a layer to its input. */
+/* With MT_METER_ADDS, a weight gradient adds to itself (C = D), others add to another matrix. */
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_gemm *a = args;

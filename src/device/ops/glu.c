@@ -55,7 +55,7 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     out->bytes = (a->out ? 6 : 5) * mt_op_bytes(a->n, a->f, a->dtype);
 }
 
-/* As in a layer: the output takes the place of its gradient. */
+/* As in a layer, the output overwrites its gradient. */
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
@@ -99,7 +99,7 @@ static void cost_expert(const void *args, struct mt_metered *out)
     out->bytes = 6 * mt_op_bytes(a->n_padded, a->f, a->dtype) + (a->d_o ? mt_op_bytes(a->n, a->c, a->dtype) : 0);
 }
 
-/* As in a layer: in place. */
+/* In place, as in a layer. */
 static void fill_expert(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of tokens to an expert and back. */
+/* Rows of tokens are gathered for an expert, and its output is added to the tokens. */
 #include "device/ops/row.h"
 
 static const char *check_gather(const void *args)

@@ -24,7 +24,7 @@ static void cost(const void *args, struct mt_metered *out)
     out->bytes = 2 * mt_op_bytes(a->n, (a->n_q + a->n_kv) * a->head_dim, a->dtype);
 }
 
-/* One key head, or as many as are left. Without a norm in place, as in a layer. */
+/* One key head, the others are query heads. In place without a norm, as in a layer. */
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];

@@ -56,7 +56,7 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     out->bytes = (a->dres ? 4 : 3) * mt_op_bytes(a->n, a->c, a->dtype);
 }
 
-/* As in a layer: the gradient that goes past the norm is added in place. */
+/* As in a layer, the gradient of the residual connection is added in place. */
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];

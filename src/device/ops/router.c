@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/ops/row.h"
 
-/* NULL, or what a rule must hold for k of e experts. */
+/* NULL, or the condition that the rule violates for k of e experts. */
 static const char *check_rule(const struct mt_router_rule *rule, size_t e, size_t k)
 {
     MT_OP_NEED(k && k <= e && e <= MT_MAX_EXPERTS);
@@ -32,7 +32,7 @@ static void cost(const void *args, struct mt_metered *out)
     out->bytes = mt_op_bytes(a->n, a->e, a->logits_dtype) + (double)a->n_padded * (double)a->k * 6;
 }
 
-/* As Qwen's. */
+/* The rule of Qwen's mixtures. */
 static const struct mt_router_rule softmax_rule = {.score = MT_SCORE_SOFTMAX, .renorm = MT_RENORM_SUM, .scale = 1};
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)

@@ -4,7 +4,7 @@
 
 #include "device/op.h"
 
-/* What the rows of operations share. */
+/* Shared by the rows of operations. */
 
 /** Bytes of n * c elements. */
 static inline double mt_op_bytes(size_t n, size_t c, enum mt_dtype t)
@@ -12,7 +12,7 @@ static inline double mt_op_bytes(size_t n, size_t c, enum mt_dtype t)
     return (double)n * (double)c * (double)mt_dtype_size(t);
 }
 
-/** Leaves a check with the text of the condition that does not hold. */
+/** In a check: returns the text of the condition if it does not hold. */
 #define MT_OP_NEED(cond)                                                                           \
     do {                                                                                           \
         if (!(cond))                                                                               \
@@ -29,7 +29,7 @@ static inline bool aligned(const void *p)
     return p && aligned_or_null(p);
 }
 
-/** Of a list i * MT_OP_SCATTER % n: a permutation of n in which neighbours are far apart. */
+/** i * MT_OP_SCATTER % n is a permutation of [0, n) in which neighbours are far apart. */
 #define MT_OP_SCATTER UINT64_C(2654435761)
 
 #endif

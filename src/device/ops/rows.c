@@ -26,7 +26,7 @@ static void cost_scatter(const void *args, struct mt_metered *out)
     out->bytes = 2 * mt_op_bytes(a->n_dst, a->c, a->dtype);
 }
 
-/* All rows, as where every token has a loss. */
+/* All rows, as if every token had a loss. */
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
@@ -49,7 +49,7 @@ const struct mt_op mt_op_row_scatter_rows = {
     .name = {"scatter_rows"},
     .dim = {MT_SIZE_ROWS, MT_SIZE_HIDDEN},
     .args_bytes = sizeof(struct mt_rows),
-    .count = offsetof(struct mt_rows, n_dst), /* no source row: all are cleared */
+    .count = offsetof(struct mt_rows, n_dst), /* with n = 0 all rows are still cleared */
     .check = check,
     .cost = cost_scatter,
     .fill = fill,
