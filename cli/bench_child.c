@@ -18,7 +18,7 @@
 
 static void be_child(const struct bench_child *c, pid_t parent)
 {
-    prctl(PR_SET_PDEATHSIG, SIGTERM); /* a sweep that is killed does not go on alone */
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* the child ends if the sweep is killed */
     if (getppid() != parent)
         _exit(143);
     const char *argv[16] = {"megatrain", "run", c->ini, "--out", c->dir, "--force", "--no-save", "--no-progress"};
@@ -29,7 +29,7 @@ static void be_child(const struct bench_child *c, pid_t parent)
         dup2(fd, STDOUT_FILENO);
         dup2(fd, STDERR_FILENO);
     }
-    if (adj >= 0 && write(adj, "1000", 4) < 0) /* memory that runs out takes this one */
+    if (adj >= 0 && write(adj, "1000", 4) < 0) /* when memory runs out, the kernel kills the child */
         adj = -1;
     if (c->steps) {
         argv[n++] = "--max-steps";
@@ -108,7 +108,7 @@ int bench_child_run(struct mt_sweep_run *r, const struct bench_child *c, bool *i
     if (!pid)
         be_child(c, parent);
     if (pid < 0 || wait4(pid, &status, 0, &use) < 0)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot run a child: %s", strerror(errno));
+        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot start a child process: %s", strerror(errno));
     r->peak_bytes = 1024.0 * (double)use.ru_maxrss;
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
     *interrupted = code == 130 || code == 143;

@@ -23,12 +23,12 @@ struct bench {
     const struct cli_args *args;
     struct mt_sweep sweep;
     char dir[4096];
-    struct mt_sweep_row *rows; /* of the jobs chosen so far */
+    struct mt_sweep_row *rows; /* of the selected jobs, so far */
     size_t n_rows;
-    struct plan_view view; /* of the job at hand */
-    bool predicted;        /* the view has a choice */
-    bool interrupted, unpredicted; /* unpredicted: why there are no predictions has been said */
-    int lock; /* of the folder; -1: not taken */
+    struct plan_view view; /* of the current job */
+    bool predicted;        /* view.choice is valid */
+    bool interrupted, unpredicted; /* unpredicted: the reason for missing predictions has been printed */
+    int lock; /* on the folder; -1: not held */
 };
 
 static bool chosen(const struct bench *b, const struct mt_sweep_job *j)
@@ -82,7 +82,7 @@ static void take_prediction(struct mt_sweep_prediction *p, const struct plan_vie
         snprintf(p->bound[i], sizeof(p->bound[i]), "%s", mt_sim_resource_name(c->sim.bound[i]));
 }
 
-/* Opens the job's view. A machine that is not measured gives no prediction: an error where one was asked for. */
+/* Opens the job's view. Without a profile of the machine there is no prediction, an error if one was asked for. */
 static int predict(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_prediction *p,
                    struct mt_err *err)
 {
@@ -142,8 +142,8 @@ static void name_measured(const struct bench *b, struct bench_measured *m, const
     snprintf(m->metrics, sizeof(m->metrics), "%.3000s/runs/%s.%d/metrics.jsonl", b->dir, j->hash, k);
 }
 
-/* A run with the machine measured right before it and between its steps. That takes memory: the job's own is seen in a
- * short run without, before the first. */
+/* A run; the machine is measured right before it and between its steps. That takes memory, so the job's own memory is
+ * measured by a short run without it, before the first. */
 static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                         struct mt_err *err)
 {
@@ -166,13 +166,13 @@ static int run_measured(struct bench *b, const struct mt_sweep_job *j, int k, st
     return rc;
 }
 
-/* What a run says of its job; another exit may be of the moment, such as a folder that is in use. */
+/* Whether a run's status is a result of its job: other exit codes may be temporary, such as a folder in use. */
 static bool is_result(const struct mt_sweep_run *r)
 {
     return strncmp(r->status, "exit ", 5) != 0;
 }
 
-/* A run, kept when it is complete. */
+/* A run; saved when it is complete. */
 static int run_once(struct bench *b, const struct mt_sweep_job *j, int k, struct mt_sweep_run *r,
                     struct mt_err *err)
 {
@@ -188,7 +188,7 @@ static int predict_run(const struct bench *b, const struct mt_sweep_job *j, int 
     return measures(b) ? bench_predict_steps(r, &b->view, &m, b->sweep.warmup_steps, err) : 0;
 }
 
-/* Of measured over predicted, where each run has its own prediction; else of what was measured. */
+/* Spread of measured / predicted if each run has its own prediction, else of the measured times. */
 static double spread_of(const struct mt_sweep_run *runs, int n)
 {
     double v[MAX_RUNS];
@@ -198,7 +198,7 @@ static double spread_of(const struct mt_sweep_run *runs, int n)
     return s.median > 0 ? s.deviation / s.median : 0;
 }
 
-/* A job's repeats, and more of them while they differ too much. */
+/* Repeats a job, and again while the results differ too much. */
 static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_sweep_run *runs, size_t *n,
                    struct mt_err *err)
 {
@@ -217,7 +217,7 @@ static int run_job(struct bench *b, const struct mt_sweep_job *j, struct mt_swee
         if (!rc && strcmp(runs[k].status, "ok")) {
             if (b->sweep.abort_on_oom && !strcmp(runs[k].status, "does not fit"))
                 rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "job %s does not fit", j->hash);
-            break; /* it will not go better the second time */
+            break; /* another run would fail, too */
         }
     }
     return rc;
@@ -257,13 +257,13 @@ static int write_tables(const struct bench *b, struct mt_err *err)
     return rc;
 }
 
-/* A job that ended otherwise than by a measurement or for want of memory, which is a result. */
+/* Whether a job failed. That it does not fit is a result. */
 static bool failed(const struct mt_sweep_row *r)
 {
     return strcmp(r->status, "ok") && strcmp(r->status, "does not fit") && strcmp(r->status, "predicted");
 }
 
-/* Why a job failed: the last line of its log. */
+/* Prints the last line of a failed job's log. */
 static void print_reason(const struct bench *b, const struct mt_sweep_row *r)
 {
     char path[3300], line[1024], last[1024] = "";
@@ -299,7 +299,7 @@ static void print_live(const struct bench *b, const struct mt_sweep_row *r, size
         print_reason(b, r);
 }
 
-/* sweep.csv and its like, and what is named after a job: 16 hexadecimal digits and an ending of ours. */
+/* sweep.csv and the like, or a file of a job: its 16 hexadecimal digits and one of our extensions. */
 static bool is_own_file(const char *name)
 {
     static const char *const whole[] = {"sweep.csv", "sweep.json", "sweep.md"};
@@ -315,7 +315,7 @@ static bool is_own_file(const char *name)
     return false;
 }
 
-/* A job's runs: "<hash>.<number>" below runs/. */
+/* The folder of a run: "<hash>.<number>" in runs/. */
 static bool is_own_run(const char *name)
 {
     return strspn(name, "0123456789abcdef") == 16 && name[16] == '.' && name[17] &&
@@ -337,7 +337,7 @@ static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_e
     return rc;
 }
 
-/* Earlier results alone: the folder may hold what is not ours. */
+/* Removes earlier results only: the folder may hold other files. */
 static int remove_results(const char *dir, struct mt_err *err)
 {
     char runs[4200];
@@ -360,7 +360,7 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
         rc = remove_results(b->dir, err);
     else if (mt_is_dir(b->dir) && !cli_arg(b->args, "resume"))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST,
-                       "%s is there already: go on with --resume, remove its earlier results with --force, or "
+                       "%s exists already: continue with --resume, remove its earlier results with --force, or "
                        "choose --out",
                        b->dir);
     char runs[4200];
@@ -419,7 +419,7 @@ static int compare(const struct cli_args *args)
     struct mt_str text = {0};
     struct mt_err err;
     if (args->n_operands != 2) {
-        fprintf(stderr, "megatrain bench --compare wants two result folders\n");
+        fprintf(stderr, "megatrain bench --compare needs two result folders\n");
         return EXIT_USAGE;
     }
     int rc = read_table(&a, args->operands[0], &err);

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "rates.h"
 
-/* The very placement that was chosen: with other rates the search might choose another. */
+/* Keeps the placement that was chosen: with other rates the search might choose another. */
 static int seconds_with(double *seconds, const struct plan_view *v, const struct mt_machine *m, struct mt_err *err)
 {
     struct mt_plan_choice c;
@@ -30,7 +30,7 @@ struct steps {
     size_t n;
 };
 
-/* A step that lies between two measurements of the operations. */
+/* Predicts a step with a measurement of the operations before and after it. */
 static int predict_step(struct steps *s, int step, double measured, struct mt_err *err)
 {
     const double *before = rates_log_after(&s->log, step - 1), *after = rates_log_after(&s->log, step);

@@ -5,16 +5,16 @@
 #include "plan_print.h"
 #include "sweep/sweep.h"
 
-/** What was measured of the machine beside a run. */
+/** Files of measurements taken with a run. */
 struct bench_measured {
-    char machine[3200]; /* a profile, of right before the run */
-    char rates[3200];   /* operations between its steps (rates.h) */
-    char metrics[3400]; /* the run's own */
+    char machine[3200]; /* a profile taken right before the run */
+    char rates[3200];   /* times of operations between its steps (rates.h) */
+    char metrics[3400]; /* metrics.jsonl of the run */
 };
 
 /**
- * Predicts each step of a run, but the first `skip`, for the view's choice: with the profile, and the operations as they
- * were right before and after the step. Fills run->predicted and run->ratio; 0 where something was not measured.
+ * Predicts each step of a run after the first `skip`, for the view's choice: with the profile, and the times of the
+ * operations right before and after the step. Sets run->predicted and run->ratio; 0 if a measurement is missing.
  */
 int bench_predict_steps(struct mt_sweep_run *run, const struct plan_view *v, const struct bench_measured *m, int skip,
                         struct mt_err *err);

@@ -30,15 +30,15 @@ enum cli_value { CLI_TEXT, CLI_WHOLE, CLI_REAL, CLI_SIZE };
 struct cli_option {
     const char *name; /* long name */
     char letter;      /* or 0 */
-    const char *arg;  /* "FILE", or NULL where it takes none; "=WORD": may be left out */
+    const char *arg;  /* name of its value, "FILE"; NULL: takes none; "=WORD": the value is optional */
     const char *help;
     enum cli_value value;
-    double min, max;  /* of CLI_WHOLE, CLI_REAL and CLI_SIZE (bytes) */
+    double min, max;  /* bounds of CLI_WHOLE, CLI_REAL and CLI_SIZE (bytes) */
 };
 
 struct cli_given {
     const struct cli_option *option;
-    const char *value; /* NULL: given without one */
+    const char *value; /* NULL: given without a value */
 };
 
 /** Options as given; repeated ones keep their order. */
@@ -66,13 +66,13 @@ extern const struct cli_command cli_commands[];
 extern const struct cli_option cli_global_options[];
 
 void cli_args_finish(struct cli_args *a);
-/** Value of the last `name`; "" where it was given without a value; NULL where it was not given. */
+/** Value of the last option `name`; "" if it was given without a value; NULL if it was not given. */
 const char *cli_arg(const struct cli_args *a, const char *name);
-/** The same as a number, or `def` where it was not given. Only for options of that kind of value. */
+/** The same as a number, or `def` if it was not given. Only for options with that kind of value. */
 int64_t cli_whole(const struct cli_args *a, const char *name, int64_t def);
 double cli_real(const struct cli_args *a, const char *name, double def);
 uint64_t cli_size(const struct cli_args *a, const char *name, uint64_t def);
-/** Parses argv[1..]; prints what is wrong and returns an exit code, or -1 to go on. */
+/** Parses argv[1..]. Returns -1 to go on; else prints what is wrong and returns an exit code. */
 int cli_parse(struct cli *cli, const struct cli_command *cmd, int argc, char **argv,
               struct cli_args *out);
 void cli_help(const struct cli_command *cmd);
@@ -80,21 +80,20 @@ void cli_help_all(void);
 void cli_manual(void);
 int cli_completion(const char *shell);
 
-/** Whether `arg` begins an option whose value is the next argument: "--color" but not "--color=never". */
+/** Whether the value of option `arg` is the next argument: true for "--color", not for "--color=never". */
 bool cli_takes_next(const struct cli_option *options, const char *arg);
 
-/** Prints "megatrain: message" and returns the exit code of its kind. */
+/** Prints "megatrain: message" and returns the exit code of the error's kind. */
 int cli_fail(const struct mt_err *err);
 /** Loads the configuration named by the first operand with all --set options. */
 int cli_load_config(struct mt_config **out, const struct cli_args *args, struct mt_err *err);
-/** The same from a file, or with NULL from defaults and --set options alone: then keys are not checked
- * against each other. */
+/** The same from the file `path`. NULL: from defaults and --set options alone, without checks between keys. */
 int cli_load_file(struct mt_config **out, const char *path, const struct cli_args *args,
                   struct mt_err *err);
 
 /**
- * --model and --adapter of a command: what is to be read. A folder of an adapter in the place of a model is taken as
- * the adapter; where nothing names its model, it is the one that the adapter names.
+ * Sets what a command reads from its options --model and --adapter. If --model is an adapter's folder, it is taken as
+ * the adapter. If no model is given, it is the one that the adapter names.
  */
 int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err);
 

@@ -13,11 +13,11 @@
 
 enum { BARS = 24, BAR_WIDTH = 40 };
 
-/* What `data stats` tells beside what the data set counts itself. */
+/* What `data stats` prints beyond what the data set counts itself. */
 struct tally {
     uint64_t bins[BARS], bin_width;
-    uint64_t n_duplicates; /* samples whose tokens came before */
-    uint64_t *by_source;   /* the same of each file; owned */
+    uint64_t n_duplicates; /* samples with the tokens of an earlier one */
+    uint64_t *by_source;   /* the same for each file; owned */
     uint64_t n_leaked;     /* evaluation samples that are training samples too */
     size_t p50, p90, p99;
 };
@@ -43,7 +43,7 @@ static int print_prepared(const struct mt_inputs *in)
     return 0;
 }
 
-/* What a sample's tokens hash to; of equal ones the first in the data comes first. */
+/* The hash of a sample's tokens. Equal hashes are ordered by their place in the data. */
 struct seen {
     uint64_t hash, sample;
 };
@@ -68,7 +68,7 @@ static int compare_u64(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Hashes of all samples, sorted; NULL where memory is short. */
+/* Hashes of all samples, sorted; NULL: out of memory. */
 static struct seen *hashes(const mt_dataset *d, uint64_t *lengths)
 {
     uint64_t n = mt_dataset_stats(d)->n_samples;
@@ -270,7 +270,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
         return EXIT_USAGE;
     }
     int rc = cli_load_config(&cfg, args, &err);
-    /* a look at the data shows what is over-long instead of stopping at it */
+    /* show overlong samples instead of refusing them */
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
     if (refused)
         rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);

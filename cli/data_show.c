@@ -11,7 +11,7 @@
 #include "base/visible.h"
 #include "data/text.h"
 
-/* Samples to show, and how. */
+/* The samples to show, and the form. */
 struct show {
     const struct mt_inputs *in;
     uint64_t first, n;
@@ -19,7 +19,7 @@ struct show {
     uint8_t **masks;
     bool colour;
     struct mt_str *html; /* NULL: to the terminal */
-    size_t shown;        /* samples whose heading is printed */
+    size_t shown;        /* number of headings printed */
 };
 
 static const char PAGE[] =
@@ -85,7 +85,7 @@ static void on_piece(void *ctx, size_t sample, const char *text, size_t len, boo
     fputs(!trained ? "" : w->colour ? "\033[0m" : "⟧", stdout);
 }
 
-/* Where there is no tokenizer, tokens show as numbers. */
+/* Without a tokenizer, tokens are shown as numbers. */
 static void show_numbers(struct show *w)
 {
     struct mt_str text = {0};
@@ -147,7 +147,7 @@ static int take_samples(struct show *w, struct mt_err *err)
         if (!w->masks[k])
             return mt_fail_nomem(err, "samples to show", t->n);
         mt_dataset_sample(w->in->data, w->first + k, NULL, w->masks[k]);
-        w->masks[k][0] = 0; /* nothing comes before it to predict it from */
+        w->masks[k][0] = 0; /* the first token has no predecessor */
         t->trained = w->masks[k];
     }
     return 0;

@@ -17,7 +17,7 @@ static void add_bytes(cJSON *o, const char *name, uint64_t bytes)
                             bytes == UINT64_MAX ? "no limit" : mt_format_bytes(buf, sizeof(buf), bytes));
 }
 
-/* The GPU's name and memory, and which attention it would use; or why there is none. */
+/* Adds the GPU's name and memory, and which attention it would use; or why there is none. */
 static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
 {
     struct mt_err err;

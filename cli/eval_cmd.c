@@ -70,7 +70,7 @@ int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = mt_setup_open(&setup, &in, MT_USE_EVAL, &err);
     if (!rc && !in.eval_sampler)
-        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval names nothing to evaluate on");
+        rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval is not set: give a file, a number of samples, or a share such as 2%%");
     if (!rc)
         rc = run_eval(&setup, args, &err);
     int code = rc ? cli_fail(&err) : 0;

@@ -8,14 +8,14 @@
 #include "hf/hf_config.h"
 #include "model/peft.h"
 
-/* Finds the model that adapters are to be merged into. *base is the caller's. */
+/* Finds the model that adapters are merged into. The caller frees *base. */
 static int find_base(char **base, const struct cli_args *args, struct mt_err *err)
 {
     const char *from = args->operands[0], *model = cli_arg(args, "model");
     char *name = NULL;
     int rc = 0;
     if (!mt_peft_is_folder(from))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s holds no adapters", from);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--merge: %s has no adapters", from);
     if (!model)
         rc = mt_peft_base_model(&name, from, err);
     if (!rc)
@@ -40,7 +40,7 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     while (packed && e.base_dtype < MT_N_PACKED && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
     if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKED || dtype)) {
-        fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4, without --dtype\n");
+        fprintf(stderr, "megatrain export: --base-dtype must be nf4 or fp8, and cannot be used with --dtype\n");
         return EXIT_USAGE;
     }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);

@@ -83,7 +83,7 @@ void cli_heartbeat_start(struct cli_heartbeat *h, struct mt_train_control *contr
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&h->changed, &attr);
     pthread_condattr_destroy(&attr);
-    h->started = !pthread_create(&h->thread, NULL, heartbeat_main, h); /* the run goes on without it */
+    h->started = !pthread_create(&h->thread, NULL, heartbeat_main, h); /* the run does not need it */
 }
 
 void cli_heartbeat_stop(struct cli_heartbeat *h)

@@ -7,12 +7,12 @@
 #include "train/train.h"
 
 /**
- * A thread that reports on standard error that a long phase (loading, saving, evaluating, a slow step) is
- * alive, and answers requests for the status.
+ * A thread that reports on standard error during long phases (loading, saving, evaluating, a slow step), and answers
+ * requests for the status.
  */
 struct cli_heartbeat {
     struct mt_train_control *control;
-    bool quiet; /* only requests are answered */
+    bool quiet; /* only answers requests */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;

@@ -24,30 +24,30 @@ static const struct {
     {143, "SIGTERM or SIGHUP, checkpoint saved"},
 };
 
-/* Every variable that is read anywhere: tests/lint/environment.py looks. */
+/* Every variable that is read anywhere; checked by tests/lint/environment.py. */
 static const struct variable {
     const char *name, *meaning;
 } user_variables[] = {
     {"HF_HUB_CACHE", "the Hugging Face cache in which models are looked up by name"},
-    {"HF_HOME", "its parent folder; else ~/.cache/huggingface"},
-    {"XDG_CACHE_HOME", "where caches and this machine's measurements are kept; else ~/.cache"},
+    {"HF_HOME", "the parent folder of that cache; else ~/.cache/huggingface"},
+    {"XDG_CACHE_HOME", "folder for caches and this machine's measurements; else ~/.cache"},
     {"HOME", "the parent of ~/.cache"},
     {"MEGATRAIN_PYTHON", "the Python with the data helper's modules; else .venv-data beside the scripts, or python3"},
-    {"MEGATRAIN_DATA_HELPER", "path of prepare_data.py; else it is looked for beside the program"},
-    {"SOURCE_DATE_EPOCH", "the day that chat templates see as today, in seconds since 1970"},
-    {"NO_COLOR", "no colour, where --color does not say otherwise"},
+    {"MEGATRAIN_DATA_HELPER", "path of prepare_data.py; else it is searched for beside the program"},
+    {"SOURCE_DATE_EPOCH", "today's date for chat templates, in seconds since 1970"},
+    {"NO_COLOR", "no colour, unless --color says otherwise"},
     {"TERM", "dumb: no colour and no progress line"},
     {"COLUMNS", "width of the progress line"},
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
     {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},
-    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, or fused (an error where cuDNN has none)"},
-    {"MEGATRAIN_CUDA_APART", "set: each allocation on the GPU is one of its own, for compute-sanitizer"},
-    {"MEGATRAIN_IO", "threads: no io_uring"},
-    {"MEGATRAIN_IO_FAULT", "faults of the drive, such as write:eio:12"},
-    {"MEGATRAIN_DISK_PIECE", "elements of an update that are read from the drive at a time"},
-    {"MEGATRAIN_POISON", "set: buffers that are out of use are filled with NaN"},
-    {"MEGATRAIN_RESIDENT", "bytes that the process is taken to need for itself"},
+    {"MEGATRAIN_ATTENTION", "on a GPU: tiled, or fused (an error without cuDNN)"},
+    {"MEGATRAIN_CUDA_APART", "set: one cudaMalloc for each allocation, for compute-sanitizer"},
+    {"MEGATRAIN_IO", "threads: do not use io_uring"},
+    {"MEGATRAIN_IO_FAULT", "simulated faults of the drive, such as write:eio:12"},
+    {"MEGATRAIN_DISK_PIECE", "number of elements that an update reads from the drive at a time"},
+    {"MEGATRAIN_POISON", "set: fill unused buffers with NaN"},
+    {"MEGATRAIN_RESIDENT", "bytes to assume as the process's own memory"},
     {"MEGATRAIN_PROBE_SMALL", "set: probe measures small shapes"},
 };
 
@@ -139,7 +139,7 @@ void cli_manual(void)
     print_variables(user_variables, MT_ARRAY_LEN(user_variables), ".TP\n.B %s\n%s\n");
     printf(".PP\nFor tests and measurements of megatrain itself:\n");
     print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
-    printf(".SH SIGNALS\nSIGINT and SIGTERM abandon the step under way, save the last applied update "
+    printf(".SH SIGNALS\nSIGINT and SIGTERM abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
            "status line.\nThe files STOP and SAVE in the output folder do the same.\n");
 }

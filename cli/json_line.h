@@ -7,7 +7,7 @@
 
 /** A log line as one JSON object on standard error: {"time", "level", "message"}. */
 void cli_json_line(enum mt_log_level level, const char *line);
-/** An event of a run: {"time", "level": "info", "event", ...fields}. Takes the ownership of `fields`. */
+/** An event of a run: {"time", "level": "info", "event", ...fields}. Takes ownership of `fields`. */
 void cli_json_event(const char *event, cJSON *fields);
 
 #endif

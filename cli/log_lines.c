@@ -14,14 +14,14 @@
 #include "base/strbuf.h"
 #include "json_line.h"
 
-/* Seconds between progress lines that stay, and before the first. */
+/* Where progress lines are not rewritten: seconds between them, and before the first. COLUMNS: the default width. */
 enum { EVERY_S = 10, COLUMNS = 80 };
 
-/* Standard error; the log's lock guards it. */
+/* State of standard error; guarded by the log's lock. */
 static struct {
     bool json, progress, rewrites;
     bool open;       /* the cursor is in a progress line */
-    int64_t told_ns; /* 0: nothing is under way */
+    int64_t reported_ns; /* time of the last progress line, or of its start; 0: nothing in progress */
 } out;
 
 static void put_line(enum mt_log_level level, const char *line)
@@ -32,7 +32,7 @@ static void put_line(enum mt_log_level level, const char *line)
         fprintf(stderr, "megatrain: %s%s\n", level == MT_LOG_WARN ? "warning: " : "", line);
 }
 
-/* Each line of `text` that is whole, with what came of it before, is a record. */
+/* Each complete line, including what earlier calls printed of it, is a record. */
 static void say_json(const char *text)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -79,7 +79,7 @@ static int width(void)
     return !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col ? size.ws_col : COLUMNS;
 }
 
-/* Bytes of the first n characters, as UTF-8 has them. */
+/* Number of bytes of the first n characters, in UTF-8. */
 static int prefix(const char *line, int n)
 {
     int i = 0;
@@ -101,11 +101,11 @@ static void now_and_then(const char *line)
 {
     int64_t now = mt_now_ns();
     if (!*line) {
-        out.told_ns = 0;
-    } else if (!out.told_ns) {
-        out.told_ns = now;
-    } else if (now - out.told_ns >= EVERY_S * INT64_C(1000000000)) {
-        out.told_ns = now;
+        out.reported_ns = 0;
+    } else if (!out.reported_ns) {
+        out.reported_ns = now;
+    } else if (now - out.reported_ns >= EVERY_S * INT64_C(1000000000)) {
+        out.reported_ns = now;
         put_line(MT_LOG_PROGRESS, line);
     }
 }

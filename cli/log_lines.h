@@ -5,20 +5,19 @@
 #include "cli.h"
 
 /**
- * Sends what the libraries log to standard error, as text or JSON. Progress is one line that is rewritten on a
- * terminal; elsewhere a line is printed from time to time, once something takes long.
+ * Sends log lines of the libraries to standard error, as text or JSON. On a terminal, progress is one line that is
+ * rewritten; elsewhere a line is printed every few seconds while something takes long.
  */
 void cli_log_lines(const struct cli *cli);
 /**
- * Text for people on standard error, in pieces that end lines where they like; as JSON, with --log-format
- * json, each line that is not empty is one record. Thread-safety: any thread, whole lines a call where
- * several print.
+ * Prints text for people to standard error; a line may be printed by several calls. With --log-format json, each line
+ * that is not empty is a record. Thread-safety: any thread; if several print, each call must print whole lines.
  */
 void cli_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/** A line that says why the program ends: "megatrain: ...", or a JSON record of level "error". */
+/** Prints why the program ends: "megatrain: ...", or a JSON record of level "error". */
 void cli_say_error(const char *msg);
 
-/** As --no-progress does. */
+/** Does what --no-progress does. */
 void cli_log_hide_progress(void);
 
 #endif

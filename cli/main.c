@@ -45,7 +45,7 @@ static int unknown_option(const char *arg)
     return EXIT_USAGE;
 }
 
-/* "--quiet", "-qv", "--color=never": an option that may stand before the command. */
+/* Whether `arg` is an option that may precede the command: "--quiet", "-qv", "--color=never". */
 static bool known_global(const char *arg)
 {
     const struct cli_option *o;
@@ -77,7 +77,7 @@ static int show_version(int verbose)
     return 0;
 }
 
-/* What a file is opened as must not be where messages go. */
+/* Opens closed standard streams, so that no other file gets their numbers and receives messages. */
 static void hold_streams(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
@@ -90,7 +90,7 @@ static bool trains(const struct cli_command *cmd)
     return !strcmp(cmd->name, "run") || !strcmp(cmd->name, "bench");
 }
 
-/* A reader that goes away ends a command whose result it reads, and no training. */
+/* When the reader of a pipe goes away, a command that prints its result ends, but training does not. */
 static void set_up(const struct cli *cli, const struct cli_command *cmd)
 {
     signal(SIGPIPE, trains(cmd) ? SIG_IGN : SIG_DFL);
@@ -145,7 +145,7 @@ int main(int argc, char **argv)
     rc = cmd->run(&cli, &args);
     cli_args_finish(&args);
     if ((fflush(stdout) || ferror(stdout)) && !rc && !trains(cmd)) {
-        fprintf(stderr, "megatrain: standard output could not be written\n");
+        fprintf(stderr, "megatrain: cannot write to standard output\n");
         rc = EXIT_RUNTIME;
     }
     return rc;

@@ -45,7 +45,7 @@ uint64_t cli_size(const struct cli_args *a, const char *name, uint64_t def)
     return def;
 }
 
-/* Prints what is wrong with an option's value; false where it is. */
+/* Whether an option's value is valid; if not, prints why. */
 static bool good_value(const struct cli_command *cmd, const struct cli_option *o, const char *text)
 {
     int64_t n = 0;

@@ -14,7 +14,7 @@
 #include "machine/stored.h"
 #include "plan_print.h"
 
-/* "24GiB", "25GB/s" (or a bare number of GB/s); -1 where it is neither. */
+/* "24GiB", "25GB/s" (or a bare number of GB/s); -1 for other text. */
 static double parse_amount(const char *text, double unit_scale)
 {
     static const struct {
@@ -47,7 +47,7 @@ static int set_rates(struct mt_machine *m, const struct cli_args *args, const ch
     return 0;
 }
 
-/* The user's what-ifs over the machine's file. */
+/* Applies the options that change the machine. */
 static int apply_options(struct mt_machine *m, const struct cli_args *args, struct mt_err *err)
 {
     static const double one[] = {1, 1, 1, 1}, link[] = {1, 1, 0.85, 0.85}, disk[] = {1, 0.7, 0.6, 0.4};
@@ -68,7 +68,7 @@ static int apply_options(struct mt_machine *m, const struct cli_args *args, stru
         m->rate[MT_RATE_DRIVES] = (struct mt_rate){atof(drives), MT_RATE_RATED};
         if (!(m->rate[MT_RATE_DRIVES].value >= 1) || !(m->rate[MT_RATE_READ].value > 0))
             rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                         "--drives %s: a number of drives, and with --nvme their speed", drives);
+                         "--drives %s: must be a number, together with --nvme for their speed", drives);
     }
     return rc;
 }
@@ -122,7 +122,7 @@ static int read_model(struct plan_view *v, struct mt_err *err)
     int rc;
     if (!len)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "plan what? give a configuration, or --model with a config.json or a model's name");
+                       "nothing to plan: give a configuration, or --model with a config.json or a model's name");
     if (len > 5 && !strcmp(path + len - 5, ".json")) {
         rc = mt_read_file(path, &text, &len, err);
         if (rc && err)
@@ -138,7 +138,7 @@ static int read_model(struct plan_view *v, struct mt_err *err)
     return rc;
 }
 
-/* Options that are shorthands for keys. */
+/* Applies the options that are shorthands for keys. */
 static int shorthand(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
 {
     static const struct {
@@ -192,15 +192,15 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* Times what this configuration may run, so that candidates are compared by what was measured; `anew`: again, and
- * of what was chosen alone. */
+/* Times the operations that this configuration may run, so that candidates are compared by measured times; `anew`:
+ * again, and only those of the choice. */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err)
 {
     struct mt_metered *ops = NULL;
     size_t n = 0;
     int *cpus = NULL, n_cores = 0;
     if (!v->local)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine: not with --machine");
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine; it cannot be used with --machine");
     int rc = mt_hw_cores(&cpus, &n_cores, err);
     struct mt_plan_request r = anew ? mt_plan_request_as(&v->request, &v->choice) : v->request;
     if (!rc)
@@ -216,12 +216,12 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     return rc;
 }
 
-/* And keeps it in the profile. */
+/* The same, and keeps the times in the profile. */
 static int measure_and_keep(struct plan_view *v, struct cli *cli, struct mt_err *err)
 {
     char path[4096];
     if (v->local && !v->machine.fingerprint[0])
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure adds to this machine's profile, and there is none: "
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure adds to this machine's profile, but there is none: run "
                        "megatrain probe all first");
     int rc = plan_view_measure(v, cli, false, err);
     mt_machine_cache_path(path, sizeof(path), mt_machine_device_kind(&v->machine), (int)v->request.placement.threads);
@@ -237,7 +237,7 @@ static int no_fit(struct plan_view *v, const struct cli_args *args, const struct
         return EXIT_NO_FIT;
     }
     cli_fail(err);
-    fprintf(stderr, n ? "It would fit with any one of these (seconds of a step, then):\n"
+    fprintf(stderr, n ? "It would fit with any one of these changes (with its seconds per step):\n"
                       : "No single change makes it fit.\n");
     for (size_t i = 0; i < n; i++)
         fprintf(stderr, "  %-60s %10.4g s%s\n", changes[i].what, changes[i].seconds,

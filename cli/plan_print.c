@@ -16,7 +16,7 @@ static const char *const act_names[] = {"auto", "keep", "offload", "disk", "reco
 static const char *const tier_names[] = {"host", "states on disk", "all on disk"};
 static const char *const phase_names[] = {"forward, with the update", "backward"};
 
-/* --- what the table and the JSON both say -------------------------------------------------------- */
+/* --- figures of both the table and the JSON ------------------------------------------------------ */
 
 struct figures {
     double tokens, tok_s, model_flops, tflops, peak, days_run, run_tokens, joules_token;
@@ -43,8 +43,7 @@ static struct figures figure(const struct plan_view *v)
     return f;
 }
 
-/* The best that was found with another value of a knob; 0 where there was none. `knob` tells candidates
- * apart. */
+/* The best candidate with another value of a knob; 0: none was found. */
 enum knob { KNOB_MICRO_BATCH, KNOB_SLOTS, KNOB_ACTIVATIONS, KNOB_CHUNK, N_KNOBS };
 
 static int64_t attention_of(const struct mt_placement *p)

@@ -5,12 +5,12 @@
 #include "cli.h"
 #include "plan/resolve.h"
 
-/** What `megatrain plan` shows. */
+/** All that `megatrain plan` shows. */
 struct plan_view {
     struct mt_config *cfg;
     struct mt_hf_config hf;
-    char *model_dir; /* owned; NULL: a config.json alone */
-    struct mt_layout *layout, *halves; /* halves: where memory.unit is auto */
+    char *model_dir; /* owned; NULL: only a config.json */
+    struct mt_layout *layout, *halves; /* halves: NULL unless memory.unit is auto */
     struct mt_machine machine;
     bool local; /* the machine is this one */
     struct mt_plan_request request;
@@ -23,8 +23,8 @@ struct plan_view {
  */
 int plan_view_open(struct plan_view *v, const char *ini, const struct cli_args *args, struct mt_err *err);
 void plan_view_close(struct plan_view *v);
-/** Times what the configuration will run on this machine and the machine has no sample of; `anew`: all of it, and the
- * optimizer and the link (mt_measure_again()). */
+/** Times the configuration's operations on this machine if the profile lacks samples of them; `anew`: all of the
+ * choice, and the optimizer and the link (mt_measure_again()). */
 int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt_err *err);
 
 /** What the plan's writes do to drives. */
@@ -39,7 +39,7 @@ void plan_wear(struct plan_wear *w, const struct plan_view *v);
 /** A line, and where the drives would not last a year, what would not wear them out. */
 void plan_print_wear(const struct plan_view *v);
 
-/** On standard output; fits 80 columns. */
+/** Prints to standard output, within 80 columns. */
 void plan_print(const struct plan_view *v);
 void plan_print_json(const struct plan_view *v);
 void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,

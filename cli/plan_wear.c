@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan's writes do to drives, and what would write less. */
+/* The wear of drives by a plan's writes, and changes that write less. */
 #include <stdio.h>
 
 #include "base/mem.h"
 #include "plan_print.h"
 
 enum {
-    ASSUMED_TB = 2400, /* one drive's rated writes where nobody says: 4 TB at 0.33 of its room a day for five years */
+    ASSUMED_TB = 2400, /* rated writes of a drive if unknown: 4 TB, a third of it written a day for five years */
     LONG_ENOUGH = 365, /* days of training that drives should last */
 };
 
@@ -23,7 +23,7 @@ void plan_wear(struct plan_wear *w, const struct plan_view *v)
     w->days = w->tb_a_day > 0 ? w->rated_tb * w->drives / w->tb_a_day : 0;
 }
 
-/* Masters, the optimizer's states and a gradient of so many parameters. */
+/* Bytes of masters, optimizer states and gradients of n parameters. */
 static double state_bytes(const struct plan_view *v, uint64_t n)
 {
     const struct mt_numerics *num = &v->choice.numerics;

@@ -15,14 +15,14 @@
 #include "optim/optimizer.h"
 #include "report.h"
 
-/* What --device and --index name. */
+/* Finds the device of --device and --index. */
 static int find_device(struct mt_measure_params *p, const struct cli_args *args, struct mt_err *err)
 {
     const char *kind = cli_arg(args, "device");
     struct mt_device_info gpu;
     kind = kind ? kind : "auto";
     if (strcmp(kind, "auto") && !mt_device_kind(kind))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--device is cpu, cuda or auto, not \"%s\"", kind);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--device must be cpu, cuda or auto, not \"%s\"", kind);
     p->device_index = (int)cli_whole(args, "index", 0);
     p->device_kind = mt_device_choose(kind, p->device_index, &gpu);
     return 0;
@@ -65,7 +65,7 @@ static void show_progress(void *ctx, const char *what)
         fprintf(stderr, "measuring %s\n", what);
 }
 
-/* The whole profile; kept for plan, run and bench. */
+/* Measures the whole profile and keeps it for plan, run and bench. */
 static int probe_all(struct cli *cli, const struct cli_args *args)
 {
     char path[4096];
@@ -107,13 +107,13 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     bool all = !strcmp(what, "all");
     int *cpus = NULL, n = 0;
     struct mt_err err;
-    mt_hw_interleave(2); /* as a run has its memory */
+    mt_hw_interleave(2); /* as a run does */
     if (all)
         return probe_all(cli, args);
     if (!strcmp(what, "disk"))
         return cli_probe_disk(cli, args);
     if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
-        fprintf(stderr, "megatrain probe: all, copy, gemm, adam or disk, not \"%s\"\n", what);
+        fprintf(stderr, "megatrain probe: \"%s\" must be all, copy, gemm, adam or disk\n", what);
         return EXIT_USAGE;
     }
     cJSON *o = cJSON_CreateObject();

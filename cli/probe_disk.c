@@ -19,7 +19,7 @@ static int parse(struct mt_disk_probe *p, const struct cli_args *args, struct mt
                                 .seconds = cli_real(args, "seconds", 3),
                                 .both = true};
     if (io && strcmp(io, "io_uring") && strcmp(io, "threads"))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--io %s: io_uring or threads", io);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--io must be io_uring or threads, not \"%s\"", io);
     p->io = !io ? MT_IO_AUTO : !strcmp(io, "threads") ? MT_IO_THREADS : MT_IO_URING;
     if (p->request_bytes % MT_DISK_ALIGN)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--request must be a multiple of %d bytes", MT_DISK_ALIGN);

@@ -148,7 +148,7 @@ int rates_log_read(struct rates_log *out, const char *path, struct mt_err *err)
     cJSON_Delete(lines);
     if (!ok) {
         rates_log_finish(&l);
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not the rates between steps", path);
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s is not a file of rates between steps", path);
     }
     *out = l;
     return 0;

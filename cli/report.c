@@ -149,12 +149,12 @@ void cli_print_wear(const struct mt_setup *s, uint64_t tbw)
     if (w.rated_bytes)
         cli_say(", %.2g%% of the %s that %s", 100 * w.share,
                 mt_format_bytes(b, sizeof(b), w.rated_bytes),
-                w.measured ? "its SMART data point to" : "--tbw says");
-    cli_say("%s; less with a larger memory.host_budget or fewer, larger steps\n",
+                w.measured ? "its SMART data imply" : "--tbw gives");
+    cli_say("%s; a larger memory.host_budget, or fewer and larger steps, write less\n",
             w.rated_bytes ? "" : " (rated endurance not known: --tbw)");
 }
 
-/* Of a base that is read in place. */
+/* For a base that is read in place. */
 static void print_base(const struct mt_session *s)
 {
     uint64_t bytes = 0;
@@ -185,12 +185,12 @@ void cli_print_disk(const struct mt_session *s)
         cli_say("Scratch  %s, %s, %.0f%% of requests\n", path,
                 mt_format_bytes(a, sizeof(a), bytes), 100 * share);
     }
-    cli_say("         %s, %s, %s buffers, alignment %zu, %u requests each way\n", d.io,
+    cli_say("         %s, %s, %s buffers, alignment %zu, %u requests in each direction\n", d.io,
             d.direct ? "direct" : "through the page cache", d.buffers_registered ? "registered" : "plain",
             d.align, d.depth);
 }
 
-/* The same as a line, by name. */
+/* The same as a JSON event. */
 static void step_event(const struct mt_step_report *r)
 {
     cJSON *o = cJSON_CreateObject();

@@ -16,20 +16,20 @@ void cli_print_object(cJSON *o, bool json);
 void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows);
 /** Model, data, device and plan. */
 void cli_print_setup(const struct mt_setup *s);
-/** What a step moves between host memory and disk, and what the run costs the drives. */
+/** Bytes that a step moves between host memory and disk, and the wear of the drives by the run. */
 void cli_print_wear(const struct mt_setup *s, uint64_t tbw);
-/** How the scratch files are reached. */
+/** How scratch files and model files are accessed. */
 void cli_print_disk(const struct mt_session *s);
-/** What prints a run as it goes. */
+/** Prints the progress of a run. */
 struct cli_progress {
     const struct cli *cli;
     const mt_device *dev;
-    struct cli_rates *rates; /* told of each step */
+    struct cli_rates *rates; /* notified of each step */
     bool show;
 };
 void cli_progress_events(struct mt_train_events *out, struct cli_progress *p);
 
-/** Of a mixture of experts: ", 21.6B of them active"; else "". Returns buf. */
+/** For a mixture of experts ", 21.6B of them active", else ""; returns buf. */
 const char *cli_active_params(char *buf, size_t len, const struct mt_layout *l);
 
 #endif

@@ -21,15 +21,15 @@
 #include "report.h"
 #include "train/train.h"
 
-/* A handler has no other way to its run. */
+/* Static, since a signal handler has no other access to the run. */
 static struct mt_train_control control;
 
 static void on_stop(int signo)
 {
-    if (!atomic_load(&control.begun)) /* nothing was trained: there is nothing to save */
+    if (!atomic_load(&control.begun)) /* nothing has been trained: there is nothing to save */
         _exit(128 + (signo == SIGINT ? SIGINT : SIGTERM));
     if (atomic_load(&control.stop) && signo == SIGINT && !atomic_load(&control.waiting))
-        _exit(130); /* the second one: now, unsaved */
+        _exit(130); /* the second SIGINT: end now, without saving */
     mt_train_request_stop(&control, signo);
 }
 
@@ -48,7 +48,7 @@ static void catch_signals(void)
     static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
     for (size_t i = 0; i < MT_ARRAY_LEN(stops); i++) {
         struct sigaction was;
-        if (!sigaction(stops[i], NULL, &was) && was.sa_handler != SIG_IGN) /* nohup, and shells without job control */
+        if (!sigaction(stops[i], NULL, &was) && was.sa_handler != SIG_IGN) /* ignored: nohup, no job control */
             sigaction(stops[i], &stop, NULL);
     }
     sigaction(SIGUSR1, &user, NULL);
@@ -76,11 +76,11 @@ struct run {
     struct mt_train_state state;
     struct mt_history history;
     struct mt_hf_files files; /* of the model's folder */
-    char *resume; /* checkpoint to go on from, or NULL */
+    char *resume; /* checkpoint to continue from, or NULL */
     int lock;
 };
 
-/* Those that an earlier run was asked for and did not see. */
+/* Removes request files that an earlier run has not seen. */
 static void remove_requests(const char *dir)
 {
     static const char *const names[] = {"STOP", "SAVE"};
@@ -88,11 +88,11 @@ static void remove_requests(const char *dir)
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
         snprintf(path, sizeof(path), "%.4000s/%s", dir, names[i]);
         if (!unlink(path))
-            mt_warn("%s was there before the run began: removed", path);
+            mt_warn("removed %s, which was older than this run", path);
     }
 }
 
-/* The output folder: ours alone, and empty unless the user says otherwise. */
+/* Locks the output folder, which must be empty unless the user says otherwise. */
 static int open_output(struct run *r, struct mt_err *err)
 {
     const char *dir = r->cfg->checkpoint.dir, *resume = cli_arg(r->args, "resume");
@@ -113,7 +113,7 @@ static int open_output(struct run *r, struct mt_err *err)
     }
     if (!is_empty(dir) && !cli_arg(r->args, "force"))
         return mt_fail(err, MT_ERR_USAGE, -ENOTEMPTY,
-                       "%s is not empty: go on with --resume, start over with --force, or choose "
+                       "%s is not empty: continue with --resume, start over with --force, or choose "
                        "another checkpoint.dir",
                        dir);
     return 0;
@@ -131,7 +131,7 @@ static bool same_folder(const char *a, const char *b)
     return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Whose checkpoints this run will write, and what of the output folder is its own already. */
+/* Sets the lineage of this run's checkpoints, and which checkpoint in the output folder already belongs to it. */
 static int begin_history(struct run *r, struct mt_err *err)
 {
     const char *dir = r->cfg->checkpoint.dir;
@@ -140,7 +140,7 @@ static int begin_history(struct run *r, struct mt_err *err)
     char path[4200];
     *h = (struct mt_history){.lineage = &st->lineage};
     if (!r->resume) {
-        /* What an earlier run saved must not pass for this one's, now or on resume. */
+        /* checkpoints of an earlier run must not be taken for this one's, now or on resume */
         bool force = cli_arg(r->args, "force") != NULL;
         int rc = mt_lineage_begin(&st->lineage, err);
         h->removes = force && !cli_arg(r->args, "resume");
@@ -153,7 +153,7 @@ static int begin_history(struct run *r, struct mt_err *err)
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
-/* A checkpoint of adapters of an earlier build has one sum of the ends of the base's tensors. */
+/* Checkpoints of adapters by earlier builds have one checksum, over the ends of the base's tensors. */
 static int check_earlier_sum(const struct run *r, struct mt_err *err)
 {
     uint64_t sum = 0, want = r->state.base_sum;
@@ -161,7 +161,7 @@ static int check_earlier_sum(const struct run *r, struct mt_err *err)
     if (rc || sum == want)
         return rc;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                   "%s is not the model that the adapters of %s were trained on: its weights are others (--force to go on)",
+                   "%s is not the model that the adapters of %s were trained on: its weights differ (--force continues nevertheless)",
                    r->in.model_dir, r->resume);
 }
 
@@ -170,14 +170,14 @@ static int check_resume(struct run *r, struct mt_err *err)
     struct mt_str diff = {0}, grown = {0};
     int rc = mt_config_diff(r->cfg, r->state.config, &diff, &grown, err);
     if (!rc && grown.len)
-        mt_warn("the run is longer than when it was saved; the schedule follows:\n%s", grown.p);
+        mt_warn("the run is longer than when it was saved, and the learning-rate schedule with it:\n%s", grown.p);
     if (!rc && diff.len && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "%s was made with other settings (--force to go on all the same):\n%s", r->resume,
+                     "%s was made with other settings (--force continues nevertheless):\n%s", r->resume,
                      diff.p);
     if (!rc && !mt_dataset_is(r->in.data, r->state.data_hash) && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "the training data are not those that %s was made with (--force to go on)",
+                     "the training data are not those that %s was made with (--force continues nevertheless)",
                      r->resume);
     if (!rc && !cli_arg(r->args, "force"))
         rc = check_earlier_sum(r, err);
@@ -186,7 +186,7 @@ static int check_resume(struct run *r, struct mt_err *err)
     return rc;
 }
 
-/* What was said before it began: for the report. */
+/* The prediction made before the run, for the report. */
 static void add_prediction(cJSON *o, const struct mt_setup *s)
 {
     struct mt_memory m;
@@ -244,15 +244,16 @@ static int write_run_files(struct run *r, struct mt_err *err)
     return rc;
 }
 
-/* What was found wrong with a library stays so. */
+/* Keeps earlier findings about libraries, so that results have the same bits. */
 static void adopt_findings(const struct run *r)
 {
     const char *found = r->state.findings;
     if (found && !mt_device_adopt_findings(r->setup.dev, found))
-        mt_warn("%s was made with another library or GPU: the same bits are not promised (%s)", r->resume, found);
+        mt_warn("%s was made with another library or GPU, so results may differ in bits (%s)", r->resume, found);
 }
 
-/* A new checkpoint is there before an old one goes. Short of that, saves are retried, and the run goes on. */
+/* Warns if there is too little space: a new checkpoint is complete before an old one is removed. Without the space,
+ * saves are retried and the run goes on. */
 static void check_space(const struct run *r, const struct mt_memory *m)
 {
     const struct mt_config *c = r->cfg;
@@ -268,8 +269,8 @@ static void check_space(const struct run *r, const struct mt_memory *m)
     free(steps);
     uint64_t more = n > there ? n - there : 0;
     if (m->checkpoint_free / m->checkpoint_bytes < more)
-        mt_warn("%s: up to %llu checkpoints will be there at once (checkpoint.keep = %lld%s), %llu more of %s each; %s "
-                "are free: make room or keep fewer",
+        mt_warn("%s: up to %llu checkpoints will exist at once (checkpoint.keep = %lld%s), %llu more of %s each, but %s "
+                "are free: free space, or lower checkpoint.keep",
                 c->checkpoint.dir, (unsigned long long)n, (long long)c->checkpoint.keep,
                 c->checkpoint.keep_best ? ", the best, and one being written" : " and one being written",
                 (unsigned long long)more, mt_format_bytes(want, sizeof(want), m->checkpoint_bytes),
@@ -330,7 +331,7 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
     int rc = mt_session_start(&r->session, &r->setup, err);
     if (!rc && !r->cli->quiet)
         cli_print_disk(&r->session);
-    if (!rc && rates_path) /* before anything is written: it wants a profile of the machine */
+    if (!rc && rates_path) /* before anything is written: it fails without a profile of the machine */
         rc = cli_rates_open(&rates, &r->setup, rates_path, err);
     adopt_findings(r);
     if (!rc)
@@ -351,7 +352,7 @@ static int exit_code(enum mt_train_end end)
     if (end != MT_END_SIGNAL)
         return 0;
     int signo = atomic_load(&control.stop);
-    cli_say("megatrain: stopped; go on with --resume\n");
+    cli_say("megatrain: stopped; continue with --resume\n");
     return 128 + (signo == SIGINT ? SIGINT : SIGTERM);
 }
 
@@ -373,7 +374,7 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
         rc = prepare(&r, &err);
     if (!rc && r.resume)
         rc = check_resume(&r, &err);
-    if (!rc) /* on a resume, what earlier builds may have named otherwise */
+    if (!rc) /* on a resume, replaces the hash of an earlier build */
         r.state.data_hash = mt_dataset_hash(r.in.data);
     if (!rc && !dry)
         rc = mt_hf_files_read(&r.files, r.in.model_dir, &err);

@@ -17,7 +17,7 @@
 #include "data/text.h"
 #include "train/train.h"
 
-/* Index drawn from softmax(logits / temperature); the likeliest for 0. */
+/* An index drawn from softmax(logits / temperature); temperature 0: the likeliest. */
 static size_t draw(const float *logits, size_t n, double temperature, double u)
 {
     size_t best = 0;
@@ -139,7 +139,7 @@ static int continue_text(struct mt_session *s, const struct sampling *p, struct 
     return rc;
 }
 
-/* The model's own tokenizer where it has one, else bytes. */
+/* Uses the model's own tokenizer if it has one, else bytes. */
 static int encode_prompt(struct sampling *p, const char *model, const char *prompt, bool chat,
                          char **dir, struct mt_err *err)
 {
@@ -148,7 +148,7 @@ static int encode_prompt(struct sampling *p, const char *model, const char *prom
     p->text.model_dir = *dir;
     p->text.bytes = !path || !mt_path_exists(path);
     if (!rc && p->text.bytes)
-        mt_warn("%s has no tokenizer.json: the prompt is taken as bytes", *dir);
+        mt_warn("%s has no tokenizer.json: using the bytes of the prompt as tokens", *dir);
     free(path);
     return rc ? rc : mt_text_encode(&p->text, prompt, chat, &p->prompt, err);
 }
@@ -168,7 +168,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
                          .seed = (uint64_t)cli_whole(args, "seed", 0)};
     (void)cli;
     if (!cli_arg(args, "model") && !cli_arg(args, "adapter")) {
-        fprintf(stderr, "megatrain sample: --model or --adapter is missing\n");
+        fprintf(stderr, "megatrain sample: give --model or --adapter\n");
         return EXIT_USAGE;
     }
     prompt = prompt ? prompt : "";

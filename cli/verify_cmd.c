@@ -10,6 +10,6 @@ int cli_cmd_verify(struct cli *cli, const struct cli_args *args)
     (void)cli;
     if (mt_checkpoint_verify(args->operands[0], &err))
         return cli_fail(&err);
-    printf("%s: every file is as it was written\n", args->operands[0]);
+    printf("%s: all files match their checksums\n", args->operands[0]);
     return 0;
 }

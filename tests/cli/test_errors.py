@@ -289,7 +289,7 @@ def checkpoint_cases(tmp, model, data):
     ini = write_ini(os.path.join(tmp, "ck.ini"), base(model, data, out, train__steps=2))
     megatrain("-q", "run", ini)
     ck = os.path.join(out, "checkpoint-2")
-    check("verify", ["verify", ck], 0, "as it was written")
+    check("verify", ["verify", ck], 0, "match their checksums")
     names = [os.path.join(r, f) for r, _, fs in os.walk(ck) for f in fs]
     for path in names:
         good = open(path, "rb").read()
