@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which attention runs. */
+/* Chooses between fused and tiled attention. */
 #include "attention.h"
 
 #include <stdio.h>
@@ -15,15 +15,15 @@ int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err)
     char why[256] = "";
     if (want && strcmp(want, "tiled") && strcmp(want, "fused"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "MEGATRAIN_ATTENTION=%.40s: it may be tiled or fused", want);
+                       "MEGATRAIN_ATTENTION=%.40s: must be tiled or fused", want);
     if ((want && !strcmp(want, "tiled")) || !mt_cuda_fused_create(d, why, sizeof(why)))
         return 0;
     if (want)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "MEGATRAIN_ATTENTION=fused: %s", why);
     if (mt_cuda_fused_built())
-        mt_warn("attention is done by tiles, slower than cuDNN's, which this program was built with: %s", why);
+        mt_warn("using tiled attention, which is slower than the cuDNN attention of this build: %s", why);
     else
-        mt_info("attention is done by tiles, slower than fused: %s", why);
+        mt_info("using tiled attention, which is slower than fused attention: %s", why);
     return 0;
 }
 

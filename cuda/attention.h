@@ -6,10 +6,10 @@
 #include "cuda_priv.h"
 
 /**
- * Two ways to the same result: cuDNN's fused attention where it was built in and supports the shape, and
- * tiles of matrix products with a softmax between, for everything. In the environment,
- * MEGATRAIN_ATTENTION=tiled takes the second always, and =fused fails where there is no engine for the first. The first
- * is compared with the second when a kind of call is met first (trial.h).
+ * Two implementations: cuDNN's fused attention, if the build has it and it supports the shape; and tiles of matrix
+ * products with a softmax between them, for every shape. In the environment, MEGATRAIN_ATTENTION=tiled always uses
+ * tiles, and =fused fails if there is no fused engine. At the first call of each kind, the fused result is compared
+ * with that of tiles (trial.h).
  */
 int mt_cuda_attention_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_attention_destroy(struct mt_cuda_device *d);
@@ -25,11 +25,11 @@ int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attent
 
 /* --- fused.c ----------------------------------------------------------------------------------- */
 
-/** -1 with the reason in `why` where there is no engine; d->fused then stays NULL. */
+/** -1: there is no engine, for the reason in `why`; d->fused stays NULL. */
 int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len);
 void mt_cuda_fused_destroy(struct mt_cuda_device *d);
 void mt_cuda_fused_describe(const struct mt_cuda_device *d, char *buf, size_t len);
-/** *done is false where the shape is not for the engine. Without an engine nothing is done, 0 is returned. */
+/** *done is false if the engine does not take the shape, or there is no engine: nothing is done, and 0 is returned. */
 int mt_cuda_fused_attention(struct mt_cuda_device *d, const struct mt_attention *a, bool *done,
                             struct mt_err *err);
 int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // cuDNN's fused attention as an engine (fused.h): a plan is a graph of one node. This is the program's only C++
-// for the host, and a module of its own: nothing thrown here leaves it.
+// for the host, in a module of its own; no exception leaves it.
 #include <cudnn_frontend.h>
 
 #include <cstdio>
@@ -32,7 +32,7 @@ struct context {
 
 int fail(char *why, size_t len, const std::string &text)
 {
-    // cuDNN's texts have several lines
+    // cuDNN's messages have several lines
     std::snprintf(why, len, "%s", text.substr(0, text.find('\n')).c_str());
     return -1;
 }
@@ -40,7 +40,7 @@ int fail(char *why, size_t len, const std::string &text)
 // Builds the graph's tensors and its node.
 class builder {
 public:
-    // A GPU described by `sm` and `device`, or (0, none) the one there is; nodes ask as they are added.
+    // For a GPU described by `sm` and `device`, or by default the current one; nodes query it when they are added.
     explicit builder(const mt_fused_shape &s, int sm = 0,
                      const std::shared_ptr<fe::DeviceProperties> &device = nullptr)
         : s(s), graph(std::make_shared<fe::graph::Graph>())
@@ -162,7 +162,7 @@ private:
     }
 };
 
-// validate, lower, ask the heuristics; the same first plan each time.
+// Validates and lowers the graph and asks the heuristics; takes their first plan, which is the same each time.
 fe::error_t prepare(fe::graph::Graph &g, cudnnHandle_t handle)
 {
     auto rc = g.validate();

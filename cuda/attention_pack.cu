@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between packed documents and padded sequences (pack.h). Rows: 16 bytes read and written a thread. */
+/* Copies between packed documents and padded sequences (pack.h). Each thread moves 16 bytes of a row. */
 #include "launch.cuh"
 #include "pack.h"
 #include "scalar.cuh"
@@ -17,7 +17,7 @@ static __global__ void __launch_bounds__(256) fill_tables(mt_pack_tables t)
         t.tables[k * (t.batch + 1) + i] = at * t.multiplier[k];
 }
 
-/* A block has a padded row of a document. */
+/* A block moves a padded row of a document. */
 static __global__ void __launch_bounds__(256) move_rows(mt_pack_rows p)
 {
     size_t i = blockIdx.x, doc = blockIdx.y;
@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(256) move_rows(mt_pack_rows p)
     }
 }
 
-/* A thread has one row of one head; x runs along rows. */
+/* A thread moves the value of one row of one head; x runs along rows. */
 static __global__ void __launch_bounds__(256) move_stats(mt_pack_stats p)
 {
     size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x, head = blockIdx.y;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A logit s of a head that only takes from the others: o *= sigmoid(lse - s), then lse' = log(e^lse + e^s). Its
- * gradient is -sum of p d_o o over rows, with p = e^(s - lse') and o as it left it: a block takes a few rows, a warp a
- * head of them, and the blocks' sums are folded (fold.cu). Bytes moved an element of s bytes: 2 s, forward and backward.
+ * A head's sink, a logit s without a value: o *= sigmoid(lse - s), then lse' = log(e^lse + e^s). Its gradient is
+ * -sum of p d_o o over rows, with p = e^(s - lse') and the new o: a block takes a few rows, each warp a head of them,
+ * and the blocks' sums are folded (fold.cu). Bytes moved per element of s bytes: 2 s, forward and backward.
  */
 #include "workspace.h"
 #include "launch.cuh"

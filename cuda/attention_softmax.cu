@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What lies between the matrix products of tiled attention (softmax.h). A block has one row of one head.
+ * The steps between the matrix products of tiled attention (softmax.h). A block handles one row of one head.
  *   softmax      p = exp(s - max) / sum, lse = max + log(sum)
  *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o))
  * Forward reads a score three times (twice from cache) and writes p: 4 + 4 bytes in f32, 4 + 2 in bf16.
@@ -10,7 +10,7 @@
 #include "scalar.cuh"
 #include "softmax.h"
 
-static constexpr int COLUMNS = 4; /* a thread's, at once: one 16-byte access of scores */
+static constexpr int COLUMNS = 4; /* columns of a thread at once: one 16-byte access of scores */
 
 static __device__ __forceinline__ float warp_max(float v)
 {
@@ -31,7 +31,7 @@ static __device__ __forceinline__ float block_max(float v, float *scratch)
     return warp_max(lane < warps ? scratch[lane] : -INFINITY);
 }
 
-/* Columns [from, to) are seen by this block's row; of a tile behind or before those, none. */
+/* The block's row attends to columns [from, to) of the tile; from >= to: to none. */
 struct row {
     size_t at, from, to, lse;
 };
@@ -48,7 +48,8 @@ static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
     return r;
 }
 
-/* f(x) for each column of this thread's packs that the row sees: the packs that it will write, for p may be s. */
+/* f(x) for each column of this thread's packs that the row attends to. A thread reads only packs that it will write,
+ * since p may be s. */
 template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
 {
     size_t step = static_cast<size_t>(blockDim.x) * COLUMNS;
@@ -121,7 +122,7 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
     }
 }
 
-/* A block has a row of all heads. Moves 4 bytes in, 4 or 2 out an element. */
+/* A block handles a row of all heads. Bytes moved per element: 4 in, 4 or 2 out. */
 template <typename T>
 static __global__ void __launch_bounds__(256)
     store_heads(T *dst, size_t ld, const float *__restrict__ src, size_t rows, size_t n_heads,

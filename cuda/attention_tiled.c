@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Causal attention a document and a tile at a time, all heads together: strided-batch matrix products with a
- * softmax kernel between them. The same formulas as on the cpu device (cpu/attention.c); in bf16,
- * probabilities and their gradients are rounded to bf16 before they are multiplied, as fused kernels do. With
- * grouped queries a batch is over the key heads, and the query heads of a group follow one another: dK and dV
- * are summed by products that accumulate in f32, in that order.
+ * Causal attention, one document and one tile at a time, all heads together: strided-batch matrix products with a
+ * softmax kernel between them. The formulas are those of the cpu device (cpu/attention.c); in bf16, probabilities and
+ * their gradients are rounded to bf16 before they are multiplied, as in fused kernels. With grouped queries a batch
+ * runs over the key heads, once for each query head of a group: these products accumulate dK and dV in f32, in order.
  *
- * Forward, a tile is some queries with all keys that they see; backward, where the rows' sums are known, 512
- * queries with some of their keys, and dQ is summed in f32 over these. The tiles depend on the document's
- * length and the heads alone, so a document's bits do not depend on what else is in the batch; their memory is
- * linear in the length (workspace.h).
+ * In forward, a tile is some queries with all keys that they attend to. In backward, where log-sum-exps are known, it
+ * is 512 queries with some of their keys, and dQ is summed in f32 over the tiles. Tiles depend on the document's length
+ * and the heads alone, so a document's bits do not depend on the rest of the batch; their memory is linear in the
+ * length (workspace.h).
  */
 #include "attention.h"
 #include "blas.h"
@@ -18,10 +17,10 @@
 
 struct tile {
     size_t doc, len;      /* the document's first row, its length */
-    size_t q0, rows;      /* queries [q0, q0 + rows) of it */
-    size_t k0, n_keys;    /* and keys [k0, k0 + n_keys) */
+    size_t q0, rows;      /* queries [q0, q0 + rows) of the document */
+    size_t k0, n_keys;    /* keys [k0, k0 + n_keys) */
     size_t ld;            /* of scores */
-    bool first_keys;      /* of these queries */
+    bool first_keys;      /* the first tile of these queries: dQ is written, not added to */
 };
 
 static struct tile document(const struct mt_attention *a, size_t doc)
@@ -31,8 +30,8 @@ static struct tile document(const struct mt_attention *a, size_t doc)
     return t;
 }
 
-/* The first key, at a border that matrix products like, that the tile's queries see. */
-static size_t first_seen(const struct mt_attention *a, size_t q0)
+/* The first key of queries from q0 on, rounded down to an alignment that is fast for matrix products. */
+static size_t first_key(const struct mt_attention *a, size_t q0)
 {
     size_t first = a->window && q0 + 1 > a->window ? q0 + 1 - a->window : 0;
     return first / MT_CUDA_COLUMN_ALIGN * MT_CUDA_COLUMN_ALIGN;
@@ -60,7 +59,7 @@ static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struc
         .lse = a->lse + t->doc + t->q0, .lse_stride = a->n};
 }
 
-/* For each query head of a group, a product over the key heads. */
+/* Makes a query head's product, a batch over the key heads. */
 typedef struct mt_cuda_product (*product_fn)(const struct mt_attention_bwd *b, const struct tile *t,
                                              const struct mt_cuda_tiled_room *r, size_t member);
 
@@ -185,7 +184,7 @@ int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention 
         size_t rows = mt_cuda_tile_rows(t.len, a->n_q);
         for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
             t.rows = MT_MIN(rows, t.len - t.q0);
-            set_keys(&t, first_seen(a, t.q0), t.len);
+            set_keys(&t, first_key(a, t.q0), t.len);
             rc = forward_tile(d, &b, &t, &r, err);
         }
     }
@@ -217,7 +216,7 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     return rc ? rc : for_group(d, b, t, r, dq_product, "attention_bwd, dQ", err);
 }
 
-/* Sums of `rows` rows from `row` of the batch on, to where the caller wants them. */
+/* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout. */
 static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, void *dst, size_t ld, size_t row,
                       const float *sums, size_t rows, size_t n_heads, struct mt_err *err)
 {
@@ -227,12 +226,12 @@ static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, vo
                          a->head_dim);
 }
 
-/* Some queries with their keys, a tile at a time. */
+/* A tile's queries with all of their keys, one tile at a time. */
 static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_bwd *b, struct tile *t,
                             const struct mt_cuda_tiled_room *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t first = first_seen(a, t->q0), most = mt_cuda_tile_keys(a->n_q);
+    size_t first = first_key(a, t->q0), most = mt_cuda_tile_keys(a->n_q);
     int rc = 0;
     for (size_t k0 = first; k0 < t->q0 + t->rows && !rc; k0 += most) {
         set_keys(t, k0, most);

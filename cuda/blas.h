@@ -5,25 +5,25 @@
 #include "cuda_priv.h"
 
 /**
- * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, `batch` of them
+ * D = alpha op(A) op(B) (+ bias) + beta C by cuBLASLt on the COMPUTE stream, row-major, for `batch` products
  * at fixed strides. f32 sums, never TF32, one rounding to d_dtype. Shapes, dtypes and leading dimensions as
- * in struct mt_gemm. The algorithm is a function of the shape, so the bits are too: the workspace has a
- * fixed size, pointers count by whether they are 16-byte aligned, and partial sums of a cut K are kept in
- * f32 and added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the
- * same kind of GPU).
+ * in struct mt_gemm. The algorithm, and so the result, is a function of the shape: the workspace has a fixed
+ * size, of pointers only 16-byte alignment matters, and partial sums over parts of K are kept in f32 and
+ * added in a fixed order (no atomics; cuBLAS promises the same bits for the same algorithm on the same kind
+ * of GPU).
  */
 struct mt_cuda_product {
     size_t m, n, k;
     enum mt_dtype dtype, d_dtype;
     bool trans_a, trans_b;
     float alpha, beta;
-    const void *a, *b, *bias, *c; /* bias: of dtype, batch 1 only; c: NULL where beta is 0 */
+    const void *a, *b, *bias, *c; /* bias: in dtype, only if batch is 1; c: NULL if beta is 0 */
     void *d;
     size_t lda, ldb, ldc, ldd;
-    size_t batch, stride_a, stride_b, stride_d; /* in elements; C has D's stride; batch 0 is 1 */
+    size_t batch, stride_a, stride_b, stride_d; /* strides in elements; C has D's stride; batch 0 means 1 */
 };
 
-/** blas_lazy.c or blas_linked.c: cuBLASLt is there for all later calls. -ENODEV where it is not found. */
+/** Makes cuBLASLt available for all later calls (blas_lazy.c or blas_linked.c). -ENODEV: it is not found. */
 int mt_cuda_blas_load(struct mt_err *err);
 int mt_cuda_blas_create(struct mt_cuda_device *d, struct mt_err *err);
 void mt_cuda_blas_destroy(struct mt_cuda_device *d);

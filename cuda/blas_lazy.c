@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuBLASLt is half a gigabyte that takes a third of a second to link; it is loaded when a CUDA device is
- * opened, not when the program starts. Its functions are defined here and pass on to the library's.
+ * cuBLASLt is half a gigabyte and takes a third of a second to link, so it is loaded when a CUDA device is opened,
+ * not when the program starts. Its functions are defined here and call those of the library.
  */
 #include <cublasLt.h>
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 
 #include "blas.h"
 
-/* name, parameters, arguments of all that gemm.c calls. */
+/* Name, parameters and arguments of every function that gemm.c calls. */
 #define STATUS_FUNCTIONS(X)                                                                          \
     X(cublasLtCreate, (cublasLtHandle_t * h), (h))                                                   \
     X(cublasLtDestroy, (cublasLtHandle_t h), (h))                                                    \
@@ -45,7 +45,7 @@
       (cublasLtMatmulDesc_t * d, cublasComputeType_t c, cudaDataType_t t), (d, c, t))                \
     X(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * p), (p))
 
-/* Filled once and then read; the library stays, as CUDA itself does. */
+/* Filled once, then only read; the library is never unloaded, like CUDA itself. */
 static struct {
 #define POINTER(name, params, args) __typeof__(&name) name;
     STATUS_FUNCTIONS(POINTER)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies are cut where host memory changes from locked to not locked, or from one locked piece to the
- * next; each part then goes straight to a copy engine or through the staging ring.
+ * Copies are split where host memory changes from locked to not locked, or from one locked piece to the next; each part
+ * then goes directly to a copy engine, or through the staging ring.
  */
 #include "cuda_priv.h"
 
-/* Below this the driver takes pageable memory into its command buffer and does not wait. */
+/* Up to this size the driver puts pageable memory into its command buffer and does not wait. */
 enum { SMALL = 32 << 10 };
 
 struct job {
@@ -40,7 +40,7 @@ static cudaError_t staged(const struct job *j, const struct mt_copy *c)
     if (c->width * c->rows <= SMALL)
         return direct(j, c);
     if (!*ring && mt_cuda_ring_create(ring, NULL)) {
-        (void)cudaGetLastError(); /* not even two buffers can be locked: CUDA copies, and waits */
+        (void)cudaGetLastError(); /* not even the ring's buffers can be locked: CUDA's own copy, which waits */
         return direct(j, c);
     }
     return mt_cuda_ring_copy(*ring, j->d->streams[j->s], c, j->to_device);
@@ -51,7 +51,7 @@ static cudaError_t part(const struct job *j, const struct mt_copy *c, bool locke
     return locked ? direct(j, c) : staged(j, c);
 }
 
-/* The rows that lie in one piece of host memory in one go; a row across a border in runs of bytes. */
+/* Copies rows within one piece of host memory by one call, and a row across a boundary of pieces in parts. */
 static cudaError_t cut(const struct job *j, struct mt_copy c)
 {
     cudaError_t rc = cudaSuccess;
@@ -101,7 +101,7 @@ int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, stru
                              c->width);
     if (to == from || (s == MT_STREAM_H2D && !to) || (s == MT_STREAM_D2H && !from))
         return mt_fail(err, MT_ERR_DEVICE, -EINVAL,
-                       "copy: neither from host to device nor back, or on the wrong stream");
+                       "copy: neither from host to device nor from device to host, or on the wrong stream");
     struct job j = {d, s, to};
     return mt_cuda_check(d, cut(&j, *c), err, "copy of %zu rows of %zu bytes %s the device", c->rows,
                          c->width, to ? "to" : "from");

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss = lse - logit[target]; dlogits = (softmax - onehot) scale. A block does a row: once for the maximum
- * and the sum of exponentials together (Milakov and Gimelshein 2018, alg. 3), once for the gradient. The
- * first reading goes downwards, so that the second, upwards, finds its beginning in the cache. Bytes moved
- * an element: 4 + 4 and the width of dlogits; an ignored row is only cleared.
+ * loss = lse - logit[target]; dlogits = (softmax - onehot) scale. A block handles a row: one pass for the maximum
+ * and the sum of exponentials together (Milakov and Gimelshein 2018, alg. 3), one for the gradient. The first pass
+ * goes from the end to the beginning, so that the second finds the beginning in the cache. Bytes moved per element:
+ * 4 + 4 and the width of dlogits; an ignored row is only cleared.
  *
- * In place in bf16, element i of the gradient lies over logit i / 2. A piece is read by the whole block,
- * then, behind a barrier, written: what it covers lies in this piece or in earlier ones.
+ * In place in bf16, element i of the gradient overwrites half of logit i / 2. The whole block reads a piece and, after
+ * a barrier, writes its gradient: the logits overwritten are in this piece or in earlier ones.
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -19,7 +19,7 @@ struct soft_sum {
     float max, sum;
 };
 
-/* Changes the shift; from -inf there is nothing to scale, and to -inf it cannot be. */
+/* The sum with another maximum as its shift. Without a difference (both may be -inf) there is nothing to scale. */
 static __device__ __forceinline__ float sum_under(soft_sum s, float max)
 {
     return s.max == max ? s.sum : s.sum * exp_of(s.max - max);
@@ -40,7 +40,7 @@ static __device__ __forceinline__ soft_sum warp_join(soft_sum s)
     return s;
 }
 
-/* This thread's logits of a piece, from p on, of which `left` are in the row; behind them, -inf. */
+/* Loads this thread's logits of a piece, from p on; `left` are in the row, others are -inf. */
 template <bool VECTOR>
 static __device__ __forceinline__ void load_piece(const float *p, int left, float (&x)[UNROLL][4])
 {
@@ -54,8 +54,8 @@ static __device__ __forceinline__ void load_piece(const float *p, int left, floa
     }
 }
 
-/* Adds a piece; *beaten where a logit comes before the target's, `target` from here, in the order of the
- * largest. */
+/* Adds a piece; sets *beaten if a logit is larger than the target's, or equal and before it. `target`: the target's
+ * distance from this thread's first logit. */
 static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], int target,
                                                  float target_logit, soft_sum *s, bool *beaten)
 {
@@ -74,7 +74,7 @@ static __device__ __forceinline__ void add_piece(const float (&x)[UNROLL][4], in
     *s = {max, sum};
 }
 
-/* Of the whole row, in every thread. */
+/* The sum of the whole row, in every thread. */
 template <bool VECTOR>
 static __device__ soft_sum sum_row(const float *row, int vocab, int target, float target_logit, bool *beaten)
 {
@@ -173,7 +173,7 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
 
 template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)
 {
-    if (a->vocab > INT_MAX - PIECE) /* targets are 32-bit, and so are places in a row */
+    if (a->vocab > INT_MAX - PIECE) /* targets and indices in a row are 32-bit */
         return cudaErrorInvalidValue;
     bool vector_out = aligned_to(a->dlogits, 4 * sizeof(T)) && a->ld_dlogits % 4 == 0;
     if (rows_aligned<float>(a->logits, a->ld))

@@ -11,7 +11,7 @@
 #include "device/backend.h"
 
 /**
- * The CUDA device's insides: one cudaMalloc of the budget with an arena in it, a CUDA stream each for
+ * Internals of the CUDA device: one cudaMalloc of the budget with an arena in it, one CUDA stream each for
  * COMPUTE, H2D and D2H, and a sticky first error. Every thread that submits selects the GPU first.
  */
 struct mt_cuda_device {
@@ -19,8 +19,8 @@ struct mt_cuda_device {
     int index;
     int sm; /* compute capability, 90 for 9.0 */
     int n_threads; /* of the host, for work on its memory */
-    bool apart; /* each allocation is a cudaMalloc of its own: for compute-sanitizer */
-    char *memory; /* mt_arena_span(budget) bytes; NULL where apart */
+    bool apart; /* each allocation is a cudaMalloc of its own, for compute-sanitizer */
+    char *memory; /* mt_arena_span(budget) bytes; NULL if `apart` */
     size_t span;
     struct mt_arena *arena;
     struct mt_cuda_apart *apart_blocks;
@@ -32,7 +32,7 @@ struct mt_cuda_device {
     struct mt_cuda_fused *fused; /* cuDNN attention, or NULL */
     pthread_mutex_t lock;
     atomic_bool failed;
-    struct mt_err error; /* the first, under lock */
+    struct mt_err error; /* the first one, under lock */
 };
 
 static inline struct mt_cuda_device *mt_cuda(mt_device *dev)
@@ -40,9 +40,9 @@ static inline struct mt_cuda_device *mt_cuda(mt_device *dev)
     return (struct mt_cuda_device *)dev;
 }
 
-/** Selects the GPU for this thread; returns the device's sticky error where it has one. */
+/** Selects the GPU for this thread; returns the device's sticky error, if any. */
 int mt_cuda_enter(struct mt_cuda_device *d, struct mt_err *err);
-/** 0 for cudaSuccess; else makes the error sticky, with the text of fmt and CUDA's name of it. */
+/** 0 for cudaSuccess; else makes the error sticky, with the text of fmt and CUDA's name of the error. */
 int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 /** Makes an error sticky; returns its code. */
@@ -50,7 +50,7 @@ int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error);
 /** "cudaErrorNoDevice: no CUDA-capable device is detected" into buf; returns buf. */
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc);
 
-/* --- memory.c: device memory, host memory that is page-locked ---------------------------------- */
+/* --- memory.c: device memory ------------------------------------------------------------------- */
 
 int mt_cuda_memory_create(struct mt_cuda_device *d, size_t budget, struct mt_err *err);
 void mt_cuda_memory_destroy(struct mt_cuda_device *d);
@@ -60,14 +60,14 @@ size_t mt_cuda_bytes_used(const mt_device *dev);
 size_t mt_cuda_bytes_peak(const mt_device *dev);
 bool mt_cuda_is_device_memory(const struct mt_cuda_device *d, const void *ptr);
 
-/* --- pins.c ------------------------------------------------------------------------------------ */
+/* --- pins.c: page-locked host memory ----------------------------------------------------------- */
 
 int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err);
-/** Unlocks what is still locked. */
+/** Unlocks all memory that is still locked. */
 void mt_cuda_pins_destroy(struct mt_cuda_pins **p);
 int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err *err);
 void mt_cuda_unregister_host(mt_device *dev, void *ptr);
-/** Is host address `ptr` page-locked, and for how many bytes does this answer hold? Any thread. */
+/** Whether host address `ptr` is page-locked; the answer holds for *run bytes from there. Any thread. */
 bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run);
 
 /* --- copy.c, staging.c ------------------------------------------------------------------------- */
@@ -75,14 +75,14 @@ bool mt_cuda_pinned(struct mt_cuda_device *d, const void *ptr, size_t *run);
 int mt_cuda_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
 
 /**
- * Two page-locked buffers beside a stream, through which copies of pageable memory go without holding
- * up the submitting thread: host functions on a stream of their own fill or empty one buffer while the
- * other travels. One submitting thread at a time, that of the stream.
+ * Two page-locked buffers for a stream, through which pageable memory is copied without blocking the submitting
+ * thread: host functions on a stream of their own fill or empty one buffer while the other is transferred. Only the
+ * thread that submits to the stream may use it.
  */
 int mt_cuda_ring_create(struct mt_cuda_ring **out, struct mt_err *err);
-/** The stream and the ring's own have come to rest. Accepts NULL. */
+/** The stream must be idle. Accepts NULL. */
 void mt_cuda_ring_destroy(struct mt_cuda_ring **r);
-/** to_device tells which side of `c` is pageable host memory. */
+/** to_device: c->src is pageable host memory; else c->dst is. */
 cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const struct mt_copy *c,
                               bool to_device);
 

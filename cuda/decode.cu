@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Packed formats: value = code * scale in f32, one rounding. A thread decodes 16 bytes of the output at a time, from 8
- * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where 16 of them lie in
- * banks of their own. Bytes moved an element: s of the output, 1/2 (FP8: 1) of codes, and a scale for 32 or 64 (FP8:
- * 16384).
+ * Packed formats: value = code * scale in f32, rounded once. A thread decodes 16 bytes of the output at a time, from 8
+ * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where the 16 are in
+ * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 32 or 64 (FP8:
+ * 16384) elements.
  */
 #include "base/packed.h"
 #include "launch.cuh"
@@ -51,10 +51,10 @@ static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size
         return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
 }
 
-/* Element k of codes from an even element on. */
+/* Code k of `codes`, which begin at an even element. */
 template <int FORMAT> static __device__ __forceinline__ unsigned nibble(uint32_t codes, int k)
 {
-    constexpr int FIRST = FORMAT == MT_PACKED_NF4 ? 4 : 0; /* shift of the first of a byte */
+    constexpr int FIRST = FORMAT == MT_PACKED_NF4 ? 4 : 0; /* shift of a byte's first code */
     return codes >> (k / 2 * 8 + (k % 2 ? 4 - FIRST : FIRST)) & 15;
 }
 
@@ -67,7 +67,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float value[16];
     if (threadIdx.x == 0) {
         MT_UNROLL(16)
-        for (int i = 0; i < 16; i++) /* an index known only at run time would put the table into local memory */
+        for (int i = 0; i < 16; i++) /* a variable index would put the table into local memory */
             value[i] = values.of[i];
     }
     __syncthreads();
@@ -91,7 +91,7 @@ static __global__ void __launch_bounds__(THREADS)
             for (int k = 0; k < N; k++)
                 x[k] = value[nibble<FORMAT>(codes[u], k)] * scale[u];
             store16(out + i, pack<T>(x));
-        } else if constexpr (FORMAT == MT_PACKED_NF4) { /* rows of others are whole blocks */
+        } else if constexpr (FORMAT == MT_PACKED_NF4) { /* other formats have whole blocks */
             MT_UNROLL(1)
             for (; i < n; i++)
                 store(out + i, value[nibble<FORMAT>(a.codes[i / 2], static_cast<int>(i % 2))] *
@@ -122,7 +122,7 @@ static __device__ __forceinline__ float e4m3(uint32_t c)
     return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
 }
 
-/* N divides a row, or is 1: so its codes are of one block. */
+/* N divides a row, or is 1, so that N codes are of one block. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, size_t packs, unsigned columns)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA device's table, its birth and end, and its sticky error. */
+/* The CUDA device: its backend table, how it is created and destroyed, and its sticky error. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,7 +151,7 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
                        mt_cuda_error_text(text, sizeof(text), rc));
     }
     if (index < 0 || index >= n)
-        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found; mend device.index, or set "
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found; change device.index, or set "
                        "device.kind = cpu", index, n, n == 1 ? "was" : "were");
     rc = cudaGetDeviceProperties(prop, index);
     if (rc != cudaSuccess)
@@ -159,7 +159,7 @@ static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
                        mt_cuda_error_text(text, sizeof(text), rc));
     if (prop->major * 10 + prop->minor < MIN_SM)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV,
-                       "GPU %d (%s) is of compute capability %d.%d; %d.%d or later is needed", index,
+                       "GPU %d (%s) has compute capability %d.%d; %d.%d or later is needed", index,
                        prop->name, prop->major, prop->minor, MIN_SM / 10, MIN_SM % 10);
     return 0;
 }
@@ -177,7 +177,7 @@ void mt_cuda_probe(struct mt_device_info *out, int index)
     cudaError_t rc = cudaSetDevice(index);
     if (rc == cudaSuccess)
         rc = cudaMemGetInfo(&out->free_bytes, &out->total_bytes);
-    int limited = 0; /* the time of a kernel: where there is a display to be kept alive */
+    int limited = 0; /* a limit on the time of kernels is set on GPUs with a display */
     if (rc == cudaSuccess)
         rc = cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, index);
     out->has_display = limited;

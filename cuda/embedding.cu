@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward: a block copies (a part of) one or several rows of the table; 2 s bytes an element of s bytes.
- * Backward: a block owns one run of equal tokens and 8 tiles of 32 packs of its columns. In a short run
- * each warp adds up the rows of one tile; in a long one the warps share the rows of each tile in turn and
- * add their sums in order. Reads s bytes an element of dout, and the run's row of dtable once, 4 + 4.
+ * Forward: a block copies one or more rows of the table, or a part of one; 2 s bytes per element of s bytes.
+ * Backward: a block owns one run of equal tokens and 8 tiles of 32 packs of its columns. In a short run each warp adds
+ * up the rows of one tile; in a long run the warps share the rows of one tile after the other and add their sums in
+ * order. Moves s bytes per element of dout, and 4 + 4 per element of the run's row of dtable.
  */
 #include "base/dtype.h"
 #include "launch.cuh"
@@ -57,7 +57,7 @@ cudaError_t mt_cuda_embedding(const struct mt_embedding *a, cudaStream_t stream)
                                    : run_embed<float, 1>(a, stream);
 }
 
-/* Adds to sum the pack at `column` of the run's rows first, first + step, ... */
+/* Adds the packs at `column` of the run's rows first, first + step, ... to `sum`. */
 template <typename T, int N>
 static __device__ void sum_rows(const struct mt_embedding_bwd &a, float scale, int first, int end, int step,
                                 size_t column, float (&sum)[N])

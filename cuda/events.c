@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Events carry time stamps, as float milliseconds since another event: exact to a microsecond over
- * some seconds only. So the base moves on, now and then, when all streams are at rest; its own time is
- * counted from the base before it, and the first is tied to the host's clock.
+ * CUDA gives times of events as float milliseconds since another event: exact to a microsecond for a few seconds only.
+ * So a new base event is recorded now and then, when all streams are idle; its time is measured from the base before
+ * it, and the time of the first base is that of the host's clock.
  */
 #include <stdlib.h>
 
@@ -23,7 +23,7 @@ struct mt_cuda_clock {
 struct event {
     struct mt_event base;
     cudaEvent_t cu;
-    atomic_ulong epoch; /* of the clock when it was recorded, from 1; 0: never recorded */
+    atomic_ulong epoch; /* epoch of the clock when it was recorded, from 1; 0: never recorded */
 };
 
 static cudaError_t start_clock(struct mt_cuda_device *d, struct mt_cuda_clock *c)
@@ -33,7 +33,7 @@ static cudaError_t start_clock(struct mt_cuda_device *d, struct mt_cuda_clock *c
         rc = cudaEventCreateWithFlags(&c->base[i], cudaEventBlockingSync);
     for (int i = 0; i < MT_N_STREAMS && rc == cudaSuccess; i++)
         rc = cudaEventCreateWithFlags(&c->rest[i], cudaEventBlockingSync | cudaEventDisableTiming);
-    for (int i = 0; i < 2 && rc == cudaSuccess; i++) { /* twice: the first one pays for the start */
+    for (int i = 0; i < 2 && rc == cudaSuccess; i++) { /* twice: the first time includes the start-up */
         rc = cudaEventRecord(c->base[1], d->streams[MT_STREAM_COMPUTE]);
         if (rc == cudaSuccess)
             rc = cudaEventSynchronize(c->base[1]);
@@ -67,7 +67,7 @@ void mt_cuda_clock_destroy(struct mt_cuda_clock **clock)
     *clock = NULL;
 }
 
-/* All streams are at rest. */
+/* Records a new base if the newest is old. All streams must be idle. */
 static cudaError_t move_base(struct mt_cuda_device *d)
 {
     struct mt_cuda_clock *c = d->clock;
@@ -98,7 +98,7 @@ int mt_cuda_event_create(mt_device *dev, mt_event **out, struct mt_err *err)
     if (!ev)
         return mt_fail_nomem(err, "an event", sizeof(*ev));
     ev->base.dev = dev;
-    /* a waiting thread sleeps: the cores are the optimizer's */
+    /* a waiting thread sleeps, to leave the cores to the optimizer */
     rc = mt_cuda_check(d, cudaEventCreateWithFlags(&ev->cu, cudaEventBlockingSync), err,
                        "cannot create an event");
     if (rc)
@@ -158,7 +158,7 @@ int64_t mt_cuda_event_time_ns(mt_event *event)
     cudaSetDevice(d->index);
     if (cudaEventQuery(ev->cu) != cudaSuccess ||
         cudaEventElapsedTime(&ms, d->clock->base[epoch % N_BASES], ev->cu) != cudaSuccess) {
-        (void)cudaGetLastError(); /* not ready is no error */
+        (void)cudaGetLastError(); /* cudaErrorNotReady is not an error */
         return 0;
     }
     return d->clock->base_ns[epoch % N_BASES] + (int64_t)((double)ms * 1e6);
@@ -180,7 +180,7 @@ int mt_cuda_sync(mt_device *dev, struct mt_err *err)
     return mt_cuda_check(d, e, err, "work on the GPU");
 }
 
-/* Asks the runtime too: a fault of a kernel shows there first. */
+/* Also asks the runtime, where a fault of a kernel shows first. */
 int mt_cuda_status(mt_device *dev, struct mt_err *err)
 {
     struct mt_cuda_device *d = mt_cuda(dev);
@@ -189,7 +189,7 @@ int mt_cuda_status(mt_device *dev, struct mt_err *err)
         return rc;
     cudaError_t e = cudaStreamQuery(d->streams[MT_STREAM_COMPUTE]);
     if (e == cudaErrorNotReady) {
-        (void)cudaGetLastError(); /* else the next launch on this thread would be reported as failed */
+        (void)cudaGetLastError(); /* or the next launch on this thread would be reported as failed */
         e = cudaSuccess;
     }
     return mt_cuda_check(d, e, err, "work on the GPU");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * With w the row's weight: dg = w dout u act'(g), du = w dout act(g), out = w act(g) u, and dw = <act(g) u, dout>
- * (+ <down_bias, d_o>). A block does a row, each thread packs of it that are a block's width apart, and sums dw over
- * its threads. Bytes moved an element of out, of s bytes: 6 s, and the row of d_o.
+ * (+ <down_bias, d_o>). A block handles a row, each thread packs of it that are a block's width apart; dw is summed over
+ * its threads. Bytes moved per element of out, of s bytes: 6 s, and the row of d_o.
  */
 #include "glu.cuh"
 #include "launch.cuh"
@@ -22,7 +22,7 @@ static __device__ __forceinline__ float bias_part(const struct mt_expert_glu_bwd
     return sum;
 }
 
-/* A thread writes where it read: dgate_up may be gate_up, and out dout. */
+/* A thread writes only where it has read: dgate_up may be gate_up, and out may be dout. */
 template <typename T, int N, int KIND>
 static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct mt_expert_glu_bwd a, size_t packs)
 {

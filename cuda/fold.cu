@@ -8,7 +8,7 @@
 static __global__ void __launch_bounds__(WARP *WARP)
     fold_columns(float *dst, const float *__restrict__ partials, size_t n, size_t ld, size_t c)
 {
-    __shared__ float tile[WARP][WARP + 1]; /* a column more: no bank conflicts when turned */
+    __shared__ float tile[WARP][WARP + 1]; /* one column more, so that columns are read without bank conflicts */
     size_t column = static_cast<size_t>(blockIdx.x) * WARP + threadIdx.x;
     float sum = 0;
     if (column < c) {

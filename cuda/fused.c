@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Documents of a batch to calls of a fused attention engine (fused.h):
- *   all documents of one length   fixed-length calls on the packed rows as they are, where that length comes again
- *                                 and again: the longest planned, or one that suits the kernels
+ * Maps the documents of a batch to calls of a fused attention engine (fused.h):
+ *   all documents of one length   fixed-length calls on the packed rows in place, if that length is likely to recur:
+ *                                 the longest planned, or one that suits the kernels
  *   forward, other lengths        one ragged call
- *   backward, other lengths       one ragged call where the GPU has it and its workspace fits; else documents
- *                                 of about one length together, copied to padded rows. Padded queries have no
- *                                 gradient and padded keys are seen by padded queries alone: zeros suffice.
- * The deterministic backward of cuDNN holds the scores' gradient: length^2 times heads times 2 bytes. It
- * is called for as many documents and key heads at once as fit the workspace. What does not fit, or what the
- * engine refuses, or does wrong (trial.h), is done by tiles. All else follows from the shape. Making a plan takes long,
- * and packs differ: but for fixed-length calls, shapes are rounded up, so that plans are few. Unlike with tiles, a
- * document's bits depend on what else is in its batch.
+ *   backward, other lengths       one ragged call, if the GPU supports it and its workspace fits; else documents of
+ *                                 similar length together, copied to padded rows. Padding is zeros: padded queries have
+ *                                 no gradient, and only padded queries attend to padded keys.
+ * The deterministic backward of cuDNN stores the gradient of the scores: length^2 times heads times 2 bytes. It is
+ * called for as many documents and key heads at once as fit the workspace. Calls that do not fit, that the engine
+ * refuses, or that it gets wrong (trial.h) are done by tiles. Everything else follows from the shape. Making a plan
+ * takes long and batches differ, so shapes are rounded up, except for fixed-length calls, to keep plans few. Unlike
+ * with tiles, a document's bits depend on the other documents of its batch.
  */
 #include "fused.h"
 
@@ -28,15 +28,15 @@
 #include "workspace.h"
 
 enum { MAX_HEAD_DIM = 256 };
-_Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspace has room for the tables");
+_Static_assert((int)MT_FUSED_N_TABLES == (int)MT_CUDA_FUSED_TABLES, "the workspace must hold the tables");
 
 struct mt_cuda_fused {
     const struct mt_fused_engine *engine;
     mt_fused_plans *plans;
     struct mt_trials trials;
-    enum mt_trial_verdict *verdict; /* on the kind of the call at hand; NULL: none is wanted */
-    bool told;
-    size_t n_fused, n_tiled; /* calls */
+    enum mt_trial_verdict *verdict; /* on the kind of the current call; NULL: the kind is not tried */
+    bool notified;                  /* the reason for tiles was logged once */
+    size_t n_fused, n_tiled; /* numbers of calls */
 };
 
 int mt_cuda_fused_create(struct mt_cuda_device *d, char *why, size_t why_len)
@@ -100,7 +100,7 @@ static size_t longest(const struct mt_attention *a)
     return len;
 }
 
-/* Documents that are better off as they are than as one ragged call. */
+/* Whether all documents have one length that suits fixed-length calls better than one ragged call. */
 static bool even(const struct mt_attention *a)
 {
     size_t len = doc_len(a, 0);
@@ -126,7 +126,8 @@ static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch
 
 enum outcome { DONE, REFUSED, FAILED };
 
-/* A plan takes GPU memory outside the budget. Tiles from now on: there might be some again later, and other bits. */
+/* A plan takes GPU memory outside the budget. If that is short, this kind of call is done by tiles from now on: going
+ * back to fused attention when memory is free again would change bits. */
 static void note_short_memory(struct mt_cuda_fused *f, const char *why)
 {
     enum { LITTLE = 64 << 20 };
@@ -134,14 +135,14 @@ static void note_short_memory(struct mt_cuda_fused *f, const char *why)
     char left[32];
     if (cudaMemGetInfo(&free_bytes, &total) || free_bytes >= LITTLE)
         return;
-    mt_warn("attention of a kind is done by tiles from now on: %s; %s of the GPU's memory are free beside "
+    mt_warn("using tiled attention for one kind of call from now on: %s; %s of the GPU's memory are free beside "
             "memory.device_budget: lower that", why, mt_format_bytes(left, sizeof(left), free_bytes));
     if (f->verdict)
         *f->verdict = MT_TRIAL_TILES;
-    f->told = true;
+    f->notified = true;
 }
 
-/* Finds the plan and runs it. REFUSED: not supported, or more workspace than there is. */
+/* Finds the plan and runs it. REFUSED: not supported, or the workspace is too small. */
 static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_room *r,
                         const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
 {
@@ -152,12 +153,12 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_roo
     if (mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
         if (why[0])
             note_short_memory(f, why);
-        if (!f->told)
-            mt_info("attention%s of %lld documents of %lld, %lld and %lld heads of %lld, is done by tiles: %s",
+        if (!f->notified)
+            mt_info("using tiles for attention%s of %lld documents of %lld, %lld and %lld heads of %lld: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
                     (long long)s->n_q, (long long)s->n_kv, (long long)s->head_dim,
                     why[0] ? why : "its workspace would be too large");
-        f->told = true;
+        f->notified = true;
         return REFUSED;
     }
     c->workspace = r->lib;
@@ -221,7 +222,7 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
     return rc;
 }
 
-/* As many of `batch` documents and key heads at once as the workspace holds; false: not even one. */
+/* Reduces *batch documents and *kv key heads to as many as the workspace holds at once; false: not even one. */
 static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_room *r, size_t len, size_t *batch,
                 size_t *kv)
 {
@@ -242,7 +243,7 @@ static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_room *r
     return true;
 }
 
-/* Rows of all heads; in backward's shape each call takes `kv` key heads from `kv0`. */
+/* First rows of the tensors, with all heads. In backward a call takes `kv` key heads from `kv0` on. */
 struct rows {
     const char *q, *k, *v, *o, *d_o;
     char *dq, *dk, *dv;
@@ -258,7 +259,7 @@ static struct mt_fused_call heads_from(const struct mt_attention *a, const struc
                                   .dv = x->dv + at_kv};
 }
 
-/* Documents that lie at rows x, some heads at a time; `stats` says where their log-sum-exps come from. */
+/* Backward of the documents at rows x, some heads at a time; `stats` describes the source of their log-sum-exps. */
 static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
                                    const struct mt_cuda_fused_room *r, struct mt_fused_shape s,
                                    const struct rows *x, size_t kv, struct mt_pack_stats stats,
@@ -344,7 +345,7 @@ static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_pack_docs
     return mt_cuda_pack_rows(&p, d->streams[MT_STREAM_COMPUTE]);
 }
 
-/* A few documents of about one length, over copies with padding. */
+/* A few documents of similar length, by padded copies. */
 static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                     const struct mt_cuda_fused_room *r,
                                     const struct mt_pack_docs *docs, size_t len, size_t kv, struct mt_err *err)
@@ -382,7 +383,7 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
     return launched(d, e, "copies back", err);
 }
 
-/* The documents of padded length `len`, a power of two of them at a time. */
+/* All documents of padded length `len`, a power of two of them at a time. */
 static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                    const struct mt_cuda_fused_room *r, size_t len, struct mt_err *err)
 {
@@ -414,7 +415,7 @@ static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_at
     enum outcome rc = DONE;
     for (size_t len = mt_cuda_padded_len(longest(a)), next; len && rc == DONE; len = next) {
         rc = backward_class(d, b, r, len, err);
-        next = 0; /* the next shorter one that there is */
+        next = 0; /* the next shorter padded length of any document */
         for (size_t i = 0; i < a->n_docs; i++) {
             size_t l = mt_cuda_padded_len(doc_len(a, i));
             if (l < len)
@@ -424,9 +425,9 @@ static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_at
     return rc;
 }
 
-/* --- a way and its trial -------------------------------------------------------------------------- */
+/* --- attempts and their trials --------------------------------------------------------------------- */
 
-/* Attention, or its backward where there is a `b`. */
+/* A call of attention, or, if `b` is not NULL, of its backward. */
 struct call {
     const struct mt_attention *a;
     const struct mt_attention_bwd *b;
@@ -447,7 +448,7 @@ static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_t
     }
 }
 
-/* Gradients that are nearly nothing beside the others are differences of roundings. */
+/* The tensors to compare. Gradients that are tiny beside the others are dominated by rounding, hence the floor. */
 static struct mt_trial results_of(const struct call *c)
 {
     const struct mt_attention *a = c->a;
@@ -469,7 +470,7 @@ static int run_tiles(struct mt_cuda_device *d, const struct call *c, struct mt_e
     return c->b ? mt_cuda_tiled_attention_bwd(d, c->b, err) : mt_cuda_tiled_attention(d, c->a, err);
 }
 
-/* The engine has done the call: are the tiles of the same opinion? */
+/* Compares the engine's result of the call with that of tiles. */
 static enum outcome compare(struct mt_cuda_device *d, const struct call *c, const struct mt_trial_kind *k,
                             struct mt_err *err)
 {
@@ -483,8 +484,8 @@ static enum outcome compare(struct mt_cuda_device *d, const struct call *c, cons
         rc = mt_trial_judge(d, &t, verdict, why, sizeof(why), err);
     bool wrong = !rc && *verdict == MT_TRIAL_TILES;
     if (wrong)
-        mt_warn("%s: attention%s with heads of %d%s is wrong: %s. Such calls are not given to it any more, which is "
-                "slower; another version of the library may mend it", d->fused->trials.engine,
+        mt_warn("%s: attention%s with heads of %d%s is wrong: %s. Such calls use tiles from now on, which is "
+                "slower; another version of the library may be correct", d->fused->trials.engine,
                 k->backward ? "'s backward" : "", k->head_dim, k->window ? " and a window" : "", why);
     else if (!rc)
         rc = mt_trial_restore(d, &t, err);

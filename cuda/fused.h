@@ -13,21 +13,22 @@ extern "C" {
 
 /**
  * An engine of fused causal attention in bf16: cuDNN's (attention_cudnn.cc, a module of its own, so that the
- * program runs without cuDNN), or that of the tests. It knows batches of sequences; documents, padding and
- * the choice between ways is fused.c's business.
+ * program runs without cuDNN), or that of the tests. It handles batches of sequences; fused.c maps documents to
+ * them, pads, and chooses between the kinds of call.
  *
  * A tensor x is [batch, heads, len, head_dim] with head_dim-element heads side by side in rows ld_x apart;
  * a sequence's rows follow each other. Fixed: sequence i begins at row i * len. Ragged: it begins at element
- * off_x[i] and has lens[i] <= len rows. stats: log-sum-exp, f32, fixed [batch, n_q, len]; ragged [rows, n_q],
- * sequence i from off_stats[i]. The window is 0 or counts the token itself. Backward is deterministic.
+ * off_x[i] and has lens[i] <= len rows. stats: log-sum-exps, f32: fixed [batch, n_q, len]; ragged [rows, n_q],
+ * sequence i from off_stats[i]. A window of 0 means none; else it includes the token itself. Backward is
+ * deterministic.
  */
 struct mt_fused_shape {
-    /* all of one type and no padding: shapes are compared as bytes */
+    /* all fields have one type, so that there is no padding: shapes are compared as bytes */
     int64_t backward, ragged;
     int64_t batch, n_q, n_kv, len, head_dim, window;
-    int64_t total; /* ragged backward: the most rows that there are in all; else 0 */
-    int64_t scale_bits; /* of the f32 scale */
-    int64_t ld_q, ld_k, ld_v, ld_o, ld_dq, ld_dk, ld_dv; /* gradients: 0 forward */
+    int64_t total; /* ragged backward: the largest total number of rows; else 0 */
+    int64_t scale_bits; /* bits of the f32 scale */
+    int64_t ld_q, ld_k, ld_v, ld_o, ld_dq, ld_dk, ld_dv; /* of gradients: 0 in forward */
 };
 
 /* The tensors, in the order of ragged offset tables. */
@@ -43,27 +44,27 @@ struct mt_fused_call {
     void *workspace;
 };
 
-/** Returns of plan and run: 0, or -1 with the reason in `why` (at least 256 bytes). */
+/** open, plan, run and supports return 0, or -1 with the reason in `why` (at least 256 bytes). */
 struct mt_fused_engine {
     /** "cuDNN 9.19.0". */
     void (*describe)(char *buf, size_t len);
     int (*open)(void **ctx, cudaStream_t stream, char *why, size_t why_len);
     void (*close)(void *ctx);
-    /** Makes the plan of a shape, which takes a tenth of a second or more; the caller drops it before it closes ctx. */
+    /** Makes the plan of a shape, in a tenth of a second or more; the caller drops it before it closes ctx. */
     int (*plan)(void *ctx, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
                 char *why, size_t why_len);
-    /** The stream has done all runs of the plan. */
+    /** All runs of the plan must have ended. */
     void (*drop)(void *ctx, void *plan);
     int (*run)(void *ctx, void *plan, const struct mt_fused_call *c, char *why, size_t why_len);
     /**
-     * Would a GPU of that compute capability (90) run the shape? `properties`: its description as JSON for
-     * cuDNN. Needs no GPU.
+     * Whether a GPU of compute capability `sm` (90 for 9.0) would run the shape. `properties`: its description as
+     * JSON for cuDNN. Needs no GPU.
      */
     int (*supports)(const struct mt_fused_shape *s, int sm, const char *properties, char *why,
                     size_t why_len);
 };
 
-/** Was this program built with an engine? Then it should be there. */
+/** Whether this program was built with an engine, so that a missing one is worth a warning. */
 bool mt_cuda_fused_built(void);
 /** The engine of this build, or NULL with the reason in `why`. */
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len);

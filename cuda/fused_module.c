@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuDNN's engine is a module beside the program: where it or cuDNN is missing, attention is tiled. */
+/* cuDNN's engine is a module beside the program: if it or cuDNN is missing, attention is tiled. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 typedef const struct mt_fused_engine *(*engine_fn)(void);
 
-/* Is this program one of the build's folder? Then its module is the one there, not an older installed one. */
+/* Whether the program runs in its build folder; then it uses the module there, not an older installed one. */
 static bool runs_in_build(void)
 {
     char exe[4096];
@@ -27,9 +27,9 @@ bool mt_cuda_fused_built(void)
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
 {
     bool build = runs_in_build();
-    /* never closed, as CUDA's libraries are not */
+    /* never closed, like CUDA's libraries */
     void *lib = dlopen(build ? MT_CUDNN_MODULE_BUILT : MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) { /* the reason is this one's: the other place has often nothing */
+    if (!lib) { /* reports why this place failed: the other place is often empty */
         snprintf(why, why_len, "%s", dlerror());
         lib = dlopen(build ? MT_CUDNN_MODULE_INSTALLED : MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);
     }

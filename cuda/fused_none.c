@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A build without cuDNN or its front end. */
+/* For builds without cuDNN or its front end. */
 #include <stdio.h>
 
 #include "fused.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cuBLASLt is column-major: a row-major matrix is its transpose there, so D = op(A) op(B) is asked for as
- * D' = op(B)' op(A)', with B first and m and n exchanged. Our bias of n then runs along the rows of D', as the
- * bias epilogue wants it.
+ * cuBLASLt is column-major: it sees a row-major matrix as its transpose, so D = op(A) op(B) is computed as
+ * D' = op(B)' op(A)', with B first and m and n exchanged. Our bias of n elements then runs along the rows of D', as
+ * the bias epilogue requires.
  */
 #include <cublasLt.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 static const size_t workspace_bytes = MT_CUDA_BLAS_BYTES;
 enum { N_CANDIDATES = 8, MAX_PLANS = 8192 };
 
-/* What the choice of an algorithm depends on. Compared as bytes: no padding may be left unset. */
+/* All that the choice of an algorithm depends on. Compared as bytes: padding must be zero. */
 struct key {
     uint64_t m, n, k, lda, ldb, ldc, ldd, batch, stride_a, stride_b, stride_d;
     uint8_t dtype, d_dtype, trans_a, trans_b, bias, beta;
@@ -28,7 +28,7 @@ struct plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c, d; /* in cuBLASLt's order: a is our B */
     cublasLtMatmulAlgo_t algo;
-    bool refused; /* no algorithm: remembered, not asked again */
+    bool refused; /* there is no algorithm: kept, so that it is not searched again */
 };
 
 struct mt_cuda_blas {
@@ -125,7 +125,7 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_a},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_c},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->align_d}};
-    /* no reduction of a cut K in the output's type: it would round partial sums to bf16 */
+    /* with K split, no reduction in the output's type: it would round partial sums to bf16 */
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t rc = cublasLtMatmulPreferenceSetAttribute(
         pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof(workspace_bytes));
@@ -138,7 +138,7 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
     return rc;
 }
 
-/* The heuristic's first answer that runs: it depends on the shape and the GPU, not on time or load. */
+/* Takes the first algorithm of the heuristic that runs: this depends on the shape and the GPU, not on time or load. */
 static cublasStatus_t choose(struct mt_cuda_blas *b, struct plan *p)
 {
     cublasLtMatmulHeuristicResult_t found[N_CANDIDATES];
@@ -183,7 +183,7 @@ static struct plan **find_slot(struct mt_cuda_blas *b, const struct key *k)
 
 static bool make_room(struct mt_cuda_blas *b)
 {
-    if (b->n_plans >= MAX_PLANS) /* ever new document lengths: start again, with the same choices */
+    if (b->n_plans >= MAX_PLANS) /* documents bring ever new lengths: start again, with the same choices */
         forget_plans(b);
     if (b->n_plans * 2 < b->n_slots)
         return true;
@@ -228,8 +228,7 @@ static cublasStatus_t get_plan(struct mt_cuda_blas *b, const struct key *k, cons
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Of all the matrices of a batch. 16 where they have it, more counts for nothing: so a buffer's place does not
- * change the bits. */
+/* The alignment of all matrices of a batch, at most 16, so that a buffer's address does not change bits. */
 static uint8_t alignment(const void *p, size_t stride_bytes)
 {
     uintptr_t bits = (uintptr_t)p | stride_bytes, low = bits & (~bits + 1);
@@ -268,7 +267,7 @@ static cublasStatus_t launch(struct mt_cuda_device *d, const struct mt_cuda_prod
                           b->workspace, workspace_bytes, d->streams[MT_STREAM_COMPUTE]);
 }
 
-/* Puts the bias into D and adds the product to it: still one rounding, but for a bf16 C beside the bias. */
+/* Stores the bias in D and adds the product to it: still one rounding, except with a bf16 C and a bias. */
 static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_cuda_product *p)
 {
     struct mt_cuda_product rest = *p;
@@ -287,7 +286,7 @@ static cublasStatus_t launch_on_bias(struct mt_cuda_device *d, const struct mt_c
 int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, const char *op,
                      struct mt_err *err)
 {
-    /* cuBLASLt takes a bias of D's type only */
+    /* cuBLASLt accepts only a bias of D's type */
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (!p->bias || p->dtype == p->d_dtype)
         status = launch(d, p);

@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /**
- * D[i, :] = bias (+ C[i, :]) for i < m, so that a product may then be added to D: for the combinations that
- * cuBLASLt's bias epilogue refuses. C of d_dtype, may be D; pointers element-aligned.
+ * D[i, :] = bias (+ C[i, :]) for i < m, so that a product can then be added to D; for combinations that cuBLASLt's bias
+ * epilogue refuses. C is in d_dtype and may be D; pointers are element-aligned.
  */
 struct mt_cuda_bias_rows {
     size_t m, n, ldc, ldd;

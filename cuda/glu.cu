@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * out = act(g) u; dg = dout u act'(g), du = dout act(g) (glu.cuh). A block takes a part of one or several rows, a
- * thread one pack of the gate and its partner of the up half. Bytes moved an element of the output, of s
- * bytes: forward 3 s, backward 5 s, and 6 s with the output once more.
+ * out = act(g) u; dg = dout u act'(g), du = dout act(g) (glu.cuh). A block takes one or more rows, or a part of one; a
+ * thread one pack of the gate and its partner of the up half. Bytes moved per element of the output, of s bytes:
+ * forward 3 s, backward 5 s, or 6 s if it also computes the output.
  */
 #include "glu.cuh"
 #include "launch.cuh"
@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(256) glu_forward(struct mt_glu a, size_
     }
 }
 
-/* A thread writes where it read: dgate_up may be gate_up, and out dout. */
+/* A thread writes only where it has read: dgate_up may be gate_up, and out may be dout. */
 template <typename T, int N, int KIND>
 static __global__ void __launch_bounds__(256)
     glu_backward(struct mt_glu_bwd a, size_t packs, unsigned columns)

@@ -5,12 +5,12 @@
 #include "device/ops.h"
 #include "scalar.cuh"
 
-/** Of MT_GLU_CLAMPED. */
+/** Parameters of MT_GLU_CLAMPED. */
 struct glu_shape {
     float alpha, limit;
 };
 
-/** y = act up. Its derivatives are slope up and du: act, or 0 where the up half was cut off. */
+/** y = act * up. dy/dgate = slope * up, dy/dup = du; slope or du is 0 where gate or up was clamped. */
 struct glu_terms {
     float act, up, slope, du;
 };

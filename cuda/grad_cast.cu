@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Casts a gradient and sums its squares as cast. A block does MT_SUMSQ_BLOCK elements; a thread's fours
- * are the same whether 16-byte accesses may be used or not, so that the sums do not depend on where the
- * gradient lies. Bytes moved an element: 4 and the width of dst_dtype.
+ * Casts a gradient and sums the squares of the cast values. A block handles MT_SUMSQ_BLOCK elements. Each thread
+ * handles the same groups of four elements with or without 16-byte accesses, so that sums do not depend on alignment.
+ * Bytes moved per element: 4 and the width of dst_dtype.
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -10,7 +10,7 @@
 
 enum { THREADS = 512, UNROLL = 4, TURNS = MT_SUMSQ_BLOCK / (4 * THREADS * UNROLL) };
 
-/* VECTOR: src and dst lie at multiples of four of their elements. */
+/* VECTOR: src and dst are aligned to four of their elements. */
 template <typename T, bool VECTOR>
 static __global__ void __launch_bounds__(THREADS)
     cast_and_sum(const float *src, T *dst, float *partials, size_t n)

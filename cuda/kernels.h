@@ -7,10 +7,10 @@
 #include "device/ops.h"
 
 /**
- * The operations that are a kernel, in the terms of the table in device/ops.h; the others (products, attention, zero)
- * go through code of their own. One launcher each: enqueues on `stream` and returns what the launch returned. Arguments
- * are those of device/ops.h, checked already; all pointers are device memory. Never allocates or waits.
- * Deterministic: every sum has an order fixed by the shape alone.
+ * The operations of device/ops.h that are kernels; the others (products, attention, zero) have code of their own. Each
+ * has one launcher, which enqueues on `stream` and returns the result of the launch. Arguments are those of
+ * device/ops.h, already checked; all pointers are device memory. Launchers never allocate or wait. Deterministic: every
+ * sum has an order fixed by the shape alone.
  */
 #ifdef __cplusplus
 extern "C" {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of CUDA devices where there is none. */
+/* What is known of CUDA devices without having one. */
 #include "kind.h"
 
 #include "device/arena.h"
@@ -15,7 +15,7 @@ const struct mt_device_kind mt_cuda_kind = {
     .name = "cuda",
     .alignment = MT_ARENA_ALIGNMENT,
     .row_bucket = 128,
-    .library_bytes = 64 << 20, /* cuBLASLt's workspace, and some */
+    .library_bytes = 64 << 20, /* cuBLASLt's workspace and a reserve */
     .own_bytes = MT_CUDA_BLAS_BYTES,
     .workspace = workspace,
     .probe = mt_cuda_probe,

@@ -4,7 +4,7 @@
 
 #include "device/kind.h"
 
-/* Of device_cuda.c, or of stub.c in a build without nvcc. */
+/* Defined in device_cuda.c, or in stub.c in a build without nvcc. */
 int mt_cuda_device_create(mt_device **out, const struct mt_device_params *p, struct mt_err *err);
 void mt_cuda_probe(struct mt_device_info *out, int index);
 

@@ -11,9 +11,9 @@
 #include "kernels.h"
 
 /**
- * Kernels are launched by MT_LAUNCH alone, which evaluates to a cudaError_t, and take dynamic shared
- * memory by MT_SHARED_DYNAMIC alone, so that the same sources run on the host emulation of the tests.
- * A template kernel stands in parentheses: MT_LAUNCH((add<bf16, 4>), ...).
+ * Kernels are launched only by MT_LAUNCH, which evaluates to a cudaError_t, and take dynamic shared memory only by
+ * MT_SHARED_DYNAMIC, so that the same sources run on the host emulation of the tests. A template kernel needs
+ * parentheses: MT_LAUNCH((add<bf16, 4>), ...).
  */
 #ifdef MT_CUDA_EMU
 #include <cuda_emu_launch.h>
@@ -25,7 +25,7 @@
     type *name = reinterpret_cast<type *>(mt_shared_dynamic)
 #endif
 
-/* Before a loop; the host's compiler does without. */
+/* Before a loop; nothing for the host's compiler. */
 #ifdef __CUDACC__
 #define MT_PRAGMA(text) _Pragma(#text)
 #define MT_UNROLL(n) MT_PRAGMA(unroll n)
@@ -40,13 +40,13 @@ static inline __host__ __device__ constexpr size_t ceil_div(size_t n, size_t d)
     return (n + d - 1) / d;
 }
 
-/** A grid of that many blocks; beyond what a grid can be it is empty, which the launch refuses. */
+/** A grid of that many blocks; if there are too many it is empty, which makes the launch fail. */
 static inline dim3 grid_of(size_t blocks)
 {
     return dim3(blocks <= INT_MAX ? static_cast<unsigned>(blocks) : 0u, 1, 1);
 }
 
-/** Threads that give each of `items` one, in whole warps, at most `most`. */
+/** Number of threads for one per item, in whole warps, at most `most`. */
 static inline unsigned threads_for(size_t items, unsigned most)
 {
     size_t warps = ceil_div(items, WARP);
@@ -54,8 +54,8 @@ static inline unsigned threads_for(size_t items, unsigned most)
 }
 
 /**
- * How kernels that treat each element of [rows, packs] alone cut it: a block is x threads along a row
- * and y rows, each thread takes `per_thread` packs of its row, x apart. Depends on the shape alone.
+ * The tiles of kernels that treat each element of [rows, packs] independently: a block is x threads along a row and y
+ * rows, each thread takes `per_thread` packs of its row at distance x. Depends on the shape alone.
  */
 struct row_tiles {
     unsigned x, y;

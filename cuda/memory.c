@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The budget is taken by one cudaMalloc and divided by an arena. For compute-sanitizer, which sees the
- * borders of cudaMalloc blocks and no others, each allocation can be a block of its own; the arena then
- * keeps the accounts over addresses that nobody uses.
+ * The budget is one cudaMalloc, divided by an arena. For compute-sanitizer, which only knows the boundaries of
+ * cudaMalloc blocks, each allocation can be a block of its own; the arena then does the book-keeping, on addresses that
+ * nobody uses.
  */
 #include <stdlib.h>
 
@@ -40,7 +40,7 @@ int mt_cuda_memory_create(struct mt_cuda_device *d, size_t budget, struct mt_err
         d->apart_blocks = mt_calloc(1, sizeof(*d->apart_blocks));
         if (!d->apart_blocks)
             return mt_fail_nomem(err, "the device memory's table", sizeof(*d->apart_blocks));
-        /* page 1 upwards: no pointer of the accounts is NULL, none is ever used */
+        /* addresses from page 1 on: none is NULL, and none is accessed */
         return mt_arena_create(&d->arena, (void *)(uintptr_t)4096, budget, err);
     }
     cudaError_t rc = cudaMalloc(&memory, d->span);

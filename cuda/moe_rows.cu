@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Rows of tokens gathered for an expert, and its output added to the tokens' sums. A block takes a part of one or
- * several rows, a thread packs that are a block's width apart, all loaded before the first is stored. Bytes moved an
+ * Gathers rows of tokens for an expert, and adds its output to the tokens' sums. A block takes one or more rows, or a
+ * part of one; a thread packs at a distance of the block's width, all loaded before the first is stored. Bytes moved per
  * element of s bytes: gather 2 s, combine s + 8.
  */
 #include "launch.cuh"

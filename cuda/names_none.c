@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Without NVTX. */
+/* For builds without NVTX. */
 #include "cuda_priv.h"
 
 void mt_cuda_name_streams(struct mt_cuda_device *d)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the backend's table to the kernels; what an operation was asked to do goes into its messages. */
+/* Calls the kernels for the backend's table; messages describe the operation. */
 #include "cuda_priv.h"
 #include "device/op.h"
 #include "kernels.h"

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* Documents between packed rows and the sequences that fused attention wants. */
+/* Copies documents between packed rows and the sequences of fused attention. */
 
 enum { MT_PACK_DOCS = 32 };
 /** Up to MT_PACK_DOCS documents: document i has rows [first[i], first[i] + rows[i]). */
@@ -23,8 +23,8 @@ struct mt_pack_docs {
 };
 
 /**
- * lens[i] and tables[t][i] = cu_seqlens[i] * multiplier[t] for i < batch + 1: the n_docs documents, then
- * empty ones at the end. Tables follow one another, batch + 1 entries each.
+ * Fills lens[i] and tables[t][i] = cu_seqlens[i] * multiplier[t] for i < batch + 1: the n_docs documents, then empty
+ * ones. Tables follow one another, batch + 1 entries each.
  */
 struct mt_pack_tables {
     const int32_t *cu_seqlens;
@@ -36,8 +36,8 @@ struct mt_pack_tables {
 cudaError_t mt_cuda_pack_tables(const struct mt_pack_tables *t, cudaStream_t stream);
 
 /**
- * bf16 rows of `width` elements, width and the lds multiples of 8, pointers 16-byte aligned: document i's
- * rows to rows i * len of `padded` (tight) and zeros behind them; or, with unpack, back.
+ * bf16 rows of `width` elements; width and ld are multiples of 8, pointers are 16-byte aligned. Copies document i's
+ * rows to `padded` (without gaps) from row i * len on, followed by zeros; or, with unpack, back.
  */
 struct mt_pack_rows {
     struct mt_pack_docs docs;
@@ -48,9 +48,9 @@ struct mt_pack_rows {
 cudaError_t mt_cuda_pack_rows(const struct mt_pack_rows *p, cudaStream_t stream);
 
 /**
- * Log-sum-exps between lse[head * stride + row] and stats of heads [head0, head0 + n_heads):
- * even: n rows of documents of `len` each, stats [n / len, n_heads, len]; ragged: stats [n, n_heads];
- * else documents `docs`, stats [docs.n, n_heads, len], 0 behind a document's rows.
+ * Copies log-sum-exps between lse[head * stride + row] and stats, for heads [head0, head0 + n_heads).
+ * EVEN: n rows, documents of `len` rows each, stats [n / len, n_heads, len]. RAGGED: stats [n, n_heads].
+ * PADDED: documents `docs`, stats [docs.n, n_heads, len], 0 after a document's rows.
  */
 enum mt_stats_kind { MT_STATS_EVEN, MT_STATS_RAGGED, MT_STATS_PADDED };
 struct mt_pack_stats {

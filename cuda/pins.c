@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Host memory that copies use is locked in pieces, at its exact size. What the system refuses to lock
- * (a limit, a container, WSL) is remembered, and copies of it take the staging ring.
+ * Host memory for copies is locked in pieces, at its exact size. Copies of memory that the system refuses to lock (a
+ * limit, a container, WSL) go through the staging ring.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #include "base/pool.h"
 #include "cuda_priv.h"
 
-/* A refusal costs one piece, not all; then smaller ones are tried, down to the least. */
+/* If a piece is refused, the others stay locked, and smaller pieces are tried, down to LEAST_BYTES. */
 enum { PAGE = 4096, MOST_BYTES = 1 << 28, LEAST_BYTES = 1 << 24, POPULATE_BYTES = 1 << 25 };
 
 struct pin {
@@ -21,7 +21,7 @@ struct pin {
 };
 
 struct mt_cuda_pins {
-    pthread_rwlock_t lock; /* copies look from several threads */
+    pthread_rwlock_t lock; /* several threads look up pins for copies */
     struct pin *pins;      /* locked pieces, by address */
     size_t n, cap;
 };
@@ -37,14 +37,14 @@ int mt_cuda_pins_create(struct mt_cuda_pins **out, struct mt_err *err)
 }
 
 /*
- * A child of fork() does not share these pages: if it did, the next write to one would be to a new copy of it, and the
- * GPU would go on with the old one. Only whole pages: the first and the last may hold other data, too.
+ * A child of fork() must not share these pages: the next write to a shared page would go to a new copy, and the GPU
+ * would keep using the old one. Only whole pages, since the first and the last may hold other data, too.
  */
 static void keep_from_children(const struct pin *pin, bool keep)
 {
     char *first = (char *)mt_align_up((uintptr_t)pin->p, PAGE);
     char *end = (char *)((uintptr_t)(pin->p + pin->n) / PAGE * PAGE);
-    if (first < end) /* a wish */
+    if (first < end) /* advice only */
         madvise(first, (size_t)(end - first), keep ? MADV_DONTFORK : MADV_DOFORK);
 }
 
@@ -67,7 +67,7 @@ void mt_cuda_pins_destroy(struct mt_cuda_pins **pins)
     *pins = NULL;
 }
 
-/* First piece that ends behind p. */
+/* The first piece that ends after p. */
 static size_t find(const struct mt_cuda_pins *t, const char *p)
 {
     size_t lo = 0, hi = t->n;
@@ -105,7 +105,7 @@ static void say_refused(size_t locked, size_t bytes, cudaError_t rc)
             mt_cuda_error_text(text, sizeof(text), rc));
 }
 
-/* While there is something to be locked yet: all else depends on these few MiB. */
+/* Locks the rings' few MiB first, while locking still succeeds: all copies of memory that is not locked need them. */
 static void make_rings(struct mt_cuda_device *d)
 {
     for (int s = 0; s < MT_N_STREAMS; s++)
@@ -124,7 +124,7 @@ static void populate_part(void *ctx, size_t i, int thread)
     size_t at = i * POPULATE_BYTES;
     (void)thread;
 #ifdef MADV_POPULATE_WRITE
-    /* a wish: older kernels leave it to the lock */
+    /* advice only: on older kernels locking allocates the pages */
     madvise(r->p + at, MT_MIN((size_t)POPULATE_BYTES, r->n - at), MADV_POPULATE_WRITE);
 #else
     (void)r;
@@ -132,7 +132,7 @@ static void populate_part(void *ctx, size_t i, int thread)
 #endif
 }
 
-/* Fresh pages are made by all threads, not one by one under the lock: with gigabytes that takes long. */
+/* Allocates pages with all threads before they are locked: locking allocates them one by one, which is slow. */
 static void populate(const struct mt_cuda_device *d, char *p, size_t bytes)
 {
     char *first = (char *)((uintptr_t)p / PAGE * PAGE);
@@ -171,7 +171,7 @@ int mt_cuda_register_host(mt_device *dev, void *ptr, size_t bytes, struct mt_err
     if (!rc)
         populate(d, ptr, bytes);
     while (rc >= 0 && p < end && most >= LEAST_BYTES) {
-        /* cut at pages: two locks may not share one */
+        /* pieces end at pages: two locked pieces must not share one */
         char *cut = (char *)(((uintptr_t)p + most) / PAGE * PAGE);
         struct pin pin = {p, (size_t)(MT_MIN(cut, end) - p), ptr};
         rc = lock_piece(d, &pin, &refusal, err);

@@ -12,7 +12,7 @@ struct entry {
     void *plan; /* NULL: refused, for the reason in `why` */
     size_t workspace_bytes;
     char why[256];
-    size_t used; /* number of the call that last asked for it */
+    size_t used; /* number of the call that used it last */
 };
 
 struct mt_fused_plans {
@@ -28,7 +28,7 @@ mt_fused_plans *mt_fused_plans_create(const struct mt_fused_engine *engine, cuda
 {
     mt_fused_plans *p = mt_calloc(1, sizeof(*p));
     if (!p) {
-        snprintf(why, why_len, "no memory for its plans");
+        snprintf(why, why_len, "out of memory for its plans");
         return NULL;
     }
     p->engine = engine;
@@ -53,7 +53,7 @@ void mt_fused_plans_destroy(mt_fused_plans **plans)
     *plans = NULL;
 }
 
-/* A free entry: a new one, or that which nobody asked for longest. */
+/* A free entry: a new one, or the least recently used, dropped. */
 static struct entry *vacate(mt_fused_plans *p)
 {
     struct entry *oldest = p->entries;
@@ -63,7 +63,7 @@ static struct entry *vacate(mt_fused_plans *p)
         if (p->entries[i].used < oldest->used)
             oldest = &p->entries[i];
     if (oldest->plan) {
-        cudaStreamSynchronize(p->stream); /* an error stays, and the next launch tells of it */
+        cudaStreamSynchronize(p->stream); /* an error is sticky: the next launch reports it */
         p->engine->drop(p->ctx, oldest->plan);
     }
     return oldest;

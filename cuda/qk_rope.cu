@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_{i+r/2}) turns by the
- * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward turns back, and
- * goes through the norm.
+ * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_j), j = i + r/2, is rotated by the
+ * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward rotates back, then goes
+ * through the norm.
  *
- * A head is a group of lanes, a power of two: a lane owns one pack of the lower halves and its partner of
- * the upper ones, or one pack of the tail that does not turn. Forward, and backward without norm: each
- * group does one head, 2 s bytes an element of s bytes. Backward with norm: a block takes a few rows,
- * first all their q heads, then their k heads, and adds up the weights' gradients over its groups in order;
- * 3 s bytes. Head sizes that do not divide into packs: a warp does a head element by element.
+ * A head belongs to a group of lanes, a power of two: a lane owns one pack of the lower half and its partner of the
+ * upper half, or one pack of the tail that is not rotated. Forward, and backward without norm: each group handles one
+ * head, 2 s bytes per element of s bytes. Backward with norm: a block takes a few rows, first all their q heads, then
+ * their k heads, and adds up the weights' gradients over its groups in order; 3 s bytes. Head sizes that do not divide
+ * into packs: a warp handles a head element by element.
  */
 #include "workspace.h"
 #include "launch.cuh"
@@ -17,9 +17,9 @@
 
 static constexpr unsigned THREADS = 256;
 
-/* How a head is cut over lanes. */
+/* How a head is divided over lanes. */
 struct cut {
-    int lanes, pairs, packs; /* of a group; that own a pair; that own anything */
+    int lanes, pairs, packs; /* numbers of lanes: in a group; that own a pair; that own anything */
     int shift;               /* lanes is 1 << shift */
 };
 
@@ -30,7 +30,7 @@ static __device__ __forceinline__ unsigned first_of(const cut &c, int lane, size
     return lane < c.pairs ? first : first + static_cast<unsigned>(rot) - c.pairs * PACK<T>;
 }
 
-/* What a lane owns of a head. */
+/* The part of a head that a lane owns. */
 template <typename T> struct part {
     float lo[PACK<T>], hi[PACK<T>]; /* hi is 0 in the tail, both in idle lanes */
 };
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void store_part(T *head, const cut &c, int lan
         store_n<T, PACK<T>>(head + first + static_cast<unsigned>(rot) / 2, p.hi);
 }
 
-/* The norm's output and its product with w, each rounded. */
+/* The norm's output, and its product with w, each rounded. */
 template <typename T>
 static __device__ __forceinline__ void scale_and_round(float (&x)[PACK<T>], float rstd,
                                                        const float (&w)[PACK<T>])
@@ -98,7 +98,7 @@ static __device__ __forceinline__ void scale_and_round(float (&x)[PACK<T>], floa
     }
 }
 
-/* g becomes g w; the weight's gradient gets g times what w was multiplied with. */
+/* Replaces g by g w; adds g times the normalised value to the weight's gradient. */
 template <typename T>
 static __device__ __forceinline__ void weight_gradient(float (&g)[PACK<T>], const float (&xhat)[PACK<T>],
                                                        const float (&w)[PACK<T>], float (&dw)[PACK<T>])
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void weight_gradient(float (&g)[PACK<T>], cons
     }
 }
 
-/* cos_row, sin_row: the position's row of the tables. */
+/* cos_row, sin_row: the position's rows of the tables. */
 template <typename T>
 static __device__ __forceinline__ void rotate(part<T> &p, const float *cos_row, const float *sin_row,
                                               int lane, float sign)
@@ -138,7 +138,7 @@ template <typename T> static __device__ __forceinline__ float dot(const part<T> 
     return sum;
 }
 
-/* Quotients of 64 bits are slow; almost all fit in 32. */
+/* 64-bit divisions are slow, and almost all operands fit in 32 bits. */
 static __device__ __forceinline__ size_t quotient(size_t n, unsigned d)
 {
     return n >> 32 ? n / d : static_cast<unsigned>(n) / d;
@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(THREADS) rope_forward(struct mt_qk_rope
     store_part(static_cast<T *>(a.qk) + row * a.ld_qk + head * a.head_dim, c, lane, a.rot, p);
 }
 
-/* Any head: a warp each. */
+/* For any head size: a warp handles a head. */
 template <typename T>
 static __global__ void __launch_bounds__(WARP) rope_forward_any(struct mt_qk_rope a, float sign)
 {
@@ -204,7 +204,7 @@ static __global__ void __launch_bounds__(WARP) rope_forward_any(struct mt_qk_rop
         store(y + i, value(i));
 }
 
-/* false where heads do not divide into packs or are too long for a warp of lanes that own one. */
+/* False if heads do not divide into packs, or have more than a warp's lanes can own. */
 template <typename T> static bool cut_head(size_t d, size_t rot, cut *c)
 {
     size_t n = PACK<T>, pairs = rot / 2 / n, packs = pairs + (d - rot) / n;
@@ -272,7 +272,7 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
         store_part(static_cast<T *>(a.dqkv) + row * a.ld_dqkv + head * a.head_dim, c, lane, a.rot, g);
 }
 
-/* Sums the groups' parts in order into the block's row of the workspace. */
+/* Sums the groups' parts, in order, into the block's row of the workspace. */
 template <typename T>
 static __device__ __forceinline__ void sum_groups(const cut &c, int lane, size_t d, size_t rot,
                                                   const part<T> &dw, float *partial)
@@ -312,7 +312,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
         const T *weight = static_cast<const T *>(kind ? a.k_norm : a.q_norm);
         packed_part w = load_packed(weight, c, lane, a.rot, lane < c.packs);
         part<T> dw = {};
-        for (unsigned base = 0; base < items; base += groups) { /* whole warps: there are shuffles inside */
+        for (unsigned base = 0; base < items; base += groups) { /* whole warps take part: there are shuffles inside */
             unsigned item = base + group, row = item / heads;
             norm_backward(a, c, lane, first + row, item - row * heads + (kind ? n_q : 0), w,
                           item < items && lane < c.packs, dw);
@@ -322,7 +322,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
     }
 }
 
-/* Any head, with a warp; a lane keeps its elements of the weights' gradients in the workspace. */
+/* For any head size, with a warp; a lane keeps its elements of the weights' gradients in the workspace. */
 template <typename T>
 static __global__ void __launch_bounds__(WARP)
     rope_norm_backward_any(struct mt_qk_rope_bwd a, unsigned rows)
@@ -385,8 +385,8 @@ static cudaError_t run_norm_backward(const struct mt_qk_rope_bwd *a, size_t rows
     return MT_LAUNCH(rope_norm_backward<T>, grid, THREADS, 0, stream, *a, c, few);
 }
 
-/* Without a norm the gradient turns back as the value turned. */
-static cudaError_t turn_back(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
+/* Without a norm, backward is the inverse rotation. */
+static cudaError_t rotate_back(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
 {
     struct mt_qk_rope f = {};
     f.n = a->n;
@@ -407,7 +407,7 @@ static cudaError_t turn_back(const struct mt_qk_rope_bwd *a, cudaStream_t stream
 cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
 {
     if (!a->q_norm)
-        return turn_back(a, stream);
+        return rotate_back(a, stream);
     if (a->n > INT_MAX)
         return cudaErrorInvalidValue;
     size_t rows = mt_cuda_qk_rope_bwd_rows(a->n), blocks = ceil_div(a->n, rows), d = a->head_dim;

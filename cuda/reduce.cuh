@@ -5,8 +5,8 @@
 #include "launch.cuh"
 
 /**
- * Sums and maxima over a warp or a block, in an order fixed by the block's size: butterflies of
- * shuffles, in which every lane gets the same bits. All lanes of a warp must call.
+ * Sums over a warp or a block, in an order fixed by the block's size: butterfly shuffles, in which every lane gets the
+ * same bits. All lanes of a warp must call.
  */
 
 /** Over aligned groups of `width` lanes; a power of two up to 32. */
@@ -23,9 +23,9 @@ static __device__ __forceinline__ float warp_sum(float v)
 }
 
 /**
- * Over blockDim.x threads (whole warps); the same result in all of them. `scratch` is shared, WARP
- * floats, and must not be used again before the next barrier. One warp along x: no barrier, and warps
- * may call on their own.
+ * Sum over blockDim.x threads (whole warps); every thread gets the result. `scratch` is shared memory of WARP floats,
+ * and must not be used again before the next barrier. With one warp along x there is no barrier, and warps may call
+ * independently.
  */
 static __device__ __forceinline__ float block_sum(float v, float *scratch)
 {
@@ -40,8 +40,8 @@ static __device__ __forceinline__ float block_sum(float v, float *scratch)
 }
 
 /**
- * dst[k] += sum over p of partials[p * ld + k], k < c: the second stage of sums over rows. partials
- * 4-byte aligned.
+ * dst[k] += sum over p of partials[p * ld + k], k < c: the second stage of sums over rows. `partials` is 4-byte
+ * aligned.
  */
 cudaError_t mt_cuda_fold(float *dst, const float *partials, size_t n_partials, size_t ld, size_t c,
                          cudaStream_t stream);

@@ -5,9 +5,9 @@
  *   dx = rstd (g - xhat mean(g xhat)),   dw = sum over rows of dy xhat
  *
  * Forward: a block (or, for short rows, a warp) holds a row in registers between its sum of squares and
- * its output. Bytes moved an element of s bytes: 2 s.
- * Backward: a block takes a few rows one after the other and holds its columns of w and of their part of
- * dw in registers; the parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 a partial.
+ * its output. Bytes moved per element of s bytes: 2 s.
+ * Backward: a block takes a few rows one after the other and holds w and its part of dw in registers; the
+ * parts are then folded (fold.cu). Bytes: 3 s, with dres 4 s, and 8 per partial.
  * Rows that do not divide into packs, or are too long for the registers, are read twice, element by element.
  */
 #include "workspace.h"
@@ -26,7 +26,7 @@ static __device__ __forceinline__ float weigh(const struct mt_rmsnorm &a, float 
     return a.plus_one ? xhat * (w + 1.0f) : (a.round_once ? xhat : rounded<T>(xhat)) * w;
 }
 
-/* The same of a pack, over x. */
+/* The same for a pack, in place of x. */
 template <typename T>
 static __device__ __forceinline__ void weigh_pack(const struct mt_rmsnorm &a, float (&x)[PACK<T>], float rstd,
                                                   const float (&w)[PACK<T>])
@@ -74,7 +74,7 @@ static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
     return sum;
 }
 
-/* Several rows a block only where a row is a warp: then no barrier is in the way of leaving early. */
+/* A block has several rows only if a row is one warp: then there is no barrier, and warps may return early. */
 template <typename T, int V>
 static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, unsigned packs)
 {
@@ -108,7 +108,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     }
 }
 
-/* Any length: a thread reads again what it read. */
+/* For any length: a thread reads its elements twice. */
 template <typename T>
 static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsnorm a)
 {
@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, unsigned packs)
 {
     constexpr int N = PACK<T>;
-    __shared__ float scratch[2][WARP]; /* in turn, so that one barrier a row is enough */
+    __shared__ float scratch[2][WARP]; /* used alternately, so that one barrier per row is enough */
     size_t row = blockIdx.x * rows, end = row + rows < a.n ? row + rows : a.n;
     const T *weights = static_cast<const T *>(a.w);
     float dw[V][N] = {}, plus = a.plus_one ? 1.0f : 0.0f;
@@ -213,7 +213,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
                 fres[k] += rstd * (fdy[k] * (fw[k] + plus) - fx[k] * mean);
                 fres[k + 1] += rstd * (fdy[k + 1] * (fw[k + 1] + plus) - fx[k + 1] * mean);
                 if (!a.plus_one && !a.round_once)
-                    round_two<T>(fx + k); /* what w was multiplied with */
+                    round_two<T>(fx + k); /* the value that was multiplied by w */
                 dw[v][k] = fmaf(fdy[k], fx[k], dw[v][k]);
                 dw[v][k + 1] = fmaf(fdy[k + 1], fx[k + 1], dw[v][k + 1]);
             }
@@ -232,7 +232,7 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     }
 }
 
-/* Any length: a thread keeps its columns of the part of dw in the workspace. */
+/* For any length: a thread keeps its columns of the block's part of dw in the workspace. */
 template <typename T>
 static __global__ void __launch_bounds__(256) rmsnorm_backward_any(struct mt_rmsnorm_bwd a, size_t rows)
 {

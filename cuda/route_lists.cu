@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A counting sort by expert, stable, without atomics: a block has the ids of ROUTE_TOKENS tokens in front of it, and
- * each of its threads reads all of them for an expert of its own. Blocks count; one block turns the counts into each
- * block's first place in every list; blocks put their entries there. Bytes moved an entry: 12, most of it from the
- * cache; bound by the block's readings, ROUTE_TOKENS * k a thread.
+ * A stable counting sort by expert, without atomics: a block handles the ids of ROUTE_TOKENS tokens, and each of its
+ * threads reads all of them for an expert of its own. Blocks count; one block turns the counts into each block's first
+ * place in every list; blocks store their entries there. Bytes moved per entry: 12, mostly from the cache; bound by the
+ * threads' reads, ROUTE_TOKENS * k each.
  */
 #include "workspace.h"
 #include "launch.cuh"
@@ -12,7 +12,7 @@
 
 enum { THREADS = MT_CUDA_ROUTE_TOKENS, WARPS = THREADS / WARP };
 
-/* Of a block: entries of each expert; behind them, rows that are not finite. */
+/* Counts of a block: entries of each expert, then rows that are not finite. */
 static __device__ __forceinline__ int32_t *counts_of(const struct mt_route_lists &a, size_t block)
 {
     return static_cast<int32_t *>(a.workspace) + block * (a.e + 1);
@@ -24,7 +24,7 @@ static __device__ __forceinline__ size_t end_of(const struct mt_route_lists &a, 
     return (end < a.n ? end : a.n) * a.k;
 }
 
-/* How many threads say so; in thread 0. */
+/* Number of threads for which `says` is true; valid in thread 0. */
 static __device__ __forceinline__ int count_threads(bool says, int *scratch)
 {
     unsigned votes = __ballot_sync(0xffffffffu, says);
@@ -57,10 +57,10 @@ static __global__ void __launch_bounds__(THREADS) count_entries(struct mt_route_
     }
 }
 
-/* One block, a thread an expert: sums over blocks, then over experts, then each block's places. */
+/* One block with a thread per expert: sums over blocks, then over experts, then each block's places. */
 static __global__ void __launch_bounds__(1024) scan_counts(struct mt_route_lists a, size_t blocks)
 {
-    __shared__ int32_t upto[2][MT_MAX_EXPERTS]; /* in turn: entries of this expert and those before */
+    __shared__ int32_t upto[2][MT_MAX_EXPERTS]; /* used alternately: entries of experts up to this one */
     unsigned x = threadIdx.x;
     int32_t sum = 0, odd = 0;
     MT_UNROLL(4)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Logits to experts and weights, and back. A warp does a row; expert i, and what is j-th among the chosen, are lane
- * i % 32's and j % 32's, in shared memory that only the lane itself touches: scores, what experts are chosen by, the
- * chosen. Choosing is k times a maximum over the warp, the smallest index where some are equal. Bytes moved a row: the
- * logits, and 6 k; backward the gradient too.
+ * Logits to experts and weights, and back. A warp handles a row. Scores, keys (which experts are chosen by) and the
+ * chosen experts are in shared memory: lane i % 32 owns expert i, lane j % 32 the j-th chosen one, and mostly only the
+ * owner accesses them. Choosing is k times a maximum over the warp; of equals, the smallest index. Bytes moved per row:
+ * the logits and 6 k; in backward also the gradient.
  *
- * Backward, with v the chosen's scores (or their softmax) and D what renorm divides by:
+ * Backward, with v the scores of the chosen experts (or their softmax) and D the divisor of renorm:
  *
  *   dv = (scale dw - sum(scale dw v) / D) / D;   through softmax_chosen: ds = v (dv - sum(dv v));
  *   dx = p (ds - sum(ds p)) for softmax, ds s (1 - s) for sigmoid, ds for the logits themselves.
@@ -17,10 +17,10 @@
 #include "reduce.cuh"
 #include "scalar.cuh"
 
-enum { ROWS = 4 }; /* a block's, a warp each; loops over lanes are short, and are not unrolled */
+enum { ROWS = 4 }; /* rows of a block, one per warp; loops over a lane's elements are short, and are not unrolled */
 
 static constexpr unsigned ALL = 0xffffffffu;
-static constexpr float MASKED = -FLT_MAX, TAKEN = -INFINITY; /* of experts in other groups; of those that were chosen */
+static constexpr float MASKED = -FLT_MAX, TAKEN = -INFINITY; /* of experts in other groups; of experts already chosen */
 
 /* A row's shared memory, e floats each. */
 struct row_memory {
@@ -63,7 +63,7 @@ template <typename L> static __device__ bool row_is_finite(const L *x, unsigned 
     return __any_sync(ALL, odd) == 0;
 }
 
-/* This lane's part of softmax(x) into s. */
+/* Stores this lane's part of softmax(x) in s. */
 template <typename L> static __device__ void softmax_row(float *s, const L *x, unsigned e)
 {
     float max = -INFINITY, sum = 0;
@@ -91,7 +91,7 @@ template <typename L> static __device__ void score_row(enum mt_router_score kind
         s[i] = kind == MT_SCORE_SIGMOID ? sigmoid<float>(load(x + i)) : load(x + i);
 }
 
-/* Element i of an array whose elements are the lanes' own. */
+/* Element i of an array that is distributed over lanes, for every lane. */
 static __device__ __forceinline__ float element(const float *v, unsigned i)
 {
     return __shfl_sync(ALL, i % WARP == threadIdx.x ? v[i] : 0.0f, static_cast<int>(i % WARP));
@@ -99,7 +99,7 @@ static __device__ __forceinline__ float element(const float *v, unsigned i)
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
-/* Index of the largest, the first of equals; it is then taken. */
+/* Index of the largest, the first of equals; marks it as taken. */
 static __device__ unsigned take_best(float *key, unsigned n)
 {
     float best = TAKEN;
@@ -123,7 +123,7 @@ static __device__ unsigned take_best(float *key, unsigned n)
     return at;
 }
 
-/* What a group of n keys counts. */
+/* The score of a group of n keys. */
 static __device__ float group_key(const struct mt_router_rule &rule, const float *key, unsigned n)
 {
     float first = MASKED, second = MASKED;
@@ -139,7 +139,7 @@ static __device__ float group_key(const struct mt_router_rule &rule, const float
     return sum > MASKED ? sum : MASKED;
 }
 
-/* Leaves the experts of the best groups. The whole block calls: lanes read what others wrote. */
+/* Masks all experts but those of the best groups. The whole block must call: lanes read values of other lanes. */
 static __device__ void mask_groups(const struct mt_router_rule &rule, const row_memory &m, unsigned e)
 {
     unsigned n = static_cast<unsigned>(rule.n_group), per = e / n;
@@ -160,7 +160,7 @@ static __device__ void mask_groups(const struct mt_router_rule &rule, const row_
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* v = (softmax_chosen ? e^(s - max) / sum : s) and what renorm divides by; open: that is the sum. */
+/* v = (softmax_chosen ? e^(s - max) / sum : s); by: the divisor of renorm; open: the divisor is the sum. */
 struct blend {
     float max, sum, by;
     bool softmax, open;
@@ -176,7 +176,7 @@ static __device__ __forceinline__ float value_of(const blend &b, float s)
     return b.softmax ? exp_of(s - b.max) / b.sum : s;
 }
 
-/* m.chosen holds the bits of the ids. */
+/* m.chosen holds the ids as the bits of floats. */
 static __device__ blend blend_of(const struct mt_router_rule &rule, const row_memory &m, unsigned k)
 {
     blend b = {-INFINITY, 0, 1, rule.softmax_chosen, false};
@@ -205,7 +205,7 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
     row_memory m = memory_of(shared, a.e);
     size_t row = static_cast<size_t>(blockIdx.x) * ROWS + threadIdx.y;
     unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
-    const L *x = static_cast<const L *>(a.logits) + (row < a.n ? row : 0) * e; /* barriers: all warps do a row */
+    const L *x = static_cast<const L *>(a.logits) + (row < a.n ? row : 0) * e; /* barriers: every warp needs a row */
     uint16_t *ids = a.ids + row * k;
     float *weights = a.weights + row * k;
     bool finite = a.n && row_is_finite(x, e);
@@ -247,7 +247,7 @@ template <typename T, typename L> static __global__ void __launch_bounds__(ROWS 
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-/* Gradient of the j-th chosen's score, of which that of its weight is dw. */
+/* The sums in the gradient of a chosen expert's score from dw, the gradient of its weight. */
 struct slope {
     float through_renorm, through_softmax;
 };
@@ -259,7 +259,7 @@ static __device__ __forceinline__ float chosen_gradient(const struct mt_router_b
     return b.softmax ? v * (dv - d.through_softmax) : dv;
 }
 
-/* The row's gradient over its keys, from that of the weights. */
+/* Stores the row's gradient in m.key, from that of the weights. */
 static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_memory &m, const float *dweights)
 {
     unsigned e = static_cast<unsigned>(a.e), k = static_cast<unsigned>(a.k);
@@ -292,7 +292,7 @@ static __device__ void gradient_of_row(const struct mt_router_bwd &a, const row_
     }
 }
 
-/* q = softmax(x) takes the place of the scores. */
+/* Overwrites the scores with q = softmax(x). */
 template <typename L> static __device__ void add_aux(const struct mt_router_bwd &a, const row_memory &m, const L *x)
 {
     unsigned e = static_cast<unsigned>(a.e);
@@ -340,7 +340,7 @@ static __global__ void __launch_bounds__(ROWS *WARP) route_backward(struct mt_ro
 
 /* --- probabilities ---------------------------------------------------------------------------- */
 
-/* A block's warps take its rows in turn; their sums are added in order, and those of blocks are folded (fold.cu). */
+/* A block's warps share its rows; their sums are added in order, and those of blocks are folded (fold.cu). */
 template <typename L>
 static __global__ void __launch_bounds__(ROWS *WARP) sum_probabilities(struct mt_router_stats a, size_t rows)
 {

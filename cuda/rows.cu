@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gather, scatter, add, cast, join: a block moves a few KiB, each thread 16-byte words that are a block's
- * width apart, all loaded before the first is stored. Bytes moved an element of s bytes: gather and
- * scatter 2 s (scatter 1 s where it clears), add 3 s, cast both widths, join 8.
+ * Gather, scatter, add, cast, join: a block moves a few KiB, each thread 16-byte words at a distance of the block's
+ * width, all loaded before the first is stored. Bytes moved per element of s bytes: gather and scatter 2 s (1 s for
+ * rows that scatter clears), add 3 s, cast both widths, join 8.
  */
 #include "base/dtype.h"
 #include "launch.cuh"
@@ -32,8 +32,8 @@ static __global__ void __launch_bounds__(256)
             store_word<W>(dst + at + u * blockDim.x, w[u]);
 }
 
-/* Index of `row` in the ascending a.rows, or a.n. Entry k is at least k, and few rows are left out as a
- * rule: the range to search is short. */
+/* Index of `row` in the ascending a.rows, or a.n. Entry k is at least k, and usually few rows are missing, so the range
+ * to search is short. */
 static __device__ size_t source_of(const struct mt_rows &a, size_t row)
 {
     size_t skipped = a.n_dst - a.n, lo = row > skipped ? row - skipped : 0;
@@ -106,7 +106,7 @@ static size_t flat_blocks(size_t n, size_t per_access)
     return ceil_div(n, per_access * FLAT_THREADS * FLAT_UNROLL);
 }
 
-/* First access of this thread; the next ones are FLAT_THREADS apart. */
+/* This thread's first access; the next ones follow at a distance of FLAT_THREADS. */
 static __device__ __forceinline__ size_t flat_at()
 {
     return static_cast<size_t>(blockIdx.x) * FLAT_THREADS * FLAT_UNROLL + threadIdx.x;
@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *
             store16(out + i, pack<T>(x));
         }
     }
-    size_t rest = n - n % N + threadIdx.x; /* what fills no access, by the last block */
+    size_t rest = n - n % N + threadIdx.x; /* elements that do not fill an access: done by the last block */
     if (blockIdx.x + 1 == gridDim.x && rest < n)
         store(out + rest, load(a + rest) + load(b + rest));
 }
@@ -211,7 +211,7 @@ static __device__ __forceinline__ uint2 join_two(uint32_t hi, uint32_t lo)
     return make_uint2(join_one(hi & 0xffffu, lo & 0xffffu), join_one(hi >> 16, lo >> 16));
 }
 
-/* A block joins one block of the buffer over itself: all of it is in registers before any is stored. */
+/* A block joins one block of the buffer in place: all of it is in registers before any is stored. */
 template <bool NO_LO>
 static __global__ void __launch_bounds__(JOIN_THREADS) join_block(char *buf)
 {

@@ -10,8 +10,8 @@
 #include <cuda_runtime.h>
 
 /**
- * Elements in memory (float or bf16), computed with as float. A pack is what one 16-byte access holds:
- * 4 floats or 8 bf16. All inline assembly of the kernels is here.
+ * Elements in memory are float or bf16; arithmetic is in float. A pack is the elements of one 16-byte access: 4 floats
+ * or 8 bf16. All inline assembly of the kernels is here.
  */
 struct bf16 {
     uint16_t x;
@@ -43,7 +43,7 @@ static __device__ __forceinline__ uint32_t bits_of_float(float f)
 #endif
 }
 
-/** Two floats as bf16, to nearest even, `lo` in the low half. A NaN stays one. */
+/** Two floats as bf16, to nearest even, `lo` in the low half. A NaN stays NaN. */
 static __device__ __forceinline__ uint32_t bf16_pair(float lo, float hi)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -82,7 +82,7 @@ static __device__ __forceinline__ void store(bf16 *p, float v)
     p->x = static_cast<uint16_t>(bf16_pair(v, 0));
 }
 
-/* --- accesses of 8 and 16 bytes of global memory: the address must be a multiple of that ---------- */
+/* --- accesses of 8 and 16 bytes of global memory, at aligned addresses ----------------------------- */
 
 template <typename W> static __device__ __forceinline__ W load_word(const void *p)
 {
@@ -109,7 +109,7 @@ template <typename W> static __device__ __forceinline__ void store_word(void *p,
 }
 
 #ifdef __CUDA_ARCH__
-/* In assembly: the compiler takes an assignment apart into stores of 4 bytes more often than not. */
+/* In assembly: the compiler usually splits an assignment into stores of 4 bytes. */
 template <> __device__ __forceinline__ void store_word<uint4>(void *p, uint4 w)
 {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
@@ -188,14 +188,14 @@ template <typename T> static __device__ __forceinline__ uint4 pack(const float (
     return packing<T>::pack(x);
 }
 
-/** Values as they are after a store and a load: two for the price of one. */
+/** Rounds two values as a store and a load would; both together cost as much as one. */
 template <typename T> static __device__ __forceinline__ void round_two(float *x)
 {
     if constexpr (sizeof(T) == 2)
         unpack_pair(bf16_pair(x[0], x[1]), x);
 }
 
-/** From here on the values are unpacked anew: what is held over a barrier is half as many registers. */
+/** Forces later code to unpack the values again, so that only half as many registers are held over a barrier. */
 static __device__ __forceinline__ void hold_packed(uint4 &w)
 {
 #ifdef __CUDA_ARCH__
@@ -213,8 +213,7 @@ template <typename T> static __device__ __forceinline__ float rounded(float v)
 }
 
 /**
- * N elements as floats: one by one for N = 1, else N must be PACK<T> and the address a multiple of 16.
- * Lets one body serve both.
+ * N elements as floats. N is 1, or PACK<T> with an address that is a multiple of 16; one kernel body serves both.
  */
 template <typename T, int N> static __device__ __forceinline__ void load_n(const T *p, float (&x)[N])
 {
@@ -233,7 +232,7 @@ static __device__ __forceinline__ void store_n(T *p, const float (&x)[N])
         store16(p, pack<T>(x));
 }
 
-/** Four elements at a multiple of their size: kernels that change the width keep both sides whole. */
+/** Four elements, aligned to their size: for kernels whose input and output have different widths. */
 static __device__ __forceinline__ void load_four(const float *p, float (&x)[4])
 {
     unpack<float>(load16(p), x);
@@ -256,7 +255,7 @@ static __device__ __forceinline__ void store_four(bf16 *p, const float (&x)[4])
     store_word(p, make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])));
 }
 
-/** N floats beside N elements of a pack: 1, 4 or 8. */
+/** N floats, for N elements of a pack: 1, 4 or 8. */
 template <int N> static __device__ __forceinline__ void load_floats(const float *p, float (&x)[N])
 {
     if constexpr (N == 1) {
@@ -283,13 +282,13 @@ template <int N> static __device__ __forceinline__ void store_floats(float *p, c
 
 /* --- functions ------------------------------------------------------------------------------ */
 
-/** Good to 2 units in the last place of a float. */
+/** e^x; error at most 2 ulp. */
 static __device__ __forceinline__ float exp_of(float x)
 {
     return expf(x);
 }
 
-/** 1 / x, to 1 unit in the last place. */
+/** 1 / x; error at most 1 ulp. */
 static __device__ __forceinline__ float reciprocal(float x)
 {
 #ifdef __CUDA_ARCH__
@@ -301,7 +300,7 @@ static __device__ __forceinline__ float reciprocal(float x)
 #endif
 }
 
-/** 1 / (1 + e^-x); of what is rounded to bf16 afterwards, with the fast exponential. */
+/** 1 / (1 + e^-x); for results that are rounded to bf16, with the fast exponential. */
 template <typename T> static __device__ __forceinline__ float sigmoid(float x)
 {
     return reciprocal(1.0f + (sizeof(T) == 2 ? __expf(-x) : expf(-x)));
@@ -314,7 +313,7 @@ static inline bool aligned_to(const void *p, size_t bytes)
     return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
-/** Rows of `ld` elements from p on all start at multiples of 16 bytes. */
+/** Whether all rows of `ld` elements, from p on, start at multiples of 16 bytes. */
 template <typename T> static inline bool rows_aligned(const void *p, size_t ld)
 {
     return aligned_to(p, 16) && ld % PACK<T> == 0;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gate = sigmoid(<x, w>), act *= gate; backward with d = dgate gate (1 - gate): dx += d w, dw += sum over rows of d x.
- * Forward: a block does a row. Backward: a block takes a few rows and leaves a partial sum of dw, which are then folded
- * (fold.cu). Bytes moved, of s bytes an element: forward s (c + 2 f) a row, backward c (s + 8), and 4 c a partial.
+ * Forward: a block handles a row. Backward: a block takes a few rows and stores a partial sum of dw; these are then
+ * folded (fold.cu). Bytes moved with s bytes per element: forward s (c + 2 f) per row; backward c (s + 8) per row, and
+ * 4 c per partial.
  */
 #include "workspace.h"
 #include "launch.cuh"

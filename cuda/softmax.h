@@ -11,30 +11,30 @@ extern "C" {
 #endif
 
 /**
- * The scores of one tile of queries, between the matrix products. Query i of the tile stands at position
- * q0 + i of its document and sees keys (q0 + i - window, q0 + i] (window 0: all); column j is key k0 + j.
- * Scores and probabilities are [n_heads, rows, ld], 16-byte aligned, ld a multiple of 8; columns from
- * n_keys up hold anything. Forward, the tile has all keys that its queries see; backward, it may have some.
- * Sums in an order fixed by the number of keys.
+ * The scores of one tile of queries, between the matrix products. Query i of the tile is at position q0 + i of its
+ * document and attends to keys (q0 + i - window, q0 + i] (window 0: all); column j is key k0 + j. Scores and
+ * probabilities are [n_heads, rows, ld], 16-byte aligned, ld a multiple of 8; columns from n_keys on are undefined. In
+ * forward, the tile has all keys of its queries; in backward, it may have some of them. The order of sums is fixed by
+ * the number of keys.
  */
 struct mt_cuda_scores {
     size_t rows, n_heads, n_keys, ld, q0, k0, window;
     enum mt_dtype dtype; /* of p, ds, o and d_o */
     float *s;            /* scaled scores */
-    void *p;             /* probabilities, 0 where hidden; may be s where dtype is f32 */
+    void *p;             /* probabilities, 0 where masked; may be s if dtype is f32 */
     float *lse;          /* of (head, i) at head * lse_stride + i: written forward, read backward */
     size_t lse_stride;
     /* backward */
     float *dp;              /* d_o V' */
-    void *ds;               /* p (dp - rowsum(d_o o)), 0 where hidden; may be dp where dtype is f32 */
+    void *ds;               /* p (dp - rowsum(d_o o)), 0 where masked; may be dp if dtype is f32 */
     const void *o, *d_o;    /* first row and head of the tile */
-    size_t ld_o, head_dim;  /* rows ld_o apart, heads head_dim */
+    size_t ld_o, head_dim;  /* distances of rows and of heads */
 };
 
 cudaError_t mt_cuda_softmax(const struct mt_cuda_scores *t, cudaStream_t stream);
 cudaError_t mt_cuda_softmax_bwd(const struct mt_cuda_scores *t, cudaStream_t stream);
 
-/** dst[row, head] = src[head, row], rounded to dtype: src [n_heads, rows, head_dim], dst rows ld apart. */
+/** dst[row, head] = src[head, row], rounded to dtype: src [n_heads, rows, head_dim], rows of dst at distance ld. */
 cudaError_t mt_cuda_store_heads(void *dst, size_t ld, enum mt_dtype dtype, const float *src,
                                 size_t rows, size_t n_heads, size_t head_dim, cudaStream_t stream);
 

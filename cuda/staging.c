@@ -112,7 +112,7 @@ static cudaError_t travel(cudaStream_t stream, const struct mt_copy *c, bool to_
                              to_device ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream);
 }
 
-/* Fills a buffer on the ring's stream, then sends it off on the caller's. */
+/* Fills a buffer on the ring's stream, then copies it to the device on the caller's. */
 static cudaError_t push(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, struct mt_copy c)
 {
     struct mt_copy fill = {r->buf[k], c.width, c.src, c.src_pitch, c.width, c.rows};
@@ -130,7 +130,7 @@ static cudaError_t push(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, s
     return rc == cudaSuccess ? cudaEventRecord(r->empty[k], stream) : rc;
 }
 
-/* Fetches into a buffer on the caller's stream, then empties it on the ring's. */
+/* Copies from the device to a buffer on the caller's stream, then empties the buffer on the ring's. */
 static cudaError_t pull(struct mt_cuda_ring *r, cudaStream_t stream, size_t k, struct mt_copy c)
 {
     struct mt_copy drain = {c.dst, c.dst_pitch, r->buf[k], c.width, c.width, c.rows};
@@ -160,7 +160,7 @@ cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const
 {
     size_t width = MT_MIN(c->width, (size_t)BUFFER_BYTES);
     size_t rows = MT_MIN(c->rows, BUFFER_BYTES / width);
-    /* what the stream has done before (a wait for an event, say) comes before the host memory's use */
+    /* earlier work of the stream (such as a wait for an event) must end before the host memory is accessed */
     cudaError_t rc = cudaEventRecord(r->turn, stream);
     if (rc == cudaSuccess)
         rc = cudaStreamWaitEvent(r->host, r->turn, 0);
@@ -173,7 +173,7 @@ cudaError_t mt_cuda_ring_copy(struct mt_cuda_ring *r, cudaStream_t stream, const
             sub.rows = MT_MIN(rows, c->rows - i);
             rc = one_buffer(r, stream, &sub, to_device);
         }
-    /* and the stream goes on when the host memory has been used */
+    /* and the stream continues after the last access to host memory */
     if (rc == cudaSuccess)
         rc = cudaEventRecord(r->turn, r->host);
     return rc == cudaSuccess ? cudaStreamWaitEvent(stream, r->turn, 0) : rc;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of device_cuda.c where there was no nvcc at build time. */
+/* Replaces device_cuda.c in builds without nvcc. */
 #include <stdio.h>
 
 #include "kind.h"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of norms: bf16 roundings of probabilities and results come to a quarter of it. */
+/* Allowed difference, relative to norms; rounding probabilities and results to bf16 causes a quarter of it. */
 static const double tolerance = 2e-2;
 enum { PIECE = 4 << 20 };
 
@@ -91,7 +91,7 @@ static size_t row_bytes(const struct mt_trial_tensor *x)
     return x->width * mt_dtype_size(x->dtype);
 }
 
-/* Rows [row, row + rows), to `host` or from it. */
+/* Copies rows [row, row + rows) to `host`, or from it. */
 static int copy_rows(struct mt_cuda_device *d, const struct mt_trial_tensor *x, size_t row, size_t rows, char *host,
                      bool back, struct mt_err *err)
 {
@@ -129,7 +129,7 @@ void mt_trial_finish(struct mt_trial *t)
         free(t->kept[i]);
 }
 
-/* Sums of squares; not finite where one of the elements is not. */
+/* Sums of squares; not finite if any element is not. */
 struct norms {
     double fused, tiles, difference;
 };

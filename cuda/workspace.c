@@ -39,7 +39,7 @@ size_t mt_cuda_bias_bwd_rows(size_t n, size_t c)
     return MT_MAX(mt_div_up(n, blocks), (size_t)MIN_BIAS_ROWS);
 }
 
-/* Sums of `c` columns, a row of them for a block of rows: for n rows or any fewer, which may make more blocks. */
+/* Bytes of a row of c sums for each block of rows; enough for n rows or any fewer, which may form more blocks. */
 static size_t partials_bytes(size_t n, size_t least_rows, size_t c)
 {
     return MT_MIN(mt_div_up(n, least_rows), (size_t)MAX_PARTIALS) * c * sizeof(float);
@@ -50,7 +50,7 @@ size_t mt_cuda_rmsnorm_bwd_workspace(const struct mt_rmsnorm_bwd *a)
     return partials_bytes(a->n, MIN_ROWS, a->c);
 }
 
-/* Of fewer columns there are more blocks: about as many sums in all. */
+/* With fewer columns there are more blocks, so that the number of sums is about the same. */
 size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 {
     size_t most = (size_t)MAX_PARTIALS * BIAS_COLUMNS + a->c;
@@ -84,7 +84,7 @@ size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
 
 /* --- a workspace's parts ----------------------------------------------------------------------- */
 
-/* The next part, at a border that every kernel and library takes. */
+/* The next part, aligned for every kernel and library. */
 static void *take(char *base, size_t *at, size_t bytes)
 {
     size_t here = *at;
@@ -147,8 +147,8 @@ struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a)
 /* --- fused attention --------------------------------------------------------------------------- */
 
 enum { PAD_TOKENS = 4096, LINEAR_TOKENS = 32768 };
-static const size_t most_for_all = (size_t)512 << 20; /* of scores' gradients; for one group of heads: */
-static const size_t most_for_one = (size_t)1 << 30;
+static const size_t most_for_all = (size_t)512 << 20; /* bytes of the scores' gradients of several groups of heads */
+static const size_t most_for_one = (size_t)1 << 30;   /* and of one group */
 
 size_t mt_cuda_padded_len(size_t len)
 {
@@ -181,7 +181,7 @@ size_t mt_cuda_fused_total(const struct mt_attention *a)
     return MT_MIN(mt_cuda_padded_len(a->n), MT_MAX(a->n, a->most_n));
 }
 
-/* The longest document of up to len whose backward is fused: others have no use for room. */
+/* The longest document of up to len whose backward is fused: longer ones need no space for padded copies. */
 static size_t longest_fused(size_t len, size_t group)
 {
     while (len > 128 && mt_cuda_fused_quadratic_bytes(1, len, group) > most_for_one)
@@ -192,7 +192,7 @@ static size_t longest_fused(size_t len, size_t group)
 struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a)
 {
     size_t n = a->n, n_q = a->n_q, len = mt_cuda_padded_len(a->max_len), at = 0, batch = mt_cuda_next_power(n);
-    /* each term grows with n and max_len: a smaller call fits where a larger one was planned */
+    /* each term grows with n and max_len: a smaller call fits the workspace that was planned for a larger one */
     size_t group = n_q / a->n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
     size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
     char *base = a->workspace;

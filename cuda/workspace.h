@@ -13,14 +13,14 @@ extern "C" {
 #endif
 
 /**
- * How the CUDA device cuts its workspaces: functions of the shape alone, so that the planner knows them
- * where there is no GPU (kind.c), and so that a buffer's size never changes the bits. No CUDA in here.
+ * How the CUDA device divides its workspaces: functions of the shape alone, so that the planner knows them without a
+ * GPU (kind.c), and so that a buffer's size never changes bits. No CUDA in here.
  */
 
-/** Of cuBLASLt, for all products; Hopper's algorithms want this much. Part of the numerics. */
+/** Workspace of cuBLASLt for all products, as much as Hopper's algorithms need. Part of the numerics. */
 enum { MT_CUDA_BLAS_BYTES = 32 << 20 };
 
-/** Rows of a block of the sums over rows: each block leaves one partial row of c floats. */
+/** Rows of a block in sums over rows: each block stores one partial row of c floats. */
 size_t mt_cuda_rmsnorm_bwd_rows(size_t n);
 size_t mt_cuda_bias_bwd_rows(size_t n, size_t c);
 size_t mt_cuda_qk_rope_bwd_rows(size_t n);
@@ -28,11 +28,11 @@ size_t mt_cuda_router_stats_rows(size_t n);
 size_t mt_cuda_shared_gate_bwd_rows(size_t n);
 size_t mt_cuda_attention_sink_bwd_rows(size_t n);
 
-/** Tokens of a block that sorts entries by expert; each block leaves e + 1 counts. */
+/** Tokens of a block that sorts entries by expert; each block stores e + 1 counts. */
 enum { MT_CUDA_ROUTE_TOKENS = 256 };
 
-/** Of every operation that has one. Attention: as with fused attention, which takes more, so that what is planned fits
- * with either way. */
+/** The workspace of every operation that has one. For attention: that of fused attention, which is the larger one, so
+ * that a plan fits both implementations. */
 #define MT_CUDA_WITHOUT(ID, name, type)
 #define MT_CUDA_WORKSPACE(ID, name, type) size_t mt_cuda_##name##_workspace(const type *a);
 MT_DEVICE_OPS(MT_CUDA_WITHOUT, MT_CUDA_WORKSPACE)
@@ -42,38 +42,38 @@ size_t mt_cuda_workspace(enum mt_dev_op op, const void *args);
 
 /* --- tiled attention --------------------------------------------------------------------------- */
 
-#ifdef MT_CUDA_SMALL_TILES /* for tests: then small shapes have several tiles each way */
+#ifdef MT_CUDA_SMALL_TILES /* for tests: even small shapes have several tiles in each direction */
 enum { MT_CUDA_TILE_ROWS = 32, MT_CUDA_MIN_TILE_ROWS = 8, MT_CUDA_TILE_SCORES = 1 << 12 };
 #else
 enum { MT_CUDA_TILE_ROWS = 512, MT_CUDA_MIN_TILE_ROWS = 32, MT_CUDA_TILE_SCORES = 1 << 24 };
 #endif
 enum { MT_CUDA_COLUMN_ALIGN = 8 };
 
-/** Queries of a tile forward, which has all of their keys; backward it is always MT_CUDA_TILE_ROWS. */
+/** Queries of a tile in forward, which has all of their keys; in backward always MT_CUDA_TILE_ROWS. */
 size_t mt_cuda_tile_rows(size_t len, size_t n_q);
-/** Keys of a tile backward: a multiple of MT_CUDA_COLUMN_ALIGN. */
+/** Keys of a tile in backward: a multiple of MT_CUDA_COLUMN_ALIGN. */
 size_t mt_cuda_tile_keys(size_t n_q);
 
 /** The workspace's parts: scores, then in f32 dQ of a tile, dK and dV of a document; heads outermost. */
 struct mt_cuda_tiled_room {
     float *s, *dp, *dq, *dk, *dv;
-    void *p, *ds; /* in f32 they lie over s and dp */
+    void *p, *ds; /* in f32 the same as s and dp */
     size_t bytes;
 };
-/** In the arguments' workspace; where that is NULL only `bytes` means something. */
+/** Divides the arguments' workspace; if that is NULL only `bytes` is valid. */
 struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a);
 
 /* --- fused attention --------------------------------------------------------------------------- */
 
 enum { MT_CUDA_FUSED_TABLES = 8 }; /* of ragged offsets */
 
-/** Lengths in steps of at most a quarter: 16, 32, 48, 64, 80, 96, 112, 128, 160, ... */
+/** Rounds a length up to one of 16, 32, 48, 64, 80, 96, 112, 128, 160, ... (by at most a quarter from 64 on). */
 size_t mt_cuda_padded_len(size_t len);
 size_t mt_cuda_next_power(size_t n);
-/** What cuDNN's deterministic backward wants, by its front end's own arithmetic: at most the sum of both. */
+/** Workspace of cuDNN's deterministic backward, computed as its front end does: at most the sum of both. */
 size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q);
 size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim);
-/** The rows that a ragged backward is planned for: those of the call, rounded up as lengths are, at most most_n. */
+/** Rows that a ragged backward is planned for: those of the call, rounded up like lengths, at most most_n. */
 size_t mt_cuda_fused_total(const struct mt_attention *a);
 
 struct mt_cuda_fused_room {
@@ -85,7 +85,7 @@ struct mt_cuda_fused_room {
     char *lib;
     size_t lib_bytes, bytes;
 };
-/** In the arguments' workspace; where that is NULL only sizes mean something. `bytes` grows with n and max_len. */
+/** Divides the arguments' workspace; if that is NULL only the sizes are valid. `bytes` grows with n and max_len. */
 struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a);
 
 #ifdef __cplusplus
