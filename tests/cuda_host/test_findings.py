@@ -51,7 +51,7 @@ def the_budget_leaves_a_reserve(tmp):
         text = megatrain("run", ini, "--force", "--no-save", "--set", "memory.device_budget=auto", "--max-steps", 1,
                          env={**env, "MT_EMU_DISPLAY": display, "MT_EMU_PLAN": "100M"}).stderr
         lines[display] = next(l for l in text.splitlines() if l.startswith("Device "))
-        assert "by tiles" not in text, text
+        assert "using tile" not in text, text
     assert lines["0"] != lines["1"] and "1.9" in lines["0"] and "1.4" in lines["1"], lines
 
 
