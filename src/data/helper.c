@@ -214,7 +214,7 @@ int mt_helper_run(const cJSON *job, void (*on_event)(void *, const cJSON *), voi
     pid_t pid = -1;
     if (!script || !mt_path_exists(script)) {
         rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                     "cannot find the data helper (%s): set MEGATRAIN_DATA_HELPER to its path",
+                     "the data helper is not found (%s): set MEGATRAIN_DATA_HELPER to its path",
                      script ? script : SCRIPT);
         goto done;
     }
