@@ -5,8 +5,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/state.h"
 #include "cli.h"
 #include "log_lines.h"
 #include "model/peft.h"
@@ -249,6 +252,23 @@ static int use_adapter(struct mt_config *cfg, const char *dir, struct mt_err *er
     return rc ? rc : mt_config_override(cfg, "adapter.path", dir, "--adapter", err);
 }
 
+/* A checkpoint knows how its run packed the base: otherwise the results are a little different. */
+static void compare_packing(const struct mt_config *cfg, const char *dir)
+{
+    static const char key[] = "\nbase_dtype = ";
+    struct mt_train_state st = {.step = 0};
+    if (mt_checkpoint_read_state(dir, &st, NULL))
+        return;
+    const char *said = st.config ? strstr(st.config, key) : NULL;
+    const char *format = said ? said + sizeof(key) - 1 : "auto";
+    size_t n = strcspn(format, " \n");
+    for (enum mt_packed f = MT_PACKED_NONE + 1; f < MT_N_PACKED; f++)
+        if (strlen(mt_packed_names[f]) == n && !strncmp(format, mt_packed_names[f], n) && f != cfg->model.base_dtype)
+            mt_warn("%s was trained on a base packed as %s, and here it is not packed so: set model.base_dtype = %s for the "
+                    "same results", dir, mt_packed_names[f], mt_packed_names[f]);
+    mt_train_state_finish(&st);
+}
+
 int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct mt_err *err)
 {
     const char *model = cli_arg(args, "model"), *adapter = cli_arg(args, "adapter");
@@ -266,6 +286,8 @@ int cli_choose_model(struct mt_config *cfg, const struct cli_args *args, struct 
         rc = mt_config_override(cfg, "model.path", model, "--model", err);
     if (!rc && adapter)
         rc = use_adapter(cfg, adapter, err);
+    if (!rc && adapter)
+        compare_packing(cfg, adapter);
     free(base);
     return rc;
 }

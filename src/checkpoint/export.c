@@ -8,6 +8,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
@@ -304,6 +305,19 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
     return rc ? rc : mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
 }
 
+/* transformers' FP8 has no blocks that end in a matrix. */
+static void warn_of_blocks(const struct mt_layout *l)
+{
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->packed != MT_PACKED_FP8 || !(t->shape[0] % MT_FP8_BLOCK || t->shape[1] % MT_FP8_BLOCK))
+            continue;
+        mt_warn("\"%s\" is [%lld, %lld]: transformers reads FP8 of multiples of %d alone; megatrain reads these, too",
+                t->name, (long long)t->shape[0], (long long)t->shape[1], MT_FP8_BLOCK);
+        return;
+    }
+}
+
 /* or a model with its masters. */
 static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
@@ -317,6 +331,8 @@ static int open_source(struct exporter *x, const struct mt_export *e, struct mt_
         rc = verify_named(e->from, err);
     if (!rc && e->base_dtype) {
         rc = mt_packed_model_load(&x->model, e->from, e->base_dtype, err);
+        if (!rc && e->base_dtype == MT_PACKED_FP8)
+            warn_of_blocks(x->model.layout);
         return rc ? rc : mt_layout_files_init(&x->packed, x->model.layout, x->model.planes, NULL, 0, err);
     }
     if (!rc)

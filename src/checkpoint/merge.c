@@ -58,6 +58,14 @@ static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t,
                    m->st.files[0].path, t->name);
 }
 
+static int fail_packed(const struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
+                       struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: tensor \"%s\" is packed, and what %s adds to it would be lost in "
+                   "packing it again: name the model in bf16 with --model, and pack what comes of it (export --base-dtype)",
+                   base->files[t->file].path, t->name, m->st.files[0].path);
+}
+
 /* Is there a matrix for every adapter, and a tensor for all that was trained whole? */
 static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct mt_err *err)
 {
@@ -74,7 +82,7 @@ static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct
             rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"%s\" has another shape than the model's", m->st.files[0].path,
                          w->name);
         if (!rc && factor(m, t, MT_LORA_A WEIGHT)) {
-            rc = check_factors(m, t, err);
+            rc = t->dtype > MT_ST_F64 ? fail_packed(m, base, t, err) : check_factors(m, t, err);
             used += m->spec.dora ? 3 : 2;
         }
     }

@@ -281,12 +281,28 @@ def adapters_know_every_byte_of_their_base(tmp, model, data):
             assert os.path.exists(f"{out}/checkpoint-4")
 
 
+def packed_bases_are_told_from_plain_ones(tmp, model, data):
+    out, packed = os.path.join(tmp, "packing"), os.path.join(tmp, "fp8")
+    keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__steps=1)
+    ini = settings(tmp, model, data, out, model__base_dtype="nf4", **keys)
+    megatrain("run", ini)
+    plain = settings(tmp, model, data, out + "-plain", **keys)
+    adapter, says = ["--adapter", f"{out}/checkpoint-1"], "set model.base_dtype = nf4"
+    assert says in megatrain("eval", plain, *adapter).stderr
+    assert says not in megatrain("eval", ini, *adapter).stderr
+    said = megatrain("export", model, packed, "--base-dtype", "fp8").stderr
+    assert "multiples of 128" in said and "[64, 256]" in said, said
+    said = megatrain("export", "--merge", adapter[1], packed + "-merged", "--model", packed, expect=2).stderr
+    assert "is packed" in said and "name the model in bf16" in said and not os.path.exists(packed + "-merged"), said
+
+
 def main():
     tmp = tempfile.mkdtemp(prefix="mt-base-")
     try:
         model, data = make_model(tmp)
         for test in (every_home_gives_the_same_bits, nothing_is_written_and_the_page_cache_stays_free,
                      checkpoints_name_what_is_frozen, adapters_know_every_byte_of_their_base,
+                     packed_bases_are_told_from_plain_ones,
                      a_bit_that_turns_in_the_file_stops_the_run, what_cannot_be_is_refused):
             test(tmp, model, data)
             print("ok", test.__name__)
