@@ -18,14 +18,24 @@ enum {
     UNKNOWN_THREAD = 5 * MIB,
 };
 
+/* While it is loaded: a packed tensor's codes and scales as they are read, or what is made of a piece of a wider one. */
+static uint64_t packing_bytes(const struct mt_tensor *t)
+{
+    uint64_t read = mt_packed_code_bytes(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]) + 5 * MIB;
+    return MT_MAX(read, 9 * MT_MIN((uint64_t)t->n, (uint64_t)MIB)) + t->n / 16;
+}
+
 uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
 {
-    uint64_t threads = (uint64_t)p->threads, largest = 0;
-    for (size_t i = 0; i < p->layout->n_tensors && largest < SAVED_PIECE; i++)
-        largest = MT_MAX(largest, (uint64_t)p->layout->tensors[i].n * 4);
+    uint64_t threads = (uint64_t)p->threads, largest = 0, packing = 0;
+    for (size_t i = 0; i < p->layout->n_tensors; i++) {
+        const struct mt_tensor *t = &p->layout->tensors[i];
+        largest = MT_MAX(largest, (uint64_t)t->n * 4);
+        packing = MT_MAX(packing, t->packed ? packing_bytes(t) : 0);
+    }
     return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +
-           MT_MIN(largest, (uint64_t)SAVED_PIECE);
+           MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
 }
 
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout)

@@ -6,8 +6,10 @@ some MiB, which a small model's table is allowed on top).
 It may never exceed what the table promised, nor the device budget (the cpu device's arena is host memory) plus 14 B a
 parameter (16 in f32), boundaries and 200 MB. The table may be 2% above it.
 """
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -123,6 +125,103 @@ def check_disk(tmp, dtype, shape, budget, host_budget, slack=0):
     keeps_the_table(promised, peak, slack)
 
 
+LORA = dict(adapter__kind="lora", adapter__rank=8, train__steps=1, train__batch_size=1, model__dtype="bf16")
+
+
+NF4 = [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+       -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+       0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+
+
+def write_dense(tmp, layers, hidden, ffn):
+    return write_model(os.path.join(tmp, f"dense-{layers}"), config("qwen3", num_hidden_layers=layers, hidden_size=hidden,
+        intermediate_size=ffn, num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, head_dim=64))
+
+
+def matrices(layers, hidden, ffn):
+    return layers * (3 * hidden * hidden + 3 * hidden * ffn)
+
+
+def run_adapters(tmp, name, model, budget, seq_len, **over):
+    """Trains adapters; rows of the table, their sum, the peak, and how many parameters are trained."""
+    data = write_data(os.path.join(tmp, f"few-{seq_len}.jsonl"), n=40, longest=seq_len)
+    out = os.path.join(tmp, f"out-{name}")
+    settings = {**LORA, "memory__device_budget": f"{budget}MiB", "data__seq_len": seq_len, **over}
+    said, peak = run(write_ini(out + ".ini", base(model, data, out, **settings)))
+    rows = table(said)
+    trained, unit = re.search(r"([\d.]+)([KMG]?) parameters trained", said).groups()
+    return rows, rows["sum", "device"] + rows["sum", "host"], peak, float(trained) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[unit]
+
+
+def check_packed(tmp, layers, hidden, ffn, budget, seq_len, slack=0):
+    """A base in NF4, and adapters on it."""
+    model, read = write_dense(tmp, layers, hidden, ffn), {}
+    if layers > 100: # packing so much takes minutes
+        write_zeros(model, layers, hidden, ffn, nf4=True)
+        read = dict(model__init="weights")
+    rows, promised, peak, trained = run_adapters(tmp, "nf4", model, budget, seq_len, **(read or dict(model__base_dtype="nf4")))
+    packed, n = rows["host", "frozen weights (packed)"], matrices(layers, hidden, ffn)
+    own = sum(v for (tier, use), v in rows.items() if tier == "host" and use.startswith(("weights", "first", "second", "grad")))
+    print(f"nf4: {packed / 1e9:.2f} GB, {packed / n:.4f} bytes a parameter; adapters {own / trained:.1f}; device budget {budget} MiB, "
+          f"promised {promised / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB", flush=True)
+    assert packed <= 0.53 * n and own <= 16 * trained * 1.01, rows
+    assert rows["sum", "device"] <= budget << 20, rows
+    keeps_the_table(promised, peak, slack)
+
+
+def write_zeros(model, layers, hidden, ffn, nf4=False):
+    """Its weights, as holes of a file; or packed as bitsandbytes does."""
+    shapes = {"model.embed_tokens": [272, hidden], "model.norm": [hidden], "lm_head": [272, hidden]}
+    for i in range(layers):
+        of = {"input_layernorm": [hidden], "post_attention_layernorm": [hidden], "self_attn.q_norm": [64], "self_attn.k_norm": [64],
+              "self_attn.q_proj": [hidden, hidden], "self_attn.o_proj": [hidden, hidden], "self_attn.k_proj": [hidden // 2, hidden],
+              "self_attn.v_proj": [hidden // 2, hidden], "mlp.gate_proj": [ffn, hidden], "mlp.up_proj": [ffn, hidden],
+              "mlp.down_proj": [hidden, ffn]}
+        shapes.update({f"model.layers.{i}.{k}": v for k, v in of.items()})
+    tensors, header, at = [], {}, 0
+    for name, shape in shapes.items():
+        n, w = shape[0] * (shape[1] if len(shape) > 1 else 1), name + ".weight"
+        if not nf4 or "_proj" not in name:
+            tensors.append((w, "BF16", shape, 2 * n, b""))
+            continue
+        note = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": shape, "nested_blocksize": 256,
+                           "nested_dtype": "float32", "nested_offset": 0.0}).encode()
+        tensors += [(w, "U8", [n // 2, 1], n // 2, b""), (w + ".absmax", "U8", [n // 64], n // 64, b""),
+                    (w + ".nested_absmax", "F32", [-(-n // 16384)], -(-n // 16384) * 4, b""),
+                    (w + ".nested_quant_map", "F32", [256], 1024, b""),
+                    (w + ".quant_map", "F32", [16], 64, struct.pack("<16f", *NF4)),
+                    (w + ".quant_state.bitsandbytes__nf4", "U8", [len(note)], len(note), note)]
+    for name, dtype, shape, n, _ in sorted(tensors, key=lambda t: ("F32", "BF16", "U8").index(t[1])):
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(os.path.join(model, "model.safetensors"), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        f.truncate(8 + len(text) + at)
+        for name, _, _, _, data in tensors:
+            f.seek(8 + len(text) + header[name]["data_offsets"][0])
+            f.write(data)
+
+
+def check_files(tmp, sizes, hidden, ffn, budget, seq_len):
+    """A base in files: what is in host memory does not depend on how much of it there is."""
+    host, peaks = [], []
+    for layers in sizes:
+        model = write_dense(tmp, layers, hidden, ffn)
+        write_zeros(model, layers, hidden, ffn)
+        rows, promised, peak, trained = run_adapters(tmp, f"files-{layers}", model, budget, seq_len,
+                                                     memory__base="files", model__init="weights", memory__slots=2)
+        assert ("host", "frozen weights") not in rows, rows
+        keeps_the_table(promised, peak, 10 << 20)
+        host.append(rows["sum", "host"] - 16 * trained)
+        peaks.append(peak - 16 * trained)
+    more = 2 * (matrices(sizes[1], hidden, ffn) - matrices(sizes[0], hidden, ffn))
+    print(f"files: {more / 2**20:.0f} MiB more of the base, {(host[1] - host[0]) / 2**20:.1f} MiB more promised, "
+          f"{(peaks[1] - peaks[0]) / 2**20:.1f} measured", flush=True)
+    assert host[1] - host[0] < 0.1 * more and peaks[1] - peaks[0] < 0.1 * more + (4 << 20)
+
+
 with tempfile.TemporaryDirectory() as tmp:
     if FULL:  # 4 GiB of memory, some minutes
         large = (576, 1728, 64)
@@ -130,9 +229,13 @@ with tempfile.TemporaryDirectory() as tmp:
         check(tmp, "f32", large, 100, 2 << 30)
         check_disk(tmp, "bf16", large, 100, 512)
         check_mixture(tmp, "bf16", (512, 512, 64), 100)
+        check_packed(tmp, 150, 2048, 6144, 256, 16) # 4 GB
     else:
         small = (192, 512, 64)
         for dtype in sys.argv[1:]:
             check(tmp, dtype, small, 10, 0, 10 << 20)
             check_disk(tmp, dtype, small, 10, 128, 10 << 20)
             check_mixture(tmp, dtype, (128, 128, 64), 10, 10 << 20)
+    if FULL or "bf16" in sys.argv:
+        check_packed(tmp, 24, 512, 1536, 32, 64, 10 << 20)
+        check_files(tmp, (3, 9), 1024, 2048, 96, 64)
