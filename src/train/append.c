@@ -13,7 +13,7 @@
 #include "base/mem.h"
 
 static const int64_t FIRST_WAIT_NS = 1000000000, LONGEST_WAIT_NS = 60 * INT64_C(1000000000);
-enum { MOST_PENDING = 256 << 20 }; /* bytes: then the oldest go */
+enum { MOST_PENDING = 256 << 20 }; /* bytes; beyond that the oldest are dropped */
 
 int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_err *err)
 {
@@ -30,7 +30,7 @@ int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_e
     return rc;
 }
 
-/* All that waits. A record that was written in part is taken back. */
+/* Writes all pending records. One that was written only in part is truncated away. */
 static int write_pending(struct mt_append *a)
 {
     int rc = mt_write_all(a->fd, a->pending.p, a->pending.len);
@@ -44,7 +44,7 @@ static int write_pending(struct mt_append *a)
     return 0;
 }
 
-static void told(struct mt_append *a, int rc)
+static void report_change(struct mt_append *a, int rc)
 {
     if (rc && !a->failing)
         mt_warn("cannot write %s: %s; the run goes on, its records are kept in memory and tried again", a->path,
@@ -61,12 +61,12 @@ void mt_append_put(struct mt_append *a, const void *record, size_t len)
     if (a->pending.len + len > MOST_PENDING)
         a->pending.len = 0;
     mt_str_append(&a->pending, record, len);
-    if (a->pending.failed) { /* no memory: this record is lost, the next ones are not */
+    if (a->pending.failed) { /* out of memory: only this record is lost */
         mt_str_finish(&a->pending);
         return;
     }
     if (!a->failing || mt_now_ns() >= a->retry_ns)
-        told(a, write_pending(a));
+        report_change(a, write_pending(a));
 }
 
 void mt_append_close(struct mt_append *a)

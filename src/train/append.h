@@ -16,16 +16,16 @@
 struct mt_append {
     char path[4096];
     int fd;                /* -1: not open */
-    int64_t end;           /* of what was written whole */
-    struct mt_str pending; /* records that wait */
+    int64_t end;           /* end of the last record that was written whole */
+    struct mt_str pending; /* records that could not be written yet */
     int64_t retry_ns, wait_ns;
     bool failing;
 };
 
-/** Opens or creates the file; what it holds already stays where `keep` is set. */
+/** Opens or creates the file; its contents are kept if `keep` is set, else truncated. */
 int mt_append_open(struct mt_append *a, const char *path, bool keep, struct mt_err *err);
 void mt_append_put(struct mt_append *a, const void *record, size_t len);
-/** Tries what waits once more. */
+/** Tries once more to write the pending records. */
 void mt_append_close(struct mt_append *a);
 
 #endif

@@ -169,7 +169,7 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
     *in = (struct mt_inputs){.cfg = cfg, .from_files = from_files};
     int rc = mt_resolve_learning_rate(cfg, err);
     if (!rc)
-        rc = mt_resolve_numerics(&in->numerics, cfg, err); /* what it refuses is refused before data are read */
+        rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc)
         rc = open_model(in, err);
     return rc ? rc : open_data(in, use, err);
@@ -185,7 +185,7 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
 
 int mt_inputs_lay_out_steps(struct mt_inputs *in, struct mt_numerics *n, struct mt_err *err)
 {
-    n->micro_batch = mt_resolve_micro_batch(n); /* where no plan has decided it */
+    n->micro_batch = mt_resolve_micro_batch(n); /* unless a plan has decided it */
     int rc = make_samplers(in, n, err);
     return rc || !in->sampler ? rc : count_steps(in, n, err);
 }

@@ -15,7 +15,7 @@ static void add_limit(struct mt_memory *m, const char *tier, const char *source,
         m->limits[m->n_limits++] = (struct mt_memory_limit){tier, source, wanted, available};
 }
 
-/* Scratch on the drives. Space for a striped file is looked at by the drives, when it is taken. */
+/* Scratch on the drives. With several drives, how the file is striped decides: that is checked when it is allocated. */
 static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
 {
     uint64_t have, least = UINT64_MAX;
@@ -27,7 +27,7 @@ static void add_scratch_limit(const struct mt_setup *s, struct mt_memory *m)
         add_limit(m, "nvme", "memory.nvme_paths", s->choice.disk_bytes, least);
 }
 
-/* A checkpoint, beside what of the scratch is on the same file system. */
+/* A checkpoint, plus the part of the scratch that is on the same file system. */
 static void add_checkpoint_row(const struct mt_setup *s, const struct mt_plane_set_params *pp, uint64_t scratch,
                                struct mt_memory *m)
 {

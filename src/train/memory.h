@@ -5,7 +5,7 @@
 #include "engine/memory.h"
 #include "train/setup.h"
 
-/** What a tier must offer. */
+/** A limit on a tier, and what the run wants of it. */
 struct mt_memory_limit {
     const char *tier, *source; /* "host", "MemAvailable" */
     uint64_t wanted, available;
@@ -15,15 +15,16 @@ struct mt_memory {
     struct mt_memory_rows rows;
     struct mt_memory_limit limits[MT_MEMORY_MAX_LIMITS];
     int n_limits;
-    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: checkpoint and scratch */
-    uint64_t checkpoint_bytes, checkpoint_free;    /* of one; where they go, beside scratch. 0: not known */
+    uint64_t device_bytes, host_bytes, disk_bytes; /* disk: one checkpoint and the scratch */
+    uint64_t checkpoint_bytes; /* of one; 0: not known */
+    uint64_t checkpoint_free;  /* space for them once the scratch is allocated */
 };
 /**
- * The memory table by tier and tag, from the same arithmetic that allocates, and what it is held against:
+ * The memory table by tier and tag, from the same arithmetic that allocates, and the limits that it is compared with:
  * the budgets, MemAvailable, cgroup, RLIMIT_AS, free disk for checkpoints.
  */
 int mt_setup_memory(const struct mt_setup *s, struct mt_memory *out, struct mt_err *err);
-/** 0, or -ENOSPC (MT_ERR_NO_FIT) with the first limit that is short, by how much, and what helps. */
+/** 0, or -ENOSPC (MT_ERR_NO_FIT) naming the first limit that is exceeded, by how much, and what helps. */
 int mt_memory_check(const struct mt_memory *m, struct mt_err *err);
 
 #endif

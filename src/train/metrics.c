@@ -23,7 +23,7 @@ struct mt_metrics {
     struct mt_tensorboard *tensorboard;
 };
 
-/* Columns of metrics.csv: a step's and an evaluation's records leave each other's empty. */
+/* Columns of metrics.csv. A step's record leaves those of an evaluation empty, and the other way round. */
 static const char *const columns[] = {
     "step",       "epoch",   "tokens", "loss_tokens", "loss",     "lr",        "grad_norm", "clip",
     "tok_s",      "loss_tok_s", "t_step", "t_fwd",    "t_bwd",    "t_opt",     "t_wait_h2d", "t_data",
@@ -46,7 +46,7 @@ static bool row_step(int kind, const char *row, size_t len, double *step)
 {
     if (tables[kind].n) {
         char *end;
-        *step = strtod(row, &end); /* the header is no number */
+        *step = strtod(row, &end); /* the header is not a number */
         return end != row;
     }
     cJSON *o = cJSON_ParseWithLength(row, len);
@@ -57,7 +57,7 @@ static bool row_step(int kind, const char *row, size_t len, double *step)
     return ok;
 }
 
-/* The part of the text whose records are of steps up to `last`. */
+/* Length of the leading part of the text whose records are of steps up to `last`. */
 static void keep_rows(struct mt_str *out, int kind, const char *text, size_t len, uint64_t last)
 {
     while (len) {
@@ -90,7 +90,7 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     put_header(&kept, &tables[kind]);
     if (mt_path_exists(path))
         rc = mt_read_file(path, &old, &len, err);
-    if (!rc && step) /* a run that starts anew starts a new file */
+    if (!rc && step) /* a new run starts a new file */
         keep_rows(&kept, kind, old, len, step);
     if (!rc)
         rc = mt_write_file(path, kept.p ? kept.p : "", kept.len, err);

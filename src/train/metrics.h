@@ -10,7 +10,10 @@
  */
 struct mt_metrics;
 
-/** Opens for appending; rows past `step` (of a run that went further) are cut off. layers: layers have records, too. */
+/**
+ * Opens for appending; records after `step`, of a run that went further before it was resumed, are cut off. layers: there
+ * are records of layers, too.
+ */
 int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
                     struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);

@@ -14,7 +14,7 @@
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600, FINAL_WAIT_S = 15 };
-static const double GUESSED_RATE = 1e9; /* bytes a second that a first save is taken to reach */
+static const double GUESSED_RATE = 1e9; /* bytes a second: assumed until a first save was timed */
 
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
 {
@@ -48,7 +48,7 @@ bool mt_saves_due(const struct mt_saves *s)
     return every->steps && s->p->state->step % (uint64_t)every->steps == 0;
 }
 
-/* Which checkpoints stay: as configured; the newest, the best and those of keep_every; the newest alone. */
+/* Which checkpoints are kept: as configured; the newest, the best and those of keep_every; only the newest. */
 enum pruning { AS_CONFIGURED, NEWEST_AND_CHOSEN, NEWEST_ALONE };
 
 static void prune(const struct mt_saves *s, enum pruning how)
@@ -68,7 +68,7 @@ static void prune(const struct mt_saves *s, enum pruning how)
         mt_warn("old checkpoints stay: %s", why.msg);
 }
 
-/* For the same bits after a resume. */
+/* Records what was found wrong with a library, so that a resumed run avoids it too and has the same bits. */
 static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_err *err)
 {
     struct mt_str s = {0};
@@ -82,7 +82,7 @@ static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_er
     return 0;
 }
 
-/* *lost: what was to be saved could not be read. */
+/* *lost: the training state itself could not be read. */
 static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
 {
     const struct mt_train_params *p = s->p;
@@ -153,7 +153,7 @@ int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)
     return 0;
 }
 
-/* Until the next try; false where it is time to give up. */
+/* Waits until the next try. Returns false when it is time to give up. */
 static bool wait_for_more(const struct mt_saves *s, int64_t until_ns, int signals)
 {
     int64_t next = mt_now_ns() + FINAL_WAIT_S * SECOND_NS;
@@ -179,7 +179,7 @@ static int try_until(struct mt_saves *s, bool full, double seconds, bool *lost, 
             prune(s, pruned);
         } else {
             if (!said)
-                mt_warn("checkpoint of step %llu not saved: %s; trying again for %.0f s: make room or mend it (touch "
+                mt_warn("checkpoint of step %llu not saved: %s; trying again for %.0f s: free space or mend the cause (touch "
                         "%s/SAVE tries at once), a signal gives up",
                         (unsigned long long)s->p->state->step, why->msg, seconds, s->p->dir);
             said = true;
@@ -202,7 +202,7 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
     if (!rc)
         return 0;
     bool weights = full && !lost && !save(s, false, &lost, &inner);
-    char *newest = mt_checkpoint_find_whole(s->p->dir); /* reading all of it again would take its time */
+    char *newest = mt_checkpoint_find_whole(s->p->dir); /* by its seal alone: reading all of it would take long */
     mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s%s", (unsigned long long)s->p->state->step, why.msg,
             weights ? "its weights alone are saved; " : "",
             newest ? "the newest checkpoint is " : "there is no other checkpoint", newest ? newest : "");

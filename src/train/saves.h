@@ -5,24 +5,24 @@
 #include "train/train.h"
 
 /**
- * When and how a run is saved. What is in memory is worth more than any one write: a periodic save that fails is
- * reported and tried again later; the last one waits for what it lacks.
+ * When and how a run is saved. The state in memory is worth more than any one write: a periodic save that fails is
+ * reported and tried again later; the last one waits until it can be written.
  */
 struct mt_saves {
     const struct mt_train_params *p;
-    int64_t saved_ns, retry_ns, wait_ns; /* wait: after the last failure; 0: none */
-    double seconds;                      /* the last save took; 0: none was made */
+    int64_t saved_ns, retry_ns, wait_ns; /* wait_ns: the pause after the last failure; 0: it did not fail */
+    double seconds;                      /* that the last save took; 0: there was none */
     bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
 };
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p);
 /** Whether a periodic save is due after the step that the state is at. */
 bool mt_saves_due(const struct mt_saves *s);
-/** Only what the state itself has lost is an error. */
+/** A failed write is a warning. It is an error only when the training state itself could not be read. */
 int mt_saves_periodic(struct mt_saves *s, struct mt_err *err);
 /**
- * The last save. Where it fails for want of space, older checkpoints of the run go, but for one; then it is tried until
- * it succeeds, a (further) signal comes or `seconds` are over; then weights are saved alone. The error is that of the
- * save that was wanted, and names the newest good checkpoint.
+ * The last save. If space is short, all but one of this run's older checkpoints are removed; then it is tried until it
+ * succeeds, another signal comes, or `seconds` are over; then only weights are saved. The error returned is that of the
+ * wanted save, and names the newest good checkpoint.
  */
 int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err *err);
 /** Seconds that a save is likely to take. */

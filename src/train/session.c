@@ -9,7 +9,7 @@
 #include "model/peft.h"
 #include "model/weights.h"
 
-/* Scratch for planes and what is spilled, in that order. */
+/* The scratch holds planes, then spilled buffers. */
 static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, struct mt_engine_params *e,
                      struct mt_err *err)
 {

@@ -6,7 +6,7 @@
 #include "store/planes.h"
 #include "train/setup.h"
 
-/** What a setup takes memory for: planes, drives, engine. */
+/** What is allocated for a setup: planes, scratch on drives, the engine. */
 struct mt_session {
     const struct mt_setup *setup; /* borrowed */
     mt_disk *disk;          /* NULL where nothing is on one */
@@ -16,9 +16,9 @@ struct mt_session {
     uint64_t *base_sum; /* [n_tensors] what frozen tensors of the model's files are known by (in_base) */
 };
 
-/** Allocates planes and engine; no weights yet. Whatever comes back, the caller finishes it, before the setup. */
+/** Allocates planes and engine; the weights follow. The caller finishes *s, also after a failure, before setup. */
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err);
-/** Fills the planes: the model's weights, and what of them comes from the checkpoint `resume` or from adapter.path. */
+/** Fills the planes: from the model's folder, or at random; then from the checkpoint `resume` or adapter.path, if any. */
 int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err);
 /** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err);

@@ -11,10 +11,10 @@
 #include "model/ranges.h"
 #include "plan/evaluate.h"
 
-/* Products end the program where they are refused memory: none before it is known that there is enough. */
+/* oneDNN aborts the process when malloc fails: warm its products up only if this much memory is free. */
 static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
 
-/* Before planes are taken, and threads started that take memory. */
+/* Must come before planes are allocated and threads are started: it sets the policy for memory taken later. */
 static void spread_memory(const struct mt_setup *s)
 {
     int nodes = strcmp(s->in->cfg->device.numa, "auto") ? 0 : mt_hw_interleave(2);
@@ -52,7 +52,7 @@ static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
     return rc || !warm ? rc : mt_hw_resident(&s->request.resident, err);
 }
 
-/* Where something is known of this machine, `auto` is what the search says. *found: it said something. */
+/* If the machine has a profile, the search decides every `auto`. *found: it did. */
 static int search(struct mt_setup *s, bool *found, struct mt_err *err)
 {
     const struct mt_device_limits *lim = mt_device_limits(s->dev);
@@ -64,7 +64,7 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
         rc = mt_resolve(&s->choice, &s->request, &why);
         *found = !rc;
         if (rc == -ENOSPC)
-            return 0; /* what the rules would take says what is short */
+            return 0; /* deciding by rules then fails with what is short */
         if (rc == -ENOENT)
             mt_warn("no prediction: %s", why.msg);
     } else if (rc != -ENOENT) {
@@ -76,7 +76,7 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* The settings, whole, and the layout that they are of. */
+/* Adopts the chosen settings, and the layout that they belong to. */
 static void take_choice(struct mt_setup *s)
 {
     s->layout = s->request.layout = s->choice.layout;
@@ -85,7 +85,7 @@ static void take_choice(struct mt_setup *s)
     s->placement = s->choice.placement;
 }
 
-/* The engine's parameters are those of the placement that was chosen, which is how it was planned. */
+/* From the chosen placement, as the planner itself derives them: what is planned is what is run. */
 static void take_engine_params(struct mt_setup *s)
 {
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
@@ -97,7 +97,7 @@ static void take_engine_params(struct mt_setup *s)
             s->engine_params.isa = i;
 }
 
-/* From the request to the choice. */
+/* Turns the request into the choice. */
 static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
 {
     spread_memory(s);
@@ -148,7 +148,7 @@ int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use u
     return rc;
 }
 
-/* The placement as it is run, all of it fixed. */
+/* The request with every value fixed as it is run. */
 static int request_as_run(const struct mt_setup *s, struct mt_plan_request *r, struct mt_err *err)
 {
     if (!s->predicted)

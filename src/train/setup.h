@@ -7,23 +7,23 @@
 
 /** What was decided for inputs on this machine: the device, every `auto`, the plan. Nothing large is allocated yet. */
 struct mt_setup {
-    struct mt_inputs *in;          /* borrowed; the steps are laid out as decided */
-    const struct mt_layout *layout; /* of in: whole layers or halves */
-    struct mt_numerics numerics;   /* the configuration's, `auto` replaced by what was decided; as placement: */
+    struct mt_inputs *in;          /* borrowed; its steps are laid out once the micro-batch is decided */
+    const struct mt_layout *layout; /* one of the two of `in` */
+    struct mt_numerics numerics;   /* these two: the configuration's, every `auto` decided */
     struct mt_placement placement;
 
     mt_device *dev;
     int *cpus;                     /* [placement.threads] or NULL */
-    struct mt_machine machine;     /* where the request has it: measured, or a stored one without a fingerprint */
+    struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
     struct mt_plan_request request;
-    struct mt_plan_choice choice;  /* what is run: the settings, the engine's plan, memory */
-    bool predicted;                /* by the search, with `machine`: then choice.sim is the step */
-    struct mt_engine_params engine_params; /* but for planes, drives and files, which a session adds */
+    struct mt_plan_choice choice;  /* settings, the engine's plan, memory */
+    bool predicted;                /* the search chose, with `machine`; then choice.sim describes the step */
+    struct mt_engine_params engine_params; /* without planes, drives and files, which a session adds */
 };
 
 /**
- * Opens the device and decides; lays out the steps where `in` has data, and writes what was decided into its
- * configuration. Whatever comes back, the caller finishes it, before `in`. err->kind says whose fault it is.
+ * Opens the device and decides; lays out the steps if `in` has data, and writes what was decided into its
+ * configuration. The caller finishes *s, also after a failure, before `in`. err->kind says whose fault it is.
  */
 int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use use, struct mt_err *err);
 /**

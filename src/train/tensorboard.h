@@ -9,8 +9,8 @@
 
 /**
  * Scalars for TensorBoard: DIR/tensorboard/events.out.tfevents.*, in TFRecord framing (length, masked
- * CRC-32C, an Event message; tensorflow/core/util/event.proto). Each run writes a file of its own, which
- * begins by telling that what older files say beyond `step` is void.
+ * CRC-32C, an Event message; tensorflow/core/util/event.proto). Each run writes a file of its own, whose
+ * first record declares events of older files after `step` void.
  */
 struct mt_tensorboard;
 

@@ -29,8 +29,13 @@ struct loop {
     struct mt_saves saves;
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
+<<<<<<< HEAD
     bool evaluated;      /* at this step already */
     bool sound;          /* what failed left the state as it was: data of a step, or an evaluation */
+=======
+    bool evaluated;      /* at this step */
+    bool no_data;        /* the data of the next step cannot be read */
+>>>>>>> 57a2e8e (train: plainer words)
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -200,7 +205,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
         l->p->events.step(l->p->events.ctx, r);
 }
 
-/* Writes what the step that has just ended did, beside what was predicted. */
+/* Writes the trace of the step that has just ended, with the predicted one beside it. */
 static void write_trace(struct loop *l)
 {
     uint64_t done = l->st->step - l->first_step;
@@ -259,13 +264,13 @@ static double time_left(const struct loop *l)
     return l->in->cfg->checkpoint.time_limit - since(l->p->start_ns);
 }
 
-/* What of the limit is left for the last save; with half as much again, but no more than a quarter of it all. */
+/* Time of the limit to reserve for the last save: one and a half times what it is likely to take, at most a quarter. */
 static double time_for_save(const struct loop *l)
 {
     return l->p->no_save ? 0 : MT_MIN(1.5 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
 }
 
-/* What is due between two steps; *end is set where the run is to end. */
+/* What is due between two steps. *over: the run is to end, for the reason *end. */
 static int between_steps(struct loop *l, enum mt_train_end *end, bool *over, struct mt_err *err)
 {
     const struct mt_config *c = l->in->cfg;
@@ -297,7 +302,7 @@ static bool more_steps(const struct loop *l)
     return l->st->step < l->in->total_steps && (!l->p->max_steps || done < l->p->max_steps);
 }
 
-/* Was it a request to stop that cut a step or an evaluation short? Then the engine goes on. */
+/* Whether a request to stop cut a step or an evaluation short; if so, the engine is made usable again. */
 static bool was_stopped(const struct loop *l, int rc)
 {
     bool stopped = atomic_load(&l->p->control->stop) && (!rc || rc == -ECANCELED);
@@ -330,7 +335,7 @@ static int run_steps(struct loop *l, enum mt_train_end *end, struct mt_err *err)
     return rc;
 }
 
-/* The last evaluation, and the last save. *end: a signal during the evaluation ends the run as one. */
+/* The last evaluation and the last save. A signal during the evaluation changes *why. */
 static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err)
 {
     enum mt_train_end end = *why;
@@ -353,7 +358,11 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
 }
 
+<<<<<<< HEAD
 /* Training itself is sound until here, and is saved before the run ends with the error of something else. */
+=======
+/* The data cannot be read any more, but the state is sound: save it before the run ends with that error. */
+>>>>>>> 57a2e8e (train: plainer words)
 static void save_before_failing(struct loop *l)
 {
     const struct mt_config *c = l->in->cfg;

@@ -11,13 +11,13 @@
 /** Requests from outside: signal handlers and threads may set them. */
 struct mt_train_control {
     atomic_int stop;   /* signal number: save as configured, then end */
-    atomic_int signals; /* how many asked to stop */
-    atomic_bool begun;  /* something may have been trained: before, there is nothing to save */
-    atomic_bool waiting; /* the last save waits for what it lacks; a signal ends that */
-    atomic_bool save;  /* checkpoint and go on */
-    atomic_bool status; /* tell how it goes; for who watches the phase */
+    atomic_int signals; /* how many requests to stop came */
+    atomic_bool begun;  /* training may have changed the state; before that there is nothing to save */
+    atomic_bool waiting; /* the last save is waiting to be tried again; a signal ends the wait */
+    atomic_bool save;  /* write a checkpoint and go on */
+    atomic_bool status; /* print the status; read by the thread that watches the phase */
     mt_engine *_Atomic engine; /* set by the loop: lets a handler interrupt a step */
-    /* What the run is doing, for who watches: a string literal, NULL before it begins. */
+    /* What the run is doing: a string literal, NULL before it begins. */
     const char *_Atomic phase;
     _Atomic int64_t phase_ns; /* mt_now_ns() when it, or the step under way, began */
     _Atomic uint64_t step;    /* steps done */
@@ -27,10 +27,10 @@ void mt_train_phase(struct mt_train_control *c, const char *phase);
 void mt_train_request_stop(struct mt_train_control *c, int signo);
 
 struct mt_step_report {
-    uint64_t step, total_steps; /* step: just done, from 1 */
+    uint64_t step, total_steps; /* step: the one just done, counted from 1 */
     double epoch;
     struct mt_step_result result;
-    double lr, seconds;         /* wall time of the step, data and all */
+    double lr, seconds;         /* wall time of the step, with waiting for data */
     uint64_t tokens, loss_tokens; /* of this step */
     uint64_t total_tokens;
     size_t h2d_bytes, d2h_bytes;
@@ -43,7 +43,7 @@ struct mt_eval_report {
     bool best;
 };
 
-/** What the loop tells as it goes; any may be NULL. Called from the training thread. */
+/** Callbacks of the loop; any may be NULL. Called from the training thread. */
 struct mt_train_events {
     void *ctx;
     void (*step)(void *ctx, const struct mt_step_report *r);
@@ -56,7 +56,7 @@ enum mt_train_end { MT_END_DONE, MT_END_EARLY, MT_END_SIGNAL, MT_END_TIME };
 
 struct mt_train_params {
     struct mt_session *session;    /* started, weights in place */
-    struct mt_train_state *state;  /* where to go on; updated */
+    struct mt_train_state *state;  /* where to start; updated */
     struct mt_history *history;    /* of dir's checkpoints; updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
     int64_t start_ns;              /* when the process began, for checkpoint.time_limit */
@@ -64,11 +64,11 @@ struct mt_train_params {
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */
     const char *dir;
-    bool no_save;                  /* nothing is saved at the end: benchmarks */
+    bool no_save;                  /* do not save at the end: for benchmarks */
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };
 
-/** Whether DIR/name is there; it is removed. */
+/** Whether DIR/name exists; removes it. */
 bool mt_train_file_request(const struct mt_train_params *p, const char *name);
 /** Runs to the end or until asked to stop; the state is saved as the configuration says. */
 int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct mt_err *err);
