@@ -11,8 +11,8 @@
 struct mt_metrics;
 
 /**
- * Opens for appending; records after `step`, of a run that went further before it was resumed, are cut off. layers: there
- * are records of layers, too.
+ * Opens for appending; records after `step`, of a run that went further before it was resumed, are cut off. layers:
+ * there are records of layers, too.
  */
 int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
                     struct mt_err *err);

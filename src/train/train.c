@@ -29,13 +29,8 @@ struct loop {
     struct mt_saves saves;
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
-<<<<<<< HEAD
-    bool evaluated;      /* at this step already */
-    bool sound;          /* what failed left the state as it was: data of a step, or an evaluation */
-=======
     bool evaluated;      /* at this step */
-    bool no_data;        /* the data of the next step cannot be read */
->>>>>>> 57a2e8e (train: plainer words)
+    bool sound;          /* what failed left the state as it was: reading the data of a step, or an evaluation */
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -358,11 +353,7 @@ static int finish_run(struct loop *l, enum mt_train_end *why, struct mt_err *err
     return rc ? rc : mt_saves_final(&l->saves, full, seconds, err);
 }
 
-<<<<<<< HEAD
-/* Training itself is sound until here, and is saved before the run ends with the error of something else. */
-=======
-/* The data cannot be read any more, but the state is sound: save it before the run ends with that error. */
->>>>>>> 57a2e8e (train: plainer words)
+/* Something beside training failed: the state is sound, and is saved before the run ends with that error. */
 static void save_before_failing(struct loop *l)
 {
     const struct mt_config *c = l->in->cfg;

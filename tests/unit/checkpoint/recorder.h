@@ -2,7 +2,15 @@
 #ifndef TESTS_RECORDER_H
 #define TESTS_RECORDER_H
 
-/* A save through a recording vfs; included behind cmocka's header. */
+/* A save through a recording vfs. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
 #include "base/strbuf.h"
 #include "checkpoint/checkpoint.h"
 #include "made_model.h"
