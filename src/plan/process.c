@@ -11,6 +11,7 @@ enum {
     CODE = 6 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
     STACK = 32 * KIB,           /* as deep as threads go */
     OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
+    TENSOR = 768,               /* names, and entries of what is read and written: many experts are many tensors */
     TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */
     SAVED_PIECE = 8 * MIB,      /* at most so much of a tensor is made for a checkpoint at a time */
     UNIT_ON_DRIVES = 96 * KIB,
@@ -34,7 +35,7 @@ uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
         packing = MT_MAX(packing, t->packed ? packing_bytes(t) : 0);
     }
     return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
-           (2 * threads + OWN_THREADS) * STACK + p->tokens_per_step * TOKEN +
+           (2 * threads + OWN_THREADS) * STACK + p->layout->n_tensors * TENSOR + p->tokens_per_step * TOKEN +
            MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
 }
 

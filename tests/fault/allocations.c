@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded into the program: lets allocations fail that its own code makes, or cJSON for it. Those of other libraries
- * are let be.
+ * Preloaded into the program: makes allocations fail that its own code makes from main() on, or cJSON for it. Those of
+ * other libraries always succeed, and those of constructors, which a linked CUDA runtime has.
  *
  *   ALLOCATIONS_FAIL=N:COUNT   the Nth, from 1, and the COUNT - 1 that follow (COUNT 0: all) give NULL
  *   ALLOCATIONS_LOG=PATH       appends for each, at the end, the address in the program that it was made from
@@ -23,11 +23,15 @@ static struct {
     uintptr_t from, to, base;
 } own[RANGES];
 static int n_own;
+static bool begun;
 static long first, count;
+static int (*program_main)(int, char **, char **);
 static atomic_long seen;
 static uint32_t *site;
 static const char *path;
 
+extern int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void *stack_end);
 extern void *__libc_malloc(size_t n);
 extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
@@ -73,8 +77,24 @@ __attribute__((constructor)) static void begin(void)
     dl_iterate_phdr(note_code, &program);
 }
 
+static int begin_main(int argc, char **argv, char **envp)
+{
+    begun = true;
+    return program_main(argc, argv, envp);
+}
+
+int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
+                      void (*rtld_fini)(void), void *stack_end)
+{
+    __typeof__(__libc_start_main) *real = (__typeof__(real))dlsym(RTLD_NEXT, "__libc_start_main");
+    program_main = main;
+    return real(begin_main, argc, argv, init, fini, rtld_fini, stack_end);
+}
+
 static bool fails(void *caller)
 {
+    if (!begun)
+        return false;
     uintptr_t at = (uintptr_t)caller;
     int i = 0;
     while (i < n_own && (at < own[i].from || at >= own[i].to))
