@@ -219,7 +219,7 @@ def a_token_cache_that_is_cut_off_does_not_lose_what_was_trained(p):
     shard, = [n for n in os.listdir(os.path.join(p.tmp, "cut")) if n.endswith(".tokens")]
     os.truncate(os.path.join(p.tmp, "cut", shard), 4096)
     said = run.communicate(timeout=60)[1]
-    assert run.returncode == 1 and "token cache" in said and "cut off" in said, (run.returncode, said[-500:])
+    assert run.returncode == 1 and "token cache" in said and "truncated" in said, (run.returncode, said[-500:])
     saved, = [n for n in os.listdir(out) if n.startswith("checkpoint-")]
     assert int(saved.split("-")[1]) >= 3
     megatrain("verify", os.path.join(out, saved))
@@ -240,7 +240,7 @@ def an_evaluation_that_cannot_be_read_is_left_out(p):
         os.truncate(os.path.join(cache, min(shards, key=shards.get)), 4096)  # the smaller one is the evaluation's
         said += run.communicate(timeout=120)[1]
         assert run.returncode == 0, (run.returncode, said[-600:])
-        assert said.count("no evaluation at step") == (steps // every if every else 1) and "cut off" in said, said[-600:]
+        assert said.count("no evaluation at step") == (steps // every if every else 1) and "truncated" in said, said[-600:]
         megatrain("verify", f"{out}/checkpoint-{steps}")
 
 
