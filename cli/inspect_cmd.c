@@ -61,7 +61,8 @@ static void print_kind(const struct mt_adapter_spec *s, size_t first)
     char name[256];
     mt_visible(name, sizeof(name), kind_of(s, first));
     printf("  %s: %zu module%s, rank %g", name, n, n == 1 ? "" : "s", rank[0]);
-    printf(rank[1] > rank[0] ? " to %g" : "", rank[1]);
+    if (rank[1] > rank[0])
+        printf(" to %g", rank[1]);
     printf(", alpha %g", alpha[0]);
     printf(alpha[1] > alpha[0] ? " to %g\n" : "\n", alpha[1]);
 }
