@@ -386,7 +386,8 @@ static int refine_mixture(struct search *s, const struct group *g, struct mt_err
             t.placement.slots = p->slots == MT_AUTO ? slots : p->slots;
             t.placement.keep_layers = p->keep_layers == MT_AUTO ? keep : p->keep_layers;
             t.placement.offload_layers = MT_MAX(best.offload_layers - keep, (int64_t)0);
-            t.placement.offload_attention = MT_MAX(best.offload_attention - keep, (int64_t)0);
+            if (p->offload_attention == MT_AUTO)
+                t.placement.offload_attention = MT_MAX(best.offload_attention - keep, (int64_t)0);
             if (keep || (t.placement.slots != best.slots && slots == 4))
                 rc = try_one(s, &t, g->costs, &sim, err);
         }

@@ -136,6 +136,39 @@ static void the_mixture_is_near_the_best_of_all(void **state)
     mt_layout_destroy(&l);
 }
 
+/* Whatever the search tries beside it: a number that the user has given for attention's part stays as it is. */
+static void what_is_set_for_attention_stays(void **state)
+{
+    (void)state;
+    static const struct shape few = {512, 1536, 5, 8, 4, 512};
+    static const double links[] = {0.3, 0.7, 1.5}, budgets[] = {0.05, 0.07, 0.09}; /* GB/s, GiB */
+    struct mt_layout *l = make_layout(&few);
+    int mixed = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(links) * MT_ARRAY_LEN(budgets); i++)
+        for (int attention = 0; attention <= 5; attention += 5) {
+            struct mt_machine m = make_machine(budgets[i % MT_ARRAY_LEN(budgets)], 8, 0);
+            struct mt_plan_choice c;
+            m.rate[MT_RATE_GEMM_BF16].value = 0.5;
+            m.rate[MT_RATE_ATTENTION].value = m.rate[MT_RATE_ATTENTION_BWD].value = 0.5;
+            m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = links[i / MT_ARRAY_LEN(budgets)];
+            m.rate[MT_RATE_H2D_BOTH].value = m.rate[MT_RATE_D2H_BOTH].value = m.rate[MT_RATE_H2D].value;
+            struct mt_plan_request r = make_request(l, &m, 128, 8);
+            r.numerics.logits_chunk = 64;
+            r.numerics.micro_batch = 2;
+            r.placement.activations = MT_ACT_RECOMPUTE;
+            r.placement.offload_attention = attention;
+            if (mt_plan_search(&c, &r, NULL))
+                continue;
+            assert_int_equal(c.placement.offload_attention, attention);
+            for (size_t k = 0; k < c.n_tried; k++)
+                assert_int_equal(c.tried[k].placement.offload_attention, attention);
+            mixed += c.placement.offload_layers > 0 && c.placement.offload_layers != attention;
+            mt_plan_choice_finish(&c);
+        }
+    assert_true(mixed > 0); /* and the rest's is chosen beside it */
+    mt_layout_destroy(&l);
+}
+
 static void the_printed_values_give_the_same_step_again(void **state)
 {
     (void)state;
@@ -374,6 +407,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_choice_is_near_the_best_of_an_exhaustive_grid),
         cmocka_unit_test(the_mixture_is_near_the_best_of_all),
+        cmocka_unit_test(what_is_set_for_attention_stays),
         cmocka_unit_test(the_printed_values_give_the_same_step_again),
         cmocka_unit_test(more_memory_is_never_much_slower),
         cmocka_unit_test(the_head_of_a_large_vocabulary_costs_little_more_than_its_products),
