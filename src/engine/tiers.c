@@ -372,6 +372,15 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
         t->host = subtract(t->host, bytes);
 }
 
+/* Is anything read in place? Not where as many blocks stay in host memory as there are. */
+static bool reads_files(const struct mt_engine_plan *plan)
+{
+    for (size_t u = 0; u < plan->program.n_units; u++)
+        if (plan->in_files[u])
+            return true;
+    return false;
+}
+
 /* With or without what leaves the device on the disk. Returns the host memory that this takes. */
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[MT_N_POOLS],
                        enum mt_base_home base_home, bool spill)
@@ -382,11 +391,12 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
     sort_kinds(&t);
     measure_units(&t);
     put_base(&t);
-    plan->file_bytes = t.files ? mt_file_weights_bytes(0) : 0;
+    bool in_files = reads_files(plan);
+    plan->file_bytes = in_files ? mt_file_weights_bytes(0) : 0;
     mt_program_buffer_bytes(&plan->program, t.device_bytes);
     set_aside(&t, &beside, (shared ? plan->device_bytes : 0) + plan->staging_bytes + plan->file_bytes +
                                (spill ? p->drive_bytes : plan->spill_bytes));
-    bool base = t.files || t.base == MT_BASE_DISK;
+    bool base = in_files || t.base == MT_BASE_DISK;
     bool states = p->may_use_disk && (p->placement.states == MT_STATES_DISK ||
                                       (p->placement.states == MT_STATES_AUTO && planes_in_host(&t) > t.host));
     plan->program.spill_disk = spill;
@@ -408,9 +418,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         keep_units(&t);
     if (t.files && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
         keep_base(&t);
-    plan->uses_files = false;
-    for (size_t u = 0; u < plan->program.n_units; u++)
-        plan->uses_files |= plan->in_files[u] != 0;
+    plan->uses_files = reads_files(plan);
     describe_all(&t);
     return in_use(&t) + beside;
 }

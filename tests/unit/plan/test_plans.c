@@ -310,6 +310,30 @@ static void a_frozen_70b_is_faster_with_each_gib_of_host_memory(void **state)
     mt_layout_destroy(&l);
 }
 
+/* With as many blocks in host memory as there are nothing is read in place, and no memory is set aside for it. */
+static void a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 256, 0);
+    struct mt_layout *l = make_frozen_70b(NULL);
+    struct mt_plan_request r = make_frozen_request(l, &m, 1);
+    struct mt_plan_choice files, host;
+    struct mt_err err = {0};
+    r.placement.base = MT_BASE_FILES;
+    r.placement.base_blocks = 1000;
+    if (mt_plan_evaluate(&files, &r, NULL, &err))
+        fail_msg("%s", err.msg);
+    r.placement.base = MT_BASE_HOST;
+    if (mt_plan_evaluate(&host, &r, NULL, &err))
+        fail_msg("%s", err.msg);
+    assert_true(!files.engine.uses_files);
+    assert_int_equal(files.engine.file_bytes, 0);
+    assert_int_equal(files.host_bytes, host.host_bytes);
+    mt_plan_choice_finish(&files);
+    mt_plan_choice_finish(&host);
+    mt_layout_destroy(&l);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +341,7 @@ int main(void)
         cmocka_unit_test(a_70b_step_of_few_tokens_is_bound_by_drives),
         cmocka_unit_test(a_frozen_70b_is_read_from_its_files_where_memory_is_short),
         cmocka_unit_test(a_frozen_70b_is_faster_with_each_gib_of_host_memory),
+        cmocka_unit_test(a_base_in_files_of_which_all_blocks_stay_takes_what_host_memory_takes),
         cmocka_unit_test(a_123b_plan_on_four_drives_is_bound_by_compute),
         cmocka_unit_test(whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does),
         cmocka_unit_test(a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute),
