@@ -72,6 +72,14 @@ def every_stored_machine_is_read_and_faster_ones_are_faster(tmp):
     assert t["rtx3090"] < t["a6000"] < t["rtx4090"] < t["rtx5090"] < t["h100"] < t["h200"], t
 
 
+def the_other_choice_names_both_parts_of_records(tmp):
+    args = ("--machine", "rtx4090", "--host-mem", "512GiB", "--tokens-per-step", "64Ki", "--model", shape_json(tmp, "8b"))
+    chosen = plan(*args)["settings"]
+    assert chosen["memory.offload_attention"] != chosen["memory.offload_layers"], chosen
+    said = megatrain("plan", *args).stdout
+    assert re.search(r"memory.activations +recompute +recompute, \d+ offloaded, \d+ of attention: ", said), said
+
+
 def what_ifs_change_the_answer(tmp):
     model = shape_json(tmp, "8b")
     args = ("--machine", "rtx4090", "--host-mem", "256GiB", "--tokens-per-step", "4Ki", "--model", model)
@@ -435,6 +443,7 @@ def main():
         answers_from_a_config_json_alone(tmp)
         a_405b_plan_takes_a_second(tmp)
         every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
+        the_other_choice_names_both_parts_of_records(tmp)
         what_ifs_change_the_answer(tmp)
         what_does_not_fit_says_what_would(tmp)
         the_table_fits_a_terminal(tmp)
