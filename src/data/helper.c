@@ -24,6 +24,13 @@ static char *join3(const char *a, const char *b, const char *c)
     return asprintf(&p, "%s/%s/%s", a, b, c) < 0 ? NULL : p;
 }
 
+/* Whom the program belongs to; the user where that cannot be known. */
+static uid_t program_owner(void)
+{
+    struct stat st;
+    return stat("/proc/self/exe", &st) ? geteuid() : st.st_uid;
+}
+
 /* Run as ours: belongs to root, to the user or to whoever the program belongs to, and others may not write there. */
 static bool is_trusted(const char *path, uid_t program)
 {
@@ -49,13 +56,12 @@ static char *find_script(void)
     static const char *const folders[] = {"share/megatrain", "scripts"};
     enum { PARENTS = 4 };
     char exe[PATH_MAX];
-    struct stat st;
     const char *given = getenv("MEGATRAIN_DATA_HELPER");
     if (given && *given)
         return strdup(given);
     ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
     exe[n > 0 ? n : 0] = 0;
-    uid_t program = stat(exe, &st) ? geteuid() : st.st_uid;
+    uid_t program = program_owner();
     for (int level = 0; level <= PARENTS; level++) {
         char *slash = strrchr(exe, '/');
         if (!slash || slash == exe)
@@ -93,7 +99,7 @@ static char *find_python(const char *script)
         path = strdup(given);
     else if (slash)
         path = join3(dir, "..", ".venv-data/bin/python");
-    if (path && !(given && *given) && (!mt_path_exists(path) || !is_trusted_file(path, geteuid()))) {
+    if (path && !(given && *given) && (!mt_path_exists(path) || !is_trusted_file(path, program_owner()))) {
         free(path);
         path = strdup("python3");
     }

@@ -278,6 +278,33 @@ def a_helper_that_others_could_have_made_is_not_run(p):
         assert runs or "is not found" in r.stderr, r.stderr
 
 
+def the_helper_of_another_users_tree_is_run(p):
+    """A tree that is mounted into a container belongs to whoever built it: its program, its scripts and its Python."""
+    data = os.path.join(p.tmp, "owned.jsonl")
+    with open(data, "w") as f:
+        f.write('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n')
+    root = os.path.join(p.tmp, "owned-tree")
+    _, ini = p.ini("owned", data__train=data, data__tokenizer="byte", data__template="chatml",
+                   data__cache_dir=os.path.join(p.tmp, "owned-cache"))
+    files = {"scripts/prepare_data.py": "", ".venv-data/bin/python": '#!/bin/sh\n: >"$0.ran"\n', "cli/megatrain": None}
+    for name, text in files.items():
+        path = os.path.join(root, name)
+        os.makedirs(os.path.dirname(path))
+        if text is None:
+            shutil.copy(BINARY, path)
+            continue
+        with open(path, "w") as f:
+            f.write(text)
+        os.chmod(path, 0o755)
+    if not os.geteuid():  # nobody else can give files away
+        for folder, _, names in os.walk(root):
+            for path in [folder, *(os.path.join(folder, n) for n in names)]:
+                os.chown(path, 4242, 4242)
+    env = {k: v for k, v in os.environ.items() if k not in ("MEGATRAIN_PYTHON", "MEGATRAIN_DATA_HELPER")}
+    r = subprocess.run([os.path.join(root, "cli/megatrain"), "-q", "run", ini], capture_output=True, text=True, env=env)
+    assert r.returncode and os.path.exists(os.path.join(root, ".venv-data/bin/python.ran")), r.stderr
+
+
 def requests_of_an_earlier_run_are_removed(p):
     out, ini = p.ini("stale")
     megatrain("-q", "run", ini, "--max-steps", 2)
