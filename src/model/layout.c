@@ -443,7 +443,8 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
                 n[kind] += strstr(b->l->tensors[t->tensor].name, kinds[kind]) != NULL;
             odd += b->l->tensors[t->tensor].expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
         }
-    if (!odd && n[0] == n[1] && n[0] % all == 0 && n[2] % all == 0 && (s->dropout == 0 || n[0] + n[2] == 0))
+    bool some_lack = n[0] != n[1] || (n[0] && n[0] != all) || (n[2] && n[2] != all);
+    if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
                    "none, of gate_proj and up_proj together, all of adapter.rank and adapter.alpha and without dropout: "

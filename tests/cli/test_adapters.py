@@ -188,6 +188,10 @@ def check_experts(tmp, model, data):
                 {"adapter__targets": "*.experts.7.*"}, {"adapter__rank_pattern": "experts.0.up_proj:3"},
                 {"adapter__dropout": 0.1}):
         refused(tmp, model, data, "adapters of all routed experts", **{**over, **bad})
+    plain = write_model(os.path.join(tmp, "no-sparse"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[0, 1]))
+    ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{
+        **LORA, "model__init": "random", "adapter__rank_pattern": "", "train__steps": 1}))
+    megatrain("-q", "run", ini)  # of the family of a mixture, without a mixture in it
     fused = write_model(os.path.join(tmp, "fused"), config("gpt_oss", num_hidden_layers=2))
     refused(tmp, fused, data, "experts.0.gate_proj", "cannot have an adapter", model__init="random", **over)
 
