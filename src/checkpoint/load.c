@@ -413,7 +413,7 @@ static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct
 static bool is_in_state(struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
 {
     return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED &&
-           !mt_json_get_in_order(r->named, &r->found, t->name);
+           (t->adapter || !mt_json_get_in_order(r->named, &r->found, t->name));
 }
 
 /* A unit's tensors, of the file of its block. */

@@ -26,10 +26,14 @@ struct mt_adapter_item {
     char *name; /* owned */
     double value;
     bool used;  /* it matched something when a model was laid out */
+    bool glob;
 };
 struct mt_adapter_list {
     struct mt_adapter_item *items; /* owned; the first match counts */
     size_t n, cap;
+    size_t *by_name;               /* owned; the items that are no globs, by name and then in order: experts one by one
+                                      are tens of thousands */
+    size_t n_names, cap_names;
 };
 
 /** What of a model gets adapters, and which. {0}: nothing. */

@@ -251,7 +251,7 @@ static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool 
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const cJSON *w = base && base->want ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
+        const cJSON *w = base && base->want && !t->adapter ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
         const cJSON *text = w ? mt_json_get(w, "xxh3") : NULL;
         uint64_t want = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0, have = 0;
         if (named_alone && !w)

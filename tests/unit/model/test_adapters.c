@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <fnmatch.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,6 +45,40 @@ static struct mt_layout *must_lay_out(struct mt_adapter_spec *s, struct mt_cut c
     if (lay_out(&l, s, MODEL(""), cut, &err))
         fail_msg("%s", err.msg);
     return l;
+}
+
+/* What a name or glob means, item by item. */
+static bool means(const char *item, const char *module)
+{
+    size_t n = strlen(module), k = strlen(item);
+    if (strpbrk(item, "*?["))
+        return !fnmatch(item, module, 0);
+    return n >= k && !strcmp(module + n - k, item) && (n == k || module[n - k - 1] == '.');
+}
+
+static void the_first_of_many_items_counts(void **state)
+{
+    static const char *const items[] = {"mlp.experts.3.up_proj", "experts.3.up_proj", "*.2.mlp.*.down_proj", "down_proj",
+                                        "model.layers.1.mlp.experts.0.down_proj", "layers.2.mlp.experts.7.gate_proj",
+                                        "model.layers.?.mlp.experts.[0-4].gate_proj", "down_proj", "proj", "", "norm"};
+    static const char *const kinds[] = {"gate_proj", "up_proj", "down_proj"};
+    (void)state;
+    for (size_t turn = 0; turn < MT_ARRAY_LEN(items); turn++) {
+        struct mt_adapter_list l = {0};
+        for (size_t i = 0; i < MT_ARRAY_LEN(items); i++)
+            assert_true(mt_adapter_list_add(&l, items[(i + turn) % MT_ARRAY_LEN(items)], (double)i));
+        for (size_t m = 0; m < 3 * 8 * 3; m++) {
+            char module[64];
+            size_t want = 0;
+            snprintf(module, sizeof(module), "model.layers.%zu.mlp.experts.%zu.%s", m / 24, m / 3 % 8, kinds[m % 3]);
+            while (want < l.n && !means(l.items[want].name, module))
+                want++;
+            assert_ptr_equal(mt_adapter_match(&l, module), want < l.n ? &l.items[want] : NULL);
+        }
+        assert_ptr_equal(mt_adapter_match(&l, "model.norm.weight"), NULL);
+        struct mt_adapter_spec s = {.targets = l};
+        mt_adapter_spec_finish(&s);
+    }
 }
 
 static void adapters_alone_are_trained(void **state)
@@ -178,6 +213,7 @@ static void modules_are_named_as_shortly_as_they_can(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_of_many_items_counts),
         cmocka_unit_test(adapters_alone_are_trained),
         cmocka_unit_test(factors_of_a_product_lie_together),
         cmocka_unit_test(tensors_are_the_same_for_every_cut),
