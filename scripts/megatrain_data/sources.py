@@ -18,6 +18,7 @@ from . import limits
 from .errors import DataError, SampleError
 
 CHUNK = 1 << 20
+ROWS = 512  # of a columnar file, in a chunk
 TABLES = (".parquet", ".arrow")
 
 
@@ -145,7 +146,7 @@ def batches(path):
         size = os.path.getsize(path)
         if path.endswith(".parquet"):
             table = pyarrow.parquet.ParquetFile(path)
-            rows, parts = table.metadata.num_rows, table.iter_batches(batch_size=512)
+            rows, parts = table.metadata.num_rows, table.iter_batches(batch_size=ROWS)
         else:
             source = pyarrow.memory_map(path)
             try:
@@ -156,8 +157,9 @@ def batches(path):
             rows = 0
         done = 0
         for part in parts:
-            for at in range(0, part.num_rows, 512):
-                piece = part.slice(at, 512)
+            rows_at_once = max(1, min(ROWS, part.num_rows * CHUNK // max(part.nbytes, 1)))  # books are long
+            for at in range(0, part.num_rows, rows_at_once):
+                piece = part.slice(at, rows_at_once)
                 sink = pyarrow.BufferOutputStream()
                 with pyarrow.ipc.new_stream(sink, piece.schema) as w:
                     w.write_batch(piece)

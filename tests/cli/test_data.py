@@ -19,9 +19,11 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 ROOT = data_env.ROOT
+sys.path.insert(0, os.path.join(ROOT, "scripts"))
 
 import warm_helper
 from families import EPOCH
+from megatrain_data import sources
 from tiny import BINARY, base, config, megatrain, write_ini, write_model
 
 FIXTURES = os.path.join(ROOT, "tests", "data", "chat")
@@ -130,6 +132,18 @@ def columns_that_a_row_does_not_have_are_absent(tmp):
     want = show(tmp, model, lines(os.path.join(tmp, "holes.jsonl"), rows))
     assert show(tmp, model, os.path.join(tmp, "holes.parquet")) == want
     assert "<tool_call>" in text_of(tmp, model, os.path.join(tmp, "holes.parquet"))
+
+
+def long_rows_of_a_table_come_a_few_at_once(tmp):
+    """Books: what a worker is given at once is of about a MiB, however many rows the file has in a group."""
+    rows = [{"text": f"{i} " + "word " * 40000} for i in range(40)]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), os.path.join(tmp, "books.parquet"))
+    with pa.ipc.new_file(os.path.join(tmp, "books.arrow"), pa.Table.from_pylist(rows).schema) as f:
+        f.write_table(pa.Table.from_pylist(rows))
+    for name in ("books.parquet", "books.arrow"):
+        chunks = [c for c, _ in sources.chunks(os.path.join(tmp, name))]
+        assert max(len(c[1]) for c in chunks) < 2 << 20 and len(chunks) == 8, [len(c[1]) for c in chunks]
+        assert [r for c in chunks for _, r in sources.records(c)[0]] == rows
 
 
 def what_is_trained_can_be_chosen(tmp):
