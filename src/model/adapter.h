@@ -10,18 +10,18 @@
 
 /**
  * Low-rank adapters (LoRA; Hu et al. 2021): a linear layer W with an adapter computes y = W x + s B (A x), and
- * A [rank, in] and B [out, rank] are trained in the place of W. s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
+ * A [rank, in] and B [out, rank] are trained instead of W. s = alpha / rank, or alpha / sqrt(rank) with rsLoRA
  * (Kalajdzievski 2023).
  *
- * DoRA (Liu et al. 2024) scales the rows of W + s B A to lengths of their own, which are trained, too:
+ * DoRA (Liu et al. 2024) scales the rows of W + s B A to lengths m, which are trained, too:
  * y = m (W + s B A) x / |W + s B A| by rows. The norms count as constants in backward (section 4.3 there).
  *
- * What of a model gets an adapter is a list of names of modules, as PEFT has it: a tensor's name without ".weight".
- * A name without wildcards means the module of that name, or those whose name ends in it behind a dot ("q_proj"); a glob
- * is held against the whole name ("model.layers.3.*").
+ * Adapters are given to a list of modules, named as in PEFT: a tensor's name without ".weight". A name without globs
+ * means the module of that name, or those whose name ends in a dot and that name ("q_proj"); a glob is matched
+ * against the whole name ("model.layers.3.*").
  */
 
-/** A name or glob of modules, and what is said of them. */
+/** A name or glob of modules, and their value. */
 struct mt_adapter_item {
     char *name; /* owned */
     double value;
@@ -36,16 +36,16 @@ struct mt_adapter_list {
     size_t n_names, cap_names;
 };
 
-/** What of a model gets adapters, and which. {0}: nothing. */
+/** The adapters of a model: which modules have one, and of which rank. {0}: none. */
 struct mt_adapter_spec {
     bool on;
     int64_t rank;
     double alpha;
     bool rslora, dora;
-    double dropout;    /* share of x that A does not see in training */
+    double dropout;    /* share of the elements of x that training zeroes before A */
     double lr_ratio_b; /* learning rate of B over that of A (LoRA+; Hayou et al. 2024) */
     struct mt_adapter_list targets;        /* MT_ALL_LINEAR: the linear layers of attention and MLP of every layer */
-    struct mt_adapter_list ranks, alphas;  /* in the place of rank and alpha */
+    struct mt_adapter_list ranks, alphas;  /* override rank and alpha */
     struct mt_adapter_list train_also;     /* modules that are trained whole */
 };
 #define MT_ALL_LINEAR "all-linear"
@@ -59,7 +59,7 @@ struct mt_adapter_spec {
 bool mt_adapter_list_add(struct mt_adapter_list *l, const char *name, double value);
 void mt_adapter_spec_finish(struct mt_adapter_spec *s);
 
-/** The first item that means the module, or NULL; marks it as used. */
+/** The first item that matches the module, or NULL; marks it as used. */
 const struct mt_adapter_item *mt_adapter_match(struct mt_adapter_list *l, const char *module);
 
 /** Rank and alpha of a module's adapter, and the factor of its product. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The values that adapters begin with, PEFT's: A uniform, B zero, DoRA's magnitudes the lengths of the rows of W. */
+/* The initial values of adapters, as in PEFT: A uniform, B zero, DoRA's magnitudes the lengths of the rows of W. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
     snprintf(name, sizeof(name), "%.*s." MT_LORA_MAGNITUDE, (int)(strrchr(w->name, '.') - w->name), w->name);
     const struct mt_tensor *m = mt_layout_find(l, name);
     if (w->kind == MT_RANGE_PACKED)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind = dora cannot begin on %s, which is packed: go on from "
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind = dora cannot begin on %s, which is packed: continue "
                        "adapters that PEFT began (adapter.path), or set adapter.kind = lora", w->name);
     for (size_t first = 0; first < m->n; first += ROWS) {
         size_t n = MT_MIN((size_t)ROWS, m->n - first);

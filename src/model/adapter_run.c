@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Low-rank adapters on a linear layer: y += s (x A^T) B^T, and backward. The A of a layer's targets lie end to end, so
- * one product makes x A^T of them all; each B then works on its own columns of it and of y. x A^T and s dy B are
- * rounded to the compute dtype, sums are FP32. x A^T is made again in backward: a thin product. With dropout (on x,
- * before A, as in PEFT) every target has a mask of its own, made again wherever it is needed: products go by target.
+ * Low-rank adapters on a linear layer: y += s (x A^T) B^T, and backward. The A of a layer's targets are end to end, so
+ * one product makes x A^T of them all; each B then uses its own columns of that and of y. x A^T and s dy B are
+ * rounded to the compute dtype, sums are FP32. Backward recomputes x A^T: a thin product. With dropout (on x, before A,
+ * as in PEFT) every target has its own mask, drawn again whenever it is needed, and its own products.
  */
 #include "model/model_priv.h"
 
-/* Rows [first, first + n) of the A of a layer's targets: all, or those of one. */
+/* Rows [first, first + n) of A: those of all the layer's targets, or of one. */
 struct rows {
     size_t first, n;
 };
@@ -22,7 +22,7 @@ static struct rows all_rows(const struct mt_adapter *ad)
     return (struct rows){0, ad->rank};
 }
 
-/* x A^T: those columns of [n, rank]. */
+/* x A^T for these rows of A: columns of [n, rank]. */
 static int inner(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
@@ -49,7 +49,7 @@ static bool drops(const mt_model *m)
     return m->layout->adapter_default.dropout > 0 && m->loss_scale > 0;
 }
 
-/* What the target's mask leaves of x, scaled: added to `sum`, or NULL: to m->adapter_in. Each target has its own mask. */
+/* x after the target's dropout: added to `sum`, or if that is NULL written to m->adapter_in. */
 static int drop(mt_model *m, const struct mt_adapter_run *a, const struct mt_adapter_target *t, const void *x,
                 void *sum, struct mt_err *err)
 {
@@ -71,7 +71,7 @@ static int drop(mt_model *m, const struct mt_adapter_run *a, const struct mt_ada
                          err);
 }
 
-/* x A^T of all targets; with dropout each of what is left of x for it. */
+/* x A^T of all targets; with dropout each of its own masked x. */
 static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
@@ -138,7 +138,7 @@ static int outer_grad(mt_model *m, const struct mt_adapter_run *a, const struct 
                       err);
 }
 
-/* (s dy B) A of those rows of A: added to `sum`, or NULL: to m->adapter_in. */
+/* (s dy B) A for these rows of A: added to `sum`, or if that is NULL written to m->adapter_in. */
 static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, void *sum, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;
@@ -209,7 +209,7 @@ static int b_grad(mt_model *m, const struct mt_adapter_run *a, const struct mt_a
                       err);
 }
 
-/* dA += (s dy B)^T x of those rows */
+/* dA += (s dy B)^T x for these rows */
 static int a_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, const void *x, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->adapter;

@@ -4,8 +4,8 @@
  *
  *   h = norm(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + o Wo
  *
- * The record keeps what is costly to make again (qkv, o, statistics); the norm's output is made again in
- * backward, a cheap pass.
+ * The record keeps what is expensive to recompute (qkv, o, statistics); backward recomputes the norm's output, a
+ * cheap pass.
  */
 #include <math.h>
 
@@ -13,7 +13,7 @@
 #include "model/attention.h"
 
 struct record {
-    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv where there is no QK-norm; [n, q] */
+    void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv without QK-norm; [n, q] */
     float *lse;         /* [n_heads, n] */
     float *rstd;        /* [n] of the norm */
     float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm, or fewer */
@@ -48,8 +48,8 @@ static struct record record_of(const struct mt_part_run *run)
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
-    void *rows[2];    /* [n, q]: of a norm of queries and keys that is apart */
-    void *workspace;  /* of the attention operations, at the end */
+    void *rows[2];    /* [n, q]: for a norm of queries and keys that is an operation of its own */
+    void *workspace;  /* of the attention operations, last in the scratch */
 };
 
 static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
@@ -159,7 +159,7 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
     };
 }
 
-/* Of the norm that the rotary embedding's operation does along; NULL: none. */
+/* Weight of the norm that the rotary embedding's operation includes; NULL: none. */
 static const void *norm_weight(const struct mt_part_run *r, int role)
 {
     const struct mt_param *p = &r->part->param[role];
@@ -171,7 +171,7 @@ static float *norm_grad(const struct mt_part_run *r, int role)
     return mt_qk_norm_is_apart(&r->m->layout->cfg) ? NULL : mt_grad_of(r->g, r->part->param[role]);
 }
 
-/* The norm that is apart: from rec->qkv to rec->qk. */
+/* The norm as an operation of its own: from rec->qkv to rec->qk. */
 static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct record *rec)
 {
     struct scratch s = scratch_of(r);
@@ -179,7 +179,7 @@ static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct rec
                                .rows = {s.rows[0], s.rows[1]}, .dqkv = s.dqkv};
 }
 
-/* From q and k in `from` to `to`, which may be `from`. */
+/* Applies the rotary embedding to q and k in `from`; `to` may be `from`. */
 static int rotate(const struct mt_part_run *r, const struct record *rec, const void *from, size_t ld_from, void *to,
                   size_t ld_to, struct mt_err *err)
 {
@@ -209,7 +209,7 @@ static int rotate(const struct mt_part_run *r, const struct record *rec, const v
                          err);
 }
 
-/* Queries and keys as attention takes them, into rec->qk. */
+/* Queries and keys for attention, into rec->qk. */
 static int make_qk(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
 {
     const struct mt_widths *wd = &r->m->wd;
@@ -278,7 +278,7 @@ static struct mt_attention_sink sink_args(const struct mt_part_run *r, const str
                                       .ld_o = m->wd.q, .lse = rec->lse};
 }
 
-/* The gradient of the sinks, where they are trained. */
+/* The gradient of the sinks, if they are trained. */
 static int sink_backward(const struct mt_part_run *r, const struct record *rec, const void *d_o, struct mt_err *err)
 {
     float *dsinks = mt_grad_of(r->g, r->part->param[MT_ATTENTION_SINKS]);

@@ -5,7 +5,7 @@
 #include "model/model_priv.h"
 #include "model/part.h"
 
-/** Does the norm of queries and keys run as an operation of its own (below), not with the rotary embedding? */
+/** Does the norm of queries and keys run as an operation of its own (below), instead of with the rotary embedding? */
 static inline bool mt_qk_norm_is_apart(const struct mt_hf_config *cfg)
 {
     return cfg->qk_norm == MT_QK_NORM_PROJECTION || cfg->qk_norm == MT_QK_NORM_AFTER_ROPE;
@@ -22,7 +22,7 @@ struct mt_qk_norm {
 };
 int mt_qk_norm(const struct mt_qk_norm *a, struct mt_err *err);
 int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err);
-/** Of m->workspace. */
+/** Bytes of m->workspace. */
 size_t mt_qk_norm_workspace(const struct mt_model_params *p, mt_device *dev);
 
 #endif

@@ -21,7 +21,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     return mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, r->of->sum + first_elem(r), y}, err);
 }
 
-/* The sum's gradient, for the experts. It is that of the layer's input, too, which stays where it is. */
+/* Copies the sum's gradient for the experts. It is also that of the layer's input, so r->dx keeps it. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     const mt_model *m = r->m;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A linear layer with DoRA: with z = W x + s B (A x) and g = m / |W + s B A| by rows, y = g z + b. The layer's own product
- * and its adapters' make z as they do without DoRA; g comes of the weights at hand, whenever they are: W is streamed, and
- * |W + s B A| needs no more than W A^T and A A^T beside it (device/ops.h, mt_dora_scale). Backward goes through g dy; m's
- * gradient is the sum of dy z / |W + s B A|, with z made again.
+ * A linear layer with DoRA: with z = W x + s B (A x) and g = m / |W + s B A| by rows, y = g z + b. The layer's own
+ * product and its adapters' make z as they do without DoRA; g is computed from W whenever it is needed, since W is
+ * streamed: besides W, |W + s B A| needs only W A^T and A A^T (device/ops.h, mt_dora_scale). Backward uses g dy; m's
+ * gradient is the sum of dy z / |W + s B A|, with z recomputed.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -102,7 +102,7 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
                                       err);
 }
 
-/* g and 1 / |W + s B A| of all columns of the layer's output; 1 and 0 where it has no adapter. */
+/* g and 1 / |W + s B A| of all columns of the layer's output; 1 and 0 for columns without an adapter. */
 static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_scratch *s, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->p.adapter;
@@ -117,7 +117,7 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
     return rc ? rc : no_scale(m, done, ad->out, s, err);
 }
 
-/* z, as the layer would give it without DoRA, bias and residual. */
+/* z: the layer's output without DoRA, bias and residual. */
 static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_err *err)
 {
     const struct mt_adapter *ad = a->p.adapter;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The embedding: x = table[ids]. It has no input but the token ids, and so no gradient of one. */
+/* The embedding: x = table[ids]. Its input is the token ids, so it has no gradient of an input. */
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/part.h"

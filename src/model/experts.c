@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A group of a mixture's experts. Each is a gated MLP, run once a step over the rows of all micro-batches that were
- * sent to it; its output, times the row's weight, is added to the sum of the layer.
+ * A group of experts. Each is a gated MLP, run once a step over the rows of all micro-batches that were sent to it; its
+ * output, times the row's weight, is added to the sum of the layer.
  *
  *   expert(n) = (act(n Wgate + b) * (n Wup + b)) Wdown + b
  */
@@ -31,7 +31,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     }
 }
 
-/* Rows at once: a constant of the numerics, since the gradient of a weight is summed tile by tile. */
+/* Rows of a tile: part of the numerics, since the gradient of a weight is summed tile by tile. */
 enum { TILE = 16384 };
 
 struct scratch {
@@ -40,7 +40,7 @@ struct scratch {
     void *act;     /* [rows, width] */
     void *out;     /* [rows, hidden]: output, or gradient of the input; for a bias's gradient, weighted d_o */
     float *grad;   /* of one expert: its parameters end to end, then its adapters' */
-    void *w;       /* one expert's parameters, where its unit keeps codes */
+    void *w;       /* one expert's decoded parameters, if its unit keeps codes */
 };
 
 static size_t padded_rows(mt_device *dev, size_t n)
@@ -48,7 +48,7 @@ static size_t padded_rows(mt_device *dev, size_t n)
     return mt_align_up(n, mt_device_limits(dev)->row_bucket);
 }
 
-/* Where the gradients of an expert's parameters lie, and the elements of all of them. */
+/* Offsets of the gradients of an expert's parameters; returns the elements of all of them. */
 static size_t lay_out_gradient(size_t at[MT_EXPERT_MAX_PARAMS], const struct mt_param *p)
 {
     size_t n = 0;
@@ -77,7 +77,7 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-/* Elements [first, end) of the unit's gradient: those of an expert's adapters, which lie behind its parameters. */
+/* Elements [first, end) of the unit's gradient: those of an expert's adapters, which follow its parameters. */
 struct span {
     size_t first, end;
 };
@@ -101,7 +101,7 @@ static struct span adapters_of(const struct mt_param *p)
     return s;
 }
 
-/* All experts of a model have the same shapes, and adapters all or none. */
+/* All experts of a model have the same shapes, and either all or none have adapters. */
 static size_t gradient_elems(const struct mt_layout *l)
 {
     size_t at[MT_EXPERT_MAX_PARAMS];
@@ -131,20 +131,20 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 /* Some rows of one expert. */
 struct tile {
     const struct mt_part_run *run;
-    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS] as they lie in the unit, */
-    const void *w;             /* whose element w_first this is: the unit's buffer, or scratch with this expert's alone */
+    const struct mt_param *p;  /* [MT_EXPERT_MAX_PARAMS], with offsets in the unit */
+    const void *w;             /* the unit's element w_first: the unit's buffer, or scratch with this expert alone */
     size_t w_first;
     struct mt_routing routing;
     struct scratch s;
     size_t n, n_padded;
     const int32_t *list;
-    bool first;                        /* of its expert: gradients begin with it */
+    bool first;                        /* of its expert: overwrites the gradients */
     size_t at[MT_EXPERT_MAX_PARAMS];   /* in s.grad */
-    size_t adapters_at;                /* the same, of its adapters */
+    size_t adapters_at;                /* in s.grad, of its adapters */
     struct span adapters;
 };
 
-/* As it lies from t->w on. */
+/* A parameter with its offset from t->w. */
 static struct mt_param param_of(const struct tile *t, int role)
 {
     struct mt_param p = t->p[role];
@@ -227,7 +227,7 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
     return rc ? rc : combine(t, t->routing.weights, t->run->of->sum, err);
 }
 
-/* dW = dy^T x, from the second tile on added to what is there. */
+/* dW = dy^T x; the second tile and later ones add to it. */
 static int weight_gradient(const struct tile *t, int role, size_t out, size_t in, const void *dy, const void *x,
                            struct mt_err *err)
 {
@@ -277,7 +277,7 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
                                     err);
 }
 
-/* Of the adapters of a layer of the expert, after its input's gradient. Where the output is weighted, x is instead. */
+/* For the adapters of a linear layer of the expert, after its input's gradient. Down: x is weighted, not dy. */
 static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of, const void *x, struct mt_err *err)
 {
     struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = x, .w = of->w,
@@ -314,7 +314,7 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
                                 err);
 }
 
-/* The output is not made again: what its weight's gradient needs of it comes with the gated product's. */
+/* Does not recompute the output: mt_expert_glu_bwd computes the gradient of a row's weight without it. */
 static int backward_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
@@ -361,7 +361,7 @@ static struct tile begin_expert(const struct mt_part_run *r, int expert)
     return t;
 }
 
-/* From codes to weights, where the unit keeps them. */
+/* Decodes the expert's weights, if the unit keeps codes. */
 static int open_codes(struct tile *t, int expert, struct mt_err *err)
 {
     const mt_model *m = t->run->m;
@@ -399,7 +399,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     return rc;
 }
 
-/* The gradients of expert i to where they leave from, with the sums of their squares. */
+/* Casts the gradients of an expert into the buffer that is copied to the host, with the sums of their squares. */
 static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
 {
     mt_model *m = t->run->m;
@@ -438,7 +438,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     return rc;
 }
 
-/* Of a token that is sent to top_k of all experts, the share of this group. */
+/* A token is sent to top_k of all experts; this is the group's share. */
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
     const struct mt_moe *m = &c->moe;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Casts a unit's gradient for its copy to the host. In place, where the budget has no buffer for the cast: the 16-bit
+ * Casts a unit's gradient for its copy to the host. In place, if the budget has no buffer for the cast: the 16-bit
  * element i overwrites half of the 32-bit element i / 2, which has been cast already. A piece that begins at element
  * `at` may therefore have at most `at` elements; the first ones go through a small buffer.
  */
@@ -14,7 +14,7 @@ struct cast {
     enum mt_dtype dtype;
 };
 
-/* Elements [at, at + n) of the gradient; `first` is the tensor's first, and at lies a whole number of blocks behind it. */
+/* Elements [at, at + n) of the gradient; `first` is the tensor's first, and at - first is a multiple of the block. */
 static int cast_piece(const struct cast *c, size_t first, size_t at, size_t n, void *to, struct mt_err *err)
 {
     return mt_op_grad_cast(c->m->dev,
@@ -34,10 +34,10 @@ static int cast_in_place(const struct cast *c, size_t first, size_t n, struct mt
     int rc = 0;
     for (size_t at = first; at < end && !rc; at += piece) {
         void *to = c->dst + at * size;
-        bool apart = at < MT_SUMSQ_BLOCK;
-        piece = MT_MIN(end - at, apart ? MT_SUMSQ_BLOCK : at / MT_SUMSQ_BLOCK * MT_SUMSQ_BLOCK);
-        rc = cast_piece(c, first, at, piece, apart ? c->m->cast_start : to, err);
-        if (!rc && apart)
+        bool buffered = at < MT_SUMSQ_BLOCK;
+        piece = MT_MIN(end - at, buffered ? MT_SUMSQ_BLOCK : at / MT_SUMSQ_BLOCK * MT_SUMSQ_BLOCK);
+        rc = cast_piece(c, first, at, piece, buffered ? c->m->cast_start : to, err);
+        if (!rc && buffered)
             rc = mt_device_copy(c->m->dev, MT_STREAM_COMPUTE,
                                 &(struct mt_copy){to, piece * size, c->m->cast_start, piece * size, piece * size, 1},
                                 err);

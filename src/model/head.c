@@ -2,9 +2,10 @@
 /*
  * The end of the model: final norm, and the output matrix with the loss in chunks of rows. Only rows
  * with a target reach the head: they are gathered first and their gradients scattered at the end, so
- * that prompt tokens cost nothing there. Logits are never whole: their gradients are, of `logits_chunk` rows, for the
- * two products of backward, which read the matrix and read and write its FP32 gradient; logits in FP32 are twice as
- * large and of `logits_piece` rows. Where a piece is a whole chunk, the gradients take the logits' place.
+ * that prompt tokens cost nothing there. Logits are never in memory as a whole. Their gradients are, for `logits_chunk`
+ * rows: the two products of backward read the matrix and read and write its FP32 gradient, once for each chunk. Logits
+ * in FP32, twice as large in bf16 compute, are for `logits_piece` rows. If a piece is a whole chunk, the gradients
+ * overwrite the logits.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -58,7 +59,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     return (double)c->hidden * (double)c->vocab;
 }
 
-/* Run by mt_model_head(): its result is a loss, and a tied one takes the embedding's weights and gradient, too. */
+/* Run by mt_model_head(): its result is a loss, and a tied head also uses the embedding's weights and gradient. */
 const struct mt_part_kind mt_part_head = {
     .name = "head",
     .adapted = 1u << MT_HEAD_TABLE,
@@ -119,7 +120,7 @@ static struct gradients gradients_of(const mt_model *m)
                       : (struct gradients){m->logits, ld * 4 / mt_dtype_size(m->dt)};
 }
 
-/* dh = dlogits W and dW += dlogits^T h; `first`: of what is in dW nothing is wanted. */
+/* dh = dlogits W and dW += dlogits^T h; `first`: dW is overwritten. */
 static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool first, size_t rows,
                                const void *h, void *dh, struct mt_err *err)
 {
@@ -170,7 +171,7 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
                       err);
 }
 
-/* Rows [first, first + rows) of the micro-batch, of the chunk's rows from `at` on: losses, and the logits' gradients. */
+/* Losses and logits' gradients of rows [first, first + rows) of the micro-batch, from the chunk's row `at` on. */
 static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, size_t at, size_t rows,
                       struct mt_err *err)
 {
@@ -209,7 +210,7 @@ static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, 
                                mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
 }
 
-/* The table's gradient is a product's, where there are rows to make one of. */
+/* The table's gradient is overwritten by a product if there are rows, else it is zeroed. */
 static int begin_grads(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
     const struct mt_param table = output_matrix(m);

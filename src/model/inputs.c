@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What forward and backward read besides weights: the micro-batches' tokens, and rotary tables.
+ * The inputs of forward and backward besides weights: the micro-batches' tokens, and rotary tables.
  *
- * Where the rotary embedding depends on a document's length, so does the table that its tokens read: with
+ * If the rotary embedding depends on a document's length, so does the table that its tokens use: with
  * longrope there are two on the device and the positions of longer documents index the second; with dynamic
- * scaling each length beyond the model's own has its own angles, and a micro-batch with such a document brings
- * the rows of all its tokens along.
+ * scaling each length beyond the model's own has its own angles, and a micro-batch with such a document
+ * uploads the rows of all its tokens with it.
  */
 #include <stdlib.h>
 

@@ -23,8 +23,8 @@ struct mt_layout_builder {
     size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
     size_t n_adapters;             /* of l->adapters in use */
     bool failed;
-    struct mt_err *err;            /* of the first adapter that cannot be, and */
-    int rc;                        /* its code */
+    struct mt_err *err;            /* for the first adapter that is not possible, */
+    int rc;                        /* with its code */
 };
 
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b)
@@ -169,7 +169,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
-        refuse(b, "adapter.targets: \"%s\" means %s, too, which cannot have an adapter: name the layers more closely",
+        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter: use more specific names",
                item->name, module);
     for (size_t i = 0; !item && served && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
@@ -177,16 +177,16 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
             s->targets.items[i].used = true;
         }
     if (item && b->l->cfg.family->rope_pairs && t->head_rows)
-        refuse(b, "adapter.targets: \"%s\" means %s, whose rows this family keeps in another order: not supported", item->name,
+        refuse(b, "adapter.targets: \"%s\" matches %s, whose rows this family keeps in another order: not supported", item->name,
                module);
     if (item && s->dora && part->layer < 0)
-        refuse(b, "adapter.targets: \"%s\" means %s, of which adapter.kind = dora is not supported: set kind = lora",
+        refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
     if (item && s->dora && mt_peft_wraps_parameter(b->l, t))
-        refuse(b, "adapter.targets: \"%s\" means %s, of which PEFT has no DoRA in a mixture of experts: name others, or set "
+        refuse(b, "adapter.targets: \"%s\" matches %s, for which PEFT has no DoRA in a mixture of experts: name others, or set "
                "adapter.kind = lora", item->name, module);
     if (item && t->trainable)
-        refuse(b, "%s is named by adapter.targets and by adapter.train_also (%s): it is trained with an adapter or whole",
+        refuse(b, "%s is matched by both adapter.targets and adapter.train_also (%s): train it with an adapter or whole",
                module, t->name);
     return item;
 }
@@ -214,7 +214,7 @@ static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const st
     set_trainable(b, t, true);
 }
 
-/* The tensors [first, end) of a linear layer that get one: all A, then each B, then magnitudes. */
+/* Adds the adapters of the tensors [first, end) of a linear layer: all A, then each B, then magnitudes. */
 static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, size_t first,
                             size_t end, bool served)
 {
@@ -255,7 +255,7 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     }
 }
 
-/* Adapters lie behind the parameters that they are of: a part's or an expert's, whose tensors are [first, ...). */
+/* Adapters follow the parameters that they adapt: a part's or an expert's, whose tensors are [first, ...). */
 static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, struct mt_param *params, int n_params,
                          size_t first)
 {
@@ -306,7 +306,7 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
         add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
 }
 
-/* "embed", "layer 7"; where the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
+/* "embed", "layer 7"; if the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
 static void close_unit(struct mt_layout_builder *b, bool whole)
 {
     struct mt_unit *u = b->u;
@@ -344,7 +344,7 @@ static const char *const *parts_of(const struct mt_hf_config *cfg, int64_t layer
     return cfg->sparse[layer] ? cfg->family->sparse_parts : cfg->family->parts;
 }
 
-/* All of them by micro-batch, from `first` on, up to one that runs once a step or to the end. */
+/* Number of parts from `first` on that run by micro-batch, up to one that runs once a step or to the end. */
 static size_t count_by_micro(const char *const *parts, size_t first, size_t n)
 {
     size_t i = first;
@@ -393,7 +393,7 @@ static void add_layer(struct mt_layout_builder *b, int layer)
     }
 }
 
-/* Parameters of an expert, with the padding between them; near enough to count bytes by. */
+/* Parameters of an expert, without padding: near enough for the size of a group. */
 static size_t expert_elems(const struct mt_moe *m, int64_t hidden)
 {
     return (size_t)(3 * m->width * hidden + (m->expert_bias ? 2 * m->width + hidden : 0));
@@ -417,7 +417,7 @@ static int check_used(const struct mt_adapter_list *list, const char *key, const
     return 0;
 }
 
-/* The output matrix of a tied model is the embedding. Where modules_to_save has only one, PEFT trains a copy of it. */
+/* A tied model's output matrix is the embedding. If modules_to_save has only one of them, PEFT trains a copy of it. */
 static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
 {
     struct mt_adapter_list *also = &b->p->adapter->train_also;
@@ -428,7 +428,7 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
-/* PEFT makes one adapter of those of all experts, and of gate and up together, of the usual rank. */
+/* PEFT has one adapter for all experts, with gate and up together, of the default rank. */
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
@@ -457,10 +457,10 @@ static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
     const struct mt_layout *l = b->l;
     if (b->p->n_freeze)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "model.freeze with adapters: all that they do not name is frozen already; remove model.freeze");
+                       "model.freeze with adapters: all other tensors are frozen already; remove model.freeze");
     if (l->tied && mt_adapter_match(&s->targets, "lm_head"))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "adapter.targets: an adapter of lm_head is not supported where the embeddings are tied");
+                       "adapter.targets: an adapter of lm_head is not supported with tied embeddings");
     if (s->dora && s->dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
                        s->dropout);
@@ -499,11 +499,11 @@ static int check_parts(const struct mt_family *f, const char *const *parts, stru
 {
     for (size_t i = 0; i < count_parts(parts); i++)
         if (!mt_part_find(parts[i]))
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: there is no part \"%s\"", f->model_type, parts[i]);
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: unknown part \"%s\"", f->model_type, parts[i]);
     return 0;
 }
 
-/* Units, parts, experts and adapters are never more than this, so that nothing moves that is pointed to. */
+/* Allocates upper bounds of units, parts, experts and adapters: the arrays must not move while they are filled. */
 static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, bool with_adapters, struct mt_err *err)
 {
     size_t groups = l->cut.expert_group ? mt_div_up((size_t)cfg->moe.n_experts, l->cut.expert_group) : 0;
@@ -548,7 +548,7 @@ static void count_active(struct mt_layout *l)
     l->n_active = rest + (of_experts ? of_experts / (uint64_t)m->n_experts * (uint64_t)m->top_k : 0);
 }
 
-/* Their matrices; biases that choose experts are on the device as constants (select_bias.c). */
+/* Only their matrices; biases for choosing experts are on the device as constants (select_bias.c). */
 static void find_f32_routers(struct mt_layout *l)
 {
     for (size_t i = 0; i < l->n_tensors; i++) {

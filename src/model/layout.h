@@ -14,23 +14,23 @@
 #include "settings/settings.h"
 #include "store/planes.h"
 
-/** Parameters begin at multiples of so many elements; planes of ranges are as long as multiples of so many. */
+/** Elements: parameters begin at multiples of the first, lengths of planes are multiples of the second. */
 enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
 enum { MT_TENSOR_NAME = 128 };
 struct mt_param;
 
 /**
- * Where a tensor lies in the one of the model's files that holds it: element (r, c) is element
- * first + r * row_step + c * col_step of that.
+ * Where a tensor lies in a tensor of the model's files: element (r, c) is element
+ * first + r * row_step + c * col_step of the stored one.
  */
 struct mt_tensor_place {
     size_t stored; /* index into mt_layout.stored */
     size_t first, row_step, col_step;
-    size_t paired_rows; /* not 0: of so many rows each, the first half's and the second half's alternate in the file */
+    size_t paired_rows; /* not 0: in each group of so many rows, rows of both halves alternate in the file */
 };
 
-/** A tensor as the model's files have it: one of the layout, or several that are fused. */
+/** A tensor of the model's files: one of the layout's, or several that are fused. */
 struct mt_stored {
     char name[MT_TENSOR_NAME];
     int n_dims;
@@ -44,41 +44,41 @@ struct mt_stored {
 /** A Hugging Face tensor, its place in its unit and in the planes. */
 struct mt_tensor {
     char name[MT_TENSOR_NAME];
-    const char *usual;      /* what most families name it, mt_param_tensor.usual */
+    const char *usual;      /* its name in most families, mt_param_tensor.usual */
     int n_dims;
     int64_t shape[2];
     int64_t head_rows;      /* mt_param_tensor.head_rows */
     size_t unit;
     struct mt_tensor_place place;
-    struct mt_param *param; /* that it is, or is a piece of */
-    int expert;             /* of a mixture's layer, or -1 */
+    struct mt_param *param; /* the parameter that it is, or is a piece of */
+    int expert;             /* index of the expert in its layer, or -1 */
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
     bool adapter;     /* of an adapter: no tensor of the model's files */
     double lr_scale;  /* factor of the learning rate */
-    bool is_bf16;     /* its masters have no more than bf16's bits, as long as it is frozen */
-    bool in_base;     /* frozen, and from the model's files: checkpoints may name it by its sum. With adapters each such
-                         tensor; else bf16 that has one of the files' tensors to itself, under the same name */
-    bool in_file;     /* frozen, bf16, large, and in a file of the model as it is in a plane */
-    enum mt_packed packed; /* the format that it is kept in as long as it is frozen */
-    bool nested;      /* of NF4: its scales are packed, too */
-    uint16_t note_bytes; /* of NF4: of the note that files have of it */
+    bool is_bf16;     /* frozen: its masters are exact in bf16 */
+    bool in_base;     /* frozen, and from the model's files: checkpoints may hold only its sum. With adapters all such
+                         tensors; else those in bf16 that are one tensor of the files, under the same name */
+    bool in_file;     /* frozen, bf16, large, and stored in the model's files with the bytes of a plane */
+    enum mt_packed packed; /* the format that it is kept in while it is frozen */
+    bool nested;      /* NF4: its scales are packed, too */
+    uint16_t note_bytes; /* NF4: size of its quant_state tensor in files */
     enum mt_range_kind kind;
-    size_t at;        /* first element in each plane of its kind of range; packed: byte, of its codes */
-    size_t aux;       /* packed: byte of what else belongs to it */
+    size_t at;        /* first element in each plane of its kind of range; packed: first byte of its codes */
+    size_t aux;       /* packed: first byte of its scales and the like */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
 };
 
 /**
- * Neighbouring tensors of a unit that are kept, moved and updated alike; from the first element of the first to
- * the last of the last, or all of a unit that is alike. On the device a unit lies in the order of `first`; in planes
- * the ranges of a kind lie one behind the other. What will differ between tensors besides being trained
- * (format of the planes, compute dtype, scale of the learning rate, count of updates, home) belongs here.
+ * Neighbouring tensors of a unit that are kept, moved and updated alike: from the first element of the first tensor to
+ * the last of the last; the whole unit, if all its tensors are alike. On the device a unit is in the order of `first`;
+ * a plane holds the ranges of its kind end to end. Further differences between tensors (format of the planes, compute
+ * dtype, scale of the learning rate, count of updates, tier) belong here.
  */
 struct mt_range {
     enum mt_range_kind kind;
-    size_t first, n; /* elements [first, first + n) of the unit, as it lies on the device */
+    size_t first, n; /* elements [first, first + n) of the unit, in the order of the device */
     size_t at;       /* first element in each plane of its kind */
     size_t grad;     /* trained: first element in the unit's FP32 gradient on the device */
 };
@@ -90,13 +90,13 @@ struct mt_range {
 struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
     bool trainable; /* any of its tensors is */
-    size_t grad;    /* trainable: first element in the unit's FP32 gradient, whole as products write it */
-    struct mt_adapter *adapter; /* of a linear layer that has some, else NULL; the layout's */
+    size_t grad;    /* trainable: first element in the unit's FP32 gradient, which holds all its tensors */
+    struct mt_adapter *adapter; /* of a linear layer with adapters, else NULL; owned by the layout */
 };
 
 /**
- * The adapters of one linear layer. Where it is made of several tensors (q, k, v), each may have one: their A lie end
- * to end, so that one product serves them, and each adds to its own columns of the layer's output.
+ * The adapters of one linear layer. If the layer is made of several tensors (q, k, v), each may have one: their A are
+ * stored end to end, so that one product serves them, and each adds to its own columns of the layer's output.
  */
 enum { MT_ADAPTER_MAX_TARGETS = 3 };
 struct mt_adapter {
@@ -106,10 +106,10 @@ struct mt_adapter {
     struct mt_param a; /* [rank, in] */
     size_t n_targets;
     struct mt_adapter_target {
-        size_t tensor;     /* that it corrects: position in mt_layout.tensors */
+        size_t tensor;     /* the tensor that it adapts: index in mt_layout.tensors */
         size_t col, out;   /* columns [col, col + out) of the layer's output */
         size_t row, rank;  /* rows [row, row + rank) of A */
-        uint32_t key;      /* of its module's name, for random numbers */
+        uint32_t key;      /* hash of its module's name, for random numbers */
         float scale;
         double alpha;
         struct mt_param b; /* [out, rank] */
@@ -120,7 +120,7 @@ struct mt_adapter {
 struct mt_part_kind; /* model/part.h */
 enum { MT_PART_MAX_PARAMS = 8, MT_EXPERT_MAX_PARAMS = 4 };
 
-/** A part of the model: a piece of the computation (attention, MLP, ...) at one place, with its parameters. */
+/** A part of the model: one step of the computation (attention, MLP, ...) of one layer, with its parameters. */
 struct mt_part {
     const struct mt_part_kind *kind;
     int layer;                                  /* decoder layer, or -1 */
@@ -132,43 +132,43 @@ struct mt_part {
 #define MT_NO_TENSOR SIZE_MAX
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
 
-/** What is streamed at once: consecutive parts of the model and their parameters. */
+/** Consecutive parts of the model and their parameters, which are streamed together. */
 struct mt_unit {
     enum mt_unit_kind kind;
     int layer;                   /* of MT_UNIT_LAYER, else -1 */
-    int block;                   /* 0: embed; 1 and up: the layer; last: head. However layers are cut */
-    bool per_step;               /* it runs once a step, over the rows of all micro-batches; else for each */
+    int block;                   /* 0: embed; 1 and up: the layer; last: head. The same for every cut */
+    bool per_step;               /* runs once a step, over the rows of all micro-batches; else once for each */
     char name[48];               /* "embed", "layer 7", "layer 7 mlp", "layer 7 experts 0-7", "head" */
-    size_t n_elems;              /* on the device: params at 64-element borders, end padded to
+    size_t n_elems;              /* on the device: params aligned to 64 elements, end padded to
                                     MT_JOIN_BLOCK */
     size_t n_params;             /* without padding */
     size_t first_tensor, n_tensors;
     size_t first_part, n_parts;
     size_t first_range, n_ranges;
-    size_t f32_tensor;           /* that is multiplied with in FP32 whatever the compute dtype; MT_NO_TENSOR: none */
-    size_t n_grad;               /* elements of its FP32 gradient: parameters of which something is trained */
+    size_t f32_tensor;           /* tensor that is used in FP32 whatever the compute dtype; MT_NO_TENSOR: none */
+    size_t n_grad;               /* elements of its FP32 gradient: parameters with a trained tensor */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     bool trainable;              /* any of its tensors is */
-    bool codes_stay;             /* it runs once a step, and has packed tensors and no adapters: in bf16 compute its
-                                    packed plane stays in its buffer (model/packing.h) */
+    bool codes_stay;             /* it runs once a step, has packed tensors and no adapters: in bf16 compute its packed
+                                    plane stays in its buffer (model/packing.h) */
 };
 
 /**
- * How the parts of a decoder layer are divided into units: n_units of them, unit i of the next n_parts[i]
- * parts, the last of all that are left. In a layer that is a mixture of experts, the parts that run by micro-batch
- * before the first that runs once a step are divided so; each part that runs once a step is a unit of its own, and so
- * is what follows them. This is placement: tensors, their order and every result are the same for each cut.
+ * How the parts of a decoder layer are divided into n_units units: unit i has the next n_parts[i] parts, the last unit
+ * all remaining ones. In a mixture of experts, this divides the parts before the first that runs once a step; each part
+ * that runs once a step is a unit of its own, and the parts after them are one unit. This is placement: tensors, their
+ * order and every result are the same for each cut.
  */
 enum { MT_CUT_MAX_UNITS = 4 };
 struct mt_cut {
     const char *name;  /* value of memory.unit, for messages */
     size_t n_units;
     uint8_t n_parts[MT_CUT_MAX_UNITS];
-    size_t expert_group; /* experts of a mixture that are a unit together; 0: as many as have MT_EXPERT_GROUP_BYTES */
+    size_t expert_group; /* experts in a unit; 0: as many as fit MT_EXPERT_GROUP_BYTES */
 };
-/** Of a group of experts in bf16, where the configuration leaves it open: some 10 ms of a PCIe link. */
+/** Default size of a group of experts in bf16: some 10 ms of a PCIe link. */
 enum { MT_EXPERT_GROUP_BYTES = 256 << 20 };
-/** A unit a layer; a unit of the first part (attention) and one of the rest. */
+/** One unit for each layer; one for its first part (attention) and one for the rest. */
 extern const struct mt_cut mt_cut_layer, mt_cut_half;
 
 /** Units in forward order: embed, layers, head. A tied head has no table of its own. */
@@ -183,25 +183,25 @@ struct mt_layout {
     size_t n_tensors;
     struct mt_stored *stored;  /* the tensors of the model's files, by layer */
     size_t n_stored;
-    bool codes_stay;           /* so do those of a unit */
-    bool f32_routers;          /* units have an f32_tensor: routers that are F32 in files of bf16 */
-    size_t *pieces;            /* [n_tensors] indices of tensors, grouped by what stores them */
+    bool codes_stay;           /* of any unit */
+    bool f32_routers;          /* some units have an f32_tensor: routers that are F32 in files of bf16 */
+    size_t *pieces;            /* [n_tensors] indices of tensors, grouped by stored tensor */
     const struct mt_tensor **by_name; /* [n_tensors] sorted */
-    struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* what mt_part.expert points into */
+    struct mt_param (*experts)[MT_EXPERT_MAX_PARAMS]; /* mt_part.expert points into it */
     struct mt_range *ranges;   /* grouped by unit, in plane order; mt_layout_set_ranges() */
     size_t n_ranges;
     struct mt_adapter *adapters;
     size_t n_adapters;
     struct {
-        int64_t rank;          /* of most, and */
-        double alpha;          /* theirs */
+        int64_t rank;          /* of most adapters */
+        double alpha;          /* of the same */
         bool rslora, dora;
         double dropout;        /* of all */
-    } adapter_default;         /* where there are adapters */
-    uint64_t n_trained;        /* parameters that are trained, adapters' among them */
+    } adapter_default;         /* only with adapters */
+    uint64_t n_trained;        /* trained parameters, including those of adapters */
     uint64_t n_params;         /* of the model, without padding; a tied table counts once */
-    uint64_t n_active;         /* that a token is multiplied with: of a mixture's experts those it is sent to; of the
-                                  embedding nothing, where the head has a table of its own */
+    uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
+                                  embedding, unless its table is also the head's */
     bool tied;
 };
 
@@ -214,20 +214,20 @@ struct mt_layout_params {
 };
 
 /**
- * Lays the model out, frozen tensors as if they were stored in f32. -EINVAL (MT_ERR_USAGE): a glob that matches no
- * tensor, or nothing left to train. With adapters all else is frozen, but for what the spec names.
+ * Lays the model out, frozen tensors as if they were stored in f32. With adapters all other tensors are frozen, except
+ * those of spec.train_also. -EINVAL (MT_ERR_USAGE): a glob that matches no tensor, or nothing left to train.
  */
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
 /** Divides units into ranges again, after tensors' trainable, is_bf16, in_file or packed was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
-/** What of the unit is FP32 on the device beside its weights in `dtype`; NULL: nothing, or all is. */
+/** The unit's tensor that is FP32 on the device although its weights are in `dtype`; NULL: none, or all are FP32. */
 const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
-/** NULL: there is none of that name. */
+/** NULL: no tensor has that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 
-/** A parameter of the unit's part of that kind ("attention"), by the role that the kind gives it; n = 0: none. */
+/** A parameter of the unit's part of that kind ("attention"), by its role in that kind; n = 0: none. */
 struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const char *part, int role);
 
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
@@ -238,7 +238,7 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
                             size_t max_tokens);
 
-/** Bytes of what layers with experts keep for `rows` tokens of a step (model.h, mt_unit_run); 0: the model has none. */
+/** Bytes that layers with experts keep for `rows` tokens of a step (model.h, mt_unit_run); 0: the model has none. */
 struct mt_step_bytes {
     size_t rows, sum, routing, dweights;
 };
@@ -246,7 +246,7 @@ struct mt_step_bytes mt_layout_step_bytes(const struct mt_layout *l, enum mt_dty
 
 /**
  * Floating-point operations of a token's forward and backward in documents of seq_len tokens, without
- * recomputation, attention included: what utilisation is counted in.
+ * recomputation, attention included: the basis of utilisation.
  */
 double mt_layout_flops_per_token(const struct mt_layout *l, size_t seq_len);
 

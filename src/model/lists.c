@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which rows of a step go to which expert: the routers' choices, sorted by expert. It has no parameters. */
+/* Which rows of a step go to which expert: the router's choices, sorted by expert. No parameters. */
 #include "model/model_priv.h"
 #include "model/part.h"
 
@@ -26,7 +26,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     const struct mt_moe *moe = &m->layout->cfg.moe;
     struct mt_route_lists a = arguments(moe, mt_model_rows_in_use(m));
     struct mt_routing t;
-    (void)y; /* they are in the routing */
+    (void)y; /* the lists are in the routing */
     mt_routing_layout(&t, moe, mt_model_step_rows(&m->p), r->of->routing);
     a.ids = t.ids;
     a.weights = t.weights;

@@ -4,8 +4,8 @@
  *
  *   h = norm(x);  y = x + (act(h Wgate) * (h Wup)) Wdown       (Shazeer 2020)
  *
- * The record keeps gate and up, and the norm's statistics; the norm's output and the gated product are made
- * again in backward: a cheap pass each, the product's along with its gradient.
+ * The record keeps gate and up, and the norm's statistics; backward recomputes the norm's output and the gated
+ * product: a cheap pass each, the product's together with its gradient.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -92,7 +92,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
               : mt_linear(m, n, m->wd.f, m->wd.c, r->scratch, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], r->x, y, err);
 }
 
-/* Takes the gated product's gradient from the scratch; leaves the product there, if `again`. */
+/* Reads the gated product's gradient from the scratch and, if `again`, overwrites it with the recomputed product. */
 static int gated_backward(const struct mt_part_run *r, const struct record *rec, bool again, struct mt_err *err)
 {
     mt_model *m = r->m;

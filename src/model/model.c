@@ -38,14 +38,14 @@ size_t mt_model_boundary_bytes(const mt_model *m)
 
 size_t mt_model_auto_logits_chunk(const struct mt_layout *l)
 {
-    /* 64 MiB of FP32 logits: long enough for the matrix product, small beside a layer's scratch */
+    /* 64 MiB of FP32 logits: enough rows for a fast matrix product, small beside a layer's scratch */
     size_t rows = ((size_t)64 << 20) / (4 * (size_t)l->cfg.vocab), chunk = 64;
     while (chunk * 2 <= rows && chunk < 4096)
         chunk *= 2;
     return chunk;
 }
 
-/* What a kind of part needs while it runs; units of a model are made of few kinds. */
+/* The memory that a kind of part needs while it runs, computed once for each kind. */
 struct kind_bytes {
     const struct mt_part_kind *kind;
     size_t scratch, workspace;
@@ -70,7 +70,7 @@ static size_t record_bytes(const struct mt_model_params *p, size_t unit)
     return bytes;
 }
 
-/* The largest record and scratch of a unit, which no two units need at once; and the largest workspace. */
+/* The largest record and scratch of a unit, since units run one at a time; and the largest workspace. */
 static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const struct mt_model_params *p)
 {
     const struct mt_layout *l = p->layout;
@@ -88,7 +88,7 @@ static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const
     }
 }
 
-/* Of the thin products of a layer's adapters. */
+/* Bytes of x A^T of a layer's adapters, at most. */
 static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev)
 {
     const struct mt_layout *l = p->layout;
@@ -100,7 +100,7 @@ static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev)
     return most * mt_dtype_size(p->dtype);
 }
 
-/* Of an adapter's input as dropout leaves it. */
+/* Bytes of an adapter's input after dropout. */
 static size_t dropped_bytes(const struct mt_model_params *p)
 {
     size_t in = 0;
@@ -119,7 +119,7 @@ static size_t scratch_layout(mt_model *m, mt_device *dev, const struct mt_model_
     m->h = mt_take(base, &at, hidden);
     m->dh = mt_take(base, &at, hidden);
     m->shares = mt_take(base, &at, (size_t)p->layout->cfg.moe.n_experts * sizeof(float));
-    /* of a cast to 16 bits in place */
+    /* for a cast to 16 bits in place */
     m->cast_start = mt_take(base, &at, p->backward ? (size_t)MT_SUMSQ_BLOCK * 2 : 0);
     m->adapter_x = mt_take(base, &at, adapter_bytes(p, dev));
     m->adapter_dy = mt_take(base, &at, p->backward ? adapter_bytes(p, dev) : 0);
@@ -159,7 +159,7 @@ size_t mt_model_logits_ld(const struct mt_layout *l)
     return mt_align_up((size_t)l->cfg.vocab, 8);
 }
 
-/* Rows of FP32 logits, and of gradients in a place of their own. */
+/* Rows of FP32 logits, and of gradients in a buffer of their own. */
 static void logits_rows(const struct mt_model_params *p, size_t *logits, size_t *gradients)
 {
     size_t chunk = MT_MIN(p->logits_chunk, p->max_tokens), piece = p->logits_piece ? p->logits_piece : chunk;
@@ -167,7 +167,7 @@ static void logits_rows(const struct mt_model_params *p, size_t *logits, size_t 
     *gradients = p->backward && piece < chunk ? chunk : 0;
 }
 
-/* Takes both from `base`, or only counts; returns the bytes. */
+/* Sets both pointers from `base`, NULL: sizes alone; returns the bytes. */
 static size_t lay_out_logits(mt_model *m, const struct mt_model_params *p, void *base)
 {
     size_t logits, gradients, at = 0, ld = mt_model_logits_ld(p->layout);
@@ -195,7 +195,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
 
 static int alloc_host(mt_model *m, struct mt_err *err)
 {
-    /* where nothing is computed, nearly none of it is used */
+    /* if nothing is computed, little of it is used: mapped without being touched */
     int (*alloc)(void **, size_t, const char *, struct mt_err *) = m->p.assumed_rows ? mt_host_map : mt_host_alloc;
     int rc = alloc(&m->inputs_host, m->p.max_micro * m->input_bytes, "step inputs", err);
     void *stats = NULL;

@@ -5,25 +5,25 @@
 #include "device/ops.h"
 #include "model/model.h"
 
-/** Widths derived from the config, in elements. */
+/** Widths from the config, in elements. */
 struct mt_widths {
     size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v, all three, q and k */
     size_t rot;
 };
 struct mt_widths mt_widths(const struct mt_hf_config *cfg);
 
-/** Takes `bytes` at *at, aligned to MT_RECORD_ALIGN; returns where they start from base (NULL: sizes alone). */
+/** Reserves `bytes` at *at, aligned to MT_RECORD_ALIGN; returns their address from base (NULL: sizes alone). */
 void *mt_take(void *base, size_t *at, size_t bytes);
 
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_inputs {
     int32_t *ids, *positions, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
     float *own_cos, *own_sin; /* [max_tokens, rot/2] rotary rows of this micro-batch alone; NULL: never needed */
-    /* what `positions` are rows of: the model's tables or own_cos and own_sin */
+    /* the tables that `positions` index: the model's, or own_cos and own_sin */
     const float *cos_t, *sin_t;
     size_t n_table_rows;
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
-    size_t first_row; /* tokens of the step before it */
+    size_t first_row; /* index of its first row in the step's rows */
     const int32_t *cu_seqlens_host;
 };
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
@@ -40,15 +40,15 @@ struct mt_model {
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
     void *cast_start, *workspace;
-    void *adapter_x, *adapter_dy; /* [max_tokens, rank]: x A^T; s dy B */
+    void *adapter_x, *adapter_dy; /* [max_tokens or rows of an expert's tile, rank]: x A^T; s dy B */
     void *dora;                   /* mt_dora_bytes() */
-    void *adapter_in;             /* with dropout: [max_tokens, in] of what is left of x */
-    void *unit_scratch; /* of the unit that runs: its record where none is kept, then its parts' scratch */
+    void *adapter_in;             /* with dropout: [max_tokens, in] x after dropout, or a gradient before it */
+    void *unit_scratch; /* of the running unit: its record if it is not kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */
-    void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: in the logits' place */
+    void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: they overwrite the logits */
     void *tables; /* cos, sin */
     float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
-    float *select_bias;   /* [n_layers, n_experts] biases that choose experts, behind the tables; NULL: none */
+    float *select_bias;   /* [n_layers, n_experts] biases for choosing experts; NULL: none */
     bool constants_loaded;
 
     size_t input_bytes; /* of one micro-batch's block */
@@ -59,27 +59,27 @@ struct mt_model {
     char *stats_dev, *stats_host; /* losses and correct by micro-batch, then partials */
     size_t *partials_at;          /* [n_tensors + 1] first partial of a tensor */
 
-    uint64_t step;          /* that was uploaded last */
-    /* Of the micro-batch that runs: its first token's place in the step, and where not all its tokens are in a product
-     * their places in it */
+    uint64_t step;          /* number of the step that was uploaded last */
+    /* The running micro-batch: index of its first row in the step's rows; the indices in it of the tokens that products
+     * have as rows, NULL: all */
     size_t first_row;
     const int32_t *rows;
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
     size_t counts_bytes;
-    int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of mixtures' lists, in host memory */
+    int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of experts' lists, in host memory */
     mt_event *counts_ready;
-    float *shares;          /* [n_experts] each expert's rows, over all layers, by their number; on the device */
+    float *shares;          /* [n_experts] each expert's share of the rows of all layers; on the device */
     float *shares_host;
 };
 
-/* moe.c: what the parts of a mixture share. */
+/* moe.c: shared by the parts of a mixture of experts. */
 
-/** Tokens of the largest step. Those of a micro-batch begin at a multiple of max_tokens. */
+/** Rows of the largest step. Those of a micro-batch begin at a multiple of max_tokens. */
 static inline size_t mt_model_step_rows(const struct mt_model_params *p)
 {
     return p->assumed_rows ? p->assumed_rows : p->max_micro * p->max_tokens;
 }
-/** Rows of the step under way; rows of padding, which go nowhere, among them. */
+/** Rows of the current step, including those of padding, which go to no expert. */
 size_t mt_model_rows_in_use(const mt_model *m);
 
 /** The routing of a layer (device/ops_moe.h). */
@@ -92,7 +92,7 @@ struct mt_routing {
 size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base);
 
 size_t mt_model_counts_bytes(const struct mt_layout *l);
-/** Brings the counts of a layer's lists to the host, and waits for them: products have as many rows as they say. */
+/** Copies the counts of a layer's lists to the host and waits for them: they are the row counts of products. */
 int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, struct mt_err *err);
 /** An expert's entries of the layer's list. */
 struct mt_expert_list {
@@ -108,22 +108,22 @@ static inline bool mt_model_balances(const mt_model *m)
 {
     return m->p.router_aux_loss > 0 && m->loss_scale > 0;
 }
-/** By what a row's share in that loss's gradient is scaled. */
+/** The factor of a row's contribution to that loss's gradient. */
 float mt_model_balance_scale(const mt_model *m);
-/** [n_experts] sums of the routers' probabilities over rows and layers, behind all other statistics at `base`. */
+/** [n_experts] sums of the routers' probabilities over rows and layers, after all other statistics at `base`. */
 float *mt_model_prob_sum(const mt_model *m, char *base);
 
-/** Casts one tensor's gradient from `src` to its place in `dst`, a unit's gradient as cast; with its partial sums. */
+/** Casts one tensor's gradient from `src` to its place in `dst`, a unit's cast gradient, with its partial sums. */
 int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst, enum mt_dtype dst_dtype,
                          struct mt_err *err);
 
-/** Elements from a row of logits, or of their gradients, to the next: rows begin at 16 bytes. */
+/** Elements from a row of logits, or of their gradients, to the next: rows are 16-byte aligned. */
 size_t mt_model_logits_ld(const struct mt_layout *l);
 float *mt_model_stats_loss(const mt_model *m, char *base, size_t mb);
 int32_t *mt_model_stats_correct(const mt_model *m, char *base, size_t mb);
 float *mt_model_stats_partials(const mt_model *m, char *base);
 
-/** Device bytes of the biases that choose experts; those of a layer (select_bias.c). */
+/** Device bytes of the biases for choosing experts; the biases of a layer (select_bias.c). */
 size_t mt_select_bias_bytes(const struct mt_layout *l);
 const float *mt_model_select_bias(const mt_model *m, int layer);
 
@@ -131,7 +131,7 @@ const float *mt_model_select_bias(const mt_model *m, int layer);
 size_t mt_rope_table_bytes(const struct mt_model_params *p);
 int mt_model_upload_tables(mt_model *m, struct mt_err *err);
 
-/** Whose rows products have from now on; `rows`: they are these tokens of the micro-batch, NULL: all. */
+/** Sets the rows of the following products, for dropout: these tokens of the micro-batch, NULL: all. */
 static inline void mt_model_set_rows(mt_model *m, size_t mb, const int32_t *rows)
 {
     m->first_row = m->inputs[mb].first_row;
@@ -144,7 +144,7 @@ static inline void *mt_elem(const mt_model *m, const void *base, size_t at)
     return (char *)(uintptr_t)base + at * mt_dtype_size(m->dt);
 }
 
-/** Of dense layers and shared experts; of a mixture's experts. */
+/** The activation of dense layers and shared experts; of routed experts. */
 static inline enum mt_glu_kind mt_activation(const mt_model *m)
 {
     return m->layout->cfg.gelu ? MT_GLU_GELU_TANH : MT_GLU_SILU;
@@ -154,33 +154,33 @@ static inline enum mt_glu_kind mt_expert_activation(const mt_model *m)
     return m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(m);
 }
 
-/** Gradient of a parameter, or NULL where there is none to be kept. */
+/** Gradient of a parameter; NULL: it is not trained. */
 static inline float *mt_grad_of(float *g, struct mt_param p)
 {
     return p.n && p.trainable ? g + p.grad : NULL;
 }
 
-/** Zeros all of a unit's gradient but that of `products`, [n] (at most MT_MAX_PRODUCTS): those are written whole. */
+/** Zeros a unit's gradient except that of `products` [n] (at most MT_MAX_PRODUCTS), which products overwrite. */
 enum { MT_MAX_PRODUCTS = 2 * MT_FAMILY_MAX_PARTS };
 int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_param *products, size_t n,
                         struct mt_err *err);
 
 /* Steps shared by forward and backward (linear.c). */
-/** y = x W^T + b (+ residual), rounded; where the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
+/** y = x W^T + b (+ residual), rounded; if the layer has adapters, then y = y + s (x A^T) B^T, rounded again. */
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err);
 /**
- * dx = dy W; dW += dy^T x; db += colsum dy. Of adapters: dx += s (dy B) A; dB += s dy^T (x A^T); dA += s (dy B)^T x.
- * The input's gradient comes first: it leaves s dy B for the weights'.
+ * dx = dy W; dW += dy^T x; db += colsum dy. Adapters: dx += s (dy B) A; dB += s dy^T (x A^T); dA += s (dy B)^T x.
+ * The input's gradient must be computed first: it leaves s dy B for the weights' gradient.
  */
 struct mt_linear_bwd {
     size_t n, in, out;
     const void *x, *w, *dy;
-    bool f32; /* x and dy are FP32 whatever the compute dtype: for the weights' gradient alone */
+    bool f32; /* x and dy are FP32 whatever the compute dtype; only for mt_linear_weight_grad() */
     struct mt_param p, bias;
     float *g;
-    bool first; /* dW = dy^T x: what is there is nothing */
+    bool first; /* dW = dy^T x: overwrites undefined content */
     void *dx;
 };
 int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_err *err);
@@ -192,8 +192,8 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
 bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
 /**
- * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy are ld elements apart; y and
- * dx are of the compute dtype, or f32. `adapter` NULL: nothing is done.
+ * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy begin every ld elements; y
+ * and dx are of the compute dtype, or f32. `adapter` NULL: does nothing.
  */
 struct mt_adapter_run {
     const struct mt_adapter *adapter;
@@ -210,7 +210,7 @@ int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt
 int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err);
 
 /**
- * A linear layer whose adapters are DoRA's (dora_run.c): in the place of the layer's own product. x is its input, w the
+ * A linear layer with DoRA (dora_run.c), instead of the layer's own product. x is its input, w the
  * unit's weights, p its weight; rows are p.adapter->out elements.
  */
 struct mt_dora_run {
@@ -221,15 +221,15 @@ struct mt_dora_run {
 /** y = residual + b + g z; residual NULL: 0. */
 int mt_dora_forward(mt_model *m, const struct mt_dora_run *a, struct mt_param bias, const void *residual, void *y,
                     struct mt_err *err);
-/** dz = g dy, for the gradients of x, A and B, into scratch where it stays until the next layer's. x is not read. */
+/** dz = g dy, for the gradients of x, A and B, in scratch, valid until the next call. x is not read. */
 int mt_dora_output_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, const void **dz, struct mt_err *err);
 const void *mt_dora_kept_grad(const mt_model *m);
 /** dm += sum of dy z / |W + s B A|, after mt_dora_output_grad() of the same layer. */
 int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err);
-/** Scratch of all that; 0: the model has none. */
+/** Scratch of these; 0: the model has no DoRA. */
 size_t mt_dora_bytes(const struct mt_model_params *p);
 
-/** norm of x with stored or new rstd. */
+/** RMSNorm of x; use_rstd: with the stored rstd, else rstd is written. */
 int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,
             float *rstd, bool use_rstd, struct mt_err *err);
 /** dx = dres + J^T dy. */

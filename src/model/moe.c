@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of a mixture of experts share: the routing of a step, and what the host knows of it. */
+/* Shared by the parts of a mixture of experts: the routing of a step, and its counts on the host. */
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/part.h"
@@ -34,7 +34,7 @@ size_t mt_model_rows_in_use(const mt_model *m)
     return m->p.assumed_rows ? m->p.assumed_rows : m->n_micro * m->p.max_tokens;
 }
 
-/* Of a layer: counts, and starts behind them. */
+/* Elements of a layer: counts, then starts. */
 static size_t n_counts(const struct mt_moe *moe)
 {
     return 2 * ((size_t)moe->n_experts + 1);
@@ -52,7 +52,7 @@ static int32_t *counts_of(const mt_model *m, int layer)
     return m->counts + (size_t)layer * n_counts(&m->layout->cfg.moe);
 }
 
-/* Rows of the step, padding left out, times the layers that route them. */
+/* Rows of the step without padding, times the number of layers with routers. */
 static double routed_rows(const mt_model *m)
 {
     double rows = 0, layers = 0;
@@ -63,7 +63,7 @@ static double routed_rows(const mt_model *m)
     return rows * layers;
 }
 
-/* The share of all rows that each expert had; a row counts top_k times. */
+/* The share of all rows that each expert had; a row is counted for each of its top_k experts. */
 static void count_shares(const mt_model *m)
 {
     const struct mt_hf_config *c = &m->layout->cfg;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packing what comes as f32, and what it has cost. */
+/* Packing weights from f32, and the error of that. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ struct mt_packer {
     struct mt_packing_cost *cost;
     uint8_t *codes;  /* of a piece */
     float *scales;   /* of the tensor */
-    float *back;     /* a piece as it is decoded */
+    float *back;     /* a piece, decoded again */
     size_t rows, cols, done, piece; /* elements */
 };
 
@@ -74,7 +74,7 @@ int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane
     return 0;
 }
 
-/* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight"; the number of an expert is left out, too. */
+/* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight", also without the number of an expert. */
 static void kind_of(char *kind, size_t len, const char *name)
 {
     const char *p = strstr(name, "layers.");
@@ -136,7 +136,7 @@ static size_t place_of(const struct mt_packer *p, const char *suffix)
     return SIZE_MAX;
 }
 
-/* NF4's scales, nested, and what bitsandbytes keeps beside them. */
+/* NF4's scales, nested, and the tensors that bitsandbytes stores with them. */
 static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
 {
     const struct mt_tensor *t = p->t;

@@ -188,7 +188,7 @@ bool mt_packing_keeps(const struct mt_layout *l, const struct mt_tensor *t)
 
 /* --- on the device --------------------------------------------------------------------------------- */
 
-/* Elements of a packed tensor that can be decoded apart from the rest. */
+/* A packed tensor is decoded in multiples of so many elements. */
 static size_t granule(const struct mt_tensor *t)
 {
     return t->packed == MT_PACKED_FP8 ? MT_FP8_BLOCK * cols_of(t) : (size_t)MT_NF4_BLOCK * MT_NF4_NESTED;
@@ -209,7 +209,7 @@ bool mt_unit_keeps_codes(const struct mt_layout *l, size_t unit, enum mt_dtype d
     return dtype == MT_BF16 && l->units[unit].codes_stay;
 }
 
-/* r NULL: the end of all. */
+/* r NULL: the end of all ranges. */
 size_t mt_unit_range_at(const struct mt_layout *l, size_t unit, const struct mt_range *r, enum mt_dtype dtype)
 {
     const struct mt_unit *u = &l->units[unit];
@@ -222,9 +222,9 @@ size_t mt_unit_range_at(const struct mt_layout *l, size_t unit, const struct mt_
 }
 
 /*
- * The landing begins no sooner than what is loaded to its own place ends, and so late that each tensor's last piece
- * ends before its own codes and before what comes behind all codes: outputs grow faster than codes, so that earlier
- * pieces have more space.
+ * The packed plane must begin after the unpacked ranges, and so late that each tensor's last piece ends before its own
+ * codes and before the scales, which follow all codes: outputs grow faster than codes, so earlier pieces have more
+ * space.
  */
 size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
@@ -244,9 +244,9 @@ size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dty
         size_t codes = t->at + (t->packed == MT_PACKED_FP8 ? last : last / 2);
         landing = MT_MAX(landing, end - MT_MIN(end, MT_MIN(codes, t->aux)));
         if (last) { /* the piece before it, which is a whole granule */
-            size_t before = last - granule(t), border = (t->first + last) * size;
+            size_t before = last - granule(t), before_end = (t->first + last) * size;
             codes = t->at + (t->packed == MT_PACKED_FP8 ? before : before / 2);
-            landing = MT_MAX(landing, border - MT_MIN(border, codes));
+            landing = MT_MAX(landing, before_end - MT_MIN(before_end, codes));
         }
     }
     return mt_align_up(MT_MAX(landing, all - MT_MIN(all, plane)), LANDING_ALIGN);
@@ -265,7 +265,7 @@ size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype 
     return mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED];
 }
 
-/* Elements [first, ...) that fit before their own codes, in whole granules. */
+/* Number of elements from `first` on that fit before their own codes, in whole granules. */
 static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, size_t landing)
 {
     size_t codes = landing + t->at + (t->packed == MT_PACKED_FP8 ? first : first / 2), out = (t->first + first) * size;
@@ -333,7 +333,7 @@ size_t mt_expert_elems(const struct mt_layout *l)
     return mt_align_up(end - p[0].at, MT_PARAM_ALIGN);
 }
 
-/* Where a tensor that is not packed lies in the buffer. */
+/* The place of an unpacked tensor in the buffer. */
 static const char *plain_at(const struct mt_layout *l, const struct mt_tensor *t, const char *slot)
 {
     const struct mt_range *r = &l->ranges[l->units[t->unit].first_range];

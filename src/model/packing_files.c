@@ -18,7 +18,7 @@ static const char *const suffixes[] = {
     ".quant_map",     ".quant_state.bitsandbytes__nf4",
 };
 
-/* Those of all experts of a layer: gpt-oss. */
+/* The pieces that hold all experts of a layer: gpt-oss. */
 static bool is_of_experts(const char *name)
 {
     static const char *const names[] = {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks",
@@ -64,7 +64,7 @@ static double number(const cJSON *o, const char *key)
     return cJSON_IsNumber(v) ? v->valuedouble : NAN;
 }
 
-/* What bitsandbytes notes beside the tensors: block sizes, shape, the nested scales' offset. */
+/* bitsandbytes' quant_state, a JSON text: block sizes, shape, the nested scales' offset. */
 int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
                           float *offset, struct mt_err *err)
 {
@@ -80,11 +80,11 @@ int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_s
     for (int i = 0; i < 2 && same; i++)
         same = cJSON_GetArrayItem(shape, i)->valuedouble == (double)t->shape[i];
     if (!cJSON_IsString(type) || strcmp(type->valuestring, "nf4"))
-        rc = bad(err, st, s->note, "is not of NF4");
+        rc = bad(err, st, s->note, "is not for NF4");
     else if (!same)
         rc = bad(err, st, s->note, "has another shape than config.json asks for");
     else if (number(o, "blocksize") != MT_NF4_BLOCK || (s->nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
-        rc = bad(err, st, s->note, "has other blocks than 64 weights, and 256 scales where these are packed, too");
+        rc = bad(err, st, s->note, "must have blocks of 64 weights, and of 256 scales if these are packed, too");
     else if (s->nested && !isfinite(number(o, "nested_offset")))
         rc = bad(err, st, s->note, "has no nested_offset");
     *offset = s->nested && !rc ? (float)number(o, "nested_offset") : 0;
@@ -105,13 +105,13 @@ static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, co
     s->nested_map = beside(st, name, ".nested_quant_map");
     s->nested = s->nested_scales || s->nested_map;
     if (!s->note || !s->scales)
-        return bad(err, st, s->codes, "is packed in a way that is not supported (bitsandbytes' NF4 in uint8 is)");
+        return bad(err, st, s->codes, "is packed in an unsupported format (supported: bitsandbytes' NF4 in uint8)");
     if (s->note->dtype != MT_ST_U8 || s->note->n_bytes > NOTE_MAX)
-        return bad(err, st, s->note, "is no note of bitsandbytes");
+        return bad(err, st, s->note, "is not a quant_state of bitsandbytes");
     if (s->codes->n_elems != mt_packed_code_bytes(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]))
         return bad(err, st, s->codes, "has another size than config.json asks for");
     if (!is_like(s->scales, s->nested ? MT_ST_U8 : MT_ST_F32, scales))
-        return bad(err, st, s->scales, "does not have a scale for 64 weights");
+        return bad(err, st, s->scales, "does not have a scale for each 64 weights");
     if (s->nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
                       !is_like(s->nested_map, MT_ST_F32, 256)))
         return bad(err, st, s->codes, "has nested scales of the wrong size");
@@ -146,11 +146,11 @@ static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, 
     if (s->codes->dtype != MT_ST_U8 || t->n_dims != 2 || s->codes->n_elems * 2 != t->n)
         return bad(err, st, s->codes, "has another shape than config.json asks for");
     if (!is_like(s->scales, MT_ST_U8, t->n / MT_MXFP4_BLOCK))
-        return bad(err, st, s->codes, "does not have a scale for 32 weights");
+        return bad(err, st, s->codes, "does not have a scale for each 32 weights");
     return 0;
 }
 
-/* Of all experts of a layer together. */
+/* Checks codes and scales of all experts of a layer together. */
 static int find_fused(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_stored *stored,
                       const struct mt_tensor *t, struct mt_err *err)
 {
@@ -183,7 +183,7 @@ int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, c
     bool alone = !l || mt_packing_lies_alone(l, t);
     int rc = 0;
     if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
-        rc = bad(err, st, s.codes, "is packed, which is not supported of a tensor that files have in another order");
+        rc = bad(err, st, s.codes, "is packed, which is not supported for a tensor that files have in another order");
     } else if (!s.codes && (alone || stored->fused)) {
         s.codes = mt_stored_find(st, blocks);
         s.scales = mt_stored_find(st, scales);
@@ -214,7 +214,7 @@ static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t a
     return mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err);
 }
 
-/* Bytes [at, at + n) of what a file's tensor has of t, in whole rows where it has others' between them. */
+/* Bytes [at, at + n) of t's part of a file's tensor; whole rows, if rows of other tensors are between them. */
 static int read_part(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_st_tensor *from,
                      size_t row_bytes, size_t at, size_t n, void *dst, struct mt_err *err)
 {
@@ -231,12 +231,12 @@ static int read_part(const struct mt_st_model *st, const struct mt_packed_source
     return rc;
 }
 
-/* Where a packed tensor goes. */
+/* The destination of a packed tensor. */
 struct copy {
     const struct mt_tensor *t;
     mt_plane_set *planes;
     struct mt_summer *summer;
-    char *buf; /* of a piece */
+    char *buf; /* PIECE bytes, or a row */
 };
 
 static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
@@ -307,7 +307,7 @@ int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *
     if (summer)
         mt_summer_begin(summer);
     if (src->format != t->packed || src->nested != t->nested)
-        rc = bad(err, st, src->codes, "is packed in another format than before");
+        rc = bad(err, st, src->codes, "is packed in a different format than before");
     for (int i = 0; i < n && !rc; i++)
         rc = copy_piece(st, src, &p[i], &c, err);
     if (!rc && src->note)

@@ -6,7 +6,7 @@
 #include "model/parts.h"
 
 /**
- * A kind of part: its parameters, what its forward pass leaves for backward, its scratch, and its forward
+ * A kind of part: its parameters, the record that forward leaves for backward, its scratch, and its forward
  * and backward as device operations. A decoder layer is a list of parts (mt_family.parts); each takes the
  * hidden state x [n, hidden] and gives the next one, y [n, hidden].
  */
@@ -14,14 +14,14 @@
 struct mt_layout_builder;
 struct mt_inputs; /* model_priv.h */
 
-/** What the size of a record depends on. */
+/** The size of a record depends on these. */
 struct mt_part_shape {
     const struct mt_hf_config *cfg;
     enum mt_dtype dtype;  /* of activations */
     size_t max_tokens;    /* of a micro-batch */
 };
 
-/** One run of a part, over one micro-batch. Device pointers, borrowed until the COMPUTE stream has passed. */
+/** One run of a part, over one micro-batch. Device pointers, borrowed until the COMPUTE stream has run it. */
 struct mt_part_run {
     mt_model *m;
     const struct mt_part *part;
@@ -31,7 +31,7 @@ struct mt_part_run {
     const void *w;   /* weights of the part's unit */
     const void *x;   /* [n, hidden] input; NULL for embed */
     void *record;    /* MT_RECORD_ALIGN-aligned, of kind->record_bytes() */
-    void *scratch;   /* of kind->scratch_bytes(); other parts use the same memory before and after */
+    void *scratch;   /* kind->scratch_bytes() bytes, shared with the other parts: undefined at first */
     void *dx;        /* backward: in, gradient of the part's output; out, of x */
     float *g;        /* backward: FP32 gradient of the unit, accumulated into; NULL: none of it is trained */
 };
@@ -42,15 +42,15 @@ struct mt_part_kind {
     const char *name;
     /** Runs once a step, over the rows of all micro-batches; else for each micro-batch. */
     bool per_step;
-    /** Is there once for each group of a mixture's experts. */
+    /** The layer has one such part for each group of experts. */
     bool per_group;
     /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
     unsigned adapted;
-    /** Bit i: backward gives role i's gradient by one product alone (mt_linear_weight_grad()), which can begin it. */
+    /** Bit i: role i's gradient is a single product (mt_linear_weight_grad()), which can overwrite it. */
     unsigned products;
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
-    /** Which part of the unit's record its own is in. */
+    /** The part of the unit's record that holds its own. */
     enum mt_record_part record_part;
     /** Bytes of the activation record of a micro-batch; NULL: none. */
     size_t (*record_bytes)(const struct mt_part_shape *s);
@@ -60,32 +60,32 @@ struct mt_part_kind {
     size_t (*workspace_bytes)(const struct mt_model_params *p, mt_device *dev);
     /** From x to the record. NULL: nothing to do. */
     int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
-    /** From x and the record to y, which may lie where x does not; or to what layers with experts keep for the whole
-     * step (r->of), and then y is NULL. NULL: the part is not run by itself (head). */
+    /** From x and the record to y, which must not overlap x; or with y NULL to the buffers of layers with experts for
+     * the whole step (r->of). NULL: the part is not run by itself (head). */
     int (*finish)(const struct mt_part_run *r, void *y, struct mt_err *err);
     /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients; experts: from and to r->of. */
     int (*backward)(const struct mt_part_run *r, struct mt_err *err);
     /** Multiply-adds of a token's forward in documents of seq_len tokens; of experts on average over tokens. */
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
-    /** Do two layers differ in something that is not in their parameters' shapes? NULL: never. */
+    /** Do two layers compute differently although their parameters have the same shapes? NULL: never. */
     bool (*layers_differ)(const struct mt_hf_config *cfg, int a, int b);
 };
 
-/** NULL: there is none of that name. */
+/** NULL: no kind has that name. */
 const struct mt_part_kind *mt_part_find(const char *name);
 
 /* For lay_out(): parameters and their tensors. */
 
 /**
  * A parameter of `n` tensors of `cols` columns (0: vectors), one under the other, of rows[i] rows each.
- * `usual` is the tensor's name in most families, without "model.layers.N." for parts of a layer; `*` in it stands for
- * the expert's number.
+ * `usual` is the tensor's name in most families, without "model.layers.N." for parts of a layer; `*` in it means the
+ * expert's number.
  */
 struct mt_param_tensor {
     const char *usual;
     int64_t rows;
     bool constant;      /* never trained, whatever model.freeze says */
-    int64_t head_rows;  /* not 0: its rows are those of heads, of so many rows each, which the rotary embedding turns */
+    int64_t head_rows;  /* not 0: its rows are heads of so many rows each, to which the rotary embedding applies */
 };
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors);

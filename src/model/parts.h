@@ -2,7 +2,7 @@
 #ifndef MT_MODEL_PARTS_H
 #define MT_MODEL_PARTS_H
 
-/** The kinds of parts: X(name) for each mt_part_NAME, which a file of the same name defines. */
+/** The kinds of parts: X(name) for each mt_part_NAME, defined in NAME.c. */
 #define MT_PARTS(X)                                                                                \
     X(embed)                                                                                       \
     X(attention)                                                                                   \
@@ -29,7 +29,7 @@ enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_
 enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS };
 enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
        MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */ };
-/* Of mt_part.expert[i]: of each expert of the group. */
+/* Roles of mt_part.expert[i], for each expert of the group. */
 enum { MT_EXPERT_GATE_UP, MT_EXPERT_GATE_UP_BIAS, MT_EXPERT_DOWN, MT_EXPERT_DOWN_BIAS };
 
 #endif

@@ -39,7 +39,7 @@ static int read_config(cJSON **out, const char *dir, struct mt_err *err)
     char path[4200];
     snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, dir);
     if (!mt_path_exists(path))
-        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is no folder of an adapter: it has no " MT_PEFT_CONFIG, dir);
+        return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s is not an adapter's folder: it has no " MT_PEFT_CONFIG, dir);
     int rc = mt_json_read_file(out, path, MT_ERR_INPUT, err);
     if (!rc && !cJSON_IsObject(*out)) {
         cJSON_Delete(*out);
@@ -60,7 +60,7 @@ static bool is_text(const cJSON *v, const char *text)
     return cJSON_IsString(v) && !strcmp(v->valuestring, text);
 }
 
-/* Keys that change what is computed, and that must be off. Others say how an adapter came to be, or are read. */
+/* Keys that change the computation and must be off. Other keys say how an adapter was made, or are read. */
 static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
 {
     static const char *const off[] = {
@@ -75,20 +75,20 @@ static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %s is not supported", dir, off[i]);
     if (bias && !is_text(bias, "none"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"", dir);
-    /* pissa, olora, loftq, eva and the like change the base, too: what the adapter corrects is not the model's own */
+    /* pissa, olora, loftq, eva and the like also change the base: the adapter does not fit the model's own weights */
     if (init && !cJSON_IsBool(init) && !cJSON_IsNull(init) && !is_text(init, "gaussian") && !is_text(init, "orthogonal"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": init_lora_weights = \"%.40s\" is not supported",
                        dir, cJSON_IsString(init) ? init->valuestring : "?");
     return 0;
 }
 
-/* As PEFT finds a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
+/* As PEFT matches a pattern's key: re.match(r"(.*\.)?(KEY)$", module). */
 static int pattern_matches(const char *key, const char *module, bool *yes, const char *dir, struct mt_err *err)
 {
     regex_t re;
     char *full = NULL;
     for (const char *c = strchr(key, '\\'); c; c = strchr(c + 2, '\\')) {
-        if (isalnum((unsigned char)c[1])) /* \d and the like, which would match nothing here */
+        if (isalnum((unsigned char)c[1])) /* \d and the like: no such classes in POSIX patterns */
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": the pattern \"%.100s\" cannot be read: write "
                            "[0-9] for \\d", dir, key);
         if (!c[1])
@@ -115,7 +115,7 @@ static int alpha_of(double *alpha, const cJSON *o, const char *module, const cha
         int rc = pattern_matches(p->string, module, &yes, dir, err);
         if (rc)
             return rc;
-        if (!yes) { /* of what is listed by the name of its parameter */
+        if (!yes) { /* modules that are listed by the name of their parameter */
             snprintf(parameter, sizeof(parameter), "%.240s.weight", module);
             rc = pattern_matches(p->string, parameter, &yes, dir, err);
         }
@@ -157,13 +157,13 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     if (s->dora && ends(name, "." MT_LORA_MAGNITUDE))
         return 0;
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
-    if (b || ends(name, ".base_layer.weight")) /* PEFT keeps the model's own matrix beside an adapter of the head */
+    if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix */
         return 0;
     if (ends(module, ".experts") || ends(module, ".experts.base_layer"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is one adapter of all experts: only those "
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is one adapter for all experts: only adapters "
                        "of single experts (experts.0.gate_proj) are supported", dir, t->name);
     if (!a && !is_saved_module(o, module))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor of "
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor in "
                        "modules_to_save", dir, t->name);
     if (!a)
         return mt_adapter_list_add(&s->train_also, module, 0) ? 0 : mt_fail_nomem(err, dir, sizeof(module));
@@ -299,7 +299,7 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
     return rc;
 }
 
-/* --- the model under them -------------------------------------------------------------------------------- */
+/* --- the model under the adapters ------------------------------------------------------------------------ */
 
 static int add_to_sum(XXH3_state_t *sum, const struct mt_st_model *st, const struct mt_st_tensor *t, char *buf,
                       size_t size, struct mt_err *err)
@@ -390,7 +390,7 @@ static struct target *list_targets(const struct mt_layout *l, size_t *n)
     return all;
 }
 
-/* Would the last name alone mean exactly our targets of that name? It would mean every matrix of it. */
+/* Are all matrices of that last name targets? PEFT takes a last name to mean every matrix of that name. */
 static bool short_name_will_do(const struct mt_layout *l, const struct target *all, size_t n, const char *last)
 {
     size_t ours = 0, theirs = 0;
@@ -417,7 +417,7 @@ static double alpha_of_target(const struct mt_adapter_target *t)
     return t->alpha;
 }
 
-/* Is a target before i of the same last name? */
+/* Does a target before i have the same last name? */
 static bool seen(const struct target *all, size_t i)
 {
     for (size_t k = 0; k < i; k++)
@@ -436,7 +436,7 @@ static bool is_wrapped(const struct mt_layout *l, const struct target *t)
     return !is_expert(l, t) && mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]);
 }
 
-/* What differs from the usual value: by last name where all of the name agree, else by whole name. */
+/* Values other than the usual one: by last name if all targets of that name agree, else by whole name. */
 static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_t n,
                       double (*value)(const struct mt_adapter_target *), double usual)
 {
@@ -456,7 +456,7 @@ static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_
     return o;
 }
 
-/* By the last name alone, by which PEFT means those of all experts. */
+/* Lists experts by their last name, which in PEFT means those of all experts. */
 static void add_experts(cJSON *list, const struct mt_layout *l, const struct target *all, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -497,7 +497,7 @@ static cJSON *target_parameters(const struct mt_layout *l, const struct target *
     return NULL;
 }
 
-/* Whole names: PEFT takes any module whose name ends in one, and "norm" would mean all of them. */
+/* Whole names: PEFT takes any module whose name ends in a listed one, so "norm" would mean all norms. */
 static cJSON *modules_to_save(const struct mt_layout *l)
 {
     cJSON *list = cJSON_CreateArray();

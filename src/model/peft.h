@@ -7,9 +7,9 @@
 #include "store/planes.h"
 
 /**
- * Adapters in files, as Hugging Face's PEFT keeps them: adapter_config.json, and adapter_model.safetensors with a module's
- * base_model.model.NAME.lora_A.weight [rank, in] and .lora_B.weight [out, rank], and base_model.model.NAME.weight of a
- * module that is trained whole.
+ * Adapters in the files of Hugging Face's PEFT: adapter_config.json, and adapter_model.safetensors with
+ * base_model.model.NAME.lora_A.weight [rank, in] and .lora_B.weight [out, rank] of a module with an adapter, and
+ * base_model.model.NAME.weight of a module that is trained whole.
  */
 #define MT_PEFT_CONFIG "adapter_config.json"
 #define MT_PEFT_WEIGHTS "adapter_model.safetensors"
@@ -17,40 +17,40 @@
 bool mt_peft_is_folder(const char *dir);
 
 /**
- * What of a model the folder's adapters are for. The list of modules is that of the tensors. -EINVAL (MT_ERR_INPUT): the
- * configuration asks for what is not computed here; its key is named.
+ * Reads which modules of a model the folder's adapters are for, from the names of its tensors. -EINVAL (MT_ERR_INPUT):
+ * the configuration has a setting that is not supported; the message names its key.
  */
 int mt_peft_read_spec(struct mt_adapter_spec *out, const char *dir, struct mt_err *err);
 /** Are the folder's adapters DoRA's? */
 int mt_peft_uses_dora(bool *yes, const char *dir, struct mt_err *err);
-/** The model that the folder's configuration names; the caller's. */
+/** The model that the folder's configuration names; to be freed by the caller. */
 int mt_peft_base_model(char **out, const char *dir, struct mt_err *err);
 
-/** Fills the planes of all that is trained from the folder. */
+/** Fills the planes of all trained tensors from the folder. */
 int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
-/** Whether the folder has all of it, in the right shapes. */
+/** Checks that the folder has all of them, in the right shapes. */
 int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err);
 /** PEFT's initial values: A uniform in +-1/sqrt(in), by (seed, name, index) alone; B zero; DoRA's
- * magnitudes the lengths of W's rows. -EINVAL (MT_ERR_USAGE): W is packed, and there are magnitudes. */
+ * magnitudes the lengths of W's rows. -EINVAL (MT_ERR_USAGE): DoRA on a packed W. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
 /**
- * By which earlier builds' checkpoints know the model under adapters: the XXH3 of names, shapes, dtypes and of the first and last 64 KiB
- * of every tensor of DIR that the layout has. Reads little of a large model; never 0.
+ * The checksum by which checkpoints of earlier versions identify the model under adapters: the XXH3 of names, shapes,
+ * dtypes and of the first and last 64 KiB of every tensor of DIR that the layout has. Never 0.
  */
 int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err);
 
-/** adapter_config.json of the layout's adapters on the model `base`; the caller's. NULL: no memory. */
+/** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 
 /**
- * Does PEFT reach the matrix as a parameter (target_parameters), not as a module (target_modules)? In a mixture of
- * experts it takes names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and
- * shared experts, which have the same names, are listed there. Dropout and DoRA do not go with it.
+ * Must the matrix be listed in PEFT's target_parameters, not in target_modules? In a mixture of experts PEFT takes
+ * names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and shared experts, which
+ * have the same names, are listed there. PEFT does not support dropout and DoRA for these.
  */
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t);
 
-/** The name in adapter_model.safetensors of a tensor that is trained. */
+/** The name in adapter_model.safetensors of a trained tensor. */
 enum { MT_PEFT_NAME = MT_TENSOR_NAME + 32 };
 void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);
 

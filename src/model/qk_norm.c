@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RMSNorm of queries and keys by itself, where the rotary embedding's operation does not have it: over all heads of a
- * token at once, or of each head but after the embedding. Queries, and then keys, are copied out of the rows that they
- * share, which is little beside the products around it.
+ * RMSNorm of queries and keys as operations of its own, for variants that the rotary embedding's operation does not
+ * include: over all heads of a token at once, or of each head but after the embedding. Queries, and then keys, are
+ * copied out of the rows that they share, which costs little beside the products around it.
  */
 #include "model/attention.h"
 
-/* Queries or keys: where they lie in a row, how many vectors a row holds, and their weight. */
+/* Queries or keys: their columns in a row, the number of vectors in a row, and their weight. */
 struct side {
     size_t first, width, per_row;
     int role;

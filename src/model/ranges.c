@@ -139,8 +139,8 @@ static int write_piece(mt_plane_set *planes, const struct mt_tensor *t, size_t f
         return mt_planes_write(planes, t->unit, k.lo, t->at + first, n, lo, err);
     return all_zero(lo, n) ? 0
                            : mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                                     "tensor \"%s\" is frozen and bf16 in the model's folder, but its weights here have "
-                                     "more bits than bf16: set model.path to the model that it comes from", t->name);
+                                     "tensor \"%s\" is frozen and bf16 in the model's folder, but the weights to be loaded "
+                                     "are not exact in bf16: set model.path to the model that they come from", t->name);
 }
 
 int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n,
@@ -186,13 +186,13 @@ static enum mt_range_kind kind_of(const struct mt_tensor *t)
                          : MT_RANGE_FROZEN;
 }
 
-/* The next place at or after `cursor` that is aligned as element `first` of the unit is. */
+/* The next element at or after `cursor` with the alignment of element `first` of the unit. */
 static size_t place(size_t cursor, size_t first)
 {
     return mt_align_up(cursor, MT_PARAM_ALIGN) + first % MT_PARAM_ALIGN;
 }
 
-/* Packs the parameters of which something is trained: those that have a gradient. */
+/* Places the gradients of parameters with a trained tensor, one after the other. */
 static void place_gradients(struct mt_layout *l, struct mt_unit *u)
 {
     size_t cursor = 0;
@@ -223,7 +223,7 @@ static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tenso
     t->at = r->at + (t->first - r->first);
 }
 
-/* All of a unit that is alike keeps the unit's own order and padding in every plane. */
+/* A unit whose tensors are all alike keeps its own order and padding in every plane. */
 static void divide_unit(struct mt_layout *l, struct mt_unit *u)
 {
     size_t end[MT_N_RANGE_KINDS] = {0};
@@ -251,7 +251,7 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
 
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err)
 {
-    struct mt_range *ranges = mt_calloc(l->n_tensors, sizeof(*ranges)); /* no more than tensors */
+    struct mt_range *ranges = mt_calloc(l->n_tensors, sizeof(*ranges)); /* at most one for each tensor */
     if (!ranges)
         return mt_fail_nomem(err, "the model's ranges", l->n_tensors * sizeof(*ranges));
     free(l->ranges);

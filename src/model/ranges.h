@@ -7,24 +7,24 @@
 #include "store/planes.h"
 
 /**
- * From units and an optimizer to planes: the rows of the kinds, and how many elements of each a unit has.
- * Everything that sizes planes or reaches into them goes through here.
+ * From units and an optimizer to planes: the kinds of planes, and how many elements of each a unit has.
+ * All sizes of planes and offsets in them are computed here.
  */
 
-/** Rows of the kinds. `optimizer` NULL: nothing is trained, there are neither states nor gradients. */
+/** The kinds of planes, a row each. `optimizer` NULL: nothing is trained, there are neither states nor gradients. */
 void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_optimizer *optimizer, enum mt_dtype grad);
 
 /** Do the device's weights in compute dtype `dtype` come from planes of this kind? */
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype);
 mt_plane_bits mt_loaded_planes(enum mt_dtype dtype);
-/** The same of one unit: with lo of what is FP32 on the device whatever the compute dtype; and of any unit. */
+/** The same for one unit, with lo of its tensor that is FP32 on the device whatever the compute dtype; for any unit. */
 mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype dtype);
-/** Kinds that hold weights which are not trained; and of them, those that can be read in place from the model's files. */
+/** Kinds that hold frozen weights; of these, the ones that can be read in place from the model's files. */
 mt_plane_bits mt_frozen_planes(void);
 mt_plane_bits mt_file_planes(void);
 
-/** The planes that hold the weights of a kind of range; lo MT_NO_PLANE: hi is all there is. */
+/** The planes that hold the weights of a kind of range; lo MT_NO_PLANE: there is only hi. */
 struct mt_range_planes {
     enum mt_plane_kind hi, lo;
 };
@@ -38,8 +38,7 @@ static inline size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_pl
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 
 /**
- * The planes of a whole layout: fills desc, n_units and elems; the rest stays zero. elems is allocated, the
- * caller's to free.
+ * The planes of a whole layout: fills desc, n_units and elems; the rest stays zero. The caller frees elems.
  */
 int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layout *l,
                            const struct mt_optimizer *optimizer, enum mt_dtype grad, struct mt_err *err);

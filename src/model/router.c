@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The router of a mixture of experts, pre-norm, with the expert that all tokens share:
+ * The router of a mixture of experts, pre-norm, with the shared expert:
  *
  *   n = norm(x);  ids, w = route(n Wr + br);  s = x + gate(n) * shared(n)
  *
@@ -35,7 +35,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 struct record {
     float *rstd;   /* [n] of the norm */
     void *gate_up; /* [n, 2 shared_width] */
-    float *gate;   /* [n] what the shared expert's output is scaled by, where it is */
+    float *gate;   /* [n] scale of the shared expert's output, if it has one */
 };
 
 static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
@@ -65,11 +65,11 @@ struct scratch {
     void *act;     /* [n, shared_width], and its gradient */
     void *dlogits; /* for backward: [n, experts] */
     float *dgate;  /* [n] */
-    float *dn;     /* [n, hidden] gradient of the norm's output, in FP32 from all that contributes */
-    float *n32;    /* [n, hidden] the norm's output, for a router that is multiplied with in FP32 */
+    float *dn;     /* [n, hidden] gradient of the norm's output, summed in FP32 */
+    float *n32;    /* [n, hidden] the norm's output, for a router that computes in FP32 */
 };
 
-/* The dtype of its product and of the logits' gradient: FP32 where the router is F32 in files of bf16. */
+/* The dtype of the router's product and of the logits' gradient: FP32 if the router is F32 in files of bf16. */
 static enum mt_dtype product_dtype(const struct mt_layout *l, enum mt_dtype dtype)
 {
     return l->f32_routers ? MT_F32 : dtype;
@@ -142,7 +142,7 @@ static struct mt_router_rule rule_of(const struct mt_moe *moe)
     };
 }
 
-/* The micro-batch's part of what holds rows of the whole step. */
+/* The micro-batch's rows of a buffer for the whole step. */
 static void *own_rows(const struct mt_part_run *r, const void *rows, size_t row_bytes)
 {
     return (char *)(uintptr_t)rows + r->of->mb * r->m->p.max_tokens * row_bytes;
@@ -166,7 +166,7 @@ static const void *router_weight(const struct mt_part_run *r)
                : mt_elem(m, r->w, r->part->param[MT_ROUTER_WEIGHT].at);
 }
 
-/* n as the router is multiplied with it: *n is replaced. */
+/* Converts n to the dtype of the router's product: replaces *n. */
 static int widen(const struct mt_part_run *r, const struct scratch *s, const void **n, struct mt_err *err)
 {
     const mt_model *m = r->m;
@@ -177,7 +177,7 @@ static int widen(const struct mt_part_run *r, const struct scratch *s, const voi
     return mt_op_cast(m->dev, &cast, err);
 }
 
-/* n: as widen() leaves it. */
+/* n: from widen(). */
 static int router_logits(const struct mt_part_run *r, const void *n, void *logits, struct mt_err *err)
 {
     const mt_model *m = r->m;
@@ -224,7 +224,7 @@ static int route(const struct mt_part_run *r, const void *logits, struct mt_err 
                         err);
 }
 
-/* d = a W or, transposed, a W^T; plus c. In FP32, so that what is summed from several products is rounded once. */
+/* d = a W or, transposed, a W^T; plus c. In FP32, so that a sum of several products is rounded once. */
 struct sum_product {
     size_t in, out;
     const void *a; /* [n, in] */
@@ -258,13 +258,13 @@ static int add_product(const struct mt_part_run *r, const struct sum_product *p,
                       err);
 }
 
-/* The norm's output goes to the step's rows; where only the record is made again, to scratch. */
+/* The norm's output goes to the step's rows; if only the record is recomputed, to scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
     return r->of->rows ? own_rows(r, r->of->rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
 }
 
-/* Its gated product, to scratch, where the output or the gate's value is wanted of it. */
+/* The shared expert's gated product, to scratch, if the output or the gate's value needs it. */
 static int prepare_shared(const struct mt_part_run *r, const struct record *rec, const void *n, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -317,7 +317,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
                                  .dtype = m->dt, .w = mt_elem(m, r->w, r->part->param[MT_ROUTER_SHARED_DOWN].at),
                                  .transposed = true, .c = sum, .d = sum};
     const void *n = norm_output(r);
-    (void)y; /* the combining part makes it, of the sum */
+    (void)y; /* the combine part makes it from the sum */
     int rc = widen(r, &s, &n, err);
     if (!rc)
         rc = router_logits(r, n, s.logits, err);
@@ -378,7 +378,7 @@ static int shared_glu_backward(const struct mt_part_run *r, const struct scratch
     return rc ? rc : mt_op_shared_gate_bwd(m->dev, &gate, err);
 }
 
-/* dn += what goes through the shared expert. */
+/* dn += the gradient through the shared expert. */
 static int shared_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
 {
     mt_model *m = r->m;
@@ -405,7 +405,7 @@ static int shared_backward(const struct mt_part_run *r, const struct scratch *s,
     return rc ? rc : add_product(r, &dn, err);
 }
 
-/* The logits are made again; which experts were chosen is not: a tie that falls the other way would go unnoticed. */
+/* Recomputes the logits, but not the choice of experts: a tie that fell the other way would not be noticed. */
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Biases that choose experts, on the device in FP32 for the whole run: the slots of their units have them in the
- * compute dtype, which may round them, and with them the choice.
+ * Biases for choosing experts, on the device in FP32 for the whole run: their units have them in the compute dtype,
+ * which may round them and so change the choice.
  */
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@ const float *mt_model_select_bias(const mt_model *m, int layer)
     return m->select_bias ? m->select_bias + (int64_t)layer * m->layout->cfg.moe.n_experts : NULL;
 }
 
-/* The tensors of routers that are such biases, each to its layer's row. */
+/* Copies each layer's bias to its row. */
 static int read_all(const struct mt_layout *l, mt_plane_set *planes, float *rows, struct mt_err *err)
 {
     int rc = 0;

@@ -7,11 +7,11 @@
 
 #include "base/mem.h"
 
-/* --- where tensors lie ----------------------------------------------------------------------------- */
+/* --- places of tensors in files -------------------------------------------------------------------- */
 
 struct placing {
     struct mt_layout *l;
-    size_t cap, first_of_layer; /* of l->stored: its capacity, and where the layer begins */
+    size_t cap, first_of_layer; /* of l->stored: its capacity, and the layer's first entry */
 };
 
 /* "model.layers.N." and the name; `*` in it becomes the expert's number. */
@@ -43,7 +43,7 @@ static struct mt_stored *add_stored(struct placing *p, const char *name)
     return s;
 }
 
-/* A tensor of its own, in the layout's order. */
+/* Stored as a tensor of its own, in the layout's order. */
 static bool store_alone(struct placing *p, struct mt_tensor *t, const struct mt_tensor_on_disk *d)
 {
     struct mt_stored *s = add_stored(p, t->name);
@@ -70,7 +70,7 @@ static struct mt_stored *find_in_layer(const struct placing *p, const char *name
     return NULL;
 }
 
-/* One of the tensors that all experts' are on disk; made with its first. */
+/* Stored in a fused tensor of all experts, which is added with its first part. */
 static bool store_fused(struct placing *p, struct mt_tensor *t, int layer, const struct mt_fused_tensor *f,
                         int part)
 {
@@ -97,7 +97,7 @@ static bool store_fused(struct placing *p, struct mt_tensor *t, int layer, const
     return true;
 }
 
-/* Lists the tensors of each stored one: those of one are grouped, in the layout's order. */
+/* Lists the tensors of the layout that each stored tensor holds, in the layout's order. */
 static int list_pieces(struct mt_layout *l, struct mt_err *err)
 {
     l->pieces = mt_calloc(l->n_tensors, sizeof(*l->pieces));
@@ -154,7 +154,7 @@ static size_t n_cols(const struct mt_tensor *t)
     return t->n_dims == 2 ? (size_t)t->shape[1] : 1;
 }
 
-/* Row r of the tensor among the rows in the file: those of a head's two halves alternate there, if they are paired. */
+/* The row in the file of row r of the tensor: if rows are paired, those of a head's two halves alternate there. */
 static size_t file_row(const struct mt_tensor_place *p, size_t r)
 {
     size_t in = p->paired_rows ? r % p->paired_rows : 0, half = p->paired_rows / 2;
@@ -171,14 +171,14 @@ static bool as_it_is(const struct mt_tensor *t)
     return !t->place.paired_rows && t->place.col_step == 1 && t->place.row_step == n_cols(t);
 }
 
-/* What one expert has of a file's tensor; else all of it. */
+/* Elements of one expert in a fused tensor of the file; of another tensor all. */
 static size_t share_elems(const struct mt_layout *l, const struct mt_tensor *t)
 {
     const struct mt_stored *s = &l->stored[t->place.stored];
     return s->fused ? s->n / (size_t)l->cfg.moe.n_experts : s->n;
 }
 
-/* The name as the file has it: with or without one of the prefixes that exporters put before it. */
+/* The name in the file may have one of the prefixes that exporters add, or lack "model.". */
 const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name)
 {
     static const struct {
@@ -280,7 +280,7 @@ void mt_stored_writer_finish(struct mt_stored_writer *w)
     w->share_bytes = w->tensor_bytes = 0;
 }
 
-/* Puts a tensor where it belongs in the share. */
+/* Copies a tensor to its place in the share. */
 static int scatter(struct mt_stored_writer *w, const struct mt_tensor *t, size_t size, struct mt_err *err)
 {
     size_t cols = n_cols(t);

@@ -7,20 +7,20 @@
 #include "store/block_sum.h"
 
 /**
- * Between the layout's tensors and those of the model's files, which may hold them in another order: fused, transposed,
- * interleaved (mt_tensor_place). Sizes are small beside a tensor: of what all experts share, one expert's share.
+ * Converts between the layout's tensors and those of the model's files, which may hold them fused, transposed or
+ * interleaved (mt_tensor_place). Needs little memory: of a tensor of all experts, one expert's share at a time.
  */
 
-/** Names a tensor as the family has it on disk. */
+/** Gives a tensor its name on disk in the family. */
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual);
-/** From l->tensors to l->stored, l->pieces and each tensor's place. */
+/** Fills l->stored, l->pieces and each tensor's place from l->tensors. */
 int mt_stored_place(struct mt_layout *l, struct mt_err *err);
 
-/** Reads tensors of a layout from files. Zero-initialise; finish frees. Names are found behind usual prefixes. */
+/** Reads tensors of a layout from files, whose names may have the usual prefixes. Zero-initialise; finish frees. */
 struct mt_stored_reader {
     const struct mt_layout *l;
     const struct mt_st_model *st;
-    float *share; /* of one expert, as it lies in the file */
+    float *share; /* of one expert, in the order of the file */
     size_t share_of, share_at, share_cap; /* stored tensor, its first element; SIZE_MAX: none */
     struct mt_summer *summer; /* borrowed; NULL: no sums are made */
     uint64_t share_sum;
@@ -33,20 +33,20 @@ void mt_stored_reader_finish(struct mt_stored_reader *r);
 int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, size_t first, size_t n, float *dst,
                        struct mt_err *err);
 /**
- * What the bytes of the file are known by that tensor t was made of, which was just read from its first element to its
- * last, in order: its own where they lie in the file as in the tensor, else those of its share.
+ * The checksum of the file's bytes that tensor t was made of; t was just read completely, in order. It covers t's own
+ * bytes if the file has them in the order of the tensor, else those of its expert's share of the stored tensor.
  */
 uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t);
-/** The file's tensor of that name, or of that name behind another prefix; NULL: there is none. */
+/** The file's tensor of that name, or of that name with another prefix; NULL: there is none. */
 const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name);
 
 /**
- * Is it of what this program does not use, but which belongs to the model: layers beyond the decoder's, and what else
- * predicts several tokens at once? It is passed over when weights are loaded, and copied when they are saved.
+ * Does the tensor belong to a part of the model that this program does not use: layers after the decoder's, or others
+ * for predicting several tokens at once? These are skipped when weights are loaded, and copied when they are saved.
  */
 bool mt_stored_goes_along(const struct mt_layout *l, const char *name);
 
-/** Puts tensors of a layout together as the files have them. Zero-initialise all but the first three; finish frees. */
+/** Assembles stored tensors from tensors of a layout. Zero-initialise all but the first three; finish frees. */
 struct mt_stored_writer {
     const struct mt_layout *l;
     /** Elements [first, first + n) of tensor t, of `size` bytes each: f32 where it is 4, else bf16. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Forward and backward of a unit: its parts one after the other. A unit's record is that of each part. What belongs to
- * one part of it (enum mt_record_part) lies together, in the order of the unit's parts, each but the unit's first with
- * the hidden state that it began with before it:
+ * Forward and backward of a unit: its parts one after the other. A unit's record consists of those of its parts,
+ * divided by enum mt_record_part; each division has the records of its parts in their order, each after its input x,
+ * except for the unit's first part:
  *
  *   attention: record | rest: x of the MLP, its record
  *
- * Where a part of the record is not kept, the same layout lies at the start of the scratch and is filled again before
+ * A division of the record that is not kept has the same layout at the start of the scratch and is recomputed before
  * backward.
  */
 #include <stdlib.h>
@@ -15,11 +15,11 @@
 #include "model/model_priv.h"
 #include "model/part.h"
 
-/* A part's run and where its output belongs. */
+/* A part's run and the address of its output. */
 struct stage {
     struct mt_part_run run;
     void *y;   /* NULL: the unit's output */
-    bool kept; /* its record, and the x that lies with it, are there when backward begins */
+    bool kept; /* its record and the x before it are kept for backward */
 };
 
 enum { MAX_STAGES = MT_FAMILY_MAX_PARTS };
@@ -69,7 +69,7 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     return rc;
 }
 
-/* Fills again what is not kept of the record; the unit's own output is not needed. */
+/* Recomputes what is not kept of the record; the unit's own output is not needed. */
 static int recompute(const struct stage *s, size_t n, struct mt_err *err)
 {
     int rc = 0;
@@ -82,7 +82,7 @@ static int recompute(const struct stage *s, size_t n, struct mt_err *err)
     return rc;
 }
 
-/* In the order of the unit's parameters, which need not be that of roles. */
+/* By place in the unit's gradient, which need not be the order of roles. */
 static int compare_grads(const void *a, const void *b)
 {
     const struct mt_param *x = a, *y = b;
@@ -101,7 +101,7 @@ int mt_model_begin_grad(mt_model *m, size_t unit, float *g, const struct mt_para
     if (k)
         qsort(p, k, sizeof(*p), compare_grads);
     for (size_t i = 0; i <= k && !rc; i++) {
-        size_t to = i < k ? p[i].grad : end, from = at / MT_PARAM_ALIGN * MT_PARAM_ALIGN; /* the product comes later */
+        size_t to = i < k ? p[i].grad : end, from = at / MT_PARAM_ALIGN * MT_PARAM_ALIGN; /* products come later */
         if (from < to)
             rc = mt_op_zero(m->dev, &(struct mt_zero){g + from, (to - from) * sizeof(float)}, err);
         at = i < k ? p[i].grad + p[i].n : end;

@@ -47,11 +47,11 @@ static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src
                    s->name, have, want);
 }
 
-/* A tensor's weights as f32, in order, whatever they are in the file. */
+/* Reads a tensor's weights as f32, in order, whatever their format in the file. */
 struct wide_source {
     struct mt_stored_reader *plain;
     const struct mt_packed_source *src;
-    struct mt_packed_reader packed; /* where src has a format */
+    struct mt_packed_reader packed; /* if src has a format */
     const char *dir;
 };
 
@@ -68,7 +68,7 @@ static int read_wide(struct wide_source *s, const struct mt_tensor *t, size_t at
     return rc;
 }
 
-/* What takes a tensor's weights. */
+/* Loads tensors into planes. */
 struct loader {
     struct mt_stored_reader r;
     mt_plane_set *planes;
@@ -109,7 +109,7 @@ static int load_masters(struct loader *l, struct wide_source *s, const struct mt
     return rc;
 }
 
-/* *sum: what the bytes that it is made of are known by, where they are summed. */
+/* *sum: checksum of the bytes that it is made of (struct mt_base_sums). */
 static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
 {
     const struct mt_st_model *st = l->r.st;
@@ -180,7 +180,7 @@ static bool is_of_one_expert(const char *experts)
     return experts[sizeof(".experts.") - 1] >= '0' && experts[sizeof(".experts.") - 1] <= '9';
 }
 
-/* Experts may be there in a form that other programs write: then it is named. */
+/* The files may have experts in a form that other programs write: then the message names one. */
 static int fail_missing(const struct mt_st_model *st, const char *name, const char *dir, struct mt_err *err)
 {
     const char *ours = strstr(name, ".experts.");
@@ -188,8 +188,8 @@ static int fail_missing(const struct mt_st_model *st, const char *name, const ch
         const char *theirs = strstr(st->tensors[i].name, ".experts.");
         if (theirs && is_of_one_expert(ours) != is_of_one_expert(theirs))
             return mt_fail(err, MT_ERR_INPUT, -ENOENT,
-                           "%s: tensor \"%s\" is missing, but there is \"%s\": experts in another form than that of the "
-                           "model's release are not read", dir, name, st->tensors[i].name);
+                           "%s: tensor \"%s\" is missing, but there is \"%s\": experts can only be read in the form of "
+                           "the model's release", dir, name, st->tensors[i].name);
     }
     return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, name);
 }
@@ -199,7 +199,7 @@ static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
     return mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi);
 }
 
-/* Is it there, plain in the shape that config.json asks for, or packed? */
+/* Is the tensor in the files, packed, or plain in the shape that config.json asks for? */
 static int check_stored(const struct mt_layout *l, const struct mt_st_model *st, const struct mt_stored *s,
                         const char *dir, struct mt_err *err)
 {
@@ -211,9 +211,10 @@ static int check_stored(const struct mt_layout *l, const struct mt_st_model *st,
     return plain ? check_shape(s, plain, dir, err) : fail_missing(st, s->name, dir, err);
 }
 
-/* --- the base, as it is known ------------------------------------------------------------------------ */
+/* --- verifying the base ------------------------------------------------------------------------------ */
 
-/* name: the layout's own, which parts borrow, in the order of tensors; *part: where to look on from. */
+/* Sets the sum to expect of a tensor that is read in place. name: the layout's own pointer, which parts borrow; tensors
+ * come in order, *part: where to continue. */
 static void expect(mt_file_weights *files, size_t *part, const char *name, uint64_t sum)
 {
     size_t n = files ? mt_file_weights_n_parts(files) : 0;
@@ -230,19 +231,19 @@ static int check_base(const struct loader *v, const struct mt_tensor *t, uint64_
     if (have == want)
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
-                   "%s: tensor \"%s\" has another checksum than the checkpoint says: it is not the model that the run was "
+                   "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
                    "made on, or it was changed since; set model.path to that model",
                    st->files[v->src.codes->file].path, t->name);
 }
 
 static int fail_not_in_base(const struct mt_tensor *t, const char *dir, struct mt_err *err)
 {
-    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint names tensor \"%s\" of the model that it was "
-                   "made on, and this one has none such that is frozen: set model.path and model.freeze as they were",
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint takes tensor \"%s\" from the model that it was "
+                   "made on, but it is not a frozen tensor of this model: set model.path and model.freeze as they were",
                    dir, t->name);
 }
 
-/* Loads the tensors, or those alone that a checkpoint names. */
+/* Loads all tensors, or only those that a checkpoint names. */
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
     const struct mt_layout *l = v->r.l;
@@ -293,7 +294,7 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     finish_loader(&v);
     mt_st_close(&st);
     if (!rc && cost.n)
-        mt_info("packing has cost, in relative L2: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
+        mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
@@ -339,20 +340,21 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
-/* Do its elements lie in the file end to end, in its own order? */
+/* Are its elements contiguous in the file, in its own order? */
 static bool is_in_order(const struct mt_tensor *t)
 {
     size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
     return !t->place.paired_rows && t->place.row_step == cols && (cols == 1 || t->place.col_step == 1);
 }
 
-/* What config.json says of packed files stands where there are none to look at. */
+/* Without files, config.json says whether the tensor is packed. */
 static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor *t)
 {
     return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
 }
 
-/* changed: it may have all bits of f32 by now. *split: set where it would be packed, but for what it lies with. */
+/* changed: its weights are not those of the files, and may need all bits of f32. *split: set if it is not packed only
+ * because a tensor that is fused with it is trained. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
                 bool changed, bool *split, struct mt_err *err)
 {
@@ -364,10 +366,10 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
     bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
-    bool stands = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
+    bool same_bytes = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
-    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : stands && alone;
-    t->in_file = stands && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
+    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
+    t->in_file = same_bytes && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                  (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
     if (wanted && src.format && src.format != wanted)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
@@ -382,7 +384,7 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     return 0;
 }
 
-/* Norms, routers and the like that are F32 in files of bf16 are so in files that are written. */
+/* Norms, routers and the like that are F32 in files of bf16 are also written as F32. */
 static void mark_f32(struct mt_layout *l, const struct mt_st_model *st)
 {
     const struct mt_st_tensor *embed = mt_stored_find(st, l->stored[0].name);
@@ -404,7 +406,7 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
                            struct mt_err *err)
 {
     struct mt_st_model st;
-    struct mt_err unreadable = {0}; /* told when the weights are loaded */
+    struct mt_err unreadable = {0}; /* not reported here: loading the weights will report it */
     bool any = false, read = false, split = false;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors; i++)
@@ -419,23 +421,23 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
         rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, &split, err);
     }
     if (split && !rc)
-        mt_info("a layer's experts are packed together or not at all: those that are frozen beside trained ones are kept as "
+        mt_info("a layer's experts are packed together or not at all: frozen ones in a layer with trained ones are kept as "
                 "bf16, without loss");
     if (read)
         mt_st_close(&st);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);
 }
 
-/* --- in place ------------------------------------------------------------------------------------ */
+/* --- reading in place ---------------------------------------------------------------------------- */
 
-/* bf16 of a tensor's bytes [at, at + n). */
+/* data: bytes [at, at + n) of a bf16 tensor. */
 static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t at, const void *data, size_t n,
                         struct mt_err *err)
 {
     const size_t size = sizeof(uint16_t);
     for (size_t i = 0; i < n / size; i++) {
         uint16_t x;
-        memcpy(&x, (const char *)data + i * size, size); /* a file need not align its tensors */
+        memcpy(&x, (const char *)data + i * size, size); /* tensors in files may be unaligned */
         if ((x & 0x7f80) == 0x7f80)
             return mt_fail(err, MT_ERR_INPUT, -ERANGE,
                            "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38", path,
@@ -455,7 +457,7 @@ static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_lay
         if (t->kind != MT_RANGE_IN_FILE || !(in_files[t->unit] >> mt_range_planes(t->kind).hi & 1))
             continue;
         if (!src || src->dtype != MT_ST_BF16 || src->n_elems != stored->n)
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not in the model's files as it was", t->name);
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" in the model's files has changed since they were first read", t->name);
         parts[(*n)++] = (struct mt_file_part){.unit = t->unit,
                                               .plane = mt_range_planes(t->kind).hi,
                                               .at = t->at * size,
@@ -504,7 +506,7 @@ struct random_job {
     size_t at, n;
 };
 
-enum { BLOCK = 1 << 14 }; /* elements a thread makes at a time */
+enum { BLOCK = 1 << 14 }; /* elements of one job of a thread */
 
 static void fill_block(void *ctx, size_t i, int thread)
 {

@@ -248,7 +248,7 @@ def check_refusals(tmp, model, data, checkpoint):
     shutil.rmtree(os.path.join(twin, "megatrain"), ignore_errors=True)
     turned = turn_a_bit(os.path.join(twin, "model.safetensors"), "mlp.down_proj.weight")
     said = megatrain("-q", "run", ini, "--resume", expect=3).stderr
-    assert turned in said and "another checksum than the checkpoint says" in said, said
+    assert turned in said and "does not have the checksum in the checkpoint" in said, said
     megatrain("-q", "run", ini, "--resume", "--force")
     other = write_model(os.path.join(tmp, "other"), config("qwen2", hidden_size=32, num_hidden_layers=3))
     ini = write_ini(os.path.join(tmp, "other.ini"), base(other, data, os.path.join(tmp, "bad")))

@@ -213,7 +213,7 @@ def files_of_other_experts(tmp):
                                                           f"config.json asks for [{WIDTH}, {HIDDEN}]"]),
         "one too many": ({**good, "model.layers.0.mlp.experts.3.up_proj.weight": good[up]},
                          ["model.layers.0.mlp.experts.3.up_proj.weight", "is not part of"]),
-        "fused": (fused, ["gate_proj.weight\" is missing, but there is \"model.layers.0.mlp.experts.down_proj\"", "another form"]),
+        "fused": (fused, ["gate_proj.weight\" is missing, but there is \"model.layers.0.mlp.experts.down_proj\"", "in the form of the model's release"]),
         "no router": ({k: v for k, v in good.items() if ".gate.weight" not in k}, ["model.layers.0.mlp.gate.weight"]),
     }
     for name, (weights, words) in cases.items():

@@ -146,9 +146,9 @@ static void what_cannot_be_is_refused_by_name(void **state)
         const char *model, *target, *also, *say;
     } bad[] = {
         {MODEL(""), "qproj", NULL, "\"qproj\" matches nothing"},
-        {MODEL(""), "*_proj", "down_proj", "mlp.down_proj is named by adapter.targets and by adapter.train_also"},
-        {MODEL(""), "model.*", NULL, "model.embed_tokens, too, which cannot have an adapter"},
-        {MODEL(", \"tie_word_embeddings\": true"), "lm_head", NULL, "not supported where the embeddings are tied"},
+        {MODEL(""), "*_proj", "down_proj", "mlp.down_proj is matched by both adapter.targets and adapter.train_also"},
+        {MODEL(""), "model.*", NULL, "also matches model.embed_tokens, which cannot have an adapter"},
+        {MODEL(", \"tie_word_embeddings\": true"), "lm_head", NULL, "not supported with tied embeddings"},
         {MODEL(", \"tie_word_embeddings\": true"), "q_proj", "lm_head", "shares with embed_tokens: name both"},
         {MODEL(", \"tie_word_embeddings\": true"), "q_proj", "embed_tokens", "shares with lm_head: name both"},
         {MODEL(""), "q_proj", "final_norm", "adapter.train_also: \"final_norm\" matches nothing"},
