@@ -40,7 +40,7 @@ int cli_cmd_export(struct cli *cli, const struct cli_args *args)
     while (packed && e.base_dtype < MT_N_PACKED && strcmp(packed, mt_packed_names[e.base_dtype]))
         e.base_dtype++;
     if (packed && (e.base_dtype == MT_PACKED_NONE || e.base_dtype == MT_N_PACKED || dtype)) {
-        fprintf(stderr, "megatrain export: --base-dtype must be nf4 or fp8, and cannot be used with --dtype\n");
+        fprintf(stderr, "megatrain export: --base-dtype must be nf4, fp8 or mxfp4, and cannot be used with --dtype\n");
         return EXIT_USAGE;
     }
     int rc = mt_config_load(&cfg, NULL, NULL, 0, &err);
