@@ -26,20 +26,20 @@ struct exporter {
     struct mt_st_model weights, *states;
     size_t n_states;
     bool f32;
-    struct mt_layout *layout;       /* f32: of the checkpoint's model, */
-    size_t *stored;                 /* which of its stored tensors each of `weights` is; NONE: it was copied */
-    struct mt_stored_writer writer; /* and what puts them together */
+    struct mt_layout *layout;       /* f32: of the checkpoint's model */
+    size_t *stored;                 /* f32: for each of `weights` its index in layout->stored; NONE: copied */
+    struct mt_stored_writer writer; /* f32: assembles stored tensors from masters */
     cJSON *named; /* tensors of the base model, which have no master; NULL: none */
-    struct mt_packed_model model;   /* in place of all these where layers are to be packed, */
-    struct mt_layout_files packed;  /* and its files */
-    char *adapter_config;   /* of an adapter's folder, as it is */
+    struct mt_packed_model model;   /* if layers are to be packed, instead of all these */
+    struct mt_layout_files packed;  /* its files */
+    char *adapter_config;   /* of an adapter's folder, unchanged */
     struct mt_merge *merge; /* adapters to be added, or NULL */
-    cJSON *files; /* what was written: size and sum */
+    cJSON *files; /* written files: size and sum */
 };
 
 static const size_t NONE = SIZE_MAX;
 
-/* The FP32 master of a tensor of the layout; of one of the base model, what it is. */
+/* The FP32 master of a tensor of the layout; a named tensor of the base model is read from there. */
 static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
                        struct mt_err *err)
 {
@@ -58,16 +58,16 @@ static int read_master(void *ctx, const struct mt_tensor *t, size_t first, size_
     return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT, "the checkpoint's training state has no tensor \"%s\"", name);
 }
 
-/* Without training state bf16 weights are all there is. What was copied from the model stays as it is. */
+/* Without training state, the weights themselves are converted. Tensors copied from the model do not change. */
 static bool becomes_f32(const struct exporter *x, size_t i)
 {
     enum mt_st_dtype t = x->weights.tensors[i].dtype;
     if (mt_packed_is_piece(x->weights.tensors[i].name) || t == MT_ST_U8 || t == MT_ST_F8_E4M3)
-        return false; /* what is packed stays as it is */
+        return false; /* packed tensors do not change */
     return x->f32 && (x->layout ? x->stored[i] != NONE : t == MT_ST_BF16 || t == MT_ST_F16 || t == MT_ST_F32);
 }
 
-/* f32: put together from masters, where there are some. */
+/* f32: assembled from masters, if there are any. */
 static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct exporter *x = ctx;
@@ -82,7 +82,7 @@ static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
     return mt_st_read_raw(&x->weights, t, first * mt_st_dtype_size(t->dtype), n * mt_st_dtype_size(t->dtype), dst, err);
 }
 
-/* What the weights' tensors are made of. */
+/* Finds the stored tensor of the layout for each tensor of the weights. */
 static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
 {
     struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
@@ -116,7 +116,7 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     return 0;
 }
 
-/* The list of files and the seal over it, as a checkpoint of weights alone has them. */
+/* The list of files and its seal, as in a checkpoint of weights alone. */
 static int seal(struct exporter *x, const char *dir, struct mt_err *err)
 {
     char path[4200];
@@ -196,7 +196,7 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
     return rc;
 }
 
-/* A folder beside `to`, of a name that nobody else has: *tmp is the caller's. */
+/* Makes a folder beside `to` with a unique name; the caller frees *tmp. */
 static int make_temporary(const char *to, char **tmp, struct mt_err *err)
 {
     char *parent = strdup(to), *slash = parent ? strrchr(parent, '/') : NULL;
@@ -213,7 +213,7 @@ static int make_temporary(const char *to, char **tmp, struct mt_err *err)
     return rc;
 }
 
-/* Durable under its name, as its files are: the last of them made and synced the folder megatrain/ and its parent. */
+/* Renames durably. The files are durable already: writing the last one synced the folder megatrain/ and its parent. */
 static int put_in_place(const char *tmp, const char *to, struct mt_err *err)
 {
     int rc = rename(tmp, to) ? -errno : 0;
@@ -237,7 +237,7 @@ static int sum_tensor(const struct mt_st_model *m, const struct mt_st_tensor *t,
     return rc;
 }
 
-/* Tensors that the checkpoint names are those that the run was made with. */
+/* Verifies that the tensors that the checkpoint names are those that the run was made with. */
 static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
 {
     const struct mt_st_model *m = &x->weights;
@@ -246,7 +246,7 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     bool full;
     struct mt_summer summer = {.n = 0};
     uint64_t sum = 0;
-    if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* no checkpoint */
+    if (!mt_path_exists(from) || mt_seal_read(from, &state, sealed, &full, NULL)) /* not a checkpoint */
         return 0;
     const cJSON *named = x->named = cJSON_DetachItemFromObject(mt_json_get(state, "frozen"), "tensors");
     int rc = (buf = malloc(MT_SUM_BLOCK)) ? mt_summer_init(&summer, err) : mt_fail_nomem(err, from, MT_SUM_BLOCK);
@@ -260,7 +260,7 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
         rc = sum_tensor(m, t, buf, &summer, &sum, err);
         mt_sum_format(have, sum);
         if (!rc && !(cJSON_IsString(want) && !strcmp(want->valuestring, have)))
-            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: tensor \"%s\" has another checksum than %s says: it is not the "
+            rc = mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: tensor \"%s\" does not have the checksum in %s: it is not the "
                          "model that the run was made on, or it was changed since", m->files[t->file].path, t->name, from);
     }
     mt_summer_finish(&summer);
@@ -269,7 +269,7 @@ static int verify_base(struct exporter *x, const char *from, struct mt_err *err)
     return rc;
 }
 
-/* The same of a folder that is read otherwise. */
+/* The same for a folder that is opened again later. */
 static int verify_named(const char *from, struct mt_err *err)
 {
     struct exporter x = {.f32 = false};
@@ -282,19 +282,19 @@ static int verify_named(const char *from, struct mt_err *err)
     return rc;
 }
 
-/* What is exported: an adapter, */
+/* One of three sources of an export: an adapter. */
 static int open_adapter(struct exporter *x, const char *from, struct mt_err *err)
 {
     char path[4200];
     size_t n;
     snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, from);
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
-    x->f32 = false; /* its tensors are f32 as they are */
+    x->f32 = false; /* its tensors are f32 already */
     snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, from);
     return rc ? rc : mt_st_open_file(&x->weights, path, err);
 }
 
-/* a model that adapters are added to, */
+/* A model with adapters merged into it. */
 static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     int rc = mt_checkpoint_verify_model(e->base, true, false, err);
@@ -305,25 +305,25 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
     return rc ? rc : mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
 }
 
-/* transformers' FP8 has no blocks that end in a matrix. */
+/* transformers' FP8 has no partial blocks at the edges of a matrix. */
 static void warn_of_blocks(const struct mt_layout *l)
 {
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (t->packed != MT_PACKED_FP8 || !(t->shape[0] % MT_FP8_BLOCK || t->shape[1] % MT_FP8_BLOCK))
             continue;
-        mt_warn("\"%s\" is [%lld, %lld]: transformers reads FP8 of multiples of %d alone; megatrain reads these, too",
+        mt_warn("\"%s\" is [%lld, %lld]: transformers can read FP8 only in multiples of %d; megatrain can read this, too",
                 t->name, (long long)t->shape[0], (long long)t->shape[1], MT_FP8_BLOCK);
         return;
     }
 }
 
-/* or a model with its masters. */
+/* A model, for f32 with its masters; or one of the other sources. */
 static int open_source(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
     bool adapter = mt_peft_is_folder(e->from);
     if (adapter && e->base_dtype)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: a model can be packed, and they cannot", e->from);
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s holds adapters: only a model can be packed", e->from);
     int rc = mt_checkpoint_verify_model(e->from, true, e->f32 && !e->base, err);
     if (!rc && adapter)
         return e->base ? open_merge(x, e, err) : open_adapter(x, e->from, err);
@@ -380,7 +380,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     return rc;
 }
 
-/* The folder's name without slashes at its end. */
+/* The folder's name without trailing slashes. */
 int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err)
 {
     char *name = strdup(e->to);

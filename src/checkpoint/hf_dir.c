@@ -17,12 +17,12 @@
 #include "checkpoint/quantization.h"
 #include "model/peft.h"
 
-enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; of an element */
+enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; bytes of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */
 
-/* A declaration and where it came from, to be sorted into file order together. */
+/* A declaration and its index in the source, which are sorted into file order together. */
 struct placed {
-    struct mt_st_decl decl; /* first: sorted as declarations are */
+    struct mt_st_decl decl; /* first member: sorted as declarations are */
     size_t index;
 };
 
@@ -197,7 +197,7 @@ static int write_weights(const struct mt_hf_dir *h, struct mt_err *err)
     return rc;
 }
 
-/* Replaces the value of "torch_dtype" or "dtype" where there is one; all else stays byte for byte. */
+/* Replaces the value of "torch_dtype" or "dtype", if there is one; all else stays byte for byte. */
 static char *edit_dtype(const char *text, const char *dtype)
 {
     static const char *const keys[] = {"\"torch_dtype\"", "\"dtype\""};
@@ -228,7 +228,7 @@ static bool goes_along(const char *name)
     return !strncmp(name, "LICENSE", 7) || !strncmp(name, "USE_POLICY", 10);
 }
 
-/* Whether a path of the folder stays in it, or in the blobs of the hub's cache that snapshots/<revision> is in. */
+/* Does the path lead to a file in the folder, or in the blobs of the hub's cache, if dir is a snapshots/<revision>? */
 static bool stays(const char *path, const char *dir)
 {
     char real[PATH_MAX], root[PATH_MAX], blobs[PATH_MAX + 16];
@@ -245,7 +245,7 @@ static bool stays(const char *path, const char *dir)
     return !strncmp(real, root, n) && real[n] == '/';
 }
 
-/* Takes a file, or says why not: *why. */
+/* Reads a file, or sets *why to the reason for leaving it out. */
 static int take_file(struct mt_hf_files *f, const char *dir, const char *name, const char **why, struct mt_err *err)
 {
     struct stat st;
@@ -256,11 +256,11 @@ static int take_file(struct mt_hf_files *f, const char *dir, const char *name, c
     if (!rc && stat(path, &st))
         *why = strerror(errno);
     else if (!rc && !S_ISREG(st.st_mode))
-        *why = "it is no plain file";
+        *why = "it is not a regular file";
     else if (!rc && st.st_size > MOST_BYTES)
-        *why = "it has more than 256 MiB";
-    else if (!rc && strcmp(name, "config.json") && !stays(path, dir)) /* that one has been read and understood */
-        *why = "it is a link to somewhere else";
+        *why = "it is larger than 256 MiB";
+    else if (!rc && strcmp(name, "config.json") && !stays(path, dir)) /* config.json was parsed, so its content is known */
+        *why = "it is a link to a file outside the folder";
     else if (!rc)
         rc = mt_read_file(path, &to->text, &to->len, err);
     if (!rc && !*why) {
@@ -323,7 +323,7 @@ static int write_other(const struct mt_hf_dir *h, const struct mt_hf_file *f, st
     return rc;
 }
 
-/* Of the model itself: an adapter's folder names the model instead. */
+/* Files of the model itself: an adapter's folder names the model instead. */
 static bool is_of_model(const char *name)
 {
     return !strcmp(name, "config.json") || !strcmp(name, "generation_config.json");

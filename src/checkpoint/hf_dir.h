@@ -8,21 +8,21 @@
 /** Elements [first, first + n) of tensor `index` in its file's dtype, into dst. */
 typedef int (*mt_tensor_source)(void *ctx, size_t index, size_t first, size_t n, void *dst,
                                 struct mt_err *err);
-/** Told of each tensor that was written: the XXH3 of its bytes. */
+/** Called after each tensor is written, with the XXH3 of its bytes. */
 typedef int (*mt_tensor_done)(void *ctx, size_t index, unsigned long long sum, struct mt_err *err);
-/** Told of each file that was written, after its tensors. */
+/** Called after each file is written, after its tensors. */
 typedef int (*mt_file_done)(void *ctx, const char *name, const struct mt_out_file *f,
                             struct mt_err *err);
 
 /**
- * The small files of a model's folder that go along with its weights (configuration, tokenizer, licence), in memory.
- * Only plain files of up to 256 MiB, and links to such within the folder or among the hub cache's blobs: others are
- * left out with a warning, but for config.json, without which there is an error (an adapter's folder has none).
+ * The small files of a model's folder that are copied with its weights (configuration, tokenizer, licence), in memory.
+ * Only regular files of up to 256 MiB, and links to such files in the folder or among the hub cache's blobs: others are
+ * left out with a warning. Without config.json there is an error (an adapter's folder has none).
  */
 struct mt_hf_files {
     struct mt_hf_file {
         char name[256];
-        char *text; /* with a NUL after it */
+        char *text; /* terminated by NUL */
         size_t len;
     } *p;
     size_t n;
@@ -31,26 +31,26 @@ int mt_hf_files_read(struct mt_hf_files *out, const char *model_dir, struct mt_e
 void mt_hf_files_finish(struct mt_hf_files *f);
 
 /**
- * Writes a Hugging Face folder that exists already and is empty: of a model, or of an adapter (model/peft.h), whose
- * weights are one file and which has the model's tokenizer, but not its configuration.
+ * Writes a Hugging Face folder, which must exist and be empty: of a model, or of an adapter (model/peft.h), with one
+ * file of weights and the model's tokenizer, but not its configuration.
  */
 struct mt_hf_dir {
     const struct mt_vfs *vfs;
-    const char *dir, *model_dir; /* model_dir: whose other files are copied, where there are no */
-    const struct mt_hf_files *files; /* read before */
-    const struct mt_st_decl *decls; /* in the order the shards are to be filled */
+    const char *dir, *model_dir; /* model_dir: its other files are copied if there are no */
+    const struct mt_hf_files *files; /* read earlier */
+    const struct mt_st_decl *decls; /* in the order of writing */
     size_t n_decls;
-    const char *const *named;    /* [n_named] tensors that stay in base_dir's files: the index says so, so that no program
-                                    takes the folder for a whole model */
+    const char *const *named;    /* [n_named] tensors that stay in base_dir's files: they are in the index, so that no
+                                    program takes the folder for a complete model */
     size_t n_named;
     const char *base_dir;
-    const char *torch_dtype;     /* what config.json must say, "bfloat16" or "float32" */
-    const char *quantization;    /* and of quantization_config: checkpoint/quantization.h; NULL: what it says */
+    const char *torch_dtype;     /* written to config.json, "bfloat16" or "float32" */
+    const char *quantization;    /* quantization_config, see checkpoint/quantization.h; NULL: unchanged */
     uint64_t shard_bytes;
-    const char *adapter_config;  /* of an adapter: the text of adapter_config.json; NULL: a model */
+    const char *adapter_config;  /* for an adapter: the text of adapter_config.json; NULL: a model */
     mt_tensor_source source;
-    mt_tensor_done tensor_done;  /* may be NULL, and */
-    mt_file_done done;           /* so may this */
+    mt_tensor_done tensor_done;  /* may be NULL */
+    mt_file_done done;           /* may be NULL */
     void *ctx;
 };
 int mt_hf_dir_write(const struct mt_hf_dir *h, struct mt_err *err);

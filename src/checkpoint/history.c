@@ -58,7 +58,7 @@ int mt_history_set_aside(const struct mt_history *h, const struct mt_vfs *vfs, c
     return 0;
 }
 
-/* Another history's checkpoint; not a copy under another name, which nobody takes for one. */
+/* Is it a checkpoint of another history? A copy under another step's name is not: it is never used as a checkpoint. */
 static bool is_another_run(const struct mt_history *h, const char *dir, uint64_t step)
 {
     struct mt_checkpoint_id id;
@@ -71,7 +71,7 @@ static bool is_another_run(const struct mt_history *h, const char *dir, uint64_t
     return other;
 }
 
-/* Checkpoints of other histories, or all there are. */
+/* Sets aside checkpoints of other histories, or all. */
 static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, bool all,
                             struct mt_err *err)
 {
@@ -85,7 +85,7 @@ static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs
         name_checkpoint(path, dir, steps[i], "");
         rc = mt_history_set_aside(h, vfs, dir, steps[i], aside, err);
         if (!rc)
-            mt_warn("%s is not of this run: it is now %s", path, aside);
+            mt_warn("%s is not of this run: renamed to %s", path, aside);
         moved += !rc;
     }
     free(steps);
@@ -94,11 +94,11 @@ static int set_others_aside(const struct mt_history *h, const struct mt_vfs *vfs
 
 int mt_history_set_all_aside(const struct mt_history *h, const struct mt_vfs *vfs, const char *dir, struct mt_err *err)
 {
-    mt_history_adopt(vfs, dir); /* else a later --resume would, and go on with what this run sets aside */
+    mt_history_adopt(vfs, dir); /* else a later --resume would adopt them, and resume what this run sets aside */
     return set_others_aside(h, vfs ? vfs : &mt_vfs_posix, dir, true, err);
 }
 
-/* "checkpoint-<step>.abandoned-<this run>", also with a number behind it, and it is a checkpoint of that step. */
+/* Is it "checkpoint-<step>.abandoned-<this run>" or the same with "-<number>", and a checkpoint of that step? */
 static bool is_set_aside(const struct mt_history *h, const char *path, const char *name)
 {
     static const char word[] = ".abandoned-";
@@ -153,7 +153,7 @@ int mt_history_settle(struct mt_history *h, const struct mt_vfs *vfs, const char
     return rc;
 }
 
-/* What a kill between the last write and the rename left undone: earlier files were synced one by one. */
+/* The syncs that a kill between the last write and the rename left undone: the other files have been synced. */
 static int make_durable(const struct mt_vfs *vfs, const char *dir)
 {
     char path[4200];
@@ -181,7 +181,7 @@ void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
         if (mt_path_exists(path) || mt_checkpoint_verify(tmp, NULL) || make_durable(vfs, tmp))
             continue;
         if (!vfs->rename(vfs->ctx, tmp, path) && !vfs->sync_dir(vfs->ctx, dir))
-            mt_warn("%s was complete but for its name: it has it now", path);
+            mt_warn("%s was complete, but not yet renamed: renamed now", path);
     }
     if (d)
         closedir(d);
@@ -189,7 +189,7 @@ void mt_history_adopt(const struct mt_vfs *vfs, const char *dir)
 
 /* --- pruning -------------------------------------------------------------------------------------- */
 
-/* Whether it is of this lineage and whole; *full says of which kind. */
+/* Is it of this lineage and complete? *full: it has training state. */
 static bool counts(const struct mt_prune_policy *p, const char *dir, uint64_t step, bool *full)
 {
     struct mt_checkpoint_id id;
@@ -209,7 +209,7 @@ static bool keeps(const struct mt_prune_policy *p, uint64_t step, size_t newer)
            (p->keep_best && step == p->best_step);
 }
 
-/* Under another name first: a kill half-way leaves no folder that looks like a checkpoint and is none. */
+/* Renames first, so that a kill cannot leave an incomplete folder with a checkpoint's name. */
 static int remove_checkpoint(const struct mt_vfs *vfs, const char *dir, uint64_t step, struct mt_err *err)
 {
     char path[4096], tmp[4096];

@@ -78,7 +78,7 @@ void mt_layout_files_finish(struct mt_layout_files *f)
     *f = (struct mt_layout_files){.layout = NULL};
 }
 
-/* The tensor's rows to their places in the share. */
+/* Copies the tensor's rows to their places in the share. */
 static int scatter(struct mt_layout_files *f, const struct mt_layout_file *of, const struct mt_tensor *t, size_t share,
                    struct mt_err *err)
 {
@@ -116,7 +116,7 @@ static int load_share(struct mt_layout_files *f, size_t i, size_t expert, size_t
     return 0;
 }
 
-/* Bytes of what the experts of a layer have together. */
+/* Bytes of a fused piece of all experts of a layer. */
 static int read_shares(struct mt_layout_files *f, size_t i, size_t first, size_t n, uint8_t *dst, struct mt_err *err)
 {
     const struct mt_packed_piece *p = &f->of[i].piece;

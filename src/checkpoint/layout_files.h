@@ -6,12 +6,12 @@
 #include "model/packing.h"
 #include "model/stored.h"
 
-/** The weights of a layout as tensors of the model's files, packed ones as their pieces, byte for byte. */
+/** The weights of a layout as tensors of the model's files, with packed ones as their pieces, byte for byte. */
 struct mt_layout_files {
     const struct mt_layout *layout;
     mt_plane_set *planes;
     struct mt_layout_file {
-        size_t stored;                  /* tensor of the model's files */
+        size_t stored;                  /* index into mt_layout.stored */
         const struct mt_tensor *packed; /* NULL: it is plain */
         struct mt_packed_piece piece;
         int which;                      /* of the packed tensor's pieces */
@@ -20,12 +20,12 @@ struct mt_layout_files {
     size_t n;           /* of both */
     char *quantization; /* for struct mt_hf_dir */
     struct mt_stored_writer writer;
-    /* of a piece that experts have together, what one of them has of it, and a tensor's: */
+    /* for a fused piece of all experts: one expert's share of it, and one tensor's part of that */
     uint8_t *share, *tensor;
     size_t share_of, share_expert, share_bytes, tensor_bytes; /* of decls; SIZE_MAX: none */
 };
-/** Layout and planes are borrowed; decls has space for `more` behind its n. left: [n_stored] those that are left out;
- * NULL: none. */
+/** Layout and planes are borrowed; decls has space for `more` after its n. left: [n_stored] which stored tensors to
+ * leave out; NULL: none. */
 int mt_layout_files_init(struct mt_layout_files *f, const struct mt_layout *l, mt_plane_set *planes, const bool *left,
                          size_t more, struct mt_err *err);
 void mt_layout_files_finish(struct mt_layout_files *f);

@@ -10,9 +10,9 @@
 #include "base/err.h"
 
 /**
- * Which history a checkpoint belongs to. Each process that trains draws a run id of its own; what it went on from
- * is its newest ancestor: the id of the process that wrote that checkpoint, its step, and the checksum of its
- * state.json. Checkpoints written before there were ids have the empty id.
+ * The history of a checkpoint. Each process that trains draws a run id of its own; the checkpoint that it resumed from
+ * is its newest ancestor: the id of the process that wrote that, its step, and the checksum of its
+ * state.json. Checkpoints of versions without ids have the empty id.
  */
 enum { MT_RUN_ID = 17 }; /* 16 hexadecimal digits */
 struct mt_ancestor {
@@ -26,15 +26,15 @@ struct mt_lineage {
     size_t n;
 };
 
-/** Draws the id of a run that begins here. */
+/** Draws the id of a new run. */
 int mt_lineage_begin(struct mt_lineage *l, struct mt_err *err);
-/** The same, for a run that goes on from the checkpoint that `l` was read from. */
+/** The same, for a run that resumes from the checkpoint that `l` was read from. */
 int mt_lineage_go_on(struct mt_lineage *l, uint64_t step, const char *state_sum, struct mt_err *err);
 void mt_lineage_finish(struct mt_lineage *l);
 
-/** Whether what `run` wrote at that step is in the past of `l`, or its own. */
+/** Is what `run` wrote at that step in the history of `l`, or its own? */
 bool mt_lineage_has(const struct mt_lineage *l, const char *run, uint64_t step);
-/** Whether `l` went on from an earlier step of `run`: what `run` wrote at `step` was given up. */
+/** Did `l` resume from an earlier step of `run`, and so give up what `run` wrote at `step`? */
 bool mt_lineage_gave_up(const struct mt_lineage *l, const char *run, uint64_t step);
 
 void mt_lineage_to_json(const struct mt_lineage *l, cJSON *o);

@@ -28,7 +28,7 @@ static int damaged(struct mt_err *err, const char *path, const char *what)
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
 }
 
-/* Names of a damaged file's tensors whose sums are not those that were written: "a, b and 3 more". */
+/* Names of a damaged file's tensors with wrong checksums: "a, b and 3 more". */
 static int name_damaged(const char *path, const struct mt_st_model *m, const cJSON *sums,
                         struct mt_str *names, struct mt_err *err)
 {
@@ -38,7 +38,7 @@ static int name_damaged(const char *path, const struct mt_st_model *m, const cJS
         uint64_t sum, size;
         char have[MT_SUM_TEXT];
         if (!t)
-            continue; /* its name is damaged: the header */
+            continue; /* the header is damaged, so its name was not found */
         int rc = mt_sum_file(path, t->offset, t->n_bytes, &sum, &size, err);
         if (rc)
             return rc;
@@ -53,7 +53,7 @@ static int name_damaged(const char *path, const struct mt_st_model *m, const cJS
     return 0;
 }
 
-/* What of a file is not as it was written. */
+/* Reports a damaged file, with its damaged tensors. */
 static int blame(const char *path, const cJSON *file, const char *what, struct mt_err *err)
 {
     struct mt_st_model m;
@@ -67,7 +67,7 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
     int rc = name_damaged(path, &m, mt_json_get(file, "tensors"), &names, err);
     mt_st_close(&m);
     if (!rc)
-        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged is %s%s", path, what,
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
                      names.p ? "tensor " : "its header", names.p ? names.p : "");
     mt_str_finish(&names);
     return rc;
@@ -84,7 +84,7 @@ static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
         return rc;
     mt_sum_format(have, have_sum);
     if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble) {
-        snprintf(what, sizeof(what), "%llu bytes, %.0f were written", (unsigned long long)have_size,
+        snprintf(what, sizeof(what), "%llu bytes instead of %.0f", (unsigned long long)have_size,
                  size ? size->valuedouble : 0);
         return blame(path, f, what, err);
     }
@@ -101,7 +101,7 @@ static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
     return rc;
 }
 
-/* Names that every checkpoint has: one that its list leaves out would not be missed. */
+/* Checks that files that every checkpoint has are in its list: a file that is not listed is not verified. */
 static int check_list(const char *dir, const cJSON *files, bool full, struct mt_err *err)
 {
     char name[64];
@@ -168,8 +168,8 @@ int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt
             rc = verify_file(dir, f, &why);
     }
     cJSON_Delete(sealed);
-    return rc ? mt_fail(err, why.kind, rc, "%s (%s/megatrain holds its checksums: remove that folder where the change "
-                        "is wanted)", why.msg, dir) : 0;
+    return rc ? mt_fail(err, why.kind, rc, "%s (%s/megatrain holds its checksums: remove that folder if the change "
+                        "is intended)", why.msg, dir) : 0;
 }
 
 bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
@@ -197,11 +197,11 @@ bool mt_checkpoint_is_whole(const char *dir, struct mt_err *err)
 struct candidate {
     char path[4096];
     struct mt_checkpoint_id id;
-    bool known;    /* id is read */
-    bool given_up; /* another of the folder went on from before it */
+    bool known;    /* id has been read */
+    bool given_up; /* another one's run resumed from an earlier step */
 };
 
-/* Bytes that are wrong, against a file that cannot be read now. */
+/* Is the content wrong, rather than unreadable at the moment? */
 static bool is_damage(int rc)
 {
     return rc == -EBADMSG || rc == -ENOENT || rc == -ENOTDIR || rc == -EISDIR || rc == -EINVAL;
@@ -210,12 +210,12 @@ static bool is_damage(int rc)
 static int no_good(const char *dir, bool weights, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG,
-                   "%s has checkpoints and none can be resumed (%s): name another folder with --resume=DIR, or start "
-                   "anew with --force alone, which sets them aside",
-                   dir, weights ? "there are weights alone: they can be model.path" : "see the warnings above");
+                   "%s has checkpoints, but none can be resumed (%s): name another folder with --resume=DIR, or start "
+                   "over with --force alone, which sets them aside",
+                   dir, weights ? "there are only weights, which can be used as model.path" : "see the warnings above");
 }
 
-/* What is newest comes first; what was given up comes last. */
+/* Newest first; those that were given up last. */
 static int compare_candidates(const void *a, const void *b)
 {
     const struct candidate *x = *(struct candidate *const *)a, *y = *(struct candidate *const *)b;
@@ -230,7 +230,7 @@ static int identify(struct candidate *c, const char *dir, uint64_t step, bool pa
     snprintf(c->path, sizeof(c->path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)step);
     int rc = mt_checkpoint_identify(c->path, &c->id, &why);
     if (!rc && c->id.step != step) {
-        mt_warn("passing over %s: it is of step %llu", c->path, (unsigned long long)c->id.step);
+        mt_warn("passing over %s: it is a checkpoint of step %llu", c->path, (unsigned long long)c->id.step);
     } else if (!rc && !c->id.full) {
         *weights = true;
     } else if (!rc) {
@@ -246,8 +246,8 @@ static int identify(struct candidate *c, const char *dir, uint64_t step, bool pa
 }
 
 struct search {
-    bool pass;  /* over what cannot be read */
-    bool bytes; /* read every byte */
+    bool pass;  /* passes over what cannot be read */
+    bool bytes; /* verifies every byte */
 };
 
 static int look_at(const struct candidate *c, const struct search *s, struct mt_err *err)
@@ -257,7 +257,7 @@ static int look_at(const struct candidate *c, const struct search *s, struct mt_
     return s->bytes ? mt_checkpoint_verify(c->path, err) : mt_checkpoint_is_whole(c->path, err) ? 0 : -EBADMSG;
 }
 
-/* *path: the first that is good. */
+/* *path: the first good one. */
 static int first_good(struct candidate **list, size_t n, const struct search *s, char **path, struct mt_err *err)
 {
     for (size_t i = 0; i < n; i++) {
@@ -269,7 +269,7 @@ static int first_good(struct candidate **list, size_t n, const struct search *s,
         }
         if (!s->pass && !is_damage(rc))
             return mt_fail(err, MT_ERR_CHECKPOINT, rc,
-                           "%s cannot be read (%s), which says nothing about its bytes: try again, name another with "
+                           "%s cannot be read (%s), but may not be damaged: try again, name another with "
                            "--resume=DIR, or pass over it with --force",
                            list[i]->path, why.msg);
         if (list[i]->known)
@@ -330,7 +330,7 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     int rc = mt_seal_read(dir, &state, sum, &full, err);
     if (!rc && !full)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
-                     "%s holds weights alone and no training state: it cannot be resumed, but it can be model.path", dir);
+                     "%s holds only weights, no training state: it cannot be resumed, but can be used as model.path", dir);
     if (!rc)
         rc = mt_train_state_from_json(out, state, dir, err);
     if (!rc)
@@ -339,23 +339,23 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
     return rc;
 }
 
-/* A tensor of a state file, as it is read and where it goes. */
+/* A tensor of a state file and its destination. */
 struct part {
     const struct mt_tensor *t;
     const struct mt_plane_desc *state; /* NULL: the FP32 master */
     enum mt_plane_kind kind;
 };
 
-/* What a state file is read with. */
+/* Reads a state file. */
 struct reader {
     const struct mt_st_model *st;
-    const cJSON *sums; /* of its tensors, as they were written */
+    const cJSON *sums; /* checksums of its tensors when they were written */
     XXH3_state_t *hash;
-    float *buf; /* of `piece` elements */
+    float *buf; /* [piece] */
     size_t piece;
     mt_plane_set *planes;
-    const cJSON *named; /* tensors that are not there */
-    const cJSON *found; /* the one of them that was found last */
+    const cJSON *named; /* tensors that the checkpoint names instead of holding them */
+    const cJSON *found; /* the last of them that was found */
 };
 
 static int load_piece(const struct reader *r, const struct mt_st_tensor *src, const struct part *p, size_t at, size_t n,
@@ -377,8 +377,8 @@ static int check_sum(const struct reader *r, const char *name, struct mt_err *er
     mt_sum_format(have, XXH3_64bits_digest(r->hash));
     if (cJSON_IsString(want) && !strcmp(want->valuestring, have))
         return 0;
-    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: the checksum of tensor \"%s\" is wrong: its bytes are not "
-                   "those that were written", r->st->files[0].path, name);
+    return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: the checksum of tensor \"%s\" is wrong: it is not what was "
+                   "written", r->st->files[0].path, name);
 }
 
 static int load_part(const struct reader *r, const struct part *p, struct mt_err *err)
@@ -409,14 +409,14 @@ static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct
     return rc;
 }
 
-/* Are its master and states in the checkpoint's state? Not of what is named only, or packed. */
+/* Does the training state have its master and states? Not if it is only named, or packed. */
 static bool is_in_state(struct reader *r, const struct mt_layout *l, const struct mt_tensor *t)
 {
     return mt_checkpoint_holds(l, t) && t->kind != MT_RANGE_PACKED &&
            (t->adapter || !mt_json_get_in_order(r->named, &r->found, t->name));
 }
 
-/* A unit's tensors, of the file of its block. */
+/* Loads a unit's tensors from the file of its block. */
 static int load_unit(struct reader *r, const char *dir, const cJSON *files, const struct mt_layout *l,
                      const struct mt_unit *u, struct mt_err *err)
 {
@@ -431,7 +431,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
     if (!r->sums)
-        return damaged(err, path, "the checkpoint's list of files has no checksums of it");
+        return damaged(err, path, "the checkpoint's list of files has no checksums for it");
     int rc = mt_st_open_file(&st, path, err);
     if (rc) {
         if (err && rc != -ENOMEM)
@@ -463,7 +463,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
     cJSON_Delete(sealed);
     XXH3_freeState(r.hash);
     free(r.buf);
-    if (!rc && !l->n_adapters) /* the checkpoint's own files have what is packed; they were verified as a whole */
+    if (!rc && !l->n_adapters) /* packed tensors are in the checkpoint's weights, which were verified as whole files */
         rc = mt_weights_load_packed(l, planes, dir, err);
     return rc ? rc : mt_planes_settle(planes, err);
 }
@@ -477,7 +477,7 @@ int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
     int rc = mt_lock_file(f, false);
     if (rc && rc != -EWOULDBLOCK)
-        mt_warn("%s cannot be locked (%s): see to it that no other run writes to this folder", path, strerror(-rc));
+        mt_warn("%s cannot be locked (%s): make sure that no other run writes to this folder", path, strerror(-rc));
     if (rc == -EWOULDBLOCK) {
         ssize_t n = read(f, pid, sizeof(pid) - 1);
         close(f);

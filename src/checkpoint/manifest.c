@@ -20,7 +20,7 @@ char *mt_seal_text(const char *name, uint64_t sealed)
 {
     char *text = NULL, sum[MT_SUM_TEXT], own[MT_SUM_TEXT];
     mt_sum_format(sum, sealed);
-    mt_sum_format(own, XXH3_64bits(sum, MT_SUM_TEXT - 1)); /* tells a bad seal from a bad sealed file */
+    mt_sum_format(own, XXH3_64bits(sum, MT_SUM_TEXT - 1)); /* distinguishes a damaged seal from a damaged sealed file */
     if (asprintf(&text, "{\n\t\"%s\":\t\"%s\",\n\t\"seal.json\":\t\"%s\"\n}\n", name, sum, own) < 0)
         return NULL;
     return text;

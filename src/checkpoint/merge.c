@@ -16,7 +16,7 @@ struct mt_merge {
     struct mt_adapter_spec spec;
     struct mt_st_model st;  /* the adapters */
     bool open, f32, bf16;   /* bf16: the base has bf16 tensors */
-    const struct mt_st_tensor *now; /* of the base: whose A and B are here */
+    const struct mt_st_tensor *now; /* tensor of the base whose A and B are loaded */
     float *a, *b, *row;     /* [rank, in], [out, rank], [in] */
     float *by;              /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in;
@@ -35,7 +35,7 @@ static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct 
     return mt_st_find(&m->st, name);
 }
 
-/* A tensor that was trained whole. */
+/* The tensor of a module that was trained whole. */
 static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct mt_st_tensor *t)
 {
     char name[MT_PEFT_NAME];
@@ -61,12 +61,12 @@ static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t,
 static int fail_packed(const struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
                        struct mt_err *err)
 {
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: tensor \"%s\" is packed, and what %s adds to it would be lost in "
-                   "packing it again: name the model in bf16 with --model, and pack what comes of it (export --base-dtype)",
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: tensor \"%s\" is packed, and packing it again would lose what %s "
+                   "adds: name the model in bf16 with --model, and pack the result (export --base-dtype)",
                    base->files[t->file].path, t->name, m->st.files[0].path);
 }
 
-/* Is there a matrix for every adapter, and a tensor for all that was trained whole? */
+/* Does the base have a matrix for every adapter, and a tensor for each that was trained whole? */
 static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct mt_err *err)
 {
     size_t used = 0, all = 0;
@@ -88,12 +88,12 @@ static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct
     }
     for (size_t i = 0; i < m->st.n_tensors; i++) {
         const char *name = m->st.tensors[i].name;
-        bool tied = table && !head && !strcmp(name, "base_model.model.lm_head.weight"); /* the table once more */
+        bool tied = table && !head && !strcmp(name, "base_model.model.lm_head.weight"); /* a second copy of the table */
         all += !strstr(name, ".base_layer.") && !tied;
     }
     if (!rc && used != all)
-        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %zu of its %zu tensors are for this model: is it another one's? Name "
-                     "the right one with --model", m->st.files[0].path, used, all);
+        rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: only %zu of its %zu tensors fit this model: are the adapters for another "
+                     "one? Name that with --model", m->st.files[0].path, used, all);
     return rc;
 }
 
@@ -157,7 +157,7 @@ static void add_row(const struct mt_merge *m, const float *b, size_t j, size_t n
         w[i] += m->scale * m->row[i];
 }
 
-/* Reads the model's matrix once for the lengths of its rows with the adapter. */
+/* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
 static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
                         struct mt_err *err)
 {
@@ -180,7 +180,7 @@ static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, cons
     return rc;
 }
 
-/* A and B of the tensor, their factor, and DoRA's. */
+/* Loads A and B of the tensor, their factor, and DoRA's row factors. */
 static int take_factors(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
                         const struct mt_st_tensor *a, struct mt_err *err)
 {
@@ -226,7 +226,7 @@ int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const stru
     if (!a && !w && dtype == t->dtype)
         return mt_st_read_raw(base, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, which adapters are not merged into: --dtype f32",
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
                        t->name, mt_st_dtype_name(dtype));
     float *x = dtype == MT_ST_F32 ? dst : mt_calloc(n, sizeof(float));
     int rc = x ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));

@@ -10,11 +10,11 @@
  */
 struct mt_merge;
 
-/** Adapters of the folder `dir` for the model `base`, which is borrowed. Each must have its matrix there. */
+/** Adapters of the folder `dir` for the model `base`, which is borrowed and must have the matrix of each. */
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, bool f32, struct mt_err *err);
 /** Accepts NULL; sets *m to NULL. */
 void mt_merge_close(struct mt_merge **m);
-/** Of the base's tensor in the merged model: f32 if so wanted; else as it was, in a model that was bf16, or bf16. */
+/** The dtype of the base's tensor in the merged model: f32 if asked for; else its own in a bf16 model; else bf16. */
 enum mt_st_dtype mt_merge_dtype(const struct mt_merge *m, const struct mt_st_tensor *t);
 /** Elements [first, first + n) of the base's tensor, merged, in that dtype. */
 int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t, size_t first,

@@ -16,7 +16,7 @@ static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
     size_t bytes = mt_plane_set_bytes(p);
     int rc = mt_hw_memory(&hw, "", err);
     if (!rc && bytes > MT_MIN(hw.available, hw.cgroup_free))
-        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "packing takes %s of host memory, %s are free",
+        rc = mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "packing needs %s of host memory, %s are free",
                      mt_format_bytes(want, sizeof(want), bytes),
                      mt_format_bytes(have, sizeof(have), MT_MIN(hw.available, hw.cgroup_free)));
     return rc;
@@ -29,8 +29,8 @@ int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_pac
     *m = (struct mt_packed_model){.layout = NULL};
     int rc = cfg ? mt_hf_config_read(cfg, dir, err) : mt_fail_nomem(err, dir, sizeof(*cfg));
     if (!rc && format == MT_PACKED_MXFP4 && !cfg->family->fused)
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read of gpt-oss alone: export as nf4 or fp8, or set "
-                     "model.base_dtype = mxfp4 where the model is trained");
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "mxfp4 files can be read only for gpt-oss: export as nf4 or fp8, or set "
+                     "model.base_dtype = mxfp4 to train with it");
     if (!rc)
         rc = mt_layout_create(&m->layout, cfg,
                               &(struct mt_layout_params){.freeze = layers, .n_freeze = 1, .cut = mt_cut_layer}, err);

@@ -11,7 +11,7 @@ struct mt_packed_model {
     mt_plane_set *planes;
     struct mt_plane_set_params params;
 };
-/** -ENOMEM (MT_ERR_NO_FIT): it does not fit. Finish it in any case. */
+/** -ENOMEM (MT_ERR_NO_FIT): it does not fit into memory. Must be finished in any case. */
 int mt_packed_model_load(struct mt_packed_model *m, const char *dir, enum mt_packed format, struct mt_err *err);
 void mt_packed_model_finish(struct mt_packed_model *m);
 

@@ -9,7 +9,7 @@
 #include "base/mem.h"
 #include "model/packing.h"
 
-/* Where it is experts that are packed: all else of the model, as its release says it, and the layers of plain ones. */
+/* If experts are packed: all other modules, as in the model's release, and layers with plain experts. */
 static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
 {
     static const char *const others[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
@@ -30,7 +30,7 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
     return list;
 }
 
-/* Matrices that readers would take for packed ones. */
+/* Plain matrices, which must be listed, since readers would take them for packed ones. */
 static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
 {
     cJSON *list = cJSON_CreateArray();
@@ -125,7 +125,7 @@ static char *replace(const char *text, const char *from, const char *to, const c
     return asprintf(&out, "%.*s%s%s", (int)(from - text), text, with, to) < 0 ? NULL : out;
 }
 
-/* A key of the outermost object; its comma goes with it. */
+/* Removes a key of the outermost object with its comma. */
 static char *edit_key(const char *config, const char *key, const char *value)
 {
     char *pair;

@@ -9,7 +9,7 @@
 
 enum { HOLE = 128 << 10 };
 
-/* A file with a hole and a byte behind it: *what is the step under way. */
+/* Writes a file with a hole and a byte after it; *what: the current step, for messages. */
 static int write_one(const struct mt_vfs *vfs, const char *path, const char **what)
 {
     *what = "create a file";
@@ -38,7 +38,7 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     snprintf(to, sizeof(to), "%.4000s/.rehearsal-%ld", dir, (long)getpid());
     snprintf(file, sizeof(file), "%s/file", from);
     snprintf(link, sizeof(link), "%s/link", to);
-    vfs->remove_tree(vfs->ctx, from); /* of a process of the same number that was killed here */
+    vfs->remove_tree(vfs->ctx, from); /* left by a killed process with the same id */
     vfs->remove_tree(vfs->ctx, to);
     int rc = vfs->make_dir(vfs->ctx, from);
     if (!rc)
@@ -51,7 +51,7 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     rc = rc ? rc : vfs->sync_dir(vfs->ctx, dir);
     int linked = rc ? 0 : vfs->link(vfs->ctx, "file", link);
     if (linked)
-        mt_warn("%s: no symbolic links (%s): there will be no `latest`, --resume does without", dir, strerror(-linked));
+        mt_warn("%s: no symbolic links (%s): there will be no `latest`; --resume does not need it", dir, strerror(-linked));
     int gone = vfs->remove_tree(vfs->ctx, to);
     vfs->remove_tree(vfs->ctx, from);
     if (!rc && gone) {

@@ -21,25 +21,25 @@ struct saver {
     const struct mt_checkpoint_save *s;
     const struct mt_vfs *vfs;
     char tmp[4096];
-    char base_dir[4096]; /* from the root, so that it is found from anywhere */
-    const struct adapter_files *adapter; /* while its file is written */
-    const char *prefix; /* of the names in the file list */
-    const struct mt_st_decl *decls; /* of what is being written */
-    size_t first_tensor; /* of the block whose state is being written */
-    struct mt_layout_files weights; /* as the model's files have them */
-    struct mt_st_model along;       /* the model's own files, if something of theirs is copied: */
+    char base_dir[4096]; /* absolute, so that it is found from any folder */
+    const struct adapter_files *adapter; /* set while its file is written */
+    const char *prefix; /* of names in the list of files */
+    const struct mt_st_decl *decls; /* of the file that is being written */
+    size_t first_tensor; /* first tensor of the block whose state is being written */
+    struct mt_layout_files weights; /* as tensors of the model's files */
+    struct mt_st_model along;       /* the model's own files, if tensors are copied from them: */
     const struct mt_st_tensor **copied; /* [n_copied] of `along` */
     size_t n_copied;
-    cJSON *files, *tensors; /* tensors: of the file under way, NULL before its first */
+    cJSON *files, *tensors; /* tensors: of the current file, NULL before its first */
     char sum[MT_SUM_TEXT]; /* of the sealed file */
 };
 
-/* What is saved of a tensor besides its bf16 weights: the master, and the kinds of planes that are states. */
+/* Parts of a tensor that are saved besides its bf16 weights: the master, and the kinds of planes that are states. */
 enum { N_PARTS = MT_N_PLANES, MASTER = MT_PLANE_HI };
 
-enum { NAMED_BYTES = 192 }; /* in state.json, of a tensor that is left to the model it comes from */
+enum { NAMED_BYTES = 192 }; /* bytes of a named tensor in state.json */
 
-/* Is the tensor left to the model that it comes from? */
+/* Does the checkpoint only name the tensor, which stays in the model's folder? */
 static bool is_named(const struct mt_checkpoint_save *s, const struct mt_tensor *t)
 {
     return s->full && s->named && t->in_base;
@@ -113,7 +113,7 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     return 0;
 }
 
-/* Of reading the planes: nothing that is tried again would mend it. */
+/* The result of reading the planes: a later retry would fail again. */
 static int noted(const struct saver *v, int rc)
 {
     if (rc && v->s->lost)
@@ -123,7 +123,7 @@ static int noted(const struct saver *v, int rc)
 
 /* --- weights --------------------------------------------------------------------------------------- */
 
-/* Tensors of the layout's files come first, then those that are copied. */
+/* Tensors of the layout come first, then those that are copied. */
 static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
     struct saver *v = ctx;
@@ -134,7 +134,7 @@ static int weight_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
     return mt_st_read_raw(&v->along, t, first * size, n * size, dst, err);
 }
 
-/* What belongs to the model and is not trained here is copied from its folder. */
+/* Tensors of the model that are not in the layout are copied from its folder. */
 static int find_copied(struct saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
@@ -142,8 +142,8 @@ static int find_copied(struct saver *v, struct mt_err *err)
     if (!l->cfg.moe.n_experts || !v->s->model_dir || l->n_adapters)
         return 0;
     if (mt_st_open_dir(&v->along, v->s->model_dir, &why)) {
-        if (!mt_is_dir(v->s->model_dir)) /* else there are no weights: it was trained from random ones */
-            mt_warn("tensors of the model that are not trained are left out of checkpoints: %s", why.msg);
+        if (!mt_is_dir(v->s->model_dir)) /* else it has no weights: random ones were trained */
+            mt_warn("tensors of the model that are not used in training are left out of checkpoints: %s", why.msg);
         return 0;
     }
     v->copied = mt_calloc(v->along.n_tensors, sizeof(*v->copied));
@@ -155,7 +155,7 @@ static int find_copied(struct saver *v, struct mt_err *err)
     return 0;
 }
 
-/* What is written of an adapter: positions of tensors, and names. A tied model has its table under both names. */
+/* The tensors of an adapter's file: indices in the layout, and names. A tied model has its table under both names. */
 struct adapter_files {
     struct mt_st_decl *decls;
     size_t *tensor, n;
@@ -179,7 +179,7 @@ static void declare(struct adapter_files *a, const struct mt_layout *l, size_t t
     a->n++;
 }
 
-/* A folder as PEFT writes it: what is trained, and nothing of the base. */
+/* A folder as PEFT writes it: all trained tensors, and nothing of the base. */
 static int write_adapter(struct saver *v, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
@@ -209,7 +209,7 @@ static int write_adapter(struct saver *v, struct mt_err *err)
     return rc;
 }
 
-/* Those that are left to the model they come from. */
+/* Lists the tensors that the checkpoint only names. */
 static size_t list_named(const struct saver *v, const char **named, bool *left)
 {
     const struct mt_layout *l = v->s->layout;
@@ -284,7 +284,7 @@ static void declare_state(const struct saver *v, const struct mt_tensor *t, int 
                                 .shape = {t->shape[0], t->shape[1]}};
 }
 
-/* The units from *unit on that are of one block: a file, however layers are cut. */
+/* Writes the units of one block, from *unit on, to one file, whichever way layers are cut. */
 static int write_block_state(struct saver *v, const char *dir, size_t *unit, struct mt_err *err)
 {
     const struct mt_layout *l = v->s->layout;
@@ -358,7 +358,7 @@ static int write_json(struct saver *v, const char *name, cJSON *json, struct mt_
     return rc;
 }
 
-/* What is known of a checkpoint without training state. */
+/* The identity of a checkpoint without training state. */
 static cJSON *manifest_json(const struct mt_train_state *s)
 {
     cJSON *o = cJSON_CreateObject();
@@ -370,7 +370,7 @@ static cJSON *manifest_json(const struct mt_train_state *s)
     return o;
 }
 
-/* The tensors that are left to the model they come from: their files and sums. */
+/* Describes the tensors that the checkpoint only names: their files and sums. */
 static void add_named(const struct saver *v, cJSON *o)
 {
     const struct mt_layout *l = v->s->layout;
@@ -379,7 +379,7 @@ static void add_named(const struct saver *v, cJSON *o)
     char sum[MT_SUM_TEXT];
     if (!v->s->full || !v->s->named)
         return;
-    bool open = !mt_st_open_dir(&base, v->base_dir, NULL); /* else the folder alone is named */
+    bool open = !mt_st_open_dir(&base, v->base_dir, NULL); /* else only the folder is named */
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         if (!is_named(v->s, t))
@@ -400,7 +400,7 @@ static void add_named(const struct saver *v, cJSON *o)
         mt_st_close(&base);
 }
 
-/* The list of files, and the seal over it. */
+/* Writes the list of files, and its seal. */
 static int write_seal(struct saver *v, struct mt_err *err)
 {
     const char *name = v->s->full ? MT_STATE_NAME : MT_MANIFEST_NAME;
@@ -465,18 +465,18 @@ static int check_space(const struct saver *v, struct mt_err *err)
     int rc = mt_hw_disk_free(s->dir, &have, err);
     if (!rc && need > have)
         rc = mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
-                     "a checkpoint takes %s, %s has %s free: make room, or set checkpoint.save = weights",
+                     "a checkpoint takes %s, %s has %s free: free some space, or set checkpoint.save = weights",
                      mt_format_bytes(a, sizeof(a), need), s->dir, mt_format_bytes(b, sizeof(b), have));
     return rc;
 }
 
-/* The .tmp gets its name; what has it is set aside. */
+/* Renames the .tmp; a folder that has the name already is set aside. */
 static int put_in_place(struct saver *v, const char *final, struct mt_err *err)
 {
     const struct mt_checkpoint_save *s = v->s;
     char aside[4096] = "";
     int rc = 0;
-    bool weaker = s->history && mt_history_holds(s->history, s->dir, s->state->step, false); /* own weights alone */
+    bool weaker = s->history && mt_history_holds(s->history, s->dir, s->state->step, false); /* weights alone */
     if (mt_path_exists(final))
         rc = mt_history_set_aside(s->history, v->vfs, s->dir, s->state->step, aside, err);
     if (rc)
@@ -491,11 +491,11 @@ static int put_in_place(struct saver *v, const char *final, struct mt_err *err)
     if (weaker)
         v->vfs->remove_tree(v->vfs->ctx, aside);
     else if (aside[0])
-        mt_warn("%s was there and is not of this run: it is now %s", final, aside);
+        mt_warn("%s existed and is not of this run: renamed to %s", final, aside);
     return 0;
 }
 
-/* Whatever fails from here on, the checkpoint is there. */
+/* The checkpoint is complete, even if something here fails. */
 static int make_known(struct saver *v, const char *name, struct mt_err *err)
 {
     const struct mt_checkpoint_save *s = v->s;
@@ -510,14 +510,14 @@ static int make_known(struct saver *v, const char *name, struct mt_err *err)
     snprintf(latest, sizeof(latest), "%.4080s/latest", s->dir);
     int rc = v->vfs->link(v->vfs->ctx, name, latest); /* a convenience: not needed to resume */
     if (rc)
-        mt_warn("%s does not lead to %s: %s", latest, name, strerror(-rc));
+        mt_warn("cannot link %s to %s: %s", latest, name, strerror(-rc));
     rc = sync_dir(v, s->dir, err);
     if (!rc && s->history && mt_history_settle(s->history, v->vfs, s->dir, &why))
-        mt_warn("checkpoints of another history stay: %s", why.msg);
+        mt_warn("checkpoints of another history are not set aside: %s", why.msg);
     return rc;
 }
 
-/* To v->tmp, and from there to `final`. */
+/* Writes to v->tmp and renames that to `final`. */
 static int save_as(struct saver *v, const char *final, struct mt_err *err)
 {
     void *ctx = v->vfs->ctx;
@@ -547,7 +547,7 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", s->dir);
     snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
-        return sync_dir(&v, s->dir, err); /* it may have failed when it was written */
+        return sync_dir(&v, s->dir, err); /* the sync may have failed after it was written */
     if (s->base_dir && !realpath(s->base_dir, v.base_dir))
         snprintf(v.base_dir, sizeof(v.base_dir), "%s", s->base_dir);
     int rc = find_copied(&v, err);

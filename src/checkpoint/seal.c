@@ -13,7 +13,7 @@ static int damaged(struct mt_err *err, const char *path, const char *what)
     return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s", path, what);
 }
 
-/* The seal itself must be whole; then it says what the sealed file must be. */
+/* Verifies the seal itself, and returns the checksum of the sealed file. */
 static int read_seal(const char *path, const char *name, char want[MT_SUM_TEXT], struct mt_err *err)
 {
     char *text = NULL, *whole = NULL;
@@ -65,7 +65,7 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
         return rc;
     mt_sum_format(sum_text, sum);
     if (strcmp(sum_text, want))
-        return damaged(err, path, "its checksum is not the one that was sealed");
+        return damaged(err, path, "its checksum is not the one in its seal");
     return mt_json_read_file(out, path, MT_ERR_CHECKPOINT, err);
 }
 
@@ -85,7 +85,7 @@ int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct
     const cJSON *step = mt_json_get(o, "step");
     id.step = cJSON_IsString(step) ? strtoull(step->valuestring, &end, 10) : 0;
     if (!end || *end || end == step->valuestring)
-        rc = damaged(err, dir, "it does not say its step");
+        rc = damaged(err, dir, "it has no step");
     if (!rc)
         rc = mt_lineage_from_json(&id.lineage, o, dir, err);
     cJSON_Delete(o);

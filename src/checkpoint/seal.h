@@ -8,7 +8,7 @@
 #include "checkpoint/lineage.h"
 #include "checkpoint/manifest.h"
 
-/** What a checkpoint's sealed file says of where it comes from. */
+/** The identity of a checkpoint, from its sealed file. */
 struct mt_checkpoint_id {
     uint64_t step;
     bool full;             /* can be resumed */
@@ -18,11 +18,11 @@ struct mt_checkpoint_id {
 void mt_checkpoint_id_finish(struct mt_checkpoint_id *id);
 
 /**
- * DIR/megatrain/state.json, or manifest.json where there is no training state, after its own sum, which goes to
- * `sum`. MT_ERR_CHECKPOINT: -EBADMSG where it is damaged, -ENOENT where there is none, else the error of reading it.
+ * Reads and verifies DIR/megatrain/state.json, or manifest.json if there is no training state; `sum` receives its
+ * checksum. MT_ERR_CHECKPOINT: -EBADMSG if it is damaged, -ENOENT if there is none, else the error of reading it.
  */
 int mt_seal_read(const char *dir, cJSON **out, char sum[MT_SUM_TEXT], bool *full, struct mt_err *err);
-/** The same, of its history alone. */
+/** The same, reading only its identity. */
 int mt_checkpoint_identify(const char *dir, struct mt_checkpoint_id *out, struct mt_err *err);
 
 #endif

@@ -31,7 +31,7 @@ void mt_train_state_finish(struct mt_train_state *s)
     *s = (struct mt_train_state){0};
 }
 
-/* 64-bit numbers go as strings: JSON's are doubles. */
+/* 64-bit numbers are written as strings: JSON's numbers are doubles. */
 cJSON *mt_train_state_to_json(const struct mt_train_state *s)
 {
     cJSON *o = cJSON_CreateObject();
@@ -64,13 +64,13 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
     const cJSON *log = mt_json_get(o, "log_history"), *found = mt_json_get(o, "device_findings");
     if (!cJSON_IsNumber(version) || version->valueint != VERSION)
-        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: not of this version", name);
+        return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: its version is not supported", name);
     for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
         const cJSON *v = mt_json_get(o, counts[i].name);
         char *end = NULL;
         uint64_t n = cJSON_IsString(v) ? strtoull(v->valuestring, &end, 10) : 0;
         if (!end || *end || end == v->valuestring)
-            return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"%s\" is missing or no number", name,
+            return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"%s\" is missing or not a number", name,
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
     }

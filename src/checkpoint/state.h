@@ -9,22 +9,22 @@
 #include "base/err.h"
 #include "checkpoint/lineage.h"
 
-/** What a run is besides its planes. All of it is in megatrain/state.json. */
+/** The state of a run besides its planes, in megatrain/state.json. */
 struct mt_train_state {
-    uint64_t step;            /* data steps done: where the data goes on */
+    uint64_t step;            /* data steps done: the data continues here */
     uint64_t updates;         /* applied: Adam's t, index of the learning rate */
     uint64_t skips, skips_in_row;
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
     uint64_t data_hash;
-    uint64_t base_sum;        /* of checkpoints of adapters that do not name the base's tensors: mt_base_sum(); else 0.
+    uint64_t base_sum;        /* in checkpoints of adapters that do not name the base's tensors: mt_base_sum(); else 0.
                                  Not written */
     double best_loss;         /* NaN: none yet */
     uint64_t best_step;
     uint64_t bad_evals;       /* in a row, for early stopping */
     double seconds;           /* trained so far */
     char *config;             /* INI text; owned */
-    cJSON *frozen;            /* of a checkpoint that was read: tensors that it names, each with its sum; empty: none */
+    cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */
     cJSON *log_history;       /* array of records for trainer_state.json; owned */
     struct mt_lineage lineage; /* owned */

@@ -28,7 +28,7 @@ static int posix_write(void *ctx, int fd, const void *data, size_t len)
     return mt_write_all(fd, data, len);
 }
 
-/* A hole; file systems that have none fill it. */
+/* Makes a hole; file systems without holes write zeros. */
 static int posix_hole(void *ctx, int fd, size_t len)
 {
     (void)ctx;
@@ -120,7 +120,7 @@ int mt_out_open(struct mt_out_file *f, const struct mt_vfs *vfs, const char *pat
     return 0;
 }
 
-/* Bytes of `data` that go one way: whole blocks of zeros of the file, or all up to the next of those. */
+/* Length of the run at the start of `data`: whole blocks of zeros in the file, or everything up to the next one. */
 static size_t run_length(const struct mt_out_file *f, const char *data, size_t len, bool *zeros)
 {
     size_t n = 0;

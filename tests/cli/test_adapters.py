@@ -255,7 +255,7 @@ def check_refusals(tmp, model, data, checkpoint):
     said = megatrain("-q", "check", ini, "--adapter", checkpoint, expect=3).stderr
     assert "another shape" in said, said
     mixture = os.path.join(tmp, "moe-out", "checkpoint-1")
-    assert "is it another one's" in megatrain("inspect", mixture, "--adapter", checkpoint, expect=3).stderr
+    assert "are the adapters for another one" in megatrain("inspect", mixture, "--adapter", checkpoint, expect=3).stderr
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:

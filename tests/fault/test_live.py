@@ -145,7 +145,7 @@ def the_models_folder_is_not_needed_after_the_start(p):
     there = os.listdir(f"{out}/checkpoint-{STEPS}")
     assert {"LICENSE", "config.json", "generation_config.json"} <= set(there), there
     assert not {"LICENSES", "LICENSE.fifo", "LICENSE_x"} & set(there), there
-    assert "link to somewhere else" in said, said
+    assert "link to a file outside the folder" in said, said
 
 
 def a_file_system_is_tried_before_anything_is_trained(p):

@@ -235,7 +235,7 @@ def each_sync_of_a_run_is_there(p):
     _, ini = p.ini("sync-run", checkpoint__dir=out, data__cache_dir=cache)
     follow = lambda *cmd: (megatrain_ok(p.watch("-q", *cmd, part=p.tmp, log=log)), Unsynced(log, out))
     follow("run", ini)
-    # one that a killed save left complete but for its name
+    # one that a killed save left complete except for its name
     last = os.path.join(out, f"checkpoint-{STEPS}")
     os.rename(last, last + ".tmp")
     follow("run", ini, "--resume", "--set", f"train.steps={STEPS + 2}")
