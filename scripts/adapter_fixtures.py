@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the fixtures of tests/parity/adapters: adapters that PEFT wrote, B away from zero, on the tiny models of
-tests/parity, and what PEFT, transformers and torch.optim.AdamW make of them in 20 steps. Then runs megatrain on them, has
+"""Makes the fixtures of tests/parity/adapters: adapters that PEFT wrote, with B not zero, on the tiny models of
+tests/parity, and the results of training them for 20 steps with PEFT, transformers and torch.optim.AdamW. Then runs megatrain on them, has
 PEFT load what it wrote, and compares the losses. Run by hand when adapters change; the tests need no torch.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/adapter_fixtures.py [--check] [CASE...]
---check leaves the fixtures as they are and does the last part alone.
+--check does not change the fixtures and does only the last part.
 """
 import copy
 import ctypes
@@ -39,7 +39,7 @@ CASES = {
     "qwen2-patterns": ("qwen2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "up_proj", "down_proj"],
                                      rank_pattern={"q_proj": 3, r"layers\.1\.mlp\.up_proj": 8},
                                      alpha_pattern={"v_proj": 20, "model.layers.0.mlp.down_proj": 3}), 1),
-    # PEFT takes the names of MLPs in mixtures of experts to mean the experts': others are listed as parameters
+    # in mixtures of experts, PEFT takes the names of MLPs to mean the experts': others are listed as parameters
     "qwen2_moe-shared": ("qwen2_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"],
                                            target_parameters=["shared_expert." + m + ".weight" for m in MLP],
                                            rank_pattern={"up_proj.weight": 6}), 1),
@@ -73,7 +73,7 @@ def philox(row, n_blocks, stream):
 
 
 class Dropout(torch.nn.Module):
-    """With the mask that megatrain draws: by step, module, token and column."""
+    """Dropout with megatrain's masks: by step, module, token and column."""
     step, first_row = 0, 0
 
     def __init__(self, name, p):
@@ -140,7 +140,7 @@ def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
 
 
 def split_experts(state, r):
-    """PEFT's one adapter of all experts, as those of single experts: gate and up are blocks of its B's diagonal."""
+    """Splits PEFT's one adapter for all experts into those of single experts: gate and up are the diagonal blocks of its B."""
     out = {}
     for k, v in state.items():
         if ".mlp.experts." not in k or not k.endswith("lora_A.weight"):
@@ -161,7 +161,7 @@ def split_experts(state, r):
 
 
 def only_blocks(model, r):
-    """Gate and up have adapters of their own: what would mix them has no gradient."""
+    """Gate and up have separate adapters: entries that would mix them get no gradient."""
     def hook(n):
         def mask(g):
             blocks = torch.zeros_like(g).reshape(g.shape[0], 2 * r, n)
@@ -175,13 +175,13 @@ def only_blocks(model, r):
 
 
 def start_experts(name, config, d):
-    """A folder as PEFT wrote it of models whose experts are modules of their own."""
+    """Writes a folder as PEFT did for models whose experts were separate modules."""
     family = CASES[name][0]
     os.makedirs(os.path.join(d, "start"))
     g = torch.Generator().manual_seed(5)
     weights = {}
     for k, v in load_file(os.path.join(PARITY, family, "model.safetensors")).items():
-        dense = ".mlp." in k and ".experts." not in k  # PEFT does not take the names to mean these
+        dense = ".mlp." in k and ".experts." not in k  # to PEFT, the names do not mean these
         if not dense and any(k.endswith(f".{m}.weight") for m in config["target_modules"]):
             module = "base_model.model." + k.removesuffix(".weight")
             weights[module + ".lora_A.weight"] = (torch.rand((config["r"], v.shape[1]), generator=g) * 2 - 1) / v.shape[1]**0.5
@@ -239,7 +239,7 @@ def train_all(name, model, samples):
 
 
 def check(name, samples, tmp):
-    """PEFT reads our checkpoint as it is, and finds our loss; the same modules have adapters."""
+    """Checks that PEFT reads our checkpoint unchanged, with the same loss and adapters on the same modules."""
     family, config, ratio = CASES[name]
     start = os.path.join(ROOT, name, "start")
     out = os.path.join(tmp, name)
@@ -275,7 +275,7 @@ def check(name, samples, tmp):
 
 
 def main():
-    torch.set_num_threads(1)  # small products: more only wait for each other
+    torch.set_num_threads(1)  # products are too small for more threads
     only_check = "--check" in sys.argv
     samples = [json.loads(l) for l in open(os.path.join(PARITY, "data.jsonl"))]
     with tempfile.TemporaryDirectory() as tmp:

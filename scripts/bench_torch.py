@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training throughput beside transformers + torch: same model, batch, threads and machine, a step of each in turn.
 
-Each has all cores while the other is stopped, and they change at every step, so that a machine that drifts does it to
+Each has all cores while the other is stopped, and they alternate at every step, so that a machine's drift affects
 both. Every sample fills its row, so that neither side packs or pads. torch runs SDPA attention and its fused AdamW,
-clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints both steps of each turn, what they come
-to in matrix products (6 N), and the median of the turns' ratios; a bf16 figure says little on a CPU without
-AVX512_BF16 (printed). `moe` is a mixture of experts in f32, beside the quicker of transformers' two ways with experts,
-turn by turn. scripts/setup --parity makes the environment.
+clipping and accumulating as we do; bf16 is autocast over FP32 weights. Prints the times of both in each round, the
+rates of matrix products (6 N), and the median of the rounds' ratios; a bf16 figure means little on a CPU without
+AVX512_BF16 (printed). `moe` is a mixture of experts in f32, compared in each round with the faster of transformers' two
+implementations of experts. scripts/setup --parity makes the environment.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/bench_torch.py [f32] [bf16] [moe]
 """
 import json
@@ -38,7 +38,7 @@ WAYS = {"f32": [None], "bf16": [None], "moe": ["grouped_mm", "eager"]}
 
 
 def flop(what):
-    """Of the matrices that a token is multiplied with, a step."""
+    """Operations of a step in the matrices that a token uses."""
     if what != "moe":
         return FLOP
     return 6 * (MIXTURE["num_hidden_layers"] * MIXTURE_LAYER + HEAD) * SEQ * ROWS
@@ -53,7 +53,7 @@ def write_rows(path):
 
 
 class Ours:
-    """A run that is stopped but for the one step that step() asks for."""
+    """A run that is stopped except during the step of step()."""
 
     def __init__(self, tmp, model, data, dtype):
         self.out = os.path.join(tmp, dtype)
@@ -88,7 +88,7 @@ class Ours:
 
 
 def theirs(path, data, dtype, experts):
-    """A step for each line of standard input, answered by its time; asleep between."""
+    """Runs a step for each line of standard input and prints its time; asleep between steps."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     torch.set_num_threads(CORES)

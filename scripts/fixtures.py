@@ -92,7 +92,7 @@ def lr_cases():
             add("cosine", warmup, total, ratio,
                 lambda: o.get_cosine_with_min_lr_schedule_with_warmup(opt, warmup, total, min_lr_rate=ratio))
         decay = max(total // 10, 1)
-        # where the warm-up leaves no room for a stable part, ours decays after it and theirs has no step left
+        # if the warm-up leaves no steps for a stable part, ours decays after it and theirs has no step left
         if warmup + decay <= total:
             add("wsd", warmup, total, 0.0,
                 lambda: o.get_wsd_schedule(opt, warmup, decay, num_training_steps=total, decay_type="linear",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of real shapes from random weights, for scripts/gpu-check: configurations, and what came of
-them. Standard library only."""
+"""Training steps of real shapes from random weights, for scripts/gpu-check: configurations and their
+results. Standard library only."""
 import json
 import os
 import random
@@ -17,7 +17,7 @@ LLAMA = ("8b",)  # the others are Qwen2's: biases of q, k and v
 
 
 def parameters(shape):
-    """All, and those that a token is multiplied with."""
+    """Parameters: all, and those that a token uses."""
     h, f, layers, q, kv, vocab, tied = SHAPES[shape]
     d = h // q
     biases = 0 if shape in LLAMA else (q + 2 * kv) * d
@@ -26,13 +26,13 @@ def parameters(shape):
 
 
 def flops_per_token(shape, seq):
-    """6 for each weight that multiplies, and causal attention; nothing for recompute."""
+    """6 operations for each weight that a token uses, and causal attention; without recomputation."""
     h, _, layers, _, _, _, _ = SHAPES[shape]
     return 6 * parameters(shape)[1] + 6 * layers * h * seq
 
 
 def write_run(tmp, shape, seq, tokens, budget):
-    """A configuration in the folder tmp, with its model and data; its path."""
+    """Writes a configuration to the folder tmp, with its model and data; returns its path."""
     h, f, layers, q, kv, vocab, tied = SHAPES[shape]
     model = os.path.join(tmp, "model")
     os.makedirs(model, exist_ok=True)
@@ -60,7 +60,7 @@ def write_run(tmp, shape, seq, tokens, budget):
 
 
 def read(metrics):
-    """The steps of a metrics file that somebody may be writing."""
+    """The steps of a metrics file that may still be written."""
     steps = []
     try:
         with open(metrics) as f:

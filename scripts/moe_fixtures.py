@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the fixtures of tests/parity for further mixtures of experts, as parity_fixtures.py does for other families: tiny
-models in the layout of the releases, and what transformers and torch.optim.AdamW make of them in 20 steps. Routers are
-scaled up so that no choice is a near-tie, biases that choose are not zero, and the experts that the first step's tokens
-are sent to are recorded. Run by hand when a family changes; the tests need no torch.
+models in the layout of the releases, and the results of 20 steps with transformers and torch.optim.AdamW. Routers are
+scaled up so that no choice is a near-tie, biases for choosing experts are not zero, and the experts that the first
+step's tokens are sent to are recorded. Run by hand when a family changes; the tests need no torch.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/moe_fixtures.py [case...]
 
-gpt_oss_mxfp4 has its experts as the release has them, and beside them what transformers decodes them to.
+gpt_oss_mxfp4 has its experts packed as in the release, and in another file as decoded by transformers.
     ... scripts/moe_fixtures.py --check FOLDER...
-holds models with such experts, exported from its checkpoints, against transformers: it loads them, decodes to the
-bits of the same folder exported in bf16, and makes the same logits of both.
+compares exported models with such experts with transformers: it loads them, decodes them to the
+bits of the same folder exported in bf16, and computes the same logits from both.
 """
 import copy
 import json
@@ -97,7 +97,7 @@ def looks_trained(model, seed):
 
 
 def pack_experts(model, seed):
-    """Random codes and scales; the model gets what transformers decodes them to. The tensors of the release."""
+    """Random codes and scales; the model gets them as decoded by transformers. Returns the tensors of the release."""
     g, packed = torch.Generator().manual_seed(seed), {}
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -117,7 +117,7 @@ def load_decoded(folder):
 
 
 def write_packed(folder, cfg, state, packed):
-    """config.json and model.safetensors as the release has them; decoded.safetensors of what transformers makes of it."""
+    """config.json and model.safetensors as in the release; decoded.safetensors as decoded by transformers."""
     write_model(folder, {**cfg, "quantization_config": QUANTIZATION})
     decoded = {k: state[k[:-len("_blocks")]] for k in packed if k.endswith("_blocks")}
     decoded = {k[:-len("_blocks")]: v for k, v in decoded.items()}

@@ -4,8 +4,8 @@
 
 packed_fixtures.py OUT    (needs torch, transformers, bitsandbytes and safetensors; bitsandbytes' default backend)
 
-For each format X: X.weight and what belongs to it as files have it, X.wide (what was packed, f32), X.f32 and X.bf16 (what
-the reference code decodes it to).
+For each format X: X.weight and its scales and the like as in files, X.wide (the matrix before packing, f32), X.f32 and
+X.bf16 (decoded by the reference code).
 """
 import sys
 
@@ -34,7 +34,7 @@ def nf4(out, name, wide, nested):
 
 
 def fp8(out, name, wide):
-    """Edges that are no whole block: of a matrix that is filled up with zeros."""
+    """A matrix with partial blocks at its edges: packed after padding with zeros."""
     rows, cols = (-(-n // 128) * 128 for n in wide.shape)
     full = torch.zeros(rows, cols)
     full[:wide.shape[0], :wide.shape[1]] = wide

@@ -55,7 +55,7 @@ def looks_trained(model, seed):
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)
             elif name.endswith("mlp.gate.weight"):
-                # a router: its choices far from a tie, which no two programs need to break alike
+                # a router: its choices are far from ties, which two programs may break differently
                 p.copy_(torch.randn(p.shape, generator=g) * 0.5)
             else:
                 p.copy_(torch.randn(p.shape, generator=g) * 0.06)
@@ -138,7 +138,7 @@ def record_routers(model, samples):
 
 
 def tokens_on_a_line(text):
-    """JSON whose lists of integers are on a line each."""
+    """JSON with each list of integers on one line."""
     return re.sub(r"\[\s+([\d,\s]+?)\s+\]", lambda m: "[" + re.sub(r"\s+", " ", m[1]) + "]", text)
 
 
@@ -238,7 +238,7 @@ def run_case(tmp, name, dtype):
 
 
 def main():
-    torch.set_num_threads(1)  # small products: more only wait for each other
+    torch.set_num_threads(1)  # products are too small for more threads
     want = sys.argv[1:] or list(CASES)
     with tempfile.TemporaryDirectory() as tmp:
         results = [run_case(tmp, name, dtype) for name in want for dtype in ("f32", "bf16")]

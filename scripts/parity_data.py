@@ -25,7 +25,7 @@ from transformers.utils import chat_template_utils
 from families import DATE, EPOCH, FAMILIES, TOOLED, conversation, template_of, write_tokenizer
 from tiny import base, config, megatrain, write_ini, write_model
 
-#: what is put around the assistant's words: (as it stands in the template, with the marks)
+#: marks around the assistant's words: (text in the template, the same with marks)
 MARKED = {
     "chatml": [("{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}",
                 "{%- if message['role'] == 'assistant' -%}{{- '<|im_start|>assistant\\n' -}}{%- generation -%}{{- message['content'] + "
@@ -70,7 +70,7 @@ class FixedDay(datetime.datetime):
 
 
 def with_ends(tok, style, ids, mask):
-    """Of a last character of several tokens the mask has only the first."""
+    """If the last character has several tokens, the mask has only the first."""
     ends = [tok.convert_tokens_to_ids(t) for t in ENDED_BY_NEXT.get(style, ())]
     mask = list(mask)
     for k, i in enumerate(ids):

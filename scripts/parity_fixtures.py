@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the fixtures of tests/parity: tiny models of each family, ragged data, and what transformers and
-torch.optim.AdamW make of them in 20 steps. Run by hand when a family changes; the tests need no torch.
+"""Makes the fixtures of tests/parity: tiny models of each family, ragged data, and the results of 20 steps
+with transformers and torch.optim.AdamW. Run by hand when a family changes; the tests need no torch.
     MEGATRAIN=build/cli/megatrain .venv-parity/bin/python scripts/parity_fixtures.py [NAME]...
 """
 import copy
@@ -44,7 +44,7 @@ AUX = {"qwen2_moe": 0.05}  # coefficient of the loss that balances experts
 
 
 def main():
-    torch.set_num_threads(1)  # small products: more only wait for each other
+    torch.set_num_threads(1)  # products are too small for more threads
     data = write_data(os.path.join(ROOT, "data.jsonl"), n=STEPS * ROWS, seed=11, longest=32, vocab=96)
     samples = [json.loads(l) for l in open(data)]
     for name, (family, over) in CASES.items():

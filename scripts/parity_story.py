@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole way on a small model: conversations in a .jsonl -> megatrain run -> export -> transformers generates what
+"""The whole workflow on a small model: conversations in a .jsonl -> megatrain run -> export -> transformers generates what
 the data taught, and stops. The model is random at first, with a stand-in of Qwen3's tokenizer and chat template.
 """
 import json
@@ -17,7 +17,7 @@ from tiny import base, config, megatrain, metrics, write_ini, write_model
 
 
 def facts(n=48, seed=4):
-    """Questions with answers that only the data tell."""
+    """Questions whose answers are only in the data."""
     r = random.Random(seed)
     nouns = r.sample(sorted(set(WORDS)), n)
     return [(f"what is the {w}?", f"the {w} is {r.choice(WORDS)} and {r.choice(WORDS)}.") for w in nouns]
