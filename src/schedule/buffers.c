@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows from the units for their pools: bytes of a buffer, the fewest that work, the most that are of use. */
+/* Sizes of pools, from the units: bytes of a buffer, the fewest buffers that work, the most that are useful. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ static enum mt_pool_id pool_of(const struct mt_program_params *p, const struct m
     return mt_program_pool(p, p->values[u->value].kind, (size_t)p->values[u->value].unit);
 }
 
-/* The pool of a unit's objects of the kind holds one of that many bytes. */
+/* Makes the buffers of the unit's pool for that kind at least as large as the object. */
 static void hold(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], enum mt_object_kind kind, size_t unit,
                  size_t object_bytes)
 {
@@ -36,7 +36,7 @@ static void hold_values(const struct mt_program_params *p, size_t bytes[MT_N_POO
     }
 }
 
-/* All are multiples of a page, as the disk wants them. */
+/* All are multiples of a page, as the disk requires. */
 void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS])
 {
     for (size_t u = 0; u < p->n_units; u++) {
@@ -134,7 +134,7 @@ static ptrdiff_t count_objects(const struct mt_program_params *p, const struct m
     return n;
 }
 
-/* How many objects each operation brings into use or takes out of it, by pool. */
+/* change[at][pool]: objects whose use begins with operation `at`, less those whose last use was the one before. */
 static void count_changes(const struct mt_program_params *p, const struct span *s, ptrdiff_t (*change)[MT_N_POOLS])
 {
     for (size_t i = 0; i < p->n_values; i++) {
@@ -148,7 +148,7 @@ static void count_changes(const struct mt_program_params *p, const struct span *
     }
 }
 
-/* Objects of each pool that are in use at once. Without memory to find out: all of them. */
+/* Most objects of each pool that are in use at once; an upper bound (all of them) if memory runs out here. */
 static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS])
 {
     size_t n = 2 * p->n_units + 2;
@@ -168,7 +168,7 @@ static void count_live(const struct mt_program_params *p, size_t most[MT_N_POOLS
     free(change);
 }
 
-/* Objects of the kind, one a unit with weights; of gradients, which leave, two at once are enough. */
+/* Objects of the kind, one per unit with weights; at most two at once if they leave the device as soon as made. */
 static void count_units(const struct mt_program_params *p, enum mt_object_kind kind, bool leave,
                         size_t most[MT_N_POOLS])
 {
@@ -187,11 +187,11 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
     least_buffers(p, bytes, n);
     count_live(p, most);
     count_units(p, MT_OBJ_WEIGHTS, false, most);
-    count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batches, all live to the end */
+    count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batch: all are in use until the end */
     count_units(p, MT_OBJ_CAST, true, most);
     count_units(p, MT_OBJ_STAGED, false, most);
     count_units(p, MT_OBJ_GRAD_OUT, true, most);
-    most[mt_kinds[MT_OBJ_STATE].pool[MT_CLASS_LAYER]] = 6; /* two each on their way in, with Adam, on their way out */
+    most[mt_kinds[MT_OBJ_STATE].pool[MT_CLASS_LAYER]] = 6; /* two each being read, updated, written */
     for (int i = 0; i < MT_N_POOLS; i++)
         if (mt_pools[i].spilled != MT_NO_POOL)
             most[mt_pools[i].spilled] = most[i];

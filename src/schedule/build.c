@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Writes the draft of a step. Layered (Lamy-Poirier 2021): all micro-batches pass a unit before the next
- * unit is needed, so weights are read twice a step and gradients leave once. Micro-batch by micro-batch:
- * the loops exchanged, which is what other offloading trainers do; here for comparison.
+ * Writes the draft of a step. Layered (Lamy-Poirier 2021): a unit runs for all micro-batches before the next
+ * unit, so weights are loaded twice a step and gradients are stored once. By micro-batch: the loops are exchanged, as
+ * in other offloading trainers; for comparison.
  */
 #include "schedule/build.h"
 
@@ -13,10 +13,10 @@
 
 enum { NONE = -1 };
 
-/* A value as the draft is written. */
+/* What the writer keeps of a value. */
 struct state {
-    int32_t *objects;      /* [n_micro], or [1] where it lives longer; NONE: not yet made */
-    int32_t parts, so_far; /* contributions that complete an object; made so far, where it is the step's */
+    int32_t *objects;      /* [n_micro], or [1] if it lives longer; NONE: not yet made */
+    int32_t parts, so_far; /* contributions that complete an object; those to a gradient so far */
 };
 
 struct writer {
@@ -24,7 +24,7 @@ struct writer {
     const struct mt_program_params *p;
     struct state *values;
     int32_t *objects;     /* of all values */
-    struct mt_instr sink; /* takes what is added after memory ran out */
+    struct mt_instr sink; /* target of writes after memory ran out */
     bool failed;
 };
 
@@ -82,13 +82,13 @@ static void write_store_grad(struct writer *w, size_t unit, int32_t object)
     in->bytes = w->p->units[unit].grad_out_bytes;
 }
 
-/* A unit's gradient is complete: it leaves. */
+/* A unit's gradient is complete: casts and stores it. */
 static void write_grad_out(struct writer *w, int32_t gradient)
 {
     const struct mt_program_params *p = w->p;
     size_t unit = (size_t)p->values[gradient].unit;
     int32_t g = *object_of(w, gradient, 0), out = g;
-    size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast: where its FP32 elements are */
+    size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
     operand(in, g, p->cast ? MT_READ : MT_UPDATE, MT_USE_GRAD);
     if (p->cast) {
@@ -98,7 +98,7 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     write_store_grad(w, unit, out);
 }
 
-/* What an operation made of a gradient: all of it as cast, or its last contribution. */
+/* After an operation on a gradient: stores it if the operation wrote all of it as cast, or if it is complete now. */
 static void write_gradient(struct writer *w, int32_t value)
 {
     struct state *s = &w->values[value];
@@ -108,7 +108,7 @@ static void write_gradient(struct writer *w, int32_t value)
         write_grad_out(w, value);
 }
 
-/* The first of several contributions makes the object; what only adds finds zeros. */
+/* Access of a contribution. Before the first one, an object that is only added to is zeroed. */
 static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_t mb)
 {
     if (*object_of(w, u->value, mb) != NONE)
@@ -122,7 +122,7 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
     return (enum mt_access)u->access;
 }
 
-/* Is the operand in the operation on that micro-batch? */
+/* Whether the operation has the operand for that micro-batch. */
 static bool has_operand(const struct mt_program_params *p, const struct mt_use *u, size_t mb)
 {
     return mt_use_is_made(p, u) && mt_share_has(&p->values[u->value].share, p->n_micro, mb);
@@ -157,7 +157,7 @@ static bool uses_gradient(const struct mt_program_params *p, const struct mt_cal
     return false;
 }
 
-/* Backward stops at the first unit in which something is trained: below it no gradient is wanted. */
+/* Backward stops at the first unit with trained parameters: no unit below it needs a gradient. */
 static size_t first_trained(const struct mt_program_params *p)
 {
     size_t u = 0;
@@ -166,7 +166,7 @@ static size_t first_trained(const struct mt_program_params *p)
     return u;
 }
 
-/* All micro-batches, or the one time. */
+/* The operation for all micro-batches, or once if its scope is the step. */
 static void write_pass(struct writer *w, size_t unit, const struct mt_call *c)
 {
     size_t n = !c->n_uses ? 0 : c->scope == MT_SCOPE_STEP ? 1 : w->p->n_micro;
@@ -196,7 +196,7 @@ static void write_by_microbatch(struct writer *w)
     }
 }
 
-/* Counts what contributes to each value; refuses what cannot be scheduled. */
+/* Counts the contributions to each value; refuses calls that cannot be scheduled. */
 static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
@@ -222,7 +222,7 @@ static int survey(struct writer *w, struct mt_err *err)
     int rc = 0;
     for (size_t v = 0; v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN && p->values[v].kind != MT_OBJ_WEIGHTS)
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: weights alone can",
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: only weights can",
                            mt_kinds[p->values[v].kind].name, p->values[v].unit);
     for (size_t u = 0; u < p->n_units && !rc; u++)
         rc = survey_call(w, u, mt_forward_call(p, u), err);
@@ -281,7 +281,7 @@ static void write_draft(struct writer *w)
         write_updates(w);
     if (p->mode == MT_MODE_UPDATE)
         return;
-    for (size_t v = 0; v < p->n_values; v++) /* first: their order decides on their buffers */
+    for (size_t v = 0; v < p->n_values; v++) /* first: their order determines their buffers */
         if (p->values[v].life == MT_LIFE_RUN)
             make_object(w, (int32_t)v, 0);
     if (p->microbatch)

@@ -5,8 +5,8 @@
 #include "schedule/program.h"
 
 /**
- * A program before placement: what is computed, in order, over objects without buffers. Loads, stores
- * and joins are not in it; a STORE_GRAD stands right after what it takes.
+ * A program before placement: the computations, in order, over objects without buffers. It has no loads, stores or
+ * joins, except that each STORE_GRAD follows the instruction that completes its operand.
  */
 struct mt_draft {
     const struct mt_program_params *params;
@@ -16,20 +16,20 @@ struct mt_draft {
 int mt_draft_write(struct mt_draft *d, const struct mt_program_params *params, struct mt_err *err);
 int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *err);
 
-/** Does anything of it live on a disk? */
+/** Whether any plane or spilled activation is kept on a disk. */
 bool mt_program_uses_disk(const struct mt_program_params *p);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
-/** Drops waits that follow from others, and marks what is waited for: every wait left costs an event. */
+/** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */
 int mt_program_prune_waits(struct mt_program *p, struct mt_err *err);
 
-/** Has the value an object for the micro-batch? */
+/** Whether the value has an object for the micro-batch. */
 static inline bool mt_share_has(const struct mt_share *s, size_t n_micro, size_t mb)
 {
     int64_t i = (int64_t)s->before * (int64_t)n_micro + (int64_t)mb;
     return !s->of || (i + 1) * s->some / s->of > i * s->some / s->of;
 }
-/** Is the operand in the program? Not of frozen units' gradients, nor without training what only training has. */
+/** Whether the operand is in the program: gradients of frozen units are not, nor training's values outside training. */
 static inline bool mt_use_is_made(const struct mt_program_params *p, const struct mt_use *u)
 {
     const struct mt_value *v = &p->values[u->value];
@@ -37,7 +37,7 @@ static inline bool mt_use_is_made(const struct mt_program_params *p, const struc
         return false;
     return !mt_kinds[v->kind].trained || p->units[v->unit].trainable;
 }
-/** The unit's operation in the forward pass of the mode; n_uses 0: none. */
+/** The unit's operation in the forward pass of the mode; n_uses is 0 if it has none. */
 const struct mt_call *mt_forward_call(const struct mt_program_params *p, size_t unit);
 /** The pool of a unit's objects of that kind. */
 static inline enum mt_pool_id mt_program_pool(const struct mt_program_params *p, enum mt_object_kind kind, size_t unit)
@@ -45,7 +45,7 @@ static inline enum mt_pool_id mt_program_pool(const struct mt_program_params *p,
     enum mt_size_class c = p->units[unit].size_class;
     return mt_kinds[kind].pool[c == MT_CLASS_VOCAB && p->one_ring ? MT_CLASS_LAYER : c];
 }
-/** An instruction that waits for nothing and has no operands; its queue is the opcode's. */
+/** An instruction without waits and operands, on the opcode's queue. */
 struct mt_instr mt_instr_make(enum mt_opcode op, size_t unit, size_t mb);
 
 #endif

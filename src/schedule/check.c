@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Knows nothing of how a program was made. It replays the instructions in program order, keeps for each
- * buffer and each object's home who wrote and read it last, and demands that every pair in conflict is
- * ordered: by standing in one queue, or by a chain of waits. Order is decided by vector clocks, one entry a
- * queue (Mattern 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts. The
- * disk queues start in order and end in any: there an instruction knows what the one before it waited for,
- * not that it has ended; but who waits for one waits for all before it.
+ * Checks a program without knowing how it was made. It replays the instructions in program order, keeps the last
+ * writer and readers of each buffer and of each object's home, and checks that every two conflicting accesses are
+ * ordered, by their queue or by a chain of waits. Order is found with vector clocks, one entry per queue (Mattern
+ * 1989): clock[i][q] is the newest instruction of queue q that has ended when i starts. Instructions of the disk
+ * queues start in order and end in any order: when one starts, all that its predecessor waited for has ended, but the
+ * predecessor itself may not have. A wait for one of them is a wait for all before it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 enum { NONE = -1 };
 
 struct place {
-    int object, version; /* content; NONE where it is poison or nothing */
+    int object, version; /* content; NONE: poison or nothing */
     int writer;
     int reader[MT_N_QUEUES]; /* newest of each queue since the write */
 };
@@ -30,8 +30,8 @@ struct checker {
     int *latest;         /* by object: newest version */
     int *adam;           /* by unit: its update, or NONE */
     int *parts;          /* by object: contributions so far */
-    int *taken;          /* by unit: what cast its gradient, or NONE */
-    int *stored;         /* by unit: STORE_GRAD, or NONE */
+    int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
+    int *stored;         /* by unit: its STORE_GRAD, or NONE */
     int *pieces;         /* by unit: pieces updated */
     int *loaded;         /* by unit: a load of its weights, or NONE */
     struct mt_err *err;
@@ -66,7 +66,7 @@ static int advance_clock(struct checker *c, size_t i)
         if (w < 0)
             continue;
         if ((size_t)w >= i || c->p->instrs[w].queue != q || !c->p->instrs[w].signals)
-            return fault(c, i, NONE, "waits for what is later, elsewhere or silent");
+            return fault(c, i, NONE, "waits for an instruction that is later, in another queue or does not signal");
         for (int k = 0; k < MT_N_QUEUES; k++)
             c->clock[i][k] = MT_MAX(c->clock[i][k], c->clock[w][k]);
         c->clock[i][q] = MT_MAX(c->clock[i][q], w);
@@ -87,7 +87,7 @@ static int write_place(struct checker *c, size_t i, struct place *at, int object
                        const char *what)
 {
     if (at->object != NONE && at->object != object && c->p->objects[at->object].resident)
-        return fault(c, i, at->writer, "takes the buffer of what lives for the run");
+        return fault(c, i, at->writer, "takes a buffer whose object lives for the run");
     for (int q = 0; q < MT_N_QUEUES; q++)
         if (!ordered(c, at->reader[q], i))
             return fault(c, i, at->reader[q], what);
@@ -104,7 +104,7 @@ static int check_read(struct checker *c, size_t i, int object, struct place *at)
     if (at->object != object)
         return fault(c, i, at->writer, "reads a buffer that holds something else");
     if (at->version != c->latest[object])
-        return fault(c, i, at->writer, "reads an old content");
+        return fault(c, i, at->writer, "reads an old version");
     return read_place(c, i, at, "reads before the content is complete");
 }
 
@@ -113,14 +113,14 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
     if (c->p->instrs[i].once && (!o->resident || c->adam[o->unit] != NONE))
-        return fault(c, i, c->adam[o->unit], "loads only once what changes or does not stay");
+        return fault(c, i, c->adam[o->unit], "loads only once an object that changes or does not keep its buffer");
     if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "loads weights before their update");
     c->loaded[o->unit] = o->kind == MT_OBJ_WEIGHTS ? (int)i : c->loaded[o->unit];
     if (!mt_kinds[o->kind].begins_home && home->object != object)
-        return fault(c, i, NONE, "loads what was never stored");
+        return fault(c, i, NONE, "loads an object that was never stored");
     if (home->version != c->latest[object])
-        return fault(c, i, home->writer, "loads an old content");
+        return fault(c, i, home->writer, "loads an old version");
     int rc = read_place(c, i, home, "loads before the store is complete");
     return rc ? rc : write_place(c, i, at, object, home->version, "loads over a buffer in use");
 }
@@ -133,7 +133,7 @@ static int check_store(struct checker *c, size_t i, int object, struct place *at
         return rc;
     if (c->p->instrs[i].n_operands < 2 &&
         (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes))
-        return fault(c, i, NONE, "stores to no home");
+        return fault(c, i, NONE, "stores an object that has no home");
     return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
 }
 
@@ -142,9 +142,9 @@ static int check_disk_read(struct checker *c, size_t i, int object, struct place
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
     if (mt_kinds[o->kind].device || (!mt_kinds[o->kind].begins_home && home->object != object))
-        return fault(c, i, NONE, "reads from the disk what was never written there");
+        return fault(c, i, NONE, "reads an object from the disk that was never written there");
     if (home->version != c->latest[object])
-        return fault(c, i, home->writer, "reads an old content from the disk");
+        return fault(c, i, home->writer, "reads an old version from the disk");
     int rc = read_place(c, i, home, "reads from the disk before the write is complete");
     return rc ? rc : write_place(c, i, at, object, home->version, "reads over a buffer in use");
 }
@@ -158,7 +158,7 @@ static int check_disk_write(struct checker *c, size_t i, int object, struct plac
     if (mt_kinds[o->kind].device ||
         (mt_kinds[o->kind].home == MT_HOME_SPILL &&
          (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
-        return fault(c, i, NONE, "writes to no home");
+        return fault(c, i, NONE, "writes an object that has no home");
     if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "writes over a gradient before its update");
     return write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
@@ -175,7 +175,7 @@ static int check_store_grad(struct checker *c, size_t i, int object, struct plac
     return check_read(c, i, object, at);
 }
 
-/* What several operations contribute to. */
+/* Counts contributions (MT_PART) to an object: none may come after the last, and no read before it. */
 static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
 {
     const struct mt_instr *in = &c->p->instrs[i];
@@ -183,14 +183,14 @@ static int count_part(struct checker *c, size_t i, const struct mt_operand *op)
     int *n = &c->parts[op->object];
     if (op->access & MT_PART) {
         if (*n == o->parts)
-            return fault(c, i, NONE, "adds to what was complete");
+            return fault(c, i, NONE, "contributes to an object that is complete");
         ++*n;
     } else if (op->access & MT_READ && !mt_opcodes[in->op].moves && *n != o->parts) {
-        return fault(c, i, NONE, "reads what is not complete");
+        return fault(c, i, NONE, "reads an object that is not complete");
     } else if (in->op == MT_OP_ZERO && *n) {
-        return fault(c, i, NONE, "zeroes what was added to");
+        return fault(c, i, NONE, "zeroes an object after a contribution");
     }
-    /* in place, or into an object of its own, which other operations may make, too */
+    /* cast in place, or into a cast object, which other operations may write, too */
     if (in->op == MT_OP_GRAD_CAST ? o->kind == MT_OBJ_GRAD : o->kind == MT_OBJ_CAST && op->access & MT_WRITE)
         c->taken[o->unit] = (int)i;
     return 0;
@@ -200,18 +200,18 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
 {
     const struct mt_instr *in = &c->p->instrs[i];
     if (op->object < 0 || (size_t)op->object >= c->p->n_objects)
-        return fault(c, i, NONE, "names no object");
+        return fault(c, i, NONE, "has an operand that is not an object");
     const struct mt_object *o = &c->p->objects[op->object];
     if (op->buffer < 0 || op->buffer >= c->p->pool[o->pool].n ||
         o->bytes > c->p->pool[o->pool].bytes)
-        return fault(c, i, NONE, "names no buffer of its pool");
+        return fault(c, i, NONE, "has an operand without a buffer of its pool");
     struct place *at = &c->buffers[o->pool][op->buffer];
     int rc = count_part(c, i, op);
     if (rc)
         return rc;
     bool staged = !mt_kinds[o->kind].device;
     if (staged == mt_pools[o->pool].device)
-        return fault(c, i, NONE, "has an object in a pool of another tier");
+        return fault(c, i, NONE, "has an operand in a pool of another tier");
     switch (in->op) {
     case MT_OP_LOAD:
         if (!staged)
@@ -237,7 +237,7 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     if (op->access & MT_READ)
         rc = check_read(c, i, op->object, at);
     if (!rc && (op->access & MT_WRITE)) {
-        /* a join changes the form of weights, not what they are: their home stays good */
+        /* a join changes the format of weights, not their values: their home is still valid */
         int version = in->op == MT_OP_JOIN ? at->version : ++c->latest[op->object];
         rc = write_place(c, i, at, op->object, version, "writes a buffer that is still read");
     }
@@ -250,7 +250,7 @@ static int check_instr(struct checker *c, size_t i)
     int rc = advance_clock(c, i);
     if (!rc && in->op == MT_OP_ADAM) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
-            return fault(c, i, NONE, "updates no unit, or one twice");
+            return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
         if (c->loaded[in->unit] != NONE)
             return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
         c->adam[in->unit] = (int)i;
@@ -264,17 +264,17 @@ static int check_grads_leave(struct checker *c)
 {
     for (size_t u = 0; u < c->p->n_units; u++)
         if (c->taken[u] != NONE && c->stored[u] < c->taken[u])
-            return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast never leaves");
+            return fault(c, (size_t)c->taken[u], NONE, "a gradient that was cast is never stored");
     return 0;
 }
 
-/* What the next step takes from the disk must be there. */
+/* The next step reads planes from the disk: they must have been written. */
 static int check_planes_are_home(struct checker *c)
 {
     for (size_t o = 0; o < c->p->n_objects; o++) {
         const struct mt_kind_desc *kind = &mt_kinds[c->p->objects[o].kind];
         if (!kind->device && kind->home == MT_HOME_PLANE && c->homes[o].version != c->latest[o])
-            return fault(c, c->p->n_instrs - 1, NONE, "a plane that changed never reaches the disk");
+            return fault(c, c->p->n_instrs - 1, NONE, "a plane that changed is never written to the disk");
     }
     return 0;
 }
@@ -316,7 +316,7 @@ static bool init_checker(struct checker *c)
     return true;
 }
 
-/* What lives for the run is in its buffer when the program begins, as an earlier step left it: to be loaded first. */
+/* Objects that live for the run have their buffers from the start, with an old version: they must be loaded first. */
 static int put_residents(struct checker *c)
 {
     int next[MT_N_POOLS] = {0};
@@ -325,7 +325,7 @@ static int put_residents(struct checker *c)
         if (!c->p->objects[o].resident)
             continue;
         if (next[pool] >= c->p->pool[pool].n)
-            return fault(c, 0, NONE, "has no buffer for what lives for the run");
+            return fault(c, 0, NONE, "has too few buffers for the objects that live for the run");
         struct place *at = &c->buffers[pool][next[pool]++];
         at->object = (int)o;
         at->version = -1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A model as units with values. A unit reads the boundary before it and writes the next; backward updates one gradient
- * of a boundary in place, from the head down. In a layer with experts the boundary after the router is put off: the
- * router fills rows of the whole step, the experts add into its sum, and the combining unit makes the boundary of it.
+ * of a boundary in place, from the head down. In a layer with experts the router fills rows of the whole step, the
+ * experts add into a sum, and only the combining unit makes the next boundary, from that sum.
  */
 #include <string.h>
 
@@ -13,7 +13,7 @@ struct flow {
     struct mt_value *values;
     const struct mt_flow *f;
     size_t n_values;
-    int32_t x, dx;                            /* newest boundary; its gradient, one for all */
+    int32_t x, dx;                            /* newest boundary; the gradient that all boundaries share */
     int32_t table, table_grad;                /* of the embedding */
     int32_t rows, sum, routing;               /* of the layer with experts that is being described */
     int32_t dy, dn, dweights;
@@ -81,7 +81,7 @@ static void use_record(struct flow *d, size_t u)
     }
 }
 
-/* From one boundary to the next. */
+/* A layer or a part of one: from one boundary to the next. */
 static void describe_layer(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
@@ -99,7 +99,7 @@ static void describe_layer(struct flow *d, size_t u)
     use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
 }
 
-/* From a boundary to what the experts work on. */
+/* From a boundary to the rows, routing and sum of the experts. */
 static void describe_router(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
@@ -135,7 +135,7 @@ static void describe_lists(struct flow *d, size_t u)
     use(&s->forward, MT_USE_ROUTING, d->routing, MT_UPDATE);
 }
 
-/* Its gradient is cast expert by expert: an FP32 gradient of the whole unit is never made. */
+/* The gradient is cast expert by expert, so there is no FP32 gradient of the whole unit. */
 static void describe_experts(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
@@ -161,7 +161,7 @@ static void describe_combine(struct flow *d, size_t u)
     struct mt_unit_shape *s = &d->units[u];
     int32_t unit = (int32_t)u;
     d->x = boundary(d, u + 1);
-    d->values[d->dy].unit = d->values[d->dn].unit = d->values[d->dweights].unit = unit; /* told apart in programs */
+    d->values[d->dy].unit = d->values[d->dn].unit = d->values[d->dweights].unit = unit; /* for printed programs */
     s->forward.op = MT_OP_FORWARD;
     use(&s->forward, MT_USE_SUM, d->sum, MT_READ);
     use(&s->forward, MT_USE_Y, d->x, MT_WRITE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Merges the queues that the placer filled into one program, waits as positions in it. */
+/* Merges the placer's queues into one program, in which waits are positions. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -22,7 +22,7 @@ static void sort(struct mt_placed_list *list, int (*compare)(const void *, const
         qsort(list->e, list->n, sizeof(struct mt_placed), compare);
 }
 
-/* Position of the newest entry that is not after `k`, in a sorted list already emitted at `pos`. */
+/* Position in the program of the last entry with a key <= k; the list is sorted, pos[] are its positions. */
 static int32_t position_of(const struct mt_placed_list *list, const int32_t *pos, struct mt_copy_key k)
 {
     size_t lo = 0, hi = list->n;
@@ -85,7 +85,7 @@ static void merge_all(struct merge *m)
     for (size_t c = 0; c < q->compute.n; c++) {
         emit(m, &q->compute.e[c]);
         m->group_end[c] = (int32_t)m->out->n_instrs - 1;
-        /* a poison waits for the stores of the content it destroys, so these go first */
+        /* a poison waits for the stores of the content it destroys, so these come before it */
         struct mt_program *out = m->out;
         bool poisoned = m->poison < q->poisons.n && q->poisons.e[m->poison].compute == (int)c;
         for (; poisoned && m->store < q->stores.n && q->stores.e[m->store].key.release == (int)c;
@@ -106,7 +106,7 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
 {
     size_t total = q->compute.n + q->loads.n + q->stores.n + q->poisons.n + q->host.n;
     *out = *draft;
-    draft->objects = NULL; /* now out's */
+    draft->objects = NULL; /* `out` owns them now */
     out->instrs = mt_calloc(total, sizeof(*out->instrs));
     out->cap_instrs = total;
     out->n_instrs = 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Gives objects buffers. One walk over the draft; where a pool is full, the content whose next use is
- * farthest away leaves (Belady 1966: the future is known here, so this is optimal in loads). What that
- * gives by itself: the ring of weight slots, the last layers staying resident over the turn from
- * forward to backward, boundaries and records that go to the host and come back only where they must.
+ * Gives objects buffers, in one pass over the draft. When a pool is full, the content whose next use is farthest away
+ * is evicted (Belady 1966: the future is known, so the number of loads is minimal). From this rule alone follow the
+ * ring of weight slots, that the last layers stay on the device from forward to backward, and that boundaries and
+ * records are stored and loaded again only if they do not fit.
  *
- * A content that will leave is stored right after its last write, not when its buffer is wanted; a load
- * starts as soon as its buffer is free, so the H2D queue is ordered by that moment (its release) and not by
- * use. Every load's release precedes its use, so the queues cannot wait for each other in a circle.
+ * A content that will be evicted is stored right after its last write, not when its buffer is needed. A load starts as
+ * soon as its buffer is free, so the H2D queue is ordered by that moment (the load's release) and not by use. Every
+ * load's release precedes its use, so the queues cannot deadlock.
  */
 #include <errno.h>
 #include <limits.h>
@@ -25,19 +25,19 @@ static void raise_key(struct mt_copy_key *k, struct mt_copy_key other)
 }
 
 struct buffer {
-    int object;       /* content, or NONE */
-    int last_compute; /* compute entry that touched it last */
+    int object;       /* whose content it has, or NONE */
+    int last_compute; /* newest compute entry that uses it */
     struct mt_copy_key store; /* newest store that reads it */
     bool pinned;
 };
 
 struct object_state {
-    int buffer;     /* where it is, or NONE */
+    int buffer;     /* that has its content, or NONE */
     int next_use;   /* draft position */
     int last_write; /* compute entry */
-    bool dirty;     /* its home does not have the newest content */
-    struct mt_copy_key store; /* that brought it home */
-    struct mt_copy_key load;  /* that brought it in, while no compute entry has waited for it */
+    bool dirty;     /* not yet stored since its last write */
+    struct mt_copy_key store; /* newest store to its home */
+    struct mt_copy_key load;  /* newest load, until a compute entry waits for it */
     bool loaded;      /* at least once */
 };
 
@@ -45,7 +45,7 @@ struct placer {
     const struct mt_program_params *params;
     struct mt_program *draft;
     struct buffer *buffers[MT_N_POOLS];
-    int n_touched[MT_N_POOLS]; /* buffers from there on were never used */
+    int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
     struct object_state *objects;
     int first_load_release; /* of the newest first load of weights */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
@@ -58,7 +58,7 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
 {
     if (!mt_grow(&list->e, &list->cap, list->n + 2, sizeof(*list->e))) {
         p->failed = true;
-        list->n = 0; /* keeps the walk in bounds; the result is dropped */
+        list->n = 0; /* keeps later accesses in bounds; the result is discarded */
         if (!list->e)
             return NULL;
     }
@@ -109,7 +109,7 @@ static void emit_poison(struct placer *p, int pool, int buffer)
     }
 }
 
-/* The content has no more readers here; the buffer is free. */
+/* Frees a buffer whose content is not needed in it any more. */
 static void empty_buffer(struct placer *p, int pool, int buffer)
 {
     struct buffer *b = &p->buffers[pool][buffer];
@@ -125,7 +125,7 @@ static void emit_store(struct placer *p, int object)
     struct mt_instr in = mt_instr_make(MT_OP_STORE, (size_t)o->unit, (size_t)o->mb);
     add_operand(&in, object, s->buffer, MT_READ);
     in.bytes = o->bytes;
-    bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c finds its home */
+    bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
     if (o->spill < 0 && !staged) {
         o->spill = (int64_t)p->draft->spill_bytes;
         p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
@@ -159,7 +159,7 @@ static int pick_buffer(struct placer *p, int pool)
     return best;
 }
 
-/* Frees a buffer of the object's pool for it. */
+/* Gives the object a buffer of its pool; evicts what is in it. */
 static int take_buffer(struct placer *p, int object, struct mt_err *err)
 {
     int pool = p->draft->objects[object].pool, at = pick_buffer(p, pool);
@@ -196,14 +196,14 @@ static void emit_load(struct placer *p, int object)
     e->store = b->store;
     raise_key(&e->store, s->store);
     e->key = (struct mt_copy_key){e->compute, (int)p->q.compute.n, (int)p->q.loads.n};
-    /* Weights wait for their update, and all copies behind them in the queue with them: so they do not
-     * queue up earlier than two units ahead, however free their buffer is (the head's, from the start). */
+    /* A load of weights waits for their update and delays all later copies in its queue. So it is queued no
+     * earlier than two units ahead, even if its buffer is free (the head's is from the start). */
     if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
         e->key.release = MT_MAX(e->key.release, p->first_compute[o->unit - 2] - 1);
     if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable) {
         e->adam = o->unit;
-        /* Updates come unit by unit: a first load that stood before those of units below it (the head's,
-         * whose buffer is free from the start) would keep them waiting for its own update. */
+        /* Updates run unit by unit. If the first load of a later unit (the head, whose buffer is free from the
+         * start) were queued before those of earlier units, these would wait for the later unit's update. */
         if (!s->loaded)
             p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
     }
@@ -277,7 +277,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
         raise_key(&e->load, s->load);
         s->load = MT_NO_KEY;
         if (in.operand[k].access & MT_WRITE) {
-            raise_key(&e->store, b->store); /* whoever reads the old content to the host */
+            raise_key(&e->store, b->store); /* the newest store that reads the old content */
             s->dirty = true;
             s->last_write = at;
         }
@@ -287,7 +287,7 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
     return 0;
 }
 
-/* A copy out that stands in the draft: right after the compute entry before it. */
+/* A STORE_GRAD of the draft: released by the compute entry before it. */
 static void place_store(struct placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
@@ -305,7 +305,7 @@ static void place_store(struct placer *p, size_t i)
     release_operands(p, &in, i);
 }
 
-/* Each of the objects that live for the run has the buffer that it has in every program. */
+/* Gives objects that live for the run their buffers: the first ones of the pool, in order, in every program. */
 static int place_residents(struct placer *p, struct mt_err *err)
 {
     for (size_t o = 0; o < p->draft->n_objects; o++) {
@@ -326,7 +326,7 @@ static int check_pools(const struct mt_program_params *p, struct mt_err *err)
 {
     for (int i = 0; i < MT_N_POOLS; i++)
         if (p->n_buffers[i] > MT_MAX_BUFFERS)
-            return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the %d there can be",
+            return mt_fail(err, MT_ERR_NO_FIT, -EINVAL, "%d buffers of pool \"%s\" are more than the limit of %d",
                            p->n_buffers[i], mt_pools[i].name, MT_MAX_BUFFERS);
     return 0;
 }

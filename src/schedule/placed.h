@@ -4,11 +4,11 @@
 
 #include "schedule/build.h"
 
-/* What the placer makes of a draft, before its queues are merged into one program. */
+/* The placer's result, one list per queue, before these are merged into one program. */
 
 enum { MT_NO_ENTRY = -1 };
 
-/** Place of a copy in its queue: by release, then need, then age. */
+/** Order of copies in their queue: by release, then need (compute entries), then age (id). */
 struct mt_copy_key {
     int release, need, id;
 };
@@ -24,12 +24,12 @@ static inline int mt_compare_keys(const struct mt_copy_key *a, const struct mt_c
     return (a->id > b->id) - (a->id < b->id);
 }
 
-/** An instruction on its way into the program: what it waits for, in terms that sorting keeps. */
+/** An instruction before the merge. Its waits are keys and indices that stay valid when copies are sorted. */
 struct mt_placed {
     struct mt_instr in;
-    struct mt_copy_key key;         /* copies: own place */
+    struct mt_copy_key key;         /* of a copy: its own */
     struct mt_copy_key load, store; /* newest load and store to wait for */
-    int compute, adam;              /* compute entry (end of its group), unit whose update must be done */
+    int compute, adam;              /* compute entry (with its poisons), unit whose update must have ended */
 };
 
 struct mt_placed_list {
@@ -37,14 +37,14 @@ struct mt_placed_list {
     size_t n, cap;
 };
 
-/** One list a queue; poisons belong behind the compute entry that they wait for. */
+/** One list per queue; each poison comes after the compute entry that it waits for. */
 struct mt_placed_queues {
     struct mt_placed_list compute, loads, stores, poisons, host;
 };
 
 /**
- * Sorts the copies and writes the program: each copy right behind the compute entry that releases it. Takes
- * objects and pools from the draft.
+ * Sorts the copies and writes the program: each copy right after the compute entry that releases it. Takes over the
+ * draft's objects and pools.
  */
 int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_placed_queues *q,
                     struct mt_err *err);

@@ -50,7 +50,7 @@ struct mt_disk_traffic mt_program_disk_traffic(const struct mt_program *p)
 void mt_instr_format(char *buf, size_t len, const struct mt_program *p, size_t i)
 {
     const struct mt_instr *in = &p->instrs[i];
-    /* what there are several of in a unit: micro-batches, or pieces of its update */
+    /* an instruction has a micro-batch or a piece; the other is 0 */
     int at = snprintf(buf, len, "%zu %s unit %d mb %d [", i, mt_opcodes[in->op].name, in->unit, in->mb + in->piece);
     for (int k = 0; k < in->n_operands && at >= 0 && (size_t)at < len; k++) {
         const struct mt_object *o = &p->objects[in->operand[k].object];
@@ -84,7 +84,7 @@ int mt_program_prune_waits(struct mt_program *out, struct mt_err *err)
         for (int q = 0; q < MT_N_QUEUES; q++)
             for (int k = 0; k < MT_N_QUEUES && in->wait[q] >= 0; k++)
                 clock[i][k] = MT_MAX(clock[i][k], clock[in->wait[q]][k]);
-        clock[i][in->queue] = (int32_t)i; /* as those see it that wait for i */
+        clock[i][in->queue] = (int32_t)i; /* an instruction that waits for i knows that i has ended */
         last[in->queue] = (int32_t)i;
         for (int q = 0; q < MT_N_QUEUES; q++)
             if (in->wait[q] >= 0)

@@ -10,20 +10,17 @@
 #include "schedule/unit.h"
 
 /**
- * A step as data. A program is an array of instructions over objects that live in pools of equal device
- * buffers, as a compiler's code is over values in registers: the builder (build.c) writes down what is to
- * be computed, the placer (place.c) gives every object a buffer and adds the loads and stores that follow
- * from there being too few, the checker (check.c) proves the result free of races, the executor (exec.c)
- * runs it. Weight slots, boundaries, activation records and gradient buffers are all pools; "keep" and
- * "offload" differ only in how many buffers a pool has.
+ * A step as data. A program is an array of instructions over objects in pools of equal device buffers, as a compiler's
+ * code is over values in registers. The builder (build.c) writes the computations, the placer (place.c) gives every
+ * object a buffer and adds the loads and stores needed because buffers are few, the checker (check.c) proves the result
+ * free of races, the executor (engine/exec.c) runs it. Weight slots, boundaries, activation records and gradient
+ * buffers are all pools; "keep" and "offload" differ only in how many buffers a pool has.
  *
- * Instructions stand in an order in which each depends only on earlier ones. Each queue runs its own
- * instructions in that order; the two disk queues start theirs in that order, many under way at once, and
- * what waits for one of them waits for all before it.
+ * Each instruction depends only on earlier ones. Each queue runs its instructions in program order; the two disk queues
+ * start theirs in that order, with many under way at once, and a wait for one of them is a wait for all before it.
  *
- * Planes and spilled activations may live on a disk. Then the placed program goes through a second placer
- * (stage.c), which adds host memory as a tier: pools of staging buffers, what is read into them and
- * written from them, and the optimizer's pass cut into pieces.
+ * Planes and spilled activations may be on a disk. Then a second placer (stage.c) adds host memory as a tier: pools of
+ * staging buffers, the disk reads and writes of these, and updates cut into pieces.
  */
 
 struct mt_object {
@@ -31,10 +28,10 @@ struct mt_object {
     enum mt_pool_id pool;
     int32_t unit, mb;
     int32_t piece; /* of optimizer states */
-    int32_t parts; /* contributions (MT_PART) that complete it; 0: any write does */
-    bool resident; /* lives for the run: a pool's kth such object is in buffer k of it in every program */
+    int32_t parts; /* number of contributions (MT_PART) that complete it; 0: a single write does */
+    bool resident; /* lives for the run: the kth such object of a pool is in the pool's buffer k in every program */
     size_t bytes;
-    int64_t spill; /* offset of its home in spill memory (spilled: on the disk), -1: never stored */
+    int64_t spill; /* offset of its home in spill memory (MT_OBJ_SPILLED: in spill space on the disk); -1: none */
 };
 
 struct mt_pool_shape {
@@ -53,13 +50,13 @@ struct mt_operand {
 
 struct mt_instr {
     uint8_t op, queue, n_operands;
-    bool signals; /* some instruction of another queue waits for this one */
-    bool update;  /* part of the pending update: carried out even when the run is given up */
-    bool once;    /* brings in a resident object that nothing changes: skipped where an earlier run has done so */
+    bool signals; /* an instruction of another queue waits for it */
+    bool update;  /* part of the pending update: finished even if the run is abandoned */
+    bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
     int32_t unit, mb;
     int32_t piece; /* of updates: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
-    int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or -1 */
+    int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or MT_NO_WAIT */
     size_t bytes;              /* moved, for copies */
     size_t elems;              /* ADAM: parameters updated */
 };
@@ -71,16 +68,16 @@ struct mt_program {
     size_t n_objects, cap_objects;
     struct mt_instr *instrs;
     size_t n_instrs, cap_instrs;
-    size_t spill_bytes;      /* host memory for what is stored and does not go on to the disk */
-    size_t disk_spill_bytes; /* of the disk */
-    size_t piece_elems;      /* of an update of planes on the disk */
+    size_t spill_bytes;      /* spill space in host memory */
+    size_t disk_spill_bytes; /* spill space on the disk */
+    size_t piece_elems;      /* elements of a piece of an update from disk */
     size_t n_units, n_micro;
     bool backward;
 };
 
 void mt_program_finish(struct mt_program *p);
 
-/** UPDATE: the pending update alone. */
+/** UPDATE: only the pending update. */
 enum mt_program_mode { MT_MODE_TRAIN, MT_MODE_EVAL, MT_MODE_LOGITS, MT_MODE_UPDATE };
 
 struct mt_program_params {
@@ -91,47 +88,46 @@ struct mt_program_params {
     size_t n_values;
     size_t n_micro;
     bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
-    bool join;       /* weights come as hi and lo and are joined after each load */
-    bool cast;       /* gradients are cast into a buffer of their own; else in place */
+    bool join;       /* weights are loaded as hi and lo, and joined after each load */
+    bool cast;       /* gradients are cast into separate buffers; else in place */
     bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t grad_bytes;            /* of a gradient element as cast */
     size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */
-    bool spill_disk;              /* boundaries and records that leave the device may go on to the disk */
-    int n_buffers[MT_N_POOLS];    /* wanted; at least what one instruction needs */
+    bool spill_disk;              /* activations that leave the device may be spilled to the disk */
+    int n_buffers[MT_N_POOLS];    /* of each pool; at least what one instruction needs */
 };
 
-/** Fewest buffers with which each pool can work at all. */
+/** Fewest buffers of each pool with which a program can be built. */
 void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Buffers beyond which more are of no use (everything resident). */
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
-/** Of the pools in host memory alone, which follow from where planes are; those of the device are in `bytes`. */
+/** Sets the entries of host pools, which depend on where planes are; reads those of device pools. */
 void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
 /**
- * Builds and places a program. -ENOSPC (names the pool) where a pool is too small, -E2BIG where the step has more
- * instructions than a program can number, -EINVAL where a pool has more buffers than MT_MAX_BUFFERS, an operation
- * that runs once a step uses a value of micro-batches or stands in the schedule by micro-batches, or a value that is no
- * unit's weights lives for the run.
+ * Builds and places a program. -ENOSPC (names the pool): a pool is too small. -E2BIG: the step has more instructions
+ * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a step
+ * uses a micro-batch's value, or the schedule is by micro-batch; or a value other than weights lives for the run.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
 
 /**
  * Proves, from the instructions alone, that every read sees the newest content of its object, that no buffer or home
- * is overwritten before its last reader and no copy read before it is complete, that what several operations
- * contribute to (a gradient, rows of a whole step) is read only after the last of them, that what lives for the run
- * keeps its buffer, and that weights are loaded only after their update. -EPROTO names the two instructions of the
- * first fault.
+ * is overwritten before its last reader and no copy read before it is complete, that an object to which several
+ * operations contribute (a gradient, rows of a whole step) is read only after the last of them, that objects that live
+ * for the run keep their buffers, and that weights are loaded only after their update. -EPROTO names the two
+ * instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
 
-/** Bytes over a link in a run of the program that is not the first. */
+/** Bytes copied by queue q in a run of the program after the first. */
 size_t mt_program_link_bytes(const struct mt_program *p, enum mt_queue q);
 
-/** Of a READ or WRITE. */
+/** The use of a READ or WRITE. */
 enum mt_disk_use mt_instr_disk_use(const struct mt_program *p, const struct mt_instr *in);
 struct mt_disk_traffic {
     uint64_t read[MT_N_DISK_USES], written[MT_N_DISK_USES];

@@ -1,27 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The second placer: puts host memory between the device and the disk. The placed program says in which
- * order loads, stores and updates come; this walk gives each its buffer in the staging pools, and adds the
- * reads and writes that follow from there being too few. As on the device, the content that is needed last
- * leaves first (Belady 1966), so a load takes what is still in host memory, also while it is being written,
- * and nothing is written that host memory can hold until it is needed.
+ * The second placer: host memory between the device and the disk. It takes the loads, stores and updates of the placed
+ * program in order, gives each a buffer in the staging pools, and adds the disk reads and writes needed because buffers
+ * are few. As on the device, the content that is needed last is evicted first (Belady 1966). So a load reads from host
+ * memory what is still there, even while it is being written to the disk, and a spilled object is written only if its
+ * buffer is needed before its next use.
  *
- *   updates    planes that only updates use go through a ring in pieces: read -> Adam -> write. Planes that
+ *   updates    planes that only updates use pass through a ring in pieces: read -> Adam -> write. Planes that
  *              loads need too are staged whole: Adam works in the staging buffer, and the unit's load
- *              takes the new weights from there while they are on their way to the disk.
- *   gradients  leave the device into staging and go on to their plane.
+ *              reads the new weights from there while they are being written to the disk.
+ *   gradients  are stored to staging and written from there to their plane.
  *   spills     boundaries, their gradients and records: staging is a cache in front of the disk.
  *
- * A read or write may stand late in the program and still start early: its queue comes to it as soon as
- * what it waits for is done.
+ * A read or write may be late in the program and still start early: as soon as its waits are over.
  */
 #include <stdlib.h>
 
 #include "base/mem.h"
 #include "schedule/stage.h"
 
-/* An update is put before the first load of the unit that many units below it: far enough that reads of
- * states run ahead of forward, near enough that spills of forward are not queued behind all of them. */
+/* A unit's update comes before the first load of the unit so many units before it: early enough that states are read
+ * ahead of forward, late enough that forward's spills are not queued after all updates. */
 enum { UPDATES_AHEAD = 1 };
 
 size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit)
@@ -80,7 +79,7 @@ static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
     }
 }
 
-/* A host copy for each object that is ever stored. */
+/* A host copy for each object that is stored to spill space on the disk. */
 static void add_spilled(struct mt_stager *s)
 {
     for (size_t i = 0; i < s->old->n_instrs; i++) {
@@ -98,7 +97,7 @@ static void add_spilled(struct mt_stager *s)
     }
 }
 
-/* --- the order of steps, and who is needed when ------------------------------------------------ */
+/* --- the order of steps, and when each object is used next ------------------------------------- */
 
 static void add_step(struct mt_stager *s, int old, int unit)
 {
@@ -108,7 +107,7 @@ static void add_step(struct mt_stager *s, int old, int unit)
 static void write_steps(struct mt_stager *s)
 {
     const struct mt_program *p = s->old;
-    size_t next = 0; /* update to come, as a position in the old program: they stand first there */
+    size_t next = 0; /* next update, as a position in the old program, which begins with the updates */
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
         if (in->op == MT_OP_ADAM)
@@ -175,7 +174,7 @@ static void walk(struct mt_stager *s)
         const struct mt_stage_step *t = &s->steps[i];
         bool made;
         int object = mt_stage_object_of(s, t, &made);
-        /* while the step itself is placed its own object is what is needed soonest */
+        /* while a step is placed, its own object is in use and must not be evicted */
         if (object != MT_STAGE_NONE)
             s->staged[object].next_use = (int)i;
         if (t->old != MT_STAGE_NONE) {
@@ -244,7 +243,7 @@ static int check_pools(const struct mt_stager *s, struct mt_err *err)
 
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)
 {
-    struct mt_program old = *p; /* its instructions; the objects stay p's */
+    struct mt_program old = *p; /* owns the instructions; the objects stay with p */
     struct mt_stager s = {.params = params, .old = &old, .out = p};
     int rc = 0;
     p->instrs = NULL;

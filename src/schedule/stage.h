@@ -7,15 +7,15 @@
 #include "schedule/build.h"
 
 /*
- * What the second placer works on: stage.c says what it is for, lists the objects and the order of the steps
- * and walks them; stage_emit.c keeps the staging buffers and emits what each step takes.
+ * State of the second placer. stage.c explains it, lists the objects and the steps in order, and walks the steps;
+ * stage_emit.c manages the staging buffers and emits each step's instructions.
  */
 enum { MT_STAGE_NEVER = INT_MAX, MT_STAGE_NONE = -1 };
 
 /* One step of the walk: an instruction of the placed program, or the update of a unit. */
 struct mt_stage_step {
-    int old, unit; /* old MT_STAGE_NONE: the update */
-    int next_use;  /* step at which its staged object is read next; MT_STAGE_NEVER: not, or made anew first */
+    int old, unit; /* old: position in the placed program; MT_STAGE_NONE: the update */
+    int next_use;  /* step that reads its staged object next; MT_STAGE_NEVER: none, or it is overwritten first */
 };
 
 struct mt_stage_buffer {
@@ -27,7 +27,7 @@ struct mt_staged {
     int buffer, next_use;
     bool dirty;
     int32_t made[MT_N_QUEUES]; /* what a reader must wait for */
-    int32_t home;              /* WRITE that brought the newest content to the disk */
+    int32_t home;              /* WRITE of the newest content */
 };
 
 struct mt_stager {
@@ -37,25 +37,25 @@ struct mt_stager {
     int32_t *map;      /* old position -> new */
     struct mt_stage_step *steps;
     size_t n_steps;
-    int *unit_staged, *unit_grad, *unit_state; /* objects by unit (state: of the first piece), or NONE */
-    int *unit_update;  /* position of a unit's update in the old program, or NONE */
+    int *unit_staged, *unit_grad, *unit_state; /* objects by unit (state: of the first piece), or MT_STAGE_NONE */
+    int *unit_update;  /* position of a unit's update in the old program, or MT_STAGE_NONE */
     int *spilled;      /* by old object, or MT_STAGE_NONE */
     struct mt_staged *staged; /* by object of the new program */
     struct mt_stage_buffer *buffers[MT_N_POOLS];
-    size_t next_piece; /* buffer of the ring */
+    size_t next_piece; /* pieces so far: chooses the buffer in the ring */
     bool failed;
 };
 
-/** Pieces in which the unit is updated, and the elements of each. */
+/** Number of pieces in which the unit is updated, and the elements of one. */
 size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit);
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece);
-/** The unit's staged planes where an update changes any of them, or MT_STAGE_NONE. */
+/** The object of the unit's staged planes if an update changes any of them, or MT_STAGE_NONE. */
 int mt_stage_updated(const struct mt_stager *s, size_t unit);
-/** The staged object of a step, or MT_STAGE_NONE; *made: the step makes its content anew. */
+/** The staged object of a step, or MT_STAGE_NONE; *made: the step overwrites it. */
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made);
-/** The update of a unit, with the reads before it and the writes behind; the position of its last piece. */
+/** Emits a unit's update with the reads before and the writes after it; returns the position of its last piece. */
 int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t);
-/** An instruction of the placed program, with what brings its staged object to memory. */
+/** Emits an instruction of the placed program, after the read of its staged object if that is needed. */
 void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t);
 
 #endif

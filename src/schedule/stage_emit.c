@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The staging pools as the walk goes: which object is in which buffer, what its reader must wait for, and the
- * reads and writes that follow where there are too few.
+ * The staging pools during the walk: which object is in which buffer, what its readers must wait for, and the disk
+ * reads and writes needed because buffers are few.
  */
 #include "base/mem.h"
 #include "schedule/stage.h"
@@ -21,7 +21,7 @@ static void need(struct mt_instr *in, const int32_t wait[MT_N_QUEUES])
             in->wait[q] = MT_MAX(in->wait[q], wait[q]);
 }
 
-/* What comes after instruction `at` of queue `q`. */
+/* Makes the instruction wait for instruction `at` of queue `q`. */
 static void need_one(struct mt_instr *in, int q, int32_t at)
 {
     if (q != in->queue)
@@ -55,7 +55,7 @@ static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, en
         (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access, MT_USE_NONE};
 }
 
-/* The content of a staged object is what instruction `at` of queue `q` leaves there. */
+/* Instruction `at` of queue `q` wrote the content of a staged object: its readers wait for that. */
 static void set_made(struct mt_stager *s, int object, int q, int32_t at)
 {
     struct mt_staged *t = &s->staged[object];
@@ -91,7 +91,7 @@ static void write_home(struct mt_stager *s, int object, bool update)
     t->dirty = false;
 }
 
-/* Frees a buffer of the object's pool for it; what it holds goes home where it is wanted again. */
+/* Gives the object a buffer of its pool; writes what is in it to the disk if that is dirty and used again. */
 static void take_buffer(struct mt_stager *s, int object)
 {
     int pool = s->out->objects[object].pool, best = 0, best_next = MT_STAGE_NONE;
@@ -117,7 +117,7 @@ static void take_buffer(struct mt_stager *s, int object)
     s->staged[object].buffer = best;
 }
 
-/* Brings the object into a buffer from its home, where it is not in one, for instruction `user`. */
+/* Reads the object into a buffer for instruction `user`, unless it is in one. */
 static void make_resident(struct mt_stager *s, int object, const struct mt_instr *user)
 {
     struct mt_staged *t = &s->staged[object];
@@ -134,8 +134,8 @@ static void make_resident(struct mt_stager *s, int object, const struct mt_instr
     set_made(s, object, MT_Q_DISK_READ, emit(s, &in));
 }
 
-/* A buffer for content that the next instruction writes: the object's own, or a free one. */
-static void make_room(struct mt_stager *s, int object)
+/* Gives an object that the next instruction overwrites a buffer, unless it has one. */
+static void ensure_buffer(struct mt_stager *s, int object)
 {
     if (s->staged[object].buffer == MT_STAGE_NONE)
         take_buffer(s, object);
@@ -150,7 +150,7 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
     adam.elems = mt_stage_piece_elems(s, unit, piece);
     if (state != MT_STAGE_NONE) {
         state += (int)piece;
-        /* a ring: each buffer in turn, not whichever is free first */
+        /* a ring: buffers are used in order, not whichever is free first */
         const struct mt_object *o = &s->out->objects[state];
         int at = (int)(s->next_piece++ % (size_t)s->out->pool[o->pool].n);
         s->staged[state].buffer = at;
@@ -184,7 +184,7 @@ int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
         make_resident(s, hw, &(struct mt_instr){.update = true});
     for (size_t p = 0; p < mt_stage_n_pieces(s, unit); p++)
         emit_piece(s, unit, p, hw);
-    int32_t last = MT_STAGE_NONE; /* the queue is in order: the newest update is the unit's last piece */
+    int32_t last = MT_STAGE_NONE; /* the newest update in the program */
     for (size_t i = s->out->n_instrs; i-- > 0 && last == MT_STAGE_NONE;)
         if (s->out->instrs[i].op == MT_OP_ADAM)
             last = (int32_t)i;
@@ -201,7 +201,7 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
     if (object != MT_STAGE_NONE && !made)
         make_resident(s, object, &in);
     else if (object != MT_STAGE_NONE)
-        make_room(s, object);
+        ensure_buffer(s, object);
     for (int q = 0; q < MT_N_QUEUES; q++)
         in.wait[q] = in.wait[q] >= 0 ? s->map[in.wait[q]] : MT_NO_WAIT;
     if (object != MT_STAGE_NONE) {

@@ -53,7 +53,7 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_SPILLED_ROUTING] = HOST_POOL("staging of routing", 2),
 };
 
-/* Pools of a kind whose objects have the size of a unit's parameters, and of one whose objects have one size. */
+/* Pools of a kind whose objects are as large as a unit's parameters, and of a kind with one pool. */
 #define BY_CLASS(pool)                                                                                                 \
     {[MT_CLASS_LAYER] = pool,                                                                                          \
      [MT_CLASS_VOCAB] = pool##_VOCAB,                                                                                  \
@@ -88,7 +88,7 @@ const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
                        .pool = BY_CLASS(MT_POOL_STAGED)},
     [MT_OBJ_GRAD_OUT] = {.name = "hg", .home = MT_HOME_PLANE, .disk_use = MT_DISK_GRADIENTS,
                          .pool = BY_CLASS(MT_POOL_GRAD_OUT)},
-    /* its pool follows from that of what it is a copy of */
+    /* its pool is `spilled` of the copied object's pool */
     [MT_OBJ_SPILLED] = {.name = "hx", .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
                         .pool = ONE_POOL(MT_NO_POOL)},
 };

@@ -8,8 +8,8 @@
 #include "device/device.h"
 
 /**
- * What there is to know of each queue, pool, kind of object and opcode of a step program. The order of an enum means
- * nothing: whoever wants to know something of a value asks its row. A new queue, pool, kind or opcode is a row here.
+ * Properties of each queue, pool, kind of object and opcode of a step program. Nothing may depend on the order of an
+ * enum: read a value's properties from its row. A new queue, pool, kind or opcode is a row here.
  */
 
 enum mt_queue {
@@ -27,14 +27,14 @@ struct mt_queue_desc {
     const char *name;      /* in programs: "h2d" */
     const char *title;     /* in plans and traces: "H2D link" */
     const char *thread;    /* name of the thread that issues them; NULL: the thread that runs the step */
-    bool device;           /* they are submitted to `stream`; else the queue's thread carries them out */
+    bool device;           /* they are submitted to `stream`; else the queue's thread executes them */
     enum mt_stream stream;
     bool disk;             /* they are disk transfers */
-    bool ends_in_order;    /* else many are under way at once, and who waits for one waits for all before it */
+    bool ends_in_order;    /* else many are under way at once, and a wait for one is a wait for all before it */
 };
 extern const struct mt_queue_desc mt_queues[MT_N_QUEUES];
 
-/** Units whose buffers are alike in size share pools. */
+/** Units with buffers of similar sizes share pools. */
 enum mt_size_class {
     MT_CLASS_LAYER,
     MT_CLASS_VOCAB,
@@ -45,13 +45,13 @@ enum mt_size_class {
 
 enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
-    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, where they are not of the ring */
+    MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, if they do not share the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
     MT_POOL_WEIGHTS_RESIDENT,
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD_ATTENTION,
     MT_POOL_RECORD,
-    MT_POOL_ROWS,          /* of all micro-batches of a step */
+    MT_POOL_ROWS,          /* rows of all micro-batches of a step */
     MT_POOL_SUM,
     MT_POOL_ROUTING,
     MT_POOL_GRAD,
@@ -85,15 +85,15 @@ struct mt_pool_desc {
     const char *name;        /* in memory tables and messages */
     bool device;             /* device memory, else host memory */
     bool poisonable;         /* dead buffers can be overwritten so that a stale read shows */
-    int least;               /* buffers with which it works, beside those of objects that live for the run: two where
-                                one is filled while the other is in use */
-    enum mt_pool_id spilled; /* host pool of the copies of what leaves it for the disk; MT_NO_POOL: it never does */
+    int least;               /* fewest buffers, beside those of objects that live for the run: two if one is filled
+                                while the other is in use */
+    enum mt_pool_id spilled; /* host pool for its objects on their way to the disk; MT_NO_POOL: never spilled */
 };
 extern const struct mt_pool_desc mt_pools[MT_N_POOLS];
 
-/** What disk traffic is for. */
+/** Uses of disk traffic. */
 enum mt_disk_use {
-    MT_DISK_STATES, /* gradients that are read with them included */
+    MT_DISK_STATES, /* and gradients, which are read with them */
     MT_DISK_WEIGHTS,
     MT_DISK_GRADIENTS,
     MT_DISK_ACTIVATIONS,
@@ -104,23 +104,23 @@ const char *mt_disk_use_name(enum mt_disk_use use);
 enum mt_object_kind {
     MT_OBJ_WEIGHTS,  /* of a unit */
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
-    MT_OBJ_DX,       /* gradient of a boundary, one a micro-batch, updated in place */
-    MT_OBJ_RECORD_ATTENTION, /* activation record of (unit, mb): its attention's */
-    MT_OBJ_RECORD,   /* and of what else it is made of */
+    MT_OBJ_DX,       /* gradient of a boundary, one per micro-batch, updated in place */
+    MT_OBJ_RECORD_ATTENTION, /* activation record of (unit, mb): the part of attention */
+    MT_OBJ_RECORD,   /* and the rest of it */
     MT_OBJ_ROWS,     /* rows of all micro-batches of a step, which each micro-batch fills in part */
     MT_OBJ_SUM,      /* the same in FP32, which units that run once a step add into */
     MT_OBJ_ROUTING,  /* which rows go to which expert, and with what weight */
     MT_OBJ_GRAD,     /* FP32 gradient of a unit */
-    MT_OBJ_CAST,     /* gradient as cast, on its way out */
+    MT_OBJ_CAST,     /* gradient as cast, to be stored */
     /* in host staging: */
     MT_OBJ_STATE,    /* a piece of a unit's planes that only updates use */
     MT_OBJ_STAGED,   /* a unit's planes on the disk that loads use */
-    MT_OBJ_GRAD_OUT, /* a unit's gradient on its way to its plane on the disk */
-    MT_OBJ_SPILLED,  /* host copy of what left the device for spill memory */
+    MT_OBJ_GRAD_OUT, /* a unit's gradient, to be written to its plane on the disk */
+    MT_OBJ_SPILLED,  /* host copy of an object that is spilled to the disk */
     MT_N_OBJECT_KINDS,
 };
 
-/** Where a content goes that leaves its buffer and is wanted again. */
+/** Where the content of an evicted object is kept until it is loaded again. */
 enum mt_home {
     MT_HOME_NONE,
     MT_HOME_PLANE, /* the unit's planes, in host memory or on the disk */
@@ -131,8 +131,8 @@ struct mt_kind_desc {
     const char *name;                   /* in programs: "w" */
     bool device;                        /* in device memory, else in host staging */
     enum mt_home home;
-    bool training;                      /* there are such objects in steps that train alone */
-    bool trained;                       /* only of units in which something is trained */
+    bool training;                      /* only in steps that train */
+    bool trained;                       /* only of units with trained parameters */
     bool begins_home;                   /* its home holds its content when the step begins */
     enum mt_disk_use disk_use;          /* of its transfers */
     enum mt_pool_id pool[MT_N_CLASSES]; /* by the unit's class */
@@ -140,9 +140,9 @@ struct mt_kind_desc {
 extern const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS];
 
 enum mt_opcode {
-    MT_OP_ADAM,       /* pending update of a unit's planes, or (s (, hw)) of a piece of them */
-    MT_OP_LOAD,       /* object from its home, or from its copy in host staging (hw, hx) */
-    MT_OP_STORE,      /* object to its home, or to host staging (hx) */
+    MT_OP_ADAM,       /* pending update of a unit's planes, or of a piece of them (operands: state, staged weights) */
+    MT_OP_LOAD,       /* object from its home, or from its copy in host staging */
+    MT_OP_STORE,      /* object to its home, or to its copy in host staging */
     MT_OP_JOIN,       /* hi and lo of loaded weights to f32 */
     MT_OP_ZERO,       /* object := 0 */
     MT_OP_POISON,     /* dead buffer := NaN pattern */
@@ -153,7 +153,7 @@ enum mt_opcode {
     MT_OP_BACKWARD,   /* w, x (, record), dx -> dx; g */
     MT_OP_EMBED_BWD,  /* dx -> g */
     MT_OP_GRAD_CAST,  /* g -> c and partial sums of squares */
-    MT_OP_STORE_GRAD, /* c or g -> host gradient plane, or host staging (hg) */
+    MT_OP_STORE_GRAD, /* c or g -> gradient plane in host memory, or host staging */
     MT_OP_STATS,      /* losses and partial sums -> host */
     MT_OP_READ,       /* object of host staging from its home on the disk */
     MT_OP_WRITE,      /* object of host staging to its home on the disk */

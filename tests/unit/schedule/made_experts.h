@@ -9,8 +9,8 @@
 /*
  * A small model with units that run once a step: of each layer a router (by micro-batch) that fills the step's rows,
  * routing and sum, lists and two expert units (once a step), and the unit that makes the next boundary (by micro-batch).
- * With adapters, two units come before all of these whose weights stay on the device for the run and which every router
- * uses: one trained, one frozen.
+ * With adapters there are two more units before all of these, one trained and one frozen: their weights stay on the
+ * device for the run, and every router uses them.
  */
 enum { EXPERTS = 2, PER_LAYER = EXPERTS + 3, ADAPTERS = 2, MAX_LAYERS = 3, MAX_E_UNITS = 2 + ADAPTERS + MAX_LAYERS * PER_LAYER };
 enum { ROUTER = 1, LISTS, FIRST_EXPERTS, LAST_EXPERTS, COMBINE }; /* units of the first layer, without adapters */
@@ -38,7 +38,7 @@ static inline int32_t add_value(struct experts *e, enum mt_object_kind kind, enu
     return (int32_t)e->p.n_values++;
 }
 
-/* Units behind the embedding, with uses by all routers. */
+/* Units after the embedding that all routers use. */
 static inline void insert_adapters(struct experts *e)
 {
     memmove(e->units + 1 + ADAPTERS, e->units + 1, (e->p.n_units - 1) * sizeof(e->units[0]));

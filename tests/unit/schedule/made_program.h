@@ -17,7 +17,7 @@ struct fixture {
     bool keeps[MAX_UNITS]; /* units whose records are kept */
 };
 
-/* After what decides on its operations has changed. */
+/* Describes the units again; call it after a change that affects their operations. */
 static inline void describe(struct fixture *f)
 {
     for (size_t u = 0; u < f->p.n_units; u++)
@@ -65,7 +65,7 @@ static inline void put_on_disk(struct fixture *f, unsigned what, size_t from)
     f->p.spill_disk = what & SPILLS;
     for (size_t u = from; u < f->p.n_units; u++) {
         struct mt_unit_shape *s = &f->units[u];
-        s->grad_elems = s->update_elems = 5000 + 900 * u; /* three pieces and more */
+        s->grad_elems = s->update_elems = 5000 + 900 * u; /* at least three pieces */
         s->staged_bytes = s->staged_bytes_written = what & WEIGHTS ? 2 * MT_PIECE_ALIGN * ((s->grad_elems + MT_PIECE_ALIGN - 1) / MT_PIECE_ALIGN) : 0;
         s->state_elem_bytes_written = what & STATES ? 10 : 0;
         s->grad_on_disk = what & GRADS && s->trainable;

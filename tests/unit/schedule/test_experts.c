@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Programs with units that run once a step between units that run by micro-batch. They are built, checked, simulated, and
- * run: each queue advances as its waits allow, in a random order, over buffers of numbers. What an operation makes is a hash
+ * run: each queue advances as its waits allow, in a random order, over buffers of numbers. An operation's result is a hash
  * of what it reads, so any wrong read changes the result.
  */
 #include <errno.h>
@@ -22,7 +22,7 @@
 
 enum { MAX_MB = 4, MAX_BUFFERS = 64, MAX_OBJECTS = 512 };
 
-/* An object's content: of a step, a number for each micro-batch. */
+/* An object's content; of a step's object, a number for each micro-batch. */
 struct content {
     uint64_t part[MAX_MB];
 };
@@ -32,7 +32,7 @@ struct machine {
     const struct mt_program *p;
     struct content buffer[MT_N_POOLS][MAX_BUFFERS], home[MAX_OBJECTS];
     uint64_t weights[MAX_E_UNITS], result[MAX_E_UNITS + 1]; /* gradients; the sum of losses */
-    bool loaded; /* what stays on the device is there */
+    bool loaded; /* objects that stay on the device are loaded */
 };
 
 static uint64_t mix(uint64_t h, uint64_t x)
@@ -141,7 +141,7 @@ static bool may_start(const struct mt_instr *in, const int32_t ended[MT_N_QUEUES
     return true;
 }
 
-/* Runs the program; of all queues that can go on, a random one goes next. */
+/* Runs the program; at each step, a random queue of those that are ready advances. */
 static void run(struct machine *m, const struct experts *e, const struct mt_program *p, unsigned seed)
 {
     size_t next[MT_N_QUEUES] = {0}, left = p->n_instrs;
@@ -246,7 +246,7 @@ static void placements_give_one_result(void **state)
                     simulate(&p);
                 mt_program_finish(&p);
             }
-    for (size_t u = 0; u < 2 + MAX_LAYERS * PER_LAYER; u++) /* those with weights, that is */
+    for (size_t u = 0; u < 2 + MAX_LAYERS * PER_LAYER; u++) /* units with weights */
         assert_true((first.result[u] != 0) == (u == 0 || u == 1 + MAX_LAYERS * PER_LAYER || has_weights(u)));
 }
 
@@ -264,7 +264,7 @@ static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
         e.p.mode = MT_MODE_EVAL;
         build(&e, &eval);
         memset(&m, 0, sizeof(m));
-        run(&m, &e, &eval, 1); /* leaves them on the device for the steps */
+        run(&m, &e, &eval, 1); /* loads what stays on the device, before the steps */
         m.loaded = true;
         run(&m, &e, &train, 2);
         run(&m, &e, &train, (unsigned)v);
@@ -290,7 +290,7 @@ static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state
     for (size_t i = 0; i < p.n_instrs; i++)
         for (int k = 0; k < p.instrs[i].n_operands; k++)
             if (p.objects[p.instrs[i].operand[k].object].resident)
-                p.instrs[i].operand[k].buffer ^= 1; /* each the other's */
+                p.instrs[i].operand[k].buffer ^= 1; /* exchange their buffers */
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "lives for the run"));
     mt_program_finish(&p);
@@ -319,7 +319,7 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
     make_experts(&e, 2, 3, false);
     build(&e, &p);
     for (int32_t u = 0; u < (int32_t)e.p.n_units; u++) {
-        bool lists = e.units[u].place == MT_PLACE_LISTS; /* it has nothing to do in backward */
+        bool lists = e.units[u].place == MT_PLACE_LISTS; /* it has no backward operation */
         size_t forward = 0, backward = 0, want = e.units[u].forward.scope == MT_SCOPE_STEP ? 1 : 3;
         for (size_t i = 0; i < p.n_instrs; i++) {
             forward += p.instrs[i].unit == u && p.instrs[i].op == MT_OP_FORWARD;
@@ -359,7 +359,7 @@ static size_t find(const struct mt_program *p, enum mt_opcode op, int32_t unit, 
     return 0;
 }
 
-/* Exchanges two operations, a before b; both wait for all that either waited for, as far as that comes before them. */
+/* Exchanges two operations, a before b; both get the waits of both, if these come before them. */
 static void exchange(struct mt_program *p, size_t a, size_t b)
 {
     struct mt_instr x = p->instrs[a], y = p->instrs[b];
@@ -392,7 +392,7 @@ static void reading_a_sum_before_its_last_addition_is_rejected(void **state)
         struct mt_program p = {0};
         struct mt_err err = {0};
         make_experts(&e, 1, 3, false);
-        place(&e, 64); /* everything stays: no copy stands between them */
+        place(&e, 64); /* everything stays on the device: there are no copies between them */
         e.p.n_buffers[MT_POOL_WEIGHTS] = 5;
         build(&e, &p);
         exchange(&p, find(&p, faults[k].op, faults[k].early, faults[k].nth_early),
@@ -417,11 +417,11 @@ static void adding_to_a_sum_that_was_read_is_rejected(void **state)
     p.instrs[finish] = p.instrs[expert]; /* a second time */
     memset(p.instrs[finish].wait, 0xff, sizeof(p.instrs[finish].wait));
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "was complete"));
+    assert_non_null(strstr(err.msg, "is complete"));
     mt_program_finish(&p);
 }
 
-/* Puts an object of a step into the buffer of another while that is still to be read. */
+/* Gives an object of a step the buffer of another that is still to be read. */
 static void reusing_a_buffer_of_the_step_early_is_rejected(void **state)
 {
     (void)state;
@@ -451,7 +451,7 @@ static void reusing_a_buffer_of_the_step_early_is_rejected(void **state)
     }
 }
 
-/* All sums share one buffer; the next layer's begins in it before the last micro-batch has read the one before. */
+/* All sums share one buffer; the next layer's is written before the last micro-batch has read this layer's. */
 static void beginning_a_sum_in_a_buffer_still_to_be_read_is_rejected(void **state)
 {
     (void)state;
@@ -510,7 +510,7 @@ static void what_cannot_be_scheduled_is_refused(void **state)
     make_experts(&e, 1, 2, false);
     e.values[e.units[0].backward.use[1].value].life = MT_LIFE_RUN; /* the embedding's gradient */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
-    assert_non_null(strstr(err.msg, "weights alone"));
+    assert_non_null(strstr(err.msg, "only weights"));
     make_experts(&e, 1, 2, false);
     e.units[FIRST_EXPERTS].forward.use[1] = e.units[ROUTER].forward.use[1]; /* a micro-batch's boundary */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Programs of a few placements, instruction for instruction as they were when every result was compared between
- * placements on real models. A change here is no error by itself, but it has to be meant: it changes the order of
- * copies, and with MT_Q_COMPUTE's order the bits.
+ * Programs of a few placements must equal, instruction for instruction, those with which results were compared between
+ * placements on real models. A difference is no error by itself, but it must be intended: it changes the order of
+ * copies, and a new order of MT_Q_COMPUTE changes the bits.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -77,7 +77,7 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         for (int i = 0; i < MT_N_POOLS; i++) {
             int few = MT_MIN(least[i] + 1, MT_MAX(most[i], least[i]));
             f.p.n_buffers[i] = v >> 9 & 1 ? few : v >> 10 & 1 ? most[i] : least[i];
-            if (!mt_pools[i].device) /* host memory is short or not whatever the device has */
+            if (!mt_pools[i].device) /* host memory does not depend on the device's */
                 f.p.n_buffers[i] = v >> 11 & 1 ? few : v >> 12 & 1 ? most[i] : least[i];
         }
         struct mt_program prog = {0};
@@ -125,7 +125,7 @@ static void every_piece_is_read_updated_and_written_once(void **state)
     }
 }
 
-/* Adam leaves the new weights in staging, and forward takes them from there. */
+/* Adam writes the new weights to staging, and forward's loads read them from there. */
 static void forward_reads_no_weights_from_the_disk_again(void **state)
 {
     (void)state;
@@ -175,7 +175,7 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
     assert_int_equal(before, 0);
 }
 
-/* An untied head's buffer is free from the start; its load must not keep the layers' waiting. */
+/* An untied head's buffer is free from the start; its load must not delay those of the layers. */
 static void first_loads_stand_in_the_order_of_updates(void **state)
 {
     (void)state;
@@ -218,7 +218,7 @@ static void layered_moves_an_eighth_of_what_microbatch_moves(void **state)
         }
         mt_program_finish(&prog);
     }
-    /* of two slots one or two layers stay over a turn: forward, backward, minus those */
+    /* with two slots, one or two layers stay on the device between forward and backward */
     resident = 2;
     assert_int_equal(loads[0], 12 * 2 - resident);
     assert_true(loads[1] >= 8 * (12 * 2 - 2 * (size_t)resident) && loads[1] <= 8 * 12 * 2);
@@ -288,8 +288,8 @@ static void prefetch_starts_before_use(void **state)
     mt_program_finish(&prog);
 }
 
-/* The head's buffer is free from the start, but its weights are those updated last: a load that waits for
- * them at the head of the queue would hold up every other. */
+/* The head's buffer is free from the start, but its weights are updated last: a load of them that is queued first
+ * would delay every other load. */
 static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
 {
     (void)state;
@@ -300,7 +300,7 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
         if (resident)
             mt_program_max_buffers(&f.p, f.p.n_buffers);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-        int32_t unit = 0; /* that forward has come to */
+        int32_t unit = 0; /* that forward has reached */
         for (size_t i = 0; i < prog.n_instrs && prog.instrs[i].op != MT_OP_HEAD; i++) {
             const struct mt_instr *in = &prog.instrs[i];
             if (in->op == MT_OP_FORWARD)
@@ -313,7 +313,7 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
     }
 }
 
-/* Waits that follow from others are not in a program, so every one that is must be missed. */
+/* A program has no redundant waits, so dropping any of them must fail the check. */
 static void drop_each_wait(unsigned disk)
 {
     struct fixture f;
@@ -370,7 +370,7 @@ static void a_plane_that_stays_in_staging_is_rejected(void **state)
     }
     prog.n_instrs--;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "never reaches the disk"));
+    assert_non_null(strstr(err.msg, "never written to the disk"));
     mt_program_finish(&prog);
 }
 
@@ -381,7 +381,7 @@ static void reusing_a_slot_before_its_last_reader_is_rejected(void **state)
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 5, 2);
-    f.p.n_buffers[MT_POOL_BOUNDARY] = 20; /* else loads of boundaries before it imply the wait */
+    f.p.n_buffers[MT_POOL_BOUNDARY] = 20; /* else earlier loads of boundaries imply the wait */
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     for (size_t i = 0; i < prog.n_instrs; i++) {
         struct mt_instr *in = &prog.instrs[i];
