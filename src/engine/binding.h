@@ -10,31 +10,31 @@
 #include "store/file_weights.h"
 #include "store/planes.h"
 
-/** What the names in a program stand for: the device, the model, buffers and planes. */
+/** What a program's objects and opcodes refer to: the device, the model, buffers and planes. */
 struct mt_binding {
-    mt_device *dev; /* borrowed, as layout and planes */
+    mt_device *dev; /* borrowed, like layout and planes */
     const struct mt_layout *layout;
-    mt_plane_set *planes; /* NULL: the COMPUTE queue alone */
+    mt_plane_set *planes; /* NULL: only the COMPUTE queue is used */
     enum mt_dtype dtype, grad_dtype;
     size_t piece_elems;     /* of updates from disk */
-    uint64_t disk_spill_at; /* spill space of the disk begins there */
+    uint64_t disk_spill_at; /* offset of the spill space on the disk */
     mt_model *model;
     void **buffers[MT_N_POOLS];
     char *spill;
-    float *host_logits; /* of LOGITS */
+    float *host_logits; /* output of LOGITS */
 };
 
 /* exec_ops.c: submits one instruction of a device queue. */
 int mt_exec_submit(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                    struct mt_err *err);
 
-/* disk_ops.c: where objects of host staging lie on the disk, and planes in them. */
+/* disk_ops.c: where objects of host staging are on the disk, and where planes are in them. */
 
-/** Fills spans and direction of the transfer that a READ or WRITE is, and what of a READ comes from files. `spilled`:
- * sums of spilled objects, by object; NULL: none are kept. */
+/** Fills the disk request of a READ or WRITE (spans and direction), and for a READ the planes that come from files.
+ * `spilled`: sums of spilled objects, by object; NULL: no sums. */
 void mt_disk_op_fill(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                      const struct mt_disk_sums *spilled, struct mt_disk_request *r, struct mt_file_request *f);
-/** A unit's plane as a load or an update sees it: element i at data + (i - first) * size. */
+/** A unit's plane in host memory for a load or an update: element i is at data + (i - first) * element size. */
 struct mt_plane_view {
     char *data;
     size_t first;

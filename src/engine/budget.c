@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Divides the device's budget among the pools, in this order: the fewest buffers that work; a third weight slot and a
- * spare buffer of each kind, so that copies overlap with compute; boundaries on the device; records of layers that are
- * kept; more slots with what is left. If that does not fit, memory is saved at the cost of time: embedding and head
- * share the layers' buffers, gradients are cast in place. Every choice gives the same bits.
+ * Divides the device's budget among the pools, in this order: the fewest buffers that work, with the records of kept
+ * layers; a third weight slot and a spare buffer of each kind, so that copies overlap with compute; all boundaries and
+ * rows; records to be offloaded; more slots with what is left. If that does not fit, memory is saved at the cost of
+ * time: embedding and head share the layers' buffers, gradients are cast in place. The choice never changes the
+ * result's bits.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,7 @@ static const int record_pools[MT_N_RECORD_PARTS] = {
     [MT_RECORD_REST] = MT_POOL_RECORD,
 };
 
-/* Of so many layers the last ones, whose records stay on the device: those live shortest. */
+/* Number of last layers whose records stay on the device: the last layers' are needed for the shortest time. */
 static int64_t kept_layers(const struct mt_engine_params *p)
 {
     return MT_CLAMP(p->placement.keep_layers, 0, p->layout->cfg.n_layers);
@@ -37,9 +38,9 @@ static int64_t offloaded_layers(const struct mt_engine_params *p, int part)
 }
 
 /*
- * The micro-batches whose forward through a layer leaves that part of its record for backward. With recomputation those
- * of the last layers that are kept; and of the others as many as offload_layers of them have, spread evenly over layers
- * and micro-batches: the link carries one while the next ones compute.
+ * The micro-batches for which a layer's forward records that part for backward. With recomputation: all of the kept
+ * layers; of the others as many records as offload_layers (offload_attention) layers have, spread evenly over layers
+ * and micro-batches, so that one crosses the link while the next ones compute.
  */
 static struct mt_share recorded(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int layer,
                                 int part)
@@ -55,7 +56,7 @@ static bool is_empty(struct mt_share s)
     return s.of && !s.some;
 }
 
-/* Records of a step that stay on the device, that part of them. */
+/* Number of records of a step, of that part, that stay on the device. */
 static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_engine_params *p, int part)
 {
     const struct mt_layout *l = p->layout;
@@ -66,7 +67,7 @@ static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_en
     return n;
 }
 
-/* Over the link, of a load: hi, and in f32 lo where there is one; what is packed as it is. */
+/* Bytes of a load: hi, in f32 also lo if there is one, and packed ranges as stored. */
 static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
 {
     size_t elems = 0;
@@ -88,7 +89,7 @@ static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
     return n;
 }
 
-/* What it ends with says where a unit stands. */
+/* The last part of a unit determines its place. */
 static enum mt_unit_place place_of(const struct mt_layout *l, const struct mt_unit *u)
 {
     const struct {
@@ -113,7 +114,7 @@ static struct mt_unit_record record_of(const struct mt_engine_plan *plan, const 
     return (struct mt_unit_record){is_empty(share) ? 0 : bytes, share};
 }
 
-/* Is some of it decoded or joined after each load? */
+/* Whether the unit's weights need a JOIN after each load. */
 static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dtype)
 {
     return mt_unit_f32_tensor(l, unit, dtype) ||
@@ -180,7 +181,7 @@ static void grow(struct budget *b, int pool, int want)
     b->free -= add * b->bytes[pool];
 }
 
-/* Those of a layer leave while the next layers compute; both parts for as long. */
+/* Adds up to `more` buffers for each part of records: a layer's are stored while the next layers compute. */
 static void grow_records(struct budget *b, size_t more)
 {
     size_t before = SIZE_MAX;
@@ -201,7 +202,7 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow(b, MT_POOL_WEIGHTS, p->placement.slots == MT_AUTO ? 3 : (int)p->placement.slots);
     for (size_t i = 0; i < MT_ARRAY_LEN(spare); i++)
         grow(b, spare[i], b->n[spare[i]] + 1);
-    if (offload) { /* micro-batch by micro-batch, a boundary takes the place of the one before the layer */
+    if (offload) { /* each micro-batch's boundary replaces that of the layer before */
         grow(b, MT_POOL_BOUNDARY, (int)MT_MIN(p->max_micro + 2, (size_t)MT_MAX_BUFFERS));
         grow_records(b, MT_MIN(2 * p->max_micro, (size_t)MT_MAX_BUFFERS));
     }
@@ -215,7 +216,7 @@ static void divide(struct budget *b, const struct mt_engine_params *p, enum mt_a
     grow(b, MT_POOL_WEIGHTS_VOCAB, b->most[MT_POOL_WEIGHTS_VOCAB]);
 }
 
-/* What layers with experts keep on the device grows with the tokens of a step, and nothing else mends it. */
+/* The experts' pools grow with the tokens of a step, so only fewer tokens make them smaller. */
 static void advise_tokens(char *text, size_t len, const struct mt_engine_params *p, size_t need, const struct budget *b)
 {
     static const int pools[] = {MT_POOL_ROWS, MT_POOL_SUM, MT_POOL_ROUTING};
@@ -226,7 +227,7 @@ static void advise_tokens(char *text, size_t len, const struct mt_engine_params 
         of_step += (size_t)b->n[pools[i]] * b->bytes[pools[i]];
     if (!of_step)
         return;
-    int at = snprintf(text, len, "; a step of %zu tokens keeps %s of them there for its experts", tokens,
+    int at = snprintf(text, len, "; a step of %zu tokens needs %s of these for its experts", tokens,
                       mt_format_bytes(bytes, sizeof(bytes), of_step));
     size_t rest = need - of_step, left = budget - MT_MIN(rest, budget);
     size_t fit = (size_t)((double)left / (double)of_step * (double)tokens) / p->max_tokens * p->max_tokens;
@@ -255,7 +256,7 @@ static int fail_short(struct mt_err *err, const struct mt_engine_params *p, size
         p->layout->cut.n_units > 1 ? "" : ", or memory.unit = half", tokens);
 }
 
-/* *needed: the bytes that would do. */
+/* *needed: the least bytes that are enough. */
 static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t *needed,
                          struct mt_err *err)
 {
@@ -334,7 +335,7 @@ static int build_program(struct mt_engine_plan *plan, struct mt_program *prog, s
     return 0;
 }
 
-/* Builds the step as if all were in host memory; from that, what has to live on the disk. */
+/* Builds the step with everything in host memory, decides from that what is kept on the disk, and builds it again. */
 static int divide_host(struct mt_engine_plan *plan, struct mt_program *prog, uint64_t *host_bytes,
                        const struct mt_engine_params *p, struct mt_err *err)
 {
@@ -449,7 +450,7 @@ int mt_engine_plan_step(struct mt_engine_plan *out, struct mt_program *step, uin
 int mt_engine_plan(struct mt_engine_plan *out, const struct mt_engine_params *p, struct mt_err *err)
 {
     struct mt_program prog;
-    int rc = plan_step(out, &prog, NULL, p, err); /* what does not fit is for the caller to refuse */
+    int rc = plan_step(out, &prog, NULL, p, err); /* the caller checks the host memory */
     if (!rc)
         mt_program_finish(&prog);
     return rc;

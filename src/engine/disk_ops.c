@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The layout of host staging. A unit's planes on the disk or in files fall in two: those that loads take (weights; lo
- * only in f32, and of units with a router in f32) are staged whole, one after the other; what updates alone use goes in
- * pieces, one after the other, each as long as a full piece of it. Pieces are cut over the elements of trained planes.
+ * The layout of host staging. Of a unit's planes on the disk or in files, those that are loaded (weights; lo only in
+ * f32, and of units with a router in f32) are staged whole, one plane after the other. Those that only updates use are
+ * staged in pieces of piece_elems elements: a buffer holds one piece of each of them, one after the other.
  */
 #include "base/mem.h"
 #include "engine/binding.h"
@@ -19,8 +19,8 @@ static bool is_loaded(const struct mt_binding *b, size_t unit, enum mt_plane_kin
 
 _Static_assert(MT_RANGE_ALIGN % MT_PIECE_ALIGN == 0, "planes are cut at pieces");
 
-/* Bytes of a buffer that plane k of the unit takes, staged whole or in pieces. */
-static size_t room(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
+/* Bytes that plane k of the unit takes in a buffer, staged whole or in pieces. */
+static size_t bytes_in(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     size_t n = mt_plane_elems(b->planes, unit, k);
     return bytes_of(b, k, staged ? n : MT_MIN(n, b->piece_elems));
@@ -37,7 +37,7 @@ static bool is_away(const struct mt_binding *b, size_t unit, enum mt_plane_kind 
     return mt_plane_on_disk(b->planes, unit, k, &unused) || mt_plane_in_files(b->planes, unit, k);
 }
 
-/* Does plane k of the unit go through the disk queues' buffers in that way? */
+/* Whether plane k of the unit is staged whole (`staged`), or in pieces. */
 static bool goes_through(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     return is_away(b, unit, k) && is_loaded(b, unit, k) == staged && (staged || is_updated(b, k));
@@ -49,7 +49,7 @@ static size_t offset_in(const struct mt_binding *b, size_t unit, enum mt_plane_k
     size_t at = 0;
     for (int i = 0; i < (int)k; i++)
         if (goes_through(b, unit, (enum mt_plane_kind)i, staged))
-            at += room(b, unit, (enum mt_plane_kind)i, staged);
+            at += bytes_in(b, unit, (enum mt_plane_kind)i, staged);
     return at;
 }
 
@@ -69,7 +69,7 @@ static void add_span(struct mt_disk_request *r, uint64_t at, char *buf, size_t b
     r->span[r->n_spans++] = (struct mt_disk_span){at, buf, mt_align_up(bytes, MT_DISK_ALIGN), sums};
 }
 
-/* Piece [first, first + n) of the planes that updates alone use. */
+/* Spans of piece [first, first + n) of the planes that only updates use. */
 static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, size_t n,
                        char *buf, struct mt_disk_request *r)
 {
@@ -83,7 +83,7 @@ static void fill_piece(const struct mt_binding *b, size_t unit, size_t first, si
     }
 }
 
-/* All of them come, and those that the update has changed go back. */
+/* A read is of all staged planes, a write of those that updates change. */
 static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, struct mt_disk_request *r,
                         struct mt_file_request *f)
 {
@@ -95,7 +95,7 @@ static void fill_staged(const struct mt_binding *b, size_t unit, char *buf, stru
             continue;
         char *to = buf + offset_in(b, unit, k, true);
         if (mt_plane_on_disk(b->planes, unit, k, &at))
-            add_span(r, at, to, room(b, unit, k, true), mt_plane_sums(b->planes, unit, k));
+            add_span(r, at, to, bytes_in(b, unit, k, true), mt_plane_sums(b->planes, unit, k));
         else
             f->plane[k] = to;
     }

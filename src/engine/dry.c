@@ -10,17 +10,17 @@ struct mt_dry_engine {
     struct mt_binding b;
 };
 
-/* Operands of one instruction never share a buffer, so a buffer an operand is enough. */
+/* Operands of an instruction have separate buffers, so one per operand is enough. */
 static int make_buffers(struct mt_binding *b, struct mt_err *err)
 {
-    const size_t apart = (size_t)1 << 36; /* addresses, not memory */
+    const size_t spacing = (size_t)1 << 36; /* of addresses: no memory is allocated */
     int rc = 0;
     for (int i = 0; i < MT_N_POOLS && !rc; i++) {
         b->buffers[i] = mt_calloc(MT_MAX_OPERANDS, sizeof(void *));
         if (!b->buffers[i])
             return mt_fail_nomem(err, "device pools", MT_MAX_OPERANDS * sizeof(void *));
         for (int k = 0; k < MT_MAX_OPERANDS && !rc; k++)
-            rc = mt_device_alloc(b->dev, apart, mt_pools[i].name, &b->buffers[i][k], err);
+            rc = mt_device_alloc(b->dev, spacing, mt_pools[i].name, &b->buffers[i][k], err);
     }
     return rc;
 }

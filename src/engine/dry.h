@@ -12,11 +12,11 @@
  */
 typedef struct mt_dry_engine mt_dry_engine;
 
-/** Of `p` are used: dev, layout, numerics and the sizes of a micro-batch. */
+/** Uses of `p` only dev, layout, numerics and the sizes of a micro-batch. */
 int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, struct mt_err *err);
 /** Accepts NULL. */
 void mt_dry_engine_destroy(mt_dry_engine **d);
-/** The step's micro-batches, before anything is submitted; p->max_micro >= n. */
+/** Sets the step's micro-batches. Call it before mt_dry_engine_submit(); n <= p->max_micro. */
 int mt_dry_engine_upload(mt_dry_engine *d, const struct mt_batch *micro, size_t n, struct mt_err *err);
 int mt_dry_engine_submit(mt_dry_engine *d, const struct mt_program *prog, const struct mt_instr *in,
                          struct mt_err *err);

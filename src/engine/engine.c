@@ -26,7 +26,7 @@ static int alloc_pools(mt_engine *e, struct mt_err *err)
     return rc;
 }
 
-/* Buffers of the host pools, from one mapping that device and kernel know. */
+/* Buffers of the host pools, in one mapping that is registered with the device and the kernel. */
 static int alloc_staging(mt_engine *e, struct mt_err *err)
 {
     size_t bytes[MT_N_POOLS], at = 0;
@@ -55,13 +55,13 @@ static int alloc_staging(mt_engine *e, struct mt_err *err)
     return mt_device_register_host(e->b.dev, e->staging, e->staging_bytes, err);
 }
 
-/* Else planes and spill are copied through the device's own staging ring. */
+/* Whether planes and spill memory are page-locked; else they are copied through the device's staging ring. */
 static bool locks_all(const mt_engine *e)
 {
     return e->p.placement.pin != MT_PIN_STAGING;
 }
 
-/* Those that are copied to the device or from it; states never are. */
+/* Locks planes that are copied to or from the device: not states. */
 static int lock_planes(mt_engine *e, struct mt_err *err)
 {
     int rc = 0;
@@ -84,9 +84,9 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     void *spill = NULL;
     int rc = 0;
     if (e->plan.uses_disk && !e->p.disk)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, and there is none");
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, but none is open");
     if (e->plan.uses_files && !e->p.files)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, and there are none");
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, but none are open");
     if (e->plan.spill_bytes) {
         rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
         e->b.spill = spill;
@@ -222,7 +222,7 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_adam = seconds(0, e->x.adam_ns);
 }
 
-/* What drives have done so far, reads of files in place included: both are busy at the same time, mostly. */
+/* Statistics of the drives. Reads of files in place mostly overlap with the disk's, so the longer busy time counts. */
 static struct mt_disk_stats drive_stats(const mt_engine *e)
 {
     struct mt_disk_stats s = {{0}};
@@ -235,7 +235,7 @@ static struct mt_disk_stats drive_stats(const mt_engine *e)
     return s;
 }
 
-/* Disk time and traffic between two looks at the drives. */
+/* Disk time and traffic since `before`. */
 static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, struct mt_step_result *res)
 {
     struct mt_disk_stats now = drive_stats(e);
@@ -284,7 +284,7 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
     struct mt_runnable *r;
     struct mt_step_result out = {0};
     if (!data->n_loss)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "a step without a single loss token");
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
     int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
     if (!rc)
         rc = mt_model_upload(e->b.model,

@@ -6,7 +6,7 @@
 #include "engine/engine.h"
 #include "engine/exec.h"
 
-/** The update that is pending. */
+/** The pending update. */
 struct mt_pending {
     bool any;
     double lr;
@@ -21,7 +21,7 @@ struct mt_engine {
     struct mt_exec x;
     char *staging; /* host pools' buffers */
     size_t staging_bytes;
-    void *locked_planes[MT_N_PLANES]; /* ranges registered with the device; NULL: none of the kind */
+    void *locked_planes[MT_N_PLANES]; /* ranges registered with the device, or NULL */
     struct mt_runnable *programs;
     mt_pool *adam_pool;
     struct mt_pending pending;
@@ -29,14 +29,14 @@ struct mt_engine {
 };
 
 /* runnable.c */
-/** The program of the mode, made when it is first asked for. */
+/** The program of the mode, built on first use. */
 int mt_runnable_get(struct mt_runnable **out, mt_engine *e, enum mt_program_mode mode,
                     size_t n_micro, struct mt_err *err);
 void mt_runnable_destroy_all(mt_engine *e);
 
 /* tiers.c */
-/** Decides what lives on the disk; sizes the host pools. `wanted`: by host pool, objects that leave the
- * device for it in a step. Returns the host memory that the plan takes, which may be more than there is. */
+/** Decides what is kept on the disk; sizes the host pools. `wanted`: by host pool, number of objects that a step spills
+ * to it. Returns the host memory that the plan takes, which may be more than p->host_bytes. */
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[MT_N_POOLS]);
 
@@ -47,7 +47,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 /** The update of an ADAM instruction; `engine` is the mt_engine. */
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err);
-/** Sums the partial squares; NaN or infinite where the gradient is. *bad: first tensor at fault. */
+/** Sums the partial squares; not finite if the gradient is not. *bad: the first such tensor. */
 double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
 /** Sums per-tensor squares in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
  * does not change the result. */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a program: a thread a queue, the caller's for COMPUTE. A wait between device queues is an event; the
- * waiter only sees to it that the event has been recorded first. Waits for updates and for the disk are
- * waits of the issuing thread. The disk queues start what they have in order, many at a time; an
- * instruction of theirs counts as ended when all before it have, too.
+ * Runs a program with a thread per queue; the caller's thread is that of COMPUTE. A wait between device queues is an
+ * event; the waiting thread only makes sure that it has been recorded. For updates and the disk the issuing thread
+ * waits. The disk queues start their instructions in order, many at a time; one counts as ended when all before it
+ * have ended, too.
  *
- * A run that is given up (an interruption, an error) still carries out the pending update, on the disk as
- * in memory: what is part of it goes on, waiting no longer for device work that will not come, and the
- * planes end at the last applied update, whole. Only where the update itself fails is that given up, too.
+ * A run that is abandoned (interrupted, or after an error) still finishes the pending update, in memory and on the
+ * disk: its instructions go on and do not wait for device work that was not submitted, so that the planes are those
+ * after a whole number of updates. Only an error of the update itself stops it, too.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "engine/exec.h"
 
-/* Under lock. An interruption is no error: what goes wrong after it is reported instead. */
+/* Call under lock. Keeps the first error; an error replaces an interruption. `update`: the update failed, too. */
 static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bool update)
 {
     if (!x->error_code || x->error_code == -ECANCELED) {
@@ -30,7 +30,7 @@ static void note_error(struct mt_exec *x, int code, const struct mt_err *err, bo
         pthread_cond_broadcast(&x->moved[q]);
 }
 
-/* Ends the run; with `update`, the pending update too. */
+/* Abandons the run; with `update`, also the pending update. */
 static void give_up(struct mt_exec *x, int code, const struct mt_err *err, bool update)
 {
     pthread_mutex_lock(&x->lock);
@@ -46,7 +46,7 @@ static void publish(struct mt_exec *x, enum mt_queue q, size_t i)
     pthread_mutex_unlock(&x->lock);
 }
 
-/* Nothing more comes of the queue in this run. */
+/* The queue issues nothing more in this run. */
 static void close_queue(struct mt_exec *x, enum mt_queue q)
 {
     pthread_mutex_lock(&x->lock);
@@ -57,7 +57,7 @@ static void close_queue(struct mt_exec *x, enum mt_queue q)
 
 enum waited { REACHED, ABANDONED, STOPPED };
 
-/* Until queue q has come to instruction i, or will not; updates wait on when the run is given up. */
+/* Waits until queue q has reached instruction i or never will. Updates keep waiting in an abandoned run. */
 static enum waited await(struct mt_exec *x, int q, int32_t i, bool update)
 {
     pthread_mutex_lock(&x->lock);
@@ -71,7 +71,7 @@ static enum waited await(struct mt_exec *x, int q, int32_t i, bool update)
 
 /* --- device queues --------------------------------------------------------------------------- */
 
-/* Makes the instruction's stream wait for what it depends on; false where the run is given up. */
+/* Makes the instruction's stream wait for its dependencies; false if the run is abandoned. */
 static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t i, int *rc,
                                struct mt_err *err)
 {
@@ -92,13 +92,13 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
     return true;
 }
 
-/* What the instruction brings in has been on the device since an earlier run. */
+/* Whether an earlier run has loaded the instruction's object, which stays on the device. */
 static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
     return in->once && x->resident[in->unit];
 }
 
-/* Submits one instruction of a device queue; false ends the thread's part of the run. */
+/* Submits one instruction of a device queue; false: the queue stops. */
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
@@ -131,8 +131,8 @@ static void run_copies(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q
 }
 
 /*
- * The run is given up and something that an update waits for will not come; what came before it may still
- * be under way on the device, reading the buffer that the update is about to fill. Until the device is idle.
+ * Waits until the device is idle. In an abandoned run an update may wait for an instruction that is never submitted;
+ * device work submitted before may still be reading the buffer that the update is about to write.
  */
 static void drain_device(struct mt_exec *x)
 {
@@ -141,7 +141,7 @@ static void drain_device(struct mt_exec *x)
         while (mt_queues[q].device && !x->closed[q])
             pthread_cond_wait(&x->moved[q], &x->lock);
     pthread_mutex_unlock(&x->lock);
-    pthread_mutex_lock(&x->drain_lock); /* nobody feeds the streams now: one of us may */
+    pthread_mutex_lock(&x->drain_lock); /* no thread submits any more; one of those waiting here synchronises */
     if (!x->drained)
         mt_device_sync(x->b->dev, NULL); /* its error is reported at the end of the run */
     x->drained = true;
@@ -170,7 +170,7 @@ static bool await_its_waits(struct mt_exec *x, struct mt_runnable *r, int32_t at
     return true;
 }
 
-/* The thread itself waits, also where the run is given up. false: the update is given up. */
+/* The calling thread waits for the instruction's dependencies, in an abandoned run too. false: the update failed. */
 static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct mt_instr *in)
 {
     for (int q = 0; q < MT_N_QUEUES; q++) {
@@ -215,7 +215,7 @@ static void run_updates(struct mt_exec *x, struct mt_runnable *r)
     x->updated = true;
 }
 
-/* Instruction `at` has ended, or is not to be: its queue has come as far as all before it have. */
+/* Call under lock. Instruction `at` has ended or is skipped; advances the queue past all that have, in order. */
 static void end_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
 {
     enum mt_queue q = r->prog.instrs[at].queue;
@@ -251,21 +251,21 @@ static void disk_op_done(struct mt_disk_op *op)
                        x->b->layout->units[in->unit].name);
         note_error(x, op->rc, &op->err, in->update);
     }
-    if (!op->rc || !in->update) /* what is no update must not keep updates behind it waiting */
+    if (!op->rc || !in->update) /* an error outside the update must not block later updates */
         end_disk_op(x, r, op->at);
     x->disk_in_flight[in->queue]--;
     pthread_cond_broadcast(&x->moved[in->queue]);
     pthread_mutex_unlock(&x->lock);
 }
 
-/* On the disk's thread. */
+/* Runs on the disk's thread. */
 static void disk_request_done(struct mt_disk_request *r)
 {
     if (end_request(r->ctx, r->rc, &r->err))
         disk_op_done(r->ctx);
 }
 
-/* On a thread that reads files. */
+/* Runs on a thread that reads files. */
 static void file_request_done(struct mt_file_request *r)
 {
     if (end_request(r->ctx, r->rc, &r->err))
@@ -280,7 +280,7 @@ static bool reads_files(const struct mt_file_request *f)
     return any;
 }
 
-/* An operation more is under way, unless the run is given up and it is of no update. */
+/* Counts a disk operation as under way; false: the run is abandoned, and it is not part of the update. */
 static bool enter_disk_op(struct mt_exec *x, enum mt_queue q, bool update)
 {
     pthread_mutex_lock(&x->lock);
@@ -317,8 +317,8 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
         mt_file_weights_submit(x->files, &op->f);
 }
 
-/* No update is pending: states stay as they are; weights are read for the load that follows alone. Nor is anything read
- * for a load that is skipped. */
+/* Whether a disk instruction is skipped: the read for a load that is skipped, and without a pending update all of its
+ * reads and writes, except reads of weights, which loads need. */
 static bool is_idle(const struct mt_exec *x, const struct mt_program *p, const struct mt_instr *in)
 {
     if (is_resident(x, in))
@@ -465,7 +465,7 @@ static void run_compute(struct mt_exec *x, struct mt_runnable *r)
     struct mt_err err = {0};
     int rc = mt_event_record(x->b->dev, r->start, MT_STREAM_COMPUTE, &err);
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
-        /* between instructions of whatever queue */
+        /* checked at each instruction, of any queue */
         if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
             rc = mt_fail(&err, MT_ERR_RUNTIME, -ECANCELED, "interrupted");
             break;
@@ -483,7 +483,7 @@ static void run_compute(struct mt_exec *x, struct mt_runnable *r)
         give_up(x, rc, &err, false);
 }
 
-/* After a run that ended well. */
+/* Call after a run without errors. */
 static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What each instruction is on the device. */
+/* Device operations of each instruction. */
 #include "base/mem.h"
 #include "device/ops.h"
 #include "engine/binding.h"
 #include "model/packing.h"
 
-/* The buffers of an instruction by what they are for; NULL: it has none such. */
+/* The buffers of an instruction by role; NULL: none. */
 struct roles {
     void *of[MT_N_USE_ROLES];
-    bool begins[MT_N_USE_ROLES]; /* it is written without being read */
+    bool begins[MT_N_USE_ROLES]; /* written without being read */
 };
 
 static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
@@ -34,7 +34,7 @@ static int copy_flat(const struct mt_binding *b, enum mt_stream s, void *dst, co
     return mt_device_copy(b->dev, s, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
 }
 
-/* Elements [first, first + n) of the unit into one half of each join block (mt_op_join): 0 hi, 1 lo. */
+/* Copies elements [first, first + n) of the unit to one half of each join block (mt_op_join): 0 hi, 1 lo. */
 static int load_half(const struct mt_binding *b, char *dst, int which, size_t first, size_t n, const char *src,
                      struct mt_err *err)
 {
@@ -53,7 +53,7 @@ static int load_half(const struct mt_binding *b, char *dst, int which, size_t fi
     return rc;
 }
 
-/* bf16: hi as it is. f32: hi and lo into the two halves of each join block. */
+/* bf16: copies hi. f32: copies hi and lo to the two halves of each join block. */
 static int load_range(const struct mt_binding *b, int unit, const struct mt_range *r, char *dst, char *staged,
                       struct mt_err *err)
 {
@@ -69,7 +69,7 @@ static int load_range(const struct mt_binding *b, int unit, const struct mt_rang
     return load_half(b, dst, 1, r->first, r->n, lo, err);
 }
 
-/* What is FP32 beside weights in bf16: hi and lo, a second time. */
+/* The unit's tensor that is computed with in FP32 although the weights are bf16: hi and lo, beside the bf16 copy. */
 static int load_f32_tensor(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
     const struct mt_tensor *t = mt_unit_f32_tensor(b->layout, (size_t)unit, b->dtype);
@@ -96,7 +96,7 @@ static int join_f32_tensor(const struct mt_binding *b, int unit, char *w, struct
                       err);
 }
 
-/* Ranges to where they are used; what is packed to where it is decoded from. */
+/* Copies ranges to where they are used; packed ones to the place from which they are decoded. */
 static int load_weights(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
@@ -120,8 +120,8 @@ static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, 
     return n ? mt_op_zero(b->dev, &(struct mt_zero){lo, 2 * n}, err) : 0;
 }
 
-/* What has no lo: zeros in its place, block by block where blocks hold both; whole blocks are widened as they are.
- * Blocks of packed ranges alone are left as they are. */
+/* Joins hi and lo in each block. Ranges without lo: zeros for lo in blocks that they share with other ranges; blocks of
+ * their own are widened from hi. Blocks with only packed ranges are skipped. */
 static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
@@ -155,14 +155,14 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
     return mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, plain - done}, err);
 }
 
-/* What has been loaded, as it is computed with. */
+/* Converts loaded weights to the form in which they are used: joined and decoded. */
 static int prepare_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
     int rc = b->dtype == MT_F32 ? join_weights(b, unit, w, err) : join_f32_tensor(b, unit, w, err);
     return rc ? rc : mt_unit_decode(b->layout, (size_t)unit, b->dtype, w, b->dev, err);
 }
 
-/* The gradient's trained ranges, packed on their way out. */
+/* Copies the gradient's trained ranges to the host, contiguously. */
 static int store_gradient(const struct mt_binding *b, int unit, char *dst, const char *src, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
@@ -176,7 +176,7 @@ static int store_gradient(const struct mt_binding *b, int unit, char *dst, const
     return rc;
 }
 
-/* Between a buffer of the device and its host end: spill memory, a plane, or a buffer of host staging. */
+/* Copies between a device buffer and the host: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
 {

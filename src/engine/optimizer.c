@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 
-/* The planes that an update works on. */
+/* The planes of an update. */
 struct views {
     struct mt_plane_view plane[MT_N_PLANES];
 };
@@ -15,7 +15,7 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
-/* Elements [first, first + n) of the trained planes, which are of tensor t. */
+/* Updates elements [first, first + n) of the trained planes, all of tensor t. */
 static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first,
                       size_t n, struct mt_err *err)
 {

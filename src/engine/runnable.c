@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Programs ready to run: built once for a mode and a number of micro-batches, checked, with their events. */
+/* Programs ready to run, with their events: built and checked once per mode and number of micro-batches. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -82,7 +82,7 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
     return rc;
 }
 
-/* What a run spills is read by the same run: each program has sums of its own. */
+/* Spilled objects are read by the run that wrote them, so each program has its own sums. */
 static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_objects, n_sums = 0;
@@ -91,7 +91,7 @@ static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *
     size_t block = mt_disk_block(e->p.disk);
     r->spilled = mt_calloc(n, sizeof(*r->spilled));
     if (!r->spilled)
-        return mt_fail_nomem(err, "sums of what is spilled", n * sizeof(*r->spilled));
+        return mt_fail_nomem(err, "sums of spilled activations", n * sizeof(*r->spilled));
     for (size_t i = 0; i < n; i++) {
         const struct mt_object *o = &r->prog.objects[i];
         if (o->kind != MT_OBJ_SPILLED || o->spill < 0)
@@ -102,7 +102,7 @@ static int alloc_sums(const mt_engine *e, struct mt_runnable *r, struct mt_err *
     }
     r->sum = mt_calloc(n_sums, sizeof(*r->sum));
     if (!r->sum)
-        return mt_fail_nomem(err, "sums of what is spilled", n_sums * sizeof(*r->sum));
+        return mt_fail_nomem(err, "sums of spilled activations", n_sums * sizeof(*r->sum));
     uint64_t *at = r->sum;
     for (size_t i = 0; i < n; i++) {
         r->spilled[i].sum = at;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Divides host memory. What lives on the disk is chosen by the traffic that a byte of host memory saves in
- * a step: of the weights it saves a read each for update and backward and a write; of gradients a write and
- * a read; of masters and moments a read and a write, and of these the first units come first. What is left
- * holds activations.
+ * Divides host memory. What is kept in it is chosen by the disk traffic that a byte of host memory saves in a step. A
+ * byte of weights saves two reads (update, backward) and a write; of gradients a write and a read; of masters and
+ * moments a read and a write. Among units the first are kept. Spilled activations get buffers before whole units do.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +12,10 @@
 #include "store/file_weights.h"
 
 enum {
-    RING = 6, /* two pieces each on their way in, with the optimizer, and on their way out */
+    RING = 6, /* two pieces each being read, updated, written */
     LARGE_PIECE = 4 << 20,
     MIN_PIECE = 64 << 10,
-    MANY_PIECES = 64, /* of a unit: enough to flow; more would only make the step's program long */
+    MANY_PIECES = 64, /* of a unit: enough to overlap; more only make the step's program longer */
     SPILL_SHARE = 16, /* of host memory */
 };
 
@@ -26,14 +25,14 @@ struct tiers {
     struct mt_plane_desc desc[MT_N_PLANES];
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
-    mt_plane_bits files;     /* that are read in place from files, but for those of base_blocks */
-    mt_plane_bits fixed;     /* whose home is said, these included */
-    enum mt_base_home base;  /* where frozen weights live */
-    uint64_t host; /* what there is */
-    size_t device_bytes[MT_N_POOLS]; /* of a buffer of each pool of the device, wherever planes are */
+    mt_plane_bits files;     /* read in place from files, except in base_blocks blocks */
+    mt_plane_bits fixed;     /* whose home the configuration fixes; includes files */
+    enum mt_base_home base;  /* where frozen weights are kept */
+    uint64_t host; /* bytes of host memory to divide */
+    size_t device_bytes[MT_N_POOLS]; /* of a buffer of each device pool: independent of where planes are */
 };
 
-/* What planes there are and what each kind is for. */
+/* Sorts the kinds of planes by use. */
 static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
@@ -59,7 +58,7 @@ static mt_plane_bits has_planes(const struct tiers *t, size_t unit)
     return t->plan->planes[unit].has;
 }
 
-/* They are asked for so often that they are worked out once. */
+/* Computes each unit's planes once: they are needed often. */
 static void measure_units(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
@@ -83,7 +82,7 @@ static size_t elem_bytes(const struct tiers *t, mt_plane_bits kinds)
     return sum / MT_PIECE_ALIGN;
 }
 
-/* What follows for the step program from a unit's planes on the disk. */
+/* Sets the fields of the unit's shape that depend on where its planes are. */
 static void describe(const struct tiers *t, size_t unit)
 {
     struct mt_unit_shape *s = &t->plan->units[unit];
@@ -131,7 +130,7 @@ static uint64_t windows(const struct tiers *t)
     return sum;
 }
 
-/* Sums of what is on the disk. */
+/* Bytes of the sums of planes on the disk. */
 static uint64_t sums(const struct tiers *t)
 {
     uint64_t n = 0;
@@ -171,7 +170,7 @@ static bool fits(const struct tiers *t)
     return in_use(t) <= t->host;
 }
 
-/* The fewest buffers with which what is on the disk can be reached. */
+/* The fewest host buffers with which the step works. */
 static void least_buffers(const struct tiers *t)
 {
     size_t bytes[MT_N_POOLS];
@@ -184,7 +183,7 @@ static void least_buffers(const struct tiers *t)
         p->n_buffers[MT_POOL_STATE] = RING;
 }
 
-/* A ring takes no more than an eighth of what there is, in pieces that drives like. */
+/* Pieces large enough for drives, in a ring of at most an eighth of host memory. */
 static void choose_piece(const struct tiers *t)
 {
     struct mt_program_params *p = &t->plan->program;
@@ -199,7 +198,7 @@ static void choose_piece(const struct tiers *t)
         piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)most);
         piece = MT_MAX(piece, (size_t)MIN_PIECE);
     }
-    /* no more pieces than keep the step's program short */
+    /* a lower bound of the piece keeps the step's program short */
     piece = MT_MAX(piece, mt_div_up(largest, 30000));
     p->piece_elems = mt_align_up(MT_MIN(piece, largest), MT_PIECE_ALIGN);
 }
@@ -212,7 +211,7 @@ static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool o
     describe(t, unit);
 }
 
-/* Blocks that have planes which can be read in place. */
+/* Number of blocks with planes that can be read in place. */
 static size_t file_blocks(const struct tiers *t)
 {
     const struct mt_unit *unit = t->p->layout->units;
@@ -225,7 +224,7 @@ static size_t file_blocks(const struct tiers *t)
     return n;
 }
 
-/* Of n of them these planes are in host memory: spread evenly, so that drives are never idle for long. */
+/* Keeps these planes of n blocks in host memory: spread evenly, so that drives are never idle for long. */
 static void keep_blocks(const struct tiers *t, size_t n)
 {
     const struct mt_unit *unit = t->p->layout->units;
@@ -241,7 +240,7 @@ static void keep_blocks(const struct tiers *t, size_t n)
     describe_all(t);
 }
 
-/* What is said of frozen weights. */
+/* Puts frozen weights where memory.base and memory.base_blocks say. */
 static void put_base(const struct tiers *t)
 {
     for (size_t u = 0; u < t->plan->program.n_units; u++)
@@ -250,7 +249,7 @@ static void put_base(const struct tiers *t)
     keep_blocks(t, MT_MIN(n, file_blocks(t)));
 }
 
-/* As many blocks as fit have their frozen weights in host memory. */
+/* Keeps the frozen weights of as many blocks in host memory as fit. */
 static void keep_base(const struct tiers *t)
 {
     size_t fit = 0, many = file_blocks(t) + 1; /* many: more than fit */
@@ -265,7 +264,7 @@ static void keep_base(const struct tiers *t)
     keep_blocks(t, fit);
 }
 
-/* Of the last n units and no others. */
+/* Puts planes on the disk for the last n units, and in host memory for the others. */
 static void move_last(const struct tiers *t, mt_plane_bits planes, size_t n)
 {
     size_t n_units = t->plan->program.n_units;
@@ -275,7 +274,7 @@ static void move_last(const struct tiers *t, mt_plane_bits planes, size_t n)
     least_buffers(t);
 }
 
-/* Moves planes to the disk, from the last unit on, until the rest fits: each unit that leaves makes it less. */
+/* Moves planes to the disk, last units first, until the rest fits; by bisection, as each move needs less memory. */
 static void move_until_fits(const struct tiers *t, mt_plane_bits planes)
 {
     size_t few = 0, enough = t->plan->program.n_units;
@@ -292,14 +291,14 @@ static void move_until_fits(const struct tiers *t, mt_plane_bits planes)
     move_last(t, planes, enough);
 }
 
-/* Brings whole units back to host memory, from the first on, while they fit. */
+/* Moves whole units back to host memory, first units first, while they fit. */
 static void keep_units(const struct tiers *t)
 {
     mt_plane_bits *on_disk = t->plan->on_disk;
     size_t fit = 0, many = t->plan->program.n_units + 1; /* many: more than fit */
     mt_plane_bits *was = mt_calloc(many, sizeof(*was));
     if (!was)
-        return; /* it is a waste of drive traffic, and no more */
+        return; /* costs drive traffic, nothing else */
     memcpy(was, on_disk, (many - 1) * sizeof(*was));
     while (many - fit > 1) {
         size_t mid = fit + (many - fit) / 2;
@@ -327,8 +326,8 @@ static void grow(const struct tiers *t, int pool, int want)
     *n += (int)MT_MIN(more, (uint64_t)(want - *n));
 }
 
-/* What leaves the device in forward waits behind the writes of whole units' states: a share of host memory that
- * weights do not get. */
+/* Host memory kept for spilled activations, not for weights: spills of forward are queued after the writes of whole
+ * units' states. */
 static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS])
 {
     size_t bytes[MT_N_POOLS];
@@ -341,7 +340,7 @@ static uint64_t spill_reserve(const struct tiers *t, const int wanted[MT_N_POOLS
 
 static void choose_states(const struct tiers *t)
 {
-    /* all but these and gradients goes first: a byte of it saves the least traffic */
+    /* states go to the disk first: a byte of them in host memory saves the least traffic */
     const mt_plane_bits weights = mt_loaded_planes(MT_BF16);
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         put(t, u, ~(weights | t->gradients), true);
@@ -372,7 +371,7 @@ static void set_aside(struct tiers *t, uint64_t *beside, uint64_t bytes)
         t->host = subtract(t->host, bytes);
 }
 
-/* Is anything read in place? Not where as many blocks stay in host memory as there are. */
+/* Is anything read in place? Not if all blocks stay in host memory. */
 static bool reads_files(const struct mt_engine_plan *plan)
 {
     for (size_t u = 0; u < plan->program.n_units; u++)
@@ -381,7 +380,7 @@ static bool reads_files(const struct mt_engine_plan *plan)
     return false;
 }
 
-/* With or without what leaves the device on the disk. Returns the host memory that this takes. */
+/* Divides host memory; `spill`: activations may be spilled to the disk. Returns the host memory that this takes. */
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[MT_N_POOLS],
                        enum mt_base_home base_home, bool spill)
 {
@@ -430,7 +429,7 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
     for (int i = 0; i < MT_N_POOLS; i++)
         may_spill |= p->may_use_disk && wanted[i] > 0;
     bool spill = may_spill && plan->activations == MT_ACT_DISK;
-    /* boundaries alone are few bytes a token: they may go there unasked, where nothing else helps; records are not */
+    /* boundaries are few bytes a token: if nothing else fits they are spilled to the disk unasked, unlike records */
     uint64_t takes = choose(plan, p, wanted, base, spill);
     bool boundaries_alone = plan->activations == MT_ACT_RECOMPUTE && p->placement.offload_layers <= 0 &&
                             p->placement.offload_attention <= 0;
@@ -439,7 +438,7 @@ static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine
     return takes;
 }
 
-/* Is anything on the disk, or too much for the host, that could be read in place instead? No copy is as cheap. */
+/* Whether to read weights in place: some are on the disk or too large for host memory, and no copy is cheaper. */
 static bool wants_files(const struct mt_engine_plan *plan, const struct mt_engine_params *p, uint64_t takes)
 {
     bool any = false, on_disk = false;
@@ -458,7 +457,7 @@ uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_par
         takes = choose_spill(plan, p, wanted, MT_BASE_FILES);
     plan->uses_disk = plan->program.spill_disk;
     for (size_t u = 0; u < plan->program.n_units; u++)
-        plan->uses_disk |= plan->on_disk[u] != 0; /* also what no step touches */
+        plan->uses_disk |= plan->on_disk[u] != 0; /* even planes that no step uses */
     size_t bytes[MT_N_POOLS];
     mt_program_buffer_bytes(&plan->program, bytes);
     for (int i = 0; i < MT_N_POOLS; i++) {

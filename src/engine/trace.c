@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When each instruction of a step ran: an event before and after it, or on the host the clock. */
+/* Begin and end of each instruction of a step: by events on device queues, by the clock on the others. */
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -9,8 +9,8 @@
 struct mt_exec_trace {
     size_t n;
     struct {
-        mt_event *event[2]; /* begin, end; of device queues */
-        int64_t ns[2];      /* of the host's */
+        mt_event *event[2]; /* begin, end; device queues */
+        int64_t ns[2];      /* other queues */
     } at[];
 };
 
@@ -28,7 +28,7 @@ void mt_exec_trace_destroy(struct mt_runnable *r)
     r->trace = NULL;
 }
 
-/* Before a run: its events are there where it is to be traced, and gone where not. */
+/* Call before a run: makes the events if it is to be traced, else frees them. */
 int mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A tiny model trained with its planes in host memory and on disk: the same bits, also after a step that
- * was abandoned; and whatever I/O fails, the step says so and nothing hangs.
+ * A tiny model trained with its planes in host memory and on disk: the same bits, even after an abandoned step; and if
+ * any I/O fails, the step returns an error and nothing hangs.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +35,7 @@ static int set_up(void **state)
 {
     (void)state;
     alarm(500); /* a hang is a failure */
-    /* in memory: hundreds of small runs, beside which another test may keep a real drive busy */
+    /* in memory: hundreds of small runs, while another test may keep a real drive busy */
     snprintf(root, sizeof(root), "/dev/shm/mt-tier-XXXXXX");
     return mkdtemp(root) ? 0 : -1;
 }
@@ -97,7 +97,7 @@ static int make_plan(struct trainer *t, size_t device_bytes, struct mt_err *err)
     return rc;
 }
 
-/* The least device budget that can be planned with, to 16 KiB. */
+/* The least device budget that fits, to 16 KiB. */
 static size_t least_budget(struct trainer *t)
 {
     size_t too_little = 64 << 10, enough = 4 << 20;
@@ -159,7 +159,7 @@ static void make_data(struct trainer *t)
     t->data.cap = t->data.n = MICRO;
 }
 
-/* Weights may fail to be brought to a faulty disk: returns that. */
+/* Returns the error if weights cannot be written to a faulty disk. */
 static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
 {
     *t = (struct trainer){0};
@@ -341,7 +341,7 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
         assert_memory_equal(x, y, n);
         free(x);
         free(y);
-        /* and it goes on from there */
+        /* and training continues from there */
         assert_int_equal(mt_engine_step(b.engine, &b.data, 1e-2, &r, &err), 0);
         end(&a);
         end(&b);
@@ -352,7 +352,7 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
 /* Breaks the nth transfer of a run of two steps and a flush; the error, or 0 where it has fewer. */
 static int run_broken(const char *fault, bool interrupted)
 {
-    static size_t least; /* looked for once */
+    static size_t least; /* searched for once */
     struct placing p = {.dtype = MT_BF16, .states = MT_STATES_DISK, .act = MT_ACT_DISK,
                         .device_bytes = least, .fault = fault};
     struct trainer t;
@@ -381,7 +381,7 @@ static void any_transfer_that_fails_ends_the_step_with_its_error(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_THREAD__
-    int step = 97; /* a thread costs much there, and a trainer has a dozen */
+    int step = 97; /* threads are expensive there, and a trainer has a dozen */
 #else
     const char *full = getenv("MEGATRAIN_TEST_FULL");
     int step = full && *full ? 1 : 29;
@@ -411,7 +411,7 @@ static int run_deceived(struct placing *p, struct outcome *o, uint64_t *written,
     struct mt_disk_stats stats;
     *o = (struct outcome){{0}};
     int rc = begin(&t, p, err);
-    p->device_bytes = t.device_bytes; /* looked for once */
+    p->device_bytes = t.device_bytes; /* searched for once */
     for (int i = 0; i < STEPS && !rc; i++) {
         rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, err);
         o->loss[i] = r.loss;
@@ -474,7 +474,7 @@ static void what_a_drive_changes_in_silence_stops_the_run_or_changes_nothing(voi
     assert_true(stopped > 0 && right > 0 && !wrong);
     deceive(n, false, &right, &stopped, &wrong);
     print_message("without sums: %d right, %d stopped, %d with others\n", right, stopped, wrong);
-    assert_true(wrong > 0); /* the faults are such that sums are needed */
+    assert_true(wrong > 0); /* without sums these faults give wrong bits */
 }
 
 int main(void)

@@ -44,7 +44,7 @@ static void make_data(struct mt_step_data *sd)
     }
 }
 
-/* Opens all but the engine; `what` NULL: a sound device. */
+/* Opens everything but the engine; `what` NULL: a device without faults. */
 static void open_rig(struct rig *r, const char *what, int64_t nth)
 {
     mt_device *cpu = NULL;
@@ -63,7 +63,7 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
         r->dev = cpu;
 }
 
-static enum mt_pin pin; /* of engines to come */
+static enum mt_pin pin; /* for engines made later */
 
 static int create_engine(struct rig *r, struct mt_err *err)
 {
@@ -136,7 +136,7 @@ static void make_reference(uint64_t want[3])
     close_rig(&r);
 }
 
-/* Two steps with the Nth failing; false when N is past the last, and then all went well. */
+/* Two steps with the Nth submission failing; false if there are fewer, and then the steps must succeed. */
 static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3])
 {
     struct rig r;
@@ -153,7 +153,7 @@ static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3]
             fail_msg("%s %lld: the message is \"%s\"", what, (long long)nth, err.msg);
     }
     if (r.engine) {
-        /* an update that the broken step had still to make is made once, not twice */
+        /* the update that was pending in the failed step is made exactly once */
         assert_int_equal(mt_engine_flush(r.engine, &err), 0);
         uint64_t n = mt_engine_updates(r.engine);
         assert_true(n <= 2 && (rc || n == 2));

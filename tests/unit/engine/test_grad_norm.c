@@ -24,7 +24,7 @@ static struct mt_layout *lay_out(bool halves)
     return l;
 }
 
-/* Sums of which small ones vanish in large ones, or do not, by the order in which they are added. */
+/* Sums of such sizes that small ones are lost or not depending on the order of addition. */
 static double far_apart(const void *ctx, size_t tensor)
 {
     const size_t *bad = ctx;
@@ -44,7 +44,7 @@ static void the_order_is_the_same_however_layers_are_cut(void **state)
     for (size_t u = halves->n_units; u-- > 0;)
         for (size_t i = 0; i < halves->units[u].n_tensors; i++)
             other += far_apart(NULL, halves->units[u].first_tensor + i);
-    assert_true(sum != other); /* or this would prove nothing */
+    assert_true(sum != other); /* else the order would not matter */
     for (size_t i = 0; i < whole->n_tensors; i++)
         assert_string_equal(whole->tensors[i].name, halves->tensors[i].name);
     assert_true(mt_grad_norm(whole, far_apart, NULL, &bad) == sqrt(sum));
