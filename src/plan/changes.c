@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When nothing fits: the changes that would make it fit, each tried by itself. */
+/* If nothing fits: the changes that would make it fit, each tried alone. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static bool fits(const struct mt_plan_request *r, double *seconds)
     return true;
 }
 
-/* The most frugal placement that the request leaves open: does that fit at all? */
+/* Whether the placement with the least memory that the request allows fits. */
 static bool could_fit(const struct mt_plan_request *r)
 {
     struct mt_plan_request t = *r;
@@ -50,7 +50,7 @@ static void consider(struct list *l, const struct mt_plan_request *r, bool hardw
     l->per_token[l->n++] = s / (double)(r->numerics.rows_per_step * r->numerics.seq_len);
 }
 
-/* `budget` is a field of *t. The least of it that is enough, rounded up to whole GiB from 1 GiB on. */
+/* Considers the least sufficient value of `budget`, a field of *t; above 1 GiB rounded up to whole GiB. */
 static void consider_budget(struct list *l, struct mt_plan_request *t, uint64_t *budget,
                             const char *what)
 {
@@ -152,7 +152,7 @@ size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_p
     consider_hardware(&l, r);
     size_t n = 0;
     for (int hardware = 0; hardware < 2; hardware++)
-        for (;;) { /* the quickest of those not yet taken */
+        for (;;) { /* the fastest of those not yet taken */
             size_t best = l.n;
             for (size_t i = 0; i < l.n; i++)
                 if (l.c[i].hardware == hardware && l.per_token[i] >= 0 &&

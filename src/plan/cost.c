@@ -9,7 +9,7 @@
 
 struct entry {
     uint8_t op;
-    uint64_t roles; /* of its operands: a bit each, and one for those that it begins */
+    uint64_t roles; /* roles of its operands: a bit each, and another for each that it does not read */
     bool last; /* of the smaller last micro-batch */
     int unit_class;
     struct mt_cost cost;
@@ -20,14 +20,14 @@ struct mt_cost_table {
     struct mt_engine_params engine_params; /* of the dry engine */
     mt_device *meter;
     mt_dry_engine *engine;
-    struct mt_batch batch[2]; /* a full micro-batch; the last one, where it is smaller */
+    struct mt_batch batch[2]; /* a full micro-batch; the last one if it is smaller */
     size_t n_batches, n_micro;
-    int *unit_class; /* [n_units] the first unit that is alike */
+    int *unit_class; /* [n_units] the first unit with the same instructions */
     struct entry *entries;
     size_t n_entries, cap_entries;
     struct mt_metered *ops;
     size_t n_ops, cap_ops;
-    struct mt_cost sum; /* of the instruction that is being priced */
+    struct mt_cost sum; /* of the instruction being priced */
     bool failed;
 };
 
@@ -58,7 +58,7 @@ static int classify_units(mt_cost_table *t, struct mt_err *err)
     return 0;
 }
 
-/* Rows of one document each, every token a target, ids spread over the vocabulary. */
+/* Rows of one document each, with a loss on every token and ids spread over the vocabulary. */
 static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 {
     struct mt_batch *b = &t->batch[t->n_batches];

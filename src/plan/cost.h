@@ -7,8 +7,8 @@
 
 /**
  * Prices the COMPUTE instructions of step programs: each is submitted once to a dry engine on a counting
- * device, and its device operations are timed by the machine's profile. Equal instructions (of layers that
- * are alike, of micro-batches of one size) are priced once.
+ * device, and the machine's profile gives the times of its device operations. Equal instructions (of equal layers and
+ * equal micro-batch sizes) are priced once.
  *
  * Thread-safety: one thread.
  */
@@ -21,7 +21,7 @@ struct mt_cost_params {
     const struct mt_engine_params *engine; /* layout and numerics; dev and planes are not used */
     const struct mt_machine *machine;      /* borrowed */
 };
-/** Rows are full, of one document each. */
+/** Prices are for full rows of one document each. */
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);
 void mt_cost_table_destroy(mt_cost_table **t);
 int mt_cost_of(mt_cost_table *t, const struct mt_program *prog, const struct mt_instr *in,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One placement: what it takes of each tier and how long its step is. */
+/* One placement: its memory in each tier and the time of its step. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +95,7 @@ static enum mt_unit_tier tier_of(mt_plane_bits on_disk)
     return on_disk & mt_loaded_planes(MT_BF16) ? MT_UNIT_ON_DISK : on_disk ? MT_UNIT_STATES_ON_DISK : MT_UNIT_ON_HOST;
 }
 
-/* What the planes take, by the arithmetic that will size them. */
+/* Memory of the planes, by the functions that later allocate them. */
 static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plane_set_params pp;
@@ -146,23 +146,23 @@ static int fail_host(const struct mt_plan_request *r, uint64_t need, struct mt_e
                    r->drives > 0 ? "" : ", and there is no drive for states");
 }
 
-static uint64_t disk_room(const struct mt_plan_request *r)
+static uint64_t disk_space(const struct mt_plan_request *r)
 {
     double gib = r->machine->rate[MT_RATE_DISK_GIB].value * r->drives;
     return r->disk_budget ? r->disk_budget : (uint64_t)(gib * (double)(1 << 30));
 }
 
-static int check_room(const struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
+static int check_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     if (c->host_bytes > r->placement.host_budget.bytes)
         return fail_host(r, c->host_bytes, err);
-    uint64_t room = disk_room(r);
+    uint64_t space = disk_space(r);
     char a[32], b[32];
-    return !room || c->disk_bytes <= room
+    return !space || c->disk_bytes <= space
                ? 0
-               : mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the drives' room of %s is short by %s",
-                         mt_format_bytes(a, sizeof(a), room),
-                         mt_format_bytes(b, sizeof(b), c->disk_bytes - room));
+               : mt_fail(err, MT_ERR_NO_FIT, -ENOSPC, "the drives' space of %s is short by %s",
+                         mt_format_bytes(a, sizeof(a), space),
+                         mt_format_bytes(b, sizeof(b), c->disk_bytes - space));
 }
 
 /* --- the whole ----------------------------------------------------------------------------------- */
@@ -175,7 +175,7 @@ static void take_settings(struct mt_plan_choice *c, const struct mt_plan_request
     c->n_micro = p->max_micro;
 }
 
-/* What the engine's plan decided and takes; device_in_host: the device's memory is of the host. */
+/* Takes over the engine's decisions and memory; device_in_host: the device's memory is host memory. */
 static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, bool device_in_host, struct mt_err *err)
 {
     c->placement.unit = r->layout->cut.n_units > 1 ? MT_CUT_HALVES : MT_CUT_LAYERS;
@@ -199,7 +199,7 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     return rc;
 }
 
-/* The step's program and all memory. */
+/* Builds the step's program and computes all memory. */
 static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct mt_plan_request *r,
                  struct mt_err *err)
 {
@@ -216,7 +216,7 @@ static int place(struct mt_plan_choice *c, struct mt_program *prog, const struct
         return fail_host(r, host + r->placement.host_budget.bytes - p.host_bytes, err);
     if (!rc)
         rc = take_plan(c, r, r->machine->cpu, err);
-    return rc ? rc : check_room(c, r, err);
+    return rc ? rc : check_memory(c, r, err);
 }
 
 int mt_plan_place(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev, struct mt_err *err)

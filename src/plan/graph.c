@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From the step's program to the simulator's tasks: one an instruction, with its time alone. */
+/* The simulator's tasks from the step's program: one per instruction, with the time it takes alone. */
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -18,7 +18,7 @@ static double rate_of(const struct mt_sim_params *p, enum mt_rate_id id)
 
 static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    /* bound by memory: as fast a byte as what the machine was measured with */
+    /* bound by memory: the same time per byte as the optimizer that was measured */
     double n = (double)in->elems, bytes = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
     t->bytes = n * bytes;
     t->seconds = n * mt_machine_adam_ns(p->machine, p->adam_threads) * 1e-9 * bytes /
@@ -81,7 +81,7 @@ int mt_sim_graph_build(struct mt_sim_graph *out, const struct mt_program *prog, 
                                   .piece = in->piece, .cause = -1};
         for (int q = 0; q < MT_N_QUEUES; q++)
             t->wait[q] = in->wait[q];
-        if (!in->once) /* the first step alone takes time for it */
+        if (!in->once) /* it takes time only in the first step */
             rc = price(t, prog, in, costs, p, err);
         if (mt_opcodes[in->op].ends_forward)
             g.turn = i;

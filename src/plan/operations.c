@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a request leaves open of a step's work, and the device operations that this comes to. */
+/* Open choices of a request that change a step's work, and the device operations for all of them. */
 #include <stdlib.h>
 
 #include "base/mem.h"
 #include "model/model.h"
 #include "plan/evaluate.h"
 
-/* Of a chunk's products, that of the matrix's gradient reads and writes FP32: of 2048 rows, it hides most of that. */
+/* The matrix gradient's product reads and writes FP32; with 2048 rows its compute hides most of that traffic. */
 static const int64_t longer[] = {512, 2048};
 enum { PIECE = 512 };
 
@@ -124,7 +124,7 @@ int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_
         *ops = NULL;
         return rc;
     }
-    if (*n) /* what is compared stands together, so that it is timed together */
+    if (*n) /* sorted, so that operations that are compared are timed one after the other */
         qsort(*ops, *n, sizeof(**ops), compare_operations);
     return 0;
 }

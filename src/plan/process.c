@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the program itself takes of the host's memory. */
+/* Host memory of the program itself. */
 #include "base/mem.h"
 #include "plan/search.h"
 
-/* Measured on runs of small and large models; what is not here is in memory when the device is open. */
+/* Measured on runs of small and large models. Everything else is resident when the device is opened. */
 enum {
     KIB = 1 << 10,
     MIB = 1 << 20,
     LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of tokens */
     CODE = 6 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
-    STACK = 32 * KIB,           /* as deep as threads go */
-    OWN_THREADS = 12,           /* of queues and data, beside compute and optimizer */
-    TENSOR = 768,               /* names, and entries of what is read and written: many experts are many tensors */
-    TOKEN = 3 * 40,             /* eight arrays of a token and two sums: two steps' batches, and what is uploaded */
-    SAVED_PIECE = 8 * MIB,      /* at most so much of a tensor is made for a checkpoint at a time */
+    STACK = 32 * KIB,           /* used by a thread */
+    OWN_THREADS = 12,           /* of queues and data; compute and optimizer threads come on top */
+    TENSOR = 768,               /* names, and entries in lists of files read and written */
+    TOKEN = 3 * 40,             /* eight arrays and two sums per token; two steps' batches and the uploaded one */
+    SAVED_PIECE = 8 * MIB,      /* of a tensor that is being saved to a checkpoint */
     UNIT_ON_DRIVES = 96 * KIB,
-    UNKNOWN = 32 * MIB,         /* program and libraries of another machine */
+    UNKNOWN = 32 * MIB,         /* program and libraries, if not measured here */
     UNKNOWN_THREAD = 5 * MIB,
 };
 
-/* While it is loaded: a packed tensor's codes and scales as they are read, or what is made of a piece of a wider one. */
+/* Memory to load a packed tensor: its codes and scales, or for a tensor stored wider the buffers that pack a piece. */
 static uint64_t packing_bytes(const struct mt_tensor *t)
 {
     uint64_t read = mt_packed_code_bytes(t->packed, (size_t)t->shape[0], (size_t)t->shape[1]) + 5 * MIB;

@@ -14,7 +14,7 @@
 #include "model/weights.h"
 #include "plan/evaluate.h"
 
-/* Tokens of a micro-batch, and of a step where none are given, to begin with. */
+/* Defaults: tokens of a micro-batch by rules, and of a step if none are configured. */
 enum { MICRO_BATCH_TOKENS = 8192, STEP_TOKENS = 65536 };
 
 static const uint64_t GIB = (uint64_t)1 << 30;
@@ -63,7 +63,7 @@ static int adapters_by_keys(struct mt_adapter_spec *s, const struct mt_config *c
     return rc ? rc : add_patterns(&s->alphas, &c->adapter.alpha_pattern, "alpha_pattern", err);
 }
 
-/* What the configuration asks for, or the folder that it names. */
+/* The adapters of the configuration, or of the folder adapter.path. */
 static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c, struct mt_err *err)
 {
     static const char *const folders[] = {"rank", "alpha", "targets", "rslora", "rank_pattern", "alpha_pattern",
@@ -75,12 +75,12 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
     for (size_t i = 0; *c->adapter.path && i < MT_ARRAY_LEN(folders); i++) {
         snprintf(key, sizeof(key), "adapter.%s", folders[i]);
         if (!mt_config_is_default(c, key))
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is set, and the adapters of adapter.path = %s bring their own: "
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is set, but the adapters of adapter.path = %s have their own: "
                            "remove the key", key, c->adapter.path);
     }
     int rc = *c->adapter.path ? mt_peft_read_spec(out, c->adapter.path, err) : adapters_by_keys(out, c, err);
     if (!rc && out->dora != (c->adapter.kind == MT_ADAPTER_DORA))
-        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind must be %s: of these are the adapters of adapter.path = %s",
+        rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind must be %s, like the adapters of adapter.path = %s",
                      out->dora ? "dora" : "lora", c->adapter.path);
     out->on = true;
     out->lr_ratio_b = c->adapter.lr_ratio_b;
@@ -91,7 +91,7 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
     return rc;
 }
 
-/* Random weights have all bits of f32; so may a checkpoint's that were trained before they were frozen. */
+/* Random weights are f32; so may be a checkpoint's weights that were trained before they were frozen. */
 static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
                         const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
 {
@@ -136,13 +136,13 @@ int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
     bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
     if (c->train.learning_rate != MT_AUTO)
         return 0;
-    mt_info("train.learning_rate is %s: auto, as it is %s", adapters ? "2e-4" : "1e-5",
-            adapters ? "adapters that are trained" : "all weights that are trained");
+    mt_info("train.learning_rate is %s: auto, since the run trains %s", adapters ? "2e-4" : "1e-5",
+            adapters ? "adapters" : "weights");
     return mt_config_override(c, "train.learning_rate", adapters ? "2e-4" : "1e-5",
                               adapters ? "auto: with adapters" : "auto: for all weights", err);
 }
 
-/* --- what there is -------------------------------------------------------------------------------- */
+/* --- limits of a machine -------------------------------------------------------------------------- */
 
 const char *mt_plan_device_kind(const struct mt_config *c, struct mt_device_info *gpu)
 {
@@ -208,7 +208,7 @@ static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct m
                        (long long)tokens, (long long)len, (long long)(tokens / len * len),
                        (long long)(tokens / len * len + len));
     n->rows_per_step = c->train.batch_size ? c->train.batch_size : tokens / len;
-    if (!n->rows_per_step) /* a plan may leave it open */
+    if (!n->rows_per_step) /* a plan may leave it auto */
         n->rows_per_step = MT_MAX(STEP_TOKENS / len, (int64_t)1);
     return 0;
 }
@@ -219,7 +219,7 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     int rc = count_rows(&n, c, err);
     if (rc)
         return rc;
-    if (n.grad_dtype == MT_DTYPE_AUTO) /* those of adapters are few */
+    if (n.grad_dtype == MT_DTYPE_AUTO) /* adapters have few gradients */
         n.grad_dtype = c->adapter.kind == MT_ADAPTER_NONE ? n.dtype : MT_F32;
     n.optimizer = mt_optimizer_find(c->optimizer.type, n.state_dtype);
     if (!n.optimizer)
@@ -266,13 +266,13 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     if (rc)
         return rc;
     resolve_placement(&r.placement, limits);
-    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : 1; /* at most: data are not looked at */
+    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : 1; /* upper bound: the data are not read */
     r.link_gbps = mt_device_kind(limits->kind)->shares_host_memory ? c->device.link_gbps : 0;
     *out = r;
     return 0;
 }
 
-/* Can the base live where the placement says? */
+/* Refuses a memory.base that is not possible. */
 static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 {
     size_t n_frozen = 0, n_in_file = 0;
@@ -286,7 +286,7 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
                        n_frozen ? "no frozen tensor is stored as bf16 with 1 MiB or more in the model's files, and no other "
                                   "can be read in place; set memory.base = auto"
-                                : "nothing is frozen (model.freeze), and what is trained is not in the model's files");
+                                : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
     return 0;
 }
 
@@ -304,7 +304,7 @@ int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, stru
     return mt_plan_search(out, r, err);
 }
 
-/* The longest chunk of logits that takes a small part of the device. */
+/* Chooses the longest chunk whose logits take a small part of the device. */
 static void choose_chunk(struct mt_plan_request *r, uint64_t device_bytes)
 {
     enum { PART = 16 };

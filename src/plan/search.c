@@ -9,16 +9,16 @@
 #include "plan/evaluate.h"
 
 enum {
-    MAX_KEPT = 5, /* numbers of layers whose records stay */
+    MAX_KEPT = 5, /* numbers of kept layers to try */
     MAX_MIXED = 8, /* groups for which mixtures of recomputation and offloading are tried */
-    MAX_FINE = 3, /* of those, the best, for which a slot fewer and other orders are tried */
+    MAX_FINE = 3, /* the best of those, for which a slot fewer and other orders are tried */
     MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MAX_KEPT),
-    MAX_INSTRS = 60000, /* with more, less is tried */
+    MAX_INSTRS = 60000, /* in longer steps fewer candidates are tried */
     OF_A_STEP = 8,
 };
-#define NEAR_ENOUGH 1.002  /* what is this close to its bound is not looked at further */
-#define WORTH_WEARING 1.05 /* what writes more to drives has to be this much faster */
-#define WORTH_CUTTING 1.01 /* halves have to be this much faster: their boundaries are twice as many */
+#define NEAR_ENOUGH 1.002  /* a group this close to its bound is not refined */
+#define WORTH_WEARING 1.05 /* a candidate that writes more to drives must be this much faster */
+#define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 struct search {
     const struct mt_plan_request *r;
@@ -26,7 +26,7 @@ struct search {
     bool found;
     struct mt_plan_tried *tried;
     size_t n_tried, cap_tried;
-    struct mt_err err; /* of the first candidate that does not fit */
+    struct mt_err err; /* why nothing fits: of the newest memory-saving candidate, else of the first one */
     bool has_err;
     bool mixing; /* candidates trade host memory for time: some write more to drives */
 };
@@ -42,7 +42,7 @@ static bool remember(struct search *s, const struct mt_plan_request *r, const st
     return true;
 }
 
-/* A tie goes to the one that takes less of the device; what wears drives more has to be worth it. */
+/* On a tie the one with less device memory is better. One that writes more to drives must be worth the wear. */
 static bool is_better(const struct search *s, const struct mt_plan_choice *c)
 {
     const struct mt_sim_result *best = &s->best.sim;
@@ -52,7 +52,7 @@ static bool is_better(const struct search *s, const struct mt_plan_choice *c)
            (seconds < best->seconds * (1 + 1e-6) && c->engine.device_bytes < s->best.engine.device_bytes);
 }
 
-/* Tries one; keeps the better. *sim is its simulation, or all 0 where it does not fit. */
+/* Tries a candidate and keeps the better one. *sim is its simulation, or all 0 if it does not fit. */
 static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_table *costs,
                    struct mt_sim_result *sim, struct mt_err *err)
 {
@@ -68,7 +68,7 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     if (rc == -ENOSPC) {
         const struct mt_placement *p = &r->placement;
         bool least = p->activations != MT_ACT_KEEP && p->activations != MT_ACT_OFFLOAD && p->keep_layers <= 0;
-        if (least || !s->has_err) /* the newest of the frugal ones: the smallest micro-batch */
+        if (least || !s->has_err) /* the newest memory-saving one has the smallest micro-batch */
             s->err = why;
         s->has_err = true;
         return 0;
@@ -89,8 +89,8 @@ static int try_one(struct search *s, const struct mt_plan_request *r, mt_cost_ta
     return 0;
 }
 
-/* Does the device hold it with so many layers kept? *apart: then gradients are not cast in place. */
-static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *apart)
+/* Whether it fits the device with so many layers kept. *separate: gradients then have separate cast buffers. */
+static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep, bool *separate)
 {
     struct mt_plan_request t = *r;
     struct mt_engine_plan plan;
@@ -98,23 +98,23 @@ static bool fits_kept(mt_device *dev, const struct mt_plan_request *r, int keep,
     struct mt_engine_params p = mt_plan_engine_params(&t, dev);
     if (mt_engine_divide(&plan, &p, NULL))
         return false;
-    *apart = plan.program.cast;
+    *separate = plan.program.cast;
     mt_engine_plan_finish(&plan);
     return true;
 }
 
-/* Of recomputed layers, the most that can be kept, by bisection, without casts giving way. */
+/* The most layers that can be kept (by bisection) without giving up separate cast buffers. */
 static int most_kept(const struct mt_plan_request *r)
 {
     int lo = 0, hi = (int)r->layout->cfg.n_layers;
-    bool apart, apart_at_none;
+    bool separate, separate_at_none;
     mt_device *dev = NULL;
     if (mt_plan_meter(&dev, r, r->placement.device_budget.bytes, NULL))
         return 0;
-    bool fits = fits_kept(dev, r, 0, &apart_at_none);
+    bool fits = fits_kept(dev, r, 0, &separate_at_none);
     while (fits && lo < hi) {
         int mid = (lo + hi + 1) / 2;
-        if (fits_kept(dev, r, mid, &apart) && apart == apart_at_none)
+        if (fits_kept(dev, r, mid, &separate) && separate == separate_at_none)
             lo = mid;
         else
             hi = mid - 1;
@@ -123,11 +123,11 @@ static int most_kept(const struct mt_plan_request *r)
     return lo;
 }
 
-/* Candidates that share their compute work, and so a lower bound of their time. */
+/* Candidates with the same compute work, which is a lower bound of their time. */
 struct group {
     struct mt_plan_request r;
     mt_cost_table *costs; /* borrowed */
-    double least;         /* seconds of compute, with nothing ever waited for */
+    double least;         /* seconds of compute, without any waiting */
 };
 
 struct groups {
@@ -137,7 +137,7 @@ struct groups {
     size_t n_costs;
 };
 
-/* Compute seconds of the step as drafted: before buffers are given out. */
+/* Compute seconds of the step's draft, which has no buffers yet. */
 static int bound_group(struct group *g, struct mt_err *err)
 {
     mt_device *dev = NULL;
@@ -177,17 +177,17 @@ static int add_group(struct groups *all, const struct mt_plan_request *r, mt_cos
 static int add_activations(struct groups *all, const struct mt_plan_request *r, mt_cost_table *costs,
                            struct mt_err *err)
 {
-    /* records on the disk, where that is asked for: they would wear drives out within weeks */
-    static const enum mt_activations ways[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
+    /* records go to the disk only if configured: they would wear drives out within weeks */
+    static const enum mt_activations modes[] = {MT_ACT_KEEP, MT_ACT_RECOMPUTE, MT_ACT_OFFLOAD, MT_ACT_DISK};
     int rc = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(ways) && !rc; i++) {
+    for (size_t i = 0; i < MT_ARRAY_LEN(modes) && !rc; i++) {
         struct mt_plan_request t = *r;
-        if (r->placement.activations == MT_ACT_AUTO ? ways[i] == MT_ACT_DISK : r->placement.activations != ways[i])
+        if (r->placement.activations == MT_ACT_AUTO ? modes[i] == MT_ACT_DISK : r->placement.activations != modes[i])
             continue;
-        t.placement.activations = ways[i];
+        t.placement.activations = modes[i];
         t.placement.keep_layers = MT_MAX(r->placement.keep_layers, 0);
         rc = add_group(all, &t, costs, err);
-        if (rc || ways[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO)
+        if (rc || modes[i] != MT_ACT_RECOMPUTE || r->placement.keep_layers != MT_AUTO)
             continue;
         t.placement.keep_layers = most_kept(&t);
         for (int n = 0; n < MAX_KEPT && t.placement.keep_layers > 0 && !rc; n++) {
@@ -214,25 +214,25 @@ static int add_micro_batch(struct groups *all, const struct mt_plan_request *r, 
     return rc;
 }
 
-/* Is a step of it long to simulate? A unit has some instructions by micro-batch and some a step. */
+/* Whether a step takes long to simulate. A unit has some instructions per micro-batch and some per step. */
 static bool is_long(const struct group *g)
 {
     size_t rows = (size_t)g->r.numerics.rows_per_step, micro = (size_t)MT_MAX(g->r.numerics.micro_batch, 1);
     return g->r.layout->n_units * (mt_div_up(rows, micro) + OF_A_STEP) * 3 > MAX_INSTRS;
 }
 
-/* The group with each number of slots, as long as that may help. */
+/* Tries the group with several numbers of slots, while that may help. */
 static int try_group(struct search *s, const struct group *g, struct mt_err *err)
 {
     static const int more[] = {2, 4, 3, 6, 8};
     struct mt_plan_request t = g->r;
     struct mt_sim_result sim;
-    size_t between = t.layout->n_units - 2; /* embedding and head */
+    size_t between = t.layout->n_units - 2; /* without embedding and head */
     int rc = try_one(s, &t, g->costs, &sim, err);
     bool fits = sim.seconds > 0;
     if (rc || !fits || t.placement.slots != MT_AUTO || is_long(g))
         return rc;
-    int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* what the rules make of auto */
+    int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* the number chosen for auto */
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
         struct mt_sim_result other;
         double near = s->found ? s->best.sim.makespan : 0;
@@ -251,7 +251,7 @@ static int compare_groups(const void *a, const void *b)
     return (x->least > y->least) - (x->least < y->least);
 }
 
-/* Most promising first; a group whose bound is no better than what is found is left out. */
+/* Tries groups in order of their bounds; skips those whose bound is no better than the best step found. */
 static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
 {
     int rc = 0;
@@ -262,10 +262,10 @@ static int try_groups(struct search *s, struct groups *all, struct mt_err *err)
     return rc;
 }
 
-/* In which order the parts of records go to the host, as more and more do. */
+/* Which part of the records is offloaded first as their number grows. */
 enum order { TOGETHER, REST_FIRST, ATTENTION_FIRST };
 
-/* Mixtures of a group with so many slots. */
+/* Mixtures of recomputation and offloading for a group, with a number of slots. */
 struct mixture {
     const struct group *g;
     int64_t slots;
@@ -278,7 +278,7 @@ static int64_t layers_to_send(const struct group *g)
     return g->r.layout->cfg.n_layers - g->r.placement.keep_layers;
 }
 
-/* So many layers' records; of each part where one goes before the other. */
+/* Offloads n layers' records of `layers`; with an order, n counts both parts: the second begins after the first. */
 static void send(struct mt_placement *p, int64_t layers, enum order order, int64_t n)
 {
     int64_t first = MT_MIN(n, layers), second = order == TOGETHER ? first : n - first;
@@ -286,7 +286,7 @@ static void send(struct mt_placement *p, int64_t layers, enum order order, int64
     p->offload_attention = order == ATTENTION_FIRST ? first : second;
 }
 
-/* Seconds of a step with so many of them sent to the host; where that does not fit, more than any. */
+/* Seconds of a step with n records offloaded (see send()); INFINITY if it does not fit. */
 static int try_offloaded(double *seconds, struct search *s, struct mixture *m, enum order order, int64_t n,
                          struct mt_err *err)
 {
@@ -304,8 +304,8 @@ static int try_offloaded(double *seconds, struct search *s, struct mixture *m, e
 }
 
 /*
- * How many of the recomputed layers' records to send to the host: a step gets shorter with each as long as the link
- * carries them beside compute, and longer beyond. Golden section finds the best number in a few simulations.
+ * Finds how many of the recomputed layers' records to offload: each makes the step shorter while the link carries them
+ * during compute, and longer beyond that. Golden section finds the best number in a few simulations.
  */
 static int mix_offloading(struct search *s, struct mixture *m, enum order order, struct mt_err *err)
 {
@@ -313,7 +313,7 @@ static int mix_offloading(struct search *s, struct mixture *m, enum order order,
     int64_t lo = 0, hi = layers_to_send(m->g) * (order == TOGETHER ? 1 : 2), inner = llround((double)hi * share);
     int64_t a = hi - inner, b = inner; /* lo < a < b < hi */
     double at_a = 0, at_b = 0, at_hi;
-    int rc = order == TOGETHER ? try_offloaded(&at_hi, s, m, order, hi, err) : 0; /* all: the same in each order */
+    int rc = order == TOGETHER ? try_offloaded(&at_hi, s, m, order, hi, err) : 0; /* the same in each order */
     if (!rc && a < b)
         rc = try_offloaded(&at_a, s, m, order, a, err);
     if (!rc && a < b)
@@ -340,7 +340,7 @@ static double record_bytes(const struct mt_plan_request *r, enum mt_record_part 
     return bytes;
 }
 
-/* First the part whose bytes save more compute; TOGETHER: there is one alone, or the user has fixed one. */
+/* First the part that saves more compute per byte; TOGETHER: there is only one, or the user has fixed one. */
 static int find_order(enum order *order, const struct group *g, struct mt_err *err)
 {
     const enum mt_record_part parts[] = {MT_RECORD_ATTENTION, MT_RECORD_REST};
@@ -362,7 +362,7 @@ static int find_order(enum order *order, const struct group *g, struct mt_err *e
     return rc;
 }
 
-/* The least that the group can take where nothing is recomputed. */
+/* Lower bound of the group's time if nothing were recomputed. */
 static double least_without_recompute(const struct groups *all, const struct group *g)
 {
     for (size_t i = 0; i < all->n; i++) {
@@ -374,7 +374,7 @@ static double least_without_recompute(const struct groups *all, const struct gro
     return 0;
 }
 
-/* Beside the best mixture: memory of a slot for records, and some of the records kept instead of sent away. */
+/* Tries variants of the best mixture: another number of slots, and some records kept instead of offloaded. */
 static int refine_mixture(struct search *s, const struct group *g, struct mt_err *err)
 {
     const struct mt_placement *p = &s->r->placement, best = s->best.placement;
@@ -400,7 +400,7 @@ static int compare_mixtures(const void *a, const void *b)
     return (x->seconds > y->seconds) - (x->seconds < y->seconds);
 }
 
-/* Groups come sorted: the most promising in which all is recomputed. The part goes first whose bytes save more. */
+/* Tries mixtures for groups that recompute everything, in order of their bounds. */
 static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct search *s, const struct groups *all,
                       struct mt_err *err)
 {
@@ -425,7 +425,7 @@ static int mix_groups(struct mixture mix[MAX_MIXED], size_t *n, struct search *s
     return rc;
 }
 
-/* The best of them with a slot fewer, whose memory is for records. */
+/* Tries the best of them with a slot fewer, which leaves more memory for records. */
 static int mix_with_fewer_slots(struct mixture mix[MAX_MIXED], size_t n, struct search *s, struct mt_err *err)
 {
     int rc = 0;
@@ -469,7 +469,7 @@ static int try_mixtures(struct search *s, const struct groups *all, struct mt_er
     return rc || !better ? rc : refine_mixture(s, mix[0].g, err);
 }
 
-/* What is found is what its values give when they are written down, to the byte and the second. */
+/* Evaluates again with the chosen values fixed, so that the result equals the plan of a run with these values. */
 static int fix_choice(struct mt_plan_choice *c, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_request t = mt_plan_request_as(r, c);
@@ -521,7 +521,7 @@ static int search_layout(struct mt_plan_choice *out, const struct mt_plan_reques
     return 0;
 }
 
-/* May halves of layers be faster? Their smaller buffers leave memory for records, and for a separate cast buffer. */
+/* Whether halves of layers may be faster: their smaller buffers leave memory for records and separate cast buffers. */
 static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_request *r)
 {
     bool in_place = r->numerics.grad_dtype != MT_F32 && !c->engine.program.cast;

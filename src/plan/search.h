@@ -5,19 +5,19 @@
 #include "engine/memory.h"
 #include "plan/sim.h"
 
-/** What is to be trained, on what, and what the user has fixed; what is auto is to be chosen. */
+/** The run, the machine, and what the user has fixed; the search chooses what is auto. */
 struct mt_plan_request {
-    const struct mt_machine *machine; /* borrowed, as layout */
+    const struct mt_machine *machine; /* borrowed, like layout */
     const struct mt_layout *layout;
-    const struct mt_layout *halves;   /* the same model in halves of layers, for where whole ones do not fit or are
-                                         slower; or NULL */
+    const struct mt_layout *halves;   /* the same model in halves of layers, used if whole ones do not fit or
+                                         are slower; or NULL */
     struct mt_numerics numerics;   /* micro_batch and logits_chunk may be auto */
     struct mt_placement placement; /* threads and budgets are not auto */
-    bool train;                    /* false: evaluation alone */
-    size_t docs_per_row;           /* at most */
-    uint64_t resident;    /* bytes that the process has in memory already; 0: not known */
+    bool train;                    /* false: evaluation only */
+    size_t docs_per_row;           /* upper bound */
+    uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
-    int drives;           /* 0: nothing may live on the disk */
+    int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
 };
 
@@ -28,12 +28,12 @@ struct mt_plan_tried {
     double seconds;
 };
 
-/** Where a unit's planes live. */
+/** Where a unit's planes are. */
 enum mt_unit_tier {
     MT_UNIT_ON_HOST,
-    MT_UNIT_STATES_ON_DISK, /* masters' rest and moments, and gradients where the host is short; weights
+    MT_UNIT_STATES_ON_DISK, /* lo and optimizer states, and gradients if host memory is short; weights
                                stay in host memory */
-    MT_UNIT_ON_DISK,        /* weights too: they are read for every load */
+    MT_UNIT_ON_DISK,        /* weights, too: they are read for every load */
     MT_N_UNIT_TIERS,
 };
 
@@ -44,74 +44,74 @@ struct mt_plan_plane {
 };
 
 struct mt_plan_choice {
-    const struct mt_layout *layout; /* the request's, or its halves: */
-    double whole_seconds;           /* then of a step with whole layers, where they fit and both were searched */
-    struct mt_numerics numerics;    /* the request's, nothing auto any more; as placement: */
+    const struct mt_layout *layout; /* the request's, or its halves */
+    double whole_seconds;           /* with halves: of a step with whole layers, if they fit and both were searched */
+    struct mt_numerics numerics;    /* the request's with nothing auto, like placement */
     struct mt_placement placement;
     size_t n_micro;                 /* micro-batches of a step */
-    struct mt_engine_plan engine;   /* its `program.units` and `on_disk` as trained */
+    struct mt_engine_plan engine;   /* its `program.units` and `on_disk` are those of training */
     size_t n_tier[MT_N_UNIT_TIERS]; /* units in each tier */
-    uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device its arena too */
+    uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device also its arena */
     struct mt_plan_plane plane[MT_N_PLANES];
     uint64_t windows_bytes, sums_bytes, process_bytes, disk_bytes;
     struct mt_sim_result sim;
     struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
     size_t n_tried;
-    size_t n_searched; /* candidates, of a layout that was given up too */
+    size_t n_searched; /* candidates, with those of the layout not chosen */
 };
 void mt_plan_choice_finish(struct mt_plan_choice *c);
-/** The memory table: every tier's rows, of what is placed and of the process. */
+/** The memory table: rows of all tiers, the process's included. */
 void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *c);
 
 /**
- * One placement of `layout`, all of it fixed by the request (what is `auto` takes the engine's rules): its memory
- * and its simulated step. -ENOSPC (MT_ERR_NO_FIT) says what is short by how much. `graph`, where not NULL,
- * gets the simulated tasks.
+ * One placement of `layout`, all of it fixed by the request (the engine's rules decide what is `auto`): its memory and
+ * its simulated step. -ENOSPC (MT_ERR_NO_FIT): the message says what is short by how much. `graph`: receives the
+ * simulated tasks; may be NULL.
  */
 int mt_plan_evaluate(struct mt_plan_choice *out, const struct mt_plan_request *r,
                      struct mt_sim_graph *graph, struct mt_err *err);
 
-/** The request with all that was chosen fixed: so that it is evaluated, not searched. */
+/** The request with all choices fixed, to be evaluated and not searched. */
 struct mt_plan_request mt_plan_request_as(const struct mt_plan_request *r, const struct mt_plan_choice *c);
 
-/** Whether it fits, in halves of layers if need be, by the same arithmetic, without simulating. */
+/** 0 if it fits, in halves of layers if necessary; -ENOSPC if not. The same arithmetic, without simulating. */
 int mt_plan_fits(const struct mt_plan_request *r, struct mt_err *err);
 
 /**
- * The placement with the least simulated time a step within the budgets. Candidates of a micro-batch, a
- * way with activations and a logits chunk share their compute time, which is a lower bound: groups that
- * cannot win are left out. Where whole layers do not fit the device, or leave no room to keep all records or casts,
+ * The placement with the least simulated time of a step within the budgets. Candidates with the same micro-batch,
+ * activation mode and logits chunk share their compute time, which is a lower bound: groups that cannot win are
+ * skipped. If whole layers do not fit the device, or leave too little memory for all records or separate cast buffers,
  * the request's halves are searched, too. Deterministic.
  */
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err);
 
-/** The distinct device operations of the request's steps, of every micro-batch and cut it leaves open; *ops is the
- * caller's to free. None where nothing fits. */
+/** The distinct device operations of the request's steps, for every open micro-batch and cut; the caller frees *ops.
+ * None if nothing fits. */
 int mt_plan_operations(struct mt_metered **ops, size_t *n, const struct mt_plan_request *r,
                        struct mt_err *err);
 
 /** A change that would make it fit. */
 struct mt_plan_change {
     char what[160];  /* "memory.activations = recompute", "32.0 GiB more host memory" */
-    double seconds;  /* of a step then */
+    double seconds;  /* of a step with the change */
     bool hardware;   /* costs money */
 };
-/** Up to `max` changes, each enough alone, cheapest first: settings by time a token, then hardware. */
+/** Up to `max` changes, each sufficient alone, cheapest first: settings by time per token, then hardware. */
 size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_plan_request *r);
 
 /**
- * Memory of the program itself, beside what is planned: what it has in memory before it begins (code, libraries, data
- * sets' tables, scratch of the compute threads), and what comes: threads, the engine's lists, tokens of the steps under
- * way, a piece of a tensor that is being saved.
+ * Memory of the program itself, not part of the placement: what is resident before the engine is made (code, libraries,
+ * tables of data sets, scratch of the compute threads), and what it allocates later: threads, the engine's lists,
+ * tokens of the steps under way, a piece of a tensor that is being saved.
  */
 struct mt_plan_process {
-    uint64_t resident;              /* what there is already; 0: not known, then a generous figure */
+    uint64_t resident;              /* resident already; 0: unknown, a generous figure is used */
     const struct mt_layout *layout; /* borrowed */
     int threads;
     uint64_t tokens_per_step;
 };
 uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
-/** What else it takes once anything is on drives: a unit's requests, and the longer lists of steps that make them. */
+/** Additional memory if anything is on drives: requests, and the longer lists of steps that make them. */
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout);
 
 #endif

@@ -56,7 +56,7 @@ static bool ready(const struct state *s, const struct mt_sim_task *t)
     return true;
 }
 
-/* Behind another request the latency of one passes unseen. */
+/* A request's latency shows only if its queue was idle: otherwise it overlaps with the request before. */
 static double latency(const struct state *s, int q)
 {
     return mt_queues[q].disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
@@ -80,7 +80,7 @@ static bool start_tasks(struct state *s)
     return any;
 }
 
-/* The part of a core that a copying thread takes: a throttled one sleeps in between. */
+/* Fraction of a core that a copying thread uses: a throttled one sleeps in between. */
 static double copy_duty(const struct state *s, int q)
 {
     double link = rate(s, q == MT_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
@@ -94,7 +94,7 @@ static double slowed(double share, double duty)
     return share > 0 ? 1 - duty * (1 - share) : 1;
 }
 
-/* Compute, copies and updates on the same cores. */
+/* Slowdown of compute, copies and updates on the same cores. */
 static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
 {
     bool compute = s->active[MT_Q_COMPUTE] >= 0, adam = s->active[MT_Q_HOST] >= 0;
@@ -104,7 +104,7 @@ static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
         double duty = copy_duty(s, q);
         speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
         speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
-        if (duty >= 1 && (compute || adam)) /* a thread that sleeps anyway gets its turn in time */
+        if (duty >= 1 && (compute || adam)) /* a throttled copy sleeps and is not slowed down */
             speed[q] *= slowed(rate(s, MT_RATE_COPY_SHARE), 1);
     }
     if (compute && adam) {
@@ -113,7 +113,7 @@ static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
     }
 }
 
-/* Updates get what copies and drives leave of the host's memory. */
+/* Updates get the host memory bandwidth that copies and drives leave. */
 static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
 {
     int32_t adam = s->active[MT_Q_HOST];
@@ -130,7 +130,7 @@ static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
         speed[MT_Q_HOST] *= MT_MAX(free / want, 0.1);
 }
 
-/* Two directions of one thing, of which each is slower beside the other. */
+/* Two directions of a link or drive, each slower while the other is active. */
 static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
                        const enum mt_rate_id both[2], double speed[MT_N_QUEUES])
 {
@@ -158,7 +158,7 @@ static void find_speeds(const struct state *s, double speed[MT_N_QUEUES])
         share_dram(s, speed);
 }
 
-/* Until the next task ends. */
+/* Advances the time until the next task ends. */
 static void advance(struct state *s, struct mt_sim_result *r)
 {
     double speed[MT_N_QUEUES], dt = INFINITY;
@@ -198,7 +198,7 @@ static int run_tasks(struct state *s, struct mt_sim_result *r, struct mt_err *er
     return 0;
 }
 
-/* Back from the end: each task on the way was what the one after it waited for. */
+/* Follows the critical path back from the last task: each task's `cause` is the one it waited for. */
 static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, double turn,
                                struct mt_sim_result *r)
 {
@@ -216,7 +216,7 @@ static void walk_critical_path(const struct mt_sim_graph *g, int32_t last, doubl
                 r->bound[ph] = (enum mt_sim_resource)k;
 }
 
-/* Blames [from, to), in which compute had nothing to do, on what ran on the way to its next task. */
+/* Attributes [from, to), in which compute was idle, to the tasks on the critical path to its next task. */
 static void blame_gap(const struct mt_sim_graph *g, int32_t i, double from, double to,
                       struct mt_sim_result *r)
 {

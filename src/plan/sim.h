@@ -7,10 +7,10 @@
 /**
  * The simulator: a step's instructions become tasks on the executor's queues, and the queues share the
  * machine's resources as measured: compute, the link's two directions, host threads, disk reads and writes.
- * Time passes from event to event; what is active slows each other down (a copy against the other
- * direction, on the cpu device compute against copies and updates for the cores). The disk queues have many
- * requests under way at once, which share the drives: in the sum as if each had all of them in its turn,
- * and a request's latency shows only where nothing was under way.
+ * Time advances from event to event; active tasks slow each other down (copies in both directions of the link; on the
+ * cpu device compute, copies and updates, which share the cores). The disk queues have many requests under way at once,
+ * which share the drives: in total this takes as long as one after the other at full rate, and a request's latency
+ * shows only if no other was under way.
  */
 enum mt_sim_resource {
     MT_SIM_COMPUTE = MT_Q_COMPUTE,
@@ -29,10 +29,10 @@ struct mt_sim_task {
     uint8_t queue, op; /* op: enum mt_opcode */
     int32_t unit, mb, piece;
     int32_t wait[MT_N_QUEUES]; /* newest task of that queue that must have ended, or -1 */
-    double seconds;                /* alone */
+    double seconds;                /* that it takes alone */
     double bytes, flops;
     double start, end; /* filled by the simulation */
-    int32_t cause;     /* whose end let it start, or -1 */
+    int32_t cause;     /* the task whose end started it, or -1 */
 };
 
 struct mt_sim_graph {
@@ -47,7 +47,7 @@ struct mt_sim_params {
     const struct mt_numerics *numerics; /* borrowed: optimizer and gradient dtype */
     int adam_threads, drives;
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
-    double tokens;    /* of a step, for the host's part */
+    double tokens;    /* of a step, for the host's fixed part */
 };
 
 /** Tasks of a program as the engine runs it. */
@@ -58,11 +58,11 @@ struct mt_sim_result {
     double seconds;  /* of a step, the host's fixed part included */
     double makespan; /* of its tasks */
     double phase[MT_SIM_N_PHASES];
-    enum mt_sim_resource bound[MT_SIM_N_PHASES];  /* most of the phase's critical path */
+    enum mt_sim_resource bound[MT_SIM_N_PHASES];  /* has most of the phase's critical path */
     double critical[MT_SIM_N_RESOURCES];          /* seconds on the critical path */
     double busy[MT_SIM_N_RESOURCES];
     double bytes[MT_SIM_N_RESOURCES];
-    double idle[MT_SIM_N_RESOURCES]; /* compute's idle seconds by what it waited for; [COMPUTE]: the end */
+    double idle[MT_SIM_N_RESOURCES]; /* compute's idle seconds by what it waited for; the end of the step, too */
     double flops;
 };
 /** Runs the graph; start and end of every task are filled in. -EDEADLK names a task that never starts. */

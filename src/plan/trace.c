@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 
-/* A disk has many requests under way at once: rows of a queue that they lie in beside each other. */
+/* A disk queue has many requests under way at once: it gets up to MAX_ROWS rows, so that they do not overlap. */
 enum { MEASURED = 1, PREDICTED = 2, MAX_ROWS = 8 };
 
 static void add_name(struct mt_str *s, const char *what, int pid, int tid, const char *name)
@@ -39,12 +39,12 @@ static void add_names(struct mt_str *s, int pid, const char *process)
         add_name(s, "thread_name", pid, q, mt_queues[q].title);
 }
 
-/* When each row of each queue is free again. */
+/* End of the last span in each row of each queue. */
 struct rows {
     int64_t free_at[MAX_ROWS][MT_N_QUEUES];
 };
 
-/* The first row of the queue in which the span lies beside no other; named when it is first used. */
+/* The first row of the queue in which the span overlaps with no other; names the row on first use. */
 static int find_row(struct rows *rows, struct mt_str *s, const struct mt_trace_span *t)
 {
     int q = t->queue, k = 0, id;
@@ -99,7 +99,7 @@ int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n
     add_measured(&s, spans, n, layout);
     if (graph && graph->n)
         add_predicted(&s, graph, layout);
-    if (s.len > 2 && s.p[s.len - 2] == ',') /* JSON wants no comma after the last */
+    if (s.len > 2 && s.p[s.len - 2] == ',') /* JSON allows no comma after the last element */
         s.len -= 2;
     mt_str_printf(&s, "\n]}\n");
     int rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);

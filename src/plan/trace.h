@@ -6,7 +6,7 @@
 
 /**
  * Writes a step as a Chrome trace (JSON of complete events, for Perfetto and chrome://tracing): one process
- * for what happened and one for what was predicted, a thread a queue. `graph` may be NULL: no prediction.
+ * for the measured step and one for the predicted one, with a thread per queue. `graph` may be NULL: no prediction.
  * Times start at the first instruction's begin.
  */
 int mt_trace_write(const char *path, const struct mt_trace_span *spans, size_t n,

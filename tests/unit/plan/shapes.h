@@ -13,7 +13,7 @@
 #include "device/kind.h"
 #include "plan/search.h"
 
-/** Dense decoder shapes, and a machine of round numbers on which times can be worked out by hand. */
+/** Dense decoder shapes, and a machine of round numbers for which times can be computed by hand. */
 struct shape {
     int hidden, ffn, layers, heads, kv, vocab;
 };
@@ -47,7 +47,7 @@ static inline struct mt_layout *make_layout(const struct shape *s)
     return lay_out(s, false);
 }
 
-/* 100 TFLOP/s whatever the shape, links of 25 GB/s, drives of 7 and 5 GB/s; nothing slows another down. */
+/* 100 TFLOP/s for every shape, links of 25 GB/s, drives of 7 and 5 GB/s; nothing slows anything else down. */
 static inline struct mt_machine make_machine(double device_gib, double host_gib, double drives)
 {
     struct mt_machine m = {.name = "round numbers"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans of very large models against numbers worked out by hand. */
+/* Plans of very large models against numbers computed by hand. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,9 +19,9 @@ static void expect_near(const char *what, double got, double want, double tolera
         fail_msg("%s: %.6g, by hand %.6g", what, got, want);
 }
 
-/* Seconds of compute at 100 TFLOP/s: two operations a weight and token forward, twice as many backward, and
- * where a layer is recomputed as many as forward again but for the last product, whose result backward does
- * not want (of each half, where it is cut); attention 4 and 10 a seen pair, head and channel. */
+/* Seconds of compute at 100 TFLOP/s: per weight and token two operations forward, four backward, and two for recomputing
+ * a layer except its last product, whose result backward does not need (of each half, if layers are cut); attention 4
+ * and 10 per visible pair, head and channel. */
 enum recompute { NO, LAYERS, HALVES };
 static double hand_compute(const struct shape *s, double tokens, double len, enum recompute recompute)
 {
@@ -61,16 +61,16 @@ static void a_70b_step_of_many_tokens_is_bound_by_compute(void **state)
     expect_near("compute", c.sim.busy[MT_SIM_COMPUTE], hand_compute(&llama70b, 262144, 4096, LAYERS), 0.02);
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
-    /* nothing but the turn of the step shows: within 3% of compute alone */
+    /* everything else is hidden except at the end of the step: within 3% of compute alone */
     expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.03);
-    /* the state is 12 B a parameter and gradients 2: 988 GB do not fit 230 */
+    /* the state is 12 B a parameter and gradients 2: 988 GB do not fit in 230 */
     assert_true(c.n_tier[MT_UNIT_ON_HOST] < l->n_units);
-    /* weights come twice, less what stays over the turn; boundaries that left come back */
+    /* weights are loaded twice, except those that stay between the passes; stored boundaries are loaded again */
     double boundary = 2.0 * 262144 * llama70b.hidden;
     double weights = 2 * 2 * all_elems(&llama70b);
     assert_true(c.sim.bytes[MT_SIM_H2D] <= weights + 2 * 82 * boundary); /* and their gradients */
     assert_true(c.sim.bytes[MT_SIM_H2D] >= weights - 2.0 * 24 * 1073741824.0);
-    /* gradients leave once, in bf16; boundaries at most once each */
+    /* gradients are stored once, in bf16; boundaries at most once each */
     assert_true(c.sim.bytes[MT_SIM_D2H] >= 2 * all_elems(&llama70b));
     assert_true(c.sim.bytes[MT_SIM_D2H] <= 2 * all_elems(&llama70b) * 1.01 + 2 * 82 * boundary);
     assert_true(c.engine.device_bytes <= r.placement.device_budget.bytes && c.host_bytes <= r.placement.host_budget.bytes);
@@ -100,20 +100,20 @@ static void a_70b_step_of_few_tokens_is_bound_by_drives(void **state)
     double n_states = 0, n_grads = 0;
     for (size_t u = 0; u < l->n_units; u++) {
         double n = (double)l->units[u].n_elems;
-        assert_false(on_disk(&c, u, MT_PLANE_HI)); /* 141 GB of weights have their place */
+        assert_false(on_disk(&c, u, MT_PLANE_HI)); /* 141 GB of weights fit in host memory */
         bool states = on_disk(&c, u, MT_PLANE_STATE) && on_disk(&c, u, MT_PLANE_STATE + 1);
         n_states += on_disk(&c, u, MT_PLANE_LO) && states ? n : 0;
         n_grads += on_disk(&c, u, MT_PLANE_GRAD) ? n : 0;
     }
     expect_near("states on disk", n_states, all_elems(&llama70b), 0.01);
-    /* weights and gradients are 282 GB of 247, beside them at most 11 GB of boundaries and 8 of rings */
+    /* weights and gradients are 282 GB, the budget 247, of which boundaries take at most 11 GB and rings 8 */
     double over = 4 * all_elems(&llama70b) - (double)r.placement.host_budget.bytes;
     assert_true(n_grads >= over / 2 && n_grads <= (over + 19e9) / 2);
     assert_int_equal(c.engine.disk_spill_bytes, 0);
     double each_way = 10 * n_states + 2 * n_grads;
     expect_near("disk reads", c.sim.bytes[MT_SIM_DISK_READ], each_way, 0.001);
     expect_near("disk writes", c.sim.bytes[MT_SIM_DISK_WRITE], each_way, 0.001);
-    /* the update does not hide under forward: forward is as long as its writes; backward waits for nothing */
+    /* forward does not hide the update: it takes as long as the update's writes; backward waits for nothing */
     double forward = hand_compute(&llama70b, 8192, 4096, NO) / 3, writes = 10 * n_states / (2 * 5e9);
     assert_true(writes > forward);
     expect_near("forward", c.sim.phase[MT_SIM_FORWARD], writes, 0.05);
@@ -143,13 +143,13 @@ static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
     assert_true(c.n_tier[MT_UNIT_ON_DISK] + c.n_tier[MT_UNIT_STATES_ON_DISK] > 60);
     expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
     mt_plan_choice_finish(&c);
-    /* more host memory is for states, not for records: those would move states to the drives, and wear them */
+    /* more host memory is used for states, not for records: these would move states to the drives, and wear them */
     m = make_machine(24, 1536, 4);
     r = make_request(l, &m, 4096, 64);
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
     assert_int_equal(c.placement.offload_layers, 0);
     mt_plan_choice_finish(&c);
-    /* where all states are in memory, records have what is left */
+    /* if all states are in memory, records get the rest */
     m = make_machine(24, 4096, 4);
     r = make_request(l, &m, 4096, 64);
     assert_int_equal(mt_plan_search(&c, &r, &err), 0);
@@ -160,8 +160,8 @@ static void a_123b_plan_on_four_drives_is_bound_by_compute(void **state)
     mt_layout_destroy(&l);
 }
 
-/* Whole layers of 405B want 2 slots of 6.4 GB and 12.8 GB of gradients, with embedding and head in the same
- * buffers and gradients cast in place: 24 GB are short, by how much is said, and what would do. */
+/* Whole layers of 405B need 2 slots of 6.4 GB and 12.8 GB of gradients, with embedding and head in the same
+ * buffers and gradients cast in place: 24 GB are too few, and the message says by how much and what would help. */
 static void whole_405b_layers_do_not_fit_24_gib_and_the_plan_says_what_does(void **state)
 {
     (void)state;
@@ -215,7 +215,7 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_COMPUTE);
     assert_int_equal(c.sim.bound[MT_SIM_BACKWARD], MT_SIM_COMPUTE);
     expect_near("step", c.sim.seconds, c.sim.busy[MT_SIM_COMPUTE], 0.05);
-    /* all of the state but the weights that host memory has room for; boundaries go where they can */
+    /* all of the state except the weights that fit in host memory; boundaries may be in either */
     double state_bytes = (double)(c.disk_bytes - c.engine.disk_spill_bytes);
     assert_true(state_bytes <= 14.01 * all_elems(&llama405b));
     assert_true(state_bytes >= 14 * all_elems(&llama405b) - (double)r.placement.host_budget.bytes);
@@ -224,7 +224,7 @@ static void a_405b_plan_on_24_gib_is_in_halves_and_bound_by_compute(void **state
     mt_layout_destroy(&halves);
 }
 
-/* 70B with all matrices frozen; *bytes: of them. */
+/* 70B with all matrices frozen; *bytes: their size. */
 static struct mt_layout *make_frozen_70b(double *bytes)
 {
     struct mt_layout *l = make_layout(&llama70b);
@@ -250,7 +250,7 @@ static struct mt_plan_request make_frozen_request(struct mt_layout *l, struct mt
 }
 
 /*
- * With 64 GiB without a drive for scratch the base is read from the model's files, in forward and in backward, and
+ * With 64 GiB and no drive for scratch the base is read from the model's files, in forward and in backward, and
  * nothing is written.
  */
 static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **state)
@@ -267,7 +267,7 @@ static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **sta
     assert_int_equal(c.placement.base, MT_BASE_FILES);
     assert_true(c.engine.uses_files && !c.engine.uses_disk && c.disk_bytes == 0);
     assert_true(c.host_bytes <= r.placement.host_budget.bytes && (double)c.host_bytes < 0.3 * frozen);
-    /* the last layers and the head stay on the device or in staging over the turn; the embedding is not needed again */
+    /* the last layers and the head stay on the device or in staging until backward; the embedding is not needed again */
     assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * frozen && c.sim.bytes[MT_SIM_DISK_READ] > 1.8 * frozen);
     assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] == 0);
     assert_true(c.sim.seconds >= c.sim.bytes[MT_SIM_DISK_READ] / 7e9); /* one drive of 7 GB/s */
@@ -278,7 +278,7 @@ static void a_frozen_70b_is_read_from_its_files_where_memory_is_short(void **sta
     mt_layout_destroy(&l);
 }
 
-/* As much of it as fits stays in host memory, so that drives, which bound so short a step, have less to read. */
+/* As much of the base as fits stays in host memory, since drives bound so short a step. */
 static void a_frozen_70b_is_faster_with_each_gib_of_host_memory(void **state)
 {
     (void)state;

@@ -58,8 +58,8 @@ static void set_up(struct step *s, const char *config, size_t tokens)
     for (size_t i = 0; i < MT_ARRAY_LEN(rates); i++)
         s->m.rate[rates[i].id] = (struct mt_rate){rates[i].v, MT_RATE_RATED};
     s->r = make_request(s->l, &s->m, 4096, tokens / 4096);
-    s->r.drives = 0; /* for scratch: the model's files alone are there */
-    s->r.placement.device_budget.bytes = (uint64_t)23 << 30; /* what a desktop leaves of 24 */
+    s->r.drives = 0; /* none for scratch: only the model's files */
+    s->r.placement.device_budget.bytes = (uint64_t)23 << 30; /* 24 less the desktop's */
     s->r.placement.base_blocks = MT_AUTO;
     s->r.placement.activations = MT_ACT_RECOMPUTE;
     s->r.placement.keep_layers = s->r.placement.offload_layers = 0;
@@ -72,7 +72,7 @@ static void tear_down(struct step *s)
     mt_adapter_spec_finish(&s->adapter);
 }
 
-/* Tokens a second with so much host memory. Nothing is written, and what is read follows from what does not fit. */
+/* Tokens per second with so much host memory. Nothing is written, and only what does not fit is read. */
 static double tokens_per_second(struct step *s, int gib)
 {
     struct mt_err err = {0};
@@ -97,8 +97,8 @@ static double tokens_per_second(struct step *s, int gib)
 }
 
 /*
- * What layers leave for backward is 770 KB a token: as many tokens a step as host memory can hold them of, and a part of
- * the base's 470 GB in what is left. With few tokens drives bound the step, with many computing.
+ * Records are 770 KB a token: each step has as many tokens as host memory can hold records of, and the rest of the
+ * memory holds a part of the base's 470 GB. With few tokens drives bound the step, with many compute.
  */
 static void adapters_on_qwen3_235b(void **state)
 {
@@ -118,7 +118,7 @@ static void adapters_on_qwen3_235b(void **state)
     }
 }
 
-/* Bound by computing whatever there is: drives and host memory together bring it in time. */
+/* Bound by compute with any amount of host memory: drives and host memory together deliver the base in time. */
 static void adapters_on_70b(void **state)
 {
     (void)state;

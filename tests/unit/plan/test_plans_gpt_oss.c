@@ -24,7 +24,7 @@ static const char config[] =
     "\"original_max_position_embeddings\":4096},\"tie_word_embeddings\":false,\"hidden_act\":\"silu\","
     "\"torch_dtype\":\"bfloat16\",\"quantization_config\":{\"quant_method\":\"mxfp4\"}}";
 enum { LAYERS = 36, TOKENS = 65536, ROW = 4096 };
-/* Matrices of all experts; of them, what a token is multiplied with; attention of all layers; the head. */
+/* Elements of matrices: of all experts; of the experts that a token uses; of attention in all layers; of the head. */
 static const double experts = 36.0 * 128 * 3 * 2880 * 2880, active = 36.0 * 4 * 3 * 2880 * 2880,
                     attention = 36.0 * 2 * 2880 * (4096 + 512), head = 2880.0 * 201088;
 
@@ -70,7 +70,7 @@ static struct mt_layout *lay_out_120b(struct mt_adapter_spec *adapter, const cha
 static struct mt_plan_request make_step(const struct mt_layout *l, const struct mt_machine *m, int64_t micro_batch)
 {
     struct mt_plan_request r = make_request(l, m, ROW, TOKENS / ROW);
-    r.placement.device_budget.bytes = (uint64_t)23 << 30; /* what a desktop leaves of 24 */
+    r.placement.device_budget.bytes = (uint64_t)23 << 30; /* 24 less the desktop's */
     r.placement.expert_group = 5;
     r.numerics.micro_batch = micro_batch;
     r.numerics.logits_chunk = r.numerics.logits_piece = 512;
@@ -87,7 +87,7 @@ static void evaluate(struct mt_plan_choice *c, const struct mt_plan_request *r)
     print_message("  %.0f tokens/s, %.1f GB of host memory\n", TOKENS / c->sim.seconds, (double)c->host_bytes / 1e9);
 }
 
-/* Operations of matrices a token, as products of two and a sum; forward, recomputed but for the last product, backward. */
+/* Matrix operations per token: forward, recomputed except for the last product, backward; two per multiply-add. */
 static double seconds_of(double matrices, double passes)
 {
     return TOKENS * 2.0 * matrices * passes / 152e12;
@@ -95,7 +95,7 @@ static double seconds_of(double matrices, double passes)
 
 /*
  * Adapters of rank 16 on attention, with 96 GiB: the experts' codes are 61 GB of host memory, 0.53 bytes a parameter, and
- * cross the link twice; computing takes longer than that, and is what bounds both phases.
+ * cross the link twice; compute takes longer and bounds both phases.
  */
 static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **state)
 {
@@ -117,9 +117,9 @@ static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **s
     /* five experts' codes and biases a slot: they are decoded one by one */
     double slot = 5 * (experts / LAYERS / 128 * (0.5 + 1.0 / 32) + 2 * 3 * 2880);
     expect_near("slots", (double)c.engine.pool_bytes[MT_POOL_WEIGHTS], 3 * slot, 0.01);
-    /* experts: forward, gate and up again, and the gradients of what went in; the head and attention likewise */
+    /* experts: forward, gate and up recomputed, and the gradients of their inputs; head and attention likewise */
     double products = seconds_of(active, 1 + 2.0 / 3 + 1) + seconds_of(attention, 3) + seconds_of(head, 2);
-    /* every other layer sees all before; 4 and 10 operations a pair, head and channel, forward twice, at 110 and 85 TFLOP/s */
+    /* half of the layers see all before; 4 and 10 operations a pair, head and channel, forward twice, at 110 and 85 TFLOP/s */
     double pairs = LAYERS / 2 * (double)TOKENS * (ROW + 1) / 2 * 4096, seen = pairs * (2 * 4 / 110e12 + 10 / 85e12);
     /* codes are read and bf16 written, twice; a row of an expert is some 75 KB of traffic in each of three passes */
     double traffic = (2 * 2.53 * experts + 3 * 4.0 * TOKENS * LAYERS * 75e3) / 910e9;
@@ -180,7 +180,7 @@ static void all_of_it_is_bound_by_drives_with_512_gib(void **state)
     evaluate(&c, &r);
     assert_true(l->n_trained == l->n_params && c.plane[MT_PLANE_PACKED].host_bytes == 0);
     double on_disk = (double)c.disk_bytes;
-    /* 14 bytes a parameter, less what host memory holds of them */
+    /* 14 bytes a parameter, less those in host memory */
     assert_true(on_disk > 14 * (double)l->n_params - (double)r.placement.host_budget.bytes);
     assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] > 10 * 0.95 * (double)l->n_params);
     assert_int_equal(c.sim.bound[MT_SIM_FORWARD], MT_SIM_DISK_WRITE);

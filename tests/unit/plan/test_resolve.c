@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a configuration and a machine to what is asked for: rows, dtypes, budgets. */
+/* From a configuration and a machine to a request: rows, dtypes, budgets. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -14,7 +14,7 @@
 #include "plan/search.h"
 #include "shapes.h"
 
-/* The least simulated step over a grid of placements, each evaluated by itself. */
+/* The least simulated step over a grid of placements, each evaluated separately. */
 static double exhaustive(const struct mt_plan_request *base, size_t *n)
 {
     static const enum mt_activations acts[] = {MT_ACT_KEEP, MT_ACT_OFFLOAD, MT_ACT_RECOMPUTE};
@@ -71,13 +71,13 @@ static void the_choice_is_near_the_best_of_an_exhaustive_grid(void **state)
             if (!(c.sim.seconds <= best * 1.02))
                 fail_msg("link %g GB/s, %g GiB: chosen %g s, best of %zu is %g", links[i], budgets[k],
                          c.sim.seconds, n, best);
-            assert_true(c.n_tried < n); /* and it looked at fewer */
+            assert_true(c.n_tried < n); /* with fewer candidates */
             mt_plan_choice_finish(&c);
         }
     mt_layout_destroy(&l);
 }
 
-/* The least step over all mixes of what is kept, of what leaves of either part of records, and slots. */
+/* The least step over all mixtures: kept layers, offloaded records of either part, slots. */
 static double best_mixture(const struct mt_plan_request *base, size_t *n)
 {
     int layers = (int)base->layout->cfg.n_layers;
@@ -132,7 +132,7 @@ static void the_mixture_is_near_the_best_of_all(void **state)
             apart += c.placement.offload_attention != c.placement.offload_layers;
             mt_plan_choice_finish(&c);
         }
-    assert_true(apart > 0); /* the parts of records do go different ways */
+    assert_true(apart > 0); /* the two parts of records are offloaded differently */
     mt_layout_destroy(&l);
 }
 
@@ -206,7 +206,7 @@ static void more_memory_is_never_much_slower(void **state)
         m.rate[MT_RATE_GEMM_BF16].value = 1;
         struct mt_plan_request r = make_request(l, &m, 128, 8);
         struct mt_plan_choice c;
-        r.placement.offload_layers = 0; /* at a link as slow as this one, records that leave keep loads apart */
+        r.placement.offload_layers = 0; /* with a link as slow as this one, offloading records delays loads */
         if (mt_plan_search(&c, &r, NULL))
             continue;
         assert_true(c.sim.seconds <= before * 1.03); /* not every placement is tried */
@@ -227,7 +227,7 @@ static double seconds_of(const struct mt_plan_request *r)
     return seconds;
 }
 
-/* Of halves and whole layers the faster, but for a margin; and each of these is so on some machine. */
+/* The search chooses the faster of halves and whole layers, within a margin; each is faster on some machine. */
 static void layers_are_cut_where_that_is_faster(void **state)
 {
     (void)state;
@@ -322,7 +322,7 @@ static void states_leave_the_host_in_reverse_order_of_need(void **state)
         if (mt_plan_search(&c, &r, &err))
             continue;
         assert_true(c.host_bytes <= r.placement.host_budget.bytes);
-        assert_true(c.n_tier[MT_UNIT_ON_HOST] >= before); /* more memory, more units at home */
+        assert_true(c.n_tier[MT_UNIT_ON_HOST] >= before); /* more memory, more units in it */
         before = c.n_tier[MT_UNIT_ON_HOST];
         for (size_t u = 1; u < l->n_units; u++) /* the first units of forward are the first to stay */
             assert_false(c.engine.on_disk[u - 1] & ~c.engine.on_disk[u]);
@@ -342,7 +342,7 @@ static double product_seconds(const struct mt_machine *m, unsigned variant, unsi
     return mt_machine_op_seconds(m, &op);
 }
 
-/* What a chunk's products take, against what they would at the full rate. */
+/* Time of a chunk's products relative to that at the full rate. */
 static double head_cost(const struct mt_machine *m, double vocab, double hidden, double chunk, double piece)
 {
     double logits = chunk / piece * product_seconds(m, MT_GEMM_NT, MT_METER_F32_OUT, piece, vocab, hidden);
@@ -390,7 +390,7 @@ static void a_chunk_of_logits_is_what_was_asked_for_or_fits(void **state)
     r.layout = few;
     assert_int_equal(mt_plan_chunks(&r, chunk), 1);
     assert_int_equal(chunk[0], 4096);
-    mt_plan_take_chunk(&r, chunk[0]); /* as before there were pieces: the same bits */
+    mt_plan_take_chunk(&r, chunk[0]); /* without pieces, as in older versions: the same bits */
     assert_int_equal(r.numerics.logits_piece, MT_AUTO);
     r.layout = l;
     r.numerics.logits_chunk = 128;

@@ -184,9 +184,9 @@ static void a_step_takes_at_least_what_each_resource_takes(void **state)
             double sum = 0;
             for (int k = 0; k < MT_SIM_N_RESOURCES; k++)
                 sum += c.sim.critical[k];
-            NEAR(sum, c.sim.makespan); /* the critical path has no holes */
+            NEAR(sum, c.sim.makespan); /* the critical path has no gaps */
             assert_true(fabs(c.sim.bytes[MT_SIM_H2D] - (double)c.engine.h2d_bytes) < 1);
-            double disk[2] = {0}; /* what the engine says of its own step */
+            double disk[2] = {0}; /* the engine's own numbers for the step */
             for (int k = 0; k < MT_N_DISK_USES; k++) {
                 disk[0] += (double)c.engine.traffic.read[k];
                 disk[1] += (double)c.engine.traffic.written[k];
