@@ -8,9 +8,9 @@
 #include "base/err.h"
 
 /**
- * What bytes of a file are known by: the XXH3 of each block of MT_SUM_BLOCK of them, counted from the first (the last
- * block may be shorter), and the XXH3 of these sums, in order, each little-endian. Blocks can be summed in any order
- * and checked one by one.
+ * Checksum of a tensor's bytes in a file: the XXH3 of each block of MT_SUM_BLOCK bytes, from the first byte on (the
+ * last block may be shorter), and the XXH3 of these sums, in order, each little-endian. Blocks can be summed in any
+ * order and checked one by one.
  */
 enum { MT_SUM_BLOCK = 1 << 20 };
 
@@ -18,18 +18,18 @@ static inline size_t mt_sum_blocks(size_t bytes)
 {
     return (bytes + MT_SUM_BLOCK - 1) / MT_SUM_BLOCK;
 }
-/** Of one block. */
+/** Sum of one block. */
 uint64_t mt_block_sum(const void *data, size_t bytes);
-/** Of all, from the sums of the blocks. */
+/** Sum of all bytes, from the sums of the blocks. */
 uint64_t mt_tensor_sum(const uint64_t *sum, size_t n_blocks);
 
-/** The same of bytes that come in order, in pieces of any size. */
+/** Computes the same sum from pieces of any size, in order. */
 struct mt_summer {
     struct XXH3_state_s *block, *whole;
-    size_t n; /* bytes of the block that is open */
+    size_t n; /* bytes of the current block so far */
 };
 int mt_summer_init(struct mt_summer *s, struct mt_err *err);
-/** Accepts one that is zero. */
+/** Accepts an all-zero struct. */
 void mt_summer_finish(struct mt_summer *s);
 void mt_summer_begin(struct mt_summer *s);
 void mt_summer_add(struct mt_summer *s, const void *data, size_t bytes);

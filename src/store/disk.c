@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One thread feeds the backend and takes its results. Requests wait in a list for each direction; they are
- * cut into pieces, as many under way as `depth` says for reads and as many for writes, so that neither
- * starves the other.
+ * One thread submits to the backend and takes its results. Requests wait in one list for reads and one for writes; they
+ * are cut into pieces. Up to `depth` reads and `depth` writes are under way, so that neither starves the other.
  */
 #include "store/disk.h"
 
@@ -21,7 +20,7 @@
 enum { READ, WRITE, MAX_RESULTS = 64, MAX_RETRIES = 10000, SUM_AT_ONCE = 128 << 10 };
 
 struct piece {
-    struct mt_sum_job job; /* the first member */
+    struct mt_sum_job job; /* must be the first member */
     struct mt_disk_request *r;
     size_t file;
     uint64_t offset; /* in the file */
@@ -32,8 +31,8 @@ struct piece {
     uint64_t address; /* on the disk */
     bool reread;
     bool under_way;  /* the backend has it */
-    int64_t since;   /* of the disk's clock */
-    struct piece *next; /* of the free ones */
+    int64_t since;   /* when it was submitted, on clock_ns */
+    struct piece *next; /* in the list of free pieces */
 };
 
 struct list {
@@ -53,14 +52,14 @@ struct mt_disk {
     pthread_t thread;
     bool started;
 
-    /* the thread's own */
+    /* used only by the thread */
     struct list going[2];
     struct piece *pieces, *free_pieces;
     unsigned in_flight[2];
     int64_t busy_since[2];
-    int broken; /* a drive does not answer or the backend failed: everything fails with this */
-    unsigned n_lost; /* pieces that the backend had then: they may still end */
-    int64_t clock_ns, seen_ns; /* time that passed while this thread could run */
+    int broken; /* error code once a drive does not answer or the backend failed: everything fails with it */
+    unsigned n_lost; /* pieces that the backend had then: they may still be transferred */
+    int64_t clock_ns, seen_ns; /* time while this thread could run; when it was last advanced */
     int64_t deadline_ns;
     struct mt_disk *next_abandoned;
 
@@ -70,7 +69,7 @@ struct mt_disk {
     bool quit;
 };
 
-static struct mt_disk *abandoned; /* what must outlive its owner, to be found by tools that look for leaks */
+static struct mt_disk *abandoned; /* disks that could not be freed; a list, so that leak checkers find them */
 
 static void append(struct list *l, struct mt_disk_request *r)
 {
@@ -104,7 +103,7 @@ static void fail_request(struct mt_disk *d, struct piece *p, int rc)
         return;
     r->rc = mt_fail(&r->err, rc == -ENOSPC || rc == -EDQUOT ? MT_ERR_NO_FIT : MT_ERR_RUNTIME, rc,
                     "cannot %s %zu bytes at offset %llu of %s (%s): %s; the last checkpoint is not "
-                    "touched by this",
+                    "affected",
                     r->write ? "write" : "read", p->bytes - p->done,
                     (unsigned long long)(p->offset + p->done), f->path, f->drive,
                     rc == -ENODATA ? "the file has become shorter" : strerror(-rc));
@@ -133,9 +132,9 @@ static void finish_piece(struct mt_disk *d, struct piece *p)
     end_piece(d, p);
 }
 
-/* The request to submit pieces of next. One whose pieces are all submitted leaves the list, and ends with
- * its last piece. */
-static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
+/* The request whose pieces are submitted next. Removes requests whose pieces are all submitted from the list: they end
+ * with their last piece. */
+static struct mt_disk_request *next_request(struct mt_disk *d, int dir)
 {
     struct mt_disk_request *r;
     while ((r = d->going[dir].first) && fully_started(r)) {
@@ -146,7 +145,7 @@ static struct mt_disk_request *turn_of(struct mt_disk *d, int dir)
     return r;
 }
 
-/* Those that nothing has been started of when the disk was given up, and that come after it. */
+/* Fails all requests in the lists: the disk was given up before they were fully started. */
 static void refuse_all(struct mt_disk *d)
 {
     for (int dir = 0; dir < 2; dir++)
@@ -157,15 +156,15 @@ static void refuse_all(struct mt_disk *d)
 }
 
 /*
- * Nothing more comes of the backend: ends all that it has. Whether those transfers still happen cannot be known, so
- * their pieces are not used again.
+ * The backend or a drive has failed: ends all pieces that the backend has. Whether it still transfers them cannot be
+ * known, so they are not used again.
  */
 static void give_up(struct mt_disk *d, int rc, const char *why)
 {
     if (d->broken)
         return;
     d->broken = rc;
-    mt_log(MT_LOG_ERROR, "disk I/O: %s: %s; nothing more is read or written", why, strerror(-rc));
+    mt_log(MT_LOG_ERROR, "disk I/O: %s: %s; nothing is read or written any more", why, strerror(-rc));
     for (unsigned i = 0; i < 2 * d->depth; i++) {
         struct piece *p = &d->pieces[i];
         if (!p->under_way)
@@ -174,7 +173,7 @@ static void give_up(struct mt_disk *d, int rc, const char *why)
         fail_request(d, p, rc);
         end_piece(d, p);
     }
-    refuse_all(d); /* at once: there may be no piece left to start one with */
+    refuse_all(d); /* at once: there may be no free piece left to start one */
 }
 
 static void submit_piece(struct mt_disk *d, struct piece *p)
@@ -194,7 +193,7 @@ static void submit_piece(struct mt_disk *d, struct piece *p)
     p->since = d->clock_ns;
     int rc = mt_io_submit(d->io, &op, 1);
     if (rc)
-        give_up(d, rc, "a transfer is not accepted");
+        give_up(d, rc, "a transfer was not accepted");
 }
 
 /* --- sums ------------------------------------------------------------------------------------ */
@@ -205,13 +204,13 @@ static void fail_sum(struct mt_disk *d, struct piece *p)
     const struct mt_disk_file *f = &d->files[p->file];
     if (!r->rc)
         r->rc = mt_fail(&r->err, MT_ERR_RUNTIME, -EBADMSG,
-                        "%zu bytes of unit %zu's %s at offset %llu of %s (%s) are not what was written there, twice read: the "
-                        "drive, its cable or its controller changes data; nothing of it goes into a checkpoint, the "
-                        "last one is not touched by this",
+                        "%zu bytes of unit %zu's %s at offset %llu of %s (%s) are not what was written there, in two reads: "
+                        "the drive, its cable or its controller changes data; none of it is saved to a checkpoint, the "
+                        "last one is not affected",
                         p->bytes, p->sums->unit, p->sums->what, (unsigned long long)p->offset, f->path, f->drive);
 }
 
-/* The block's sum is there: a write may begin, a read ends or begins once more. */
+/* A block has been summed: starts its write, or ends its read or repeats it once. */
 static void take_sum(struct mt_disk *d, struct piece *p)
 {
     uint64_t *sum = mt_disk_sum_of(p->sums, p->address);
@@ -222,7 +221,7 @@ static void take_sum(struct mt_disk *d, struct piece *p)
     }
     if (*sum ? *sum != p->job.sum : !p->job.zeros) {
         if (!p->reread) {
-            mt_warn("%s (%s), offset %llu: %zu bytes of unit %zu's %s are not what was written; reading them once more",
+            mt_warn("%s (%s), offset %llu: %zu bytes of unit %zu's %s are not what was written; reading them again",
                     d->files[p->file].path, d->files[p->file].drive, (unsigned long long)p->offset, p->bytes,
                     p->sums->unit, p->sums->what);
             pthread_mutex_lock(&d->lock);
@@ -259,7 +258,7 @@ static void take_sums(struct mt_disk *d)
         take_sum(d, (struct piece *)j);
 }
 
-/* Cuts the next piece off a request: where sums are kept, a block. */
+/* Cuts the next piece off a request, a block if it has sums, and starts it. */
 static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
 {
     struct mt_disk_span *s = &r->span[r->at_span];
@@ -282,7 +281,7 @@ static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
     if (d->in_flight[r->write]++ == 0)
         d->busy_since[r->write] = mt_now_ns();
     if (!whole) {
-        fail_request(d, p, -EINVAL); /* a span that is not whole blocks has no sums */
+        fail_request(d, p, -EINVAL); /* a span with sums must be whole blocks */
         finish_piece(d, p);
     } else if (p->sums && r->write) {
         sum_piece(d, p);
@@ -311,7 +310,7 @@ static void start_pieces(struct mt_disk *d)
     for (bool any = true; any;) {
         any = false;
         for (int dir = 0; dir < 2; dir++) {
-            struct mt_disk_request *r = d->in_flight[dir] < d->depth ? turn_of(d, dir) : NULL;
+            struct mt_disk_request *r = d->in_flight[dir] < d->depth ? next_request(d, dir) : NULL;
             if (r)
                 start_piece(d, r);
             any |= r != NULL;
@@ -358,7 +357,7 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
         finish_piece(d, p);
         return;
     }
-    /* direct I/O must continue at an aligned offset: bytes after the last one are moved again */
+    /* direct I/O continues at an aligned offset: the bytes after the last one are transferred again */
     const struct mt_disk_file *f = &d->files[p->file];
     size_t step = f->direct ? f->align : 1, next = (p->done + n) / step * step;
     if (next == p->done && ++p->retries >= MAX_RETRIES) {
@@ -370,7 +369,7 @@ static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
     submit_piece(d, p);
 }
 
-/* A process that is stopped for a while must not take its drives for dead: time counts while this thread runs. */
+/* Drives are not given up because the process was stopped for a while: only time in which this thread runs counts. */
 static void watch_drives(struct mt_disk *d)
 {
     int64_t now = mt_now_ns(), most = 2 * MT_IO_WAIT_MS * (int64_t)1000000;
@@ -399,7 +398,7 @@ static void *disk_main(void *arg)
             return NULL;
         int n = 0;
         if (d->broken)
-            nanosleep(&(struct timespec){0, 10000000}, NULL); /* nobody can wake it any more */
+            nanosleep(&(struct timespec){0, 10000000}, NULL); /* the backend cannot be woken any more */
         else
             n = mt_io_wait(d->io, r, MAX_RESULTS);
         if (n < 0)
@@ -559,7 +558,7 @@ int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *e
     int rc = open_files(d, p, err);
     if (!rc)
         rc = open_io(d, p, err);
-    if (!rc) /* a thread for each drive, and one: for reads and writes at once */
+    if (!rc) /* one more than drives: for reads and writes at once */
         rc = mt_sum_pool_create(&d->sums, (int)p->n_dirs + 1, wake_disk, d->io, err);
     if (!rc) {
         int e = pthread_create(&d->thread, NULL, disk_main, d);
@@ -594,13 +593,13 @@ void mt_disk_close(mt_disk **disk)
         mt_io_destroy(&d->io);
     for (size_t i = 0; i < d->n_files; i++)
         if (d->n_lost)
-            unlink(d->files[i].path); /* a thread may still write there: the descriptor must not become another file's */
+            unlink(d->files[i].path); /* not closed: a late write must not reach another file by a reused number */
         else
             mt_disk_file_close(&d->files[i]);
     mt_stripe_finish(&d->stripe);
     pthread_mutex_destroy(&d->lock);
     *disk = NULL;
-    if (d->n_lost) { /* the kernel, or a thread, may still have pieces and the backend */
+    if (d->n_lost) { /* the kernel or a thread may still use pieces and the backend */
         d->next_abandoned = abandoned;
         abandoned = d;
         return;
@@ -641,7 +640,7 @@ int mt_disk_sync(mt_disk *d, struct mt_err *err)
 size_t mt_disk_block(const mt_disk *d)
 {
     size_t chunk = d->stripe.chunk, block = MT_MIN(chunk, mt_align_up(d->request_bytes, MT_DISK_ALIGN));
-    return chunk % block || block > d->request_bytes ? (size_t)MT_DISK_ALIGN : block; /* none is on two drives */
+    return chunk % block || block > d->request_bytes ? (size_t)MT_DISK_ALIGN : block; /* a block is on one drive */
 }
 
 const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share)

@@ -30,7 +30,7 @@ void mt_disk_remove_stale(const char *dir)
         int fd = openat(dirfd(d), e->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             continue;
-        /* whoever made it holds the lock for as long as it lives */
+        /* a living run holds the lock on its file */
         if (!mt_lock_file(fd, false) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
             !unlinkat(dirfd(d), e->d_name, 0))
             mt_info("%s/%s: scratch of a run that is no more, %s: removed", dir, e->d_name,
@@ -61,7 +61,7 @@ static void name_drive(struct mt_disk_file *f)
         fclose(u);
 }
 
-/* What the drive asks of addresses and offsets; where it does not say, what every one is content with. */
+/* The alignment that direct I/O needs here; if the kernel does not say, one that every drive accepts. */
 static size_t direct_alignment(int fd)
 {
     struct statx x = {0};
@@ -75,7 +75,7 @@ static size_t direct_alignment(int fd)
     return MT_DISK_ALIGN;
 }
 
-/* A file system may accept O_DIRECT and refuse the I/O: try a block of what the file holds, zeros. */
+/* A file system may accept O_DIRECT and refuse the I/O: tries a block. */
 static bool direct_works(int fd)
 {
     void *p = mt_alloc_aligned(2 * (size_t)MT_DISK_ALIGN);
@@ -91,8 +91,8 @@ static bool direct_works(int fd)
 }
 
 /*
- * Copy-on-write file systems (btrfs) would not keep the space reserved and would fragment the file: asks
- * for writes in place. Other file systems refuse the request, which does no harm.
+ * Turns copy-on-write off (btrfs): with it the reserved space would not be used, and the file would fragment. Other
+ * file systems refuse the request, which does no harm.
  */
 static void write_in_place(int fd)
 {
@@ -117,10 +117,10 @@ static int open_locked(struct mt_disk_file *f, const char *dir, size_t index, st
         if (f->fd < 0)
             return mt_fail(err, MT_ERR_USAGE, -errno, "memory.nvme_paths: cannot create %s: %s",
                            f->path, strerror(errno));
-        /* between creating and locking it, another run that starts may have removed it as stale */
+        /* before it was locked, another run that starts may have removed it as stale */
         int rc = mt_lock_file(f->fd, false);
         bool there = !fstat(f->fd, &st) && st.st_nlink;
-        if (rc && rc != -EWOULDBLOCK && there) /* nobody can lock here, so nobody takes it for stale */
+        if (rc && rc != -EWOULDBLOCK && there) /* no run can lock files here, so none removes it as stale */
             mt_info("%s cannot be locked (%s): remove it if this run is killed", f->path, strerror(-rc));
         if (rc != -EWOULDBLOCK && there)
             return 0;
@@ -136,14 +136,14 @@ static int fail_space(const struct mt_disk_file *f, const char *dir, struct mt_e
     struct statvfs st = {0};
     uint64_t left = statvfs(dir, &st) ? 0 : (uint64_t)st.f_bavail * st.f_frsize;
     return mt_fail(err, MT_ERR_NO_FIT, -ENOSPC,
-                   "%s (%s): %s of scratch are wanted, %s are free: %s short; make room, or name more "
+                   "%s (%s): %s of scratch are needed, %s are free: %s short; free space, or name more "
                    "folders in memory.nvme_paths, or raise memory.host_budget",
                    dir, f->drive, mt_format_bytes(want, sizeof(want), f->bytes),
                    mt_format_bytes(have, sizeof(have), left),
                    mt_format_bytes(gap, sizeof(gap), f->bytes > left ? f->bytes - left : 0));
 }
 
-/* For file systems without fallocate: space is reserved only by writing to it. */
+/* For file systems without fallocate: only writing reserves space. */
 static int write_zeros(int fd, uint64_t bytes)
 {
     enum { PIECE = 1 << 20 };
@@ -165,7 +165,7 @@ static int reserve(struct mt_disk_file *f, const char *dir, struct mt_err *err)
         rc = fallocate(f->fd, 0, 0, (off_t)f->bytes) ? -errno : 0;
     while (rc == -EINTR);
     if (rc == -EOPNOTSUPP) {
-        mt_info("%s: no fallocate here; reserving %llu bytes by writing them", f->path,
+        mt_info("%s: the file system has no fallocate; reserving %llu bytes by writing them", f->path,
                 (unsigned long long)f->bytes);
         rc = write_zeros(f->fd, f->bytes);
     }
@@ -186,7 +186,7 @@ static void choose_direct(struct mt_disk_file *f, bool buffered)
         return;
     fcntl(f->fd, F_SETFL, flags);
     if (!buffered)
-        mt_warn("%s (%s): no direct I/O here; going through the page cache", f->path, f->drive);
+        mt_warn("%s (%s): the file system has no direct I/O; using the page cache", f->path, f->drive);
 }
 
 int mt_disk_file_open(struct mt_disk_file *f, const char *dir, size_t index, uint64_t bytes,

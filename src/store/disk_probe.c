@@ -63,7 +63,7 @@ static double cpu_seconds(void)
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Passes over the file in each wanted direction until the time is over. */
+/* Reads or writes the whole file in each direction again and again until the time is over. */
 static void run(struct probe *p, const bool wanted[2], double seconds, double *rate, double *cpu)
 {
     int64_t t0 = mt_now_ns();
@@ -91,7 +91,7 @@ static void run(struct probe *p, const bool wanted[2], double seconds, double *r
     *cpu = (cpu_seconds() - c0) / took;
 }
 
-/* Random data: drives that compress or detect zeros would look faster than they are. */
+/* Random data: zeros would make drives that compress or detect them look faster. */
 static void fill_random(uint32_t *dst, size_t n)
 {
     for (size_t i = 0; i + 4 <= n; i += 4) {
@@ -104,7 +104,7 @@ static int measure(struct probe *p, struct mt_disk_rates *out, const struct mt_d
 {
     static const bool reads[2] = {true, false}, writes[2] = {false, true}, both[2] = {true, true};
     double unused;
-    run(p, writes, 0, &out->write, &out->cpu_write); /* blocks that were never written read as fast as zeros */
+    run(p, writes, 0, &out->write, &out->cpu_write); /* first: drives return blocks that were never written too fast */
     if (!p->rc && a->seconds > 0)
         run(p, writes, a->seconds, &out->write, &out->cpu_write);
     if (!p->rc)
@@ -130,7 +130,7 @@ int mt_disk_measure(struct mt_disk_rates *out, const struct mt_disk_probe *a, st
     p.slot_bytes = info.depth / 2 * (a->request_bytes ? a->request_bytes : 1 << 20);
     p.slot_bytes = mt_align_up(MT_MAX(p.slot_bytes, (size_t)MT_DISK_ALIGN), MT_DISK_ALIGN);
     size_t bytes = 2 * SLOTS * p.slot_bytes;
-    void *memory = NULL; /* on huge pages, as staging is: a request then needs few segments */
+    void *memory = NULL; /* on huge pages, like staging: a request then needs few segments */
     rc = mt_host_alloc(&memory, bytes, "the disk probe", err);
     if (!rc) {
         p.memory = memory;

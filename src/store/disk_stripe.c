@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "store/disk_priv.h"
 
-/* The drive that is farthest behind its share after `given` slots. */
+/* The drive whose number of slots is farthest below its share after `given` slots. */
 static size_t neediest(const struct mt_stripe *s, const double *rates, double sum, size_t given)
 {
     size_t best = 0;

@@ -12,7 +12,7 @@
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-/* A piece that begins anywhere has parts of two blocks beside its whole ones. */
+/* At most: whole blocks, and a part of a block at each end. */
 static uint64_t sums_of_piece(uint64_t piece, size_t block)
 {
     return piece / block + 2;
@@ -111,7 +111,7 @@ static int64_t thread_ns(void)
 static void *sum_main(void *arg)
 {
     mt_sum_pool *p = arg;
-    int64_t told = thread_ns();
+    int64_t counted = thread_ns();
     pthread_mutex_lock(&p->lock);
     for (;;) {
         struct mt_sum_job *job;
@@ -123,9 +123,9 @@ static void *sum_main(void *arg)
         mt_sum_job_run(job);
         int64_t now = thread_ns();
         pthread_mutex_lock(&p->lock);
-        p->ns += now - told;
-        told = now;
-        bool wake = !p->ended.first; /* else the last call is still to be answered */
+        p->ns += now - counted;
+        counted = now;
+        bool wake = !p->ended.first; /* else the owner has been woken and has not taken the jobs yet */
         push(&p->ended, job);
         if (!wake)
             continue;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread takes the next block of the oldest request of its drive, reads it, sums it and copies it to its place, so
- * that what waits for a drive, what is summed and what is copied run beside each other.
+ * Each thread takes the next block of the oldest request of its drive, reads it, sums it and copies it to its place, so
+ * that reads, sums and copies overlap.
  */
 #include "store/file_weights.h"
 
@@ -37,7 +37,7 @@ struct part {
 struct drive {
     mt_file_weights *f;
     dev_t dev;
-    struct mt_file_request *first, *last; /* that have blocks left to be taken; under lock */
+    struct mt_file_request *first, *last; /* requests with blocks that no thread has taken; under lock */
     pthread_cond_t work;
 };
 
@@ -75,7 +75,7 @@ static size_t block_bytes(const struct part *p, size_t block)
     return MT_MIN((size_t)MT_SUM_BLOCK, p->p.bytes - block * MT_SUM_BLOCK);
 }
 
-/* The aligned bytes around a block; *data is where it begins in `buf`. */
+/* Reads the aligned bytes around a block; *data is the begin of the block in `buf`. */
 static int read_cover(const struct file *f, uint64_t offset, size_t bytes, char *buf, char **data, struct mt_err *err)
 {
     uint64_t from = offset / ALIGN * ALIGN;
@@ -85,7 +85,7 @@ static int read_cover(const struct file *f, uint64_t offset, size_t bytes, char 
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         size_t next = n > 0 ? got + (size_t)n : got;
-        if (next < want) /* direct I/O goes on at an aligned offset */
+        if (next < want) /* direct I/O continues at an aligned offset */
             next = next / ALIGN * ALIGN;
         if (next == got)
             return mt_fail(err, MT_ERR_INPUT, n < 0 ? -errno : -ENODATA, "cannot read %zu bytes at offset %llu of %s: %s",
@@ -101,7 +101,7 @@ static int fail_changed(const struct file *f, const struct part *p, size_t block
 {
     uint64_t at = p->p.offset + (uint64_t)block * MT_SUM_BLOCK;
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
-                   "%s: tensor \"%s\" is not what it was: bytes %llu to %llu of the file have another checksum than when "
+                   "%s: tensor \"%s\" has changed: bytes %llu to %llu of the file have another checksum than when "
                    "they were first read; the file was changed during the run, or its drive is failing",
                    f->path, p->p.name, (unsigned long long)at, (unsigned long long)(at + block_bytes(p, block)));
 }
@@ -113,7 +113,7 @@ static int fail_expected(const struct file *f, const struct part *p, struct mt_e
                    "made on, or it was changed since; set model.path to that model", f->path, p->p.name);
 }
 
-/* Keeps a block's sum, or holds it against the one that is kept. */
+/* Keeps a block's sum, or compares it with the one kept. */
 static int check_block(mt_file_weights *f, struct part *p, size_t block, const char *data, struct mt_err *err)
 {
     const struct file *file = &f->files[p->p.file];
@@ -137,7 +137,7 @@ static int check_block(mt_file_weights *f, struct part *p, size_t block, const c
     return wrong ? fail_expected(file, p, err) : 0;
 }
 
-/* Reads a block and checks it; *data lies in `buf`. */
+/* Reads a block and checks it; *data points into `buf`. */
 static int load_block(mt_file_weights *f, struct part *p, size_t block, char *buf, char **data, struct mt_err *err)
 {
     const struct file *file = &f->files[p->p.file];
@@ -152,13 +152,13 @@ static size_t drive_of(const mt_file_weights *f, size_t part)
     return f->files[f->parts[part].p.file].drive;
 }
 
-/* Is the part wanted from that drive? */
+/* Whether the request needs the part and it is on the drive. */
 static bool wants(const mt_file_weights *f, const struct mt_file_request *r, size_t part, size_t drive)
 {
     return r->plane[f->parts[part].p.plane] && drive_of(f, part) == drive;
 }
 
-/* Moves on to the next part that is wanted from the drive; false: there is none. */
+/* Moves the cursor to the next part that is needed from the drive; false: there is none. */
 static bool find_part(const mt_file_weights *f, struct mt_file_request *r, size_t drive)
 {
     size_t end = f->unit_first[r->unit + 1];
@@ -178,7 +178,7 @@ static void append(struct drive *d, size_t i, struct mt_file_request *r)
     pthread_cond_broadcast(&d->work);
 }
 
-/* Under lock: the next block of the drive's oldest request. */
+/* Call under lock. Takes the next block of the drive's oldest request. */
 static void take_block(mt_file_weights *f, struct drive *d, struct mt_file_request **r, size_t *part, size_t *block)
 {
     size_t i = (size_t)(d - f->drive);
@@ -228,7 +228,7 @@ static void *reader_main(void *arg)
         if (!d->first)
             break;
         take_block(f, d, &r, &part, &block);
-        int rc = r->rc; /* one that has failed is not read on */
+        int rc = r->rc; /* the rest of a failed request is not read */
         pthread_mutex_unlock(&f->lock);
         struct part *p = &f->parts[part];
         size_t n = rc ? 0 : block_bytes(p, block);
@@ -277,7 +277,7 @@ void mt_file_weights_submit(mt_file_weights *f, struct mt_file_request *r)
     pthread_mutex_unlock(&f->lock);
 }
 
-/* --- one after the other --------------------------------------------------------------------- */
+/* --- synchronous reads ----------------------------------------------------------------------- */
 
 static int alloc_buffer(char **buf, struct mt_err *err)
 {
@@ -289,7 +289,7 @@ static int alloc_buffer(char **buf, struct mt_err *err)
     return 0;
 }
 
-/* What of bytes [first, end) of the plane the block holds, to its place in dst. */
+/* Copies the block's part of bytes [first, end) of the plane to its place in dst. */
 static void copy_overlap(const struct part *p, size_t block, const char *data, size_t first, size_t end, char *dst)
 {
     size_t at = p->p.at + block * MT_SUM_BLOCK, to = at + block_bytes(p, block);
@@ -372,7 +372,7 @@ bool mt_file_weights_direct(const mt_file_weights *f, size_t *n_drives)
 
 /* --- set-up ---------------------------------------------------------------------------------- */
 
-/* O_DIRECT where a first read of that kind succeeds: some file systems only refuse it then. */
+/* Opens with O_DIRECT if a first read succeeds: some file systems refuse only that. */
 static bool open_direct(struct file *f, char *buf)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
@@ -416,7 +416,7 @@ static int open_files(mt_file_weights *f, const struct mt_file_weights_params *p
         }
         file->drive = find_drive(f, st.st_dev);
         if (!file->direct && !p->buffered)
-            mt_info("%s: its file system has no direct I/O, it is read through the page cache", file->path);
+            mt_info("%s: its file system has no direct I/O; using the page cache", file->path);
     }
     return 0;
 }

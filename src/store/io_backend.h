@@ -4,7 +4,7 @@
 
 #include "store/io.h"
 
-/** What a backend implements; signatures are those of the public functions. */
+/** Functions of a backend, with the contracts of the public functions (io.h). */
 struct mt_io_backend {
     const char *name;
     void (*destroy)(mt_io *io);
@@ -20,7 +20,7 @@ struct mt_io {
     const struct mt_io_backend *backend;
 };
 
-/** -ENOSYS in a build without liburing; another errno where the kernel does not let us. */
+/** -ENOSYS: built without liburing; another errno: the kernel does not allow it. */
 int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err);
 int mt_io_threads_create(mt_io **out, unsigned depth, struct mt_err *err);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Wraps a backend and breaks chosen operations: for tests of what the layers above do then. */
+/* Wraps a backend and injects faults into chosen operations, to test the layers above. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,15 +8,15 @@
 #include "store/io_backend.h"
 
 enum {
-    REORDERED = 4, /* results that are held back, to be returned in reverse order */
-    LATE_BY = 100,  /* operations that a stale write comes late by */
+    REORDERED = 4, /* results that are returned in reverse order */
+    LATE_BY = 100,  /* operations by which a stale write is late */
 };
 
 /* An operation on a copy of the caller's bytes, or one whose result is to be changed. */
 struct changed {
     struct mt_io_op op;
-    void *copy;      /* NULL: a read, a bit of which is turned */
-    void *tag;       /* under which the backend has it: the caller's, or this where the caller has its result */
+    void *copy;      /* NULL: a read of which a bit is flipped */
+    void *tag;       /* of the backend's operation: the caller's, or this struct if the caller has its result already */
     unsigned due_in; /* operations until it is submitted; 0: it has been */
     struct changed *next;
 };
@@ -32,7 +32,7 @@ struct fault_io {
     struct mt_io_op *late; /* operations that wait until nothing else is under way */
     size_t n_late;
     struct changed *changed;
-    struct mt_io_op half; /* of two to be done in each other's place, the first */
+    struct mt_io_op half; /* first of two operations that exchange their offsets */
     bool has_half, cannot_wait;
 };
 
@@ -44,7 +44,7 @@ static struct fault_io *fault(mt_io *io)
 static void fault_destroy(mt_io *io)
 {
     struct fault_io *w = fault(io);
-    mt_io_destroy(&w->inner); /* and what it has under way */
+    mt_io_destroy(&w->inner); /* waits for its operations under way */
     while (w->changed) {
         struct changed *c = w->changed;
         w->changed = c->next;
@@ -74,7 +74,7 @@ static bool hits(struct fault_io *w, const struct mt_io_op *op)
     return n >= w->f.nth && (!w->f.count || n - w->f.nth < w->f.count);
 }
 
-static int64_t told(enum mt_io_fault_kind k)
+static int64_t reported(enum mt_io_fault_kind k)
 {
     switch (k) {
     case MT_IO_FAULT_EIO:
@@ -102,7 +102,7 @@ static void make_result(struct fault_io *w, const struct mt_io_op *op, int64_t r
     w->made[w->n_made++] = (struct mt_io_result){op->tag, res};
 }
 
-/* A bit that follows from the seed alone: which operation it was. */
+/* Flips a bit; which one depends only on the number of operations so far. */
 static void turn_a_bit(const struct fault_io *w, char *p, size_t bytes)
 {
     size_t bit = (size_t)(w->f.nth * 2654435761u % (bytes * 8));
@@ -150,7 +150,7 @@ static int submit_stale(struct fault_io *w, const struct mt_io_op *op)
     return 0;
 }
 
-/* Stale writes whose time has come. */
+/* Submits stale writes that are due. */
 static int submit_due(struct fault_io *w)
 {
     int rc = 0;
@@ -202,7 +202,7 @@ static int submit_hit(struct fault_io *w, struct mt_io_op *op)
         make_result(w, op, (int64_t)op->bytes);
         return 0;
     default:
-        make_result(w, op, told(w->f.kind));
+        make_result(w, op, reported(w->f.kind));
         return 0;
     }
 }
@@ -227,7 +227,7 @@ static int fault_submit(mt_io *io, const struct mt_io_op *ops, int n)
     return rc;
 }
 
-/* A result of the backend; false where the caller has had its own already. */
+/* Handles a result of the backend; false: the caller has got one already. */
 static bool settle(struct fault_io *w, const struct mt_io_result *r)
 {
     for (struct changed **at = &w->changed; *at; at = &(*at)->next) {
@@ -284,7 +284,7 @@ static int fault_wait(mt_io *io, struct mt_io_result *out, int max)
         w->n_made -= (size_t)n;
         return n;
     }
-    if (w->has_half && !w->inner_in_flight) { /* no other came: it is done in its own place */
+    if (w->has_half && !w->inner_in_flight) { /* no partner came: it is done at its own offset */
         w->has_half = false;
         int rc = pass_on(w, &w->half);
         if (rc)
@@ -350,7 +350,7 @@ int mt_io_fault_parse(struct mt_io_fault *out, const char *text, struct mt_err *
             f.kind = (enum mt_io_fault_kind)i;
     if (n < 2 || !known || !f.kind || !nth)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "\"%s\" is no I/O fault: read|write|any, then :kind:nth:count", text);
+                       "\"%s\" is not an I/O fault: must be read|write|any:kind:nth[:count]", text);
     *out = f;
     return 0;
 }

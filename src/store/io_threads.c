@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The backend for where io_uring is not allowed: threads that call pread and pwrite. */
+/* The backend without io_uring: threads that call pread and pwrite. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

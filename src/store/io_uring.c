@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The io_uring backend. Files are registered, and buffers where the limit on locked memory lets us. A read
- * of an eventfd is always under way beside the caller's operations, so that another thread can end a wait.
+ * The io_uring backend. Files are registered, and buffers if the limit on locked memory allows it. A read of an eventfd
+ * is always under way beside the caller's operations, so that another thread can end a wait.
  */
 #include <liburing.h>
 #include <stdlib.h>
@@ -15,14 +15,14 @@
 
 enum {
     MAX_BUFFER = 1 << 30, /* the kernel registers no larger ones */
-    MAX_TRIES = 10000,    /* a millisecond apart */
+    MAX_TRIES = 10000,    /* one per millisecond */
 };
 
 struct uring {
     struct mt_io base;
     struct io_uring ring;
     bool has_ring, has_files, wake_armed;
-    int wake_fd, wake_rc; /* why nothing more can be read from it, told by the next wait */
+    int wake_fd, wake_rc; /* error of its last read, returned by the next wait */
     uint64_t wake_count;
     struct iovec *buffers;
     int n_buffers;
@@ -43,7 +43,7 @@ static void drop_buffers(struct uring *u)
     u->n_buffers = 0;
 }
 
-/* Until the kernel has them all: it may take some alone, or be short of memory for a moment. */
+/* Submits all queued operations: the kernel may accept only some, or be short of memory for a moment. */
 static int submit_queued(struct uring *u)
 {
     for (int tries = 0; io_uring_sq_ready(&u->ring);) {
@@ -65,11 +65,11 @@ static int arm_wake(struct uring *u)
     io_uring_prep_read(sqe, u->wake_fd, &u->wake_count, sizeof(u->wake_count), 0);
     io_uring_sqe_set_data(sqe, u);
     int rc = submit_queued(u);
-    u->wake_armed = !io_uring_sq_ready(&u->ring); /* the last in the queue: it may wait there for ever */
+    u->wake_armed = !io_uring_sq_ready(&u->ring); /* it is last in the queue and may not have been submitted */
     return rc;
 }
 
-/* The read of the eventfd goes into our buffer, so it must have ended. False where nothing more comes of the ring. */
+/* Ends the read of the eventfd, which writes to *u. False: the ring has failed, and the read may still be under way. */
 static bool end_wake(struct uring *u)
 {
     struct __kernel_timespec most = {.tv_sec = MT_IO_WAIT_MS / 1000, .tv_nsec = (MT_IO_WAIT_MS % 1000) * 1000000LL};
@@ -100,7 +100,7 @@ static void uring_destroy(mt_io *io)
     }
     if (u->wake_fd >= 0)
         close(u->wake_fd);
-    if (ended) /* else the kernel may still write to it */
+    if (ended) /* else the kernel may still write to *u */
         free(u);
 }
 
@@ -160,7 +160,7 @@ static int uring_submit(mt_io *io, const struct mt_io_op *ops, int n)
         const struct mt_io_op *op = &ops[i];
         struct io_uring_sqe *sqe = io_uring_get_sqe(&u->ring);
         int rc = 0;
-        if (!sqe) { /* the submission ring is full: hand it over and go on */
+        if (!sqe) { /* the submission ring is full: submit it and continue */
             rc = submit_queued(u);
             sqe = rc ? NULL : io_uring_get_sqe(&u->ring);
         }
@@ -201,7 +201,7 @@ static int uring_wait(mt_io *io, struct mt_io_result *out, int max)
     while (n < max && !io_uring_peek_cqe(&u->ring, &cqe)) {
         void *tag = io_uring_cqe_get_data(cqe);
         if (tag == u) {
-            u->wake_armed = false; /* armed again by the next wait: these results come first */
+            u->wake_armed = false; /* the next wait arms it again: these results are returned first */
             u->wake_rc = cqe->res < 0 && cqe->res != -EINTR && cqe->res != -EAGAIN ? cqe->res : 0;
         } else {
             out[n++] = (struct mt_io_result){tag, cqe->res};
@@ -216,7 +216,7 @@ static void uring_wake(mt_io *io)
 {
     uint64_t one = 1;
     ssize_t n = write(uring(io)->wake_fd, &one, sizeof(one));
-    (void)n; /* the counter is full: the waiter is awake already */
+    (void)n; /* fails only if the counter is full: then the wait ends anyway */
 }
 
 static const struct mt_io_backend backend = {
@@ -229,7 +229,7 @@ static const struct mt_io_backend backend = {
     .wake = uring_wake,
 };
 
-/* Kernels before 5.6 have a ring without the operations that are used here. */
+/* Kernels before 5.6 have io_uring without the operations that are used here. */
 static bool has_operations(struct io_uring *ring)
 {
     static const int used[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* In place of io_uring.c where liburing is not there. */
+/* Replaces io_uring.c in a build without liburing. */
 #include "store/io_backend.h"
 
 int mt_io_uring_create(mt_io **out, unsigned depth, struct mt_err *err)

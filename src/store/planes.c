@@ -24,14 +24,14 @@ enum { GAP = 0 };
 enum { PAGE = 4096 };
 _Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
-/* Part of a plane on the disk or in files that is held in memory. */
+/* Part of a plane on the disk or in files, in memory. */
 struct window {
     char *mem; /* NULL: all planes of the kind are in host memory */
-    size_t room; /* bytes of mem */
-    uint64_t offset; /* on the disk, or in the planes of the kind one after the other */
+    size_t capacity; /* bytes of mem */
+    uint64_t offset; /* of the content: on the disk, or for planes in files in disk_at's numbering */
     size_t bytes;    /* 0: empty */
     bool dirty;
-    const struct mt_disk_sums *sums; /* of the plane that it is of */
+    const struct mt_disk_sums *sums; /* of its plane */
 };
 
 struct mt_plane_set {
@@ -41,8 +41,8 @@ struct mt_plane_set {
     struct mt_plane_elems *elems;
     size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
     uint64_t (*disk_at)[MT_N_PLANES]; /* as a window's offset; UINT64_MAX: in host memory */
-    struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: none are kept */
-    uint64_t *sum;                            /* all of them */
+    struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: no sums */
+    uint64_t *sum;                            /* memory of all of them */
     mt_disk *disk;
     mt_plane_bits *in_files;          /* [n_units] */
     mt_file_weights *files;
@@ -74,7 +74,7 @@ static size_t plane_bytes(const struct mt_plane_set_params *p, size_t unit, enum
     return mt_align_up(mt_plane_desc_bytes(&p->desc[k], p->elems[unit].n[k]), PAGE);
 }
 
-/* Of a plane of the set, without the rest of its last page. */
+/* Bytes of a plane without the padding of its last page. */
 static size_t bytes_of(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
     return mt_plane_desc_bytes(&s->desc[k], s->elems[unit].n[k]);
@@ -106,7 +106,7 @@ uint64_t mt_plane_set_disk_bytes(const struct mt_plane_set_params *p)
     return sum;
 }
 
-/* Of one kind: no larger than its largest plane. Gradients are the engine's alone. */
+/* Window of one kind: at most its largest plane. Gradients have none: only the engine uses them. */
 static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kind k)
 {
     size_t most = 0;
@@ -115,7 +115,7 @@ static size_t window_size(const struct mt_plane_set_params *p, enum mt_plane_kin
             most = MT_MAX(most, plane_bytes(p, u, k));
     size_t bytes = p->window_bytes ? p->window_bytes : (size_t)MT_PLANE_WINDOW;
     if (p->sums && p->disk)
-        bytes = MT_MAX(bytes, mt_disk_block(p->disk)); /* whole blocks go through it */
+        bytes = MT_MAX(bytes, mt_disk_block(p->disk)); /* it must hold a whole block */
     return MT_MIN(most, bytes);
 }
 
@@ -155,7 +155,7 @@ size_t mt_plane_set_bytes(const struct mt_plane_set_params *p)
     return sum;
 }
 
-/* One kind after the other, so that what streams together lies together. */
+/* Lays planes out kind by kind, so that the planes of a kind are contiguous. */
 static size_t lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
 {
     size_t at = GAP;
@@ -181,9 +181,9 @@ static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, s
     s->files = p->files;
     for (int k = 0; k < MT_N_PLANES && !rc; k++) {
         void *mem = NULL;
-        s->window[k].room = window_size(p, k);
-        if (s->window[k].room)
-            rc = mt_host_alloc(&mem, s->window[k].room, "windows to the disk", err);
+        s->window[k].capacity = window_size(p, k);
+        if (s->window[k].capacity)
+            rc = mt_host_alloc(&mem, s->window[k].capacity, "windows to the disk", err);
         s->window[k].mem = mem;
     }
     return rc;
@@ -197,7 +197,7 @@ static int alloc_sums(mt_plane_set *s, const struct mt_plane_set_params *p, stru
     s->sums = mt_calloc(p->n_units, sizeof(*s->sums));
     s->sum = mt_calloc(bytes / sizeof(*s->sum), sizeof(*s->sum));
     if (!s->sums || !s->sum)
-        return mt_fail_nomem(err, "sums of what is on the drives", bytes);
+        return mt_fail_nomem(err, "sums of planes on drives", bytes);
     for (size_t u = 0; u < p->n_units; u++)
         for (int k = 0; k < MT_N_PLANES; k++) {
             s->sums[u][k] = (struct mt_disk_sums){.sum = s->sum + at, .offset = s->disk_at[u][k],
@@ -227,7 +227,7 @@ static void *touch(void *arg)
     int rc;
     while ((rc = madvise(t->p, t->bytes, MADV_POPULATE_WRITE) ? -errno : 0) == -EINTR || rc == -EAGAIN)
         ;
-    if (rc != -EINVAL) { /* a kernel that knows it */
+    if (rc != -EINVAL) { /* the kernel supports it */
         t->rc = rc;
         return NULL;
     }
@@ -237,7 +237,7 @@ static void *touch(void *arg)
     return NULL;
 }
 
-/* Pages are there from now on, not when a first update needs them: zeroing them takes several cores to be quick. */
+/* Allocates all pages now and not during the first update; several threads, since zeroing takes time. */
 static int touch_all(char *p, size_t bytes)
 {
     struct toucher t[MAX_TOUCHERS] = {{0}};
@@ -276,11 +276,11 @@ int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err
     if (rc)
         return rc;
     if (bytes >= ((size_t)4 << 20))
-        madvise(p, bytes, MADV_HUGEPAGE); /* a wish: refused where pages are not to be had */
+        madvise(p, bytes, MADV_HUGEPAGE); /* a hint: may fail */
     rc = bytes ? touch_all(p, bytes) : 0;
     if (rc) {
         munmap(p, bytes);
-        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "the system has not %zu bytes of host memory for %s: %s", bytes, what,
+        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "the system does not have %zu bytes of host memory for %s: %s", bytes, what,
                        strerror(-rc));
     }
     *out = p;
@@ -342,7 +342,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
         UNPOISON(s->base, s->bytes);
     mt_host_free(s->base, s->bytes);
     for (int k = 0; k < MT_N_PLANES; k++)
-        mt_host_free(s->window[k].mem, s->window[k].room);
+        mt_host_free(s->window[k].mem, s->window[k].capacity);
     free(s->at);
     free(s->disk_at);
     free(s->elems);
@@ -410,17 +410,17 @@ static int move_window(mt_plane_set *s, struct window *w, bool write, struct mt_
     return rc;
 }
 
-/* Of a plane that ends at `end`: from `offset` on, as much as there is memory for; whole blocks, where it has sums. */
+/* Window at `offset` of a plane that ends at `end`: as large as its memory allows; whole blocks if it has sums. */
 static void place_window(struct window *w, uint64_t offset, uint64_t end)
 {
     w->offset = w->sums ? mt_disk_block_begin(w->sums, offset) : offset / PAGE * PAGE;
-    w->bytes = (size_t)MT_MIN(end - w->offset, (uint64_t)w->room);
+    w->bytes = (size_t)MT_MIN(end - w->offset, (uint64_t)w->capacity);
     uint64_t to = w->offset + w->bytes;
     if (w->sums && to < end)
         w->bytes = (size_t)(mt_disk_block_begin(w->sums, to) - w->offset);
 }
 
-/* Has the byte at `at` of a plane in the window; *mem points to it and *n bytes follow. */
+/* Brings byte `at` of a plane into the window; *mem points to it, *n bytes are valid from there. */
 static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t at, char **mem,
                        size_t *n, struct mt_err *err)
 {

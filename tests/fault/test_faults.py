@@ -104,7 +104,7 @@ def space_that_is_short_is_refused_before_anything_is_done(p):
                    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)))
     r = subprocess.run([BINARY, "-q", "run", ini], capture_output=True, text=True, preexec_fn=cap)
     assert r.returncode == 4, (r.returncode, r.stderr)
-    assert "of scratch are wanted" in r.stderr and p.drive in r.stderr, r.stderr
+    assert "of scratch are needed" in r.stderr and p.drive in r.stderr, r.stderr
     assert not os.listdir(p.drive)
     with Small(p.tmp, "768k") as small:
         if not small:

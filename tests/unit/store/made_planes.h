@@ -7,7 +7,7 @@
 #define MADE_M MT_PLANE_STATE
 #define MADE_V ((enum mt_plane_kind)(MT_PLANE_STATE + 1))
 
-/** Parameters of planes with two states; a unit that is not trainable has weights alone. */
+/** Parameters of planes with two states; a unit that is not trainable has only weights. */
 static inline struct mt_plane_set_params made_planes(size_t n_units, const size_t *n, const bool *trainable,
                                                      struct mt_plane_elems *elems, enum mt_dtype state,
                                                      enum mt_dtype grad)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The disk on every backend, striped and not, direct and buffered, with faults put under it. */
+/* The disk on every backend, striped or not, direct and buffered, with injected faults. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,7 +87,7 @@ static int transfer(mt_disk *d, bool write, uint64_t offset, void *buf, size_t b
     return mt_disk_run(d, &r, err);
 }
 
-/* Writes all, in odd pieces; reads all, in others. */
+/* Writes everything in pieces of odd sizes, and reads it in others. */
 static void round_trip(const struct mt_disk_params *p)
 {
     mt_disk *d = NULL;
@@ -165,7 +165,7 @@ static void registered_buffers_are_used(void **state)
     free(b);
 }
 
-/* Many requests at once, of both directions, from two threads' worth of callers. */
+/* Many requests at once, in both directions. */
 enum { MANY = 200, PART = 24 << 10 };
 static void note_done(struct mt_disk_request *r)
 {
@@ -233,7 +233,7 @@ static int deceive(const char *fault, bool sums, const char *a, char *b, struct 
     area.sum = mt_calloc(mt_disk_sums_n(area.bytes, area.piece, area.block), sizeof(*area.sum));
     int rc = 0;
     for (int round = 0; round < 2 && !rc; round++)
-        for (size_t at = 0; at < area.bytes && !rc; at += PIECE) { /* as an engine does: in pieces */
+        for (size_t at = 0; at < area.bytes && !rc; at += PIECE) { /* in pieces, like the engine */
             struct mt_disk_request w = {.write = true, .n_spans = 1,
                                         .span = {{area.offset + at, (char *)a + at + (size_t)round * MT_DISK_ALIGN,
                                                   MT_MIN((size_t)PIECE, area.bytes - at), sums ? &area : NULL}}};
@@ -253,7 +253,7 @@ static void sums_find_what_a_drive_does_not_tell(void **state)
     (void)state;
     static const struct {
         const char *fault;
-        bool passes; /* the second read has it right */
+        bool passes; /* the second read returns the right data */
     } cases[] = {{"read:flip:5", true},      {"read:drop:3:1", true},   {"read:swap:2", true},   {"write:flip:70", false},
                  {"write:drop:81", false},   {"write:swap:61", false},  {"write:stale:40", false}, {"read:flip:9:0", false},
                  {"any:drop:1:0", false},    {"read:stale:7", true}};
@@ -336,7 +336,7 @@ static void faults_that_cannot_be_survived_are_told(void **state)
         assert_non_null(strstr(err.msg, "offset"));
         assert_true(strstr(err.msg, "/dev/") || strstr(err.msg, "device "));
         assert_int_equal(err.kind, cases[i].rc == -ENOSPC ? MT_ERR_NO_FIT : MT_ERR_RUNTIME);
-        if (f.count) /* the disk itself goes on */
+        if (f.count) /* the disk still works */
             assert_int_equal(transfer(d, cases[i].write, 0, a, 64 << 10, &err), 0);
         mt_disk_close(&d);
         free(a);
@@ -347,7 +347,7 @@ static void faults_that_cannot_be_survived_are_told(void **state)
     assert_int_equal(mt_io_fault_parse(&f, "read:eio:0", NULL), -EINVAL);
 }
 
-/* A backend that fails, a drive that hangs: all requests end, those to come too, and the disk can be closed. */
+/* A backend that fails, a drive that hangs: all requests end, later ones too, and the disk can be closed. */
 static void what_never_ends_is_given_up(void **state)
 {
     (void)state;
@@ -364,7 +364,7 @@ static void what_never_ends_is_given_up(void **state)
             struct mt_err err = {0};
             static struct mt_disk_request r[2 * MANY];
             int ended = 0, failed = 0;
-            static char *kept[2 * MT_ARRAY_LEN(cases)]; /* never freed: who knows what still writes there */
+            static char *kept[2 * MT_ARRAY_LEN(cases)]; /* never freed: lost transfers may still write there */
             char *a = kept[2 * i + (io != MT_IO_AUTO)] = aligned(2 * MANY * (size_t)PART);
             memset(a, 5, 2 * MANY * (size_t)PART);
             assert_int_equal(mt_io_fault_parse(&f, cases[i].fault, NULL), 0);
@@ -400,10 +400,10 @@ static void space_that_is_not_there_is_refused_with_numbers(void **state)
     p.bytes = (uint64_t)1 << 50;
     assert_int_equal(mt_disk_open(&d, &p, &err), -ENOSPC);
     assert_int_equal(err.kind, MT_ERR_NO_FIT);
-    assert_non_null(strstr(err.msg, "TiB of scratch are wanted"));
+    assert_non_null(strstr(err.msg, "TiB of scratch are needed"));
     assert_non_null(strstr(err.msg, "short"));
     assert_int_equal(files_in(dirs[0]), 0);
-    /* a limit on the size of files stands in for a file system that is full when space is taken */
+    /* a limit on the size of files simulates a file system that is full */
     struct rlimit old, cap;
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -430,7 +430,7 @@ static void a_missing_folder_is_named(void **state)
     assert_int_equal(mt_disk_open(&d, &p, &err), -ENOENT);
     assert_non_null(strstr(err.msg, missing));
     assert_non_null(strstr(err.msg, "memory.nvme_paths"));
-    assert_int_equal(files_in(dirs[0]), 0); /* what was made before is gone again */
+    assert_int_equal(files_in(dirs[0]), 0); /* files made before are removed */
 }
 
 static void scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept(void **state)

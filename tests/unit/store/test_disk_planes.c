@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Planes in memory and on the disk hold the same, however they are written and read. */
+/* Planes in memory and on the disk have the same content, however they are written and read. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,7 @@ struct fixture {
     mt_plane_set *set;
 };
 
-static bool sums; /* of sets to come */
+static bool sums; /* for sets made later */
 
 static void open_set(struct fixture *f, const mt_plane_bits *on_disk, const struct mt_io_fault *fault)
 {
@@ -128,7 +128,7 @@ static void planes_with_sums_hold_the_same(void **state)
     sums = false;
 }
 
-/* The drive has something else than what was written last. */
+/* The drive has other data than was written last. */
 static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
 {
     (void)state;
@@ -148,7 +148,7 @@ static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
     assert_int_equal(mt_planes_settle(f.set, &err), 0);
     assert_true(mt_plane_on_disk(f.set, 2, MT_PLANE_LO, &at));
     assert_int_equal(posix_memalign(&p, MT_DISK_ALIGN, MT_DISK_ALIGN), 0);
-    struct mt_disk_request r = {.n_spans = 1, .span = {{at + 8192, p, MT_DISK_ALIGN}}}; /* past the sums */
+    struct mt_disk_request r = {.n_spans = 1, .span = {{at + 8192, p, MT_DISK_ALIGN}}}; /* bypasses the sums */
     assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
     ((char *)p)[77] ^= 4;
     r.write = true;
@@ -159,7 +159,7 @@ static void what_a_drive_changed_is_not_read_as_a_plane(void **state)
     ((char *)p)[77] ^= 4;
     assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
     assert_int_equal(mt_planes_read(f.set, 2, MT_PLANE_LO, 4096, 1, x, &err), 0);
-    /* nor is what was never written, and is no zero */
+    /* nor is space that was never written and is not zero */
     assert_int_equal(mt_planes_read(f.set, 0, MADE_M, 0, 1, x, &err), 0);
     assert_int_equal(mt_planes_settle(f.set, &err), 0);
     assert_true(mt_plane_on_disk(f.set, 0, MADE_M, &at));
@@ -189,7 +189,7 @@ static void settling_brings_all_to_the_disk_itself(void **state)
     assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
     memcpy(hi, p, 8192);
     assert_memory_equal(hi, want, sizeof(want));
-    /* and what the disk holds then is seen again, not a window from before */
+    /* and reads see what the disk has then, not an old window */
     memset(p, 0, 8192);
     r.write = true;
     assert_int_equal(mt_disk_run(f.disk, &r, NULL), 0);
@@ -211,7 +211,7 @@ static void a_write_that_fails_is_told_when_it_happens(void **state)
     assert_int_equal(mt_planes_write(f.set, 0, MT_PLANE_HI, 0, 4, x, &err), 0); /* in the window */
     assert_int_equal(mt_planes_settle(f.set, &err), -EIO);
     assert_non_null(strstr(err.msg, root));
-    assert_int_equal(mt_planes_settle(f.set, &err), 0); /* told once */
+    assert_int_equal(mt_planes_settle(f.set, &err), 0); /* reported only once */
     close_set(&f);
 }
 

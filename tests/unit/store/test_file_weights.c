@@ -97,7 +97,7 @@ static void done(struct mt_file_request *r)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* All units at once. Returns the first request that failed, or the first. */
+/* Reads all units at once. Returns the first request that failed, or the first if none did. */
 static struct mt_file_request read_all(struct fixture *x, char *plane[UNITS])
 {
     struct mt_file_request r[UNITS];
@@ -138,7 +138,7 @@ static void check_planes(const struct fixture *x, char *plane[UNITS])
         for (size_t i = 0; i < t->bytes; i++)
             if (at[i] != byte_of(p, i))
                 fail_msg("byte %zu of part %zu", i, p);
-        for (size_t i = 0; i < 128; i++) /* what is between parts is left alone */
+        for (size_t i = 0; i < 128; i++) /* gaps between parts are not written */
             assert_int_equal(at[t->bytes + i], 0);
     }
 }
@@ -250,7 +250,7 @@ static void another_tensor_than_was_named_is_refused(void **state)
             n = MT_MIN(x.part[p].bytes - i, (size_t)300001);
             mt_summer_add(&want, data + i, n);
         }
-        assert_int_equal(mt_file_weights_sum(x.f, p, &sum, NULL), 0); /* with no pass before it */
+        assert_int_equal(mt_file_weights_sum(x.f, p, &sum, NULL), 0); /* without an earlier read */
         assert_true(sum == mt_summer_end(&want));
         mt_file_weights_expect(x.f, p, sum);
         mt_summer_finish(&want);
@@ -262,7 +262,7 @@ static void another_tensor_than_was_named_is_refused(void **state)
     assert_int_equal(mt_file_weights_sum(y.f, 4, &sum, NULL), 0);
     tear_down(&y);
     set_up(&y, false, 0);
-    turn_bit(&y, 4, 0); /* before the first pass */
+    turn_bit(&y, 4, 0); /* before the first read */
     mt_file_weights_expect(y.f, 4, sum);
     struct mt_file_request r = read_all(&y, plane);
     assert_int_equal(r.rc, -EBADMSG);

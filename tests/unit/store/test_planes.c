@@ -89,7 +89,7 @@ static void the_arithmetic_is_that_of_the_mapping(void **state)
         mt_plane_set_range(s, (enum mt_plane_kind)k, &bytes);
         ranges += bytes;
     }
-#ifndef __SANITIZE_ADDRESS__ /* which puts gaps between */
+#ifndef __SANITIZE_ADDRESS__ /* which puts gaps between planes */
     assert_int_equal(ranges, sum);
 #endif
     assert_true(ranges >= sum);
@@ -106,7 +106,7 @@ static void a_block_is_whole_also_where_few_of_its_elements_are_used(void **stat
     assert_int_equal(mt_plane_desc_bytes(&packed, 65), 68);
 }
 
-/* Else the first update is where a run learns that its moments do not fit. */
+/* Otherwise a run would fail only in its first update if its moments do not fit. */
 static void all_pages_are_there_from_the_start(void **state)
 {
     (void)state;
