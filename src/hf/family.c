@@ -166,6 +166,7 @@ static const struct mt_family families[] = {
             .shared = MT_MOE_SHARED_WIDTH,
             .renorm_by_key = true,
         },
+        .experts_unread = true,
     },
     {
         .architecture = "OlmoeForCausalLM",
@@ -319,6 +320,7 @@ static const struct mt_family families[] = {
         .sparse_parts = SPARSE_PARTS,
         .on_disk = hy_v3_tensors,
         .shared_renamed = true,
+        .experts_unread = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 192, .top_k = 8, .width = 1536, .select_bias = true, .router_f32 = true,
                        .score = MT_MOE_SIGMOID, .renorm = MT_MOE_RENORM_SUM, .renorm_eps = 1e-20, .scale = 2.826},

@@ -164,7 +164,8 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
         return false;
     if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
         served = false;
-    if (t->expert >= 0 && (b->l->cfg.family->fused || !mt_peft_wraps_parameter(b->l, t)))
+    const struct mt_family *f = b->l->cfg.family;
+    if (t->expert >= 0 && (f->fused || f->experts_unread || !mt_peft_wraps_parameter(b->l, t)))
         served = false; /* PEFT knows experts by other names */
     module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
@@ -428,7 +429,7 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
-/* PEFT has one adapter for all experts, with gate and up together, of the default rank. */
+/* PEFT has one adapter for all experts, with gate and up together, of the default rank; it drops them where down has none. */
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
@@ -443,12 +444,12 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
                 n[kind] += strstr(b->l->tensors[t->tensor].name, kinds[kind]) != NULL;
             odd += b->l->tensors[t->tensor].expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
         }
-    bool some_lack = n[0] != n[1] || (n[0] && n[0] != all) || (n[2] && n[2] != all);
+    bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
     if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
-                   "none, of gate_proj and up_proj together, all of adapter.rank and adapter.alpha and without dropout: "
-                   "set targets = *_proj, or leave experts out");
+                   "none, of gate_proj and up_proj together and with down_proj, all of adapter.rank and adapter.alpha and "
+                   "without dropout: set targets = *_proj, or leave experts out");
 }
 
 static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)

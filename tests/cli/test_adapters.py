@@ -129,13 +129,16 @@ def check_dora(tmp, model, data):
     loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
     assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6
 
+def mixture(tmp, name, data, family):
+    seed = write_model(os.path.join(tmp, f"{name}-seed"), config(family, num_hidden_layers=2))
+    ini = write_ini(os.path.join(tmp, f"{name}.ini"), base(seed, data, os.path.join(tmp, f"{name}-out"), train__steps=1,
+                                                           checkpoint__save="weights"))
+    megatrain("-q", "run", ini)
+    return os.path.join(tmp, f"{name}-out", "checkpoint-1")
+
 def check_shared(tmp, data):
     """Mixtures: dense layers and shared experts have adapters; routers and gates are refused by name."""
-    seed = write_model(os.path.join(tmp, "moe-seed"), config("qwen2_moe", num_hidden_layers=2))
-    ini = write_ini(os.path.join(tmp, "moe.ini"), base(seed, data, os.path.join(tmp, "moe-out"), train__steps=1,
-                                                       checkpoint__save="weights"))
-    megatrain("-q", "run", ini)
-    model = os.path.join(tmp, "moe-out", "checkpoint-1")
+    model = mixture(tmp, "moe", data, "qwen2_moe")
     over = {"adapter__rank_pattern": "shared_expert.up_proj:9", "adapter__dropout": 0.2}
     for dtype in ("f32", "bf16"):
         want, out = run(tmp, f"moe {dtype}", model, data, model__dtype=dtype, **over)
@@ -161,8 +164,9 @@ def check_shared(tmp, data):
     refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
     return model
 
-def check_experts(tmp, model, data):
+def check_experts(tmp, unread, data):
     """Routed experts have adapters of their own, by name: the same bits for every group and home; all or none of them."""
+    model = mixture(tmp, "glm", data, "glm4_moe")
     over = {"adapter__targets": "q_proj, *.mlp.*_proj", "adapter__rank_pattern": "", "adapter__lr_ratio_b": 4}
     drive = os.path.join(tmp, "drive")
     for dtype in ("f32", "bf16"):
@@ -185,9 +189,10 @@ def check_experts(tmp, model, data):
     loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
     assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6 < abs(loss() / loss("--model", merged) - 1)
     for bad in ({"adapter__targets": "gate_proj"}, {"adapter__targets": "*.layers.1.mlp.experts.*"},
-                {"adapter__targets": "*.experts.7.*"}, {"adapter__rank_pattern": "experts.0.up_proj:3"},
+                {"adapter__targets": "*.experts.7.*"}, {"adapter__targets": "*.experts.*.gate_proj, *.experts.*.up_proj"}, {"adapter__rank_pattern": "experts.0.up_proj:3"},
                 {"adapter__dropout": 0.1}):
         refused(tmp, model, data, "adapters of all routed experts", **{**over, **bad})
+    refused(tmp, unread, data, "experts.0.gate_proj", "cannot have an adapter", **over)  # PEFT would drop them
     plain = write_model(os.path.join(tmp, "no-sparse"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[0, 1]))
     ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{
         **LORA, "model__init": "random", "adapter__rank_pattern": "", "train__steps": 1}))

@@ -24,6 +24,10 @@ FAMILIES = {
     "qwen2_moe": ("Qwen2MoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
                                           "shared_expert_intermediate_size": 40, "norm_topk_prob": False,
                                           "decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "glm4_moe": ("Glm4MoeForCausalLM", {"head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2,
+                                        "topk_group": 1, "moe_intermediate_size": 48, "n_shared_experts": 1,
+                                        "first_k_dense_replace": 0, "routed_scaling_factor": 1.5, "norm_topk_prob": True,
+                                        "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
     "gpt_oss": ("GptOssForCausalLM", {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 48,
                                       "sliding_window": 12, "attention_bias": True, "rope_scaling": {
                                           "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
