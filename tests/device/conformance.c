@@ -287,8 +287,19 @@ static bool is_wanted(const struct device_test *t, char *const *words)
 int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "cpu";
-    const struct device_test *lists[] = {gemm_tests, norm_tests, attention_tests, loss_tests, row_tests,
-                                         decode_tests, router_tests, expert_tests, example_tests, dora_tests, dropout_tests};
+    const struct device_test *lists[] = {
+        gemm_tests,
+        norm_tests,
+        attention_tests,
+        loss_tests,
+        row_tests,
+        decode_tests,
+        router_tests,
+        expert_tests,
+        example_tests,
+        dora_tests,
+        dropout_tests,
+    };
     struct harness one = {.dev = open_device(kind, 1), .device_name = kind};
     struct harness three = {.dev = open_device(kind, 3), .device_name = kind};
     int n = 0, differ = 0;

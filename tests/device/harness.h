@@ -68,7 +68,17 @@ struct device_test {
     const char *name;
     void (*fn)(struct harness *h);
 };
-extern const struct device_test gemm_tests[], norm_tests[], attention_tests[], loss_tests[], row_tests[], decode_tests[],
-    router_tests[], expert_tests[], example_tests[], dora_tests[], dropout_tests[];
+extern const struct device_test
+    gemm_tests[],
+    norm_tests[],
+    attention_tests[],
+    loss_tests[],
+    row_tests[],
+    decode_tests[],
+    router_tests[],
+    expert_tests[],
+    example_tests[],
+    dora_tests[],
+    dropout_tests[];
 
 #endif
