@@ -429,7 +429,7 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
-/* PEFT has one adapter for all experts, with gate and up together, of the default rank; it drops them where down has none. */
+/* PEFT has one adapter for all experts, gate and up together, of the default rank, and drops it if down has none. */
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
