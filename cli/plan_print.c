@@ -78,8 +78,8 @@ static void describe_value(char *buf, size_t len, const struct mt_plan_tried *t,
         snprintf(buf, len, "%lld", (long long)t->numerics.logits_chunk);
     else if (t->placement.activations == MT_ACT_RECOMPUTE &&
              attention_of(&t->placement) != MT_MAX(t->placement.offload_layers, 0))
-        snprintf(buf, len, "%s, %lld offloaded, %lld of attention", act_names[t->placement.activations],
-                 (long long)MT_MAX(t->placement.offload_layers, 0), (long long)attention_of(&t->placement));
+        snprintf(buf, len, "%lld offloaded, %lld of attention", (long long)MT_MAX(t->placement.offload_layers, 0),
+                 (long long)attention_of(&t->placement)); /* a line of 80 columns has no place for more */
     else if (t->placement.offload_layers > 0)
         snprintf(buf, len, "%s, %lld offloaded", act_names[t->placement.activations],
                  (long long)t->placement.offload_layers);

@@ -109,7 +109,7 @@ static int fail_changed(const struct file *f, const struct part *p, size_t block
 static int fail_expected(const struct file *f, const struct part *p, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
-                   "%s: tensor \"%s\" has another checksum than the checkpoint says: it is not the model that the run was "
+                   "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
                    "made on, or it was changed since; set model.path to that model", f->path, p->p.name);
 }
 

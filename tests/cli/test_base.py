@@ -229,7 +229,7 @@ def checkpoints_name_what_is_frozen(tmp, model, data):
     for home in "files", "host":
         out = os.path.join(tmp, "resumed-0")
         said = run(out, "--resume", memory__base=home, train__steps=6, expect=3).stderr
-        assert "layers.0.mlp.down_proj" in said and "checkpoint says" in said and path in said, said
+        assert "layers.0.mlp.down_proj" in said and "checksum" in said and "checkpoint" in said and path in said, said
         assert not os.path.exists(f"{out}/checkpoint-6")
     said = megatrain("export", f"{whole}/checkpoint-4", exported + "-2", expect=3).stderr
     assert "layers.0.mlp.down_proj" in said and not os.path.exists(exported + "-2"), said
@@ -274,7 +274,7 @@ def adapters_know_every_byte_of_their_base(tmp, model, data):
                 for then in homes:
                     said = run("--resume", expect=3, memory__base=then)
                     said_of = name.split(".weight")[0].replace("experts.", "experts.0.")
-                    assert said_of in said and path in said and "checkpoint says" in said, (name, said)
+                    assert said_of in said and path in said and "checksum" in said and "checkpoint" in said, (name, said)
                     assert not os.path.exists(f"{out}/checkpoint-4")
                 turn_a_bit(path, at + 50)
             run("--resume", memory__base=homes[-1])
