@@ -8,10 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from runner import run_tests  # noqa: E402
 from tiny import BINARY, FULL, losses, megatrain, planes  # noqa: E402
 import test_syscalls  # noqa: E402
 
@@ -110,17 +109,6 @@ def data_made_anew(p):
     p.sweep("data stats", ["data", "stats", ini, "--json"], again, after)
 
 
-TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
-         and v.__code__.co_varnames[:1] == ("p",)]
-
 if __name__ == "__main__":
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
-        place = Place(tmp_dir)
-        for test in TESTS:
-            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
-                continue
-            t0 = time.time()
-            test(place)
-            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
-        print(f"{sum(place.codes.values())} places:", ", ".join(f"{n} {c}: {k}" for (n, c), k in sorted(place.codes.items())))
+    run_tests(globals(), Place, lambda p: f"{sum(p.codes.values())} places: " + ", ".join(
+        f"{n} {c}: {k}" for (n, c), k in sorted(p.codes.items())))

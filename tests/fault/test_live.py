@@ -10,10 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from runner import run_tests  # noqa: E402
 from tiny import BINARY, base, config, losses, megatrain, metrics, planes, write_data, write_ini, write_model  # noqa: E402
 from test_faults import Small  # noqa: E402
 
@@ -339,16 +339,5 @@ def the_time_limit_counts_from_the_start_and_holds_the_save(p):
     megatrain("verify", out + "/latest")
 
 
-TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
-         and v.__code__.co_varnames[:1] == ("p",)]
-
 if __name__ == "__main__":
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
-        place = Place(tmp_dir)
-        for test in TESTS:
-            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
-                continue
-            t0 = time.time()
-            test(place)
-            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
+    run_tests(globals(), Place)

@@ -9,10 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from runner import run_tests  # noqa: E402
 from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, planes, write_data, write_ini,  # noqa: E402
                   write_model)
 
@@ -290,20 +289,8 @@ def a_file_system_is_tried_with_each_kind_of_sync(p):
         shutil.rmtree(out)
 
 
-TESTS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__code__", None)
-         and v.__code__.co_varnames[:1] == ("p",)]
-
 if __name__ == "__main__":
     if subprocess.run([TOOL, "true"]).returncode == 77:
         print("this system does not let a filter of system calls be watched")
         sys.exit(77)
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # syncs take most of the time elsewhere
-    with tempfile.TemporaryDirectory(dir=memory) as tmp_dir:
-        place = Place(tmp_dir)
-        for test in TESTS:
-            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
-                continue
-            t0 = time.time()
-            test(place)
-            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
-        print(f"{place.points} places, {place.failed} of them ended a run", flush=True)
+    run_tests(globals(), Place, lambda p: f"{p.points} places, {p.failed} of them ended a run")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of a file: its functions whose first parameter is `p`, the place that they share, in their order."""
+import os
+import sys
+import tempfile
+import time
+
+
+def tests_of(names):
+    """The tests among a module's globals()."""
+    return [v for v in list(names.values()) if callable(v) and getattr(v, "__code__", None)
+            and v.__code__.co_varnames[:1] == ("p",)]
+
+
+def run_tests(names, make_place, summary=None):
+    """All tests, or those that the command line names. make_place(folder): in memory where it can be, since syncs take
+    most of the time elsewhere. summary(place): the last line to print."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as tmp:
+        place = make_place(tmp)
+        for test in tests_of(names):
+            if len(sys.argv) > 1 and test.__name__ not in sys.argv[1:]:
+                continue
+            t0 = time.time()
+            test(place)
+            print(f"ok {test.__name__} {time.time() - t0:.1f} s", flush=True)
+        if summary:
+            print(summary(place), flush=True)
