@@ -41,7 +41,7 @@ static int note_code(struct dl_phdr_info *info, size_t size, void *arg)
 {
     bool *program = arg, wanted = *program || strstr(info->dlpi_name, "libcjson");
     (void)size;
-    *program = false; /* it is told of first */
+    *program = false; /* dl_iterate_phdr() reports it first */
     for (int i = 0; wanted && i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_LOAD && info->dlpi_phdr[i].p_flags & PF_X && n_own < RANGES) {
             own[n_own].base = info->dlpi_addr;
