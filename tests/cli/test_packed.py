@@ -10,8 +10,8 @@ import struct
 import sys
 import tempfile
 
-from tiny import (base, config, losses, megatrain, metrics, read_safetensors, write_data, write_ini, write_model,
-                  write_safetensors)
+from tiny import (base, config, losses, megatrain, metrics, read_safetensors, trained_planes, write_data, write_ini,
+                  write_model, write_safetensors)
 
 STEPS = 4
 FROZEN = "model.layers.[1-9].*proj.weight, model.layers.0.self_attn.*proj.weight, model.embed_tokens.*"
@@ -111,16 +111,6 @@ def train(tmp, name, model, data, env=None, split=0, **over):
     return losses(out), os.path.join(out, f"checkpoint-{STEPS}"), said
 
 
-def trained(checkpoint):
-    """Of the training state, what belongs to tensors that are trained."""
-    d, out = os.path.join(checkpoint, "megatrain"), {}
-    for n in os.listdir(d):
-        if n.endswith(".safetensors"):
-            t = read_safetensors(os.path.join(d, n))
-            out.update({k: v for k, v in t.items() if k.rsplit(".", 1)[0] + ".exp_avg" in t})
-    return out
-
-
 def check_export(tmp, fmt, wide, packed, tensors):
     """All layers packed in a folder: as when they are loaded; and a packed folder is exported as it is."""
     out = os.path.join(tmp, fmt + "-export")
@@ -175,7 +165,7 @@ def check(tmp, fmt):
         want, ckpt, _ = train(tmp, f"{fmt}-{dtype}-plain", decoded, data, **over)
         got, other, _ = train(tmp, f"{fmt}-{dtype}", packed, data, **over)
         assert got == want and len(got) == STEPS, f"{fmt} {dtype}: {got} is not {want}"
-        assert trained(other) == trained(ckpt), f"{fmt} {dtype}: weights or moments differ"
+        assert trained_planes(other) == trained_planes(ckpt), f"{fmt} {dtype}: weights or moments differ"
         again = read_safetensors(os.path.join(other, "model.safetensors"))
         assert all(again[n] == v for n, v in tensors.items() if is_piece(n) or v[0] in ("U8", "F8_E4M3")), "re-encoded"
         megatrain("verify", other)
@@ -190,7 +180,7 @@ def check(tmp, fmt):
         for name, more in placements.items():
             same, other, _ = train(tmp, f"{fmt}-{dtype}-{name}", packed, data, **{**over, **more})
             assert same == want, f"{fmt} {dtype} {name}: {same} is not {want}"
-            assert trained(other) == trained(ckpt), f"{fmt} {dtype} {name}: weights or moments differ"
+            assert trained_planes(other) == trained_planes(ckpt), f"{fmt} {dtype} {name}: weights or moments differ"
     # what is packed is in no state: of adapters, and of layers that are frozen whole
     for name, more in (("adapters", {"model__freeze": "", "adapter__kind": "lora"}),
                        ("a whole layer", {"model__freeze": "model.layers.0.*", "checkpoint__frozen": "name"})):

@@ -11,8 +11,8 @@ import sys
 import tempfile
 
 import test_packed
-from tiny import (base, config, losses, megatrain, planes, read_safetensors, write_data, write_ini, write_model,
-                  write_safetensors)
+from tiny import (base, config, losses, megatrain, planes, read_safetensors, trained_planes, write_data, write_ini,
+                  write_model, write_safetensors)
 
 RELEASED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity", "gpt_oss_mxfp4")
 STEPS = 4
@@ -70,15 +70,6 @@ def train(tmp, name, model, data, env=None, split=0, **over):
     return losses(out), os.path.join(out, f"checkpoint-{STEPS}"), said
 
 
-def trained(checkpoint):
-    d, out = os.path.join(checkpoint, "megatrain"), {}
-    for n in os.listdir(d):
-        if n.endswith(".safetensors"):
-            t = read_safetensors(os.path.join(d, n))
-            out.update({k: v for k, v in t.items() if k.rsplit(".", 1)[0] + ".exp_avg" in t})
-    return out
-
-
 def frozen_they_stay_as_they_came(tmp, data):
     release, decoded = tensors(RELEASED), write_decoded(os.path.join(tmp, "decoded"))
     drive = os.path.join(tmp, "drive")
@@ -94,7 +85,7 @@ def frozen_they_stay_as_they_came(tmp, data):
         want, ckpt, _ = train(tmp, f"{dtype} plain", decoded, data, model__dtype=dtype)
         got, other, _ = train(tmp, dtype, RELEASED, data, model__dtype=dtype)
         assert got == want and len(got) == STEPS, f"{dtype}: {got} is not {want}"
-        assert trained(other) == trained(ckpt), f"{dtype}: weights or moments differ"
+        assert trained_planes(other) == trained_planes(ckpt), f"{dtype}: weights or moments differ"
         t = tensors(other)
         assert sorted(t) == sorted(release) and all(t[n] == release[n] for n in t if is_packed(n)), "re-encoded"
         assert not any(k.endswith(".master") and ".experts." in k and "proj.weight" in k for k in state_names(other))
@@ -103,7 +94,7 @@ def frozen_they_stay_as_they_came(tmp, data):
         for name, more in placements.items():
             same, other, _ = train(tmp, f"{dtype} {name}", RELEASED, data, **{"model__dtype": dtype, **more})
             assert same == want, f"{dtype} {name}: {same} is not {want}"
-            assert trained(other) == trained(ckpt), f"{dtype} {name}: weights or moments differ"
+            assert trained_planes(other) == trained_planes(ckpt), f"{dtype} {name}: weights or moments differ"
             t = tensors(other)
             assert all(t[n] == release[n] for n in t if is_packed(n)), f"{dtype} {name}: re-encoded"
     for to in "bf16", "f32":
@@ -144,7 +135,7 @@ def some_of_them_are_trained(tmp, data):
                                ("an expert", "model.layers.1.mlp.experts.2.*", [])):
         want, ckpt, _ = train(tmp, name + " plain", decoded, data, model__freeze=freeze)
         got, other, said = train(tmp, name, RELEASED, data, model__freeze=freeze)
-        assert got == want and trained(other) == trained(ckpt), name
+        assert got == want and trained_planes(other) == trained_planes(ckpt), name
         resumed, again, _ = train(tmp, name + " resumed", RELEASED, data, model__freeze=freeze, split=2)
         assert resumed == want and planes(again) == planes(other), name
         t = tensors(other)
@@ -201,7 +192,7 @@ def experts_in_other_formats(tmp, data):
                            ("one", {"memory__expert_group": 1, "memory__slots": 2, "env": {"MEGATRAIN_POISON": "1"}}),
                            ("three", {"memory__expert_group": 3, "memory__activations": "offload"})):
             got, other, _ = train(tmp, f"{fmt} {name}", packed, data, **more)
-            assert got == want and trained(other) == trained(ckpt), (fmt, name, got, want)
+            assert got == want and trained_planes(other) == trained_planes(ckpt), (fmt, name, got, want)
 
 
 def adapters_stand_on_them(tmp, data):

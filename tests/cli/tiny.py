@@ -120,6 +120,16 @@ def planes(checkpoint):
     return {n: open(os.path.join(d, n), "rb").read() for n in sorted(os.listdir(d)) if n.endswith(".safetensors")}
 
 
+def trained_planes(checkpoint):
+    """Of the training state, what belongs to tensors that are trained."""
+    d, out = os.path.join(checkpoint, "megatrain"), {}
+    for n in os.listdir(d):
+        if n.endswith(".safetensors"):
+            t = read_safetensors(os.path.join(d, n))
+            out.update({k: v for k, v in t.items() if k.rsplit(".", 1)[0] + ".exp_avg" in t})
+    return out
+
+
 def read_safetensors(path):
     """name -> (dtype, shape, bytes)."""
     data = open(path, "rb").read()
