@@ -5,27 +5,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
 #include "device/ops.h"
+#include "model/layout_priv.h"
 #include "model/part.h"
-#include "model/peft.h"
 #include "model/stored.h"
 
 const struct mt_cut mt_cut_layer = {.name = "layer", .n_units = 1}, mt_cut_half = {.name = "half", .n_units = 2, .n_parts = {1}};
-
-struct mt_layout_builder {
-    struct mt_layout *l;
-    struct mt_unit *u;
-    const struct mt_layout_params *p;
-    bool *glob_used;
-    size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
-    size_t n_adapters;             /* of l->adapters in use */
-    bool failed;
-    struct mt_err *err;            /* for the first adapter that is not possible, */
-    int rc;                        /* with its code */
-};
 
 const struct mt_hf_config *mt_layout_builder_config(const struct mt_layout_builder *b)
 {
@@ -41,13 +28,12 @@ static bool decays(const struct mt_layout_builder *b, const char *name)
     return true;
 }
 
-static bool has_adapters(const struct mt_layout_builder *b)
+bool mt_layout_has_adapters(const struct mt_layout_builder *b)
 {
     return b->p->adapter && b->p->adapter->on;
 }
 
-/* A tensor's name without its last part. */
-static void module_of(char *module, size_t len, const char *name)
+void mt_layout_module_of(char *module, size_t len, const char *name)
 {
     const char *dot = strrchr(name, '.');
     snprintf(module, len, "%.*s", dot ? (int)(dot - name) : 0, name);
@@ -57,8 +43,8 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
 {
     char module[MT_TENSOR_NAME];
     bool hit = false;
-    if (has_adapters(b)) {
-        module_of(module, sizeof(module), name);
+    if (mt_layout_has_adapters(b)) {
+        mt_layout_module_of(module, sizeof(module), name);
         return !mt_adapter_match(&b->p->adapter->train_also, module);
     }
     for (size_t i = 0; i < b->p->n_freeze; i++)
@@ -67,15 +53,8 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
     return hit;
 }
 
-/* Where a parameter's tensors are added. */
-struct place {
-    const struct mt_part *part;
-    struct mt_param *param;
-    int expert; /* or -1 */
-};
-
-/* Adds a tensor whose name is not set yet; NULL: no memory. */
-static struct mt_tensor *begin_tensor(struct mt_layout_builder *b, const struct place *at, int64_t rows, int64_t cols)
+struct mt_tensor *mt_layout_begin_tensor(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t rows,
+                                         int64_t cols)
 {
     struct mt_layout *l = b->l;
     struct mt_param *p = at->param;
@@ -95,7 +74,7 @@ static struct mt_tensor *begin_tensor(struct mt_layout_builder *b, const struct 
     return t;
 }
 
-static void set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable)
+void mt_layout_set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool trainable)
 {
     t->trainable = trainable;
     t->param->trainable |= trainable;
@@ -104,10 +83,10 @@ static void set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, bool
         b->l->n_trained += t->n;
 }
 
-static void add_tensor(struct mt_layout_builder *b, const struct place *at, int64_t cols,
+static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t cols,
                        const struct mt_param_tensor *tensor)
 {
-    struct mt_tensor *t = begin_tensor(b, at, tensor->rows, cols);
+    struct mt_tensor *t = mt_layout_begin_tensor(b, at, tensor->rows, cols);
     if (!t)
         return;
     t->usual = tensor->usual;
@@ -115,10 +94,10 @@ static void add_tensor(struct mt_layout_builder *b, const struct place *at, int6
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->name);
     b->u->n_params += t->n;
-    set_trainable(b, t, !frozen(b, t->name) && !tensor->constant);
+    mt_layout_set_trainable(b, t, !frozen(b, t->name) && !tensor->constant);
 }
 
-static void add_param(struct mt_layout_builder *b, const struct place *at, int64_t cols, size_t n,
+static void add_param(struct mt_layout_builder *b, const struct mt_layout_place *at, int64_t cols, size_t n,
                       const struct mt_param_tensor *tensors)
 {
     *at->param = (struct mt_param){.at = mt_align_up(b->u->n_elems, MT_PARAM_ALIGN)};
@@ -129,7 +108,7 @@ static void add_param(struct mt_layout_builder *b, const struct place *at, int64
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors)
 {
-    add_param(b, &(struct place){p, &p->param[role], -1}, cols, n, tensors);
+    add_param(b, &(struct mt_layout_place){p, &p->param[role], -1}, cols, n, tensors);
 }
 
 void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
@@ -141,146 +120,7 @@ void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int ro
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
                                 const struct mt_param_tensor *tensors)
 {
-    add_param(b, &(struct place){p, &p->expert[i][role], p->first_expert + i}, cols, n, tensors);
-}
-
-/* --- adapters ---------------------------------------------------------------------------------------- */
-
-static void refuse(struct mt_layout_builder *b, const char *format, const char *name, const char *module)
-{
-    if (!b->rc)
-        b->rc = mt_fail(b->err, MT_ERR_USAGE, -EINVAL, format, name, module);
-}
-
-#define SHARED "mlp.shared_expert."
-
-/* Does the tensor's module get an adapter? `served`: its part computes with one. */
-static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, bool served)
-{
-    struct mt_adapter_spec *s = b->p->adapter;
-    char module[MT_TENSOR_NAME];
-    const struct mt_adapter_item *item;
-    if (t->n_dims != 2)
-        return false;
-    if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
-        served = false;
-    const struct mt_family *f = b->l->cfg.family;
-    if (t->expert >= 0 && (f->fused || f->experts_unread || !mt_peft_wraps_parameter(b->l, t)))
-        served = false; /* PEFT knows experts by other names */
-    module_of(module, sizeof(module), t->name);
-    item = mt_adapter_match(&s->targets, module);
-    if (item && !served)
-        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter: use more specific names",
-               item->name, module);
-    for (size_t i = 0; !item && served && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
-        if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
-            item = &s->targets.items[i];
-            s->targets.items[i].used = true;
-        }
-    if (item && b->l->cfg.family->rope_pairs && t->head_rows)
-        refuse(b, "adapter.targets: \"%s\" matches %s, whose rows this family keeps in another order: not supported", item->name,
-               module);
-    if (item && s->dora && part->layer < 0)
-        refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
-               item->name, module);
-    if (item && s->dora && mt_peft_wraps_parameter(b->l, t))
-        refuse(b, "adapter.targets: \"%s\" matches %s, for which PEFT has no DoRA in a mixture of experts: name others, or set "
-               "adapter.kind = lora", item->name, module);
-    if (item && t->trainable)
-        refuse(b, "%s is matched by both adapter.targets and adapter.train_also (%s): train it with an adapter or whole",
-               module, t->name);
-    return item;
-}
-
-/* Where the next parameter begins. */
-static size_t end_of(const struct mt_layout_builder *b)
-{
-    return mt_align_up(b->u->n_elems, MT_PARAM_ALIGN);
-}
-
-/* A, B (cols > 0) or the magnitudes of a target's adapter. */
-static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const struct mt_adapter_target *of,
-                       const char *factor, int64_t rows, int64_t cols)
-{
-    char module[MT_TENSOR_NAME];
-    module_of(module, sizeof(module), b->l->tensors[of->tensor].name);
-    struct mt_tensor *t = begin_tensor(b, &(struct place){.param = p, .expert = b->l->tensors[of->tensor].expert}, rows,
-                                       cols);
-    if (!t)
-        return;
-    snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
-    t->adapter = t->decay = true;
-    if (!strcmp(factor, MT_LORA_B))
-        t->lr_scale = b->p->adapter->lr_ratio_b;
-    set_trainable(b, t, true);
-}
-
-/* Adds the adapters of the tensors [first, end) of a linear layer: all A, then each B, then magnitudes. */
-static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, size_t first,
-                            size_t end, bool served)
-{
-    const struct mt_layout *l = b->l;
-    struct mt_adapter *ad = NULL;
-    char module[MT_TENSOR_NAME];
-    for (size_t i = first; i < end && !b->failed; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        if (!is_target(b, part, t, served) || b->rc)
-            continue;
-        if (!ad) {
-            p->adapter = ad = &b->l->adapters[b->n_adapters++];
-            *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
-                                      .dora = b->p->adapter->dora};
-        }
-        module_of(module, sizeof(module), t->name);
-        struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
-        ad->target[ad->n_targets++] = (struct mt_adapter_target){
-            .tensor = i, .col = (t->first - p->at) / ad->in, .out = (size_t)t->shape[0], .row = ad->rank,
-            .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha,
-            .key = (uint32_t)XXH3_64bits(module, strlen(module))};
-        ad->rank += (size_t)s.rank;
-    }
-    if (!ad)
-        return;
-    ad->a.at = end_of(b);
-    for (size_t i = 0; i < ad->n_targets; i++)
-        add_factor(b, &ad->a, &ad->target[i], MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
-    for (size_t i = 0; i < ad->n_targets; i++) {
-        struct mt_adapter_target *t = &ad->target[i];
-        t->b.at = end_of(b);
-        add_factor(b, &t->b, t, MT_LORA_B, (int64_t)t->out, (int64_t)t->rank);
-    }
-    for (size_t i = 0; ad->dora && i < ad->n_targets; i++) {
-        struct mt_adapter_target *t = &ad->target[i];
-        t->magnitude.at = end_of(b);
-        add_factor(b, &t->magnitude, t, MT_LORA_MAGNITUDE, (int64_t)t->out, 0);
-    }
-}
-
-/* Adapters follow the parameters that they adapt: a part's or an expert's, whose tensors are [first, ...). */
-static void add_adapters(struct mt_layout_builder *b, struct mt_part *part, struct mt_param *params, int n_params,
-                         size_t first)
-{
-    size_t end = b->l->n_tensors;
-    for (int role = 0; role < n_params; role++) {
-        struct mt_param *p = &params[role];
-        size_t from = first, to;
-        while (from < end && b->l->tensors[from].first < p->at)
-            from++;
-        for (to = from; to < end && b->l->tensors[to].first < p->at + p->n;)
-            to++;
-        if (p->n && !b->failed)
-            lay_out_adapter(b, part, p, from, to, part->kind->adapted >> role & 1);
-    }
-}
-
-void mt_layout_end_expert(struct mt_layout_builder *b, struct mt_part *p, int i)
-{
-    size_t first = b->l->n_tensors;
-    if (!has_adapters(b))
-        return;
-    while (first > b->u->first_tensor && b->l->tensors[first - 1].expert == p->first_expert + i)
-        first--;
-    add_adapters(b, p, p->expert[i], MT_EXPERT_MAX_PARAMS, first);
+    add_param(b, &(struct mt_layout_place){p, &p->expert[i][role], p->first_expert + i}, cols, n, tensors);
 }
 
 /* --- units ------------------------------------------------------------------------------------------- */
@@ -303,8 +143,8 @@ static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kin
     b->u->n_parts++;
     b->u->per_step = kind->per_step;
     kind->lay_out(b, p);
-    if (has_adapters(b))
-        add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
+    if (mt_layout_has_adapters(b))
+        mt_layout_add_adapters(b, p, p->param, MT_PART_MAX_PARAMS, first);
 }
 
 /* "embed", "layer 7"; if the layer has several units: "layer 7 attention", "layer 7 experts 8-15". */
@@ -409,80 +249,6 @@ static size_t group_of(const struct mt_hf_config *cfg, size_t asked)
     return MT_MIN(MT_MAX(group, (size_t)1), n);
 }
 
-static int check_used(const struct mt_adapter_list *list, const char *key, const char *like, struct mt_err *err)
-{
-    for (size_t i = 0; i < list->n; i++)
-        if (!list->items[i].used)
-            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.%s: \"%s\" matches nothing (names are like %s)", key,
-                           list->items[i].name, like);
-    return 0;
-}
-
-/* A tied model's output matrix is the embedding. If modules_to_save has only one of them, PEFT trains a copy of it. */
-static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
-{
-    struct mt_adapter_list *also = &b->p->adapter->train_also;
-    bool head = mt_adapter_match(also, "lm_head"), table = mt_adapter_match(also, "model.embed_tokens");
-    if (!b->l->tied || head == table)
-        return 0;
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also names %s alone, which this model shares with %s: name both",
-                   head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
-}
-
-/* PEFT has one adapter for all experts, gate and up together, of the default rank, and drops it if down has none. */
-static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
-{
-    static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
-    const struct mt_adapter_spec *s = b->p->adapter;
-    size_t all = 0, n[3] = {0}, odd = 0;
-    for (size_t i = 0; i < b->l->n_parts; i++)
-        all += (size_t)b->l->parts[i].n_experts;
-    for (size_t i = 0; i < b->n_adapters; i++)
-        for (size_t k = 0; k < b->l->adapters[i].n_targets; k++) {
-            const struct mt_adapter_target *t = &b->l->adapters[i].target[k];
-            for (int kind = 0; kind < 3 && b->l->tensors[t->tensor].expert >= 0; kind++)
-                n[kind] += strstr(b->l->tensors[t->tensor].name, kinds[kind]) != NULL;
-            odd += b->l->tensors[t->tensor].expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
-        }
-    bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
-    if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
-        return 0;
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
-                   "none, of gate_proj and up_proj together and with down_proj, all of adapter.rank and adapter.alpha and "
-                   "without dropout: set targets = *_proj, or leave experts out");
-}
-
-static int check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
-{
-    struct mt_adapter_spec *s = b->p->adapter;
-    const struct mt_layout *l = b->l;
-    if (b->p->n_freeze)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "model.freeze with adapters: all other tensors are frozen already; remove model.freeze");
-    if (l->tied && mt_adapter_match(&s->targets, "lm_head"))
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "adapter.targets: an adapter of lm_head is not supported with tied embeddings");
-    if (s->dora && s->dropout > 0)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
-                       s->dropout);
-    int rc = check_tied(b, err);
-    if (!rc && l->cfg.moe.n_experts)
-        rc = check_experts(b, err);
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (l->cfg.family->rope_pairs && l->tensors[i].head_rows && l->tensors[i].trainable)
-            rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also: %s, whose rows this family keeps in another order, "
-                         "is not supported", l->tensors[i].name);
-    if (!rc)
-        rc = check_used(&s->targets, "targets", "q_proj and model.layers.0.mlp.*", err);
-    if (!rc)
-        rc = check_used(&s->ranks, "rank_pattern", "q_proj:32", err);
-    if (!rc)
-        rc = check_used(&s->alphas, "alpha_pattern", "q_proj:32", err);
-    if (!rc)
-        rc = check_used(&s->train_also, "train_also", "lm_head and model.norm", err);
-    return rc || b->n_adapters ? rc : mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets names no layer");
-}
-
 static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
 {
     bool any = false;
@@ -568,7 +334,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->cut = b->p->cut;
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
-    if (has_adapters(b)) {
+    if (mt_layout_has_adapters(b)) {
         l->adapter_default.rank = b->p->adapter->rank;
         l->adapter_default.alpha = b->p->adapter->alpha;
         l->adapter_default.rslora = b->p->adapter->rslora;
@@ -579,7 +345,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     if (!rc)
         rc = check_parts(cfg->family, cfg->family->sparse_parts, err);
     if (!rc)
-        rc = allocate(l, cfg, has_adapters(b), err);
+        rc = allocate(l, cfg, mt_layout_has_adapters(b), err);
     if (rc)
         return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
@@ -590,7 +356,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         return mt_fail_nomem(err, "the model's layout", sizeof(*l));
     count_active(l);
     l->n_adapters = b->n_adapters;
-    rc = b->rc ? b->rc : has_adapters(b) ? check_adapters(b, err) : check_globs(b, err);
+    rc = b->rc ? b->rc : mt_layout_has_adapters(b) ? mt_layout_check_adapters(b, err) : check_globs(b, err);
     if (!rc)
         rc = sort_names(l, err);
     if (!rc)
