@@ -7,10 +7,8 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -19,59 +17,7 @@
 
 enum { READ, WRITE, MAX_RESULTS = 64, MAX_RETRIES = 10000, SUM_AT_ONCE = 128 << 10 };
 
-struct piece {
-    struct mt_sum_job job; /* must be the first member */
-    struct mt_disk_request *r;
-    size_t file;
-    uint64_t offset; /* in the file */
-    char *buf;
-    size_t bytes, done;
-    unsigned retries;
-    const struct mt_disk_sums *sums; /* NULL: none */
-    uint64_t address; /* on the disk */
-    bool reread;
-    bool under_way;  /* the backend has it */
-    int64_t since;   /* when it was submitted, on clock_ns */
-    struct piece *next; /* in the list of free pieces */
-};
-
-struct list {
-    struct mt_disk_request *first, *last;
-};
-
-struct mt_disk {
-    struct mt_disk_file *files;
-    size_t n_files;
-    struct mt_stripe stripe;
-    size_t request_bytes;
-    unsigned depth;
-    mt_io *io;
-    mt_sum_pool *sums;
-    const char *io_name;
-    bool direct, buffers_registered;
-    pthread_t thread;
-    bool started;
-
-    /* used only by the thread */
-    struct list going[2];
-    struct piece *pieces, *free_pieces;
-    unsigned in_flight[2];
-    int64_t busy_since[2];
-    int broken; /* error code once a drive does not answer or the backend failed: everything fails with it */
-    unsigned n_lost; /* pieces that the backend had then: they may still be transferred */
-    int64_t clock_ns, seen_ns; /* time while this thread could run; when it was last advanced */
-    int64_t deadline_ns;
-    struct mt_disk *next_abandoned;
-
-    pthread_mutex_t lock;
-    struct list waiting[2];
-    struct mt_disk_stats stats;
-    bool quit;
-};
-
-static struct mt_disk *abandoned; /* disks that could not be freed; a list, so that leak checkers find them */
-
-static void append(struct list *l, struct mt_disk_request *r)
+static void append(struct mt_disk_list *l, struct mt_disk_request *r)
 {
     r->next = NULL;
     if (l->last)
@@ -81,7 +27,7 @@ static void append(struct list *l, struct mt_disk_request *r)
     l->last = r;
 }
 
-static void drop_first(struct list *l)
+static void drop_first(struct mt_disk_list *l)
 {
     l->first = l->first->next;
     if (!l->first)
@@ -95,7 +41,7 @@ static bool fully_started(const struct mt_disk_request *r)
     return r->rc || r->at_span == r->n_spans;
 }
 
-static void fail_request(struct mt_disk *d, struct piece *p, int rc)
+static void fail_request(struct mt_disk *d, struct mt_disk_piece *p, int rc)
 {
     struct mt_disk_request *r = p->r;
     const struct mt_disk_file *f = &d->files[p->file];
@@ -109,7 +55,7 @@ static void fail_request(struct mt_disk *d, struct piece *p, int rc)
                     rc == -ENODATA ? "the file has become shorter" : strerror(-rc));
 }
 
-static void end_piece(struct mt_disk *d, struct piece *p)
+static void end_piece(struct mt_disk *d, struct mt_disk_piece *p)
 {
     struct mt_disk_request *r = p->r;
     int dir = r->write;
@@ -125,7 +71,7 @@ static void end_piece(struct mt_disk *d, struct piece *p)
     }
 }
 
-static void finish_piece(struct mt_disk *d, struct piece *p)
+static void finish_piece(struct mt_disk *d, struct mt_disk_piece *p)
 {
     p->next = d->free_pieces;
     d->free_pieces = p;
@@ -166,7 +112,7 @@ static void give_up(struct mt_disk *d, int rc, const char *why)
     d->broken = rc;
     mt_log(MT_LOG_ERROR, "disk I/O: %s: %s; nothing is read or written any more", why, strerror(-rc));
     for (unsigned i = 0; i < 2 * d->depth; i++) {
-        struct piece *p = &d->pieces[i];
+        struct mt_disk_piece *p = &d->pieces[i];
         if (!p->under_way)
             continue;
         d->n_lost++;
@@ -176,7 +122,7 @@ static void give_up(struct mt_disk *d, int rc, const char *why)
     refuse_all(d); /* at once: there may be no free piece left to start one */
 }
 
-static void submit_piece(struct mt_disk *d, struct piece *p)
+static void submit_piece(struct mt_disk *d, struct mt_disk_piece *p)
 {
     struct mt_io_op op = {.write = p->r->write,
                           .file = (int)p->file,
@@ -198,7 +144,7 @@ static void submit_piece(struct mt_disk *d, struct piece *p)
 
 /* --- sums ------------------------------------------------------------------------------------ */
 
-static void fail_sum(struct mt_disk *d, struct piece *p)
+static void fail_sum(struct mt_disk *d, struct mt_disk_piece *p)
 {
     struct mt_disk_request *r = p->r;
     const struct mt_disk_file *f = &d->files[p->file];
@@ -211,7 +157,7 @@ static void fail_sum(struct mt_disk *d, struct piece *p)
 }
 
 /* A block has been summed: starts its write, or ends its read or repeats it once. */
-static void take_sum(struct mt_disk *d, struct piece *p)
+static void take_sum(struct mt_disk *d, struct mt_disk_piece *p)
 {
     uint64_t *sum = mt_disk_sum_of(p->sums, p->address);
     if (p->r->write) {
@@ -237,7 +183,7 @@ static void take_sum(struct mt_disk *d, struct piece *p)
     finish_piece(d, p);
 }
 
-static void sum_piece(struct mt_disk *d, struct piece *p)
+static void sum_piece(struct mt_disk *d, struct mt_disk_piece *p)
 {
     p->job = (struct mt_sum_job){.buf = p->buf, .bytes = p->bytes, .seed = p->address};
     if (p->bytes > SUM_AT_ONCE) {
@@ -255,16 +201,17 @@ static void sum_piece(struct mt_disk *d, struct piece *p)
 static void take_sums(struct mt_disk *d)
 {
     for (struct mt_sum_job *j; (j = mt_sum_pool_take(d->sums));)
-        take_sum(d, (struct piece *)j);
+        take_sum(d, (struct mt_disk_piece *)j);
 }
 
 /* Cuts the next piece off a request, a block if it has sums, and starts it. */
 static void start_piece(struct mt_disk *d, struct mt_disk_request *r)
 {
     struct mt_disk_span *s = &r->span[r->at_span];
-    struct piece *p = d->free_pieces;
+    struct mt_disk_piece *p = d->free_pieces;
     d->free_pieces = p->next;
-    *p = (struct piece){.r = r, .buf = (char *)s->buf + r->at_byte, .sums = s->sums, .address = s->offset + r->at_byte};
+    *p = (struct mt_disk_piece){.r = r, .buf = (char *)s->buf + r->at_byte,
+                               .sums = s->sums, .address = s->offset + r->at_byte};
     uint64_t run = mt_stripe_find(&d->stripe, p->address, &p->file, &p->offset);
     uint64_t block = p->sums ? mt_disk_block_end(p->sums, p->address) - p->address : UINT64_MAX;
     p->bytes = (size_t)MT_MIN(MT_MIN(run, (uint64_t)d->request_bytes), (uint64_t)(s->bytes - r->at_byte));
@@ -327,7 +274,7 @@ static void count(struct mt_disk *d, int dir, uint64_t bytes, bool shortened, bo
     pthread_mutex_unlock(&d->lock);
 }
 
-static void take_result(struct mt_disk *d, struct piece *p, int64_t res)
+static void take_result(struct mt_disk *d, struct mt_disk_piece *p, int64_t res)
 {
     p->under_way = false;
     if (res == -EINTR || res == -EAGAIN) {
@@ -376,7 +323,7 @@ static void watch_drives(struct mt_disk *d)
     d->clock_ns += MT_MIN(now - d->seen_ns, most);
     d->seen_ns = now;
     for (unsigned i = 0; i < 2 * d->depth && !d->broken; i++) {
-        const struct piece *p = &d->pieces[i];
+        const struct mt_disk_piece *p = &d->pieces[i];
         char why[256];
         if (!p->under_way || d->clock_ns - p->since < d->deadline_ns)
             continue;
@@ -386,7 +333,7 @@ static void watch_drives(struct mt_disk *d)
     }
 }
 
-static void *disk_main(void *arg)
+void *mt_disk_main(void *arg)
 {
     struct mt_disk *d = arg;
     struct mt_io_result r[MAX_RESULTS];
@@ -462,190 +409,4 @@ void mt_disk_stats(mt_disk *d, struct mt_disk_stats *out)
     *out = d->stats;
     pthread_mutex_unlock(&d->lock);
     out->sum_ns += mt_sum_pool_ns(d->sums);
-}
-
-/* --- opening --------------------------------------------------------------------------------- */
-
-static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
-{
-    for (size_t i = 0; i < p->n_dirs; i++) {
-        struct mt_disk_rates r;
-        int rc = mt_disk_measure(&r,
-                                 &(struct mt_disk_probe){.dir = p->dirs[i], .bytes = 64 << 20,
-                                                         .depth = p->depth, .io = p->io},
-                                 err);
-        if (rc)
-            return rc;
-        rates[i] = 2 / (1 / r.read + 1 / r.write);
-    }
-    return 0;
-}
-
-static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
-{
-    size_t chunk = p->chunk_bytes ? p->chunk_bytes : MT_DISK_BLOCK;
-    double *measured = NULL;
-    int rc = 0;
-    for (size_t i = 0; i < p->n_dirs; i++)
-        mt_disk_remove_stale(p->dirs[i]);
-    if (!p->rates && p->n_dirs > 1) {
-        measured = mt_calloc(p->n_dirs, sizeof(*measured));
-        rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
-    }
-    if (!rc)
-        rc = mt_stripe_init(&d->stripe, p->n_dirs, chunk, p->rates ? p->rates : measured, err);
-    free(measured);
-    d->files = mt_calloc(p->n_dirs, sizeof(*d->files));
-    if (!rc && !d->files)
-        rc = mt_fail_nomem(err, "scratch files", p->n_dirs * sizeof(*d->files));
-    d->direct = true;
-    for (size_t i = 0; i < p->n_dirs && !rc; i++) {
-        struct mt_disk_file *f = &d->files[i];
-        rc = mt_disk_file_open(f, p->dirs[i], i, mt_stripe_file_bytes(&d->stripe, i, p->bytes),
-                               p->buffered, err);
-        if (rc)
-            break;
-        d->n_files++;
-        d->direct &= f->direct || !f->bytes;
-    }
-    return rc;
-}
-
-static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
-{
-    const char *why = NULL;
-    unsigned ops = 2 * d->depth;
-    int *fds = mt_calloc(d->n_files, sizeof(*fds));
-    d->pieces = mt_calloc(ops, sizeof(*d->pieces));
-    if (!fds || !d->pieces) {
-        free(fds);
-        return mt_fail_nomem(err, "disk requests", ops * sizeof(*d->pieces));
-    }
-    for (unsigned i = 0; i < ops; i++) {
-        d->pieces[i].next = d->free_pieces;
-        d->free_pieces = &d->pieces[i];
-    }
-    for (size_t i = 0; i < d->n_files; i++)
-        fds[i] = d->files[i].fd;
-    int rc = mt_io_create(&d->io, p->io, p->fault ? 2 * ops : ops, &why, err); /* faults add operations */
-    if (!rc && why)
-        mt_warn("disk I/O by threads with pread and pwrite: %s", why);
-    if (!rc) {
-        d->io_name = mt_io_name(d->io);
-        rc = mt_io_set_files(d->io, fds, (int)d->n_files, err);
-    }
-    if (!rc && p->fault)
-        rc = mt_io_create_fault(&d->io, d->io, p->fault, ops, err);
-    free(fds);
-    return rc;
-}
-
-static void wake_disk(void *io)
-{
-    mt_io_wake(io);
-}
-
-int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
-{
-    mt_disk *d = mt_calloc(1, sizeof(*d));
-    if (!d)
-        return mt_fail_nomem(err, "the disk", sizeof(*d));
-    pthread_mutex_init(&d->lock, NULL);
-    d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
-    d->depth = p->depth ? p->depth : 32;
-    d->deadline_ns = (int64_t)((p->deadline_s > 0 ? p->deadline_s : MT_DISK_DEADLINE_S) * 1e9);
-    d->seen_ns = mt_now_ns();
-    int rc = open_files(d, p, err);
-    if (!rc)
-        rc = open_io(d, p, err);
-    if (!rc) /* one more than drives: for reads and writes at once */
-        rc = mt_sum_pool_create(&d->sums, (int)p->n_dirs + 1, wake_disk, d->io, err);
-    if (!rc) {
-        int e = pthread_create(&d->thread, NULL, disk_main, d);
-        d->started = !e;
-        if (e)
-            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the disk's thread: %s", strerror(e));
-        else
-            pthread_setname_np(d->thread, "mt-disk");
-    }
-    if (rc) {
-        mt_disk_close(&d);
-        return rc;
-    }
-    *out = d;
-    return 0;
-}
-
-void mt_disk_close(mt_disk **disk)
-{
-    mt_disk *d = *disk;
-    if (!d)
-        return;
-    if (d->started) {
-        pthread_mutex_lock(&d->lock);
-        d->quit = true;
-        pthread_mutex_unlock(&d->lock);
-        mt_io_wake(d->io);
-        pthread_join(d->thread, NULL);
-    }
-    mt_sum_pool_destroy(&d->sums); /* its threads wake the backend */
-    if (!d->n_lost)
-        mt_io_destroy(&d->io);
-    for (size_t i = 0; i < d->n_files; i++)
-        if (d->n_lost)
-            unlink(d->files[i].path); /* not closed: a late write must not reach another file by a reused number */
-        else
-            mt_disk_file_close(&d->files[i]);
-    mt_stripe_finish(&d->stripe);
-    pthread_mutex_destroy(&d->lock);
-    *disk = NULL;
-    if (d->n_lost) { /* the kernel or a thread may still use pieces and the backend */
-        d->next_abandoned = abandoned;
-        abandoned = d;
-        return;
-    }
-    free(d->files);
-    free(d->pieces);
-    free(d);
-}
-
-void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)
-{
-    int rc = mt_io_set_buffers(d->io, iov, n);
-    d->buffers_registered = !rc && n && !strcmp(d->io_name, "io_uring");
-    if (rc)
-        mt_info("disk I/O: staging memory stays unregistered (%s): RLIMIT_MEMLOCK may be low",
-                strerror(-rc));
-}
-
-void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
-{
-    *out = (struct mt_disk_info){.io = d->io_name, .direct = d->direct, .depth = d->depth,
-                                 .buffers_registered = d->buffers_registered, .align = 512,
-                                 .n_dirs = d->n_files};
-    for (size_t i = 0; i < d->n_files; i++)
-        out->align = MT_MAX(out->align, d->files[i].align);
-}
-
-int mt_disk_sync(mt_disk *d, struct mt_err *err)
-{
-    for (size_t i = 0; i < d->n_files; i++)
-        while (fdatasync(d->files[i].fd))
-            if (errno != EINTR)
-                return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot sync %s (%s): %s: what is read from it may not be what was "
-                               "written", d->files[i].path, d->files[i].drive, strerror(errno));
-    return 0;
-}
-
-size_t mt_disk_block(const mt_disk *d)
-{
-    size_t chunk = d->stripe.chunk, block = MT_MIN(chunk, mt_align_up(d->request_bytes, MT_DISK_ALIGN));
-    return chunk % block || block > d->request_bytes ? (size_t)MT_DISK_ALIGN : block; /* a block is on one drive */
-}
-
-const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share)
-{
-    *bytes = d->files[i].bytes;
-    *share = (double)d->stripe.per_dir[i] / (double)d->stripe.n_slots;
-    return d->files[i].path;
 }

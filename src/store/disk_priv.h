@@ -2,7 +2,10 @@
 #ifndef MT_STORE_DISK_PRIV_H
 #define MT_STORE_DISK_PRIV_H
 
+#include <pthread.h>
+
 #include "store/disk.h"
+#include "store/io.h"
 
 /** A file of the disk, in one folder. */
 struct mt_disk_file {
@@ -43,5 +46,61 @@ uint64_t mt_stripe_file_bytes(const struct mt_stripe *s, size_t dir, uint64_t by
 /** Drive and file offset of `offset`; returns the number of bytes from there that are contiguous in the file. */
 uint64_t mt_stripe_find(const struct mt_stripe *s, uint64_t offset, size_t *dir,
                         uint64_t *file_offset);
+
+/* disk.c */
+
+/** Part of a request: what the backend transfers at once. */
+struct mt_disk_piece {
+    struct mt_sum_job job; /* must be the first member */
+    struct mt_disk_request *r;
+    size_t file;
+    uint64_t offset; /* in the file */
+    char *buf;
+    size_t bytes, done;
+    unsigned retries;
+    const struct mt_disk_sums *sums; /* NULL: none */
+    uint64_t address; /* on the disk */
+    bool reread;
+    bool under_way;  /* the backend has it */
+    int64_t since;   /* when it was submitted, on clock_ns */
+    struct mt_disk_piece *next; /* in the list of free pieces */
+};
+
+struct mt_disk_list {
+    struct mt_disk_request *first, *last;
+};
+
+struct mt_disk {
+    struct mt_disk_file *files;
+    size_t n_files;
+    struct mt_stripe stripe;
+    size_t request_bytes;
+    unsigned depth;
+    mt_io *io;
+    mt_sum_pool *sums;
+    const char *io_name;
+    bool direct, buffers_registered;
+    pthread_t thread;
+    bool started;
+
+    /* used only by the thread */
+    struct mt_disk_list going[2];
+    struct mt_disk_piece *pieces, *free_pieces;
+    unsigned in_flight[2];
+    int64_t busy_since[2];
+    int broken; /* error code once a drive does not answer or the backend failed: everything fails with it */
+    unsigned n_lost; /* pieces that the backend had then: they may still be transferred */
+    int64_t clock_ns, seen_ns; /* time while this thread could run; when it was last advanced */
+    int64_t deadline_ns;
+    struct mt_disk *next_abandoned;
+
+    pthread_mutex_t lock;
+    struct mt_disk_list waiting[2];
+    struct mt_disk_stats stats;
+    bool quit;
+};
+
+/** The thread of a struct mt_disk. It ends after `quit`, once nothing is under way. */
+void *mt_disk_main(void *disk);
 
 #endif

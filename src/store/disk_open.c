@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening and closing a disk: its files, its backend and its thread (disk.c). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "store/disk_priv.h"
+
+static struct mt_disk *abandoned; /* disks that could not be freed; a list, so that leak checkers find them */
+
+static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
+{
+    for (size_t i = 0; i < p->n_dirs; i++) {
+        struct mt_disk_rates r;
+        int rc = mt_disk_measure(&r,
+                                 &(struct mt_disk_probe){.dir = p->dirs[i], .bytes = 64 << 20,
+                                                         .depth = p->depth, .io = p->io},
+                                 err);
+        if (rc)
+            return rc;
+        rates[i] = 2 / (1 / r.read + 1 / r.write);
+    }
+    return 0;
+}
+
+static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
+{
+    size_t chunk = p->chunk_bytes ? p->chunk_bytes : MT_DISK_BLOCK;
+    double *measured = NULL;
+    int rc = 0;
+    for (size_t i = 0; i < p->n_dirs; i++)
+        mt_disk_remove_stale(p->dirs[i]);
+    if (!p->rates && p->n_dirs > 1) {
+        measured = mt_calloc(p->n_dirs, sizeof(*measured));
+        rc = measured ? measure_rates(measured, p, err) : mt_fail_nomem(err, "stripes", p->n_dirs);
+    }
+    if (!rc)
+        rc = mt_stripe_init(&d->stripe, p->n_dirs, chunk, p->rates ? p->rates : measured, err);
+    free(measured);
+    d->files = mt_calloc(p->n_dirs, sizeof(*d->files));
+    if (!rc && !d->files)
+        rc = mt_fail_nomem(err, "scratch files", p->n_dirs * sizeof(*d->files));
+    d->direct = true;
+    for (size_t i = 0; i < p->n_dirs && !rc; i++) {
+        struct mt_disk_file *f = &d->files[i];
+        rc = mt_disk_file_open(f, p->dirs[i], i, mt_stripe_file_bytes(&d->stripe, i, p->bytes),
+                               p->buffered, err);
+        if (rc)
+            break;
+        d->n_files++;
+        d->direct &= f->direct || !f->bytes;
+    }
+    return rc;
+}
+
+static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
+{
+    const char *why = NULL;
+    unsigned ops = 2 * d->depth;
+    int *fds = mt_calloc(d->n_files, sizeof(*fds));
+    d->pieces = mt_calloc(ops, sizeof(*d->pieces));
+    if (!fds || !d->pieces) {
+        free(fds);
+        return mt_fail_nomem(err, "disk requests", ops * sizeof(*d->pieces));
+    }
+    for (unsigned i = 0; i < ops; i++) {
+        d->pieces[i].next = d->free_pieces;
+        d->free_pieces = &d->pieces[i];
+    }
+    for (size_t i = 0; i < d->n_files; i++)
+        fds[i] = d->files[i].fd;
+    int rc = mt_io_create(&d->io, p->io, p->fault ? 2 * ops : ops, &why, err); /* faults add operations */
+    if (!rc && why)
+        mt_warn("disk I/O by threads with pread and pwrite: %s", why);
+    if (!rc) {
+        d->io_name = mt_io_name(d->io);
+        rc = mt_io_set_files(d->io, fds, (int)d->n_files, err);
+    }
+    if (!rc && p->fault)
+        rc = mt_io_create_fault(&d->io, d->io, p->fault, ops, err);
+    free(fds);
+    return rc;
+}
+
+static void wake_disk(void *io)
+{
+    mt_io_wake(io);
+}
+
+int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
+{
+    mt_disk *d = mt_calloc(1, sizeof(*d));
+    if (!d)
+        return mt_fail_nomem(err, "the disk", sizeof(*d));
+    pthread_mutex_init(&d->lock, NULL);
+    d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
+    d->depth = p->depth ? p->depth : 32;
+    d->deadline_ns = (int64_t)((p->deadline_s > 0 ? p->deadline_s : MT_DISK_DEADLINE_S) * 1e9);
+    d->seen_ns = mt_now_ns();
+    int rc = open_files(d, p, err);
+    if (!rc)
+        rc = open_io(d, p, err);
+    if (!rc) /* one more than drives: for reads and writes at once */
+        rc = mt_sum_pool_create(&d->sums, (int)p->n_dirs + 1, wake_disk, d->io, err);
+    if (!rc) {
+        int e = pthread_create(&d->thread, NULL, mt_disk_main, d);
+        d->started = !e;
+        if (e)
+            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the disk's thread: %s", strerror(e));
+        else
+            pthread_setname_np(d->thread, "mt-disk");
+    }
+    if (rc) {
+        mt_disk_close(&d);
+        return rc;
+    }
+    *out = d;
+    return 0;
+}
+
+void mt_disk_close(mt_disk **disk)
+{
+    mt_disk *d = *disk;
+    if (!d)
+        return;
+    if (d->started) {
+        pthread_mutex_lock(&d->lock);
+        d->quit = true;
+        pthread_mutex_unlock(&d->lock);
+        mt_io_wake(d->io);
+        pthread_join(d->thread, NULL);
+    }
+    mt_sum_pool_destroy(&d->sums); /* its threads wake the backend */
+    if (!d->n_lost)
+        mt_io_destroy(&d->io);
+    for (size_t i = 0; i < d->n_files; i++)
+        if (d->n_lost)
+            unlink(d->files[i].path); /* not closed: a late write must not reach another file by a reused number */
+        else
+            mt_disk_file_close(&d->files[i]);
+    mt_stripe_finish(&d->stripe);
+    pthread_mutex_destroy(&d->lock);
+    *disk = NULL;
+    if (d->n_lost) { /* the kernel or a thread may still use pieces and the backend */
+        d->next_abandoned = abandoned;
+        abandoned = d;
+        return;
+    }
+    free(d->files);
+    free(d->pieces);
+    free(d);
+}
+
+void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)
+{
+    int rc = mt_io_set_buffers(d->io, iov, n);
+    d->buffers_registered = !rc && n && !strcmp(d->io_name, "io_uring");
+    if (rc)
+        mt_info("disk I/O: staging memory stays unregistered (%s): RLIMIT_MEMLOCK may be low",
+                strerror(-rc));
+}
+
+void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
+{
+    *out = (struct mt_disk_info){.io = d->io_name, .direct = d->direct, .depth = d->depth,
+                                 .buffers_registered = d->buffers_registered, .align = 512,
+                                 .n_dirs = d->n_files};
+    for (size_t i = 0; i < d->n_files; i++)
+        out->align = MT_MAX(out->align, d->files[i].align);
+}
+
+int mt_disk_sync(mt_disk *d, struct mt_err *err)
+{
+    for (size_t i = 0; i < d->n_files; i++)
+        while (fdatasync(d->files[i].fd))
+            if (errno != EINTR)
+                return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot sync %s (%s): %s: what is read from it may not be what was "
+                               "written", d->files[i].path, d->files[i].drive, strerror(errno));
+    return 0;
+}
+
+size_t mt_disk_block(const mt_disk *d)
+{
+    size_t chunk = d->stripe.chunk, block = MT_MIN(chunk, mt_align_up(d->request_bytes, MT_DISK_ALIGN));
+    return chunk % block || block > d->request_bytes ? (size_t)MT_DISK_ALIGN : block; /* a block is on one drive */
+}
+
+const char *mt_disk_file(const mt_disk *d, size_t i, uint64_t *bytes, double *share)
+{
+    *bytes = d->files[i].bytes;
+    *share = (double)d->stripe.per_dir[i] / (double)d->stripe.n_slots;
+    return d->files[i].path;
+}
