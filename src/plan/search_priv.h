@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_PLAN_SEARCH_PRIV_H
+#define MT_PLAN_SEARCH_PRIV_H
+
+#include "plan/evaluate.h"
+#include "plan/search.h"
+
+/* A search of one layout's placements: search.c tries groups of candidates, search_mixtures.c mixtures. */
+
+enum {
+    MT_SEARCH_MAX_KEPT = 5, /* numbers of kept layers to try */
+    MT_SEARCH_MAX_GROUPS = MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES * (3 + MT_SEARCH_MAX_KEPT),
+};
+#define MT_SEARCH_NEAR_ENOUGH 1.002  /* a group this close to its bound is not refined */
+
+struct mt_search {
+    const struct mt_plan_request *r;
+    struct mt_plan_choice best;
+    bool found;
+    struct mt_plan_tried *tried;
+    size_t n_tried, cap_tried;
+    struct mt_err err; /* why nothing fits: of the newest memory-saving candidate, else of the first one */
+    bool has_err;
+    bool mixing; /* candidates trade host memory for time: some write more to drives */
+};
+
+/** Candidates with the same compute work, which is a lower bound of their time. */
+struct mt_search_group {
+    struct mt_plan_request r;
+    mt_cost_table *costs; /* borrowed */
+    double least;         /* seconds of compute, without any waiting */
+};
+
+struct mt_search_groups {
+    struct mt_search_group g[MT_SEARCH_MAX_GROUPS];
+    size_t n;
+    mt_cost_table *costs[MT_PLAN_MAX_CHUNKS * MT_PLAN_MAX_MICRO_BATCHES];
+    size_t n_costs;
+};
+
+/* search.c */
+
+/** Tries a candidate and keeps the better one. *sim is its simulation, or all 0 if it does not fit. */
+int mt_search_try(struct mt_search *s, const struct mt_plan_request *r, mt_cost_table *costs, struct mt_sim_result *sim,
+                  struct mt_err *err);
+/** Sets g->least: compute seconds of the step's draft, which has no buffers yet. */
+int mt_search_bound(struct mt_search_group *g, struct mt_err *err);
+/** Whether a step takes long to simulate. */
+bool mt_search_is_long(const struct mt_search_group *g);
+
+/* search_mixtures.c */
+
+/** After all groups: tries to offload some layers' records and to recompute the others. */
+int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, struct mt_err *err);
+
+#endif
