@@ -214,7 +214,7 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
         add(e, "overlong", (double)src->stats.n_overlong);
         add(e, "duplicates", (double)t->by_source[i]);
         add(e, "weight", src->weight);
-        cJSON_AddItemToArray(list, e);
+        mt_json_append(list, e);
     }
     add(o, "samples", (double)d->n_samples);
     add(o, "tokens", (double)d->n_tokens);
@@ -235,7 +235,7 @@ static int print_stats_json(const struct mt_inputs *in, const struct tally *t, s
     add(o, "bin_width", (double)t->bin_width);
     cJSON *bins = cJSON_AddArrayToObject(o, "histogram");
     for (int i = 0; i < BARS; i++)
-        cJSON_AddItemToArray(bins, cJSON_CreateNumber((double)t->bins[i]));
+        mt_json_append(bins, cJSON_CreateNumber((double)t->bins[i]));
     char *text = mt_json_print(o, true);
     bool complete = text && mt_json_complete();
     if (complete)

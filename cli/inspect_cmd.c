@@ -20,7 +20,7 @@ static cJSON *tensor_json(const struct mt_st_tensor *t)
     cJSON_AddStringToObject(o, "name", t->name);
     cJSON_AddStringToObject(o, "dtype", mt_st_dtype_name(t->dtype));
     for (int i = 0; i < t->n_dims; i++)
-        cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->shape[i]));
+        mt_json_append(shape, cJSON_CreateNumber((double)t->shape[i]));
     return o;
 }
 
@@ -97,11 +97,11 @@ static cJSON *adapter_json(const struct mt_adapter_spec *s, const char *base)
         cJSON_AddStringToObject(t, "module", s->targets.items[i].name);
         cJSON_AddNumberToObject(t, "rank", s->ranks.items[i].value);
         cJSON_AddNumberToObject(t, "alpha", s->alphas.items[i].value);
-        cJSON_AddItemToArray(list, t);
+        mt_json_append(list, t);
     }
     list = cJSON_AddArrayToObject(o, "train_also");
     for (size_t i = 0; i < s->train_also.n; i++)
-        cJSON_AddItemToArray(list, cJSON_CreateString(s->train_also.items[i].name));
+        mt_json_append(list, cJSON_CreateString(s->train_also.items[i].name));
     return o;
 }
 
@@ -122,7 +122,7 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
     for (size_t i = 0; i < m->n_tensors; i++) {
         params += (double)m->tensors[i].n_elems;
         packed |= m->tensors[i].dtype == MT_ST_U8 || m->tensors[i].dtype == MT_ST_F8_E4M3;
-        cJSON_AddItemToArray(list, tensor_json(&m->tensors[i]));
+        mt_json_append(list, tensor_json(&m->tensors[i]));
     }
     params = packed && l ? (double)l->n_params : params;
     cJSON_AddNumberToObject(root, "parameters", params);
@@ -131,7 +131,7 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
     if (cfg && cfg->moe.n_experts)
         cJSON_AddNumberToObject(root, "active_parameters", (double)l->n_active);
     if (about->adapter)
-        cJSON_AddItemToObject(root, "adapter", adapter_json(about->adapter, about->base));
+        mt_json_add(root, "adapter", adapter_json(about->adapter, about->base));
     if (json) {
         char *text = mt_json_print(root, true);
         printf("%s\n", text ? text : "");

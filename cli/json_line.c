@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/json.h"
+
 
 static void put(cJSON *o)
 {
@@ -34,7 +36,7 @@ void cli_json_event(const char *event, cJSON *fields)
     while (fields && fields->child) {
         cJSON *v = fields->child;
         cJSON_DetachItemViaPointer(fields, v);
-        cJSON_AddItemToObject(o, v->string, v);
+        mt_json_add(o, v->string, v);
     }
     cJSON_Delete(fields);
     put(o);

@@ -317,7 +317,7 @@ static void add_times(cJSON *o, const struct plan_view *v)
         cJSON_AddStringToObject(p, "phase", phase_names[ph]);
         cJSON_AddNumberToObject(p, "seconds", s->phase[ph]);
         cJSON_AddStringToObject(p, "bound_by", mt_sim_resource_name(s->bound[ph]));
-        cJSON_AddItemToArray(phases, p);
+        mt_json_append(phases, p);
     }
     cJSON *res = cJSON_AddArrayToObject(o, "resources");
     for (int k = 0; k < MT_SIM_N_RESOURCES; k++) {
@@ -326,7 +326,7 @@ static void add_times(cJSON *o, const struct plan_view *v)
         cJSON_AddNumberToObject(r, "busy_seconds", s->busy[k]);
         cJSON_AddNumberToObject(r, "bytes", s->bytes[k]);
         cJSON_AddNumberToObject(r, "compute_idle_seconds", s->idle[k]);
-        cJSON_AddItemToArray(res, r);
+        mt_json_append(res, r);
     }
     cJSON_AddNumberToObject(o, "step_seconds", s->seconds);
     cJSON_AddNumberToObject(o, "tokens_per_step", f.tokens);
@@ -385,7 +385,7 @@ void plan_print_no_fit_json(const struct plan_view *v, const struct mt_err *err,
         cJSON_AddStringToObject(c, "change", changes[i].what);
         cJSON_AddNumberToObject(c, "step_seconds", changes[i].seconds);
         cJSON_AddBoolToObject(c, "hardware", changes[i].hardware);
-        cJSON_AddItemToArray(list, c);
+        mt_json_append(list, c);
     }
     print_and_delete(o);
 }

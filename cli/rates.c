@@ -28,7 +28,7 @@ static int write_ops(struct cli_rates *r, const struct mt_metered *ops, struct m
     for (size_t i = 0; i < r->n; i++) {
         char key[200];
         mt_operation_format(key, sizeof(key), &ops[i]);
-        cJSON_AddItemToArray(list, cJSON_CreateString(key));
+        mt_json_append(list, cJSON_CreateString(key));
     }
     return write_line(r, o, err);
 }
@@ -50,7 +50,7 @@ static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
     cJSON_AddNumberToObject(o, "step", (double)step);
     cJSON *list = cJSON_AddArrayToObject(o, "seconds");
     for (size_t i = 0; i < r->n; i++)
-        cJSON_AddItemToArray(list, cJSON_CreateNumber(r->sum[i] / rounds));
+        mt_json_append(list, cJSON_CreateNumber(r->sum[i] / rounds));
     return write_line(r, o, err);
 }
 

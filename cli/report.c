@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "json_line.h"
 #include "log_lines.h"
@@ -33,7 +34,7 @@ void cli_add_memory(cJSON *o, const struct mt_memory_rows *rows)
         cJSON_AddStringToObject(r, "tier", rows->row[i].tier);
         cJSON_AddStringToObject(r, "use", rows->row[i].tag);
         cJSON_AddNumberToObject(r, "bytes", (double)rows->row[i].bytes);
-        cJSON_AddItemToArray(list, r);
+        mt_json_append(list, r);
     }
 }
 

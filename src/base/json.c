@@ -33,6 +33,22 @@ bool mt_json_complete(void)
     return !short_of_memory;
 }
 
+bool mt_json_add(cJSON *object, const char *key, cJSON *item)
+{
+    bool added = cJSON_AddItemToObject(object, key, item);
+    if (!added)
+        cJSON_Delete(item);
+    return added;
+}
+
+bool mt_json_append(cJSON *list, cJSON *item)
+{
+    bool added = cJSON_AddItemToArray(list, item);
+    if (!added)
+        cJSON_Delete(item);
+    return added;
+}
+
 int mt_json_parse(cJSON **out, const char *text, size_t len, const char *name,
                   enum mt_err_kind kind, struct mt_err *err)
 {
@@ -90,9 +106,7 @@ int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err)
     for (char *line = strtok_r(text, "\n", &save); line && ok; line = strtok_r(NULL, "\n", &save)) {
         short_of_memory = false;
         cJSON *o = cJSON_Parse(line);
-        ok = !short_of_memory && cJSON_AddItemToArray(list, o ? o : cJSON_CreateNull());
-        if (!ok)
-            cJSON_Delete(o);
+        ok = mt_json_append(list, o ? o : cJSON_CreateNull()) && !short_of_memory;
     }
     free(text);
     if (!ok) {

@@ -29,6 +29,13 @@ int mt_json_read_lines(cJSON **out, const char *path, struct mt_err *err);
 void mt_json_begin(void);
 bool mt_json_complete(void);
 
+/**
+ * Add `item` to an object or a list; all may be NULL. They take it in any case: if there is no memory for it, it is
+ * deleted, which cJSON's own functions leave to the caller. false: it was not added.
+ */
+bool mt_json_add(cJSON *object, const char *key, cJSON *item);
+bool mt_json_append(cJSON *list, cJSON *item);
+
 /** Case-sensitive member, or NULL (cJSON's own look-up ignores case). */
 cJSON *mt_json_get(const cJSON *object, const char *key);
 /** The same, fast when keys are asked for in the object's own order: *last (NULL at first) is the member found last. */

@@ -122,7 +122,7 @@ static int seal(struct exporter *x, const char *dir, struct mt_err *err)
     char path[4200];
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "version", 1);
-    cJSON_AddItemToObject(o, "files", x->files);
+    mt_json_add(o, "files", x->files);
     x->files = NULL;
     char *text = mt_json_print(o, true);
     char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;

@@ -79,7 +79,7 @@ void mt_lineage_to_json(const struct mt_lineage *l, cJSON *o)
         cJSON_AddStringToObject(a, "run", l->ancestors[i].run);
         cJSON_AddStringToObject(a, "step", step);
         cJSON_AddStringToObject(a, "state.json", l->ancestors[i].sum);
-        cJSON_AddItemToArray(list, a);
+        mt_json_append(list, a);
     }
 }
 

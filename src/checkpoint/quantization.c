@@ -16,7 +16,7 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
                                          "lm_head"};
     int last = -1;
     for (size_t i = 0; i < MT_ARRAY_LEN(others); i++)
-        cJSON_AddItemToArray(list, cJSON_CreateString(others[i]));
+        mt_json_append(list, cJSON_CreateString(others[i]));
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         char name[MT_TENSOR_NAME];
@@ -24,7 +24,7 @@ static cJSON *plain_experts(cJSON *list, const struct mt_layout *l)
         if (layer == last || t->kind == MT_RANGE_PACKED || !mt_packing_takes(l, t, MT_PACKED_MXFP4))
             continue;
         snprintf(name, sizeof(name), "model.layers.%d.mlp.experts", layer);
-        cJSON_AddItemToArray(list, cJSON_CreateString(name));
+        mt_json_append(list, cJSON_CreateString(name));
         last = layer;
     }
     return list;
@@ -36,7 +36,7 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
     cJSON *list = cJSON_CreateArray();
     if (f == MT_PACKED_MXFP4 && l->cfg.family->fused)
         return plain_experts(list, l);
-    cJSON_AddItemToArray(list, cJSON_CreateString("lm_head"));
+    mt_json_append(list, cJSON_CreateString("lm_head"));
     for (size_t i = 0; i < l->n_tensors; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         char name[sizeof(t->name)];
@@ -47,7 +47,7 @@ static cJSON *plain_modules(const struct mt_layout *l, enum mt_packed f)
         if (end)
             *end = 0;
         if (f != MT_PACKED_MXFP4 || mt_packing_takes(l, t, f))
-            cJSON_AddItemToArray(list, cJSON_CreateString(name));
+            mt_json_append(list, cJSON_CreateString(name));
     }
     return list;
 }
@@ -67,7 +67,7 @@ static void describe_fp8(cJSON *o)
     const int block[] = {MT_FP8_BLOCK, MT_FP8_BLOCK};
     cJSON_AddStringToObject(o, "fmt", "e4m3");
     cJSON_AddStringToObject(o, "activation_scheme", "dynamic");
-    cJSON_AddItemToObject(o, "weight_block_size", cJSON_CreateIntArray(block, 2));
+    mt_json_add(o, "weight_block_size", cJSON_CreateIntArray(block, 2));
 }
 
 int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *err)
@@ -94,7 +94,7 @@ int mt_quantization_text(char **out, const struct mt_layout *l, struct mt_err *e
         describe_nf4(o, packed);
     else if (packed->packed == MT_PACKED_FP8)
         describe_fp8(o);
-    cJSON_AddItemToObject(o, packed->packed == MT_PACKED_NF4 ? "llm_int8_skip_modules" : "modules_to_not_convert",
+    mt_json_add(o, packed->packed == MT_PACKED_NF4 ? "llm_int8_skip_modules" : "modules_to_not_convert",
                           plain_modules(l, packed->packed));
     *out = mt_json_print(o, false);
     cJSON_Delete(o);

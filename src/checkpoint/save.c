@@ -89,7 +89,7 @@ static int write_seal(struct mt_saver *v, struct mt_err *err)
     char path[64];
     struct mt_out_file f;
     add_named(v, o);
-    cJSON_AddItemToObject(o, "files", cJSON_Duplicate(v->files, 1));
+    mt_json_add(o, "files", cJSON_Duplicate(v->files, 1));
     snprintf(path, sizeof(path), "megatrain/%s", name);
     int rc = write_json(v, path, o, &f, err);
     if (rc)

@@ -88,9 +88,9 @@ int mt_save_file_done(void *ctx, const char *name, const struct mt_out_file *f, 
     cJSON_AddNumberToObject(o, "size", (double)f->bytes);
     cJSON_AddStringToObject(o, "xxh3", sum);
     if (v->tensors)
-        cJSON_AddItemToObject(o, "tensors", v->tensors);
+        mt_json_add(o, "tensors", v->tensors);
     v->tensors = NULL;
-    cJSON_AddItemToObject(v->files, path, o);
+    mt_json_add(v->files, path, o);
     (void)err;
     return 0;
 }

@@ -50,7 +50,7 @@ cJSON *mt_train_state_to_json(const struct mt_train_state *s)
     cJSON_AddStringToObject(o, "config", s->config ? s->config : "");
     if (s->findings)
         cJSON_AddStringToObject(o, "device_findings", s->findings);
-    cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
+    mt_json_add(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
                                                            : cJSON_CreateArray());
     return o;
 }
@@ -116,7 +116,7 @@ cJSON *mt_trainer_state_json(const struct mt_train_state *s)
         cJSON_AddNullToObject(o, "best_metric");
         cJSON_AddNullToObject(o, "best_model_checkpoint");
     }
-    cJSON_AddItemToObject(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
+    mt_json_add(o, "log_history", s->log_history ? cJSON_Duplicate(s->log_history, 1)
                                                            : cJSON_CreateArray());
     return o;
 }

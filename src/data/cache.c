@@ -270,8 +270,8 @@ static void add_to_job(cJSON *job, const struct mt_source_file *f, const struct 
     cJSON_AddStringToObject(s, "out", out);
     cJSON_AddStringToObject(s, "hash", hex);
     if (f->entry)
-        cJSON_AddItemToObject(s, "entry", cJSON_Parse(f->entry));
-    cJSON_AddItemToArray(mt_json_get(job, "sources"), s);
+        mt_json_add(s, "entry", cJSON_Parse(f->entry));
+    mt_json_append(mt_json_get(job, "sources"), s);
 }
 
 /* Opens a shard of the cache if it is there and undamaged. */

@@ -77,10 +77,10 @@ static void add_sample(cJSON *list, const struct mt_text_sample *s)
     cJSON *o = cJSON_CreateObject();
     cJSON *ids = cJSON_AddArrayToObject(o, "ids"), *mask = cJSON_AddArrayToObject(o, "mask");
     for (size_t i = 0; i < s->n; i++) {
-        cJSON_AddItemToArray(ids, cJSON_CreateNumber(s->ids[i]));
-        cJSON_AddItemToArray(mask, cJSON_CreateNumber(trained_at(s, i)));
+        mt_json_append(ids, cJSON_CreateNumber(s->ids[i]));
+        mt_json_append(mask, cJSON_CreateNumber(trained_at(s, i)));
     }
-    cJSON_AddItemToArray(list, o);
+    mt_json_append(list, o);
 }
 
 int mt_text_decode(const struct mt_text_params *p, const struct mt_text_sample *samples, size_t n,

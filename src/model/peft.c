@@ -465,7 +465,7 @@ static void add_experts(cJSON *list, const struct mt_layout *l, const struct tar
         for (const cJSON *m = list ? list->child : NULL; m && !listed; m = m->next)
             listed = is_text(m, last);
         if (!listed)
-            cJSON_AddItemToArray(list, cJSON_CreateString(last));
+            mt_json_append(list, cJSON_CreateString(last));
     }
 }
 
@@ -479,7 +479,7 @@ static cJSON *target_modules(const struct mt_layout *l, const struct target *all
     }
     for (size_t i = 0; i < n; i++)
         if (!is_wrapped(l, &all[i]) && !is_expert(l, &all[i]) && (!all_short || !seen(all, i)))
-            cJSON_AddItemToArray(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
+            mt_json_append(list, cJSON_CreateString(all_short ? last_name(all[i].module) : all[i].module));
     add_experts(list, l, all, n);
     return list;
 }
@@ -490,7 +490,7 @@ static cJSON *target_parameters(const struct mt_layout *l, const struct target *
     cJSON *list = cJSON_CreateArray();
     for (size_t i = 0; i < n; i++)
         if (is_wrapped(l, &all[i]))
-            cJSON_AddItemToArray(list, cJSON_CreateString(l->tensors[all[i].t->tensor].name));
+            mt_json_append(list, cJSON_CreateString(l->tensors[all[i].t->tensor].name));
     if (cJSON_GetArraySize(list))
         return list;
     cJSON_Delete(list);
@@ -512,11 +512,11 @@ static cJSON *modules_to_save(const struct mt_layout *l)
         for (const cJSON *m = list ? list->child : NULL; m; m = m->next)
             listed |= is_text(m, module);
         if (!listed)
-            cJSON_AddItemToArray(list, cJSON_CreateString(module));
+            mt_json_append(list, cJSON_CreateString(module));
         table |= l->tied && i == 0;
     }
     if (table)
-        cJSON_AddItemToArray(list, cJSON_CreateString("lm_head"));
+        mt_json_append(list, cJSON_CreateString("lm_head"));
     if (cJSON_GetArraySize(list))
         return list;
     cJSON_Delete(list);
@@ -531,7 +531,7 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
         return NULL;
     mt_json_begin();
     cJSON *o = cJSON_CreateObject(), *parameters = target_parameters(l, all, n);
-    cJSON_AddItemToObject(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
+    mt_json_add(o, "alpha_pattern", pattern(l, all, n, alpha_of_target, l->adapter_default.alpha));
     cJSON_AddStringToObject(o, "base_model_name_or_path", base);
     cJSON_AddStringToObject(o, "bias", "none");
     cJSON_AddBoolToObject(o, "fan_in_fan_out", false);
@@ -539,13 +539,13 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_AddBoolToObject(o, "init_lora_weights", true);
     cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
     cJSON_AddNumberToObject(o, "lora_dropout", parameters ? 0 : l->adapter_default.dropout);
-    cJSON_AddItemToObject(o, "modules_to_save", modules_to_save(l));
+    mt_json_add(o, "modules_to_save", modules_to_save(l));
     cJSON_AddStringToObject(o, "peft_type", "LORA");
     cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);
-    cJSON_AddItemToObject(o, "rank_pattern", pattern(l, all, n, rank_of, (double)l->adapter_default.rank));
-    cJSON_AddItemToObject(o, "target_modules", target_modules(l, all, n));
+    mt_json_add(o, "rank_pattern", pattern(l, all, n, rank_of, (double)l->adapter_default.rank));
+    mt_json_add(o, "target_modules", target_modules(l, all, n));
     if (parameters)
-        cJSON_AddItemToObject(o, "target_parameters", parameters);
+        mt_json_add(o, "target_parameters", parameters);
     cJSON_AddStringToObject(o, "task_type", "CAUSAL_LM");
     cJSON_AddBoolToObject(o, "use_dora", l->adapter_default.dora);
     cJSON_AddBoolToObject(o, "use_rslora", l->adapter_default.rslora);

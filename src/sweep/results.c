@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/json.h"
 #include "base/mem.h"
 #include "base/sort.h"
 #include "sweep/sweep.h"
@@ -299,7 +300,7 @@ cJSON *mt_sweep_json(const struct mt_sweep_row *rows, size_t n)
             cJSON_AddStringToObject(r, "forward_bound_by", rows[i].predicted.bound[0]);
             cJSON_AddStringToObject(r, "backward_bound_by", rows[i].predicted.bound[1]);
         }
-        cJSON_AddItemToArray(list, r);
+        mt_json_append(list, r);
     }
     struct mt_stats e = mt_sweep_error(rows, n);
     if (e.n) {

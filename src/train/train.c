@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/history.h"
@@ -58,7 +59,7 @@ static void remember(struct loop *l, const cJSON *record)
     if (!l->st->log_history)
         l->st->log_history = cJSON_CreateArray();
     if (cJSON_GetArraySize(l->st->log_history) < MAX_LOG_HISTORY)
-        cJSON_AddItemToArray(l->st->log_history, cJSON_Duplicate(record, 1));
+        mt_json_append(l->st->log_history, cJSON_Duplicate(record, 1));
 }
 
 /* *unread: its data could not be read, which says nothing of the engine. */

@@ -149,6 +149,38 @@ static void members_are_found_in_any_order(void **state)
     cJSON_Delete(v);
 }
 
+static size_t live, left; /* blocks in use; allocations that still succeed */
+
+static void *counted_malloc(size_t n)
+{
+    void *p = left ? malloc(n) : NULL;
+    left -= left > 0;
+    live += p != NULL;
+    return p;
+}
+
+static void counted_free(void *p)
+{
+    live -= p != NULL;
+    free(p);
+}
+
+static void what_cannot_be_added_does_not_leak(void **state)
+{
+    (void)state;
+    cJSON_InitHooks(&(cJSON_Hooks){.malloc_fn = counted_malloc, .free_fn = counted_free});
+    for (size_t memory = 0; memory < 8; memory++) {
+        left = memory;
+        cJSON *o = cJSON_CreateObject(), *list = cJSON_CreateArray();
+        bool in_list = mt_json_append(list, cJSON_CreateString("item"));
+        bool in_object = mt_json_add(o, "key", list);
+        assert_true(in_list == (memory > 3) && in_object == (memory > 4));
+        cJSON_Delete(o);
+        assert_int_equal(live, 0);
+    }
+    cJSON_InitHooks(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -161,6 +193,7 @@ int main(void)
         cmocka_unit_test(numbers_are_short_and_exact),
         cmocka_unit_test(a_missing_file_has_the_callers_kind),
         cmocka_unit_test(a_line_that_is_no_json_is_a_null_among_lines),
+        cmocka_unit_test(what_cannot_be_added_does_not_leak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
