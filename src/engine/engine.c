@@ -98,6 +98,13 @@ static int alloc_host(mt_engine *e, struct mt_err *err)
     return rc ? rc : lock_planes(e, err);
 }
 
+/* A save makes the pending update: it must not need memory at that time. */
+static int prepare_update(mt_engine *e, struct mt_err *err)
+{
+    struct mt_runnable *r;
+    return e->p.train ? mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err) : 0;
+}
+
 static int create_parts(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
@@ -110,7 +117,7 @@ static int create_parts(mt_engine *e, struct mt_err *err)
         rc = alloc_host(e, err);
     if (!rc)
         rc = mt_pool_create(&e->adam_pool, &adam, err);
-    return rc;
+    return rc ? rc : prepare_update(e, err);
 }
 
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err)
@@ -275,7 +282,9 @@ static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
     if (rc)
         return rc;
     e->x.pending = e->pending.any;
-    return mt_exec_run(&e->x, r, err);
+    rc = mt_exec_run(&e->x, r, err);
+    e->torn |= rc && e->x.broken;
+    return rc;
 }
 
 int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
@@ -319,6 +328,11 @@ int mt_engine_flush(mt_engine *e, struct mt_err *err)
     if (!rc)
         retire_pending(e);
     return rc;
+}
+
+bool mt_engine_whole(const mt_engine *e)
+{
+    return !e->torn;
 }
 
 static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res)

@@ -118,6 +118,11 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
                    struct mt_step_result *res, struct mt_err *err);
 /** Makes the pending update. After this the planes have the current weights. */
 int mt_engine_flush(mt_engine *e, struct mt_err *err);
+/**
+ * Whether the planes and the pending update, if there is one, are the state after the last step: true after errors,
+ * too, unless an update was made in part or a drive that holds planes failed. Then the state is lost.
+ */
+bool mt_engine_whole(const mt_engine *e);
 
 struct mt_eval_result {
     double loss_sum;      /* over loss tokens */

@@ -25,6 +25,7 @@ struct mt_engine {
     struct mt_runnable *programs;
     mt_pool *adam_pool;
     struct mt_pending pending;
+    bool torn; /* an update was made in part, or planes could not be written */
     uint64_t updates;
 };
 

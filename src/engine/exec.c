@@ -496,10 +496,10 @@ int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
     struct mt_err sync_err = {0};
     x->updated = false;
     int rc = mt_planes_settle(x->b->planes, err);
-    if (!rc)
-        rc = mt_exec_trace_prepare(x, r, err);
+    x->broken = rc;
     if (rc)
         return rc;
+    mt_exec_trace_prepare(x, r);
     begin(x, r);
     if (mt_runnable_uses_device(r))
         run_compute(x, r);

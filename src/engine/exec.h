@@ -85,7 +85,7 @@ struct mt_exec {
     size_t disk_head[MT_N_QUEUES]; /* disk queues: entries of the list that have ended, in order; under lock */
     int disk_in_flight[MT_N_QUEUES];
     bool stop;   /* the run is abandoned except for the pending update; under lock */
-    bool broken; /* the update, too; under lock */
+    bool broken; /* the update, too; or planes could not be written before the run; under lock */
     pthread_mutex_t drain_lock;
     bool drained; /* the device is idle and stays so; under drain_lock */
     int error_code;
@@ -110,7 +110,7 @@ static inline bool mt_runnable_uses_device(const struct mt_runnable *r)
 }
 
 /* trace.c: called around an instruction; no effect if the run is not traced. */
-int mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err);
+void mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r);
 int mt_exec_trace_begin(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err);
 int mt_exec_trace_end(struct mt_exec *x, struct mt_runnable *r, size_t i, struct mt_err *err);
 void mt_exec_trace_destroy(struct mt_runnable *r);

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 
@@ -28,27 +29,30 @@ void mt_exec_trace_destroy(struct mt_runnable *r)
     r->trace = NULL;
 }
 
-/* Call before a run: makes the events if it is to be traced, else frees them. */
-int mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
+static int make_trace(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
 {
     size_t n = r->prog.n_instrs;
-    if (!x->tracing || r->mode != MT_MODE_TRAIN || r->trace) {
-        x->traced = x->tracing && r->trace ? r : x->traced;
-        return 0;
-    }
     r->trace = mt_calloc(1, sizeof(*r->trace) + n * sizeof(r->trace->at[0]));
     if (!r->trace)
-        return mt_fail_nomem(err, "a trace", n * sizeof(r->trace->at[0]));
+        return mt_fail_nomem(err, "events", n * sizeof(r->trace->at[0]));
     r->trace->n = n;
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
             rc = mt_event_create(x->b->dev, &r->trace->at[i].event[k], err);
-    if (rc)
-        mt_exec_trace_destroy(r);
-    else
-        x->traced = r;
     return rc;
+}
+
+/* Call before a run: makes the events if it is to be traced. A run goes on without a trace. */
+void mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r)
+{
+    struct mt_err why;
+    if (x->tracing && r->mode == MT_MODE_TRAIN && !r->trace && make_trace(x, r, &why)) {
+        mt_warn("this step is not traced: %s", why.msg);
+        mt_exec_trace_destroy(r);
+    }
+    if (x->tracing && r->trace)
+        x->traced = r;
 }
 
 static int mark(struct mt_exec *x, struct mt_runnable *r, size_t i, int k, struct mt_err *err)

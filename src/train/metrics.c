@@ -142,8 +142,18 @@ static void add_traffic(cJSON *o, const char *name, const uint64_t bytes[MT_N_DI
         cJSON_AddNumberToObject(t, mt_disk_use_name((enum mt_disk_use)i), (double)bytes[i]);
 }
 
+/* A record that lacks members is none. */
+static cJSON *if_complete(cJSON *record)
+{
+    if (mt_json_complete())
+        return record;
+    cJSON_Delete(record);
+    return NULL;
+}
+
 cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 {
+    mt_json_begin();
     cJSON *o = cJSON_CreateObject();
     const struct mt_step_result *s = &r->result;
     const struct {
@@ -183,7 +193,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     cJSON_AddBoolToObject(o, "skipped", s->skipped);
     if (s->skipped)
         cJSON_AddStringToObject(o, "bad_tensor", s->bad_tensor);
-    return o;
+    return if_complete(o);
 }
 
 cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, size_t n_experts)
@@ -198,6 +208,7 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
         most = fmax(most, share);
         idle += rows[i] == 0;
     }
+    mt_json_begin();
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)step);
     cJSON_AddNumberToObject(o, "layer", layer);
@@ -205,18 +216,19 @@ cJSON *mt_metrics_layer_record(uint64_t step, int layer, const int32_t *rows, si
     cJSON_AddNumberToObject(o, "expert_entropy", n_experts > 1 ? entropy / log((double)n_experts) : 1);
     cJSON_AddNumberToObject(o, "experts_idle", idle);
     cJSON_AddNumberToObject(o, "expert_max_share", most);
-    return o;
+    return if_complete(o);
 }
 
 cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
 {
+    mt_json_begin();
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)r->step);
     cJSON_AddNumberToObject(o, "eval_loss", r->loss);
     cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
     cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
     cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
-    return o;
+    return if_complete(o);
 }
 
 static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record)
@@ -235,17 +247,20 @@ static void put_csv(struct mt_str *s, const struct table *t, const cJSON *record
 void mt_metrics_write(struct mt_metrics *m, const cJSON *record)
 {
     struct mt_str row = {0};
+    if (!record)
+        return;
     char *text = m->on[JSONL] ? mt_json_print(record, false) : NULL;
-    if (text) {
+    if (text)
         mt_str_printf(&row, "%s\n", text);
+    if (text && !row.failed)
         mt_append_put(&m->file[JSONL], row.p, row.len);
-    }
     free(text);
     int csv = mt_json_get(record, "layer") ? LAYERS : CSV;
     if (m->on[csv]) {
         row.len = 0;
         put_csv(&row, &tables[csv], record);
-        mt_append_put(&m->file[csv], row.p, row.len);
+        if (!row.failed)
+            mt_append_put(&m->file[csv], row.p, row.len);
     }
     if (m->tensorboard)
         mt_tensorboard_write(m->tensorboard, record);

@@ -17,6 +17,7 @@ struct mt_metrics;
 int mt_metrics_open(struct mt_metrics **out, const struct mt_config *cfg, const char *dir, uint64_t step, bool layers,
                     struct mt_err *err);
 void mt_metrics_close(struct mt_metrics **m);
+/** Of records: NULL where memory was short, which the writers take. The caller frees them with cJSON_Delete(). */
 cJSON *mt_metrics_step_record(const struct mt_step_report *r);
 /**
  * How a layer's tokens were spread over its experts: expert_balance is 1 where evenly, n where one got them all (n times

@@ -95,14 +95,16 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
     int rc = mt_engine_flush(p->session->engine, err);
-    if (!rc && p->session->disk && !config(s)->placement.nvme_checksums)
+    *lost = !mt_engine_whole(p->session->engine);
+    if (!rc && p->session->disk && !config(s)->placement.nvme_checksums) {
         rc = mt_disk_sync(p->session->disk, err);
-    *lost = rc;
+        *lost = rc;
+    }
     st->updates = mt_engine_updates(p->session->engine);
     bool named = full && mt_setup_names_base(p->session->setup);
     if (!rc && named) {
         rc = mt_session_sum_base(p->session, err);
-        *lost = rc;
+        *lost = rc && rc != -ENOMEM;
     }
     if (!rc)
         rc = note_findings(st, p->session->setup->dev, err);

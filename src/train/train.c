@@ -31,7 +31,7 @@ struct loop {
     uint64_t first_step;
     double step_seconds; /* of a step, smoothed */
     bool evaluated;      /* at this step */
-    bool sound;          /* what failed left the state as it was: reading the data of a step, or an evaluation */
+    bool sound;          /* what failed left the state as it was: data, a computation, an evaluation */
 };
 
 void mt_train_phase(struct mt_train_control *c, const char *phase)
@@ -56,13 +56,15 @@ static double since(int64_t t0)
 
 static void remember(struct loop *l, const cJSON *record)
 {
+    if (!record)
+        return;
     if (!l->st->log_history)
         l->st->log_history = cJSON_CreateArray();
     if (cJSON_GetArraySize(l->st->log_history) < MAX_LOG_HISTORY)
         mt_json_append(l->st->log_history, cJSON_Duplicate(record, 1));
 }
 
-/* *unread: its data could not be read, which says nothing of the engine. */
+/* *unread: its data could not be read, or there was no memory for it, which says nothing of the engine. */
 static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *unread, struct mt_err *err)
 {
     struct mt_step_data data;
@@ -77,8 +79,10 @@ static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *
     for (uint64_t i = 0; i < steps && !rc; i++) {
         rc = mt_sampler_fill(sampler, i, &data, err);
         *unread = rc;
-        if (!rc)
+        if (!rc) {
             rc = mt_engine_eval(s->engine, &data, &sum, err);
+            *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
+        }
     }
     mt_step_data_finish(&data);
     if (rc)
@@ -112,7 +116,7 @@ static void report_evaluation(struct loop *l, struct mt_eval_report *r)
         l->p->events.eval(l->p->events.ctx, r);
 }
 
-/* Data that cannot be read end the run before its first step alone: later there is something to lose. */
+/* Data that cannot be read, or no memory, end the run before its first step alone: later there is something to lose. */
 static int evaluate(struct loop *l, struct mt_err *err)
 {
     struct mt_eval_report r = {.step = l->st->step};
@@ -239,6 +243,7 @@ static int run_step(struct loop *l, struct mt_err *err)
     }
     r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine));
     rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
+    l->sound = rc && mt_engine_whole(l->s->engine);
     if (rc)
         return rc;
     r.seconds = since(t0);
