@@ -4,6 +4,7 @@
  * other libraries always succeed, and those of constructors, which a linked CUDA runtime has.
  *
  *   ALLOCATIONS_FAIL=N:COUNT   the Nth, from 1, and the COUNT - 1 that follow (COUNT 0: all) give NULL
+ *   ALLOCATIONS_AFTER=PATH     counts those alone that come after this file has something in it
  *   ALLOCATIONS_LOG=PATH       appends for each, at the end, the address in the program that it was made from
  */
 #include <dlfcn.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { MOST = 1 << 20, RANGES = 8 };
 
@@ -28,7 +30,8 @@ static long first, count;
 static int (*program_main)(int, char **, char **);
 static atomic_long seen;
 static uint32_t *site;
-static const char *path;
+static const char *path, *after;
+static atomic_bool counting;
 
 extern int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
                       void (*rtld_fini)(void), void *stack_end);
@@ -67,6 +70,7 @@ __attribute__((constructor)) static void begin(void)
     bool program = true;
     const char *fail = getenv("ALLOCATIONS_FAIL");
     path = getenv("ALLOCATIONS_LOG");
+    after = getenv("ALLOCATIONS_AFTER");
     site = path ? __libc_calloc(MOST, sizeof(*site)) : NULL;
     if (path)
         atexit(write_log);
@@ -91,9 +95,17 @@ int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv,
     return real(begin_main, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
+static bool has_begun(void)
+{
+    struct stat st;
+    if (begun && !atomic_load(&counting))
+        atomic_store(&counting, !after || (!stat(after, &st) && st.st_size));
+    return atomic_load(&counting);
+}
+
 static bool fails(void *caller)
 {
-    if (!begun)
+    if (!has_begun())
         return false;
     uintptr_t at = (uintptr_t)caller;
     int i = 0;

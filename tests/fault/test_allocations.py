@@ -29,9 +29,9 @@ class Place(test_syscalls.Place):
         shutil.copytree(self.half, self.half + ".was")
         self.codes = {}
 
-    def short(self, cmd, fail=None, log=None):
-        env = {**os.environ, "LD_PRELOAD": LIBRARY, **({"ALLOCATIONS_FAIL": fail} if fail else {}),
-               **({"ALLOCATIONS_LOG": log} if log else {})}
+    def short(self, cmd, fail=None, log=None, begin=None):
+        over = {"ALLOCATIONS_FAIL": fail, "ALLOCATIONS_LOG": log, "ALLOCATIONS_AFTER": begin}
+        env = {**os.environ, "LD_PRELOAD": LIBRARY, **{k: v for k, v in over.items() if v}}
         p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=120)
         return p.returncode, p.stdout, p.stderr
 
@@ -72,6 +72,22 @@ def saves_and_steps(p):
             assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1], what
         p.go_on(what, out, ini)
     p.sweep("run", ["run", ini], lambda: shutil.rmtree(out, ignore_errors=True), after)
+
+
+def no_step_is_lost(p):
+    """Once there is something to lose, a single failure ends nothing, but for one of reading data: that is after a save."""
+    out, ini = p.ini("begun")
+    begin, log = os.path.join(out, "metrics.jsonl"), os.path.join(p.tmp, "allocations")
+    assert p.short(["run", ini], log=log, begin=begin)[0] == 0
+    sites = open(log).read().split()
+    for at in chosen(sites) if FULL else sorted({sites.index(s) + 1 for s in sites}):
+        shutil.rmtree(out)
+        code, _, said = p.short(["run", ini], fail=f"{at}:1", begin=begin)
+        done = max([s for s, _, _ in losses(out)], default=0)
+        assert code == 0 or os.path.isdir(os.path.join(out, f"checkpoint-{done}")), (at, sites[at - 1], done, code, said)
+        if code == 0:
+            assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1], (at, said)
+        p.codes["begun", code] = p.codes.get(("begun", code), 0) + 1
 
 
 def resuming(p):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+import data_env  # noqa: E402
 from runner import run_tests  # noqa: E402
 from tiny import (BINARY, FULL, SLOW, base, config, losses, megatrain, planes, write_data, write_ini,  # noqa: E402
                   write_model)
@@ -252,6 +253,26 @@ def each_sync_of_a_run_is_there(p):
     follow("run", ini, "--force", "--set", "train.steps=3")
     megatrain("verify", os.path.join(out, "latest"))
     follow("export", os.path.join(out, "latest"), os.path.join(p.tmp, "other", "place"))
+
+
+SHARD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from megatrain_data.shard import LINES, ShardWriter
+w = ShardWriter(sys.argv[2], 300, 7)
+w.add([1, 2, 3], [True] * 3, [3], [1])
+w.commit("text", LINES)
+"""
+
+
+def a_shard_of_the_helper_is_synced_before_it_has_its_name(p):
+    log, shard = os.path.join(p.tmp, "helper"), os.path.join(p.tmp, "helper.tokens")
+    inside = os.path.join(data_env.ROOT, ".venv-data", "bin", "python")
+    python = inside if os.path.exists(inside) else sys.executable
+    subprocess.run([TOOL, "-l", log, "-p", p.tmp, python, "-c", SHARD, os.path.join(data_env.ROOT, "scripts"), shard],
+                   check=True)
+    assert [line for line in open(log) if line.startswith("rename") and line.split("\t")[2] == shard]
+    Unsynced(log, p.tmp)
 
 
 def megatrain_ok(result):
