@@ -2,10 +2,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -85,6 +87,31 @@ static void hold_streams(void)
             _exit(EXIT_RUNTIME);
 }
 
+enum { LEAST_STACK = 512 << 10, USUAL_STACK = 8 << 20 }; /* nested JSON takes the most: 1000 levels deep */
+
+/*
+ * A stack that is too small ends a run by SIGSEGV, anywhere. A low limit is raised as far as this process may; the
+ * stacks of threads, whose size was taken from it when the process began, are then as large.
+ */
+static int check_stack(void)
+{
+    struct rlimit r;
+    pthread_attr_t attr;
+    if (getrlimit(RLIMIT_STACK, &r) || r.rlim_cur >= LEAST_STACK)
+        return 0;
+    r.rlim_cur = r.rlim_max < USUAL_STACK ? r.rlim_max : USUAL_STACK;
+    if (r.rlim_cur < LEAST_STACK || setrlimit(RLIMIT_STACK, &r)) {
+        fprintf(stderr, "megatrain: the stack is limited to %llu KiB, %d KiB are needed: raise it with ulimit -s %d\n",
+                (unsigned long long)r.rlim_cur >> 10, LEAST_STACK >> 10, USUAL_STACK >> 10);
+        return EXIT_NO_FIT;
+    }
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, (size_t)r.rlim_cur);
+    pthread_setattr_default_np(&attr);
+    pthread_attr_destroy(&attr);
+    return 0;
+}
+
 static bool trains(const struct cli_command *cmd)
 {
     return !strcmp(cmd->name, "run") || !strcmp(cmd->name, "bench");
@@ -120,6 +147,9 @@ int main(int argc, char **argv)
     int at = 1, verbose = 0;
     cli.start_ns = mt_now_ns();
     hold_streams();
+    int stack = check_stack();
+    if (stack)
+        return stack;
     if (asks_version(argc, argv, &verbose))
         return show_version(verbose);
     while (at < argc && argv[at][0] == '-' && strcmp(argv[at], "--help") && strcmp(argv[at], "-h")) {

@@ -211,6 +211,10 @@ def machine_cases(tmp, model, data):
     cap = lambda: resource.setrlimit(resource.RLIMIT_AS, (330 << 20, 330 << 20))
     if "asan" not in BINARY and "tsan" not in BINARY:
         check("address space", ["-q", "run", ini, "--set", "memory.device_budget=400MiB"], 4, limit=cap)
+        small = lambda most: lambda: resource.setrlimit(resource.RLIMIT_STACK, (64 << 10, most))
+        check("a small stack", ["-q", "run", ini], 4, "the stack is limited to 64 KiB", "ulimit -s", limit=small(64 << 10))
+        check("a small stack that may grow", ["-q", "run", ini], 0, limit=small(resource.RLIM_INFINITY))
+        shutil.rmtree(os.path.join(tmp, "o3"))
     check("export over a folder", ["export", model, tmp], 2, "exists already")
     check("verify what is no checkpoint", ["verify", model], 7, "no training state")
     check("resume from nowhere", ["-q", "run", ini, "--resume=" + tmp], 7)
