@@ -138,10 +138,13 @@ static int count(const struct mt_inputs *in, struct tally *t, struct mt_err *err
 static void print_histogram(const struct tally *t, uint64_t max_len)
 {
     uint64_t most = 1;
+    int first = 0;
     for (int i = 0; i < BARS; i++)
         most = MT_MAX(most, t->bins[i]);
+    while (first + 1 < BARS && !t->bins[first])
+        first++;
     printf("\nLength in tokens       samples\n");
-    for (int i = 0; i < BARS && (uint64_t)i * t->bin_width <= max_len; i++) {
+    for (int i = first; i < BARS && (uint64_t)i * t->bin_width <= max_len; i++) {
         int width = (int)((double)t->bins[i] / (double)most * BAR_WIDTH + 0.999);
         printf("%8llu - %-8llu %10llu  ", (unsigned long long)i * t->bin_width,
                (unsigned long long)(i + 1) * t->bin_width - 1, (unsigned long long)t->bins[i]);

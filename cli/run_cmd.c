@@ -177,8 +177,8 @@ static int check_resume(struct run *r, struct mt_err *err)
                      diff.p);
     if (!rc && !mt_dataset_is(r->in.data, r->state.data_hash) && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "the training data are not those that %s was made with (--force continues nevertheless)",
-                     r->resume);
+                     "the training data are not those that %s was made with%s (--force continues nevertheless)",
+                     r->resume, r->state.lineage.run[0] ? "" : ", or its build's token cache (data.cache_dir) is gone");
     if (!rc && !cli_arg(r->args, "force"))
         rc = check_earlier_sum(r, err);
     mt_str_finish(&diff);

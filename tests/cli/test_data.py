@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import warm_helper
 from families import EPOCH
 from megatrain_data import sources
-from tiny import BINARY, base, config, megatrain, write_ini, write_model
+from tiny import BINARY, base, config, losses, megatrain, write_ini, write_model
 
 FIXTURES = os.path.join(ROOT, "tests", "data", "chat")
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "find the word"},
@@ -280,6 +280,26 @@ def the_cache_follows_contents_and_settings(tmp):
     assert "making tokens" in said().stderr and not [f for f in os.listdir(cache) if ".tmp" in f]
 
 
+def a_run_goes_on_although_the_helper_has_changed(tmp):
+    """The tokens say whether the data are the same, not the code that made them."""
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "go.jsonl"), [{"messages": CHAT[:2] + [{"role": "assistant", "content": f"word {i}"}]} for i in range(30)])
+    over = {"data__seq_len": 128, "train__steps": 4, "train__batch_size": 2, "model__init": "random"}
+    ini = ini_of(tmp, model, data, **over)
+    megatrain("-q", "run", ini)
+    whole = losses(os.path.join(tmp, "out"))
+    megatrain("-q", "run", ini, "--max-steps", "2", "--force")
+    scripts = os.path.join(tmp, "scripts")
+    shutil.copytree(os.path.join(ROOT, "scripts", "megatrain_data"), os.path.join(scripts, "megatrain_data"))
+    shutil.copy(os.path.join(ROOT, "scripts", "prepare_data.py"), scripts)
+    open(os.path.join(scripts, "megatrain_data", "encode.py"), "a").write("# changed\n")
+    said = megatrain("run", ini, "--resume", env={"MEGATRAIN_DATA_HELPER": os.path.join(scripts, "prepare_data.py")}).stderr
+    assert "making tokens" in said and losses(os.path.join(tmp, "out")) == whole, said
+    lines(data, [{"messages": CHAT}] * 30)
+    p = megatrain("-q", "run", ini, "--resume=" + os.path.join(tmp, "out", "checkpoint-2"), "--out", os.path.join(tmp, "o2"), expect=2)
+    assert "not those that" in p.stderr and "token cache" not in p.stderr, p.stderr
+
+
 def a_preparation_that_is_killed_leaves_nothing_half_done(tmp):
     model = model_of(tmp, "qwen3")
     records = [json.loads(l) for l in open(os.path.join(FIXTURES, "qwen3", "cases.jsonl"))] * 250
@@ -349,6 +369,8 @@ def samples_show_in_colour_in_brackets_and_as_a_page(tmp):
     assert "<mark>&#38;&#60;|im_end|&#62;</mark>" in html and "a &#60;b&#62; \\x1b[31m \\x9b \\u202e– \\u2069" in html and html.count("<pre>") == html.count("</pre>") == 3
     stats = megatrain("-q", "data", "stats", ini).stdout
     assert "3 samples (75.00%) have the tokens of another" in stats and "#" in stats and "Packing" in stats
+    bars = stats.split("Length in tokens       samples\n")[1].split("\n\n")[0].splitlines()
+    assert bars[0].endswith("#") and not bars[0].startswith("       0 -"), stats  # no empty ones before the shortest sample
 
 
 def on_a_terminal(*args, env):
