@@ -139,7 +139,7 @@ void cli_manual(void)
     print_variables(user_variables, MT_ARRAY_LEN(user_variables), ".TP\n.B %s\n%s\n");
     printf(".PP\nFor tests and measurements of megatrain itself:\n");
     print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
-    printf(".SH SIGNALS\nSIGINT and SIGTERM abandon the current step, save the last applied update "
+    printf(".SH SIGNALS\nSIGINT, SIGTERM and SIGHUP abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
            "status line.\nThe files STOP and SAVE in the output folder do the same.\n");
 }

@@ -464,7 +464,7 @@ int mt_st_read_f32_seen(const struct mt_st_model *m, const struct mt_st_tensor *
         return rc;
     }
     if (t->dtype > MT_ST_F64)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" of %s is %s: expected BF16, F16 or F32",
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" of %s is %s: expected BF16, F16, F32 or F64",
                        t->name, m->files[t->file].path, mt_st_dtype_name(t->dtype));
     for (size_t i = 0; i < n; i += PIECE) {
         size_t k = MT_MIN((size_t)PIECE, n - i);
