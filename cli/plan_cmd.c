@@ -6,6 +6,7 @@
 #include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "base/units.h"
 #include "cli.h"
 #include "device/device.h"
 #include "hf/hf_config.h"
@@ -14,22 +15,19 @@
 #include "machine/stored.h"
 #include "plan_print.h"
 
-/* "24GiB", "25GB/s" (or a bare number of GB/s); -1 for other text. */
-static double parse_amount(const char *text, double unit_scale)
+/* "24GiB", "25GB/s", or a bare number of the option's own unit, which is `scale` bytes; -1 for other text. */
+static double parse_amount(const char *text, double scale)
 {
-    static const struct {
-        const char *suffix;
-        double factor;
-    } units[] = {{"", 0}, {"GB/s", 1e9}, {"MB/s", 1e6}, {"GiB", 1073741824.0}, {"MiB", 1048576.0},
-                 {"TiB", 1099511627776.0}, {"GB", 1e9}, {"MB", 1e6}, {"TB", 1e12}, {"G", 1e9}};
-    char *end;
-    double v = strtod(text, &end);
-    if (end == text || !(v > 0))
-        return -1;
-    for (size_t i = 0; i < MT_ARRAY_LEN(units); i++)
-        if (!strcmp(end, units[i].suffix))
-            return units[i].factor > 0 ? v * units[i].factor / unit_scale : v;
-    return -1;
+    double v = 0;
+    uint64_t bytes = 0;
+    int64_t count = 0;
+    if (mt_parse_real(text, &v))
+        return v > 0 ? v : -1;
+    if (mt_parse_bytes(text, &bytes))
+        v = (double)bytes;
+    else if (!mt_parse_rate(text, &v) && mt_parse_count(text, &count)) /* "24G" */
+        v = (double)count;
+    return v > 0 ? v / scale : -1;
 }
 
 static int set_rates(struct mt_machine *m, const struct cli_args *args, const char *option, double scale,
