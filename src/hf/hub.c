@@ -37,15 +37,24 @@ static char *snapshot(const char *model)
     return mt_is_dir(path) ? strdup(path) : NULL;
 }
 
+static bool holds_model(const char *dir)
+{
+    char *path = mt_path_join(dir, "config.json");
+    bool is = path && mt_path_exists(path);
+    free(path);
+    return is;
+}
+
 int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
 {
-    if (mt_is_dir(model)) {
-        *dir = strdup(model);
-        return *dir ? 0 : mt_fail_nomem(err, model, strlen(model));
-    }
     const char *slash = strchr(model, '/');
     bool hub_name = slash && slash != model && slash[1] && !strchr(slash + 1, '/') && model[0] != '.';
-    char *found = hub_name ? snapshot(model) : NULL;
+    char *found = hub_name && !holds_model(model) ? snapshot(model) : NULL; /* another folder of that name hides none */
+    if (!found && mt_is_dir(model)) {
+        found = strdup(model);
+        if (!found)
+            return mt_fail_nomem(err, model, strlen(model));
+    }
     if (found) {
         *dir = found;
         return 0;
