@@ -99,6 +99,7 @@ def model_cases(tmp, data):
         "activation": ({**c, "hidden_act": "relu"}, "hidden_act"),
         "dropout": ({**c, "attention_dropout": 0.1}, "attention_dropout"),
         "softcap": ({**c, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        "layers": ({**c, "num_hidden_layers": 5000}, "num_hidden_layers\" must be an integer between"),
         "missing size": ({k: v for k, v in c.items() if k != "hidden_size"}, "hidden_size"),
         "heads": ({**c, "num_key_value_heads": 3}, "num_key_value_heads"),
     }
@@ -153,6 +154,13 @@ def weight_value_cases(tmp, data):
         bad[-8:-4] = struct.pack("<f", value)
         open(path, "wb").write(bad)
         check(f"weights hold {name}", ["-q", "run", ini, "--force"], 3, "element", "finite")
+    bad = bytearray(raw)
+    bad[-8:-4] = struct.pack("<f", 3e38)
+    open(path, "wb").write(bad)
+    check("weights that overflow", ["-q", "run", ini, "--force"], 6, "5 steps in a row", "there is no checkpoint of this run")
+    open(path, "wb").write(raw)
+    write_model(good, config("llama", num_hidden_layers=1, tie_word_embeddings=True))
+    check("a head beside tied embeddings", ["run", ini, "--force"], 0, "lm_head.weight is ignored, the embeddings are tied")
 
 
 def data_cases(tmp, model):
@@ -264,7 +272,25 @@ def name_cases(tmp, model, data):
     p = subprocess.run([BINARY, "plan", "--machine", "rtx4090", "--model", os.path.join(model, "config.json")], cwd=d,
                        capture_output=True, text=True)
     assert p.returncode == 0 and "RTX 4090" in p.stdout, p.stderr
+    alone = os.path.join(tmp, "alone", "megatrain")
+    os.makedirs(os.path.dirname(alone))
+    shutil.copy(BINARY, alone)
+    p = subprocess.run([alone, "plan", "--machine", "rtx4090", "--model", os.path.join(model, "config.json")], capture_output=True, text=True)
+    assert p.returncode == 2 and "there is no folder configs/machines near the program" in p.stderr, p.stderr
+    shape = ["plan", "--machine", "rtx4090", "--model", os.path.join(model, "config.json")]
+    check("plan --drives 1e9", [*shape, "--drives", "1e9"], 2, "--drives", "between")
+    check("plan with hardly any memory", [*shape, "--host-mem", "1KB"], 4, "host budget of 900 B")
+    check("plan --host-mem lots", [*shape, "--host-mem", "lots"], 2, "not an amount such as 24GiB")
     check("no such machine", ["plan", "--machine", "rtx1", "--model", os.path.join(model, "config.json")], 2, 'no machine "rtx1"')
+    snapshot = os.path.join(tmp, "hub", "models--org--name", "snapshots", "abc")
+    for folder in (snapshot, os.path.join(snapshot, "..", "..", "refs"), os.path.join(d, "org", "name")):
+        os.makedirs(folder)
+    shutil.copy(os.path.join(model, "config.json"), snapshot)
+    open(os.path.join(tmp, "hub", "models--org--name", "refs", "main"), "w").write("abc")
+    ini = write_ini(os.path.join(d, "hub.ini"), base("org/name", data, "o-hub", train__steps=1))
+    p = subprocess.run([BINARY, "-q", "run", "hub.ini", "--dry-run"], cwd=d, capture_output=True, text=True,
+                       env={**os.environ, "HF_HUB_CACHE": os.path.join(tmp, "hub")})
+    assert p.returncode == 0, p.stderr
     ini = write_ini(os.path.join(d, "n.ini"), base(model, data, "o-names", data__eval="10%", data__template="model", train__steps=1))
     p = subprocess.run([BINARY, "-q", "run", "n.ini"], cwd=d, capture_output=True, text=True)
     assert p.returncode == 0, p.stderr
@@ -316,6 +342,13 @@ def checkpoint_cases(tmp, model, data):
     again = write_ini(os.path.join(tmp, "ck4.ini"), base(os.path.join(tmp, "by-link", "model"),
                       os.path.join(tmp, "by-link", "data.jsonl"), out, train__steps=3))
     check("resume by another spelling of the same paths", ["-q", "run", again, "--resume"], 0)
+    os.unlink(os.path.join(out, "latest"))
+    os.makedirs(os.path.join(out, "latest", "kept"))
+    again = write_ini(os.path.join(tmp, "ck5.ini"), base(model, data, out, train__steps=4))
+    check("latest is a folder", ["run", again, "--resume"], 0, "cannot link", "latest to checkpoint-4")
+    assert os.listdir(os.path.join(out, "latest")) == ["kept"] and not os.path.lexists(os.path.join(out, "latest.tmp"))
+    check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer.json: using the bytes")
+    check("--max-tokens beyond reason", ["sample", "--model", ck, "--max-tokens", "999999999999"], 2, "between 0 and 16777216")
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
     changed = write_ini(os.path.join(tmp, "ck3.ini"), base(model, other, out, train__steps=3))
     check("resume with other data", ["-q", "run", changed, "--resume"], 2)
