@@ -38,6 +38,24 @@ struct mt_part_run {
 
 enum { MT_RECORD_ALIGN = 256 };
 
+/**
+ * Defines, for a part whose `struct record` is laid out by
+ * `size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)`, which returns its bytes:
+ * record_bytes(), for mt_part_kind, and record_of(), the record of a run.
+ */
+#define MT_PART_RECORD()                                          \
+    static size_t record_bytes(const struct mt_part_shape *s)     \
+    {                                                             \
+        struct record r;                                          \
+        return lay_out_record(&r, s, NULL);                       \
+    }                                                             \
+    static struct record record_of(const struct mt_part_run *run) \
+    {                                                             \
+        struct record r;                                          \
+        lay_out_record(&r, &run->shape, run->record);             \
+        return r;                                                 \
+    }
+
 struct mt_part_kind {
     const char *name;
     /** Runs once a step, over the rows of all micro-batches; else for each micro-batch. */

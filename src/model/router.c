@@ -47,18 +47,7 @@ static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, vo
     return at;
 }
 
-static size_t record_bytes(const struct mt_part_shape *s)
-{
-    struct record r;
-    return lay_out_record(&r, s, NULL);
-}
-
-static struct record record_of(const struct mt_part_run *run)
-{
-    struct record r;
-    lay_out_record(&r, &run->shape, run->record);
-    return r;
-}
+MT_PART_RECORD()
 
 struct scratch {
     void *logits;  /* [n, experts] */
