@@ -32,7 +32,7 @@ static struct io io_now(void)
     return io;
 }
 
-static void tell(const struct mt_train_control *c, const char *phase, double seconds,
+static void say(const struct mt_train_control *c, const char *phase, double seconds,
                  const struct io *since)
 {
     struct io now = io_now();
@@ -60,7 +60,7 @@ static void *heartbeat_main(void *arg)
         }
         bool asked = atomic_exchange(&c->status, false);
         if (phase && (asked || (now >= next && !h->quiet)))
-            tell(c, phase, (double)(now - began) * 1e-9, &since);
+            say(c, phase, (double)(now - began) * 1e-9, &since);
         if (now >= next)
             next = now + NEXT_S * INT64_C(1000000000);
         struct timespec until;

@@ -123,9 +123,14 @@ static int write_bytes(const struct mt_hf_dir *h, const char *name, const void *
     return finish_file(h, name, &f, rc, err);
 }
 
+struct index_row {
+    const char *name;
+    size_t shard;
+};
+
 static int compare_names(const void *a, const void *b)
 {
-    return strcmp(((const struct mt_st_decl *)a)->name, ((const struct mt_st_decl *)b)->name);
+    return strcmp(((const struct index_row *)a)->name, ((const struct index_row *)b)->name);
 }
 
 static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t n_shards,
@@ -133,20 +138,18 @@ static int write_index(const struct mt_hf_dir *h, const size_t *shard_of, size_t
 {
     cJSON *root = cJSON_CreateObject(), *meta = cJSON_AddObjectToObject(root, "metadata");
     cJSON *map = cJSON_AddObjectToObject(root, "weight_map");
-    struct mt_st_decl *sorted = mt_calloc(h->n_decls, sizeof(*sorted));
+    struct index_row *sorted = mt_calloc(h->n_decls, sizeof(*sorted));
     double size = 0, params = 0;
     char name[64];
     for (size_t i = 0; sorted && i < h->n_decls; i++) {
-        sorted[i] = h->decls[i];
-        sorted[i].shape[MT_ST_MAX_DIMS - 1] = (int64_t)shard_of[i]; /* rides along */
+        sorted[i] = (struct index_row){h->decls[i].name, shard_of[i]};
         size += (double)mt_st_decl_bytes(&h->decls[i]);
         params += (double)(mt_st_decl_bytes(&h->decls[i]) / mt_st_dtype_size(h->decls[i].dtype));
     }
     if (sorted)
         qsort(sorted, h->n_decls, sizeof(*sorted), compare_names);
     for (size_t i = 0; sorted && i < h->n_decls; i++) {
-        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors",
-                 (size_t)sorted[i].shape[MT_ST_MAX_DIMS - 1] + 1, n_shards);
+        snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", sorted[i].shard + 1, n_shards);
         cJSON_AddStringToObject(map, sorted[i].name, name);
     }
     for (size_t i = 0; i < h->n_named; i++)

@@ -15,7 +15,7 @@
 
 static const size_t TOGETHER = (size_t)1 << 30;
 
-static void tell(const struct mt_measure_params *p, const char *what)
+static void report(const struct mt_measure_params *p, const char *what)
 {
     if (p->progress)
         p->progress(p->ctx, what);
@@ -69,7 +69,7 @@ static int measure_group(struct mt_machine *m, const struct mt_measure_params *p
     for (size_t i = 0; i < n; i++) {
         char what[200];
         mt_operation_format(what, sizeof(what), &ops[i]);
-        tell(p, what);
+        report(p, what);
     }
     int rc = mt_measure_in_turn(seconds, p, ops, n, err);
     for (size_t i = 0; i < n && !rc; i++)
@@ -296,7 +296,7 @@ int mt_measure_machine(struct mt_machine *out, const struct mt_measure_params *p
                     (parts[i].run == mt_measure_disk && !p->disk_dir) ||
                     (parts[i].run == measure_grid && p->brief);
         if (!skip) {
-            tell(p, parts[i].what);
+            report(p, parts[i].what);
             rc = parts[i].run(&m, p, err);
         }
     }

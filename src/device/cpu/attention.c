@@ -26,8 +26,8 @@ enum { TILE = 128, BLOCK = 64, KEYS = 96, PANEL = 512 };
 _Static_assert(BLOCK % MT_CPU_GEMM_COLS == 0, "a block must be whole strips");
 _Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "KEYS must be whole strips");
 
-/* A thread's part of the workspace. */
-struct room {
+/* A thread's part of the operation's workspace. */
+struct workspace {
     const struct mt_cpu_gemm_isa *isa;
     float *k, *v, *t;         /* strips of [len, d]: keys; values; values (in backward keys) with dimensions as lanes */
     float *s;                 /* scores [key][query] of a strip of queries; in backward of KEYS keys, BLOCK queries */
@@ -52,7 +52,7 @@ static size_t take(float **at, float **p, size_t floats)
 }
 
 /* Lays the buffers out from `at`; returns the number of floats. `at` NULL: only counts. */
-static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
+static size_t lay_out(struct workspace *r, float *at, size_t max_len, size_t d)
 {
     size_t len = max_len + MT_CPU_GEMM_ROWS, wide = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
     size_t scores = MT_MAX(len * MT_CPU_GEMM_COLS, (size_t)KEYS * BLOCK);
@@ -72,9 +72,9 @@ static size_t lay_out(struct room *r, float *at, size_t max_len, size_t d)
     return floats;
 }
 
-static struct room room_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)
+static struct workspace workspace_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)
 {
-    struct room r = {.isa = mt_cpu_gemm_isa(dev->gemm)};
+    struct workspace r = {.isa = mt_cpu_gemm_isa(dev->gemm)};
     size_t floats = lay_out(&r, NULL, a->max_len, a->head_dim);
     lay_out(&r, (float *)a->workspace + (size_t)thread * floats, a->max_len, a->head_dim);
     r.width = mt_align_up(a->head_dim, r.isa->nr);
@@ -83,7 +83,7 @@ static struct room room_of(struct mt_cpu_device *dev, const struct mt_attention 
 
 size_t mt_cpu_attention_workspace(const struct mt_device_limits *l, const struct mt_attention *a)
 {
-    struct room r;
+    struct workspace r;
     return (size_t)l->n_threads * lay_out(&r, NULL, a->max_len, a->head_dim) * sizeof(float);
 }
 
@@ -129,7 +129,7 @@ struct strip {
     size_t q, n, from, to, key;
 };
 
-static struct strip strip_of(const struct mt_attention *a, const struct room *r, size_t q, size_t n, size_t key)
+static struct strip strip_of(const struct mt_attention *a, const struct workspace *r, size_t q, size_t n, size_t key)
 {
     size_t first = a->window && q + 1 > a->window ? q + 1 - a->window : 0;
     first = MT_MAX(first, key) - key;
@@ -171,7 +171,7 @@ static void hide(const struct mt_attention *a, const struct strip *c, size_t to,
 }
 
 /* out[dimension][query] = sum over the strip's keys of lanes[dimension][key] s[key][query]; n_keys keys are packed. */
-static void weigh(const struct room *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
+static void weigh(const struct workspace *r, const struct strip *c, const float *lanes, size_t n_keys, const float *s,
                   size_t d, bool accumulate, float *out)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
@@ -183,7 +183,7 @@ static void weigh(const struct room *r, const struct strip *c, const float *lane
 }
 
 /* Transposes a strip's out[dimension][query] to r->rows, for store_weighed(). */
-static void transpose_out(const struct room *r, const float *out, size_t d)
+static void transpose_out(const struct workspace *r, const float *out, size_t d)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     size_t nr = isa->nr;
@@ -192,8 +192,8 @@ static void transpose_out(const struct room *r, const float *out, size_t d)
 }
 
 /* Stores a query's column of r->rows, times `factor`, as d elements of a row. */
-static void store_weighed(const struct room *r, size_t query, float factor, enum mt_dtype t, void *base, size_t first,
-                          size_t d)
+static void store_weighed(const struct workspace *r, size_t query, float factor, enum mt_dtype t, void *base,
+                          size_t first, size_t d)
 {
     size_t nr = r->isa->nr;
     float *row = mt_cpu_row_place(t, base, first, r->row);
@@ -204,7 +204,7 @@ static void store_weighed(const struct room *r, size_t query, float factor, enum
 }
 
 static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
-                          const struct room *r)
+                          const struct workspace *r)
 {
     size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
     struct rows q = {a->dtype, a->q, a->ld_q, row, head, c->n, d};
@@ -247,7 +247,7 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct job *j = ctx;
     const struct mt_attention *a = j->a;
-    struct room r = room_of(j->dev, a, thread);
+    struct workspace r = workspace_of(j->dev, a, thread);
     struct span s = find_span(a, chunk / a->n_kv);
     size_t kv = chunk % a->n_kv, group = a->n_q / a->n_kv;
     struct rows k = {a->dtype, a->k, a->ld_k, s.doc + s.k0, kv, s.n_keys, a->head_dim}, v = k;
@@ -275,7 +275,7 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
 /* P and dS of a strip of queries with the keys from `key` on; adds their share to dQ, which `first` overwrites. `at` is
  * the strip's first row in the block. */
 static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t key, size_t at,
-                           size_t len, const struct room *r)
+                           size_t len, const struct workspace *r)
 {
     size_t d = a->head_dim, nr = r->isa->nr, to = end_of_keys(r->isa, c), n_keys = to - c->from;
     size_t place = (c->from - key) * BLOCK + at;
@@ -289,7 +289,7 @@ static void backward_strip(const struct mt_attention *a, const struct strip *c, 
 }
 
 /* Clears P and dS of keys [from, to), in buffers that begin at `key`, for the strip of queries that begins at `at`. */
-static void clear_keys(const struct room *r, size_t key, size_t from, size_t to, size_t at)
+static void clear_keys(const struct workspace *r, size_t key, size_t from, size_t to, size_t at)
 {
     for (size_t i = from; i < to; i++) {
         memset(r->s + (i - key) * BLOCK + at, 0, r->isa->nr * sizeof(float));
@@ -298,7 +298,7 @@ static void clear_keys(const struct room *r, size_t key, size_t from, size_t to,
 }
 
 /* out[key][d] += sum over n queries (whole strips) of s[key][query] rows[query][d], for keys [from, to). */
-static void gather(const struct room *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
+static void gather(const struct workspace *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
                    float *out)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
@@ -311,7 +311,7 @@ static void gather(const struct room *r, size_t from, size_t to, size_t n, const
 
 /* KEYS keys from `key` on, with the strips of a block. */
 static void backward_keys(const struct mt_attention *a, const struct strip *strips, size_t n_strips, size_t key,
-                          size_t len, const struct room *r)
+                          size_t len, const struct workspace *r)
 {
     struct strip c[BLOCK];
     size_t first = n_strips, last = 0, nr = r->isa->nr; /* strips that attend to any of the keys */
@@ -340,7 +340,7 @@ static void backward_keys(const struct mt_attention *a, const struct strip *stri
 
 /* The queries [q, q + n) of a document, whose keys and values are packed. */
 static void backward_block(const struct mt_attention_bwd *b, size_t first, size_t len, size_t q, size_t n, size_t head,
-                           const struct room *r)
+                           const struct workspace *r)
 {
     const struct mt_attention *a = &b->fwd;
     size_t d = a->head_dim, nr = r->isa->nr, row = first + q, n_strips = mt_div_up(n, nr);
@@ -376,7 +376,7 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     const struct job *j = ctx;
     const struct mt_attention_bwd *b = j->b;
     const struct mt_attention *a = &b->fwd;
-    struct room r = room_of(j->dev, a, thread);
+    struct workspace r = workspace_of(j->dev, a, thread);
     size_t doc = chunk / a->n_kv, kv = chunk % a->n_kv, group = a->n_q / a->n_kv, d = a->head_dim;
     size_t first = (size_t)a->cu_seqlens[doc], len = (size_t)a->cu_seqlens[doc + 1] - first;
     struct rows k = {a->dtype, a->k, a->ld_k, first, kv, len, d}, v = k;
