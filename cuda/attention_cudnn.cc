@@ -162,7 +162,7 @@ private:
     }
 };
 
-// Validates and lowers the graph and asks the heuristics; takes their first plan, which is the same each time.
+// Validates and lowers the graph and asks the heuristics for candidates, which are the same each time.
 fe::error_t prepare(fe::graph::Graph &g, cudnnHandle_t handle)
 {
     auto rc = g.validate();
@@ -203,19 +203,44 @@ void engine_close(void *ctx)
     delete c;
 }
 
+// Whether a message of cuDNN, the front end or CUDA says that memory ran short; their statuses are gone by then.
+bool lacks_memory(const std::string &message)
+{
+    for (const char *word : {"ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY", "out of memory", "MemoryAllocation"})
+        if (message.find(word) != std::string::npos)
+            return true;
+    return false;
+}
+
+struct candidates {
+    fe::graph::Graph &graph;
+    std::string reason;
+};
+
+int build_candidate(void *ctx, int64_t i)
+{
+    auto *c = static_cast<candidates *>(ctx);
+    auto rc = c->graph.build_plan_at_index(i);
+    c->reason = rc.get_message();
+    return rc.is_good() ? 0 : lacks_memory(c->reason) ? -ENOMEM : -1;
+}
+
 int engine_plan(void *ctx, const mt_fused_shape *s, void **out, size_t *workspace, char *why, size_t len)
 try {
     auto p = std::make_unique<plan>();
     p->shape = *s;
     p->graph = builder(p->shape).build();
     auto rc = prepare(*p->graph, static_cast<context *>(ctx)->handle);
-    if (rc.is_good())
-        rc = p->graph->build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE);
-    if (rc.is_good())
-        rc = p->graph->get_workspace_size(p->workspace);
-    if (rc.is_bad()) {
-        std::string reason = rc.get_message();
-        return fail(why, len, reason.empty() ? "not supported by cuDNN" : reason);
+    candidates c{*p->graph, rc.get_message()};
+    int built = rc.is_good() ? mt_fused_build_first(p->graph->get_execution_plan_count(), build_candidate, &c)
+                : lacks_memory(c.reason) ? -ENOMEM : -1;
+    if (!built && (rc = p->graph->get_workspace_size(p->workspace)).is_bad()) {
+        c.reason = rc.get_message();
+        built = -1;
+    }
+    if (built) {
+        fail(why, len, c.reason.empty() ? "not supported by cuDNN" : c.reason);
+        return built;
     }
     *workspace = static_cast<size_t>(p->workspace);
     *out = p.release();
@@ -253,15 +278,33 @@ try {
     return fail(why, len, e.what());
 }
 
-int engine_supports(const mt_fused_shape *s, int sm, const char *properties, char *why, size_t len)
+// The engine's number, as in "eng5" of a plan's name, and whether its kernels are compiled when a plan is made.
+std::string describe_candidate(const fe::graph::Graph &g, int64_t i)
+{
+    std::string name;
+    std::vector<fe::BehaviorNote_t> notes;
+    g.get_plan_name_at_index(i, name);
+    name = name.substr(0, name.find("_k"));
+    if (g.get_behavior_notes_for_plan_at_index(i, notes).is_good())
+        for (auto note : notes)
+            if (note == fe::BehaviorNote_t::RUNTIME_COMPILATION)
+                name += ", compiled";
+    return name;
+}
+
+int engine_supports(const mt_fused_shape *s, int sm, const char *properties, char *text, size_t len)
 try {
     auto device = std::make_shared<fe::DeviceProperties>();
     auto rc = device->deserialize(std::vector<uint8_t>(properties, properties + std::strlen(properties)));
+    auto graph = builder(*s, sm, device).build();
     if (rc.is_good())
-        rc = prepare(*builder(*s, sm, device).build(), nullptr);
-    return rc.is_good() ? 0 : fail(why, len, rc.get_message());
+        rc = prepare(*graph, nullptr);
+    if (rc.is_bad())
+        return fail(text, len, rc.get_message());
+    std::snprintf(text, len, "%s", describe_candidate(*graph, 0).c_str());
+    return 0;
 } catch (const std::exception &e) {
-    return fail(why, len, e.what());
+    return fail(text, len, e.what());
 }
 
 const mt_fused_engine engine = {engine_describe, engine_open, engine_close,   engine_plan,

@@ -136,20 +136,30 @@ static const struct mt_device_backend cuda_backend = {
 /* The oldest GPU that the kernels are built for. */
 enum { MIN_SM = 80 };
 
+static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
+{
+    int driver = 0, ours = 0;
+    char text[200];
+    (void)cudaGetLastError();
+    bool known = cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&ours) == cudaSuccess;
+    if (known && driver == 0)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver; "
+                       "install it, or set device.kind = cpu");
+    if (known && rc == cudaErrorInsufficientDriver)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: the NVIDIA driver supports CUDA %d.%d and older, "
+                       "this program was built with CUDA %d.%d: update the driver, or build with an older CUDA toolkit",
+                       driver / 1000, driver / 10 % 100, ours / 1000, ours / 10 % 100);
+    return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; fix that, or set device.kind = cpu",
+                   mt_cuda_error_text(text, sizeof(text), rc));
+}
+
 static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
 {
     int n = 0;
     char text[200];
     cudaError_t rc = cudaGetDeviceCount(&n);
-    if (rc != cudaSuccess) {
-        int driver = 0;
-        (void)cudaGetLastError();
-        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
-            return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: there is no NVIDIA driver; "
-                           "install it, or set device.kind = cpu");
-        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; fix that, or set device.kind = cpu",
-                       mt_cuda_error_text(text, sizeof(text), rc));
-    }
+    if (rc != cudaSuccess)
+        return fail_no_gpu(rc, err);
     if (index < 0 || index >= n)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "there is no GPU %d: %d %s found; change device.index, or set "
                        "device.kind = cpu", index, n, n == 1 ? "was" : "were");

@@ -127,13 +127,15 @@ static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch
 enum outcome { DONE, REFUSED, FAILED };
 
 /* A plan takes GPU memory outside the budget. If that is short, this kind of call is done by tiles from now on: going
- * back to fused attention when memory is free again would change bits. */
-static void note_short_memory(struct mt_cuda_fused *f, const char *why)
+ * back to fused attention when memory is free again would change bits. A library may fail for other stated reasons if
+ * memory is short, so little free memory counts as well. */
+static void note_short_memory(struct mt_cuda_fused *f, int plan_rc, const char *why)
 {
     enum { LITTLE = 64 << 20 };
-    size_t free_bytes, total;
+    size_t free_bytes = 0, total;
     char left[32];
-    if (cudaMemGetInfo(&free_bytes, &total) || free_bytes >= LITTLE)
+    bool known = cudaMemGetInfo(&free_bytes, &total) == cudaSuccess;
+    if (plan_rc != -ENOMEM && (!known || free_bytes >= LITTLE))
         return;
     mt_warn("using tiled attention for one kind of call from now on: %s; %s of the GPU's memory are free beside "
             "memory.device_budget: lower that", why, mt_format_bytes(left, sizeof(left), free_bytes));
@@ -150,9 +152,10 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_roo
     char why[256] = "";
     void *plan;
     size_t bytes;
-    if (mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why)) || bytes > r->lib_bytes) {
-        if (why[0])
-            note_short_memory(f, why);
+    int rc = mt_fused_plans_get(f->plans, s, &plan, &bytes, why, sizeof(why));
+    if (rc || bytes > r->lib_bytes) {
+        if (rc)
+            note_short_memory(f, rc, why);
         if (!f->notified)
             mt_info("using tiles for attention%s of %lld documents of %lld, %lld and %lld heads of %lld: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,

@@ -3,6 +3,7 @@
 #define MT_CUDA_FUSED_H
 
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,25 +45,37 @@ struct mt_fused_call {
     void *workspace;
 };
 
-/** open, plan, run and supports return 0, or -1 with the reason in `why` (at least 256 bytes). */
+/** open, plan, run and supports return 0, or a negative value with the reason in `why` (at least 256 bytes). */
 struct mt_fused_engine {
     /** "cuDNN 9.19.0". */
     void (*describe)(char *buf, size_t len);
     int (*open)(void **ctx, cudaStream_t stream, char *why, size_t why_len);
     void (*close)(void *ctx);
-    /** Makes the plan of a shape, in a tenth of a second or more; the caller drops it before it closes ctx. */
+    /** Makes the plan of a shape, in a tenth of a second or more; the caller drops it before it closes ctx. -ENOMEM:
+     * memory ran short; else failing is a property of the shape. */
     int (*plan)(void *ctx, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
                 char *why, size_t why_len);
     /** All runs of the plan must have ended. */
     void (*drop)(void *ctx, void *plan);
     int (*run)(void *ctx, void *plan, const struct mt_fused_call *c, char *why, size_t why_len);
     /**
-     * Whether a GPU of compute capability `sm` (90 for 9.0) would run the shape. `properties`: its description as
-     * JSON for cuDNN. Needs no GPU.
+     * Whether a GPU of compute capability `sm` (90 for 9.0) would run the shape; `text` is then the engine that it
+     * would use, with its notes, else the reason. `properties`: the GPU's description as JSON for cuDNN. Needs no GPU.
      */
-    int (*supports)(const struct mt_fused_shape *s, int sm, const char *properties, char *why,
-                    size_t why_len);
+    int (*supports)(const struct mt_fused_shape *s, int sm, const char *properties, char *text, size_t len);
 };
+
+/**
+ * Builds the first of n candidates that can be built; they have different bits, so which one it is must not depend on
+ * the memory that is free now: the first failure for lack of memory (-ENOMEM) is final. Returns the last failure.
+ */
+static inline int mt_fused_build_first(int64_t n, int (*build)(void *ctx, int64_t i), void *ctx)
+{
+    int rc = -1;
+    for (int64_t i = 0; i < n && rc && rc != -ENOMEM; i++)
+        rc = build(ctx, i);
+    return rc;
+}
 
 /** Whether this program was built with an engine, so that a missing one is worth a warning. */
 bool mt_cuda_fused_built(void);

@@ -9,7 +9,8 @@
 
 struct entry {
     struct mt_fused_shape shape;
-    void *plan; /* NULL: refused, for the reason in `why` */
+    void *plan; /* NULL: there is none, for the reason in `why` */
+    int rc;     /* of making it */
     size_t workspace_bytes;
     char why[256];
     size_t used; /* number of the call that used it last */
@@ -76,7 +77,8 @@ static struct entry *find(mt_fused_plans *p, const struct mt_fused_shape *s)
             return &p->entries[i];
     struct entry *e = vacate(p);
     *e = (struct entry){.shape = *s};
-    if (p->engine->plan(p->ctx, s, &e->plan, &e->workspace_bytes, e->why, sizeof(e->why)))
+    e->rc = p->engine->plan(p->ctx, s, &e->plan, &e->workspace_bytes, e->why, sizeof(e->why));
+    if (e->rc)
         e->plan = NULL;
     p->made++;
     return e;
@@ -89,10 +91,9 @@ int mt_fused_plans_get(mt_fused_plans *p, const struct mt_fused_shape *s, void *
     e->used = ++p->calls;
     *plan = e->plan;
     *workspace_bytes = e->workspace_bytes;
-    if (e->plan)
-        return 0;
-    snprintf(why, why_len, "%s", e->why);
-    return -1;
+    if (e->rc)
+        snprintf(why, why_len, "%s", e->why);
+    return e->rc;
 }
 
 int mt_fused_plans_run(mt_fused_plans *p, void *plan, const struct mt_fused_call *c, char *why, size_t why_len)

@@ -19,7 +19,8 @@ void mt_fused_plans_destroy(mt_fused_plans **plans);
 
 /**
  * The plan of a shape, made if it is not in the cache; valid until the next call. Waits for the stream if another plan
- * must be dropped. -1: the engine refuses the shape, for the reason in `why`; refusals are cached, too.
+ * must be dropped. Negative: the engine has none, for the reason in `why` (-ENOMEM: memory ran short); that is cached,
+ * too.
  */
 int mt_fused_plans_get(mt_fused_plans *plans, const struct mt_fused_shape *s, void **plan, size_t *workspace_bytes,
                        char *why, size_t why_len);

@@ -19,6 +19,7 @@
 #include "device/meter.h"
 #include "device/ops.h"
 #include "emu/emu.h"
+#include "fused.h"
 #include "store/planes.h"
 
 enum { MIB = 1 << 20 };
@@ -346,6 +347,21 @@ static void the_name_tells_which_attention_runs(void **state)
     unsetenv("MEGATRAIN_ATTENTION");
 }
 
+/* The libraries of a toolkit need its driver or a later one, and the error of CUDA names neither. */
+static void an_old_driver_is_named(void **state)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
+    (void)state;
+    setenv("MT_EMU_DRIVER", "12040", 1);
+    int rc = mt_device_create(&dev, &p, &err);
+    unsetenv("MT_EMU_DRIVER");
+    assert_int_equal(rc, -ENODEV);
+    assert_non_null(strstr(err.msg, "the NVIDIA driver supports CUDA 12.4"));
+    assert_non_null(strstr(err.msg, "update the driver"));
+}
+
 static char warned[1024];
 
 static void keep_warnings(enum mt_log_level level, const char *line)
@@ -580,6 +596,51 @@ static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
     mt_device_destroy(&dev);
 }
 
+/* Memory that is short for a moment must not leave the choice to the moment. */
+static void a_kind_whose_plan_got_no_memory_stays_with_tiles(void **state)
+{
+    struct mt_str found = {0}, again = {0};
+    (void)state;
+    uint16_t short_of_it = attend_anew(NULL, "backward ragged fixed memory", &found);
+    assert_non_null(strstr(warned, "memory.device_budget"));
+    assert_string_equal(found.p, "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 tiles; "
+                                 "backward copies 8 tiles");
+    assert_int_equal(attend_anew(found.p, "", &again), short_of_it); /* there is memory again */
+    mt_str_finish(&found);
+    mt_str_finish(&again);
+}
+
+struct tries {
+    const int *rc;
+    int n;
+};
+
+static int try_one(void *ctx, int64_t i)
+{
+    struct tries *t = ctx;
+    t->n++;
+    return t->rc[i];
+}
+
+static int built_first(const int *rc, int n_candidates, int n_tried)
+{
+    struct tries t = {rc, 0};
+    int end = mt_fused_build_first(n_candidates, try_one, &t);
+    assert_int_equal(t.n, n_tried);
+    return end;
+}
+
+/* Another candidate would have other bits. */
+static void no_memory_for_a_candidate_is_no_reason_to_take_the_next(void **state)
+{
+    (void)state;
+    assert_int_equal(built_first((int[]){0, 0}, 2, 1), 0);
+    assert_int_equal(built_first((int[]){-1, 0}, 2, 2), 0); /* it never can be built */
+    assert_int_equal(built_first((int[]){-ENOMEM, 0}, 2, 1), -ENOMEM);
+    assert_int_equal(built_first((int[]){-1, -1}, 2, 2), -1);
+    assert_int_equal(built_first(NULL, 0, 0), -1);
+}
+
 static void allocations_may_stand_apart(void **state)
 {
     (void)state;
@@ -644,11 +705,14 @@ int main(void)
         cmocka_unit_test(events_order_streams_and_tell_the_time),
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
+        cmocka_unit_test(an_old_driver_is_named),
         cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
         cmocka_unit_test(an_engine_that_does_wrong_is_found_at_once),
         cmocka_unit_test(what_was_found_is_not_looked_for_again),
         cmocka_unit_test(inputs_that_tell_nothing_decide_nothing),
         cmocka_unit_test(plans_that_the_gpu_has_no_memory_for_are_done_without),
+        cmocka_unit_test(a_kind_whose_plan_got_no_memory_stays_with_tiles),
+        cmocka_unit_test(no_memory_for_a_candidate_is_no_reason_to_take_the_next),
         cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
         cmocka_unit_test(allocations_may_stand_apart),

@@ -10,14 +10,23 @@
 
 enum { VERSION = CUDART_VERSION, DEFAULT_SHARED = 48 << 10, MAX_SHARED = 227 << 10 };
 
+/* MT_EMU_DRIVER: the newest CUDA that the driver supports. */
+static int driver_version(void)
+{
+    const char *driver = getenv("MT_EMU_DRIVER");
+    return mt_emu_settings()->no_device ? 0 : driver ? atoi(driver) : VERSION;
+}
+
 static cudaError_t result(cudaError_t e)
 {
-    return mt_emu_result(mt_emu_settings()->no_device ? cudaErrorNoDevice : e);
+    return mt_emu_result(mt_emu_settings()->no_device  ? cudaErrorNoDevice
+                         : driver_version() < VERSION ? cudaErrorInsufficientDriver
+                                                      : e);
 }
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = mt_emu_settings()->no_device ? 0 : VERSION;
+    *version = driver_version();
     return mt_emu_result(cudaSuccess);
 }
 

@@ -162,11 +162,19 @@ static void backward_group(const struct job *j, int64_t b, int64_t kv)
     free(dk);
 }
 
-/* MT_EMU_FUSED_FAULT = "backward ragged nan": calls of a kind that go wrong, by not a number or by a tenth. */
-static void spoil(const struct job *j)
+/* MT_EMU_FUSED_FAULT = "backward ragged nan": calls of a kind that go wrong, by not a number or by a tenth; "memory":
+ * plans of a kind that get none. NULL: nothing is wrong with this kind. */
+static const char *fault_of(const struct mt_fused_shape *s)
 {
     const char *fault = getenv("MT_EMU_FUSED_FAULT");
-    if (!fault || !strstr(fault, j->s.backward ? "backward" : "forward") || !strstr(fault, j->s.ragged ? "ragged" : "fixed"))
+    bool this = fault && strstr(fault, s->backward ? "backward" : "forward") && strstr(fault, s->ragged ? "ragged" : "fixed");
+    return this ? fault : NULL;
+}
+
+static void spoil(const struct job *j)
+{
+    const char *fault = fault_of(&j->s);
+    if (!fault || strstr(fault, "memory"))
         return;
     uint16_t *p = j->s.backward ? j->c.dv : j->c.o;
     int64_t ld = j->s.backward ? j->s.ld_dv : j->s.ld_o, rows = j->s.ragged ? j->c.lens[0] : j->s.len;
@@ -252,10 +260,11 @@ static int engine_plan(void *ctx, const struct mt_fused_shape *s, void **out, si
         snprintf(why, why_len, "%s", no ? no : "no memory");
         return -1;
     }
-    if (!mt_emu_driver_take(mt_emu_settings()->plan_bytes)) {
+    const char *fault = fault_of(s);
+    if ((fault && strstr(fault, "memory")) || !mt_emu_driver_take(mt_emu_settings()->plan_bytes)) {
         free(p);
         snprintf(why, why_len, "CUDNN_STATUS_ALLOC_FAILED");
-        return -1;
+        return -ENOMEM;
     }
     if (++c->n_plans > MAX_PLANS)
         mt_emu_die("fused attention: more than %d plans", MAX_PLANS);
