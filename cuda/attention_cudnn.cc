@@ -283,7 +283,8 @@ std::string describe_candidate(const fe::graph::Graph &g, int64_t i)
 {
     std::string name;
     std::vector<fe::BehaviorNote_t> notes;
-    g.get_plan_name_at_index(i, name);
+    if (g.get_plan_name_at_index(i, name).is_bad())
+        return "an engine without a name";
     name = name.substr(0, name.find("_k"));
     if (g.get_behavior_notes_for_plan_at_index(i, notes).is_good())
         for (auto note : notes)

@@ -10,8 +10,9 @@
  * The deterministic backward of cuDNN stores the gradient of the scores: length^2 times heads times 2 bytes. It is
  * called for as many documents and key heads at once as fit the workspace. Calls that do not fit, that the engine
  * refuses, or that it gets wrong (trial.h) are done by tiles. Everything else follows from the shape. Making a plan
- * takes long and batches differ, so shapes are rounded up, except for fixed-length calls, to keep plans few. Unlike
- * with tiles, a document's bits depend on the other documents of its batch.
+ * takes long (cuDNN 9 compiles kernels for each: tests/cuda/test_fused_support.c prints its engines) and batches
+ * differ, so shapes are rounded up, except for fixed-length calls, to keep plans few. Unlike with tiles, a document's
+ * bits depend on the other documents of its batch.
  */
 #include "fused.h"
 

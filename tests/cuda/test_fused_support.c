@@ -134,6 +134,42 @@ static void cudnn_refuses_what_it_cannot(void **state)
     assert_int_not_equal(engine->supports(&s, 90, properties, why, sizeof(why)), 0);
 }
 
+/* The heads of Qwen2.5-7B and of Qwen2.5-0.5B in documents that fill their rows, or packed; and one of them longer. */
+static const struct mt_fused_shape *asked(size_t i)
+{
+    static struct mt_fused_shape s;
+    s = shape_of(&heads[i & 1], i & 2 ? &rounded[1] : &even[i & 4 ? 3 : 2], i & 8 ? 64 : 0);
+    s.ragged = (i & 2) != 0;
+    s.backward = (i & 16) != 0;
+    if (!s.backward)
+        s.ld_dq = s.ld_dk = s.ld_dv = 0;
+    s.total = s.ragged ? s.batch * s.len / 2 : 0;
+    return &s;
+}
+
+/* A table for the log: which engine of cuDNN a call would run on, and whether making its plan compiles kernels, which
+ * takes a second instead of a tenth. */
+static void each_call_has_an_engine_with_a_name(void **state)
+{
+    enum { ASKED = 32, PACKED = 2, LONGER = 4 };
+    (void)state;
+    for (size_t i = 0; i < ASKED; i++) {
+        const struct mt_fused_shape *s = asked(i);
+        if ((i & PACKED) && (i & LONGER)) /* the same again */
+            continue;
+        printf("%-8s %-6s %2lld documents of %4lld, heads of %3lld%s:", s->backward ? "backward" : "forward",
+               s->ragged ? "packed" : "fixed", (long long)s->batch, (long long)s->len, (long long)s->head_dim,
+               s->window ? ", window" : "");
+        for (size_t g = 0; g < MT_ARRAY_LEN(gpus); g++) {
+            char properties[1024], text[256] = "";
+            describe_gpu(&gpus[g], properties, sizeof(properties));
+            bool can = !engine->supports(s, gpus[g].sm, properties, text, sizeof(text));
+            printf(" sm_%d %s%s", gpus[g].sm, can ? text : "refused", g + 1 < MT_ARRAY_LEN(gpus) ? ";" : "\n");
+            assert_true(!can || !strncmp(text, "eng", 3));
+        }
+    }
+}
+
 int main(void)
 {
     char why[256] = "";
@@ -143,6 +179,7 @@ int main(void)
         return 1;
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(cudnn_supports_what_we_ask_of_it),
-                                       cmocka_unit_test(cudnn_refuses_what_it_cannot)};
+                                       cmocka_unit_test(cudnn_refuses_what_it_cannot),
+                                       cmocka_unit_test(each_call_has_an_engine_with_a_name)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
