@@ -15,7 +15,7 @@ int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
 /**
  * Interleaves memory that the calling thread, and threads that it starts, allocate from now on over all NUMA nodes that
  * the process may use. Does so only if there are at least `least_nodes` nodes and no memory policy is set (numactl).
- * Returns the number of nodes; 0: nothing was changed.
+ * Returns the number of nodes; 0: nothing was changed, as always without libnuma.
  */
 int mt_hw_interleave(int least_nodes);
 
