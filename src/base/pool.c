@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/mem.h"
 
@@ -41,6 +42,13 @@ void mt_bind_thread(int cpu)
     CPU_ZERO(&set);
     CPU_SET(cpu, &set);
     pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
+void mt_thread_gives_way(void)
+{
+    enum { NICE = 5 }; /* whoever wakes up goes first, and a core without others is used as before */
+    if (getpriority(PRIO_PROCESS, 0) < NICE)
+        setpriority(PRIO_PROCESS, 0, NICE); /* of the thread alone, on Linux */
 }
 
 static void drain(mt_pool *p, int thread)

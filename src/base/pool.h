@@ -35,6 +35,9 @@ int mt_pool_n_threads(const mt_pool *pool);
 /** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
+/** The calling thread gives way to the process's other threads where cores are short, from now on. */
+void mt_thread_gives_way(void);
+
 /** Binds the calling thread to a CPU; does nothing if that is not allowed. */
 void mt_bind_thread(int cpu);
 

@@ -110,6 +110,8 @@ static int create_parts(mt_engine *e, struct mt_err *err)
     const struct mt_engine_params *p = &e->p;
     struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_pool_params adam = {"adam", p->train ? (int)p->placement.threads : 1, p->adam_cpus, NULL};
+    if (!mt_device_limits(e->b.dev)->shares_host_memory) /* the threads that submit need little time, but at once */
+        adam.thread_init = mt_thread_gives_way;
     int rc = mt_model_create(&e->b.model, e->b.dev, &mp, err);
     if (!rc)
         rc = alloc_pools(e, err);

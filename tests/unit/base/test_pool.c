@@ -5,10 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "base/pool.h"
 
 enum { CHUNKS = 1000, ROUNDS = 300 };
@@ -120,6 +122,32 @@ static void each_started_thread_is_initialised_once(void **state)
     test_free(j);
 }
 
+static void note_priority(void *ctx, size_t chunk, int thread)
+{
+    int *nice = ctx;
+    (void)chunk;
+    nice[thread] = getpriority(PRIO_PROCESS, 0);
+    usleep(1000);
+}
+
+/* Only the team: the thread that calls it, and those that others start, stay as they are. */
+static void a_team_may_give_way(void **state)
+{
+    int nice[3] = {99, 99, 99}, before = getpriority(PRIO_PROCESS, 0), n = 0;
+    struct mt_pool_params params = {"test", 3, NULL, mt_thread_gives_way};
+    mt_pool *p = NULL;
+    (void)state;
+    assert_int_equal(mt_pool_create(&p, &params, NULL), 0);
+    mt_pool_run(p, note_priority, nice, 50);
+    mt_pool_destroy(&p);
+    for (int i = 1; i < 3; i++) {
+        assert_true(nice[i] == 99 || nice[i] == MT_MAX(before, 5));
+        n += nice[i] != 99;
+    }
+    assert_true(n > 0);
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -127,6 +155,7 @@ int main(void)
         cmocka_unit_test(loops_in_quick_succession_do_not_mix),
         cmocka_unit_test(all_threads_take_part),
         cmocka_unit_test(each_started_thread_is_initialised_once),
+        cmocka_unit_test(a_team_may_give_way),
     };
     alarm(100);
     return cmocka_run_group_tests(tests, NULL, NULL);
