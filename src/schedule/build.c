@@ -177,7 +177,7 @@ static void write_pass(struct writer *w, size_t unit, const struct mt_call *c)
 static void write_layered(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
-    for (size_t u = 0; u < p->n_units; u++)
+    for (size_t u = mt_program_gathers(p); u < p->n_units; u++)
         write_pass(w, u, mt_forward_call(p, u));
     for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
         write_pass(w, u, &p->units[u].backward);
@@ -263,27 +263,44 @@ static int check_size(const struct mt_program_params *p, struct mt_err *err)
                    p->n_micro, p->n_units, most / p->n_units);
 }
 
+static void write_update(struct writer *w, size_t unit)
+{
+    if (!w->p->units[unit].trainable)
+        return;
+    struct mt_instr *in = add_instr(w, MT_OP_ADAM, unit, 0);
+    in->elems = w->p->units[unit].update_elems;
+    in->update = true;
+}
+
+/*
+ * In the order in which forward needs the weights. Rows of the embedding that are gathered have been updated on the
+ * way, so its own update can be the last. The first layer's comes before them: its gradient leaves the device first.
+ */
 static void write_updates(struct writer *w)
 {
-    for (size_t u = 0; u < w->p->n_units; u++) {
-        if (!w->p->units[u].trainable)
-            continue;
-        struct mt_instr *in = add_instr(w, MT_OP_ADAM, u, 0);
-        in->elems = w->p->units[u].update_elems;
-        in->update = true;
+    const struct mt_program_params *p = w->p;
+    bool gathers = mt_program_gathers(p), forward = p->mode != MT_MODE_UPDATE;
+    bool updates = p->mode == MT_MODE_TRAIN || !forward;
+    for (size_t u = gathers; u < p->n_units; u++) {
+        if (updates)
+            write_update(w, u);
+        if (gathers && forward && u == 1)
+            write_pass(w, 0, mt_forward_call(p, 0));
     }
+    if (gathers && updates)
+        write_update(w, 0);
 }
 
 static void write_draft(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
-    if (p->mode == MT_MODE_TRAIN || p->mode == MT_MODE_UPDATE)
-        write_updates(w);
-    if (p->mode == MT_MODE_UPDATE)
-        return;
-    for (size_t v = 0; v < p->n_values; v++) /* first: their order determines their buffers */
+    /* first: their order determines their buffers */
+    for (size_t v = 0; p->mode != MT_MODE_UPDATE && v < p->n_values; v++)
         if (p->values[v].life == MT_LIFE_RUN)
             make_object(w, (int32_t)v, 0);
+    write_updates(w);
+    if (p->mode == MT_MODE_UPDATE)
+        return;
     if (p->microbatch)
         write_by_microbatch(w);
     else
@@ -313,6 +330,11 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
     if (rc)
         mt_program_finish(&d->prog);
     return rc;
+}
+
+bool mt_program_gathers(const struct mt_program_params *p)
+{
+    return p->gather && p->units[0].trainable && !p->microbatch && !mt_program_uses_disk(p);
 }
 
 bool mt_program_uses_disk(const struct mt_program_params *p)

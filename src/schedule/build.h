@@ -18,6 +18,12 @@ int mt_draft_place(struct mt_program *out, struct mt_draft *d, struct mt_err *er
 
 /** Whether any plane or spilled activation is kept on a disk. */
 bool mt_program_uses_disk(const struct mt_program_params *p);
+/**
+ * Whether the embedding's forward is GATHER, on the host: it writes the first boundary to its home, with the pending update
+ * of just those rows, so forward need not wait for the update of the whole embedding, which comes last. Needs all
+ * of the embedding's planes in host memory.
+ */
+bool mt_program_gathers(const struct mt_program_params *p);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
 /** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */

@@ -137,6 +137,18 @@ static int check_store(struct checker *c, size_t i, int object, struct place *at
     return write_place(c, i, &c->homes[object], object, at->version, "stores over a home in use");
 }
 
+/* Rows of the embedding, with the update that its plane does not have yet. */
+static int check_gather(struct checker *c, size_t i, int object)
+{
+    const struct mt_object *o = &c->p->objects[object];
+    int unit = c->p->instrs[i].unit;
+    if (c->adam[unit] != NONE)
+        return fault(c, i, c->adam[unit], "gathers rows after their update, which it would make twice");
+    if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
+        return fault(c, i, NONE, "gathers into an object that has no home");
+    return write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
+}
+
 static int check_disk_read(struct checker *c, size_t i, int object, struct place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
@@ -202,6 +214,8 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     if (op->object < 0 || (size_t)op->object >= c->p->n_objects)
         return fault(c, i, NONE, "has an operand that is not an object");
     const struct mt_object *o = &c->p->objects[op->object];
+    if (in->op == MT_OP_GATHER)
+        return check_gather(c, i, op->object);
     if (op->buffer < 0 || op->buffer >= c->p->pool[o->pool].n ||
         o->bytes > c->p->pool[o->pool].bytes)
         return fault(c, i, NONE, "has an operand without a buffer of its pool");

@@ -56,6 +56,8 @@ static void describe_embedding(struct flow *d, size_t u)
     s->forward.op = MT_OP_EMBED;
     use(&s->forward, MT_USE_WEIGHTS, d->table, MT_READ);
     use(&s->forward, MT_USE_Y, d->x, MT_WRITE);
+    s->gather.op = MT_OP_GATHER;
+    use(&s->gather, MT_USE_Y, d->x, MT_WRITE);
     s->backward.op = MT_OP_EMBED_BWD;
     use(&s->backward, MT_USE_DX, d->dx, MT_READ);
     use(&s->backward, MT_USE_GRAD, d->table_grad, MT_ADD);
@@ -202,7 +204,7 @@ size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, co
     d.dx = add_value(&d, MT_OBJ_DX, MT_LIFE_MICROBATCH, 0, f->boundary_bytes);
     for (size_t u = 0; u < f->n_units; u++) {
         units[u].size_class = MT_CLASS_LAYER;
-        units[u].forward = units[u].backward = units[u].logits = (struct mt_call){0};
+        units[u].forward = units[u].backward = units[u].logits = units[u].gather = (struct mt_call){0};
         describe[units[u].place](&d, u);
     }
     return d.n_values;

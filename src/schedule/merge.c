@@ -39,7 +39,7 @@ static int32_t position_of(const struct mt_placed_list *list, const int32_t *pos
 struct merge {
     struct mt_placed_queues *q;
     struct mt_program *out;
-    int32_t *load_pos, *store_pos, *group_end, *adam_pos;
+    int32_t *load_pos, *store_pos, *group_end, *host_pos;
     size_t load, store, poison; /* next to emit */
 };
 
@@ -52,8 +52,8 @@ static void emit(struct merge *m, const struct mt_placed *e)
         in.wait[MT_Q_D2H] = position_of(&m->q->stores, m->store_pos, e->store);
     if (e->compute != MT_NO_ENTRY && in.queue != MT_Q_COMPUTE)
         in.wait[MT_Q_COMPUTE] = m->group_end[e->compute];
-    if (e->adam != MT_NO_ENTRY)
-        in.wait[MT_Q_HOST] = m->adam_pos[e->adam];
+    if (e->host != MT_NO_ENTRY)
+        in.wait[MT_Q_HOST] = m->host_pos[e->host];
     m->out->instrs[m->out->n_instrs++] = in;
 }
 
@@ -78,7 +78,7 @@ static void merge_all(struct merge *m)
     sort(&q->stores, compare_entries);
     sort(&q->poisons, compare_poisons);
     for (size_t i = 0; i < q->host.n; i++) {
-        m->adam_pos[q->host.e[i].in.unit] = (int32_t)m->out->n_instrs;
+        m->host_pos[i] = (int32_t)m->out->n_instrs;
         emit(m, &q->host.e[i]);
     }
     emit_copies(m, MT_NO_ENTRY);
@@ -110,7 +110,7 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
     out->instrs = mt_calloc(total, sizeof(*out->instrs));
     out->cap_instrs = total;
     out->n_instrs = 0;
-    size_t n_pos = q->loads.n + q->stores.n + q->compute.n + out->n_units;
+    size_t n_pos = q->loads.n + q->stores.n + q->compute.n + q->host.n;
     int32_t *pos = mt_calloc(n_pos, sizeof(*pos));
     if (!out->instrs || !pos) {
         free(pos);
@@ -119,7 +119,7 @@ int mt_placed_merge(struct mt_program *out, struct mt_program *draft, struct mt_
     }
     struct merge m = {.q = q, .out = out, .load_pos = pos, .store_pos = pos + q->loads.n};
     m.group_end = m.store_pos + q->stores.n;
-    m.adam_pos = m.group_end + q->compute.n;
+    m.host_pos = m.group_end + q->compute.n;
     merge_all(&m);
     free(pos);
     return 0;

@@ -38,6 +38,7 @@ struct object_state {
     bool dirty;     /* not yet stored since its last write */
     struct mt_copy_key store; /* newest store to its home */
     struct mt_copy_key load;  /* newest load, until a compute entry waits for it */
+    int gathered;     /* host entry that wrote its home, or NONE */
     bool loaded;      /* at least once */
 };
 
@@ -47,8 +48,9 @@ struct placer {
     struct buffer *buffers[MT_N_POOLS];
     int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
     struct object_state *objects;
-    int first_load_release; /* of the newest first load of weights */
+    int first_load_release; /* of the newest first load of weights, or of what is gathered */
     int *first_compute;     /* [n_units] compute entry of the unit's first instruction, or NONE */
+    int *update;            /* [n_units] host entry of the unit's update, or NONE */
     int *next_use; /* [draft instr * MT_MAX_OPERANDS + operand] */
     struct mt_placed_queues q;
     bool failed;
@@ -64,7 +66,7 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
     }
     struct mt_placed *e = &list->e[list->n++];
     *e = (struct mt_placed){.in = *in, .key = MT_NO_KEY, .load = MT_NO_KEY, .store = MT_NO_KEY,
-                            .compute = NONE, .adam = NONE};
+                            .compute = NONE, .host = NONE};
     return e;
 }
 
@@ -118,6 +120,15 @@ static void empty_buffer(struct placer *p, int pool, int buffer)
     b->object = NONE;
 }
 
+static void take_home(struct placer *p, struct mt_object *o)
+{
+    bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
+    if (o->spill >= 0 || staged)
+        return;
+    o->spill = (int64_t)p->draft->spill_bytes;
+    p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
+}
+
 static void emit_store(struct placer *p, int object)
 {
     struct object_state *s = &p->objects[object];
@@ -125,11 +136,7 @@ static void emit_store(struct placer *p, int object)
     struct mt_instr in = mt_instr_make(MT_OP_STORE, (size_t)o->unit, (size_t)o->mb);
     add_operand(&in, object, s->buffer, MT_READ);
     in.bytes = o->bytes;
-    bool staged = p->params->spill_disk && mt_pools[o->pool].spilled != MT_NO_POOL; /* then stage.c chooses its home */
-    if (o->spill < 0 && !staged) {
-        o->spill = (int64_t)p->draft->spill_bytes;
-        p->draft->spill_bytes += mt_align_up(o->bytes, 4096);
-    }
+    take_home(p, o);
     struct mt_placed *e = push(p, &p->q.stores, &in);
     if (!e)
         return;
@@ -200,13 +207,11 @@ static void emit_load(struct placer *p, int object)
      * earlier than two units ahead, even if its buffer is free (the head's is from the start). */
     if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
         e->key.release = MT_MAX(e->key.release, p->first_compute[o->unit - 2] - 1);
-    if (weights && p->params->mode == MT_MODE_TRAIN && p->params->units[o->unit].trainable) {
-        e->adam = o->unit;
-        /* Updates run unit by unit. If the first load of a later unit (the head, whose buffer is free from the
-         * start) were queued before those of earlier units, these would wait for the later unit's update. */
-        if (!s->loaded)
-            p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
-    }
+    e->host = weights ? p->update[o->unit] : s->gathered;
+    /* The host's instructions run one after the other. If the first load of a later unit (the head, whose buffer is
+     * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
+    if (e->host != NONE && !s->loaded)
+        p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
     s->loaded = true;
     s->load = e->key;
     if (weights && (p->params->join || p->params->units[o->unit].prepared)) {
@@ -287,6 +292,24 @@ static int place_compute(struct placer *p, size_t i, struct mt_err *err)
     return 0;
 }
 
+/* An update, or a GATHER, which writes its operand's home: the operand gets a buffer when it is used. */
+static void place_host(struct placer *p, size_t i)
+{
+    struct mt_instr in = p->draft->instrs[i];
+    int at = (int)p->q.host.n;
+    if (in.op == MT_OP_ADAM)
+        p->update[in.unit] = at;
+    for (int k = 0; k < in.n_operands; k++) {
+        struct mt_object *o = &p->draft->objects[in.operand[k].object];
+        struct object_state *s = &p->objects[in.operand[k].object];
+        take_home(p, o);
+        s->gathered = at;
+        s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
+        in.bytes += o->bytes;
+    }
+    push(p, &p->q.host, &in);
+}
+
 /* A STORE_GRAD of the draft: released by the compute entry before it. */
 static void place_store(struct placer *p, size_t i)
 {
@@ -295,6 +318,7 @@ static void place_store(struct placer *p, size_t i)
     if (!e)
         return;
     e->compute = (int)p->q.compute.n - 1;
+    e->host = in.op == MT_OP_STORE_GRAD ? p->update[in.unit] : NONE; /* which reads the plane */
     e->key = (struct mt_copy_key){e->compute, e->compute, (int)p->q.stores.n};
     for (int k = 0; k < in.n_operands; k++) {
         int o = in.operand[k].object;
@@ -349,9 +373,10 @@ static bool alloc_placer(struct placer *p)
     p->objects = mt_calloc(d->n_objects, sizeof(*p->objects));
     for (size_t o = 0; p->objects && o < d->n_objects; o++)
         p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
-                                              .store = MT_NO_KEY, .load = MT_NO_KEY};
-    p->first_compute = mt_calloc(d->n_units, sizeof(int));
-    for (size_t u = 0; p->first_compute && u < d->n_units; u++)
+                                              .store = MT_NO_KEY, .load = MT_NO_KEY, .gathered = NONE};
+    p->first_compute = mt_calloc(2 * d->n_units, sizeof(int));
+    p->update = p->first_compute + d->n_units;
+    for (size_t u = 0; p->first_compute && u < 2 * d->n_units; u++)
         p->first_compute[u] = NONE;
     return p->objects && p->first_compute && find_next_uses(p);
 }
@@ -374,7 +399,7 @@ static int place_all(struct placer *p, struct mt_err *err)
     for (size_t i = 0; !rc && i < p->draft->n_instrs; i++) {
         const struct mt_instr *in = &p->draft->instrs[i];
         if (in->queue == MT_Q_HOST)
-            push(p, &p->q.host, in);
+            place_host(p, i);
         else if (in->queue == MT_Q_COMPUTE)
             rc = place_compute(p, i, err);
         else

@@ -29,7 +29,7 @@ struct mt_placed {
     struct mt_instr in;
     struct mt_copy_key key;         /* of a copy: its own */
     struct mt_copy_key load, store; /* newest load and store to wait for */
-    int compute, adam;              /* compute entry (with its poisons), unit whose update must have ended */
+    int compute, host;              /* compute entry (with its poisons), host entry, that must have ended */
 };
 
 struct mt_placed_list {

@@ -91,6 +91,7 @@ struct mt_program_params {
     bool join;       /* weights are loaded as hi and lo, and joined after each load */
     bool cast;       /* gradients are cast into separate buffers; else in place */
     bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
+    bool gather;     /* rows of the embedding are gathered on the host where that is possible (mt_program_gathers) */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t grad_bytes;            /* of a gradient element as cast */
     size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */

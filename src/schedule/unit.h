@@ -129,6 +129,7 @@ struct mt_unit_shape {
     struct mt_unit_record record[MT_N_RECORD_PARTS];
     struct mt_call forward, backward;
     struct mt_call logits; /* replaces forward in MT_MODE_LOGITS; n_uses 0: forward is used */
+    struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     /* planes on the disk; all 0: none */
     size_t staged_bytes;      /* of the planes that are loaded from the disk or from files */
     size_t staged_bytes_written; /* of them, those that an update changes */

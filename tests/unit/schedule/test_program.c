@@ -33,6 +33,7 @@ static void every_variant_passes_the_checker(void **state)
         f.p.cast = !(v >> 5 & 1);
         f.p.microbatch = v >> 6 & 1;
         f.p.poison = v >> 7 & 1;
+        f.p.gather = v % 5 < 2;
         f.p.mode = (v >> 8 & 3) == 3 ? MT_MODE_EVAL : MT_MODE_TRAIN;
         for (size_t u = 0; u < f.p.n_units; u++) {
             f.keeps[u] = !(v >> 10 & 1) && !(u & 1);
@@ -65,6 +66,7 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         f.p.join = v >> 4 & 1;
         f.p.microbatch = (v >> 5 & 3) == 3;
         f.p.poison = v >> 6 & 1;
+        f.p.gather = v % 5 < 2; /* no effect */
         f.p.mode = (enum mt_program_mode)(v % 7 < 4 ? MT_MODE_TRAIN : v % 7 - 3);
         for (size_t u = 0; u < f.p.n_units; u++) {
             f.keeps[u] = !(v >> 7 & 1) && !(u & 1);
@@ -173,6 +175,64 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
         mt_program_finish(&prog);
     }
     assert_int_equal(before, 0);
+}
+
+/* Layers compute before the embedding's own update, the last of all: only a tied head waits for it. */
+static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    for (int tied = 0; tied < 2; tied++) {
+        make(&f, 5, 3);
+        f.p.gather = true;
+        f.tied = tied;
+        describe(&f);
+        mt_program_min_buffers(&f.p, f.p.n_buffers);
+        assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+        assert_int_equal(count(&prog, MT_OP_GATHER), 3);
+        assert_int_equal(count(&prog, MT_OP_EMBED), 0);
+        assert_int_equal(prog.instrs[0].unit, 1); /* the first layer's update, then the rows */
+        assert_int_equal(prog.instrs[1].op, MT_OP_GATHER);
+        int32_t last = 0;
+        bool head = false;
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            const struct mt_instr *in = &prog.instrs[i];
+            last = in->queue == MT_Q_HOST ? (int32_t)i : last;
+            head |= in->op == MT_OP_HEAD || (in->op == MT_OP_LOAD && in->unit == 0);
+            for (int k = 0; k < in->n_operands && in->op == MT_OP_LOAD; k++)
+                if (prog.objects[in->operand[k].object].kind == MT_OBJ_WEIGHTS && in->unit == 0)
+                    assert_true(tied && in->wait[MT_Q_HOST] == last);
+            if (!head && in->queue != MT_Q_HOST)
+                assert_true(in->wait[MT_Q_HOST] < last);
+        }
+        assert_int_equal(prog.instrs[last].op, MT_OP_ADAM);
+        assert_int_equal(prog.instrs[last].unit, 0);
+        mt_program_finish(&prog);
+    }
+}
+
+/* The gathering computes the rows' update itself: after it, the plane's update would be made twice. */
+static void gathering_after_the_update_is_rejected(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 3, 2);
+    f.p.gather = true;
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    size_t adam = 0, gather = 0;
+    for (size_t i = 0; i < prog.n_instrs; i++) {
+        adam = prog.instrs[i].op == MT_OP_ADAM && prog.instrs[i].unit == 0 ? i : adam;
+        gather = prog.instrs[i].op == MT_OP_GATHER ? i : gather;
+    }
+    struct mt_instr t = prog.instrs[adam];
+    prog.instrs[adam] = prog.instrs[gather];
+    prog.instrs[gather] = t;
+    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "after their update"));
+    mt_program_finish(&prog);
 }
 
 /* An untied head's buffer is free from the start; its load must not delay those of the layers. */
@@ -314,12 +374,13 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
 }
 
 /* A program has no redundant waits, so dropping any of them must fail the check. */
-static void drop_each_wait(unsigned disk)
+static void drop_each_wait(unsigned disk, bool gather)
 {
     struct fixture f;
     struct mt_program prog;
     make(&f, 5, 3);
     f.tied = true;
+    f.p.gather = gather;
     for (size_t u = 0; u < f.p.n_units; u++)
         f.keeps[u] = disk;
     if (disk)
@@ -347,7 +408,8 @@ static void dropping_a_wait_is_rejected(void **state)
 {
     (void)state;
     for (unsigned disk = 0; disk < 16; disk++)
-        drop_each_wait(disk);
+        drop_each_wait(disk, false);
+    drop_each_wait(0, true);
 }
 
 static void a_plane_that_stays_in_staging_is_rejected(void **state)
@@ -469,6 +531,8 @@ int main(void)
         cmocka_unit_test(every_piece_is_read_updated_and_written_once),
         cmocka_unit_test(forward_reads_no_weights_from_the_disk_again),
         cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
+        cmocka_unit_test(gathered_rows_do_not_wait_for_the_embeddings_update),
+        cmocka_unit_test(gathering_after_the_update_is_rejected),
         cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
         cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
         cmocka_unit_test(layered_moves_an_eighth_of_what_microbatch_moves),
