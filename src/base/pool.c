@@ -152,7 +152,7 @@ int mt_pool_n_threads(const mt_pool *pool)
 
 void mt_pool_run(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks)
 {
-    if (p->n_threads == 1 || n_chunks <= 1) {
+    if (!p || p->n_threads == 1 || n_chunks <= 1) {
         for (size_t c = 0; c < n_chunks; c++)
             fn(ctx, c, 0);
         return;

@@ -32,7 +32,8 @@ int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt
 /** Joins the threads; accepts NULL; sets *pool to NULL. */
 void mt_pool_destroy(mt_pool **pool);
 int mt_pool_n_threads(const mt_pool *pool);
-/** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. */
+/** Calls fn(ctx, chunk, thread) for each chunk in [0, n_chunks); returns when all have ended. pool NULL: on the
+ * calling thread alone, so that a loop can run within a chunk of another. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
 /** The calling thread gives way to the process's other threads where cores are short, from now on. */

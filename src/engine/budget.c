@@ -165,6 +165,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
         .microbatch = p->numerics.schedule == MT_SCHEDULE_MICROBATCH,
+        .gather = p->placement.embedding == MT_EMBEDDING_HOST && mt_optimizer_gathers(p->numerics.optimizer),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
     };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
@@ -15,9 +16,9 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
-/* Updates elements [first, first + n) of the trained planes, all of tensor t. */
-static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first,
-                      size_t n, struct mt_err *err)
+/* Updates elements [first, first + n) of the trained planes, all of tensor t; pool NULL: on the calling thread. */
+static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n,
+                      mt_pool *pool, struct mt_err *err)
 {
     const struct mt_optimizer *o = e->p.numerics.optimizer;
     struct mt_update u = {
@@ -34,13 +35,110 @@ static int update_run(mt_engine *e, const struct views *v, const struct mt_tenso
     };
     for (int i = 0; i < o->n_states; i++)
         u.state[i] = element(e, v, MT_PLANE_STATE + i, first);
-    uint64_t bad = o->update(o, &u, e->p.isa, e->adam_pool);
+    uint64_t bad = o->update(o, &u, e->p.isa, pool);
     if (bad)
         return mt_fail(err, MT_ERR_TRAINING, -EDOM,
                        "update %llu made %llu weights of %s not finite: lower "
                        "train.learning_rate or raise optimizer.eps",
                        (unsigned long long)e->pending.t, (unsigned long long)bad, t->name);
     return 0;
+}
+
+/* --- rows of the embedding, for forward, before its own update ------------------------------------------------ */
+
+enum { SLICE = MT_PIECE_ALIGN, MAX_STATE_BYTES = 4 };
+
+/* A slice of a row: copies of what its update changes. */
+struct slice {
+    uint16_t hi[SLICE], lo[SLICE];
+    char state[MT_MAX_STATES][SLICE * MAX_STATE_BYTES];
+};
+
+struct gather {
+    mt_engine *e;
+    const struct mt_tensor *t;
+    const struct mt_token_runs *runs;
+    size_t cols;
+    char *out;
+    int rc; /* atomic, as err is written by whoever sets it */
+    struct mt_err err;
+};
+
+bool mt_optimizer_gathers(const struct mt_optimizer *o)
+{
+    bool fits = true;
+    for (int i = 0; o && i < o->n_states; i++)
+        fits &= o->state[i].block_bytes <= MAX_STATE_BYTES * o->state[i].block && SLICE % o->state[i].block == 0;
+    return fits;
+}
+
+/* Copies elements [first, first + n) of the planes to the slice; *v: views of the copies, and of the gradient. */
+static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t unit, size_t first, size_t n)
+{
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        char *to = k == MT_PLANE_HI   ? (char *)s->hi
+                   : k == MT_PLANE_LO ? (char *)s->lo
+                   : k >= MT_PLANE_STATE && k < MT_PLANE_GRAD ? s->state[k - MT_PLANE_STATE] : NULL;
+        const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
+        v->plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, 0, NULL, NULL);
+        if (!to || !d->block || !v->plane[k].data || (d->role == MT_ROLE_STATE && !e->pending.any))
+            continue;
+        memcpy(to, v->plane[k].data + mt_plane_desc_bytes(d, first), mt_plane_desc_bytes(d, n));
+        v->plane[k] = (struct mt_plane_view){to, first};
+    }
+}
+
+/* Writes columns [col, col + n) of a row, as computed with, to all tokens of the run. */
+static void write_tokens(const struct gather *g, size_t run, size_t col, const uint16_t *hi, const uint16_t *lo,
+                         size_t n)
+{
+    size_t size = mt_dtype_size(g->e->b.dtype);
+    float wide[SLICE];
+    const void *row = hi;
+    for (size_t i = 0; size == sizeof(float) && i < n; i++) {
+        uint32_t u = ((uint32_t)hi[i] << 16) + (uint32_t)(int32_t)(int16_t)lo[i];
+        memcpy(&wide[i], &u, sizeof(u));
+        row = wide;
+    }
+    for (int32_t i = g->runs->starts[run]; i < g->runs->starts[run + 1]; i++)
+        memcpy(g->out + ((size_t)g->runs->order[i] * g->cols + col) * size, row, n * size);
+}
+
+/* A row of the table, slice by slice. Slices are cut like pieces, so that states have whole blocks. */
+static void gather_row(void *ctx, size_t run, int thread)
+{
+    struct gather *g = ctx;
+    struct slice s;
+    struct views v;
+    struct mt_err err;
+    size_t begin = g->t->at + (size_t)g->runs->ids[run] * g->cols, end = begin + g->cols, last = g->t->at + g->t->n;
+    (void)thread;
+    for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
+        size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
+        copy_slice(g->e, &s, &v, 0, first, to - first);
+        int rc = g->e->pending.any ? update_run(g->e, &v, g->t, first, to - first, NULL, &err) : 0;
+        if (rc && !__atomic_exchange_n(&g->rc, rc, __ATOMIC_RELAXED))
+            g->err = err;
+        size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
+        write_tokens(g, run, from - begin, s.hi + (from - first), s.lo + (from - first), n);
+    }
+}
+
+/*
+ * The embedding of a micro-batch's tokens, as after the pending update, which is computed here for just their rows and
+ * in copies of them: the planes change in their own update, which comes later.
+ */
+static int gather(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
+{
+    const struct mt_layout *l = e->b.layout;
+    struct mt_token_runs runs = mt_model_token_runs(e->b.model, (size_t)in->mb);
+    const struct mt_tensor *table = &l->tensors[l->units[in->unit].first_tensor];
+    struct gather g = {.e = e, .runs = &runs, .cols = (size_t)l->cfg.hidden, .t = table,
+                       .out = e->b.spill + prog->objects[in->operand[0].object].spill};
+    mt_pool_run(e->adam_pool, gather_row, &g, runs.n);
+    if (g.rc && err)
+        *err = g.err;
+    return g.rc;
 }
 
 static char *operand_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
@@ -63,6 +161,8 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     size_t from = state ? piece * prog->piece_elems : 0, to = from + in->elems;
     struct views v;
     int rc = 0;
+    if (in->op == MT_OP_GATHER)
+        return gather(e, prog, in, err);
     if (!e->pending.any)
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -71,7 +171,7 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
         const struct mt_tensor *t = &e->b.layout->tensors[i];
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, to);
         if (t->trainable && first < end)
-            rc = update_run(e, &v, t, first, end - first, err);
+            rc = update_run(e, &v, t, first, end - first, e->adam_pool, err);
     }
     return rc;
 }

@@ -159,3 +159,10 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
                           &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1},
                           err);
 }
+
+struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb)
+{
+    struct mt_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    return (struct mt_token_runs){m->inputs[mb].n_runs, host.run_ids, host.run_starts, host.order};
+}

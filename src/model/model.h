@@ -63,6 +63,14 @@ struct mt_model_step {
 /** Uploads the inputs of the micro-batches. */
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err);
 
+/** The tokens of a micro-batch by their ids, in host memory until the next upload; those of run i are
+ * order[starts[i]..starts[i + 1]). */
+struct mt_token_runs {
+    size_t n;
+    const int32_t *ids, *starts, *order;
+};
+struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb);
+
 /** One run of a unit other than the head, over a micro-batch. Device pointers; NULL for what a unit does not have. */
 struct mt_unit_run {
     size_t unit, mb;

@@ -70,6 +70,10 @@ enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DIS
 enum mt_base_home { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
 #define MT_BASE_NAMES "auto|host|disk|files"
 
+/** Where forward takes rows of a trained embedding. Auto: on the device, or where the search finds it faster. */
+enum mt_embedding_home { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_HOST };
+#define MT_EMBEDDING_NAMES "auto|device|host"
+
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
@@ -90,6 +94,7 @@ struct mt_placement {
     int64_t keep_layers;         /* with recompute: number of last layers whose records are kept, or MT_AUTO */
     int64_t offload_layers;      /* with recompute: records offloaded from other layers, in layers; or MT_AUTO */
     int64_t offload_attention;   /* the same for the attention's part, or MT_AUTO: as offload_layers */
+    enum mt_embedding_home embedding;
     enum mt_states states;
     enum mt_base_home base;
     int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */

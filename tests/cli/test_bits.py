@@ -30,6 +30,8 @@ VARIANTS = {
     "half layers": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
     "half layers, kept": {"memory__unit": "half", "memory__activations": "keep"},
     "half layers, offloaded": {"memory__unit": "half", "memory__activations": "offload"},
+    "embedding on the host": {"memory__embedding": "host"},
+    "embedding on the host, recompute": {"memory__embedding": "host", "memory__activations": "recompute", "memory__slots": 2},
     "one thread": {"device__cpu_threads": 1},
     "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
 }
