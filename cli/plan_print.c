@@ -169,6 +169,9 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.offload_attention != c->placement.offload_layers)
         printf("  memory.offload_attention %-6lld  the same, of attention's part\n",
                (long long)c->placement.offload_attention);
+    if (c->placement.embedding == MT_EMBEDDING_HOST)
+        printf("  memory.embedding      host       %s\n",
+               r->placement.embedding == MT_EMBEDDING_HOST ? "as given" : "its update does not delay the step");
     explain(why, sizeof(why), v, KNOB_SLOTS, r->placement.slots != MT_AUTO);
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
@@ -285,6 +288,7 @@ static void add_choice(cJSON *o, const struct plan_view *v)
     if (c->engine.uses_files)
         cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
+    cJSON_AddStringToObject(k, "memory.embedding", c->placement.embedding == MT_EMBEDDING_HOST ? "host" : "device");
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     if (c->numerics.logits_piece != MT_AUTO)

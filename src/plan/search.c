@@ -12,6 +12,7 @@ enum {
     OF_A_STEP = 8,
 };
 #define WORTH_WEARING 1.05 /* a candidate that writes more to drives must be this much faster */
+#define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 static bool remember(struct mt_search *s, const struct mt_plan_request *r, const struct mt_plan_choice *c)
@@ -291,7 +292,42 @@ static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_re
     return in_place || (!all_kept && (gives_up || keeps_fewer));
 }
 
-int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+/*
+ * Gathers the embedding's rows on the host, if that is faster. It takes host memory for the first boundaries where those
+ * did not leave the device before: if that is short, a layer's records fewer are offloaded.
+ */
+static int try_gathering(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_request t = mt_plan_request_as(r, out);
+    bool fewer = r->placement.offload_layers == MT_AUTO && r->placement.offload_attention == MT_AUTO;
+    int rc = -ENOSPC;
+    if (!r->train || r->placement.embedding != MT_EMBEDDING_AUTO)
+        return 0;
+    t.placement.embedding = MT_EMBEDDING_HOST;
+    for (int tries = 0; rc == -ENOSPC && tries < 1 + fewer; tries++) {
+        struct mt_plan_choice c;
+        t.placement.offload_layers = MT_MAX(out->placement.offload_layers - tries, (int64_t)0);
+        t.placement.offload_attention = MT_MAX(out->placement.offload_attention - tries, (int64_t)0);
+        rc = mt_plan_evaluate(&c, &t, NULL, err);
+        if (rc)
+            continue;
+        out->n_searched++;
+        bool better = c.engine.program.gather && c.sim.seconds * WORTH_GATHERING < out->sim.seconds;
+        struct mt_plan_choice old = better ? *out : c;
+        if (better) {
+            c.tried = old.tried;
+            c.n_tried = old.n_tried;
+            c.n_searched = old.n_searched;
+            c.whole_seconds = old.whole_seconds;
+            old.tried = NULL;
+            *out = c;
+        }
+        mt_plan_choice_finish(&old);
+    }
+    return rc == -ENOSPC ? 0 : rc;
+}
+
+static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_choice cut;
     int rc = search_layout(out, r, err);
@@ -315,4 +351,10 @@ int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, 
     }
     out->n_searched = searched;
     return 0;
+}
+
+int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    int rc = search_cuts(out, r, err);
+    return rc ? rc : try_gathering(out, r, err);
 }
