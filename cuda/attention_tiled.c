@@ -3,7 +3,8 @@
  * Causal attention, one document and one tile at a time, all heads together: strided-batch matrix products with a
  * softmax kernel between them. The formulas are those of the cpu device (cpu/attention.c); in bf16, probabilities and
  * their gradients are rounded to bf16 before they are multiplied, as in fused kernels. With grouped queries a batch
- * runs over the key heads, once for each query head of a group: these products accumulate dK and dV in f32, in order.
+ * runs over the key heads, once for each query head of a group: so dK and dV are summed in f32, in order. Products that
+ * sum nothing over a group are batches over the group instead, once for each key head, where those are fewer.
  *
  * In forward, a tile is some queries with all keys that they attend to. In backward, where log-sum-exps are known, it
  * is 512 queries with some of their keys, and dQ is summed in f32 over the tiles. Tiles depend on the document's length
@@ -59,118 +60,132 @@ static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struc
         .lse = a->lse + t->doc + t->q0, .lse_stride = a->n};
 }
 
-/* Makes a query head's product, a batch over the key heads. */
-typedef struct mt_cuda_product (*product_fn)(const struct mt_attention_bwd *b, const struct tile *t,
-                                             const struct mt_cuda_tiled_room *r, size_t member);
+/* The first query head and key head of a batch, and from each of its products to the next. */
+struct heads {
+    size_t q, q_step, kv, kv_step;
+};
 
-static int for_group(struct mt_cuda_device *d, const struct mt_attention_bwd *b, const struct tile *t,
-                     const struct mt_cuda_tiled_room *r, product_fn make, const char *op, struct mt_err *err)
+/* Makes a batch of products, one for each query head in it. */
+typedef struct mt_cuda_product (*product_fn)(const struct mt_attention_bwd *b, const struct tile *t,
+                                             const struct mt_cuda_tiled_room *r, struct heads h);
+
+struct products {
+    product_fn make;
+    bool sums; /* over the query heads of a group */
+    const char *op;
+};
+
+/* All query heads, in as few batches as possible: over key heads, or over members of a group, which share K and V. */
+static int for_heads(struct mt_cuda_device *d, const struct mt_attention_bwd *b, const struct tile *t,
+                     const struct mt_cuda_tiled_room *r, struct products f, struct mt_err *err)
 {
-    size_t group = b->fwd.n_q / b->fwd.n_kv;
+    size_t n_kv = b->fwd.n_kv, group = b->fwd.n_q / n_kv;
+    bool by_group = !f.sums && group > n_kv;
     int rc = 0;
-    for (size_t member = 0; member < group && !rc; member++) {
-        struct mt_cuda_product p = make(b, t, r, member);
+    for (size_t i = 0; i < (by_group ? n_kv : group) && !rc; i++) {
+        struct heads h = by_group ? (struct heads){i * group, 1, i, 0} : (struct heads){i, group, 0, 1};
+        struct mt_cuda_product p = f.make(b, t, r, h);
         p.dtype = b->fwd.dtype;
-        p.batch = b->fwd.n_kv;
+        p.batch = by_group ? group : n_kv;
         p.c = p.d;
         p.ldc = p.ldd;
-        rc = mt_cuda_multiply(d, &p, op, err);
+        rc = mt_cuda_multiply(d, &p, f.op, err);
     }
     return rc;
 }
 
 /* S = scale Q K' */
 static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const struct tile *t,
-                                     const struct mt_cuda_tiled_room *r, size_t member)
+                                     const struct mt_cuda_tiled_room *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
+    size_t hd = a->head_dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->rows, .n = t->n_keys, .k = hd, .d_dtype = MT_F32, .trans_b = true, .alpha = a->scale,
-        .a = at(a->q, a->dtype, t->doc + t->q0, a->ld_q, member, hd), .lda = a->ld_q,
-        .stride_a = group * hd, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, 0, hd),
-        .ldb = a->ld_k, .stride_b = hd, .d = r->s + member * plane, .ldd = t->ld,
-        .stride_d = group * plane};
+        .a = at(a->q, a->dtype, t->doc + t->q0, a->ld_q, h.q, hd), .lda = a->ld_q,
+        .stride_a = h.q_step * hd, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, h.kv, hd),
+        .ldb = a->ld_k, .stride_b = h.kv_step * hd, .d = r->s + h.q * plane, .ldd = t->ld,
+        .stride_d = h.q_step * plane};
 }
 
 /* O = P V */
 static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const struct tile *t,
-                                      const struct mt_cuda_tiled_room *r, size_t member)
+                                      const struct mt_cuda_tiled_room *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
+    size_t hd = a->head_dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = a->dtype, .alpha = 1,
-        .a = at(r->p, a->dtype, 0, 0, member, plane), .lda = t->ld, .stride_a = group * plane,
-        .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, 0, hd), .ldb = a->ld_v, .stride_b = hd,
-        .d = (void *)(uintptr_t)at(a->o, a->dtype, t->doc + t->q0, a->ld_o, member, hd),
-        .ldd = a->ld_o, .stride_d = group * hd};
+        .a = at(r->p, a->dtype, 0, 0, h.q, plane), .lda = t->ld, .stride_a = h.q_step * plane,
+        .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, h.kv, hd), .ldb = a->ld_v, .stride_b = h.kv_step * hd,
+        .d = (void *)(uintptr_t)at(a->o, a->dtype, t->doc + t->q0, a->ld_o, h.q, hd),
+        .ldd = a->ld_o, .stride_d = h.q_step * hd};
 }
 
 /* dP = dO V' */
 static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd *b,
                                                    const struct tile *t, const struct mt_cuda_tiled_room *r,
-                                                   size_t member)
+                                                   struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
+    size_t hd = a->head_dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->rows, .n = t->n_keys, .k = hd, .d_dtype = MT_F32, .trans_b = true, .alpha = 1,
-        .a = at(b->d_o, a->dtype, t->doc + t->q0, a->ld_o, member, hd), .lda = a->ld_o,
-        .stride_a = group * hd, .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, 0, hd),
-        .ldb = a->ld_v, .stride_b = hd, .d = r->dp + member * plane, .ldd = t->ld,
-        .stride_d = group * plane};
+        .a = at(b->d_o, a->dtype, t->doc + t->q0, a->ld_o, h.q, hd), .lda = a->ld_o,
+        .stride_a = h.q_step * hd, .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, h.kv, hd),
+        .ldb = a->ld_v, .stride_b = h.kv_step * hd, .d = r->dp + h.q * plane, .ldd = t->ld,
+        .stride_d = h.q_step * plane};
 }
 
 /* dV += P' dO, or with dS and Q: dK += scale dS' Q */
 static struct mt_cuda_product key_gradient(const struct mt_attention *a, const struct tile *t,
-                                           size_t member, float alpha, const void *p, const void *x,
+                                           struct heads h, float alpha, const void *p, const void *x,
                                            size_t ld_x, float *sum)
 {
-    size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
+    size_t hd = a->head_dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->n_keys, .n = hd, .k = t->rows, .d_dtype = MT_F32, .trans_a = true, .alpha = alpha,
-        .beta = 1, .a = at(p, a->dtype, 0, 0, member, plane), .lda = t->ld,
-        .stride_a = group * plane, .b = at(x, a->dtype, t->doc + t->q0, ld_x, member, hd),
-        .ldb = ld_x, .stride_b = group * hd, .d = sum + t->k0 * hd, .ldd = hd,
-        .stride_d = t->len * hd};
+        .beta = 1, .a = at(p, a->dtype, 0, 0, h.q, plane), .lda = t->ld,
+        .stride_a = h.q_step * plane, .b = at(x, a->dtype, t->doc + t->q0, ld_x, h.q, hd),
+        .ldb = ld_x, .stride_b = h.q_step * hd, .d = sum + (h.kv * t->len + t->k0) * hd, .ldd = hd,
+        .stride_d = h.kv_step * t->len * hd};
 }
 
 static struct mt_cuda_product dv_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, struct heads h)
 {
-    return key_gradient(&b->fwd, t, member, 1, r->p, b->d_o, b->fwd.ld_o, r->dv);
+    return key_gradient(&b->fwd, t, h, 1, r->p, b->d_o, b->fwd.ld_o, r->dv);
 }
 
 static struct mt_cuda_product dk_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, struct heads h)
 {
-    return key_gradient(&b->fwd, t, member, b->fwd.scale, r->ds, b->fwd.q, b->fwd.ld_q, r->dk);
+    return key_gradient(&b->fwd, t, h, b->fwd.scale, r->ds, b->fwd.q, b->fwd.ld_q, r->dk);
 }
 
 /* dQ (+)= scale dS K */
 static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, size_t member)
+                                         const struct mt_cuda_tiled_room *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, group = a->n_q / a->n_kv, plane = t->rows * t->ld;
+    size_t hd = a->head_dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = MT_F32, .alpha = a->scale,
-        .beta = t->first_keys ? 0.0f : 1.0f, .a = at(r->ds, a->dtype, 0, 0, member, plane), .lda = t->ld,
-        .stride_a = group * plane, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, 0, hd), .ldb = a->ld_k,
-        .stride_b = hd, .d = r->dq + member * t->rows * hd, .ldd = hd, .stride_d = group * t->rows * hd};
+        .beta = t->first_keys ? 0.0f : 1.0f, .a = at(r->ds, a->dtype, 0, 0, h.q, plane), .lda = t->ld,
+        .stride_a = h.q_step * plane, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, h.kv, hd), .ldb = a->ld_k,
+        .stride_b = h.kv_step * hd, .d = r->dq + h.q * t->rows * hd, .ldd = hd, .stride_d = h.q_step * t->rows * hd};
 }
 
 static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                         const struct tile *t, const struct mt_cuda_tiled_room *r, struct mt_err *err)
 {
     struct mt_cuda_scores s = scores_of(&b->fwd, t, r);
-    int rc = for_group(d, b, t, r, scores, "attention, scores", err);
+    int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention, scores"}, err);
     if (!rc)
         rc = mt_cuda_check(d, mt_cuda_softmax(&s, d->streams[MT_STREAM_COMPUTE]), err,
                            "attention: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows,
                            s.n_keys);
-    return rc ? rc : for_group(d, b, t, r, outputs, "attention, outputs", err);
+    return rc ? rc : for_heads(d, b, t, r, (struct products){outputs, false, "attention, outputs"}, err);
 }
 
 int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
@@ -202,18 +217,18 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     s.d_o = at(b->d_o, a->dtype, t->doc + t->q0, a->ld_o, 0, 0);
     s.ld_o = a->ld_o;
     s.head_dim = a->head_dim;
-    int rc = for_group(d, b, t, r, scores, "attention_bwd, scores", err);
+    int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention_bwd, scores"}, err);
     if (!rc)
-        rc = for_group(d, b, t, r, probability_gradient, "attention_bwd, dP", err);
+        rc = for_heads(d, b, t, r, (struct products){probability_gradient, false, "attention_bwd, dP"}, err);
     if (!rc)
         rc = mt_cuda_check(d, mt_cuda_softmax_bwd(&s, d->streams[MT_STREAM_COMPUTE]), err,
                            "attention_bwd: softmax of %zu heads, [%zu, %zu]", s.n_heads, s.rows,
                            s.n_keys);
     if (!rc)
-        rc = for_group(d, b, t, r, dv_product, "attention_bwd, dV", err);
+        rc = for_heads(d, b, t, r, (struct products){dv_product, true, "attention_bwd, dV"}, err);
     if (!rc)
-        rc = for_group(d, b, t, r, dk_product, "attention_bwd, dK", err);
-    return rc ? rc : for_group(d, b, t, r, dq_product, "attention_bwd, dQ", err);
+        rc = for_heads(d, b, t, r, (struct products){dk_product, true, "attention_bwd, dK"}, err);
+    return rc ? rc : for_heads(d, b, t, r, (struct products){dq_product, false, "attention_bwd, dQ"}, err);
 }
 
 /* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout. */
