@@ -64,6 +64,7 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
 }
 
 static enum mt_pin pin; /* for engines made later */
+static enum mt_embedding_home embedding;
 
 static int create_engine(struct rig *r, struct mt_err *err)
 {
@@ -72,7 +73,7 @@ static int create_engine(struct rig *r, struct mt_err *err)
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
         .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ADAM_SCALAR,
-        .placement.threads = 1, .placement.pin = pin};
+        .placement.threads = 1, .placement.pin = pin, .placement.embedding = embedding};
     return mt_engine_create(&r->engine, &p, err);
 }
 
@@ -164,13 +165,16 @@ static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3]
     return rc != 0;
 }
 
-static void sweep(const char *what)
+/* Every reference has the embedding on the device: where its rows are taken from changes no bit. */
+static void sweep(const char *what, enum mt_embedding_home home)
 {
     uint64_t want[3];
     int64_t n = 1;
     make_reference(want);
+    embedding = home;
     while (run_with_fault(what, n, want))
         n++;
+    embedding = MT_EMBEDDING_DEVICE;
     print_message("%s: each of %d failed in its turn\n", what, (int)n - 1);
     assert_true(n > 1);
 }
@@ -178,7 +182,8 @@ static void sweep(const char *what)
 static void a_step_survives_any_submission_that_is_refused(void **state)
 {
     (void)state;
-    sweep("any");
+    sweep("any", MT_EMBEDDING_DEVICE);
+    sweep("any", MT_EMBEDDING_HOST);
 }
 
 static void a_step_survives_work_that_fails_later(void **state)
@@ -187,7 +192,8 @@ static void a_step_survives_work_that_fails_later(void **state)
     static const char *const what[] = {"async gemm", "async copy", "async attention_bwd", "async grad_cast",
                                        "async cross_entropy", "async record", "async wait"};
     for (size_t i = 0; i < MT_ARRAY_LEN(what); i++)
-        sweep(what[i]);
+        sweep(what[i], MT_EMBEDDING_DEVICE);
+    sweep("async copy", MT_EMBEDDING_HOST);
 }
 
 static void an_engine_half_made_is_taken_down(void **state)
