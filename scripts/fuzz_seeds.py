@@ -55,6 +55,38 @@ for path in glob.glob(os.path.join(ROOT, "configs/*.ini")):
 put("ini", "whole", "[model]\npath = m\nfreeze = a*, b\n[data]\ntrain = \"d ; e\", f\n[train]\nsteps = 3k\nbatch_size = 4\n"
     "warmup = 7.5%\n[memory]\ndevice_budget = 1.5GiB\nhost_budget = 80%\n[checkpoint]\nevery = 1h30m\ntime_limit = 2d\n")
 put("ini", "variable", "[model]\npath = ${HOME:-x}\n# c\n; d\n[optimizer]\neps = 1e-8\nbeta2=.95\n")
+put("ini", "include", "include = other.ini\n[train]\nsteps = 3\n\0[model]\npath = m\n[data]\ntrain = d\n")
+put("ini", "itself", "include = first.ini\n[model]\npath = m\n")
+for path in glob.glob(os.path.join(ROOT, "configs/machines/*.ini")):
+    put("machine", os.path.basename(path), open(path, "rb").read())
+put("machine", "measured", "[compute]\nbf16_tflops = 100 ; measured\n[host]\ndram_gbs = 50\nadam_ns_4 = 0.3\n")
+STATE = {"version": 1, "step": "4", "updates": "4", "skips": "0", "skips_in_row": "0", "tokens": "9", "loss_tokens": "9",
+         "steps_per_epoch": "4", "total_steps": "8", "data_hash": "77", "best_step": "2", "bad_evals": "0", "seconds": 1.5,
+         "best_loss": 2.5, "config": "[train]\nsteps = 8\n", "run": "0123456789abcdef", "ancestors": [
+             {"run": "fedcba9876543210", "step": "2", "state.json": "0011223344556677"}], "frozen": {
+                 "w": {"file": "model.safetensors", "xxh3": "0011223344556677"}}, "log_history": [{"step": 1, "loss": 3}],
+         "files": {"model.safetensors": {"size": 10, "xxh3": "0011223344556677", "tensors": {"w": "0011223344556677"}}}}
+put("checkpoint", "state", json.dumps(STATE))
+put("checkpoint", "numbers", json.dumps({k: int(v) if isinstance(v, str) and v.isdigit() else v for k, v in STATE.items()}))
+put("checkpoint", "manifest", " " + json.dumps({"version": 1, "files": STATE["files"], "run": STATE["run"]}))
+put("checkpoint", "seal", json.dumps(STATE) + "\0" + json.dumps({"file": "state.json", "xxh3": "0011223344556677",
+                                                                  "seal": "0011223344556677"}))
+put("index", "two", json.dumps({"metadata": {"total_size": 6}, "weight_map": {"w": "a.safetensors", "x": "b.safetensors"}}))
+put("index", "base", json.dumps({"metadata": {"base_model": "."}, "weight_map": {
+    "w": "a.safetensors", "x": "frozen-tensors-are-in-the-base-model.safetensors"}}))
+put("dataset_info", "some", json.dumps({"a": {"file_name": "a.json", "columns": {"prompt": "q", "response": "a"}},
+                                        "d": {"file_name": "d", "formatting": "sharegpt", "tags": {"role_tag": "from"}},
+                                        "hub": {"hf_hub_url": "x/y"}}))
+RUN = {"name": "a run", "model": "m", "config": "[train]\nsteps = 2\n", "device": "cpu", "memory": [
+    {"tier": "host", "use": "planes", "bytes": 100}]}
+ROWS = [{"hash": "0", "job": "j", "axes": {"a.b": "1", "c": "x"}, "status": "ok", "tok_s": 5, "predicted": 4},
+        {"job": "k", "axes": {"a.b": "2", "c": "x"}, "status": "no fit"}]
+TRACE = {"traceEvents": [{"name": "adam", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 3, "args": {"unit": "layer 0"}},
+                         {"name": "thread_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "compute"}}]}
+for i, value in enumerate((ROWS, RUN, TRACE)):
+    put("report", f"file{i}", bytes([i]) + json.dumps(value).encode())
+put("report", "sweep", bytes([0]) + json.dumps({"rows": ROWS, "median_error": 0.1}).encode())
+put("report", "metrics", bytes([3]) + b'{"step":1,"loss":2}\n{"step":2,"eval_loss":2,"layer":0,"expert_entropy":1}\n{"st')
 put("shard", "one", shard([[1, 2, 3]], 10))
 put("shard", "some", shard([[1, 2, 3], [4, 5], [6, 7, 8, 9, 0, 1, 2]], 300))
 LINES = {
