@@ -16,6 +16,7 @@
 #include "cli.h"
 #include "device/device.h"
 #include "log_lines.h"
+#include "terminal.h"
 
 static const struct cli_command *find_command(const char *name)
 {
@@ -147,6 +148,7 @@ int main(int argc, char **argv)
     int at = 1, verbose = 0;
     cli.start_ns = mt_now_ns();
     hold_streams();
+    cli_guard_terminals();
     int stack = check_stack();
     if (stack)
         return stack;
