@@ -60,19 +60,30 @@ static bool is_text(const cJSON *v, const char *text)
     return cJSON_IsString(v) && !strcmp(v->valuestring, text);
 }
 
-/* Keys that change the computation and must be off. Other keys say how an adapter was made, or are read. */
+/* Is it read here, or does it say only how the adapters were made and which modules have one, as the tensors do? */
+static bool is_known(const char *key)
+{
+    static const char *const known[] = {
+        "peft_type", "r", "lora_alpha", "lora_dropout", "use_dora", "use_rslora", "alpha_pattern", "rank_pattern",
+        "modules_to_save", "base_model_name_or_path", "init_lora_weights", "bias", "task_type", "auto_mapping",
+        "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules", "target_parameters",
+        "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config", "eva_config", "corda_config",
+        "lora_ga_config", "runtime_config", "qalora_group_size"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(known); i++)
+        if (!strcmp(known[i], key))
+            return true;
+    return false;
+}
+
+/* Any other key must be off: it may change the computation (fan_in_fan_out, lora_bias, and those of later versions). */
 static int check_keys(const cJSON *o, const char *dir, struct mt_err *err)
 {
-    static const char *const off[] = {
-        "fan_in_fan_out", "lora_bias", "layer_replication", "trainable_token_indices",
-        "alora_invocation_tokens", "use_qalora", "megatron_config", "use_bdlora",
-        "arrow_config", "velora_config", "monteclora_config", "ensure_weight_tying"};
     const cJSON *init = mt_json_get(o, "init_lora_weights"), *bias = mt_json_get(o, "bias");
     if (!is_text(mt_json_get(o, "peft_type"), "LORA"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": peft_type must be LORA", dir);
-    for (size_t i = 0; i < MT_ARRAY_LEN(off); i++)
-        if (!is_off(mt_json_get(o, off[i])))
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %s is not supported", dir, off[i]);
+    for (const cJSON *key = o->child; key; key = key->next)
+        if (!is_known(key->string) && !is_off(key))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": %.80s is not supported", dir, key->string);
     if (bias && !is_text(bias, "none"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_CONFIG ": bias must be \"none\"", dir);
     /* pissa, olora, loftq, eva and the like also change the base: the adapter does not fit the model's own weights */

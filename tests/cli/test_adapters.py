@@ -25,6 +25,16 @@ PLACEMENTS = {
     "disk, halves": {"memory__states": "disk", "memory__unit": "half", "memory__slots": 2},
 }
 
+#: what PEFT 0.6 to 0.21 write if nobody asked for it, and what says only which modules have adapters
+DEFAULTS = {
+    "auto_mapping": {"base_model_class": "Qwen2ForCausalLM"}, "peft_version": "0.21.2", "revision": "main", "inference_mode": False,
+    "exclude_modules": ["lm_head"], "layers_to_transform": [0, 1, 2], "layers_pattern": "layers", "megatron_config": None,
+    "megatron_core": "megatron.core", "trainable_token_indices": None, "loftq_config": {}, "eva_config": None,
+    "corda_config": None, "lora_ga_config": None, "velora_config": None, "alora_invocation_tokens": None, "use_qalora": False,
+    "qalora_group_size": 16, "monteclora_config": None, "layer_replication": None, "lora_bias": False,
+    "target_parameters": None, "use_bdlora": None, "arrow_config": None, "kasa_config": None, "ensure_weight_tying": False,
+    "runtime_config": {"ephemeral_gpu_offload": False}, "fan_in_fan_out": False}
+
 def run(tmp, name, model, data, env=None, args=(), steps=STEPS, **over):
     out = os.path.join(tmp, name.replace(" ", "-").replace(",", ""))
     ini = write_ini(out + ".ini", base(model, data, out, **{**LORA, **over}))
@@ -235,15 +245,23 @@ def check_refusals(tmp, model, data, checkpoint):
     with open(os.path.join(folder, "adapter_config.json")) as f:
         good = json.load(f)
 
+    def eval_with(expect=0, **keys):
+        with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+            json.dump({**good, **keys}, f)
+        ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "bad")))
+        return megatrain("-q", "eval", ini, "--adapter", folder, expect=expect).stderr
+
+    eval_with(**DEFAULTS)
     for key, value in (("fan_in_fan_out", True), ("lora_bias", True), ("bias", "all"),
                        ("layer_replication", [[0, 2]]), ("trainable_token_indices", [1]), ("init_lora_weights", "pissa"),
                        ("init_lora_weights", "olora"), ("init_lora_weights", "loftq"), ("init_lora_weights", "eva"),
-                       ("alora_invocation_tokens", [1, 2]), ("peft_type", "IA3")):
-        with open(os.path.join(folder, "adapter_config.json"), "w") as f:
-            json.dump({**good, key: value}, f)
-        ini = write_ini(os.path.join(tmp, "eval.ini"), base(model, data, os.path.join(tmp, "bad")))
-        p = megatrain("-q", "eval", ini, "--adapter", folder, expect=3)
-        assert key in p.stderr, p.stderr
+                       ("init_lora_weights", "corda"), ("init_lora_weights", "lora_ga"), ("init_lora_weights", "pissa_niter_4"),
+                       ("alora_invocation_tokens", [1, 2]), ("use_qalora", True), ("use_bdlora", {"nblocks": 2}),
+                       ("arrow_config", {"top_k": 3}), ("velora_config", {"k": 1}), ("monteclora_config", {"n": 1}),
+                       ("kasa_config", {"beta": 1}), ("megatron_config", {"x": 1}), ("ensure_weight_tying", True),
+                       ("a_later_versions", "key"), ("peft_type", "IA3")):
+        said = eval_with(expect=3, **{key: value})
+        assert key in said and "adapter_config.json" in said, said
     # another model's weights under the same name, and another model's adapter
     twin = os.path.join(tmp, "twin")
     shutil.copytree(model, twin)
