@@ -288,8 +288,9 @@ static const cJSON *named_tensors(const struct run *r)
 static int prepare(struct run *r, struct mt_err *err)
 {
     struct mt_memory memory;
+    struct mt_resumed resumed = {named_tensors(r), r->resume};
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, named_tensors(r), err);
+    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, &resumed, err);
     if (!rc)
         rc = mt_setup_open(&r->setup, &r->in, MT_USE_TRAIN, err);
     if (!rc)

@@ -63,8 +63,9 @@ static int adapters_by_keys(struct mt_adapter_spec *s, const struct mt_config *c
     return rc ? rc : add_patterns(&s->alphas, &c->adapter.alpha_pattern, "alpha_pattern", err);
 }
 
-/* The adapters of the configuration, or of the folder adapter.path. */
-static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c, struct mt_err *err)
+/* The adapters of the configuration, or of the folder adapter.path; a resumed run's checkpoint has the latter. */
+static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c, const char *resumed,
+                         struct mt_err *err)
 {
     static const char *const folders[] = {"rank", "alpha", "targets", "rslora", "rank_pattern", "alpha_pattern",
                                           "train_also"};
@@ -78,13 +79,14 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
             return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s is set, but the adapters of adapter.path = %s have their own: "
                            "remove the key", key, c->adapter.path);
     }
-    int rc = *c->adapter.path ? mt_peft_read_spec(out, c->adapter.path, err) : adapters_by_keys(out, c, err);
+    int rc = *c->adapter.path ? mt_peft_read_spec(out, resumed ? resumed : c->adapter.path, err)
+                              : adapters_by_keys(out, c, err);
     if (!rc && out->dora != (c->adapter.kind == MT_ADAPTER_DORA))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind must be %s, like the adapters of adapter.path = %s",
                      out->dora ? "dora" : "lora", c->adapter.path);
     out->on = true;
     out->lr_ratio_b = c->adapter.lr_ratio_b;
-    if (!rc && *c->adapter.path && out->dropout != c->adapter.dropout)
+    if (!rc && *c->adapter.path && !resumed && out->dropout != c->adapter.dropout)
         mt_info("the adapters of %s were trained with dropout %g, adapter.dropout is %g", c->adapter.path, out->dropout,
                 c->adapter.dropout);
     out->dropout = c->adapter.dropout;
@@ -103,10 +105,11 @@ static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf
 }
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,
-                    const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err)
+                    const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
+                    struct mt_err *err)
 {
     /* the base of adapters is always read from the model */
-    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE ? NULL : from_files;
+    const cJSON *only = c->adapter.kind != MT_ADAPTER_NONE || !resumed ? NULL : resumed->from_files;
     struct mt_adapter_spec adapter;
     struct mt_layout_params p = {
         .freeze = (const char *const *)c->model.freeze.items,
@@ -117,7 +120,7 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
-    int rc = find_adapters(&adapter, c, err);
+    int rc = find_adapters(&adapter, c, resumed ? resumed->dir : NULL, err);
     *halves = NULL;
     if (!rc)
         rc = lay_out_once(layout, hf, &p, c, dir, only, err);

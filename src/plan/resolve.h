@@ -57,13 +57,20 @@ int mt_resolve(struct mt_plan_choice *out, const struct mt_plan_request *r, stru
 int mt_resolve_by_rules(struct mt_plan_choice *out, const struct mt_plan_request *r, mt_device *dev,
                         struct mt_err *err);
 
+/** What a resumed run takes from its checkpoint before anything is laid out. All NULL: a new run. Borrowed. */
+struct mt_resumed {
+    const cJSON *from_files; /* an object whose keys are the frozen tensors that are loaded from the model's folder; NULL:
+                                all, unless weights are random */
+    const char *dir;         /* the checkpoint: it says which modules have the adapters that came from adapter.path, so
+                                that the run no longer needs that folder */
+};
 /**
  * The model as memory.unit cuts it; *halves: in halves of layers if memory.unit is auto, else NULL. The caller destroys
- * both, on failure too. dir: the model's folder, or NULL. from_files: an object whose keys are the frozen tensors that
- * are loaded from there; NULL: all, unless weights are random.
+ * both, on failure too. dir: the model's folder, or NULL. resumed: NULL for a new run.
  */
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *cfg,
-                    const struct mt_hf_config *hf, const char *dir, const cJSON *from_files, struct mt_err *err);
+                    const struct mt_hf_config *hf, const char *dir, const struct mt_resumed *resumed,
+                    struct mt_err *err);
 /** Replaces train.learning_rate = auto by a number, and sets its origin to the reason. */
 int mt_resolve_learning_rate(struct mt_config *cfg, struct mt_err *err);
 /** The kind of device that a run of the configuration opens; *gpu: the GPU found (mt_device_choose()). */

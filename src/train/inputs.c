@@ -34,7 +34,7 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);
     if (!rc)
-        rc = mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->model_dir, in->from_files, err);
+        rc = mt_plan_lay_out(&in->layout, &in->halves, in->cfg, &in->hf, in->model_dir, &in->resumed, err);
     if (rc)
         return rc;
     if (in->cfg->numerics.seq_len > in->hf.max_pos)
@@ -163,10 +163,12 @@ static int count_steps(struct mt_inputs *in, const struct mt_numerics *n, struct
     return 0;
 }
 
-int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use, const cJSON *from_files,
-                   struct mt_err *err)
+int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use,
+                   const struct mt_resumed *resumed, struct mt_err *err)
 {
-    *in = (struct mt_inputs){.cfg = cfg, .from_files = from_files};
+    *in = (struct mt_inputs){.cfg = cfg};
+    if (resumed)
+        in->resumed = *resumed;
     int rc = mt_resolve_learning_rate(cfg, err);
     if (!rc)
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */

@@ -8,12 +8,12 @@
 #include "hf/hf_config.h"
 #include "model/layout.h"
 #include "optim/lr.h"
+#include "plan/resolve.h"
 
 /** What a command reads before it opens a device: the model's description, the data, and how data make up steps. */
 struct mt_inputs {
     struct mt_config *cfg; /* borrowed */
-    /* Names of the frozen tensors that a resumed run reads from the model's files; NULL: all of them. Borrowed. */
-    const cJSON *from_files;
+    struct mt_resumed resumed;
     char *model_dir;
     struct mt_hf_config hf;
     struct mt_layout *layout;      /* as memory.unit cuts layers */
@@ -29,10 +29,11 @@ struct mt_inputs {
 enum mt_inputs_use { MT_USE_EVAL, MT_USE_TRAIN };
 /**
  * Opens model and data. For an evaluation whose data.eval is a file, data.train is not opened. The caller finishes *in,
- * also after a failure. Errors: MT_ERR_USAGE for the configuration, MT_ERR_INPUT for what the files hold.
+ * also after a failure. resumed: NULL for a new run. Errors: MT_ERR_USAGE for the configuration, MT_ERR_INPUT for what
+ * the files hold.
  */
-int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use, const cJSON *from_files,
-                   struct mt_err *err);
+int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_use use,
+                   const struct mt_resumed *resumed, struct mt_err *err);
 /** Opens a model without data, for one sample at a time of up to max_len tokens. */
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err);
 /** Makes samplers, number of steps and learning rates for n->micro_batch, which a rule sets if it is still auto. */

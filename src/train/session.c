@@ -71,7 +71,7 @@ int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
 
 static struct mt_base_sums base_sums(const struct mt_session *s)
 {
-    return (struct mt_base_sums){.sum = s->base_sum, .want = s->setup->in->from_files, .files = s->files};
+    return (struct mt_base_sums){.sum = s->base_sum, .want = s->setup->in->resumed.from_files, .files = s->files};
 }
 
 static int fill_model(struct mt_session *s, struct mt_err *err)

@@ -216,6 +216,24 @@ def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     for say in says:
         assert say in p.stderr, p.stderr
 
+def check_path(tmp, model, data, folder):
+    """A run from a folder of adapters does not need the folder any more when it resumes."""
+    start = os.path.join(tmp, "start")
+    shutil.copytree(folder, start)
+    over = {k: v for k, v in LORA.items() if "rank" not in k and "alpha" not in k}
+    over.update(adapter__path=start, checkpoint__every=2)
+    def ini(name):
+        return write_ini(os.path.join(tmp, name + ".ini"), base(model, data, os.path.join(tmp, name), **over))
+    megatrain("-q", "run", ini("path"))
+    megatrain("-q", "run", ini("path-resumed"), "--max-steps", 2)
+    shutil.rmtree(start)
+    megatrain("-q", "run", ini("path-resumed"), "--resume")
+    ends = [os.path.join(tmp, name) for name in ("path", "path-resumed")]
+    assert losses(ends[0]) == losses(ends[1])
+    a, b = (read_safetensors(os.path.join(e, f"checkpoint-{STEPS}", "adapter_model.safetensors")) for e in ends)
+    assert a == b
+    assert "start is not an adapter's folder" in megatrain("-q", "run", ini("path-gone"), expect=3).stderr
+
 def turn_a_bit(path, ending):
     """In the middle of a tensor of the base; returns its name."""
     with open(path, "r+b") as f:
@@ -296,6 +314,7 @@ def main():
         check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
+        check_path(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
         check_refusals(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
 
 main()
