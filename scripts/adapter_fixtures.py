@@ -47,6 +47,8 @@ CASES = {
                                          target_parameters=[at + m + ".weight" for at in ("mlp.", "shared_experts.")
                                                             for m in MLP]), 1),
     "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
+    "mixtral-experts": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
+    "minimax_m2-experts": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -56,6 +58,8 @@ CASES = {
 }
 
 
+#: families whose experts have other names in files: of their module, and gate, up, down
+EXPERTS = {"mixtral": ("block_sparse_moe", ["w1", "w3", "w2"]), "minimax_m2": ("block_sparse_moe", ["w1", "w3", "w2"])}
 SEED = 42  # train.seed by default
 
 
@@ -98,7 +102,7 @@ def set_masks(model, p):
 
 
 def load_base(name, dtype):
-    more = {"experts_implementation": "eager"} if "moe" in name else {}
+    more = {"experts_implementation": "eager"} if "moe" in name or name in EXPERTS else {}
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
 
 
@@ -139,20 +143,21 @@ def train(model, samples, dtype, lr, ratio, clip=0.5, warmup=2):
     return losses, norms
 
 
-def split_experts(state, r):
+def split_experts(state, r, family):
     """Splits PEFT's one adapter for all experts into those of single experts: gate and up are the diagonal blocks of its B."""
     out = {}
+    block, (gate, up, down) = EXPERTS.get(family, ("mlp", MLP))
     for k, v in state.items():
         if ".mlp.experts." not in k or not k.endswith("lora_A.weight"):
             if ".mlp.experts." not in k:
                 out[k] = v
             continue
         b, gate_up = state[k.replace("lora_A", "lora_B")], ".base_layer." in k
-        prefix, rank = k.split(".mlp.experts.")[0] + ".mlp.experts.", 2 * r if gate_up else r
+        prefix, rank = f"{k.split('.mlp.experts.')[0]}.{block}.experts.", 2 * r if gate_up else r
         n = v.shape[0] // rank
         a, b = v.reshape(n, rank, -1), b.reshape(b.shape[0], rank, n)
         for e in range(n):
-            names = ["gate_proj", "up_proj"] if gate_up else ["down_proj"]
+            names = [gate, up] if gate_up else [down]
             for i, name in enumerate(names):
                 rows = b.shape[0] // len(names)
                 out[f"{prefix}{e}.{name}.lora_A.weight"] = a[e, i * r:(i + 1) * r]
@@ -189,7 +194,7 @@ def start_experts(name, config, d):
     save_file(weights, os.path.join(d, "start", "adapter_model.safetensors"))
     LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=family, **config).save_pretrained(os.path.join(d, "start"))
     model = PeftModel.from_pretrained(load_base(family, torch.float32), os.path.join(d, "start"), is_trainable=True)
-    found = split_experts(peft.get_peft_model_state_dict(model), config["r"])
+    found = split_experts(peft.get_peft_model_state_dict(model), config["r"], family)
     assert set(found) == set(weights) and all(torch.equal(found[k], weights[k]) for k in weights)
     return model
 
@@ -225,7 +230,7 @@ def train_all(name, model, samples):
     l32, n32 = train(model, samples, "f32", lr, ratio)
     l16, _ = train(bf16, samples, "bf16", lr, ratio)
     state = peft.get_peft_model_state_dict(double)
-    state = split_experts(state, config["r"]) if experts else state
+    state = split_experts(state, config["r"], family) if experts else state
     save_file({k: v.detach().float().contiguous() for k, v in state.items()}, os.path.join(d, "trained.safetensors"))
     expected = {"made_with": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
                 "model": family, "steps": STEPS, "rows": ROWS, "learning_rate": lr, "lr_ratio_b": ratio,

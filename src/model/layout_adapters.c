@@ -27,8 +27,8 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
         served = false;
     const struct mt_family *f = b->l->cfg.family;
-    if (t->expert >= 0 && (f->fused || f->experts_unread || !mt_peft_wraps_parameter(b->l, t)))
-        served = false; /* PEFT knows experts by other names */
+    if (t->expert >= 0 && (f->fused || f->experts_unread))
+        served = false; /* PEFT has another layout, or drops them */
     mt_layout_module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
@@ -45,7 +45,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && s->dora && part->layer < 0)
         refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
-    if (item && s->dora && mt_peft_wraps_parameter(b->l, t))
+    if (item && s->dora && (t->expert >= 0 || mt_peft_wraps_parameter(b->l, t)))
         refuse(b, "adapter.targets: \"%s\" matches %s, for which PEFT has no DoRA in a mixture of experts: name others, or set "
                "adapter.kind = lora", item->name, module);
     if (item && t->trainable)
@@ -177,16 +177,17 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
     for (size_t i = 0; i < b->n_adapters; i++)
         for (size_t k = 0; k < b->l->adapters[i].n_targets; k++) {
             const struct mt_adapter_target *t = &b->l->adapters[i].target[k];
-            for (int kind = 0; kind < 3 && b->l->tensors[t->tensor].expert >= 0; kind++)
-                n[kind] += strstr(b->l->tensors[t->tensor].name, kinds[kind]) != NULL;
-            odd += b->l->tensors[t->tensor].expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
+            const struct mt_tensor *of = &b->l->tensors[t->tensor];
+            for (int kind = 0; kind < 3 && of->expert >= 0; kind++)
+                n[kind] += strstr(of->usual, kinds[kind]) != NULL;
+            odd += of->expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
         }
     bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
     if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
                    "none, of gate_proj and up_proj together and with down_proj, all of adapter.rank and adapter.alpha and "
-                   "without dropout: set targets = *_proj, or leave experts out");
+                   "without dropout: add *.experts.* to the targets, or leave experts out");
 }
 
 int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *err)

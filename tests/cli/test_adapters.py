@@ -207,6 +207,11 @@ def check_experts(tmp, unread, data):
     ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{
         **LORA, "model__init": "random", "adapter__rank_pattern": "", "train__steps": 1}))
     megatrain("-q", "run", ini)  # of the family of a mixture, without a mixture in it
+    renamed = write_model(os.path.join(tmp, "renamed"), config("mixtral", num_hidden_layers=2))
+    refused(tmp, renamed, data, "adapters of all routed experts", "*.experts.*", model__init="random",
+            **{**over, "adapter__targets": "q_proj, w1, w3"})
+    refused(tmp, renamed, data, "PEFT has no DoRA", model__init="random",
+            **{**over, "adapter__targets": "*.experts.*", "adapter__kind": "dora"})
     fused = write_model(os.path.join(tmp, "fused"), config("gpt_oss", num_hidden_layers=2))
     refused(tmp, fused, data, "experts.0.gate_proj", "cannot have an adapter", model__init="random", **over)
 
