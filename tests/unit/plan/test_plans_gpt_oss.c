@@ -143,6 +143,39 @@ static void adapters_on_packed_experts_are_bound_by_compute_with_96_gib(void **s
     mt_adapter_spec_finish(&s);
 }
 
+/* The example's step by host memory, with two drives: less memory puts experts' codes on these and recomputes more. */
+static void adapters_by_host_memory(void **state)
+{
+    (void)state;
+    static const struct {
+        int gib;
+        enum mt_activations activations;
+        double least;
+    } with[] = {{64, MT_ACT_RECOMPUTE, 3500}, {96, MT_ACT_OFFLOAD, 3800}, {128, MT_ACT_OFFLOAD, 3800},
+              {256, MT_ACT_OFFLOAD, 3850}};
+    struct mt_adapter_spec s = {.on = true, .rank = 16, .alpha = 32, .lr_ratio_b = 1};
+    assert_true(mt_adapter_list_add(&s.targets, MT_ALL_LINEAR, 0));
+    struct mt_layout *l = lay_out_120b(&s, NULL);
+    for (size_t i = 0; i < MT_ARRAY_LEN(with); i++) {
+        struct mt_machine m = make_4090(with[i].gib, 2);
+        struct mt_plan_request r = make_step(l, &m, with[i].activations == MT_ACT_OFFLOAD ? 8 : 4);
+        struct mt_plan_choice c;
+        r.placement.activations = with[i].activations;
+        r.placement.keep_layers = r.placement.offload_layers = 0;
+        r.placement.slots = 8;
+        print_message("  %d GiB:", with[i].gib);
+        evaluate(&c, &r);
+        double on_drives = (double)c.disk_bytes;
+        assert_true(c.sim.bytes[MT_SIM_DISK_READ] <= 2 * on_drives + 6e9);
+        assert_true(c.sim.bytes[MT_SIM_DISK_WRITE] <= 16.0 * (double)l->n_trained); /* adapters alone */
+        assert_true(on_drives < experts * (0.5 + 1.0 / 32) && (with[i].gib < 256 || on_drives == 0));
+        assert_true(TOKENS / c.sim.seconds > with[i].least);
+        mt_plan_choice_finish(&c);
+    }
+    mt_layout_destroy(&l);
+    mt_adapter_spec_finish(&s);
+}
+
 /* All else trained, with 256 GiB: 12 bytes a parameter of 2.1 billion, 2 of gradients; and as fast as adapters. */
 static void frozen_experts_leave_little_to_train_with_256_gib(void **state)
 {
@@ -193,6 +226,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adapters_on_packed_experts_are_bound_by_compute_with_96_gib),
+        cmocka_unit_test(adapters_by_host_memory),
         cmocka_unit_test(frozen_experts_leave_little_to_train_with_256_gib),
         cmocka_unit_test(all_of_it_is_bound_by_drives_with_512_gib),
     };
