@@ -8,13 +8,19 @@
 #include "model/layout_priv.h"
 #include "model/peft.h"
 
-static void refuse(struct mt_layout_builder *b, const char *format, const char *name, const char *module)
-{
-    if (!b->rc)
-        b->rc = mt_fail(b->err, MT_ERR_USAGE, -EINVAL, format, name, module);
-}
+#define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))
 
 #define SHARED "mlp.shared_expert."
+
+/* Why a matrix of a part that computes with adapters has none: for a message. NULL: it may have one. */
+static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
+{
+    if (f->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
+        return " (PEFT knows it by another name than the model's files)";
+    if (t->expert >= 0 && f->fused)
+        return " (PEFT has one for all experts of this family together, which is not supported)";
+    return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
+}
 
 /* Does the tensor's module get an adapter? `served`: its part computes with one. */
 static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, bool served)
@@ -24,16 +30,13 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     const struct mt_adapter_item *item;
     if (t->n_dims != 2)
         return false;
-    if (b->l->cfg.family->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
-        served = false;
-    const struct mt_family *f = b->l->cfg.family;
-    if (t->expert >= 0 && (f->fused || f->experts_unread))
-        served = false; /* PEFT has another layout, or drops them */
+    const char *why = why_not(b->l->cfg.family, t);
+    served = served && !why;
     mt_layout_module_of(module, sizeof(module), t->name);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
-        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter: use more specific names",
-               item->name, module);
+        refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
+               item->name, module, why ? why : "");
     for (size_t i = 0; !item && served && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
             item = &s->targets.items[i];
