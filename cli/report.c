@@ -158,16 +158,13 @@ void cli_print_wear(const struct mt_setup *s, uint64_t tbw)
 /* For a base that is read in place. */
 static void print_base(const struct mt_session *s)
 {
-    uint64_t bytes = 0;
     size_t n_drives;
     char a[32];
     if (!s->files)
         return;
     bool direct = mt_file_weights_direct(s->files, &n_drives);
-    for (size_t i = 0; i < mt_file_weights_n_parts(s->files); i++)
-        bytes += mt_file_weights_part(s->files, i, NULL)->bytes;
     cli_say("Base     %s of frozen weights are read in place from %s, on %zu drive%s, %s; nothing is written there\n",
-            mt_format_bytes(a, sizeof(a), bytes), s->setup->in->model_dir, n_drives, n_drives == 1 ? "" : "s",
+            mt_format_bytes(a, sizeof(a), mt_file_weights_total(s->files)), s->setup->in->model_dir, n_drives, n_drives == 1 ? "" : "s",
             direct ? "direct" : "through the page cache");
 }
 

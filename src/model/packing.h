@@ -88,6 +88,9 @@ struct mt_packed_source {
  * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */
 int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
                    const struct mt_tensor *t, struct mt_err *err);
+/** The tensor of the files that holds the piece of t, whose source is src; NULL: none of its size. */
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
+                                              const struct mt_packed_piece *p, const struct mt_tensor *t);
 /** Do files have it as a tensor of its own, in the layout's order? */
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t);
 /** Checks NF4's quant_state, and reads the offset of nested scales. */

@@ -239,22 +239,27 @@ struct copy {
     char *buf; /* PIECE bytes, or a row */
 };
 
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
+                                              const struct mt_packed_piece *p, const struct mt_tensor *t)
+{
+    char base[256];
+    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
+             src->codes->name);
+    const struct mt_st_tensor *from = beside(st, base, p->name + strlen(t->name));
+    return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;
+}
+
 static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
                       const struct mt_packed_piece *p, const struct copy *c, struct mt_err *err)
 {
     const struct mt_tensor *t = c->t;
-    char base[256];
-    const char *suffix = p->name + strlen(t->name);
-    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
-             src->codes->name);
-    const struct mt_st_tensor *from = beside(st, base, suffix);
+    const struct mt_st_tensor *from = mt_packed_piece_in(st, src, p, t);
     size_t row_bytes = p->bytes / (size_t)t->shape[0], piece = PIECE;
     int rc = 0;
     if (src->rows.step)
         piece = MT_MAX(PIECE / row_bytes, (size_t)1) * row_bytes;
-    if (!from || (src->rows.step ? from->n_bytes % p->bytes != 0 : from->n_bytes != p->bytes))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s%s\" is missing or has another size than before", base,
-                       suffix);
+    if (!from)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
         rc = read_part(st, src, from, row_bytes, at, n, c->buf, err);

@@ -154,25 +154,24 @@ static size_t n_cols(const struct mt_tensor *t)
     return t->n_dims == 2 ? (size_t)t->shape[1] : 1;
 }
 
-/* The row in the file of row r of the tensor: if rows are paired, those of a head's two halves alternate there. */
-static size_t file_row(const struct mt_tensor_place *p, size_t r)
+size_t mt_stored_row(const struct mt_tensor *t, size_t r)
 {
+    const struct mt_tensor_place *p = &t->place;
     size_t in = p->paired_rows ? r % p->paired_rows : 0, half = p->paired_rows / 2;
     return p->paired_rows ? r - in + (in < half ? 2 * in : 2 * (in - half) + 1) : r;
 }
 
 static size_t place_of(const struct mt_tensor *t, size_t r, size_t c)
 {
-    return t->place.first + file_row(&t->place, r) * t->place.row_step + c * t->place.col_step;
+    return t->place.first + mt_stored_row(t, r) * t->place.row_step + c * t->place.col_step;
 }
 
-static bool as_it_is(const struct mt_tensor *t)
+bool mt_stored_is_in_order(const struct mt_tensor *t)
 {
     return !t->place.paired_rows && t->place.col_step == 1 && t->place.row_step == n_cols(t);
 }
 
-/* Elements of one expert in a fused tensor of the file; of another tensor all. */
-static size_t share_elems(const struct mt_layout *l, const struct mt_tensor *t)
+size_t mt_stored_share(const struct mt_layout *l, const struct mt_tensor *t)
 {
     const struct mt_stored *s = &l->stored[t->place.stored];
     return s->fused ? s->n / (size_t)l->cfg.moe.n_experts : s->n;
@@ -234,7 +233,7 @@ static int read_summed(struct mt_stored_reader *r, const struct mt_st_tensor *sr
 static int load_share(struct mt_stored_reader *r, const struct mt_st_tensor *src, const struct mt_tensor *t,
                       struct mt_err *err)
 {
-    size_t n = share_elems(r->l, t), at = t->place.first / n * n;
+    size_t n = mt_stored_share(r->l, t), at = t->place.first / n * n;
     if (r->share_of == t->place.stored && r->share_at == at)
         return 0;
     r->share_of = SIZE_MAX;
@@ -255,7 +254,7 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
                        struct mt_err *err)
 {
     const struct mt_st_tensor *src = mt_stored_find(r->st, r->l->stored[t->place.stored].name);
-    if (as_it_is(t)) {
+    if (mt_stored_is_in_order(t)) {
         if (r->summer && first == 0)
             mt_summer_begin(r->summer);
         return read_summed(r, src, t->place.first + first, n, dst, err);
@@ -269,7 +268,7 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
 
 uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t)
 {
-    return as_it_is(t) ? mt_summer_end(r->summer) : r->share_sum;
+    return mt_stored_is_in_order(t) ? mt_summer_end(r->summer) : r->share_sum;
 }
 
 void mt_stored_writer_finish(struct mt_stored_writer *w)
@@ -319,9 +318,9 @@ int mt_stored_gather(struct mt_stored_writer *w, size_t stored, size_t first, si
                      struct mt_err *err)
 {
     const struct mt_tensor *t = &w->l->tensors[w->l->pieces[w->l->stored[stored].first_piece]];
-    size_t share = share_elems(w->l, t);
+    size_t share = mt_stored_share(w->l, t);
     char *to = dst;
-    if (w->l->stored[stored].n_pieces == 1 && as_it_is(t))
+    if (w->l->stored[stored].n_pieces == 1 && mt_stored_is_in_order(t))
         return w->read(w->ctx, t, first, n, size, dst, err);
     for (size_t end = first + n, take; first < end; first += take, to += take * size) {
         size_t in = first % share;

@@ -37,6 +37,12 @@ int mt_stored_read_f32(struct mt_stored_reader *r, const struct mt_tensor *t, si
  * bytes if the file has them in the order of the tensor, else those of its expert's share of the stored tensor.
  */
 uint64_t mt_stored_sum(struct mt_stored_reader *r, const struct mt_tensor *t);
+/** Does the file have the tensor's elements end to end, in its own order? */
+bool mt_stored_is_in_order(const struct mt_tensor *t);
+/** Elements of its expert's share of the stored tensor, in which it lies; all of that, if it is not fused. */
+size_t mt_stored_share(const struct mt_layout *l, const struct mt_tensor *t);
+/** The row in the file of row r of the tensor: if rows are paired, those of a head's two halves alternate there. */
+size_t mt_stored_row(const struct mt_tensor *t, size_t r);
 /** The file's tensor of that name, or of that name with another prefix; NULL: there is none. */
 const struct mt_st_tensor *mt_stored_find(const struct mt_st_model *st, const char *name);
 

@@ -217,8 +217,8 @@ static int check_stored(const struct mt_layout *l, const struct mt_st_model *st,
  * come in order, *part: where to continue. */
 static void expect(mt_file_weights *files, size_t *part, const char *name, uint64_t sum)
 {
-    size_t n = files ? mt_file_weights_n_parts(files) : 0;
-    while (*part < n && mt_file_weights_part(files, *part, NULL)->name != name)
+    size_t n = files ? mt_file_weights_n_tensors(files) : 0;
+    while (*part < n && mt_file_weights_tensor(files, *part) != name)
         ++*part;
     if (*part < n)
         mt_file_weights_expect(files, *part, sum);
@@ -340,13 +340,6 @@ int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, cons
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
-/* Are its elements contiguous in the file, in its own order? */
-static bool is_in_order(const struct mt_tensor *t)
-{
-    size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
-    return !t->place.paired_rows && t->place.row_step == cols && (cols == 1 || t->place.col_step == 1);
-}
-
 /* Without files, config.json says whether the tensor is packed. */
 static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor *t)
 {
@@ -366,7 +359,7 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
     bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
     t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
-    bool same_bytes = !t->trainable && t->is_bf16 && is_in_order(t) && !(could && keeps) && !src.format;
+    bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
     t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
     t->in_file = same_bytes && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
@@ -426,76 +419,6 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
     if (read)
         mt_st_close(&st);
     return rc || !any ? rc : mt_layout_set_ranges(l, err);
-}
-
-/* --- reading in place ---------------------------------------------------------------------------- */
-
-/* data: bytes [at, at + n) of a bf16 tensor. */
-static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t at, const void *data, size_t n,
-                        struct mt_err *err)
-{
-    const size_t size = sizeof(uint16_t);
-    for (size_t i = 0; i < n / size; i++) {
-        uint16_t x;
-        memcpy(&x, (const char *)data + i * size, size); /* tensors in files may be unaligned */
-        if ((x & 0x7f80) == 0x7f80)
-            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
-                           "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38", path,
-                           p->name, (double)mt_bf16_to_f32(x), at / size + i);
-    }
-    return 0;
-}
-
-static int list_parts(struct mt_file_part *parts, size_t *n, const struct mt_layout *l, const mt_plane_bits *in_files,
-                      const struct mt_st_model *st, struct mt_err *err)
-{
-    const size_t size = mt_dtype_size(MT_BF16);
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        const struct mt_tensor *t = &l->tensors[i];
-        const struct mt_stored *stored = &l->stored[t->place.stored];
-        const struct mt_st_tensor *src = mt_stored_find(st, stored->name);
-        if (t->kind != MT_RANGE_IN_FILE || !(in_files[t->unit] >> mt_range_planes(t->kind).hi & 1))
-            continue;
-        if (!src || src->dtype != MT_ST_BF16 || src->n_elems != stored->n)
-            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" in the model's files has changed since they were first read", t->name);
-        parts[(*n)++] = (struct mt_file_part){.unit = t->unit,
-                                              .plane = mt_range_planes(t->kind).hi,
-                                              .at = t->at * size,
-                                              .bytes = t->n * size,
-                                              .file = src->file,
-                                              .offset = src->offset + t->place.first * size,
-                                              .name = t->name};
-    }
-    return 0;
-}
-
-int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
-                          const char *dir, struct mt_err *err)
-{
-    struct mt_st_model st;
-    size_t n = 0;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    struct mt_file_part *parts = mt_calloc(l->n_tensors, sizeof(*parts));
-    const char **paths = mt_calloc((size_t)st.n_files, sizeof(*paths));
-    rc = parts && paths ? list_parts(parts, &n, l, in_files, &st, err)
-                        : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*parts));
-    for (int i = 0; i < st.n_files && paths; i++)
-        paths[i] = st.files[i].path;
-    if (!rc)
-        rc = mt_file_weights_open(out,
-                                  &(struct mt_file_weights_params){.n_units = l->n_units,
-                                                                   .paths = paths,
-                                                                   .n_paths = (size_t)st.n_files,
-                                                                   .parts = parts,
-                                                                   .n_parts = n,
-                                                                   .inspect = refuse_unfit},
-                                  err);
-    free(parts);
-    free(paths);
-    mt_st_close(&st);
-    return rc;
 }
 
 struct random_job {

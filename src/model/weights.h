@@ -53,13 +53,6 @@ int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed 
 /** The same for random weights. */
 int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err);
 
-/**
- * Opens the planes that are read in place from DIR's files: MT_RANGE_IN_FILE of the units whose bit of that is set in
- * in_files [n_units]. Weights that are not finite are the same error as in mt_weights_load(), when they are first read.
- */
-int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
-                          const char *dir, struct mt_err *err);
-
 /** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
  * (seed, tensor name, index) alone. */
 int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -29,9 +30,16 @@ struct file {
 
 struct part {
     struct mt_file_part p;
-    size_t first_sum, n_blocks, n_known;
-    bool expects;
-    uint64_t expected;
+    size_t bytes; /* of a lane */
+    size_t first_sum, n_blocks, n_known; /* of lane l's block b: sum[first_sum + l * n_blocks + b] */
+    bool expects[MT_FILE_LANES];         /* by tensor */
+    uint64_t expected[MT_FILE_LANES];
+};
+
+/* What it takes to read a block. */
+struct scratch {
+    char *buf;
+    XXH3_state_t *state[MT_FILE_LANES];
 };
 
 struct drive {
@@ -46,17 +54,22 @@ struct mt_file_weights {
     size_t n_files;
     struct part *parts;
     size_t n_parts;
+    struct mt_file_piece *pieces;
+    struct tensor {
+        size_t part;
+        int i; /* of the part's tensors */
+    } *tensors;
+    size_t n_tensors;
     size_t *unit_first; /* [n_units + 1] parts of a unit */
     uint64_t *sum;
-    bool *known;
-    int (*inspect)(const struct mt_file_part *p, const char *path, size_t at, const void *data, size_t n,
-                   struct mt_err *err);
+    bool *known; /* by first_sum + block: all lanes are read together */
+    struct mt_file_weights_params params; /* only its functions and forms */
     struct drive drive[MT_FILE_MAX_DRIVES];
     size_t n_drives;
     struct reader {
         struct drive *drive;
         pthread_t thread;
-        char *buf;
+        struct scratch s;
     } *readers;
     size_t n_readers;
     char *buffers;
@@ -72,10 +85,15 @@ struct mt_file_weights {
 
 static size_t block_bytes(const struct part *p, size_t block)
 {
-    return MT_MIN((size_t)MT_SUM_BLOCK, p->p.bytes - block * MT_SUM_BLOCK);
+    return MT_MIN((size_t)MT_SUM_BLOCK, p->bytes - block * MT_SUM_BLOCK);
 }
 
-/* Reads the aligned bytes around a block; *data is the begin of the block in `buf`. */
+static const struct file *file_of(const mt_file_weights *f, const struct part *p)
+{
+    return &f->files[p->p.piece[0].file];
+}
+
+/* Reads the aligned bytes around a run of them; *data is the begin of the run in `buf`. */
 static int read_cover(const struct file *f, uint64_t offset, size_t bytes, char *buf, char **data, struct mt_err *err)
 {
     uint64_t from = offset / ALIGN * ALIGN;
@@ -99,57 +117,153 @@ static int read_cover(const struct file *f, uint64_t offset, size_t bytes, char 
 
 static int fail_changed(const struct file *f, const struct part *p, size_t block, struct mt_err *err)
 {
-    uint64_t at = p->p.offset + (uint64_t)block * MT_SUM_BLOCK;
+    uint64_t at = p->p.piece[0].offset + (uint64_t)block * MT_SUM_BLOCK * (uint64_t)p->p.n_lanes;
+    if (p->p.n_pieces > 1)
+        return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+                       "%s: tensor \"%s\" has changed: its codes or scales have another checksum than when they were "
+                       "first read; the file was changed during the run, or its drive is failing", f->path, p->p.name);
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" has changed: bytes %llu to %llu of the file have another checksum than when "
                    "they were first read; the file was changed during the run, or its drive is failing",
                    f->path, p->p.name, (unsigned long long)at, (unsigned long long)(at + block_bytes(p, block)));
 }
 
-static int fail_expected(const struct file *f, const struct part *p, struct mt_err *err)
+static int fail_expected(const struct file *f, const char *tensor, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
-                   "made on, or it was changed since; set model.path to that model", f->path, p->p.name);
+                   "made on, or it was changed since; set model.path to that model", f->path, tensor);
 }
 
-/* Keeps a block's sum, or compares it with the one kept. */
-static int check_block(mt_file_weights *f, struct part *p, size_t block, const char *data, struct mt_err *err)
+static uint64_t sum_of(const mt_file_weights *f, const struct part *p, int tensor)
 {
-    const struct file *file = &f->files[p->p.file];
-    size_t n = block_bytes(p, block), at = p->first_sum + block;
-    uint64_t sum = mt_block_sum(data, n);
+    size_t lane = p->p.n_lanes > 1 ? (size_t)tensor : 0;
+    return mt_tensor_sum(f->sum + p->first_sum + lane * p->n_blocks, p->n_blocks);
+}
+
+/* Keeps a block's sums, or compares them with those kept. */
+static int check_block(mt_file_weights *f, struct part *p, size_t block, const uint64_t sum[MT_FILE_LANES],
+                       struct mt_err *err)
+{
+    size_t at = p->first_sum + block;
+    bool same = true;
     pthread_mutex_lock(&f->lock);
-    bool known = f->known[at], same = f->sum[at] == sum;
+    bool known = f->known[at];
+    for (int l = 0; l < p->p.n_lanes; l++) {
+        uint64_t *kept = &f->sum[at + (size_t)l * p->n_blocks];
+        same &= !known || *kept == sum[l];
+        *kept = known ? *kept : sum[l];
+    }
+    f->known[at] = true;
+    bool whole = (p->n_known += !known) == p->n_blocks;
     pthread_mutex_unlock(&f->lock);
     if (known)
-        return same ? 0 : fail_changed(file, p, block, err);
-    int rc = f->inspect ? f->inspect(&p->p, file->path, block * MT_SUM_BLOCK, data, n, err) : 0;
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&f->lock);
-    p->n_known += !f->known[at];
-    f->known[at] = true;
-    f->sum[at] = sum;
-    bool whole = p->n_known == p->n_blocks;
-    pthread_mutex_unlock(&f->lock);
-    bool wrong = whole && p->expects && mt_tensor_sum(f->sum + p->first_sum, p->n_blocks) != p->expected;
-    return wrong ? fail_expected(file, p, err) : 0;
+        return same ? 0 : fail_changed(file_of(f, p), p, block, err);
+    for (int i = 0; i < p->p.n_tensors && whole; i++)
+        if (p->expects[i] && sum_of(f, p, i) != p->expected[i])
+            return fail_expected(file_of(f, p), p->p.tensor[i], err);
+    return 0;
 }
 
-/* Reads a block and checks it; *data points into `buf`. */
-static int load_block(mt_file_weights *f, struct part *p, size_t block, char *buf, char **data, struct mt_err *err)
+/* A block that is being read. */
+struct block {
+    mt_file_weights *f;
+    const struct part *p;
+    struct scratch *s;
+    const struct mt_file_target *to; /* NULL: only sums are wanted */
+    size_t first, end; /* bytes of each lane */
+    bool inspect, summed; /* summed: sum[0] is that of all its bytes */
+    uint64_t sum[MT_FILE_LANES];
+};
+
+/* Bytes [at, at + n) of a lane of a piece, which begins at byte `before` of the lane. */
+static int take_bytes(struct block *b, size_t piece, int lane, size_t before, size_t at, const char *data, size_t n,
+                      struct mt_err *err)
 {
-    const struct file *file = &f->files[p->p.file];
-    int rc = read_cover(file, p->p.offset + (uint64_t)block * MT_SUM_BLOCK, block_bytes(p, block), buf, data, err);
-    return rc ? rc : check_block(f, p, block, *data, err);
+    const struct mt_file_piece *q = &b->p->p.piece[piece];
+    const struct mt_file_weights_params *call = &b->f->params;
+    b->summed = n == b->end - b->first;
+    if (b->summed)
+        b->sum[lane] = mt_block_sum(data, n);
+    else
+        XXH3_64bits_update(b->s->state[lane], data, n);
+    int rc = b->inspect && call->inspect ? call->inspect(&b->p->p, piece, b->f->files[q->file].path, at, data, n, err) : 0;
+    if (rc || !b->to)
+        return rc;
+    if (b->p->p.placed)
+        call->place(&b->p->p, before + at, data, n, b->to);
+    else
+        mt_file_put(b->to, b->p->p.plane, q->at[lane] + at, data, n);
+    return 0;
+}
+
+/* Reads bytes [from, end) of a piece that has one lane. */
+static int read_run(struct block *b, size_t piece, size_t before, size_t from, size_t end, struct mt_err *err)
+{
+    const struct mt_file_piece *q = &b->p->p.piece[piece];
+    char *data;
+    int rc = read_cover(&b->f->files[q->file], q->offset + from, end - from, b->s->buf, &data, err);
+    return rc ? rc : take_bytes(b, piece, 0, before, from, data, end - from, err);
+}
+
+/* Reads bytes [from, end) of each lane, whose rows alternate in the file. */
+static int read_rows(struct block *b, size_t piece, size_t before, size_t from, size_t end, struct mt_err *err)
+{
+    const struct mt_file_piece *q = &b->p->p.piece[piece];
+    size_t lanes = (size_t)b->p->p.n_lanes, group = q->row * lanes, most = MT_MAX(MT_SUM_BLOCK / group, (size_t)1), n;
+    char *data;
+    int rc = 0;
+    for (size_t r = from / q->row; r * q->row < end && !rc; r += n) {
+        n = MT_MIN(most, mt_div_up(end, q->row) - r);
+        rc = read_cover(&b->f->files[q->file], q->offset + r * group, n * group, b->s->buf, &data, err);
+        for (size_t i = 0; i < n * lanes && !rc; i++) {
+            size_t row = (r + i / lanes) * q->row, first = MT_MAX(row, from), last = MT_MIN(row + q->row, end);
+            rc = take_bytes(b, piece, (int)(i % lanes), before, first, data + i * q->row + (first - row), last - first, err);
+        }
+    }
+    return rc;
+}
+
+/* Bytes that no file has. */
+static void put_literals(const struct part *p, const struct mt_file_target *to)
+{
+    for (size_t i = 0; i < p->p.n_pieces; i++)
+        if (p->p.piece[i].file < 0)
+            mt_file_put(to, p->p.plane, p->p.piece[i].at[0], &p->p.piece[i].offset, p->p.piece[i].bytes);
+}
+
+/* Reads a block, puts it to its place and checks it; what is wrong is put there, too. */
+static int load_block(mt_file_weights *f, struct part *p, size_t block, struct scratch *s, const struct mt_file_target *to,
+                      struct mt_err *err)
+{
+    struct block b = {.f = f, .p = p, .s = s, .to = to, .first = block * MT_SUM_BLOCK};
+    b.end = b.first + block_bytes(p, block);
+    pthread_mutex_lock(&f->lock);
+    b.inspect = !f->known[p->first_sum + block];
+    pthread_mutex_unlock(&f->lock);
+    for (int l = 0; l < p->p.n_lanes; l++)
+        XXH3_64bits_reset(s->state[l]);
+    size_t at = 0;
+    int rc = 0;
+    for (size_t i = 0; i < p->p.n_pieces && !rc; i++) {
+        const struct mt_file_piece *q = &p->p.piece[i];
+        size_t n = q->file < 0 ? 0 : q->bytes, from = MT_MAX(at, b.first), end = MT_MIN(at + n, b.end);
+        if (from < end)
+            rc = q->row ? read_rows(&b, i, at, from - at, end - at, err) : read_run(&b, i, at, from - at, end - at, err);
+        at += n;
+    }
+    for (int l = 0; l < p->p.n_lanes && !b.summed; l++)
+        b.sum[l] = XXH3_64bits_digest(s->state[l]);
+    if (to && block == 0)
+        put_literals(p, to);
+    return rc ? rc : check_block(f, p, block, b.sum, err);
 }
 
 /* --- requests -------------------------------------------------------------------------------- */
 
 static size_t drive_of(const mt_file_weights *f, size_t part)
 {
-    return f->files[f->parts[part].p.file].drive;
+    return file_of(f, &f->parts[part])->drive;
 }
 
 /* Whether the request needs the part and it is on the drive. */
@@ -222,7 +336,6 @@ static void *reader_main(void *arg)
         struct mt_file_request *r;
         struct mt_err err = {0};
         size_t part, block;
-        char *data;
         while (!d->first && !f->quit)
             pthread_cond_wait(&d->work, &f->lock);
         if (!d->first)
@@ -231,11 +344,11 @@ static void *reader_main(void *arg)
         int rc = r->rc; /* the rest of a failed request is not read */
         pthread_mutex_unlock(&f->lock);
         struct part *p = &f->parts[part];
-        size_t n = rc ? 0 : block_bytes(p, block);
+        struct mt_file_target to = {.end = SIZE_MAX};
+        memcpy(to.plane, r->plane, sizeof(to.plane));
+        size_t n = rc ? 0 : block_bytes(p, block) * (size_t)p->p.n_lanes;
         if (!rc)
-            rc = load_block(f, p, block, me->buf, &data, &err);
-        if (!rc && n)
-            memcpy(r->plane[p->p.plane] + p->p.at + block * MT_SUM_BLOCK, data, n);
+            rc = load_block(f, p, block, &me->s, &to, &err);
         end_block(f, r, rc, &err, n);
         pthread_mutex_lock(&f->lock);
     }
@@ -243,11 +356,16 @@ static void *reader_main(void *arg)
     return NULL;
 }
 
+static uint64_t bytes_of(const struct part *p)
+{
+    return (uint64_t)p->bytes * (uint64_t)p->p.n_lanes;
+}
+
 uint64_t mt_file_weights_wanted(const mt_file_weights *f, const struct mt_file_request *r)
 {
     uint64_t bytes = 0;
     for (size_t i = f->unit_first[r->unit]; i < f->unit_first[r->unit + 1]; i++)
-        bytes += r->plane[f->parts[i].p.plane] ? f->parts[i].p.bytes : 0;
+        bytes += r->plane[f->parts[i].p.plane] ? bytes_of(&f->parts[i]) : 0;
     return bytes;
 }
 
@@ -279,77 +397,115 @@ void mt_file_weights_submit(mt_file_weights *f, struct mt_file_request *r)
 
 /* --- synchronous reads ----------------------------------------------------------------------- */
 
-static int alloc_buffer(char **buf, struct mt_err *err)
+static void free_scratch(struct scratch *s)
 {
-    void *p = NULL;
-    *buf = NULL;
-    if (posix_memalign(&p, ALIGN, BUFFER))
-        return mt_fail_nomem(err, "reading a model's files", BUFFER);
-    *buf = p;
-    return 0;
+    for (int l = 0; l < MT_FILE_LANES; l++)
+        XXH3_freeState(s->state[l]);
+    *s = (struct scratch){0};
 }
 
-/* Copies the block's part of bytes [first, end) of the plane to its place in dst. */
-static void copy_overlap(const struct part *p, size_t block, const char *data, size_t first, size_t end, char *dst)
+static int make_states(struct scratch *s, struct mt_err *err)
 {
-    size_t at = p->p.at + block * MT_SUM_BLOCK, to = at + block_bytes(p, block);
-    size_t a = MT_MAX(at, first), b = MT_MIN(to, end);
-    if (a < b)
-        memcpy(dst + (a - first), data + (a - at), b - a);
+    bool all = true;
+    for (int l = 0; l < MT_FILE_LANES; l++)
+        all &= (s->state[l] = XXH3_createState()) != NULL;
+    return all ? 0 : mt_fail_nomem(err, "reading a model's files", MT_SUM_BLOCK);
+}
+
+/* With a buffer of its own. */
+static int make_scratch(struct scratch *s, struct mt_err *err)
+{
+    void *p = NULL;
+    *s = (struct scratch){0};
+    if (posix_memalign(&p, ALIGN, BUFFER))
+        return mt_fail_nomem(err, "reading a model's files", BUFFER);
+    s->buf = p;
+    return make_states(s, err);
+}
+
+static void finish_scratch(struct scratch *s)
+{
+    free(s->buf);
+    free_scratch(s);
+}
+
+static bool overlap(size_t a, size_t a_end, size_t b, size_t b_end)
+{
+    return a < b_end && b < a_end;
+}
+
+/* Whether the part's block has bytes [first, end) of the plane. */
+static bool has_bytes(const struct part *p, size_t block, enum mt_plane_kind k, size_t first, size_t end)
+{
+    size_t from = block * MT_SUM_BLOCK, to = from + block_bytes(p, block), at = 0;
+    const struct mt_file_part *t = &p->p;
+    if (t->placed && (k == t->plane || k == t->low))
+        return t->elem ? overlap(t->at + from / t->elem * 2, t->at + mt_div_up(to, t->elem) * 2, first, end)
+                       : overlap(t->at, t->at + t->bytes, first, end);
+    for (size_t i = 0; i < t->n_pieces && k == t->plane; i++) {
+        const struct mt_file_piece *q = &t->piece[i];
+        size_t n = q->file < 0 ? 0 : q->bytes, a = MT_MAX(at, from), b = MT_MIN(at + n, to);
+        for (int l = 0; l < t->n_lanes; l++)
+            if ((q->file < 0 && block == 0) || (a < b && overlap(q->at[l] + a - at, q->at[l] + b - at, first, end)))
+                return true;
+        at += n;
+    }
+    return false;
 }
 
 int mt_file_weights_read(mt_file_weights *f, size_t unit, enum mt_plane_kind k, size_t first, size_t n, void *dst,
                          struct mt_err *err)
 {
-    char *buf, *data;
-    size_t end = first + n;
-    int rc = alloc_buffer(&buf, err);
+    struct scratch s;
+    struct mt_file_target to = {.first = first, .end = first + n};
+    to.plane[k] = dst;
+    int rc = make_scratch(&s, err);
     memset(dst, 0, n); /* padding between parts */
-    for (size_t i = f->unit_first[unit]; i < f->unit_first[unit + 1] && !rc; i++) {
-        struct part *p = &f->parts[i];
-        if (p->p.plane != k || p->p.at >= end || p->p.at + p->p.bytes <= first)
-            continue;
-        size_t from = first > p->p.at ? (first - p->p.at) / MT_SUM_BLOCK : 0;
-        for (size_t b = from; b < p->n_blocks && p->p.at + b * MT_SUM_BLOCK < end && !rc; b++) {
-            rc = load_block(f, p, b, buf, &data, err);
-            if (!rc)
-                copy_overlap(p, b, data, first, end, dst);
-        }
-    }
-    free(buf);
+    for (size_t i = f->unit_first[unit]; i < f->unit_first[unit + 1] && !rc; i++)
+        for (size_t b = 0; b < f->parts[i].n_blocks && !rc; b++)
+            if (has_bytes(&f->parts[i], b, k, first, first + n))
+                rc = load_block(f, &f->parts[i], b, &s, &to, err);
+    finish_scratch(&s);
     return rc;
 }
 
 int mt_file_weights_sum(mt_file_weights *f, size_t i, uint64_t *sum, struct mt_err *err)
 {
-    struct part *p = &f->parts[i];
-    char *buf = NULL, *data;
-    int rc = p->n_known < p->n_blocks ? alloc_buffer(&buf, err) : 0;
+    struct part *p = &f->parts[f->tensors[i].part];
+    struct scratch s = {0};
+    int rc = p->n_known < p->n_blocks ? make_scratch(&s, err) : 0;
     for (size_t b = 0; b < p->n_blocks && !rc; b++)
         if (!f->known[p->first_sum + b])
-            rc = load_block(f, p, b, buf, &data, err);
-    free(buf);
+            rc = load_block(f, p, b, &s, NULL, err);
+    finish_scratch(&s);
     if (!rc)
-        *sum = mt_tensor_sum(f->sum + p->first_sum, p->n_blocks);
+        *sum = sum_of(f, p, f->tensors[i].i);
     return rc;
 }
 
 void mt_file_weights_expect(mt_file_weights *f, size_t i, uint64_t sum)
 {
-    f->parts[i].expects = true;
-    f->parts[i].expected = sum;
+    struct part *p = &f->parts[f->tensors[i].part];
+    p->expects[f->tensors[i].i] = true;
+    p->expected[f->tensors[i].i] = sum;
 }
 
-size_t mt_file_weights_n_parts(const mt_file_weights *f)
+uint64_t mt_file_weights_total(const mt_file_weights *f)
 {
-    return f->n_parts;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < f->n_parts; i++)
+        bytes += bytes_of(&f->parts[i]);
+    return bytes;
 }
 
-const struct mt_file_part *mt_file_weights_part(const mt_file_weights *f, size_t i, const char **path)
+size_t mt_file_weights_n_tensors(const mt_file_weights *f)
 {
-    if (path)
-        *path = f->files[f->parts[i].p.file].path;
-    return &f->parts[i].p;
+    return f->n_tensors;
+}
+
+const char *mt_file_weights_tensor(const mt_file_weights *f, size_t i)
+{
+    return f->parts[f->tensors[i].part].p.tensor[f->tensors[i].i];
 }
 
 void mt_file_weights_stats(mt_file_weights *f, struct mt_file_weights_stats *out)
@@ -421,15 +577,33 @@ static int open_files(mt_file_weights *f, const struct mt_file_weights_params *p
     return 0;
 }
 
+static void take_part(mt_file_weights *f, const struct mt_file_part *p, struct mt_file_piece *pieces, size_t n_sums)
+{
+    struct part *t = &f->parts[f->n_parts];
+    *t = (struct part){.p = *p, .first_sum = n_sums};
+    memcpy(pieces, p->piece, p->n_pieces * sizeof(*pieces));
+    t->p.piece = pieces;
+    for (size_t i = 0; i < p->n_pieces; i++)
+        t->bytes += pieces[i].file < 0 ? 0 : pieces[i].bytes;
+    t->n_blocks = mt_sum_blocks(t->bytes);
+    for (int i = 0; i < p->n_tensors; i++)
+        f->tensors[f->n_tensors++] = (struct tensor){f->n_parts, i};
+    f->unit_first[p->unit + 1]++;
+}
+
 static int take_parts(mt_file_weights *f, const struct mt_file_weights_params *p, struct mt_err *err)
 {
-    size_t n_sums = 0;
+    size_t n_sums = 0, n_pieces = 0;
+    for (size_t i = 0; i < p->n_parts; i++)
+        n_pieces += p->parts[i].n_pieces;
+    f->pieces = mt_calloc(n_pieces, sizeof(*f->pieces));
+    if (!f->pieces)
+        return mt_fail_nomem(err, "a model's files", n_pieces * sizeof(*f->pieces));
+    n_pieces = 0;
     for (; f->n_parts < p->n_parts; f->n_parts++) {
-        struct part *t = &f->parts[f->n_parts];
-        *t = (struct part){.p = p->parts[f->n_parts], .first_sum = n_sums};
-        t->n_blocks = mt_sum_blocks(t->p.bytes);
-        n_sums += t->n_blocks;
-        f->unit_first[t->p.unit + 1]++;
+        take_part(f, &p->parts[f->n_parts], f->pieces + n_pieces, n_sums);
+        n_pieces += p->parts[f->n_parts].n_pieces;
+        n_sums += f->parts[f->n_parts].n_blocks * (size_t)f->parts[f->n_parts].p.n_lanes;
     }
     for (size_t u = 0; u < p->n_units; u++)
         f->unit_first[u + 1] += f->unit_first[u];
@@ -443,11 +617,17 @@ static int start_readers(mt_file_weights *f, unsigned depth, struct mt_err *err)
     size_t n = depth / MT_MAX(f->n_drives, (size_t)1) * f->n_drives;
     for (; f->n_readers < n; f->n_readers++) {
         struct reader *r = &f->readers[f->n_readers];
-        *r = (struct reader){.drive = &f->drive[f->n_readers % f->n_drives], .buf = f->buffers + f->n_readers * BUFFER};
-        int rc = pthread_create(&r->thread, NULL, reader_main, r);
+        *r = (struct reader){.drive = &f->drive[f->n_readers % f->n_drives], .s.buf = f->buffers + f->n_readers * BUFFER};
+        int rc = make_states(&r->s, err);
+        if (!rc)
+            rc = -pthread_create(&r->thread, NULL, reader_main, r);
         if (rc)
-            return mt_fail(err, MT_ERR_RUNTIME, -rc, "cannot start threads that read the model's files: %s",
-                           strerror(rc));
+            free_scratch(&r->s);
+        if (rc == -ENOMEM)
+            return rc;
+        if (rc)
+            return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot start threads that read the model's files: %s",
+                           strerror(-rc));
         pthread_setname_np(r->thread, "mt-files");
     }
     return 0;
@@ -470,12 +650,13 @@ int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_par
     if (!f)
         return mt_fail_nomem(err, "a model's files", sizeof(*f));
     pthread_mutex_init(&f->lock, NULL);
-    f->inspect = p->inspect;
+    f->params = (struct mt_file_weights_params){.inspect = p->inspect, .place = p->place};
     f->files = mt_calloc(p->n_paths, sizeof(*f->files));
     f->parts = mt_calloc(p->n_parts, sizeof(*f->parts));
+    f->tensors = mt_calloc(p->n_parts * MT_FILE_LANES, sizeof(*f->tensors));
     f->unit_first = mt_calloc(p->n_units + 1, sizeof(*f->unit_first));
     f->readers = mt_calloc(depth, sizeof(*f->readers));
-    int rc = f->files && f->parts && f->unit_first && f->readers
+    int rc = f->files && f->parts && f->tensors && f->unit_first && f->readers
                  ? 0 : mt_fail_nomem(err, "a model's files", p->n_parts * sizeof(*f->parts));
     void *buffers = NULL;
     if (!rc)
@@ -492,6 +673,7 @@ int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_par
         mt_file_weights_close(&f);
         return rc;
     }
+    f->params.forms = p->forms; /* the caller's, if this fails */
     *out = f;
     return 0;
 }
@@ -506,8 +688,10 @@ void mt_file_weights_close(mt_file_weights **file_weights)
     for (size_t i = 0; i < f->n_drives; i++)
         pthread_cond_broadcast(&f->drive[i].work);
     pthread_mutex_unlock(&f->lock);
-    for (size_t i = 0; i < f->n_readers; i++)
+    for (size_t i = 0; i < f->n_readers; i++) {
         pthread_join(f->readers[i].thread, NULL);
+        free_scratch(&f->readers[i].s);
+    }
     for (size_t i = 0; i < f->n_drives; i++)
         pthread_cond_destroy(&f->drive[i].work);
     for (size_t i = 0; i < f->n_files; i++) {
@@ -519,6 +703,9 @@ void mt_file_weights_close(mt_file_weights **file_weights)
     pthread_mutex_destroy(&f->lock);
     free(f->files);
     free(f->parts);
+    free(f->pieces);
+    free(f->tensors);
+    free(f->params.forms);
     free(f->unit_first);
     free(f->readers);
     free(f->sum);

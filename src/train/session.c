@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "model/peft.h"
+#include "model/in_files.h"
 #include "model/weights.h"
 
 /* The scratch holds planes, then spilled buffers. */
@@ -58,11 +59,11 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
 
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err)
 {
-    size_t n = s->files ? mt_file_weights_n_parts(s->files) : 0, t = 0;
+    size_t n = s->files ? mt_file_weights_n_tensors(s->files) : 0, t = 0;
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
-        const char *name = mt_file_weights_part(s->files, i, NULL)->name;
-        while (s->setup->layout->tensors[t].name != name) /* parts are in the layout's order, under its names */
+        const char *name = mt_file_weights_tensor(s->files, i);
+        while (s->setup->layout->tensors[t].name != name) /* they are in the layout's order, under its names */
             t++;
         rc = mt_file_weights_sum(s->files, i, &s->base_sum[t], err);
     }

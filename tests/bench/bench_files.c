@@ -69,19 +69,23 @@ static void open_files(struct bench *b, const char *dir)
     glob_t g;
     size_t n = b->bytes / SPAN;
     struct mt_file_part *parts = mt_calloc(n, sizeof(*parts));
+    struct mt_file_piece *pieces = mt_calloc(n, sizeof(*pieces));
     snprintf(pattern, sizeof(pattern), "%.4000s/megatrain-scratch-%d-*", dir, (int)getpid());
-    if (!parts || glob(pattern, 0, NULL, &g) || g.gl_pathc != 1) {
+    if (!parts || !pieces || glob(pattern, 0, NULL, &g) || g.gl_pathc != 1) {
         fprintf(stderr, "bench_files: no %s\n", pattern);
         exit(1);
     }
-    for (size_t i = 0; i < n; i++)
-        parts[i] = (struct mt_file_part){.plane = MT_PLANE_IN_FILE, .at = i * SPAN, .bytes = SPAN - SHIFT,
-                                         .offset = i * SPAN + SHIFT, .name = "bench"};
+    for (size_t i = 0; i < n; i++) {
+        pieces[i] = (struct mt_file_piece){.offset = i * SPAN + SHIFT, .bytes = SPAN - SHIFT, .at = {i * SPAN}};
+        parts[i] = (struct mt_file_part){.plane = MT_PLANE_IN_FILE, .piece = &pieces[i], .n_pieces = 1, .n_lanes = 1,
+                                         .n_tensors = 1, .tensor = {"bench"}, .name = "bench"};
+    }
     RUN(mt_file_weights_open, &b->files,
         &(struct mt_file_weights_params){.n_units = 1, .paths = (const char *const *)g.gl_pathv, .n_paths = 1,
                                          .parts = parts, .n_parts = n});
     globfree(&g);
     free(parts);
+    free(pieces);
 }
 
 static int by_value(const void *a, const void *b)

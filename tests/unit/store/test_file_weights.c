@@ -23,6 +23,7 @@ enum { FILES = 3, UNITS = 4, PARTS = 3 };
 struct fixture {
     char dir[64], path[FILES][128];
     struct mt_file_part part[UNITS * PARTS];
+    struct mt_file_piece piece[UNITS * PARTS];
     size_t plane_bytes[UNITS];
     mt_file_weights *f;
 };
@@ -49,12 +50,15 @@ static void set_up(struct fixture *x, bool buffered, unsigned depth)
         end[i] = 9 + 100 * (size_t)i;
     }
     for (size_t p = 0; p < UNITS * PARTS; p++) {
-        struct mt_file_part *t = &x->part[p];
+        struct mt_file_piece *t = &x->piece[p];
         int file = (int)(p * 7 % FILES);
-        *t = (struct mt_file_part){.unit = p / PARTS, .plane = K, .file = file, .offset = end[file], .name = "t"};
+        size_t unit = p / PARTS;
+        x->part[p] = (struct mt_file_part){.unit = unit, .plane = K, .piece = t, .n_pieces = 1, .n_lanes = 1, .n_tensors = 1,
+                                           .tensor = {"t"}, .name = "t"};
+        *t = (struct mt_file_piece){.file = file, .offset = end[file]};
         t->bytes = p % 5 == 0 ? 10 : MT_SUM_BLOCK * (p % 3) + 77777 * p + 2;
-        t->at = x->plane_bytes[t->unit];
-        x->plane_bytes[t->unit] += t->bytes + 128;
+        t->at[0] = x->plane_bytes[unit];
+        x->plane_bytes[unit] += t->bytes + 128;
         char *data = malloc(t->bytes);
         assert_non_null(data);
         for (size_t i = 0; i < t->bytes; i++)
@@ -133,8 +137,8 @@ static void free_planes(char *plane[UNITS])
 static void check_planes(const struct fixture *x, char *plane[UNITS])
 {
     for (size_t p = 0; p < UNITS * PARTS; p++) {
-        const struct mt_file_part *t = &x->part[p];
-        const char *at = plane[t->unit] + t->at;
+        const struct mt_file_piece *t = &x->piece[p];
+        const char *at = plane[x->part[p].unit] + t->at[0];
         for (size_t i = 0; i < t->bytes; i++)
             if (at[i] != byte_of(p, i))
                 fail_msg("byte %zu of part %zu", i, p);
@@ -162,7 +166,7 @@ static void every_byte_comes_to_its_place_in_every_pass(void **state)
         mt_file_weights_stats(x.f, &s);
         uint64_t all = 0;
         for (size_t p = 0; p < UNITS * PARTS; p++)
-            all += x.part[p].bytes;
+            all += x.piece[p].bytes;
         assert_true(s.bytes == 3 * all && s.busy_ns > 0);
         tear_down(&x);
     }
@@ -187,7 +191,7 @@ static void any_run_of_bytes_can_be_read(void **state)
 
 static void turn_bit(const struct fixture *x, size_t part, size_t i)
 {
-    const struct mt_file_part *t = &x->part[part];
+    const struct mt_file_piece *t = &x->piece[part];
     char c = (char)(byte_of(part, i) ^ 16);
     int fd = open(x->path[t->file], O_WRONLY);
     assert_true(fd >= 0);
@@ -204,10 +208,10 @@ static void a_block_that_has_changed_is_named(void **state)
     set_up(&x, false, 0);
     alloc_planes(&x, plane);
     assert_int_equal(read_all(&x, plane).rc, 0);
-    turn_bit(&x, 7, x.part[7].bytes - 1);
+    turn_bit(&x, 7, x.piece[7].bytes - 1);
     struct mt_file_request r = read_all(&x, plane);
     assert_int_equal(r.rc, -EBADMSG);
-    assert_non_null(strstr(r.err.msg, x.path[x.part[7].file]));
+    assert_non_null(strstr(r.err.msg, x.path[x.piece[7].file]));
     assert_non_null(strstr(r.err.msg, "\"t\""));
     free_planes(plane);
     tear_down(&x);
@@ -221,7 +225,7 @@ static void a_file_that_has_become_shorter_ends_the_request(void **state)
         char *plane[UNITS];
         set_up(&x, buffered, 0);
         alloc_planes(&x, plane);
-        const struct mt_file_part *last = &x.part[UNITS * PARTS - 1];
+        const struct mt_file_piece *last = &x.piece[UNITS * PARTS - 1];
         assert_int_equal(truncate(x.path[last->file], (off_t)(last->offset + last->bytes / 2)), 0);
         struct mt_file_request r = read_all(&x, plane);
         assert_int_equal(r.rc, -ENODATA);
@@ -241,13 +245,13 @@ static void another_tensor_than_was_named_is_refused(void **state)
     alloc_planes(&x, plane);
     for (size_t p = 0; p < UNITS * PARTS; p++) {
         struct mt_summer want;
-        char *data = malloc(x.part[p].bytes);
-        for (size_t i = 0; i < x.part[p].bytes; i++)
+        char *data = malloc(x.piece[p].bytes);
+        for (size_t i = 0; i < x.piece[p].bytes; i++)
             data[i] = byte_of(p, i);
         assert_int_equal(mt_summer_init(&want, NULL), 0);
         mt_summer_begin(&want);
-        for (size_t i = 0, n; i < x.part[p].bytes; i += n) {
-            n = MT_MIN(x.part[p].bytes - i, (size_t)300001);
+        for (size_t i = 0, n; i < x.piece[p].bytes; i += n) {
+            n = MT_MIN(x.piece[p].bytes - i, (size_t)300001);
             mt_summer_add(&want, data + i, n);
         }
         assert_int_equal(mt_file_weights_sum(x.f, p, &sum, NULL), 0); /* without an earlier read */
