@@ -135,7 +135,8 @@ const struct mt_key mt_keys[] = {
      "too small and nvme_paths is set."},
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
      "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or in the model's own files, read in place "
-     "without a copy (tensors that are small, or not stored as bf16, then stay in host memory). auto: host memory; if that "
+     "without a copy (small tensors then stay in host memory; with adapters, every format and order of files is read so, else "
+     "bf16 in the order of use). auto: host memory; if that "
      "is too small, the files, and the disk for what cannot be read in place."},
     {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
      "With base = files: the frozen weights of so many blocks (the embedding, layers, the head), spread evenly, stay in "

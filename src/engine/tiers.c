@@ -25,8 +25,7 @@ struct tiers {
     struct mt_plane_desc desc[MT_N_PLANES];
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
-    mt_plane_bits files;     /* read in place from files, except in base_blocks blocks */
-    mt_plane_bits fixed;     /* whose home the configuration fixes; includes files */
+    mt_plane_bits fixed;     /* whose home the configuration fixes, besides those in files */
     enum mt_base_home base;  /* where frozen weights are kept */
     uint64_t host; /* bytes of host memory to divide */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each device pool: independent of where planes are */
@@ -37,8 +36,7 @@ static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
     enum mt_base_home base = t->base;
-    t->files = base == MT_BASE_FILES ? mt_file_planes() : 0;
-    t->fixed = t->files | (base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0);
+    t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT)
@@ -56,6 +54,12 @@ static size_t plane_bytes(const struct tiers *t, size_t unit, int k)
 static mt_plane_bits has_planes(const struct tiers *t, size_t unit)
 {
     return t->plan->planes[unit].has;
+}
+
+/* Planes of a unit that are read in place from files, unless its block is one of the base_blocks that are not. */
+static mt_plane_bits file_planes(const struct tiers *t, size_t unit)
+{
+    return t->base == MT_BASE_FILES ? has_planes(t, unit) & mt_unit_file_planes(&t->p->layout->units[unit]) : 0;
 }
 
 /* Computes each unit's planes once: they are needed often. */
@@ -89,12 +93,16 @@ static void describe(const struct tiers *t, size_t unit)
     mt_plane_bits disk = t->plan->on_disk[unit], away = disk | t->plan->in_files[unit];
     bool updates = has_planes(t, unit) & t->gradients;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
+    size_t converted = 0; /* bytes of planes that files have in another format */
     s->staged_bytes = s->staged_bytes_written = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         if (away & loaded & 1 << k) {
             s->staged_bytes += plane_bytes(t, unit, k);
+            bool wide = t->desc[k].range == MT_RANGE_IN_FILE_WIDE && t->plan->in_files[unit] >> k & 1;
+            converted += wide ? plane_bytes(t, unit, k) : 0;
             s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
         }
+    s->staged_bytes_read = converted ? s->staged_bytes - converted + t->p->layout->units[unit].wide_file_bytes : 0;
     s->grad_on_disk = disk & t->gradients;
     s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->trained & ~loaded) : 0;
     s->state_elem_bytes = updates ? s->state_elem_bytes_written + elem_bytes(t, disk & t->gradients) : 0;
@@ -205,7 +213,7 @@ static void choose_piece(const struct tiers *t)
 
 static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool on_disk)
 {
-    planes &= has_planes(t, unit) & ~t->fixed;
+    planes &= has_planes(t, unit) & ~t->fixed & ~file_planes(t, unit);
     t->plan->on_disk[unit] =
         on_disk ? t->plan->on_disk[unit] | planes : t->plan->on_disk[unit] & ~planes;
     describe(t, unit);
@@ -218,8 +226,8 @@ static size_t file_blocks(const struct tiers *t)
     size_t n = 0;
     int last = -1;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        n += has_planes(t, u) & t->files && unit[u].block != last;
-        last = has_planes(t, u) & t->files ? unit[u].block : last;
+        n += file_planes(t, u) && unit[u].block != last;
+        last = file_planes(t, u) ? unit[u].block : last;
     }
     return n;
 }
@@ -231,7 +239,7 @@ static void keep_blocks(const struct tiers *t, size_t n)
     size_t of = file_blocks(t), i = 0; /* blocks so far */
     int last = -1;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        mt_plane_bits planes = has_planes(t, u) & t->files;
+        mt_plane_bits planes = file_planes(t, u);
         i += planes && unit[u].block != last;
         last = planes ? unit[u].block : last;
         t->plan->in_files[u] = planes && i * n / of > (i - 1) * n / of ? 0 : planes;
@@ -415,7 +423,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
         grow(&t, i, MT_MIN(wanted[i], MT_MAX_BUFFERS));
     if (states && p->placement.states == MT_STATES_AUTO)
         keep_units(&t);
-    if (t.files && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
+    if (t.base == MT_BASE_FILES && p->placement.base == MT_BASE_AUTO && p->placement.base_blocks == MT_AUTO)
         keep_base(&t);
     plan->uses_files = reads_files(plan);
     describe_all(&t);
@@ -443,8 +451,9 @@ static bool wants_files(const struct mt_engine_plan *plan, const struct mt_engin
 {
     bool any = false, on_disk = false;
     for (size_t u = 0; u < plan->program.n_units; u++) {
-        any |= p->layout->units[u].n_in_planes[MT_RANGE_IN_FILE] > 0;
-        on_disk |= plan->on_disk[u] & mt_file_planes();
+        mt_plane_bits files = plan->planes[u].has & mt_unit_file_planes(&p->layout->units[u]);
+        any |= files != 0;
+        on_disk |= (plan->on_disk[u] & files) != 0;
     }
     return any && (on_disk || takes > p->host_bytes);
 }

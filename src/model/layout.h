@@ -60,7 +60,8 @@ struct mt_tensor {
     bool is_bf16;     /* frozen: its masters are exact in bf16 */
     bool in_base;     /* frozen, and from the model's files: checkpoints may hold only its sum. With adapters all such
                          tensors; else those in bf16 that are one tensor of the files, under the same name */
-    bool in_file;     /* frozen, bf16, large, and stored in the model's files with the bytes of a plane */
+    bool in_file;     /* frozen, and stored in the model's files so that it can be read in place: large, or packed */
+    size_t file_elem; /* in_file, not bf16: bytes of an element there */
     enum mt_packed packed; /* the format that it is kept in while it is frozen */
     bool nested;      /* NF4: its scales are packed, too */
     uint16_t note_bytes; /* NF4: size of its quant_state tensor in files */
@@ -149,6 +150,8 @@ struct mt_unit {
     size_t n_grad;               /* elements of its FP32 gradient: parameters with a trained tensor */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
     bool trainable;              /* any of its tensors is */
+    size_t wide_file_bytes;      /* in files, of its ranges of kind MT_RANGE_IN_FILE_WIDE */
+    bool packed_in_files;        /* it has packed tensors, and all of them are packed in the model's files */
     bool codes_stay;             /* it runs once a step, has packed tensors and no adapters: in bf16 compute its packed
                                     plane stays in its buffer (model/packing.h) */
 };

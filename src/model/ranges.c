@@ -20,9 +20,13 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
                                                    1, half};
     desc[MT_PLANE_IN_FILE] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE, MT_BF16, 1,
                                                     half};
-    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
+    desc[MT_PLANE_IN_FILE_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
+                                                       MT_BF16, 1, half};
+    desc[MT_PLANE_IN_FILE_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
+                                                       MT_BF16, 1, half};
+    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (small, hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
+    desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (small, lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
     desc[MT_PLANE_PACKED] = (struct mt_plane_desc){"frozen weights (packed)", NULL, MT_ROLE_WEIGHT, MT_RANGE_PACKED,
                                                    MT_BF16, 1, 1};
@@ -42,6 +46,7 @@ static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
     [MT_RANGE_FROZEN] = {MT_PLANE_FROZEN, MT_NO_PLANE},
     [MT_RANGE_IN_FILE] = {MT_PLANE_IN_FILE, MT_NO_PLANE},
     [MT_RANGE_FROZEN_WIDE] = {MT_PLANE_FROZEN_HI, MT_PLANE_FROZEN_LO},
+    [MT_RANGE_IN_FILE_WIDE] = {MT_PLANE_IN_FILE_HI, MT_PLANE_IN_FILE_LO},
     [MT_RANGE_PACKED] = {MT_PLANE_PACKED, MT_NO_PLANE},
 };
 
@@ -89,9 +94,10 @@ mt_plane_bits mt_frozen_planes(void)
     return frozen;
 }
 
-mt_plane_bits mt_file_planes(void)
+mt_plane_bits mt_unit_file_planes(const struct mt_unit *u)
 {
-    return (mt_plane_bits)1 << MT_PLANE_IN_FILE;
+    const mt_plane_bits plain = 1 << MT_PLANE_IN_FILE | 1 << MT_PLANE_IN_FILE_HI | 1 << MT_PLANE_IN_FILE_LO;
+    return plain | (u->packed_in_files ? (mt_plane_bits)1 << MT_PLANE_PACKED : 0);
 }
 
 bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
@@ -181,7 +187,7 @@ static enum mt_range_kind kind_of(const struct mt_tensor *t)
 {
     return t->trainable  ? MT_RANGE_TRAINED
            : t->packed   ? MT_RANGE_PACKED
-           : !t->is_bf16 ? MT_RANGE_FROZEN_WIDE
+           : !t->is_bf16 ? (t->in_file ? MT_RANGE_IN_FILE_WIDE : MT_RANGE_FROZEN_WIDE)
            : t->in_file  ? MT_RANGE_IN_FILE
                          : MT_RANGE_FROZEN;
 }
@@ -229,12 +235,14 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     size_t end[MT_N_RANGE_KINDS] = {0};
     u->first_range = l->n_ranges;
     u->n_ranges = 0;
+    u->wide_file_bytes = 0;
     place_gradients(l, u);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
         t->kind = kind_of(t);
         add_to_range(l, u, t, end[t->kind]);
         end[t->kind] = t->at + t->n;
+        u->wide_file_bytes += t->kind == MT_RANGE_IN_FILE_WIDE ? t->n * t->file_elem : 0;
     }
     if (u->n_ranges == 1) {
         l->ranges[u->first_range].n = u->n_elems;
@@ -243,6 +251,9 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     for (int k = 0; k < MT_N_RANGE_KINDS; k++)
         u->n_in_planes[k] = mt_align_up(end[k], MT_RANGE_ALIGN);
     u->n_in_planes[MT_RANGE_PACKED] = mt_align_up(mt_packing_lay_out(l, u), MT_RANGE_ALIGN);
+    u->packed_in_files = u->n_in_planes[MT_RANGE_PACKED] > 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        u->packed_in_files &= l->tensors[i].kind != MT_RANGE_PACKED || l->tensors[i].in_file;
     u->codes_stay = u->per_step && u->n_in_planes[MT_RANGE_PACKED];
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
         u->codes_stay &= !l->tensors[i].adapter;

@@ -20,9 +20,9 @@ mt_plane_bits mt_loaded_planes(enum mt_dtype dtype);
 /** The same for one unit, with lo of its tensor that is FP32 on the device whatever the compute dtype; for any unit. */
 mt_plane_bits mt_unit_loaded_planes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 mt_plane_bits mt_layout_loaded_planes(const struct mt_layout *l, enum mt_dtype dtype);
-/** Kinds that hold frozen weights; of these, the ones that can be read in place from the model's files. */
+/** Kinds that hold frozen weights; of these, the ones that a unit may have and that can be read in place. */
 mt_plane_bits mt_frozen_planes(void);
-mt_plane_bits mt_file_planes(void);
+mt_plane_bits mt_unit_file_planes(const struct mt_unit *u);
 
 /** The planes that hold the weights of a kind of range; lo MT_NO_PLANE: there is only hi. */
 struct mt_range_planes {

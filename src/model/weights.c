@@ -346,6 +346,13 @@ static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor
     return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
 }
 
+/* Can it be converted and turned while it is read in place? */
+static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t, const struct mt_st_tensor *src, bool changed)
+{
+    bool plain = !src || src->dtype == MT_ST_BF16 || src->dtype == MT_ST_F16 || src->dtype == MT_ST_F32;
+    return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;
+}
+
 /* changed: its weights are not those of the files, and may need all bits of f32. *split: set if it is not packed only
  * because a tensor that is fused with it is trained. */
 static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
@@ -362,8 +369,11 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
     t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
-    t->in_file = same_bytes && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
-                 (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
+    t->in_file = could && keeps ? l->n_adapters && src.format
+                                : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
+                                      (same_bytes || (l->n_adapters && is_convertible(l, t, src.codes, changed))) &&
+                                      (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
+    t->file_elem = src.codes ? mt_st_dtype_size(src.codes->dtype) : !strcmp(l->cfg.torch_dtype, "float32") ? 4 : 2;
     if (wanted && src.format && src.format != wanted)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
                        "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);

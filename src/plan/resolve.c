@@ -275,20 +275,26 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     return 0;
 }
 
+static bool can_be_in_files(const struct mt_unit *u)
+{
+    return u->n_in_planes[MT_RANGE_IN_FILE] || u->n_in_planes[MT_RANGE_IN_FILE_WIDE] || u->packed_in_files;
+}
+
 /* Refuses a memory.base that is not possible. */
 static int check_base(const struct mt_plan_request *r, struct mt_err *err)
 {
     size_t n_frozen = 0, n_in_file = 0;
     for (size_t i = 0; i < r->layout->n_tensors; i++) {
         n_frozen += !r->layout->tensors[i].trainable;
-        n_in_file += r->layout->tensors[i].kind == MT_RANGE_IN_FILE;
     }
+    for (size_t u = 0; u < r->layout->n_units; u++)
+        n_in_file += can_be_in_files(&r->layout->units[u]);
     if (r->placement.base == MT_BASE_DISK && !r->drives)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = disk needs folders on drives: set memory.nvme_paths");
     if (r->placement.base == MT_BASE_FILES && !n_in_file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
-                       n_frozen ? "no frozen tensor is stored as bf16 with 1 MiB or more in the model's files, and no other "
-                                  "can be read in place; set memory.base = auto"
+                       n_frozen ? "no frozen tensor in the model's files can be read in place: these are packed ones, and others of "
+                                  "1 MiB or more; set memory.base = auto"
                                 : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
     return 0;
 }

@@ -128,6 +128,8 @@ static void make_resident(struct mt_stager *s, int object, const struct mt_instr
     struct mt_instr in = transfer(MT_OP_READ, o);
     in.update = user->update;
     in.once = user->once;
+    if (o->kind == MT_OBJ_STAGED && s->params->units[o->unit].staged_bytes_read)
+        in.bytes = s->params->units[o->unit].staged_bytes_read;
     add_operand(s, &in, object, MT_WRITE);
     need(&in, buffer_of(s, object)->touched);
     need_one(&in, MT_Q_DISK_WRITE, t->home);

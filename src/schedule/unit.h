@@ -132,6 +132,7 @@ struct mt_unit_shape {
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     /* planes on the disk; all 0: none */
     size_t staged_bytes;      /* of the planes that are loaded from the disk or from files */
+    size_t staged_bytes_read; /* what is read for that, if files have it in other formats; 0: the same */
     size_t staged_bytes_written; /* of them, those that an update changes */
     size_t state_elem_bytes;  /* per element, of planes that only updates read from the disk, gradient included */
     size_t state_elem_bytes_written; /* of them, those that updates write */

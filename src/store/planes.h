@@ -25,6 +25,8 @@ enum mt_plane_kind {
     MT_PLANE_IN_FILE,   /* the same, of large tensors that can be read in place from the model's files */
     MT_PLANE_FROZEN_HI, /* frozen parameters stored wider: like hi */
     MT_PLANE_FROZEN_LO, /* and like lo */
+    MT_PLANE_IN_FILE_HI, /* the same two, of large tensors that can be read in place */
+    MT_PLANE_IN_FILE_LO,
     MT_PLANE_PACKED,    /* frozen packed parameters: bytes, as in files */
     MT_PLANE_STATE,     /* the first of up to MT_MAX_STATES optimizer states */
     MT_PLANE_GRAD = MT_PLANE_STATE + MT_MAX_STATES,
@@ -38,8 +40,9 @@ enum mt_plane_role { MT_ROLE_WEIGHT, MT_ROLE_STATE, MT_ROLE_GRADIENT };
 enum mt_range_kind {
     MT_RANGE_TRAINED,
     MT_RANGE_FROZEN,      /* stored as bf16 */
-    MT_RANGE_IN_FILE,     /* stored as bf16, large, and in the model's files as in the plane */
+    MT_RANGE_IN_FILE,     /* stored as bf16, large, and so that it can be read in place from the model's files */
     MT_RANGE_FROZEN_WIDE, /* stored as f16 or f32: kept as the two halves of an FP32 master */
+    MT_RANGE_IN_FILE_WIDE, /* the same, large, and so that it can be read in place */
     MT_RANGE_PACKED,      /* kept in a packed format (base/packed.h): its plane has bytes, not elements */
     MT_N_RANGE_KINDS,
 };

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""memory.base = files with every form in which files have weights: the bits of a base in host memory, read and not copied.
+
+test_base_files.py CASE... (a function of this file)
+"""
+import glob
+import json
+import os
+import re
+import shutil
+import struct
+import sys
+import tempfile
+
+from test_base import settings, tensor_at, turn_a_bit
+from test_packed import decode_nf4, f32, floats
+from tiny import (FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model,
+                  write_safetensors)
+
+FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity")
+DENSE = dict(hidden_size=256, intermediate_size=2304, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=32)
+# an expert's matrices have 1 MiB in bf16
+EXPERTS = dict(hidden_size=512, intermediate_size=1024, num_local_experts=4, num_experts_per_tok=2, num_hidden_layers=2,
+               vocab_size=272, head_dim=64, num_attention_heads=4, num_key_value_heads=2)
+
+
+def make(tmp, name, cfg):
+    """A random model in bf16, as other programs write it."""
+    made, out = os.path.join(tmp, name + "-made"), os.path.join(tmp, name)
+    data = write_data(os.path.join(tmp, "data.jsonl"), vocab=cfg["vocab_size"])
+    write_model(made, cfg)
+    first = os.path.join(tmp, name + "-first")
+    megatrain("-q", "run", write_ini(first + ".ini", base(made, data, first, train__steps=1, model__dtype="bf16")))
+    megatrain("export", f"{first}/checkpoint-1", out, "--shard-size", "5MB")
+    shutil.rmtree(f"{out}/megatrain")
+    for d in made, first:
+        shutil.rmtree(d)
+    return out, data
+
+
+def rewrite(model, out, change):
+    """A copy whose every file's tensors went through change(name, (dtype, shape, bytes), tensors) -> the same or None."""
+    shutil.copytree(model, out)
+    shutil.rmtree(f"{out}/megatrain", ignore_errors=True)
+    kept = {}
+    for path in glob.glob(f"{out}/*.safetensors"):
+        t = read_safetensors(path)
+        new = {n: change(n, v, t) for n, v in t.items()}
+        write_safetensors(path, {n: v for n, v in new.items() if v})
+        kept.update({n: os.path.basename(path) for n, v in new.items() if v})
+    for index in glob.glob(f"{out}/*.index.json"):
+        with open(index, "w") as f:
+            json.dump({"weight_map": kept}, f)
+    return out
+
+
+def bits_below(data, size, mask):
+    """Other low bits in each element, so that it is not exact in bf16."""
+    n = len(data) // size
+    low = int.from_bytes(mask.to_bytes(size, "little") * n, "little")
+    return (int.from_bytes(data, "little") ^ low).to_bytes(len(data), "little")
+
+
+def as_f32(name, t, _=None):
+    dtype, shape, data = t
+    wide = bytearray(2 * len(data))
+    wide[2::4], wide[3::4] = data[0::2], data[1::2]
+    return "F32", shape, bits_below(bytes(wide), 4, 0x9a53 if len(shape) > 1 else 0)
+
+
+def as_f16(name, t, _=None):
+    _, shape, data = as_f32(name, t)
+    return "F16", shape, bits_below(struct.pack(f"<{len(data) // 4}e", *struct.unpack(f"<{len(data) // 4}f", data)), 2, 5)
+
+
+def without_nesting(name, t, tensors):
+    """bitsandbytes' NF4 with scales in F32."""
+    weight = name.split(".weight")[0] + ".weight"
+    if name.endswith((".nested_absmax", ".nested_quant_map")):
+        return None
+    if name.endswith(".absmax"):
+        table, nested = floats(tensors[weight + ".nested_quant_map"][2]), floats(tensors[weight + ".nested_absmax"][2])
+        off = f32(json.loads(tensors[weight + ".quant_state.bitsandbytes__nf4"][2])["nested_offset"])
+        scales = [f32(f32(table[q] * nested[i // 256]) + off) for i, q in enumerate(t[2])]
+        return "F32", t[1], struct.pack(f"<{len(scales)}f", *scales)
+    if name.endswith("bitsandbytes__nf4"):
+        note = json.dumps({k: v for k, v in json.loads(t[2]).items() if not k.startswith("nested")}).encode()
+        return "U8", [len(note)], note
+    return t
+
+
+def stored_bytes(model, names):
+    return sum(len(v[2]) for f in glob.glob(f"{model}/*.safetensors") for n, v in read_safetensors(f).items()
+               if re.search(names, n))
+
+
+def run(tmp, model, data, home, *args, name="out", expect=0, **over):
+    out = os.path.join(tmp, name)
+    if "--resume" not in args:
+        shutil.rmtree(out, ignore_errors=True)
+    keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__learning_rate="1e-2", memory__device_budget="128MiB", **over)
+    ini = settings(tmp, model, data, out, memory__base=home, **keys)
+    return out, megatrain("run", ini, *args, expect=expect, env={"MEGATRAIN_POISON": "1"}).stderr
+
+
+def result(out):
+    folder = f"{out}/checkpoint-3"
+    return losses(out), planes(folder), read_safetensors(f"{folder}/adapter_model.safetensors")
+
+
+def same_bits(tmp, model, data, names, dtypes=("bf16",), placements=(), **over):
+    """names: tensors of the files that must be read in place. A bit of one turns: it is found from either home."""
+    dtypes, placements = (("bf16", "f32"), placements) if FULL else (dtypes, placements[:1] if len(dtypes) > 1 else ())
+    size, kept = stored_bytes(model, names), None
+    for dtype in dtypes:
+        keys = dict(over, model__dtype=dtype)
+        want, said = run(tmp, model, data, "host", name="host-" + dtype, **keys)
+        assert "read in place" not in said
+        want = result(want)
+        for i, more in enumerate(({}, *placements)):
+            out, said = run(tmp, model, data, "files", name=f"files-{dtype}-{i}", **{**keys, **more})
+            assert result(out) == want, (model, dtype, more, "its home changes bits")
+            mib = float(re.search(r"Base +([\d.]+) MiB of frozen weights are read in place", said).group(1))
+            assert abs(mib - size / 2**20) < 0.02 * mib, (mib, size / 2**20)
+            step = [m for m in metrics(out) if "loss" in m][-1]
+            assert step["disk_read"]["weights"] >= size and not sum(step["disk_write"].values()), step
+            # nor is any of it in host memory: the row of a kind that is in files is that of what is small
+            rows = re.findall(r"^  host +(frozen weights[^ ]*(?: \([^)]*\))?) +([\d.]+ \S+)", said, re.M)
+            assert all("small" in r[0] for r in rows), rows
+    # half of the steps from one home, half from the other: the sums in the checkpoint are the same
+    whole = losses(os.path.join(tmp, "files-%s-0" % dtype)), result(os.path.join(tmp, "files-%s-0" % dtype))[1]
+    for i, (first, then) in enumerate((("files", "host"), ("host", "files"))):
+        out, _ = run(tmp, model, data, first, "--max-steps", 2, name=f"resumed-{i}", **keys)
+        run(tmp, model, data, then, "--resume", name=f"resumed-{i}", **keys)
+        assert (losses(out), planes(f"{out}/checkpoint-3")) == whole, (first, then)
+    read = {n: v for f in glob.glob(f"{model}/*.safetensors") for n, v in read_safetensors(f).items() if re.search(names, n)}
+    name = max(sorted(read), key=lambda n: len(read[n][2]))
+    path, at = tensor_at(model, name)
+    turn_a_bit(path, at + 70)
+    stem = name.split(".weight")[0].split("_proj")[0].replace("gate_up", "gate").replace("experts.", "experts.0.")
+    for home in "files", "host":
+        said = run(tmp, model, data, home, "--resume", name="resumed-0", expect=3, train__steps=5,
+                   **{k: v for k, v in keys.items() if k != "train__steps"})[1]
+        assert stem in said and path in said and "checksum" in said, (name, said)
+    turn_a_bit(path, at + 70)
+
+
+MLP = r"mlp\.(gate|up|down)_proj\.weight"
+LAYERS = r"_proj\.weight"
+
+
+def wider_than_bf16(tmp):
+    model, data = make(tmp, "dense", config("qwen3", **DENSE))
+    for kind, change in (("f32", as_f32), ("f16", as_f16)):
+        other = rewrite(model, os.path.join(tmp, kind), change)
+        same_bits(tmp, other, data, MLP, dtypes=("bf16", "f32") if kind == "f32" else ("f32",),
+                  placements=(dict(memory__unit="half", memory__slots=2),))
+    # a value that no plane can have
+    path, at = tensor_at(other, "model.layers.1.mlp.up_proj.weight")
+    with open(path, "r+b") as f:
+        f.seek(at + 2 * 3000)
+        f.write(b"\0\x7c")
+    for home in "files", "host":
+        said = run(tmp, other, data, home, name="infinite", expect=3)[1]
+        assert "layers.1.mlp.up_proj" in said and "element 3000" in said and "finite" in said, said
+
+
+def packed(tmp):
+    model, data = make(tmp, "dense", config("qwen3", **{**DENSE, "num_attention_heads": 8, "num_key_value_heads": 4}))
+    for kind in "nf4", "fp8":
+        other = os.path.join(tmp, kind)
+        megatrain("export", model, other, "--base-dtype", kind)
+        shutil.rmtree(f"{other}/megatrain", ignore_errors=True)
+        same_bits(tmp, other, data, LAYERS, placements=(dict(memory__unit="half", memory__slots=2),))
+    nf4 = rewrite(os.path.join(tmp, "nf4"), os.path.join(tmp, "single"), without_nesting)
+    same_bits(tmp, nf4, data, LAYERS)
+    path, at = tensor_at(other, "model.layers.0.mlp.down_proj.weight")
+    with open(path, "r+b") as f:
+        f.seek(at + 99)
+        f.write(b"\x7f")
+    for home in "files", "host":
+        said = run(tmp, other, data, home, name="infinite", expect=3)[1]
+        assert "layers.0.mlp.down_proj" in said and "not finite" in said, said
+
+
+def experts_in_another_order(tmp):
+    model, data = make(tmp, "oss", config("gpt_oss", **EXPERTS))
+    fused = r"experts\.(gate_up|down)_proj$"
+    same_bits(tmp, model, data, fused, placements=(dict(memory__expert_group=1, memory__slots=2),))
+    same_bits(tmp, rewrite(model, os.path.join(tmp, "oss-f32"), as_f32), data, fused)
+
+
+def packed_experts(tmp):
+    model, data = make(tmp, "oss", config("gpt_oss", **EXPERTS))
+    release = os.path.join(tmp, "release")
+    megatrain("export", model, release, "--base-dtype", "mxfp4")
+    shutil.rmtree(f"{release}/megatrain", ignore_errors=True)
+    same_bits(tmp, release, data, r"_proj_(blocks|scales)$", placements=(dict(memory__expert_group=1, memory__slots=2),))
+
+
+def rows_in_pairs(tmp):
+    """ERNIE-4.5: rows of q and k that rotate together are neighbours in the files."""
+    with open(os.path.join(FIXTURES, "ernie4_5_moe", "config.json")) as f:
+        cfg = {**json.load(f), "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,
+               "torch_dtype": "bfloat16"}
+    model, data = make(tmp, "ernie", cfg)
+    same_bits(tmp, model, data, r"self_attn\.[qo]_proj\.weight", adapter__targets="o_proj")
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        with tempfile.TemporaryDirectory(prefix="mt-base-files-") as tmp:
+            globals()[case](tmp)
+            print("ok", case)
