@@ -37,7 +37,7 @@ def main():
             for k in range(8):
                 for q, a in r.sample(known, len(known)):
                     turns = [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
-                    if k % 2:  # behind another question, which is trained too
+                    if k % 2:  # after another question, which is trained too
                         q2, a2 = r.choice(known)
                         turns = [{"role": "user", "content": q2}, {"role": "assistant", "content": a2}] + turns
                     f.write(json.dumps({"messages": turns}) + "\n")

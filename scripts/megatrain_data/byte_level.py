@@ -2,21 +2,20 @@
 """Where tokens lie in a text, by their lengths: for byte-level tokenizers, whose tokens are runs of its bytes.
 
 `encode_batch` remembers the place and the text of every token, which takes it about a third longer than
-`encode_batch_fast`, which gives ids alone. Where a token always stands for the same number of bytes, ids tell the
-places too: they are the sums of the lengths. That the lengths of all tokens make the length of the text is checked
-each time, and where they do not (an added token that takes spaces with it, an unknown character) `encode_batch` is
-asked after all.
+`encode_batch_fast`, which gives ids alone. If a token always stands for the same number of bytes, its place follows from the
+ids: it is the sum of the lengths before it. Each time it is checked that the lengths add up to the length of the text;
+if they do not (an added token that takes spaces with it, an unknown character), `encode_batch` is used after all.
 """
 import json
 import unicodedata
 
 import numpy as np
 
-MISFIT = 1 << 40  # length of a token that is no run of bytes: no text has it
+MISFIT = 1 << 40  # length of a token that is not a run of bytes: longer than any text
 
 
 def alphabet():
-    """The characters that byte-level tokenizers write bytes as, GPT-2's."""
+    """The characters by which byte-level tokenizers (first GPT-2's) write bytes."""
     plain = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
     return frozenset(map(chr, plain)) | frozenset(chr(256 + k) for k in range(256 - len(plain)))
 
@@ -30,7 +29,7 @@ def parts(component):
 
 
 def applies(tokenizer):
-    """Whether tokens are runs of the text's bytes: of normalised text, where only NFC normalises."""
+    """Whether tokens are runs of the text's bytes (if NFC is the only normaliser: of the normalised text's)."""
     model, steps = tokenizer.model, parts(tokenizer.pre_tokenizer)
     bare = not getattr(model, "continuing_subword_prefix", None) and not getattr(model, "end_of_word_suffix", None)
     return (bare and all(n["type"] == "NFC" for n in parts(tokenizer.normalizer)) and bool(steps)
@@ -39,7 +38,7 @@ def applies(tokenizer):
 
 
 def token_lengths(tokenizer, max_id):
-    """Bytes of each token by its id; None where ids do not tell them."""
+    """The number of bytes of each token, by id; None: not every id has one."""
     if not applies(tokenizer):
         return None
     known, lengths = alphabet(), np.full(max_id + 1, MISFIT, dtype=np.int64)
@@ -53,25 +52,25 @@ def token_lengths(tokenizer, max_id):
 
 
 def byte_offsets(text, places):
-    """The places of characters as places of their bytes."""
+    """The places of characters, counted in bytes."""
     if text.isascii():
         return places
-    at, behind, of = 0, 0, {}
+    at, n_bytes, of = 0, 0, {}
     for p in sorted(set(places)):
-        behind += len(text[at:p].encode())
-        at, of[p] = p, behind
+        n_bytes += len(text[at:p].encode())
+        at, of[p] = p, n_bytes
     return [of[p] for p in places]
 
 
 def mask(text, ids, spans, lengths):
-    """Which tokens have a character of a span, or None where the lengths do not fit the text."""
+    """Mask of the tokens that overlap a span; None: the lengths do not add up to the text's."""
     ends = np.cumsum(lengths[ids])
     size = len(text) if text.isascii() else len(text.encode())
     if (ends[-1] if len(ids) else 0) != size or not (text.isascii() or unicodedata.is_normalized("NFC", text)):
         return None
     out = np.zeros(len(ids), dtype=bool)
-    borders = byte_offsets(text, [place for span in spans for place in span])
-    for first, last in zip(borders[::2], borders[1::2]):
+    edges = byte_offsets(text, [place for span in spans for place in span])
+    for first, last in zip(edges[::2], edges[1::2]):
         if first < last:
             out[np.searchsorted(ends, first, "right"):np.searchsorted(ends - lengths[ids], last, "left")] = True
     return out

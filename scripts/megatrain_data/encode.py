@@ -36,7 +36,7 @@ def ids_of(encoding):
 
 
 class ByteTokenizer:
-    """256 bytes, then bos, eos, pad: as the trainer itself has it."""
+    """256 bytes, then bos, eos and pad, as in the trainer itself."""
 
     def __init__(self):
         self.prefix, self.suffix = [BYTE_BOS], []
@@ -61,7 +61,7 @@ class ByteTokenizer:
 
 
 class ModelTokenizer:
-    """tokenizer.json with what tokenizer_config.json adds to it."""
+    """tokenizer.json, and what tokenizer_config.json adds to it."""
 
     bytes = False
 
@@ -88,7 +88,7 @@ class ModelTokenizer:
         self.bos, self.eos = id_of("bos_token"), id_of("eos_token")
         self.ends = {i for i, a in added.items() if a.special}
         self.ends |= {self.eos} - {None}
-        self.stops = set()  # what generation stops at
+        self.stops = set()  # ids at which generation stops
         for name in ("generation_config.json", "config.json"):
             value = read_json(os.path.join(model_dir, name), needed=False).get("eos_token_id")
             self.stops |= set(value if isinstance(value, list) else [] if value is None else [value])
@@ -98,7 +98,7 @@ class ModelTokenizer:
         self.lengths = byte_level.token_lengths(self.t, self.max_id)
 
     def _add_missing(self, tokenizers, path):
-        """Tokens that only tokenizer_config.json names, where their ids follow on."""
+        """Adds tokens that only tokenizer_config.json has, if their ids are the next ones."""
         have = self.t.get_added_tokens_decoder()
         more = self.config.get("added_tokens_decoder") or {}
         for i in sorted(int(k) for k in more):
@@ -113,7 +113,7 @@ class ModelTokenizer:
                                 f"tokenizer.json {self.t.token_to_id(a['content'])}")
 
     def _learn_ends_of_text(self):
-        """What a plain text gets in front and behind; then the post-processor goes, which else trims offsets."""
+        """Finds what the post-processor puts before and after a text, and removes it: it would trim offsets."""
         inner = self.t.encode("a", add_special_tokens=False).ids
         whole = self.t.encode("a", add_special_tokens=True).ids
         at = next((k for k in range(len(whole)) if whole[k:k + len(inner)] == inner), 0)
@@ -124,7 +124,7 @@ class ModelTokenizer:
         return [ids_of(e) for e in self.t.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_spans(self, texts, spans):
-        """Ids, and a mask of the tokens that have a character of a span: one that straddles a border is in."""
+        """Ids, and a mask of the tokens that overlap a span, if only in part."""
         if self.lengths is None:
             return self._by_offsets(texts, spans)
         out = [(ids, byte_level.mask(t, ids, ss, self.lengths)) for t, ids, ss in zip(texts, self.encode(texts), spans)]
@@ -134,12 +134,12 @@ class ModelTokenizer:
         return out
 
     def _by_offsets(self, texts, spans):
-        """The same by the places that the tokenizer tells of each token."""
+        """The same, from the place of each token as the tokenizer gives it."""
         out = []
         for text, e, ss in zip(texts, self.t.encode_batch(texts, add_special_tokens=False), spans):
             ids, mask = ids_of(e), np.zeros(len(e), dtype=bool)
             for s, end in ss:
-                first, last = self._first(e, s, end), self._behind(e, end, len(text), len(ids))
+                first, last = self._first(e, s, end), self._after(e, end, len(text), len(ids))
                 if first is not None:
                     mask[first:last] = True
             out.append((ids, mask))
@@ -147,7 +147,7 @@ class ModelTokenizer:
 
     @staticmethod
     def _first(e, at, end):
-        while at < end:  # characters that the normaliser dropped have no token
+        while at < end:  # characters that the normaliser removed have no token
             token = e.char_to_token(at)
             if token is not None:
                 return token
@@ -155,7 +155,7 @@ class ModelTokenizer:
         return None
 
     @staticmethod
-    def _behind(e, at, length, n):
+    def _after(e, at, length, n):
         end = at
         while at < length:
             token = e.char_to_token(at)
@@ -169,7 +169,7 @@ class ModelTokenizer:
 
 
 class Encoder:
-    """A tokenizer and its templates: samples in, (ids, mask) out; mask None: all is trained."""
+    """A tokenizer and its templates: samples in, (ids, mask) out; mask None: all tokens are trained."""
 
     def __init__(self, job):
         model_dir = job.get("model_dir")
@@ -180,7 +180,7 @@ class Encoder:
                             f"{self.tok.max_id}, the embedding (vocab_size of config.json) {self.vocab} rows")
         self.which, self.date, self.model_dir = job.get("template", "model"), job.get("date"), model_dir
         self._templates = None
-        self.is_end = np.zeros(self.tok.max_id + 2, dtype=bool)  # by id; the last stands for all beyond
+        self.is_end = np.zeros(self.tok.max_id + 2, dtype=bool)  # by id; the last one is for all larger ids
         self.is_end[[i for i in self.tok.ends if i <= self.tok.max_id]] = True
 
     def templates(self):
@@ -209,13 +209,13 @@ class Encoder:
         return r.text, t.spans(r, chat.messages, chat.flags, self.train_on)
 
     def around(self, ids, mask):
-        """Puts what the tokenizer has in front of a text, once, and an end of text, once."""
+        """Adds the tokenizer's prefix and an end of text, unless they are there."""
         prefix = self.tok.prefix
         ahead = [] if len(ids) >= len(prefix) and list(ids[:len(prefix)]) == prefix else prefix
-        behind = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
-        behind = [] if behind and list(ids[-len(behind):]) == behind else behind
-        if ahead or behind:
-            ids = np.concatenate([np.array(ahead, np.uint32), ids, np.array(behind, np.uint32)])
+        after = self.tok.suffix or ([self.tok.eos] if self.tok.eos is not None else [])
+        after = [] if after and list(ids[-len(after):]) == after else after
+        if ahead or after:
+            ids = np.concatenate([np.array(ahead, np.uint32), ids, np.array(after, np.uint32)])
         full = np.ones(len(ids), dtype=bool)
         full[:len(ahead)] = False
         if mask is not None:
@@ -223,7 +223,7 @@ class Encoder:
         return ids, full
 
     def encode(self, samples):
-        """[(ids, mask)] of samples; raises (index, message) as a tuple in Bad where one cannot be encoded."""
+        """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded."""
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:
@@ -265,7 +265,7 @@ class Encoder:
                 try:
                     item[1].encode()
                 except UnicodeEncodeError:
-                    raise Bad((item[0], "a lone surrogate (\\ud800 to \\udfff) is no text")) from None
+                    raise Bad((item[0], "a lone surrogate (\\ud800 to \\udfff) cannot be encoded")) from None
             raise
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one exception that is the user's to mend; anything else that is raised is a bug of ours."""
+"""The exception for what the user can correct. Any other exception is a bug of this program."""
 
 
 class DataError(Exception):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of all data formats to one of four kinds of sample.
+"""Converts records of all data formats to one of four kinds of sample.
 
-    Chat   messages (dicts with "role"), tools, further template variables, and a train flag a message
+    Chat   messages (dicts with "role"), tools, further template variables, and a train flag for each message
     Text   a string, all of it trained
     Pair   a prompt and a completion as strings, the completion trained
     Ids    token ids and labels
@@ -32,7 +32,7 @@ def detect(record):
         if key in record:
             return name
     keys = ", ".join(f'"{k}"' for k in list(record)[:8])
-    raise Bad(f"no format is known by the keys {keys}: set data.format")
+    raise Bad(f"no known format has the keys {keys}: set data.format")
 
 
 def text_of(record, key, default=None):
@@ -40,12 +40,12 @@ def text_of(record, key, default=None):
     if value is None:
         value = default
     if not isinstance(value, str):
-        raise Bad(f'"{key}" is missing or no string')
+        raise Bad(f'"{key}" is missing or not a string')
     return value
 
 
 def flag_of(message):
-    """A message's own say on whether it is trained: True, False, or None."""
+    """What a message says about being trained: True, False, or None."""
     if message.get("train") is not None:
         if not isinstance(message["train"], bool):
             raise Bad('"train" of a message must be true or false')
@@ -83,7 +83,7 @@ def chat(messages, record, flags=None, tools="tools"):
             raise Bad('every message must be an object with a "role"')
         m = {k: v for k, v in m.items() if v is not None}
         reasoning = next((m[k] for k in ("reasoning_content", "thinking", "reasoning") if k in m), None)
-        if reasoning is not None:  # one thing by several names: templates read either
+        if reasoning is not None:  # these names mean the same; templates read one or the other
             m = {"thinking": reasoning, **m, "reasoning_content": reasoning}
         kept.append(m)
     variables = record.get("chat_template_kwargs") or {}
@@ -95,7 +95,7 @@ def chat(messages, record, flags=None, tools="tools"):
 
 
 def function_call(text):
-    """The assistant's call of functions, from the JSON that sharegpt data carry."""
+    """The assistant's function calls, from the JSON text in sharegpt data."""
     try:
         calls = json.loads(text)
     except ValueError:
@@ -113,7 +113,7 @@ def sharegpt(record, columns, tags):
         raise Bad("the conversation is missing or empty")
     role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
     if not tags and isinstance(turns[0], dict) and "role" in turns[0]:
-        return chat(turns, record)  # messages under the other name
+        return chat(turns, record)  # these are messages after all
     names = dict(SHAREGPT_ROLES)
     for tag, role in (("user_tag", "user"), ("assistant_tag", "assistant"), ("observation_tag", "tool"),
                       ("function_tag", "function_call"), ("system_tag", "system")):
@@ -167,7 +167,7 @@ def input_ids(record):
         raise Bad('"input_ids" is missing or empty')
     for i, v in enumerate(ids):
         if isinstance(v, bool) or not isinstance(v, int) or v < 0:
-            raise Bad(f"input_ids[{i}] is no token id")
+            raise Bad(f"input_ids[{i}] is not a token id")
     if labels is not None:
         if not isinstance(labels, list) or len(labels) != len(ids):
             raise Bad('"labels" and "input_ids" differ in length')
@@ -192,7 +192,7 @@ def without_padding(ids, labels, mask):
 
 
 def convert(record, name, entry):
-    """A record of format `name` to a sample; `entry` is that of a dataset_info.json, or {}."""
+    """Converts a record of format `name` to a sample; `entry` is that of a dataset_info.json, or {}."""
     if not isinstance(record, dict):
         raise Bad("a sample must be a JSON object")
     columns, tags = entry.get("columns") or {}, entry.get("tags") or {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of time and memory for what templates and data of strangers make us do."""
+"""Limits of time and memory for work that templates and data of strangers cause."""
 import contextlib
 import os
 import resource
@@ -7,20 +7,20 @@ import signal
 
 from .errors import DataError
 
-CPU_SECONDS = 300      # a chunk of about a MiB takes one or two
-MEMORY = 4 << 30       # beyond what there was before
+CPU_SECONDS = 300      # for a chunk of about a MiB, which usually takes one or two
+MEMORY = 4 << 30       # in addition to what was used before
 LINE = 256 << 20       # of a compressed file, uncompressed; an element of an array
 _bounded = False
 
 
 def data_bytes():
-    """What counts for RLIMIT_DATA: private memory, not mapped files."""
+    """The memory that RLIMIT_DATA limits: private memory, not mapped files."""
     with open("/proc/self/statm") as f:
         return int(f.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class TooLong(BaseException):
-    """Not an Exception: what a template or a library catches must not swallow it."""
+    """Not an Exception, so that no `except Exception` of a template or library catches it."""
 
 
 def _too_long(signo, frame):
@@ -29,9 +29,9 @@ def _too_long(signo, frame):
 
 @contextlib.contextmanager
 def bounded(what):
-    """The work inside ends with a DataError that names `what` where it takes too much; inside another, does nothing.
+    """Ends the work inside with a DataError that names `what` if it takes too much. Inside another, it does nothing.
 
-    The main thread of a process alone: signals come there."""
+    Only for the main thread, which receives the signals."""
     global _bounded
     if _bounded:
         yield

@@ -17,7 +17,7 @@ CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
 
 class Chunker:
-    """What a worker does with a chunk of one source: records to ids, masks and counts."""
+    """A worker's task: the records of a chunk of one source to ids, masks and counts."""
 
     def __init__(self, encoder, format_name, entry):
         self.encoder, self.format, self.entry = encoder, format_name, entry
@@ -47,10 +47,10 @@ class Chunker:
         return self._pack(rows, encoded, places)
 
     def _pack(self, rows, encoded, places):
-        """The samples of a chunk end to end, without those of which nothing is trained."""
+        """Joins the samples of a chunk, without those that have nothing to train."""
         ids = [i for i, _ in encoded]
         masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
-        trained = [int(np.count_nonzero(m[1:])) for m in masks]  # the first token has no predecessor
+        trained = [int(np.count_nonzero(m[1:])) for m in masks]  # nothing predicts the first token
         untrained = [place for (place, _), t in zip(rows, trained) if not t]
         if untrained:
             ids, masks = [i for i, t in zip(ids, trained) if t], [m for m, t in zip(masks, trained) if t]
@@ -66,7 +66,7 @@ class Chunker:
 
 
 def detect(path):
-    """The format by a file's first record."""
+    """Detects the format from a file's first record."""
     for chunk, _ in sources.chunks(path):
         if chunk[0] == "range":
             chunk = ("range", chunk[1], chunk[2], chunk[2] + 1)  # one line is enough
@@ -131,7 +131,7 @@ class Preparation:
         name, entry = format_of(source)
         if name in ("messages", "sharegpt", "alpaca", "prompt_completion"):
             try:
-                self.encoder.templates()  # its errors, and its markers, before the workers are made
+                self.encoder.templates()  # report its errors and find its markers before workers are started
             except DataError:
                 if name != "prompt_completion":
                     raise
@@ -172,7 +172,7 @@ class Preparation:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
                 base += places
                 if self.progress.due():
-                    self.say({"event": "progress", "path": path, **self.progress.told(done, w)})
+                    self.say({"event": "progress", "path": path, **self.progress.event(done, w)})
                 if limit and w.n_samples >= limit:
                     break
         except SampleError as e:
@@ -198,7 +198,7 @@ class Preparation:
                       "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
 
     def check_end(self):
-        """Says where what ends a turn is not what the model stops at."""
+        """Notes a template that ends turns with a token at which the model does not stop."""
         tok = self.encoder.tok
         for t in (self.encoder._templates or {}).values():
             try:
@@ -220,7 +220,7 @@ class Preparation:
 
 
 def stops_of(encoder, job):
-    """Ids at which generation stops: eos_token_id of the model, else of its tokenizer; in a conversation also
+    """Ids at which generation stops: eos_token_id of the model, or else of its tokenizer; in a conversation also
     the token with which the chat template ends a turn."""
     tok = encoder.tok
     stops = set(tok.stops) or {tok.eos} - {None}
@@ -235,7 +235,7 @@ def stops_of(encoder, job):
 
 
 def encode(job, say):
-    """A prompt to ids; with "chat", as the user's turn of a conversation."""
+    """Converts a prompt to ids; with "chat", as the user's turn of a conversation."""
     e = Encoder(job)
     try:
         if job.get("chat"):
@@ -253,7 +253,7 @@ def encode(job, say):
 
 
 def decode(job, say):
-    """For each sample, its text in pieces that are trained or not."""
+    """Says each sample's text in pieces, each trained or not."""
     e = Encoder(job)
     for k, s in enumerate(job["samples"]):
         ids, mask, pieces, text = s["ids"], s["mask"], [], ""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the preparation of all files together is, and at what rate."""
+"""The progress of preparing all files together, and its rate."""
 import os
 import time
 
-SECONDS = 0.5  # between two tellings
+SECONDS = 0.5  # between two events
 
 
 class Progress:
     def __init__(self, paths):
         self.sizes = [os.path.getsize(p) if os.path.isfile(p) else 0 for p in paths]
-        self.file = self.samples = self.tokens = 0  # done
+        self.file = self.samples = self.tokens = 0  # that are done
         self.began = self.last = time.monotonic()
 
     def due(self):
@@ -19,8 +19,8 @@ class Progress:
         self.last = now
         return True
 
-    def told(self, done, writer):
-        """What a progress event says; `done` bytes of the file under way are read, `writer` has its samples."""
+    def event(self, done, writer):
+        """The values of a progress event; `done`: bytes read of the current file, whose samples `writer` has."""
         seconds, tokens = self.last - self.began, self.tokens + writer.n_tokens
         share = min((sum(self.sizes[:self.file]) + done) / max(sum(self.sizes), 1), 1.0)
         return {"file": self.file + 1, "files": len(self.sizes), "samples": self.samples + writer.n_samples, "tokens": tokens,

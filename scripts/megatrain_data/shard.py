@@ -7,12 +7,12 @@ import struct
 import numpy as np
 
 HEADER, VERSION = 4096, 3
-LINES, INDICES = 1, 2     # what a place is
-PLAIN_TEXT = 1            # flag: one text, cut where rows end
+LINES, INDICES = 1, 2     # kinds of place
+PLAIN_TEXT = 1            # flag: one text, which is cut at the ends of rows
 
 
 class ShardWriter:
-    """Tokens go to PATH.PID.tmp; mask, offsets and places to files beside it, joined at the end and renamed."""
+    """Writes tokens to PATH.PID.tmp, and mask, offsets and places to files beside it; at the end joins and renames them."""
 
     def __init__(self, path, vocab, source_hash):
         self.path, self.vocab, self.hash = path, vocab, source_hash
@@ -22,10 +22,10 @@ class ShardWriter:
         self.n_tokens = self.n_samples = self.n_trained = self.max_len = 0
         self.n_untrained = self.n_endless = self.n_bytes = 0
         self.untrained_at = []
-        self.bits = np.zeros(0, dtype=bool)  # mask bits that do not fill a byte yet
+        self.bits = np.zeros(0, dtype=bool)  # bits of the mask that do not fill a byte yet
 
     def add(self, tokens, mask, lengths, places, opens=True):
-        """Samples laid end to end; `opens` False: the first goes on with the sample before."""
+        """Adds samples, joined; `opens` False: the first one continues the previous sample."""
         self.files[""].write(np.ascontiguousarray(tokens, dtype="<u4").tobytes())
         bits = np.concatenate([self.bits, mask])
         whole = len(bits) // 8 * 8

@@ -23,7 +23,7 @@ TABLES = (".parquet", ".arrow")
 
 
 def bare_name(path):
-    """The path without the ending of a compression."""
+    """The path without .gz or .zst."""
     for end in (".gz", ".zst"):
         if path.endswith(end):
             return path[:-len(end)]
@@ -39,7 +39,7 @@ def kind_of(path):
 
 
 def open_binary(path):
-    """(file, function that tells how many bytes of the file on disk are read)."""
+    """(file, function that returns how many bytes of the file on disk were read)."""
     try:
         raw = open(path, "rb")
         if path.endswith(".gz"):
@@ -54,7 +54,7 @@ def open_binary(path):
 
 def ranges(path, kind):
     size = os.path.getsize(path)
-    step = min(CHUNK, max(size // 16, 1 << 16))  # small files are shared out too
+    step = min(CHUNK, max(size // 16, 1 << 16))  # several workers share a small file, too
     for start in range(0, size, step):
         yield (kind, path, start, min(start + step, size)), min(start + step, size)
 
@@ -74,7 +74,7 @@ def line_blocks(path):
 
 
 def array_elements(path):
-    """Chunks of the texts of a top-level array's elements; the array is never whole in memory."""
+    """Chunks of a top-level array's elements, as text; the whole array is never in memory."""
     f, tell = open_binary(path)
     decoder, buffer, at, line, column, ended = json.JSONDecoder(), "", 0, 1, 0, False
     decode = io.TextIOWrapper(f, encoding="utf-8")
@@ -102,7 +102,7 @@ def array_elements(path):
                     continue
                 if c == "]" and state != "next":
                     if skip(at + 1) < len(buffer):
-                        fail("text behind the array", at + 1)
+                        fail("text after the array", at + 1)
                     break
                 if c == "," and state == "after":
                     at, state = at + 1, "next"
@@ -118,7 +118,7 @@ def array_elements(path):
                                 batch, size = [], 0
                             continue
                     except json.JSONDecodeError as e:
-                        # at the end of what is read, or in a string that goes on, it may only be cut off
+                        # perhaps it is only incomplete: at the end of what was read, or in a string
                         if ended or (e.pos < len(buffer) - 16 and not e.msg.startswith("Unterminated")):
                             fail("not valid JSON", e.pos)
                 elif c:
@@ -157,7 +157,7 @@ def batches(path):
             rows = 0
         done = 0
         for part in parts:
-            rows_at_once = max(1, min(ROWS, part.num_rows * CHUNK // max(part.nbytes, 1)))  # books are long
+            rows_at_once = max(1, min(ROWS, part.num_rows * CHUNK // max(part.nbytes, 1)))  # rows may be whole books
             for at in range(0, part.num_rows, rows_at_once):
                 piece = part.slice(at, rows_at_once)
                 sink = pyarrow.BufferOutputStream()
@@ -216,7 +216,7 @@ def parse_lines(lines):
         n += 1
         raw = raw.strip()
         if n == 1:
-            raw = raw.removeprefix(codecs.BOM_UTF8)  # what some editors put before a file's first line
+            raw = raw.removeprefix(codecs.BOM_UTF8)  # some editors put it before the first line
         if not raw:
             continue
         try:
@@ -232,14 +232,14 @@ def parse_lines(lines):
 
 
 def without_none(value):
-    """Arrow gives every struct all keys of the column: those that a row does not have are None."""
+    """Arrow gives every struct all keys of the column; those that the row does not have are None: drops them."""
     if isinstance(value, dict):
         return {k: without_none(v) for k, v in value.items() if v is not None}
     return [without_none(v) for v in value] if isinstance(value, list) else value
 
 
 def records(chunk):
-    """([(place from 0 or line from 1, record)], places in the chunk)."""
+    """([(place, record)], number of places in the chunk); a place is a line from 1 or an index from 0."""
     kind = chunk[0]
     if kind == "range":
         return parse_lines(lines_of(*chunk[1:]))
@@ -255,12 +255,12 @@ def records(chunk):
 
 
 def text_of(chunk):
-    """The text of a plain file from the first line that begins in the range to the first behind it.
+    """The text of a plain file from the first line that begins in the range to the first one after it.
 
-    A line break that is followed by another stays with it: no tokenizer's piece is cut."""
+    Line breaks that follow each other stay together, so that no piece of a tokenizer is cut."""
     _, path, start, end = chunk
     with open(path, "rb") as f:
-        def border(at):
+        def line_after(at):
             if at == 0:
                 return 0
             f.seek(at - 1)
@@ -269,7 +269,7 @@ def text_of(chunk):
             while f.read(1) in (b"\n", b"\r"):
                 here = f.tell()
             return here
-        a, b = border(start), border(end) if end < os.fstat(f.fileno()).st_size else end
+        a, b = line_after(start), line_after(end) if end < os.fstat(f.fileno()).st_size else end
         f.seek(a)
         block = f.read(max(b - a, 0))
     try:

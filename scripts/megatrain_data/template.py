@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates: rendered as transformers renders them, and which characters came from which message.
+"""Chat templates: rendered as transformers renders them, and which characters come from which message.
 
-The rendering is done once. While it runs, two calls that are put into the template's syntax tree tell where in the
-output each pass of a loop over the messages begins and ends; they print nothing. That says, without looking at the
-text, which part belongs to which message. Templates whose loops do not show their messages are searched for the
-headers and ends of the assistant's turns instead. Where a template marks `{% generation %}`, that decides.
+A conversation is rendered once. Calls that are added to the template's syntax tree record where in the output each pass
+of a loop over the messages begins and ends; they print nothing. So it is known, without looking at the text, which part
+belongs to which message. In what other templates print, the headers and ends of the assistant's turns are searched for
+instead. If a template marks `{% generation %}`, that decides.
 """
 import json
 import os
@@ -29,7 +29,7 @@ Rendering = namedtuple("Rendering", "text regions generated")
 
 
 class Tracker:
-    """Where in the output of the rendering under way which message is."""
+    """Records which part of the output comes from which message, during a rendering."""
 
     def __init__(self):
         self.begin({})
@@ -55,7 +55,7 @@ class Tracker:
         return ""
 
     def leave(self):
-        """Behind a loop: what stands there is of the same message as what stood before it."""
+        """After a loop: what follows belongs to the same message as what was before the loop."""
         self.switch(self.outer.pop())
         return ""
 
@@ -108,12 +108,12 @@ class TemplateNamespace(jinja2.utils.Namespace):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, quicker at what templates do most: reading keys of dictionaries by a dot."""
+    """Jinja's sandbox, faster at what templates do most: reading keys of dictionaries by a dot."""
 
     OF_DICT = frozenset(dir(dict))
 
     def getattr(self, obj, attribute):
-        if type(obj) is dict and attribute not in self.OF_DICT:  # no attribute: what Jinja finds in the end is the key
+        if type(obj) is dict and attribute not in self.OF_DICT:  # not an attribute, so Jinja would end at the key
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
@@ -133,7 +133,7 @@ def call(function, name, line):
 
 
 def instrument(body):
-    """Puts the calls into all loops whose output goes straight to the rendering, not through a capture."""
+    """Adds the calls to all loops whose output is printed directly, not captured."""
     done = []
     for node in body:
         if isinstance(node, nodes.For) and not node.recursive:
@@ -177,7 +177,7 @@ class ChatTemplate:
             raise DataError(f"{name}, line {e.lineno}: {e.message}") from None
         self.dated = "strftime_now" in source
         self._markers = None
-        self._ended_by_next = False  # the header of the next message is what ends an answer
+        self._ended_by_next = False  # an answer ends with the header of the next message
 
     def render(self, messages, tools=None, generation_prompt=False, variables=None):
         """Raises jinja2.exceptions.TemplateError (and what the template's own expressions raise)."""
@@ -196,9 +196,9 @@ class ChatTemplate:
         return Rendering("".join(pieces), t.regions, t.generated)
 
     def markers(self):
-        """(headers, end): what the template puts before the assistant's words, longest first, and behind them.
+        """(headers, end): what the template prints before the assistant's words, longest first, and after them.
 
-        Learnt once from two small conversations; `end` is "" where nothing marks the end of a turn."""
+        Found once, from two small conversations; `end` is "" if nothing marks the end of a turn."""
         if self._markers is None:
             self._markers = self._learn()
         return self._markers
@@ -208,8 +208,8 @@ class ChatTemplate:
             return self._learn_within()
 
     def _learn_within(self):
-        asked, told = "q7Xquestion", "q7Xanswer"
-        turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+        asked, answered = "q7Xquestion", "q7Xanswer"
+        turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         try:
             two = self.render([dict(m) for m in turn + turn]).text
             before = self.render(turn[:1]).text
@@ -217,38 +217,38 @@ class ChatTemplate:
         except Exception as e:
             raise DataError(f"{self.name} cannot render a simple conversation, so that the assistant's part "
                             f"cannot be found: {e}; mark it with {{% generation %}}") from None
-        at = [m.end() for m in re.finditer(asked, two)], [m.start() for m in re.finditer(told, two)]
+        at = [m.end() for m in re.finditer(asked, two)], [m.start() for m in re.finditer(answered, two)]
         if len(at[0]) != 2 or len(at[1]) != 2:
             raise DataError(f"{self.name} does not print the turns of a conversation as they are; mark the "
                             "assistant's part with {% generation %}")
         shown = prompt[len(before):] if prompt.startswith(before) else ""
         gaps = [two[q:a] for q, a in zip(*at)]  # from a question to its answer
-        after = two[at[1][0] + len(told):at[0][1] - len(asked)], two[at[1][1] + len(told):]
+        after = two[at[1][0] + len(answered):at[0][1] - len(asked)], two[at[1][1] + len(answered):]
         heads = set()
         for gap in gaps:
-            if shown:  # as much of the prompt as stands there
+            if shown:  # the part of the prompt that is there
                 own = [common_prefix(shown, gap[k:]) for k in range(len(gap))]
                 heads.add(max(own, key=len, default=""))
-            else:  # nothing is prompted: the header is what the gaps have behind the question's own end
+            else:  # no prompt: the header is what follows the end of the question
                 tail = before[before.rfind(asked) + len(asked):]
                 head = gap[len(tail):] if gap.startswith(tail) else gap
                 heads.add(head if head.strip() else "")
         heads.add(shown)
-        # the first special token behind the answer ends the turn
+        # the first special token after the answer ends the turn
         places = [(after[0].find(e), -len(e), e) for e in self.ends if e in after[0]]
         end = ""
         if places:
             at_, _, token = min(places)
             end = after[0][:at_ + len(token)]
             if after[1] and not after[1].startswith(end):
-                end = ""  # the last turn is ended otherwise: decide a region at a time
+                end = ""  # the last turn ends differently: decide for each region
         self._ended_by_next = bool(places) and not after[1] and after[0].startswith(end)
         if not places and after[1]:
             end = common_prefix(*after).rstrip("\n ")
         return sorted((h for h in heads if h), key=len, reverse=True), end
 
     def _trim(self, text, start, end):
-        """A region of an assistant's message without its header and what follows its end."""
+        """Removes the header of a region of an assistant's message, and what follows its end."""
         heads, eot = self.markers()
         region = text[start:end]
         for h in heads:
@@ -263,7 +263,7 @@ class ChatTemplate:
             at = text.find(eot, end, end + len(eot) + 2)  # printed with the next message
             if at >= 0 and not text[end:at].strip():
                 return start, at + len(eot)
-        for e in self.ends:  # another token than usual ends it
+        for e in self.ends:  # it ends with another token than usual
             if self._ended_by_next and text.startswith(e, end):
                 return start, end + len(e)
             at = text.rfind(e, start, end)
@@ -272,10 +272,10 @@ class ChatTemplate:
         return start, end
 
     def _search(self, text, messages):
-        """Spans of the assistant's messages by their markers, for templates whose loops show nothing."""
+        """Finds the assistant's messages by their markers, for templates without a loop over messages."""
         heads, eot = self.markers()
         if not heads or not eot:
-            raise DataError(f"{self.name}: the assistant's turns cannot be told apart in what it prints; mark them "
+            raise DataError(f"{self.name}: the assistant's turns cannot be found in what it prints; mark them "
                             "with {% generation %}")
         spans, at = {}, 0
         for i, m in enumerate(messages):
@@ -296,7 +296,7 @@ class ChatTemplate:
         return spans
 
     def spans(self, rendering, messages, flags, train_on):
-        """[(start, end)] of the characters to train, ascending. `flags`: True, False or None a message."""
+        """[(start, end)] of the characters to train, ascending. `flags`: True, False or None for each message."""
         if train_on == "all" and all(f is not False for f in flags):
             return [(0, len(rendering.text))]
         assistants = [i for i, m in enumerate(messages) if m["role"] == "assistant"]

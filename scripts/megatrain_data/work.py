@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordered map over processes with bounded memory: at most a few chunks a worker are under way."""
+"""An ordered map over processes with bounded memory: each worker has at most a few chunks at a time."""
 import multiprocessing
 import os
 import queue
 import threading
 from multiprocessing import connection
 
-AHEAD = 3  # chunks a worker
+AHEAD = 3  # chunks for each worker
 
 
 def serve(pipe, others, work):
-    for p in others:  # the parent's ends, inherited: a dead parent must be seen
+    for p in others:  # close the parent's ends, which we inherit: else its death is not noticed
         p.close()
     chunks = queue.Queue()
 
-    def receive():  # always: the parent must not wait for us to read while we wait for it
+    def receive():  # at all times: the parent must never wait for us to read while we wait for it
         try:
             while True:
                 chunks.put(pipe.recv())
@@ -39,7 +39,7 @@ def serve(pipe, others, work):
 
 
 class Workers:
-    """Processes made by fork, so that what is loaded is shared. n = 1: none, the work is done here."""
+    """Processes made by fork, which share what is loaded. n = 1: none, the work is done in this process."""
 
     def __init__(self, n, work):
         self.work, self.pipes, self.processes = work, [], []
@@ -53,7 +53,7 @@ class Workers:
             self.processes.append(p)
 
     def map(self, source):
-        """Yields (item, result) in order for (chunk, item) of `source`; a worker's exception is raised in its turn."""
+        """Yields (item, result) in order for (chunk, item) of `source`; raises a worker's exception in place of its result."""
         if not self.pipes:
             for chunk, item in source:
                 yield item, self.work(chunk)

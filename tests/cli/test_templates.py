@@ -28,7 +28,7 @@ TEMPLATES = {
                 "{% if message.role == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '') + message.content + ' [/INST]' }}"
                 "{% else %}{{ ' ' + message.content + ' ' + eos_token }}{% endif %}{% endfor %}", [" A1 </s>", " A2 </s>"]),
     # the header is printed with the question
-    "header behind the question": ("{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content + '<A>' }}{% elif m.role == 'assistant' %}"
+    "header after the question": ("{% for m in messages %}{% if m.role == 'user' %}{{ '<U>' + m.content + '<A>' }}{% elif m.role == 'assistant' %}"
                                    "{{ m.content + '<|end▁of▁sentence|>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}",
                                    ["A1<|end▁of▁sentence|>", "A2<|end▁of▁sentence|>"]),
     # the prompt opens the thinking, which history does not have
@@ -68,7 +68,7 @@ def plain(source):
 
 
 def harmony_says_the_date_and_forgets_thoughts():
-    """gpt-oss: thoughts behind the last question alone; calls, answers and the last answer end in three ways."""
+    """gpt-oss: thoughts after the last question alone; calls, answers and the last answer end in three ways."""
     with open(os.path.join(ROOT, "tests", "data", "templates", "harmony.jinja"), encoding="utf-8") as f:
         t = T.ChatTemplate(f.read(), {}, ["<|end|>", "<|return|>", "<|call|>", "<|start|>"], "harmony", "2025-09-14")
     call = {"function": {"name": "weather", "arguments": {"city": "Ulm"}}}
@@ -86,7 +86,7 @@ def harmony_says_the_date_and_forgets_thoughts():
 
 
 def a_turn_may_end_with_the_header_of_the_next():
-    """GLM-4.5: the model writes the next header, whoever's it is; thinking is kept behind the last question alone."""
+    """GLM-4.5: the model writes the next header, whoever's it is; thinking is kept after the last question alone."""
     with open(os.path.join(ROOT, "tests", "data", "templates", "glm4.jinja"), encoding="utf-8") as f:
         t = T.ChatTemplate(f.read(), {}, ["<|user|>", "<|observation|>", "<|assistant|>", "<|endoftext|>"], "glm4")
     call = {"function": {"name": "weather", "arguments": {"city": "Ulm", "days": 2}}}
