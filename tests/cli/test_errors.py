@@ -215,6 +215,8 @@ def machine_cases(tmp, model, data):
     check("host budget", ["-q", "run", ini], 4, "will not fit", "memory.host_budget", "short")
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, "/proc/nowhere/out"))
     check("output cannot be made", ["-q", "run", ini], 1, "/proc/nowhere")
+    check("a path that is too long", ["-q", "run", ini, "--out", os.path.join(tmp, *["d" * 200] * 20)], 1, "cannot create")
+    shutil.rmtree(os.path.join(tmp, "d" * 200))
     ini = write_ini(os.path.join(tmp, "x.ini"), base(model, data, os.path.join(tmp, "o3")))
     cap = lambda: resource.setrlimit(resource.RLIMIT_AS, (330 << 20, 330 << 20))
     if "asan" not in BINARY and "tsan" not in BINARY:

@@ -345,6 +345,11 @@ def schedules_and_metrics_agree(tmp, model, data):
         want = 1e-3 * (i / 2 if i < 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (i - 2) / 8)))
         assert abs(x["lr"] - want) <= 1e-12, (i, x["lr"], want)
         assert x["clip"] <= 1 and abs(x["clip"] - min(1, 0.5 / (x["grad_norm"] + 1e-6))) < 1e-6
+    for decay, falls in (("10%", 1), ("4", 4), ("30%", 3)):
+        end = write_ini(out + "-wsd.ini", base(model, data, out + "-wsd", train__schedule="wsd", train__warmup=2, train__decay=decay))
+        megatrain("-q", "run", end, "--force", "--no-save")
+        rates = [x["lr"] for x in metrics(out + "-wsd") if "lr" in x]
+        assert sum(r < 1e-3 for r in rates[2:]) == falls - 1 and rates[2:11 - falls] == [1e-3] * (9 - falls), (decay, rates)
     shown = megatrain("config", "show", ini).stdout
     assert "metrics.ini:" in shown and "default" in shown
     effective = os.path.join(out, "config.effective.ini")
