@@ -20,6 +20,7 @@
 #include "hf/safetensors.h"
 #include "model/peft.h"
 #include "model/stored.h"
+#include "model/weights.h"
 #include "store/block_sum.h"
 
 struct exporter {
@@ -294,6 +295,25 @@ static int open_adapter(struct exporter *x, const char *from, struct mt_err *err
     return rc ? rc : mt_st_open_file(&x->weights, path, err);
 }
 
+/* Refuses a base other than that of the checkpoint which the adapters are in, if they are in one. */
+static int verify_merged(const struct mt_export *e, struct mt_err *err)
+{
+    struct mt_train_state s = {.step = 0};
+    if (mt_checkpoint_read_state(e->from, &s, NULL))
+        return 0;
+    struct mt_layout *l = NULL;
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    int rc = cfg ? mt_hf_config_read(cfg, e->base, err) : mt_fail_nomem(err, "an export", sizeof(*cfg));
+    if (!rc)
+        rc = mt_layout_create(&l, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
+    if (!rc)
+        rc = mt_weights_verify_base(l, e->base, s.frozen, err);
+    mt_layout_destroy(&l);
+    free(cfg);
+    mt_train_state_finish(&s);
+    return rc;
+}
+
 /* A model with adapters merged into it. */
 static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_err *err)
 {
@@ -302,7 +322,9 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
         rc = verify_named(e->base, err);
     if (!rc)
         rc = mt_st_open_dir(&x->weights, e->base, err);
-    return rc ? rc : mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
+    if (!rc)
+        rc = mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
+    return rc ? rc : verify_merged(e, err);
 }
 
 /* transformers' FP8 has no partial blocks at the edges of a matrix. */

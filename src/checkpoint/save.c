@@ -12,6 +12,7 @@
 #include "checkpoint/save_priv.h"
 #include "hw/hw.h"
 #include "model/stored.h"
+#include "model/weights.h"
 
 static int write_text(struct mt_saver *v, const char *name, const char *text, struct mt_out_file *f,
                       struct mt_err *err)
@@ -76,6 +77,8 @@ static void add_named(const struct mt_saver *v, cJSON *o)
         if (src)
             cJSON_AddStringToObject(one, "file", base.files[src->file].name);
         cJSON_AddStringToObject(one, "xxh3", sum);
+        if (mt_weights_form(t, src))
+            cJSON_AddStringToObject(one, "form", mt_weights_form(t, src));
     }
     if (open)
         mt_st_close(&base);

@@ -243,22 +243,87 @@ static int fail_not_in_base(const struct mt_tensor *t, const char *dir, struct m
                    dir, t->name);
 }
 
+const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor *src)
+{
+    return t->in_file && t->packed ? mt_packed_names[t->packed] : src ? mt_st_dtype_name(src->dtype) : NULL;
+}
+
+static const char *form_of(const struct mt_packed_source *src)
+{
+    return src->format ? mt_packed_names[src->format] : mt_st_dtype_name(src->codes->dtype);
+}
+
+/* Whether files have the tensor in another format than the checkpoint says: then its sum is no other's. Says so once. */
+static bool has_other_form(const char *dir, const cJSON *w, const struct mt_packed_source *src, bool *said)
+{
+    const cJSON *form = mt_json_get(w, "form");
+    bool other = src->codes && cJSON_IsString(form) && strcmp(form->valuestring, form_of(src)) != 0;
+    if (other && !*said)
+        mt_warn("%s: the adapters were trained on a model in %s, and this one is in %s: whether it is the same one is not checked",
+                dir, form->valuestring, form_of(src));
+    *said |= other;
+    return other;
+}
+
+static uint64_t sum_in(const cJSON *w)
+{
+    const cJSON *text = mt_json_get(w, "xxh3");
+    return cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
+}
+
+/* Compares a tensor that is not packed. */
+static int verify_tensor(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE)
+        rc = mt_stored_read_f32(&v->r, t, at, MT_MIN((size_t)PIECE, t->n - at), v->buf, err);
+    return rc ? rc : check_base(v, t, want, mt_stored_sum(&v->r, t), err);
+}
+
+int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    const cJSON *last = NULL;
+    bool said = false;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, NULL, dir, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const cJSON *w = mt_json_get_in_order(want, &last, l->tensors[i].name);
+        rc = w ? mt_packed_find(&v.src, &st, l, &l->tensors[i], err) : 0;
+        if (!rc && w && v.src.codes && !v.src.format && !has_other_form(dir, w, &v.src, &said))
+            rc = verify_tensor(&v, &l->tensors[i], sum_in(w), err);
+    }
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc;
+}
+
 /* Loads all tensors, or only those that a checkpoint names. */
 static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
 {
     const struct mt_layout *l = v->r.l;
     const cJSON *last = NULL;
     size_t part = 0;
+    bool said = false;
     int rc = 0;
     for (size_t i = 0; i < l->n_tensors && !rc; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         const cJSON *w = base && base->want && !t->adapter ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
-        const cJSON *text = w ? mt_json_get(w, "xxh3") : NULL;
-        uint64_t want = cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0, have = 0;
+        uint64_t want = sum_in(w), have = 0;
         if (named_alone && !w)
             continue;
+        if (w && base->other_forms) {
+            rc = mt_packed_find(&v->src, v->r.st, l, t, err);
+            if (rc || !t->in_base || has_other_form(v->dir, w, &v->src, &said))
+                w = NULL;
+        }
         if (w && !t->in_base)
             return fail_not_in_base(t, v->dir, err);
+        if (rc)
+            return rc;
         if (is_in_files(v->planes, t)) {
             if (w)
                 expect(base->files, &part, t->name, want);

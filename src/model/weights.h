@@ -3,6 +3,7 @@
 #define MT_MODEL_WEIGHTS_H
 
 #include "base/json.h"
+#include "hf/safetensors.h"
 #include "model/layout.h"
 #include "store/file_weights.h"
 #include "store/planes.h"
@@ -16,6 +17,8 @@ struct mt_base_sums {
     uint64_t *sum;          /* [n_tensors] receives those of the tensors that are loaded */
     const cJSON *want;      /* on a resume: an object of tensors, each with the sum that it must have: "xxh3", 16 hex
                                digits. A different one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or NULL */
+    bool other_forms;       /* a tensor whose files have it in another format than the object says ("form") is not
+                               compared, which is warned of; else it is */
     mt_file_weights *files; /* weights that are read in place: verified when first read; may be NULL */
 };
 
@@ -33,6 +36,11 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
 /** On a resume: loads the tensors that the checkpoint names instead of holding them, from DIR's files. */
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err);
+
+/** Compares the tensors of `want` (mt_base_sums, with other_forms) with DIR's files, without loading them. */
+int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, struct mt_err *err);
+/** "BF16", "nf4": the form in which files have the tensor, if it is frozen. */
+const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor *src);
 
 /** Loads only the tensors that stay packed, from a checkpoint, whose other tensors are in its training state. */
 int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);

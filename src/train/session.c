@@ -84,8 +84,16 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
                                       (int)setup->placement.threads, err);
     const char *dir = setup->in->model_dir;
     struct mt_base_sums base = base_sums(s);
+    struct mt_train_state of_adapters = {.step = 0};
     int rc = mt_checkpoint_verify_model(dir, false, false, err);
-    return rc ? rc : mt_weights_load(setup->layout, s->planes, dir, setup->request.train ? &base : NULL, err);
+    if (!setup->request.train && *cfg->adapter.path && !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
+        base.want = of_adapters.frozen;
+        base.other_forms = true;
+    }
+    if (!rc)
+        rc = mt_weights_load(setup->layout, s->planes, dir, setup->request.train || base.want ? &base : NULL, err);
+    mt_train_state_finish(&of_adapters);
+    return rc;
 }
 
 static int fill_adapters(struct mt_session *s, struct mt_err *err)

@@ -281,6 +281,35 @@ def adapters_know_every_byte_of_their_base(tmp, model, data):
             assert os.path.exists(f"{out}/checkpoint-4")
 
 
+def adapters_are_used_on_their_own_base(tmp, model, data):
+    """eval and export --merge compare it with what the checkpoint knows; another format of it is not compared."""
+    base_dir, wide, out = (os.path.join(tmp, n) for n in ("own-base", "own-wide", "own"))
+    shutil.copytree(model, base_dir)
+    megatrain("export", base_dir, wide, "--dtype", "f32")
+    keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__steps=1)
+    megatrain("run", settings(tmp, base_dir, data, out, **keys))
+    adapter, name = f"{out}/checkpoint-1", "model.layers.2.self_attn.o_proj.weight"
+    homes = {home: settings(tmp, base_dir, data, f"{out}-{home}", memory__base=home, **keys) for home in ("host", "files")}
+    def uses(of):
+        yield lambda **kw: megatrain("export", "--merge", adapter, f"{out}-merged", "--model", of, **kw)
+        for ini in homes.values():
+            yield lambda **kw: megatrain("eval", ini, "--adapter", adapter, "--model", of, **kw)
+    for use in uses(base_dir):
+        assert "not checked" not in use().stderr
+    shutil.rmtree(f"{out}-merged")
+    for use in uses(wide):
+        assert "not checked" in use().stderr
+    shutil.rmtree(f"{out}-merged")
+    for name in "model.layers.2.self_attn.o_proj.weight", "model.layers.1.mlp.up_proj.weight":
+        path, at = tensor_at(base_dir, name)
+        turn_a_bit(path, at + 200)
+        for use in uses(base_dir):
+            said = use(expect=3).stderr
+            assert name in said and path in said and "checksum" in said, said
+        assert not os.path.exists(f"{out}-merged")
+        turn_a_bit(path, at + 200)
+
+
 def packed_bases_are_told_from_plain_ones(tmp, model, data):
     out, packed = os.path.join(tmp, "packing"), os.path.join(tmp, "fp8")
     keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__steps=1)
@@ -302,6 +331,7 @@ def main():
         model, data = make_model(tmp)
         for test in (every_home_gives_the_same_bits, nothing_is_written_and_the_page_cache_stays_free,
                      checkpoints_name_what_is_frozen, adapters_know_every_byte_of_their_base,
+                     adapters_are_used_on_their_own_base,
                      packed_bases_are_told_from_plain_ones,
                      a_bit_that_turns_in_the_file_stops_the_run, what_cannot_be_is_refused):
             test(tmp, model, data)
