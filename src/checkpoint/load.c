@@ -349,7 +349,8 @@ struct part {
 /* Reads a state file. */
 struct reader {
     const struct mt_st_model *st;
-    const cJSON *sums; /* checksums of its tensors when they were written */
+    const cJSON *sums; /* checksums of its tensors when they were written, in the order in which they are loaded */
+    const cJSON *summed; /* the last of them that was found */
     XXH3_state_t *hash;
     float *buf; /* [piece] */
     size_t piece;
@@ -370,9 +371,9 @@ static int load_piece(const struct reader *r, const struct mt_st_tensor *src, co
                     : mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err);
 }
 
-static int check_sum(const struct reader *r, const char *name, struct mt_err *err)
+static int check_sum(struct reader *r, const char *name, struct mt_err *err)
 {
-    const cJSON *want = mt_json_get(r->sums, name);
+    const cJSON *want = mt_json_get_in_order(r->sums, &r->summed, name);
     char have[MT_SUM_TEXT];
     mt_sum_format(have, XXH3_64bits_digest(r->hash));
     if (cJSON_IsString(want) && !strcmp(want->valuestring, have))
@@ -381,7 +382,7 @@ static int check_sum(const struct reader *r, const char *name, struct mt_err *er
                    "written", r->st->files[0].path, name);
 }
 
-static int load_part(const struct reader *r, const struct part *p, struct mt_err *err)
+static int load_part(struct reader *r, const struct part *p, struct mt_err *err)
 {
     const struct mt_st_model *st = r->st;
     char name[192];
@@ -398,7 +399,7 @@ static int load_part(const struct reader *r, const struct part *p, struct mt_err
     return rc ? rc : check_sum(r, name, err);
 }
 
-static int load_tensor(const struct reader *r, const struct mt_tensor *t, struct mt_err *err)
+static int load_tensor(struct reader *r, const struct mt_tensor *t, struct mt_err *err)
 {
     int rc = load_part(r, &(struct part){.t = t}, err);
     for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
@@ -430,6 +431,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
     snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
+    r->summed = NULL;
     if (!r->sums)
         return damaged(err, path, "the checkpoint's list of files has no checksums for it");
     int rc = mt_st_open_file(&st, path, err);
