@@ -219,31 +219,48 @@ static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool o
     describe(t, unit);
 }
 
-/* Number of blocks with planes that can be read in place. */
-static size_t file_blocks(const struct tiers *t)
+/* Number of blocks with planes that can be read in place: of layers, which a step reads twice, or of the embedding and
+ * the head, which it reads once. */
+static size_t file_blocks(const struct tiers *t, bool layers)
 {
     const struct mt_unit *unit = t->p->layout->units;
     size_t n = 0;
     int last = -1;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
-        n += file_planes(t, u) && unit[u].block != last;
-        last = file_planes(t, u) ? unit[u].block : last;
+        bool counts = file_planes(t, u) && (unit[u].kind == MT_UNIT_LAYER) == layers;
+        n += counts && unit[u].block != last;
+        last = counts ? unit[u].block : last;
     }
     return n;
 }
 
-/* Keeps these planes of n blocks in host memory: spread evenly, so that drives are never idle for long. */
-static void keep_blocks(const struct tiers *t, size_t n)
+static size_t all_file_blocks(const struct tiers *t)
+{
+    return file_blocks(t, true) + file_blocks(t, false);
+}
+
+/* Keeps these planes of n blocks of one kind in host memory: spread evenly, so that drives are never idle for long. */
+static void keep_kind(const struct tiers *t, bool layers, size_t n)
 {
     const struct mt_unit *unit = t->p->layout->units;
-    size_t of = file_blocks(t), i = 0; /* blocks so far */
+    size_t of = file_blocks(t, layers), i = 0; /* blocks so far */
     int last = -1;
     for (size_t u = 0; u < t->plan->program.n_units; u++) {
         mt_plane_bits planes = file_planes(t, u);
+        if ((unit[u].kind == MT_UNIT_LAYER) != layers)
+            continue;
         i += planes && unit[u].block != last;
         last = planes ? unit[u].block : last;
         t->plan->in_files[u] = planes && i * n / of > (i - 1) * n / of ? 0 : planes;
     }
+}
+
+/* Keeps these planes of n blocks in host memory, those first of which a byte saves most. */
+static void keep_blocks(const struct tiers *t, size_t n)
+{
+    size_t layers = MT_MIN(n, file_blocks(t, true));
+    keep_kind(t, true, layers);
+    keep_kind(t, false, n - layers);
     t->plan->base_blocks = (int64_t)n;
     describe_all(t);
 }
@@ -254,13 +271,13 @@ static void put_base(const struct tiers *t)
     for (size_t u = 0; u < t->plan->program.n_units; u++)
         t->plan->on_disk[u] = t->base == MT_BASE_DISK ? has_planes(t, u) & mt_frozen_planes() : 0;
     size_t n = (size_t)MT_MAX(t->p->placement.base_blocks, 0);
-    keep_blocks(t, MT_MIN(n, file_blocks(t)));
+    keep_blocks(t, MT_MIN(n, all_file_blocks(t)));
 }
 
 /* Keeps the frozen weights of as many blocks in host memory as fit. */
 static void keep_base(const struct tiers *t)
 {
-    size_t fit = 0, many = file_blocks(t) + 1; /* many: more than fit */
+    size_t fit = 0, many = all_file_blocks(t) + 1; /* many: more than fit */
     while (many - fit > 1) {
         size_t mid = fit + (many - fit) / 2;
         keep_blocks(t, mid);

@@ -92,6 +92,8 @@ static double tokens_per_second(struct step *s, int gib)
     assert_true(c->sim.bytes[MT_SIM_DISK_WRITE] == 0 && c->disk_bytes == 0);
     if (c->engine.uses_files && !(c->sim.bytes[MT_SIM_DISK_READ] > 0.85 * read && c->sim.bytes[MT_SIM_DISK_READ] <= read))
         fail_msg("%d GiB: reads %.1f GB, by hand at most %.1f", gib, c->sim.bytes[MT_SIM_DISK_READ] / 1e9, read / 1e9);
+    if (c->engine.uses_files && c->engine.base_blocks <= s->l->cfg.n_layers) /* layers, which are read twice, stay before */
+        assert_true(c->engine.in_files[0] && c->engine.in_files[s->l->n_units - 1]);
     mt_plan_choice_finish(&s->c);
     return rate;
 }
