@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/philox.h"
 #include "device/cpu/cpu.h"
-#include "device/cpu/vecmath.h"
 
 enum { PIECE = 1024 };
 
@@ -25,7 +24,7 @@ MT_HOT static void drop(float *y, const float *x, const float *mask, float scale
 {
     MT_INDEPENDENT
     for (size_t i = 0; i < n; i++)
-        y[i] = mt_select(mask[i] != 0.0f, x[i] * scale, 0.0f);
+        y[i] = mask[i] != 0.0f ? x[i] * scale : 0.0f;
 }
 
 MT_HOT static void add_row(float *y, const float *x, size_t n)

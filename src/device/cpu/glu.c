@@ -28,10 +28,9 @@ MT_HOT_PART struct terms terms_of(enum mt_glu_kind kind, struct shape p, float g
         float slope = s + g * (2.0f * s * (1.0f - s) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * g * g));
         return (struct terms){g * s, u, slope, g * s};
     }
-    float x = mt_select(g > p.limit, p.limit, g), v = mt_select(u > p.limit, p.limit, u), s = mt_sigmoidf(p.alpha * x);
-    float act = x * s, slope = s * (1.0f + p.alpha * x * (1.0f - s));
-    v = mt_select(v < -p.limit, -p.limit, v);
-    return (struct terms){act, v + 1.0f, mt_select(x == g, slope, 0.0f), mt_select(v == u, act, 0.0f)};
+    float x = g > p.limit ? p.limit : g, v = u > p.limit ? p.limit : u, s = mt_sigmoidf(p.alpha * x), act = x * s;
+    v = v < -p.limit ? -p.limit : v;
+    return (struct terms){act, v + 1.0f, x == g ? s * (1.0f + p.alpha * x * (1.0f - s)) : 0.0f, v == u ? act : 0.0f};
 }
 
 /* dg may overwrite g, du u, and y dy. */

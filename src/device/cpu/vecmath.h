@@ -2,9 +2,6 @@
 #ifndef MT_DEVICE_CPU_VECMATH_H
 #define MT_DEVICE_CPU_VECMATH_H
 
-#include <math.h>
-#include <stdbool.h>
-
 #include "base/dtype.h"
 
 /* e^x = 2^k e^r with k = round(x / ln 2), for x whose result is a normal number; undefined for others and NaN.
@@ -24,33 +21,26 @@ static inline float mt_exp_normal(float x)
     return mt_f32_from_bits(mt_f32_bits(p) + (mt_f32_bits(shifted) << 23));
 }
 
-/* yes or no, without a branch: a compiler that makes a branch of two tests of the same value does not vectorise. */
-static inline float mt_select(bool test, float yes, float no)
-{
-    uint32_t mask = -(uint32_t)test;
-    return mt_f32_from_bits((mt_f32_bits(yes) & mask) | (mt_f32_bits(no) & ~mask));
-}
-
 /**
  * e^x without branches, so that loops over it are vectorised. Error below 2 ulp where the result is a normal number; 0
  * below that range, infinite above. A NaN stays NaN.
  */
 static inline float mt_expf(float x)
 {
-    float c = mt_select(x < -87.3f, -87.3f, x); /* a NaN fails both tests and passes */
-    c = mt_select(c > 88.7f, 88.7f, c);
+    float c = x < -87.3f ? -87.3f : x; /* a NaN fails both tests and passes */
+    c = c > 88.7f ? 88.7f : c;
     float y = mt_exp_normal(c);
-    y = mt_select(x < -87.3f, 0.0f, y);
-    y = mt_select(x > 88.72f, INFINITY, y);
-    return mt_select(x != x, x, y);
+    y = x < -87.3f ? 0.0f : y;
+    y = x > 88.72f ? INFINITY : y;
+    return x != x ? x : y;
 }
 
 /** The same for x <= 0, or above 0 only by a rounding error. */
 static inline float mt_exp_negative(float x)
 {
-    float y = mt_exp_normal(mt_select(x < -87.3f, -87.3f, x));
-    y = mt_select(x < -87.3f, 0.0f, y);
-    return mt_select(x != x, x, y);
+    float y = mt_exp_normal(x < -87.3f ? -87.3f : x);
+    y = x < -87.3f ? 0.0f : y;
+    return x != x ? x : y;
 }
 
 static inline float mt_sigmoidf(float x)
