@@ -59,24 +59,30 @@ static int fill_pattern(mt_device *dev, char *dst, size_t bytes, uint32_t **patt
     return rc;
 }
 
-static void *take_from_arena(mt_example *x, size_t bytes, bool random)
+static int fill(mt_example *x, void *p, size_t bytes)
+{
+    return x->p.zero ? mt_op_zero(x->p.dev, &(struct mt_zero){p, bytes}, &x->err)
+                     : fill_pattern(x->p.dev, p, bytes, &x->pattern, &x->err);
+}
+
+static void *take_from_arena(mt_example *x, size_t bytes, bool floats)
 {
     void *p = NULL;
     if (x->err.code || mt_device_alloc(x->p.dev, MT_MAX(bytes, (size_t)MIN_BYTES), "example", &p, &x->err))
         return NULL;
     x->buffer[x->n_buffers++] = p;
-    if (random && !x->p.dry && fill_pattern(x->p.dev, p, bytes, &x->pattern, &x->err))
+    if (floats && !x->p.dry && fill(x, p, bytes))
         return NULL;
     return p;
 }
 
-static void *take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n, bool random)
+static void *take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n, bool floats)
 {
     size_t bytes = n * mt_dtype_size(dtype);
     if (x->err.code)
         return NULL;
     if (!x->p.take)
-        return take_from_arena(x, bytes, random);
+        return take_from_arena(x, bytes, floats);
     void *p = x->p.take(x->p.ctx, use, dtype, n);
     if (!p)
         fail(x, bytes);

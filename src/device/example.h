@@ -28,6 +28,7 @@ struct mt_example_params {
     struct mt_metered shape;
     struct mt_flow flow; /* borrowed; all 0: every buffer is the example's own */
     bool dry;            /* only to count: buffers are not filled */
+    bool zero;           /* buffers from the arena hold zeros */
     /* Optional; replaces the device's arena: returns a buffer of n elements that the callee owns; NULL: none left. */
     void *(*take)(void *ctx, unsigned use, enum mt_dtype dtype, size_t n);
     void *ctx;

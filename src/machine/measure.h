@@ -61,6 +61,8 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
 enum { MT_MEASURE_ROUND_NS = 8000000 };
 int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metered *op, int64_t round_ns,
                          struct mt_err *err);
+/** Runs each operation once, on zeros, untimed, without those for which the arena is too small. *n_run: how many. */
+int mt_run_operations_once(mt_device *dev, const struct mt_metered *ops, size_t n, size_t *n_run, struct mt_err *err);
 /** Device memory needed to time the operation on a device of p's kind and threads. */
 size_t mt_measure_operation_bytes(const struct mt_measure_params *p, const struct mt_metered *op);
 

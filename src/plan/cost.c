@@ -34,7 +34,7 @@ struct mt_cost_table {
 static void on_operation(void *ctx, const struct mt_metered *op)
 {
     mt_cost_table *t = ctx;
-    t->sum.seconds += mt_machine_op_seconds(t->machine, op);
+    t->sum.seconds += t->machine ? mt_machine_op_seconds(t->machine, op) : 0;
     t->sum.flops += op->flops;
     t->sum.bytes += op->bytes;
     for (size_t i = 0; i < t->n_ops; i++)
@@ -82,9 +82,9 @@ static int make_batch(mt_cost_table *t, size_t rows, struct mt_err *err)
 static int make_engine(mt_cost_table *t, struct mt_err *err)
 {
     struct mt_meter_params mp = {
-        .kind = mt_machine_device_kind(t->machine),
+        .kind = t->machine ? mt_machine_device_kind(t->machine) : mt_device_limits(t->engine_params.dev)->kind,
         .budget_bytes = SIZE_MAX / 2,
-        .n_threads = (int)t->machine->rate[MT_RATE_CORES].value,
+        .n_threads = t->machine ? (int)t->machine->rate[MT_RATE_CORES].value : (int)t->engine_params.placement.threads,
         .fn = on_operation,
         .ctx = t,
     };

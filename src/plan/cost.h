@@ -18,8 +18,8 @@ struct mt_cost {
 typedef struct mt_cost_table mt_cost_table;
 
 struct mt_cost_params {
-    const struct mt_engine_params *engine; /* layout and numerics; dev and planes are not used */
-    const struct mt_machine *machine;      /* borrowed */
+    const struct mt_engine_params *engine; /* layout and numerics; planes are not used */
+    const struct mt_machine *machine;      /* borrowed; NULL: only operations are wanted, for engine->dev's kind */
 };
 /** Prices are for full rows of one document each. */
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);

@@ -9,6 +9,7 @@
 #include "model/peft.h"
 #include "model/in_files.h"
 #include "model/weights.h"
+#include "plan/warm.h"
 
 /* The scratch holds planes, then spilled buffers. */
 static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, struct mt_engine_params *e,
@@ -40,7 +41,9 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
     struct mt_plane_set_params p = {.elems = NULL};
     struct mt_engine_params e = setup->engine_params;
     *s = (struct mt_session){.setup = setup};
-    int rc = mt_setup_plane_params(setup, &p, err);
+    int rc = setup->request.train ? mt_plan_warm(&e, &setup->choice.engine.program, err) : 0;
+    if (!rc)
+        rc = mt_setup_plane_params(setup, &p, err);
     if (!rc)
         rc = open_disk(s, &p, &e, err);
     if (!rc && setup->choice.engine.uses_files)

@@ -3,6 +3,7 @@
 of the GPU: on the emulated one."""
 import json
 import os
+import re
 import sys
 import tempfile
 
@@ -55,9 +56,21 @@ def the_budget_leaves_a_reserve(tmp):
     assert lines["0"] != lines["1"] and "1.9" in lines["0"] and "1.4" in lines["1"], lines
 
 
+def what_a_step_needs_is_loaded_before_it(tmp):
+    ini = os.path.join(tmp, "right.ini")
+    args = ("-v", "-v", "run", ini, "--force", "--no-save", "--max-steps", 1)
+    text = megatrain(*args).stderr
+    ran = re.search(r"ran (\d+) of (\d+) operations of a step once", text)
+    assert ran and int(ran[1]) == int(ran[2]) > 20 and ran.start() < text.index("step 1/"), text
+    # and what finds no memory beside the budget says so at once
+    text = megatrain(*args, "--set", "memory.device_budget=220MiB", env={"MT_EMU_MEMORY": "300M", "MT_EMU_PLAN": "100M"}).stderr
+    assert 0 < text.find("using tiled attention for one kind") < text.index("step 1/"), text
+
+
 with tempfile.TemporaryDirectory() as tmp:
     write_model(os.path.join(tmp, "model"), config(num_hidden_layers=2))
     write_data(os.path.join(tmp, "data.jsonl"))
     a_resumed_run_goes_by_what_was_found(tmp)
     another_library_is_warned_of(tmp)
     the_budget_leaves_a_reserve(tmp)
+    what_a_step_needs_is_loaded_before_it(tmp)
