@@ -411,6 +411,22 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
     return rc;
 }
 
+/* "a|b" as a sentence, for a cell of a table, which a bar would end. */
+static void list_values(struct mt_str *out, const char *what, const char *values)
+{
+    const char *sep = " `";
+    if (!values)
+        return;
+    mt_str_printf(out, "%s", what);
+    while (*values) {
+        int n = (int)strcspn(values, "|");
+        mt_str_printf(out, "%s%.*s`", sep, n, values);
+        values += n + (values[n] == '|');
+        sep = ", `";
+    }
+    mt_str_printf(out, ".");
+}
+
 void mt_config_describe(struct mt_str *out, bool markdown)
 {
     const char *section = "";
@@ -423,19 +439,16 @@ void mt_config_describe(struct mt_str *out, bool markdown)
                 mt_str_printf(out, "%s### [%s]\n\n| key | default | meaning |\n|---|---|---|\n",
                               i ? "\n" : "", section);
             mt_str_printf(out, "| `%s` | `%s` | %s", k->name, k->def, k->help);
-            const char *sep = " One of `";
-            for (const char *c = k->choices; c && *c;) { /* escaped: a bar would end the table's cell */
-                int n = (int)strcspn(c, "|");
-                mt_str_printf(out, "%s%.*s`", sep, n, c);
-                c += n + (c[n] == '|');
-                sep = ", `";
-            }
-            mt_str_printf(out, "%s |\n", k->choices ? "." : "");
+            list_values(out, " One of", k->choices);
+            list_values(out, " Not supported yet:", k->unsupported);
+            mt_str_printf(out, " |\n");
         } else {
             mt_str_printf(out, "%s%s.%s = %s\n    %s\n", first && i ? "\n" : "", k->section, k->name,
                           k->def, k->help);
             if (k->choices)
                 mt_str_printf(out, "    One of: %s\n", k->choices);
+            if (k->unsupported)
+                mt_str_printf(out, "    Not supported yet: %s\n", k->unsupported);
         }
     }
 }
