@@ -254,6 +254,7 @@ def option_cases(tmp, model, data):
     check("a prompt that is not UTF-8", ["sample", "--model", model, "--prompt", b"ab\xff"], 2, "byte 3 of --prompt is not UTF-8")
     sets = [a for i in range(100) for a in ("--set", f"train.steps={i + 1}")]
     check("a hundred --set options", ["config", "show", ini, *sets], 0, "steps = 100")
+    check("short options in the manual page", ["help", "--man"], 0, ".B \\-q, \\-\\-quiet", ".B \\-V, \\-\\-version")
     check("markdown cells", ["config", "keys", "--markdown"], 0, "One of `auto`, `bf16`, `f32`.")
     with open("/dev/full", "w") as full:
         for args in (["config", "keys"], ["config", "init"]):
@@ -349,6 +350,9 @@ def checkpoint_cases(tmp, model, data):
     again = write_ini(os.path.join(tmp, "ck5.ini"), base(model, data, out, train__steps=4))
     check("latest is a folder", ["run", again, "--resume"], 0, "cannot link", "latest to checkpoint-4")
     assert os.listdir(os.path.join(out, "latest")) == ["kept"] and not os.path.lexists(os.path.join(out, "latest.tmp"))
+    alone = write_ini(os.path.join(tmp, "ck6.ini"), base(model, "", out, data__eval=data, data__cache_dir=os.path.join(tmp, "cache")))
+    check("eval without training data", ["eval", alone, "--model", ck], 0, "perplexity")
+    check("training without training data", ["run", alone, "--dry-run"], 2, "data.train")
     check("a model without a tokenizer", ["sample", "--model", ck, "--prompt", "ab", "--max-tokens", "1"], 0, "has no tokenizer.json: using the bytes")
     check("--max-tokens beyond reason", ["sample", "--model", ck, "--max-tokens", "999999999999"], 2, "between 0 and 16777216")
     other = write_data(os.path.join(tmp, "other.jsonl"), seed=5)
