@@ -143,6 +143,29 @@ static int refine_mixture(struct mt_search *s, const struct mt_search_group *g, 
     return rc;
 }
 
+/* Host memory for a few layers' records of the rest may hold more of attention's: tries to fill it. */
+static int fill_memory(struct mt_search *s, const struct mt_search_group *g, struct mt_err *err)
+{
+    enum { SPARE = 2, TRIES = 3 };
+    const struct mt_placement best = s->best.placement;
+    double attention = record_bytes(&g->r, MT_RECORD_ATTENTION), rest = record_bytes(&g->r, MT_RECORD_REST);
+    int rc = 0;
+    if (s->r->placement.offload_attention != MT_AUTO || !(attention > 0) || mt_search_is_long(g))
+        return 0;
+    for (int fewer = 1; fewer <= 3 && fewer <= best.offload_layers && !rc; fewer++) {
+        int64_t more = (int64_t)(fewer * rest / attention) + SPARE, least = MT_MAX(more - TRIES, (int64_t)0);
+        struct mt_sim_result sim = {0};
+        for (; more > least && !(sim.seconds > 0) && !rc; more--) {
+            struct mt_plan_request t = g->r;
+            t.placement.slots = best.slots;
+            t.placement.offload_layers = best.offload_layers - fewer;
+            t.placement.offload_attention = MT_MIN(best.offload_attention + more, layers_to_send(g));
+            rc = mt_search_try(s, &t, g->costs, &sim, err);
+        }
+    }
+    return rc;
+}
+
 static int compare_mixtures(const void *a, const void *b)
 {
     const struct mixture *x = a, *y = b;
@@ -215,5 +238,7 @@ int mt_search_mixtures(struct mt_search *s, const struct mt_search_groups *all, 
     if (n)
         qsort(mix, n, sizeof(*mix), compare_mixtures);
     bool better = n && s->found && s->best.sim.seconds < before;
-    return rc || !better ? rc : refine_mixture(s, mix[0].g, err);
+    if (!rc && better)
+        rc = refine_mixture(s, mix[0].g, err);
+    return rc || !better ? rc : fill_memory(s, mix[0].g, err);
 }
