@@ -81,6 +81,8 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
     const struct mt_hf_config *hf = &s->setup->in->hf;
     size_t vocab = p->text.bytes ? MT_BYTE_VOCAB : (size_t)hf->vocab, first = *n, end = *n + p->n_new;
     int64_t begin = mt_now_ns();
+    size_t loaded = 0, runs = 0;
+    char bytes[32];
     int rc = 0;
     for (size_t i = 0; *n < end; i++) {
         mt_batch_clear(b);
@@ -91,6 +93,8 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
             rc = mt_engine_logits(s->engine, b, logits, err);
         if (rc)
             break;
+        runs++;
+        loaded += mt_engine_loaded_bytes(s->engine);
         size_t id = draw(logits, vocab, p->temperature, mt_philox_uniform(p->seed, 0, i));
         if (ends_turn(hf, p, id))
             break;
@@ -101,8 +105,9 @@ static int draw_tokens(struct mt_session *s, const struct sampling *p, uint32_t 
         }
     }
     if (!rc && *n > first)
-        mt_info("%zu tokens, %.3g seconds a token", *n - first,
-                (double)(mt_now_ns() - begin) * 1e-9 / (double)(*n - first));
+        mt_info("%zu tokens, %.3g seconds and %s loaded a token", *n - first,
+                (double)(mt_now_ns() - begin) * 1e-9 / (double)(*n - first),
+                mt_format_bytes(bytes, sizeof(bytes), loaded / runs));
     return rc;
 }
 

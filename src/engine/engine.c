@@ -386,6 +386,11 @@ int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, 
     return run_forward(e, MT_MODE_LOGITS, batch, 1, err);
 }
 
+size_t mt_engine_loaded_bytes(const mt_engine *e)
+{
+    return e->x.loaded;
+}
+
 const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer)
 {
     return mt_model_expert_rows(e->b.model, layer);

@@ -134,6 +134,8 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
                    struct mt_err *err);
 /** Logits of the batch's last token, f32 [vocab]. Flush first. */
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
+/** Bytes that the last run copied to the device: of a step, an evaluation or logits. */
+size_t mt_engine_loaded_bytes(const mt_engine *e);
 
 /** Rows of each expert of a layer in the last step, [n_experts]; NULL: the layer has none. */
 const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer);

@@ -98,6 +98,12 @@ static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
     return in->once && x->resident[in->unit];
 }
 
+/* Whether the instruction has nothing to do in this run. */
+static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
+{
+    return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(x->b->model, (size_t)in->unit));
+}
+
 /* Submits one instruction of a device queue; false: the queue stops. */
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
@@ -108,8 +114,10 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         return false;
     if (!rc)
         rc = mt_exec_trace_begin(x, r, i, &err);
-    if (!rc && !is_resident(x, in))
+    if (!rc && !is_skipped(x, in)) {
         rc = mt_exec_submit(x->b, &r->prog, in, &err);
+        x->loaded += in->op == MT_OP_LOAD ? in->bytes : 0;
+    }
     if (!rc)
         rc = mt_exec_trace_end(x, r, i, &err);
     if (!rc && r->done[i])
@@ -321,7 +329,7 @@ static void start_disk_op(struct mt_exec *x, struct mt_runnable *r, int32_t at)
  * reads and writes, except reads of weights, which loads need. */
 static bool is_idle(const struct mt_exec *x, const struct mt_program *p, const struct mt_instr *in)
 {
-    if (is_resident(x, in))
+    if (is_skipped(x, in))
         return true;
     bool load = in->op == MT_OP_READ && p->objects[in->operand[0].object].kind == MT_OBJ_STAGED;
     return in->update && !load && !x->pending;
@@ -438,6 +446,7 @@ static void begin(struct mt_exec *x, struct mt_runnable *r)
     x->error_code = 0;
     x->updated = false;
     x->n_busy = 0;
+    x->loaded = 0;
     x->traffic = (struct mt_disk_traffic){{0}, {0}};
     for (int q = 0; q < MT_N_QUEUES; q++) {
         x->progress[q] = -1;

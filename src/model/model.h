@@ -122,6 +122,8 @@ const char *mt_model_bad_router(const mt_model *m);
 double mt_model_aux_loss(const mt_model *m);
 /** Rows that each expert of a layer had in the last step, [n_experts]; NULL: the layer has none. */
 const int32_t *mt_model_expert_rows(const mt_model *m, int layer);
+/** After the layer's lists in this step: whether the unit is a group of experts to which no row was sent. */
+bool mt_model_unit_is_idle(const mt_model *m, size_t unit);
 
 /** Casts a unit's gradient tensor by tensor into `dst` (plane layout; may be g, whose first bytes then hold the cast)
  * and writes the partial sums of squares of its trainable tensors. */

@@ -138,6 +138,20 @@ const int32_t *mt_model_expert_rows(const mt_model *m, int layer)
     return m->layout->cfg.sparse[layer] ? counts_of(m, layer) : NULL;
 }
 
+bool mt_model_unit_is_idle(const mt_model *m, size_t unit)
+{
+    const struct mt_unit *u = &m->layout->units[unit];
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
+        const struct mt_part *p = &m->layout->parts[i];
+        if (p->kind != &mt_part_experts)
+            return false;
+        for (int e = p->first_expert; e < p->first_expert + p->n_experts; e++)
+            if (mt_model_expert_list(m, p->layer, e).n)
+                return false;
+    }
+    return u->n_parts > 0;
+}
+
 const char *mt_model_bad_router(const mt_model *m)
 {
     const struct mt_layout *l = m->layout;

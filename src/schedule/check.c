@@ -33,7 +33,9 @@ struct checker {
     int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
     int *stored;         /* by unit: its STORE_GRAD, or NONE */
     int *pieces;         /* by unit: pieces updated */
-    int *loaded;         /* by unit: a load of its weights, or NONE */
+    int *loaded;         /* by unit: the newest load of its weights, or NONE */
+    int *fetched;        /* by unit: the newest disk read of them, or NONE */
+    int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or NONE */
     struct mt_err *err;
 };
 
@@ -116,7 +118,12 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
         return fault(c, i, c->adam[o->unit], "loads only once an object that changes or does not keep its buffer");
     if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
         return fault(c, i, c->adam[o->unit], "loads weights before their update");
-    c->loaded[o->unit] = o->kind == MT_OBJ_WEIGHTS ? (int)i : c->loaded[o->unit];
+    if (o->kind == MT_OBJ_WEIGHTS) {
+        c->loaded[o->unit] = (int)i;
+        if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&
+            c->p->instrs[c->fetched[o->unit]].if_rows && !c->p->instrs[i].if_rows)
+            return fault(c, i, c->fetched[o->unit], "loads what may not have been read");
+    }
     if (!mt_kinds[o->kind].begins_home && home->object != object)
         return fault(c, i, NONE, "loads an object that was never stored");
     if (home->version != c->latest[object])
@@ -157,6 +164,8 @@ static int check_disk_read(struct checker *c, size_t i, int object, struct place
         return fault(c, i, NONE, "reads an object from the disk that was never written there");
     if (home->version != c->latest[object])
         return fault(c, i, home->writer, "reads an old version from the disk");
+    if (o->kind == MT_OBJ_STAGED)
+        c->fetched[o->unit] = (int)i;
     int rc = read_place(c, i, home, "reads from the disk before the write is complete");
     return rc ? rc : write_place(c, i, at, object, home->version, "reads over a buffer in use");
 }
@@ -258,6 +267,34 @@ static int check_operand(struct checker *c, size_t i, const struct mt_operand *o
     return rc;
 }
 
+/* Instruction i uses a unit's weights by an object of lists: if `copy` may be skipped, it comes after the lists. */
+static int check_if_rows(struct checker *c, size_t i, int object, int copy)
+{
+    if (copy != NONE && c->p->instrs[copy].if_rows && !ordered(c, c->routed[object], (size_t)copy))
+        return fault(c, i, copy, "uses weights that were skipped or not before the rows of experts were known");
+    return 0;
+}
+
+/* Notes who makes lists, and checks who uses them. */
+static int check_lists(struct checker *c, size_t i)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    int rc = 0;
+    for (int k = 0; !rc && in->queue == MT_Q_COMPUTE && k < in->n_operands; k++) {
+        const struct mt_operand *op = &in->operand[k];
+        if (op->role != MT_USE_ROUTING || !(op->access & MT_READ))
+            continue;
+        if (op->access & MT_WRITE) {
+            c->routed[op->object] = (int)i;
+            continue;
+        }
+        rc = check_if_rows(c, i, op->object, c->loaded[in->unit]);
+        if (!rc)
+            rc = check_if_rows(c, i, op->object, c->fetched[in->unit]);
+    }
+    return rc;
+}
+
 static int check_instr(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
@@ -271,7 +308,7 @@ static int check_instr(struct checker *c, size_t i)
     }
     for (int k = 0; !rc && k < in->n_operands; k++)
         rc = check_operand(c, i, &in->operand[k]);
-    return rc;
+    return rc ? rc : check_lists(c, i);
 }
 
 static int check_grads_leave(struct checker *c)
@@ -304,22 +341,26 @@ static bool init_checker(struct checker *c)
     const struct mt_program *p = c->p;
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
-    c->latest = mt_calloc(2 * p->n_objects, sizeof(int));
-    c->adam = mt_calloc(5 * p->n_units, sizeof(int));
+    c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
+    c->adam = mt_calloc(6 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->adam)
         return false;
     c->parts = c->latest + p->n_objects;
+    c->routed = c->parts + p->n_objects;
     c->taken = c->adam + p->n_units;
     c->pieces = c->taken + p->n_units;
     c->loaded = c->pieces + p->n_units;
     c->stored = c->loaded + p->n_units;
+    c->fetched = c->stored + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = NONE;
+        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_N_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
-    for (size_t o = 0; o < p->n_objects; o++)
+    for (size_t o = 0; o < p->n_objects; o++) {
         c->homes[o] = empty;
+        c->routed[o] = NONE;
+    }
     for (int i = 0; i < MT_N_POOLS; i++) {
         c->buffers[i] = mt_calloc((size_t)MT_MAX(p->pool[i].n, 0), sizeof(struct place));
         if (!c->buffers[i])

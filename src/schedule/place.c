@@ -186,6 +186,30 @@ static int take_buffer(struct placer *p, int object, struct mt_err *err)
     return 0;
 }
 
+/* Compute entry of the lists of the layer that the unit's experts belong to; NONE: it has no experts. */
+static int lists_of(const struct placer *p, int unit)
+{
+    if (p->params->units[unit].place != MT_PLACE_EXPERTS)
+        return NONE;
+    while (unit && p->params->units[unit].place != MT_PLACE_LISTS)
+        unit--;
+    return p->first_compute[unit];
+}
+
+/*
+ * A load of experts that comes after the lists is skipped if none of them has rows. A step has so many rows that nearly
+ * all of them do, so its loads come as early as they can; logits of one text have few, and their loads wait.
+ */
+static void await_lists(const struct placer *p, struct mt_placed *load)
+{
+    int lists = lists_of(p, load->in.unit);
+    if (lists != NONE && p->params->mode == MT_MODE_LOGITS) {
+        load->compute = MT_MAX(load->compute, lists);
+        load->key.release = MT_MAX(load->key.release, lists);
+    }
+    load->in.if_rows = lists != NONE && load->compute >= lists;
+}
+
 static void emit_load(struct placer *p, int object)
 {
     struct object_state *s = &p->objects[object];
@@ -212,12 +236,16 @@ static void emit_load(struct placer *p, int object)
      * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
     if (e->host != NONE && !s->loaded)
         p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
+    if (weights)
+        await_lists(p, e);
     s->loaded = true;
     s->load = e->key;
+    in.if_rows = e->in.if_rows;
     if (weights && (p->params->join || p->params->units[o->unit].prepared)) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
         join.once = in.once;
+        join.if_rows = in.if_rows;
         struct mt_placed *j = push(p, &p->q.compute, &join);
         if (!j)
             return;

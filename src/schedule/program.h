@@ -53,6 +53,7 @@ struct mt_instr {
     bool signals; /* an instruction of another queue waits for it */
     bool update;  /* part of the pending update: finished even if the run is abandoned */
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
+    bool if_rows; /* weights of experts, after the layer's lists: skipped if no row was sent to the unit's experts */
     int32_t unit, mb;
     int32_t piece; /* of updates: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
@@ -120,8 +121,8 @@ int mt_program_build(struct mt_program *out, const struct mt_program_params *par
  * Proves, from the instructions alone, that every read sees the newest content of its object, that no buffer or home
  * is overwritten before its last reader and no copy read before it is complete, that an object to which several
  * operations contribute (a gradient, rows of a whole step) is read only after the last of them, that objects that live
- * for the run keep their buffers, and that weights are loaded only after their update. -EPROTO names the two
- * instructions of the first fault.
+ * for the run keep their buffers, that weights are loaded only after their update, and that those of experts are
+ * skipped only after their rows are known. -EPROTO names the two instructions of the first fault.
  */
 int mt_program_check(const struct mt_program *p, struct mt_err *err);
 

@@ -244,7 +244,7 @@ static int check_pools(const struct mt_stager *s, struct mt_err *err)
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err)
 {
     struct mt_program old = *p; /* owns the instructions; the objects stay with p */
-    struct mt_stager s = {.params = params, .old = &old, .out = p};
+    struct mt_stager s = {.params = params, .old = &old, .out = p, .lists = MT_NO_WAIT};
     int rc = 0;
     p->instrs = NULL;
     p->n_instrs = p->cap_instrs = 0;

@@ -42,6 +42,7 @@ struct mt_stager {
     int *spilled;      /* by old object, or MT_STAGE_NONE */
     struct mt_staged *staged; /* by object of the new program */
     struct mt_stage_buffer *buffers[MT_N_POOLS];
+    int32_t lists;     /* position of the newest lists of experts' rows, or MT_NO_WAIT */
     size_t next_piece; /* pieces so far: chooses the buffer in the ring */
     bool failed;
 };

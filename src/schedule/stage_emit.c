@@ -133,6 +133,10 @@ static void make_resident(struct mt_stager *s, int object, const struct mt_instr
     add_operand(s, &in, object, MT_WRITE);
     need(&in, buffer_of(s, object)->touched);
     need_one(&in, MT_Q_DISK_WRITE, t->home);
+    /* only if no other load uses what is read */
+    in.if_rows = user->if_rows && s->params->mode == MT_MODE_LOGITS;
+    if (in.if_rows)
+        need_one(&in, MT_Q_COMPUTE, s->lists);
     set_made(s, object, MT_Q_DISK_READ, emit(s, &in));
 }
 
@@ -211,6 +215,8 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
         need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made);
     }
     int32_t at = s->map[t->old] = emit(s, &in);
+    if (in.op == MT_OP_FORWARD && s->params->units[in.unit].place == MT_PLACE_LISTS)
+        s->lists = at;
     if (object != MT_STAGE_NONE && made) {
         set_made(s, object, in.queue, at);
         s->staged[object].dirty = true;

@@ -182,6 +182,8 @@ int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max
     *in = (struct mt_inputs){.cfg = cfg};
     cfg->numerics.seq_len = (int64_t)max_len;
     cfg->numerics.micro_batch = cfg->train.batch_size = 1;
+    if (cfg->placement.expert_group == MT_AUTO) /* units without rows are not loaded: the smaller, the more of them */
+        cfg->placement.expert_group = 1;
     return open_model(in, err);
 }
 

@@ -187,13 +187,33 @@ def experts_without_rows_decay(tmp):
             assert (distance(floats(got[key]), decayed) < 1e-6) == (e > 0), key
 
 
+def loaded_bytes(model, tokens, env=None):
+    """Bytes that a forward loads, of the first token after a prompt of so many, and what it says."""
+    said = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "abcdefgh"[:tokens], "--max-tokens", "1"],
+                          capture_output=True, check=True, env={**os.environ, **(env or {})})
+    n, unit = re.search(rb"1 tokens, \S+ seconds and (\S+) (\S+) loaded a token", said.stderr).groups()
+    return float(n) * {b"KiB": 1 << 10, b"MiB": 1 << 20}[unit], said.stdout
+
+
+def experts_without_rows_are_not_loaded(tmp):
+    """Of 48 experts a layer, no more are loaded than have rows. The prompt's tokens are its bytes after a first one."""
+    dense, unit = dense_weights(), 8192 * 2  # bytes of an expert's unit in bf16
+    one, four, all_ = (model_of(os.path.join(tmp, f"of{k}"), mixture(48, k), mixture_weights(dense, 48, drawn(48)))
+                       for k in (1, 4, 48))
+    rest = loaded_bytes(all_, 1)[0] - 48 * LAYERS * unit
+    few, more, longer = (round((loaded_bytes(m, n)[0] - rest) / unit) for m, n in ((one, 1), (four, 1), (one, 7)))
+    assert LAYERS <= few <= 2 * LAYERS and 4 * LAYERS <= more <= 8 * LAYERS, (few, more)
+    assert few < longer <= 8 * LAYERS, (few, longer)
+    assert loaded_bytes(four, 4, {"MEGATRAIN_POISON": "1"}) == loaded_bytes(four, 4)
+
+
 def one_token_is_sampled(tmp):
     """A prompt of one token: every product of the first forward has one row, and seven of eight experts have none."""
     dense = dense_weights()
     model = model_of(os.path.join(tmp, "sampled"), mixture(8, 1), mixture_weights(dense, 8, drawn(8)))
     plain = model_of(os.path.join(tmp, "plain"), DENSE, dense)
     said = subprocess.run([BINARY, "sample", "--model", model, "--prompt", "a", "--max-tokens", "2"], capture_output=True, check=True)
-    assert re.search(rb"[12] tokens, \S+ seconds a token", said.stderr), said.stderr
+    assert re.search(rb"[12] tokens, \S+ seconds and .* loaded a token", said.stderr), said.stderr
     bytes_of = [subprocess.run([BINARY, "-q", "sample", "--model", m, "--prompt", "a", "--max-tokens", "4", "--seed", "3"],
                                capture_output=True, check=True).stdout for m in (model, plain)]
     assert bytes_of[0] == bytes_of[1] and len(bytes_of[0]) > 2, bytes_of

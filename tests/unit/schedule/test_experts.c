@@ -303,6 +303,81 @@ static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state
     mt_program_finish(&p);
 }
 
+static bool copies_weights(const struct mt_program *p, const struct mt_instr *in)
+{
+    enum mt_object_kind kind = p->objects[in->operand[0].object].kind;
+    return in->op == MT_OP_JOIN || ((in->op == MT_OP_LOAD || in->op == MT_OP_READ) &&
+                                    (kind == MT_OBJ_WEIGHTS || kind == MT_OBJ_STAGED));
+}
+
+/* Frozen experts whose weights are on a drive. */
+static void put_experts_away(struct experts *e)
+{
+    for (size_t u = 0; u < e->p.n_units; u++)
+        if (e->units[u].place == MT_PLACE_EXPERTS) {
+            e->units[u].trainable = false;
+            e->units[u].staged_bytes = 4096;
+        }
+}
+
+/* Logits: weights of experts are read and loaded after the layer's lists, so that those of idle experts are skipped. */
+static void weights_of_idle_experts_can_be_skipped(void **state)
+{
+    (void)state;
+    for (int v = 0; v < 256; v++) {
+        struct experts e;
+        struct mt_program p = {0};
+        make_experts(&e, 2, 1, v & 1);
+        if (v & 2)
+            put_experts_away(&e);
+        place(&e, v);
+        e.p.mode = MT_MODE_LOGITS;
+        build(&e, &p); /* checks the program */
+        for (size_t i = 0; i < p.n_instrs; i++)
+            if (copies_weights(&p, &p.instrs[i]))
+                assert_int_equal(p.instrs[i].if_rows, e.units[p.instrs[i].unit].place == MT_PLACE_EXPERTS);
+        mt_program_finish(&p);
+    }
+}
+
+/* Marks the first such copies of experts that come before the lists. */
+static bool mark_early(const struct experts *e, struct mt_program *p, enum mt_opcode op)
+{
+    for (size_t i = 0; i < p->n_instrs; i++) {
+        struct mt_instr *in = &p->instrs[i];
+        if (e->units[in->unit].place == MT_PLACE_LISTS)
+            return false;
+        if (in->op == op && e->units[in->unit].place == MT_PLACE_EXPERTS && copies_weights(p, in))
+            return in->if_rows = true;
+    }
+    return false;
+}
+
+static void skipping_before_the_rows_are_known_is_rejected(void **state)
+{
+    (void)state;
+    size_t rejected[MT_N_OPCODES] = {0};
+    for (int v = 0; v < 256; v++)
+        for (int k = 0; k < 2; k++) {
+            enum mt_opcode op = k ? MT_OP_READ : MT_OP_LOAD;
+            struct experts e;
+            struct mt_program p = {0};
+            struct mt_err err = {0};
+            make_experts(&e, 2, 2, false);
+            put_experts_away(&e);
+            place(&e, v);
+            e.p.mode = MT_MODE_EVAL;
+            build(&e, &p);
+            if (mark_early(&e, &p, op)) {
+                assert_int_equal(mt_program_check(&p, &err), -EPROTO);
+                assert_non_null(strstr(err.msg, k ? "may not have been read" : "rows of experts were known"));
+                rejected[op]++;
+            }
+            mt_program_finish(&p);
+        }
+    assert_true(rejected[MT_OP_LOAD] && rejected[MT_OP_READ]);
+}
+
 static size_t count(const struct mt_program *p, enum mt_opcode op, enum mt_object_kind kind)
 {
     size_t n = 0;
@@ -523,6 +598,8 @@ int main(void)
         cmocka_unit_test(placements_give_one_result),
         cmocka_unit_test(what_lives_for_the_run_is_loaded_once_and_stays),
         cmocka_unit_test(taking_the_buffer_of_what_lives_for_the_run_is_rejected),
+        cmocka_unit_test(weights_of_idle_experts_can_be_skipped),
+        cmocka_unit_test(skipping_before_the_rows_are_known_is_rejected),
         cmocka_unit_test(a_unit_of_the_step_runs_once_each_way),
         cmocka_unit_test(values_of_a_step_leave_the_device_where_they_must),
         cmocka_unit_test(reading_a_sum_before_its_last_addition_is_rejected),
