@@ -190,15 +190,15 @@ bool mt_search_is_long(const struct mt_search_group *g)
 }
 
 /* Tries the group with several numbers of slots, while that may help. */
-static int try_group(struct mt_search *s, const struct mt_search_group *g, struct mt_err *err)
+static int try_group(struct mt_search *s, struct mt_search_group *g, struct mt_err *err)
 {
     static const int more[] = {2, 4, 3, 6, 8};
     struct mt_plan_request t = g->r;
     struct mt_sim_result sim;
     size_t between = t.layout->n_units - 2; /* without embedding and head */
     int rc = mt_search_try(s, &t, g->costs, &sim, err);
-    bool fits = sim.seconds > 0;
-    if (rc || !fits || t.placement.slots != MT_AUTO || mt_search_is_long(g))
+    g->fits = sim.seconds > 0;
+    if (rc || !g->fits || t.placement.slots != MT_AUTO || mt_search_is_long(g))
         return rc;
     int64_t tried = s->tried[s->n_tried - 1].placement.slots; /* the number chosen for auto */
     for (size_t i = 0; i < MT_ARRAY_LEN(more) && !rc; i++) {
@@ -213,6 +213,44 @@ static int try_group(struct mt_search *s, const struct mt_search_group *g, struc
     return rc;
 }
 
+static double logits_bytes(const struct mt_plan_request *r)
+{
+    const struct mt_numerics *n = &r->numerics;
+    double piece = (double)(n->logits_piece > 0 ? MT_MIN(n->logits_piece, n->logits_chunk) : n->logits_chunk);
+    double rest = piece < (double)n->logits_chunk ? (double)n->logits_chunk * (double)mt_dtype_size(n->dtype) : 0;
+    return (piece * sizeof(float) + rest) * (double)r->layout->cfg.vocab;
+}
+
+/* Bytes per second of the slowest place to which what does not fit the device goes. */
+static double slowest_home(const struct mt_plan_request *r)
+{
+    const struct mt_rate *rate = r->machine->rate;
+    double gbs = MT_MIN(rate[MT_RATE_H2D].value, rate[MT_RATE_D2H].value);
+    if (r->link_gbps > 0)
+        gbs = MT_MIN(gbs, r->link_gbps);
+    if (r->drives > 0)
+        gbs = MT_MIN(gbs, r->drives * MT_MIN(rate[MT_RATE_READ].value, rate[MT_RATE_WRITE].value));
+    return gbs * 1e9;
+}
+
+/*
+ * Whether a group that differs only in a longer chunk of logits fits and computes so much less that this one's memory
+ * cannot make up for it: bytes that fit the device are not sent out and back, nor others from host memory to drives.
+ */
+static bool chunk_is_too_short(const struct mt_search_groups *all, const struct mt_search_group *g)
+{
+    enum { TRANSFERS = 4 };
+    for (const struct mt_search_group *h = all->g; h < g; h++) {
+        const struct mt_placement *a = &h->r.placement, *b = &g->r.placement;
+        double freed = logits_bytes(&h->r) - logits_bytes(&g->r);
+        if (h->fits && h->r.numerics.micro_batch == g->r.numerics.micro_batch && a->activations == b->activations &&
+            a->keep_layers == b->keep_layers && freed > 0 &&
+            g->least - h->least > TRANSFERS * freed / slowest_home(&g->r))
+            return true;
+    }
+    return false;
+}
+
 static int compare_groups(const void *a, const void *b)
 {
     const struct mt_search_group *x = a, *y = b;
@@ -225,7 +263,8 @@ static int try_groups(struct mt_search *s, struct mt_search_groups *all, struct 
     int rc = 0;
     qsort(all->g, all->n, sizeof(*all->g), compare_groups);
     for (size_t i = 0; i < all->n && !rc; i++)
-        if (!s->found || all->g[i].least * MT_SEARCH_NEAR_ENOUGH < s->best.sim.makespan)
+        if ((!s->found || all->g[i].least * MT_SEARCH_NEAR_ENOUGH < s->best.sim.makespan) &&
+            !chunk_is_too_short(all, &all->g[i]))
             rc = try_group(s, &all->g[i], err);
     return rc;
 }

@@ -8,6 +8,7 @@
 
 enum {
     MAX_MIXED = 8, /* groups for which mixtures of recomputation and offloading are tried */
+    MANY_UNITS = 512, /* a mixture's: each candidate takes long, so fewer are tried */
     MAX_FINE = 3,  /* the best of those, for which a slot fewer and other orders are tried */
 };
 
@@ -52,6 +53,22 @@ static int try_offloaded(double *seconds, struct mt_search *s, struct mixture *m
     return rc;
 }
 
+/* Whether a few of n records make the step shorter than none, by their share of what is worth refining: if not, more of
+ * them are not worth it either. */
+static int few_help(bool *help, struct mt_search *s, struct mixture *m, enum order order, int64_t n, struct mt_err *err)
+{
+    enum { OF = 16 };
+    double none, few = 0;
+    *help = true;
+    if (s->r->layout->n_units < MANY_UNITS)
+        return 0;
+    int rc = try_offloaded(&none, s, m, order, 0, err);
+    if (!rc && none < INFINITY)
+        rc = try_offloaded(&few, s, m, order, MT_MAX(n / OF, (int64_t)1), err);
+    *help = !(none < INFINITY) || few * (1 + (MT_SEARCH_NEAR_ENOUGH - 1) / OF) < none;
+    return rc;
+}
+
 /*
  * Finds how many of the recomputed layers' records to offload: each makes the step shorter while the link carries them
  * during compute, and longer beyond that. Golden section finds the best number in a few simulations.
@@ -62,7 +79,12 @@ static int mix_offloading(struct mt_search *s, struct mixture *m, enum order ord
     int64_t lo = 0, hi = layers_to_send(m->g) * (order == TOGETHER ? 1 : 2), inner = llround((double)hi * share);
     int64_t a = hi - inner, b = inner; /* lo < a < b < hi */
     double at_a = 0, at_b = 0, at_hi;
-    int rc = order == TOGETHER ? try_offloaded(&at_hi, s, m, order, hi, err) : 0; /* the same in each order */
+    bool help;
+    int rc = few_help(&help, s, m, order, hi, err);
+    if (rc || !help)
+        return rc;
+    if (order == TOGETHER) /* the same in each order */
+        rc = try_offloaded(&at_hi, s, m, order, hi, err);
     if (!rc && a < b)
         rc = try_offloaded(&at_a, s, m, order, a, err);
     if (!rc && a < b)

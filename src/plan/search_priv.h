@@ -29,6 +29,7 @@ struct mt_search_group {
     struct mt_plan_request r;
     mt_cost_table *costs; /* borrowed */
     double least;         /* seconds of compute, without any waiting */
+    bool fits;            /* it was tried, and fits */
 };
 
 struct mt_search_groups {
