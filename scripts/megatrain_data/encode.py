@@ -13,6 +13,8 @@ from .errors import DataError
 from .formats import Bad, Chat, Ids, Pair
 
 BYTE_BOS, BYTE_EOS, BYTE_VOCAB = 256, 257, 259
+# what expressions of templates raise
+OF_TEMPLATES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 END_NAMES = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "</s>", "<|endoftext|>", "<|end_of_text|>")
 
@@ -200,7 +202,7 @@ class Encoder:
             return t, t.render(chat.messages, chat.tools, prompt, chat.variables)
         except jinja2.exceptions.TemplateError as e:
             raise Bad(f"{t.name} says: {e.message or e}") from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as e:
+        except OF_TEMPLATES as e:
             raise Bad(f"{t.name} fails: {type(e).__name__}: {e}") from None
 
     def chat_text(self, chat):

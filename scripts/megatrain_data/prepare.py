@@ -165,7 +165,7 @@ class Preparation:
                     if len(lengths):
                         w.add(ids, bits, lengths, at + base)
                 w.n_trained += more.get("trained", len(ids))
-                w.n_endless += more.get("endless", 0)
+                w.n_endless += more.get("endless", 0) if name != "input_ids" else 0
                 for p in more.get("untrained", []):
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:
