@@ -90,6 +90,33 @@ def what_a_drive_changes_in_silence_never_reaches_a_result(p):
     assert stopped > 1
 
 
+def what_a_crash_leaves_on_a_drive_is_never_trusted(p):
+    """Whatever became of scratch in a power cut: a run goes on from its checkpoint, and the scratch is removed."""
+    rng = random.Random(3)
+
+    def torn(path):
+        with open(path, "r+b") as f:
+            for at in range(0, os.path.getsize(path), 512):
+                if rng.random() < 0.5:
+                    f.seek(at)
+                    f.write(rng.randbytes(512))
+
+    def cut(path):
+        os.truncate(path, rng.randrange(os.path.getsize(path)))
+    for name, change in {"as it was": lambda path: None, "torn": torn, "cut": cut, "empty": lambda path: os.truncate(path, 0),
+                         "twice": lambda path: shutil.copy(path, path[:-6] + "aaaaaa"), "gone": os.remove}.items():
+        out, ini = p.ini("crash")
+        run = subprocess.Popen([BINARY, "-q", "run", ini], env={**os.environ, **PIECES}, stderr=subprocess.DEVNULL)
+        while not os.path.exists(os.path.join(out, "checkpoint-2")) and run.poll() is None:
+            time.sleep(0.001)
+        run.kill()
+        run.wait()
+        for left in [os.path.join(p.drive, n) for n in os.listdir(p.drive)]:
+            change(left)
+        p.check(name, out, ini)
+        shutil.rmtree(out)
+
+
 def a_drive_that_stays_broken_ends_the_run(p):
     out, ini = p.ini("stays")
     r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": "any:eio:200:0"}, expect=1)
