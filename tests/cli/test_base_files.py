@@ -209,6 +209,31 @@ def rows_in_pairs(tmp):
     same_bits(tmp, model, data, r"self_attn\.[qo]_proj\.weight", adapter__targets="o_proj")
 
 
+def every_home(tmp, model, data, **over):
+    """Of a model as it is released: host memory, drives and files give the same bits, in runs and across a resume."""
+    want = result(run(tmp, model, data, "host", name="host", **over)[0])
+    for home in "files", "disk":
+        out, said = run(tmp, model, data, home, name=home, **over)
+        assert result(out) == want and ("read in place" in said) == (home == "files"), (model, home)
+    for i, (first, then) in enumerate((("files", "disk"), ("host", "files"))):
+        out, _ = run(tmp, model, data, first, "--max-steps", 1, name=f"released-{i}", **over)
+        run(tmp, model, data, then, "--resume", name=f"released-{i}", **over)
+        assert (losses(out), planes(f"{out}/checkpoint-3")) == (want[0], want[1]), (first, then)
+
+
+def as_released(tmp):
+    """gpt-oss in MXFP4; MiniMax-M2, a matrix an expert, in FP8 with blocks of 128x128, partial ones at the edges."""
+    data = write_data(os.path.join(tmp, "few.jsonl"), vocab=96)
+    every_home(tmp, os.path.join(FIXTURES, "gpt_oss_mxfp4"), data)
+    fp8 = os.path.join(tmp, "minimax")
+    megatrain("export", os.path.join(FIXTURES, "minimax_m2"), fp8, "--base-dtype", "fp8")
+    shutil.rmtree(f"{fp8}/megatrain")
+    t = read_safetensors(f"{fp8}/model.safetensors")
+    assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight"][0] == "F8_E4M3"
+    assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight_scale_inv"][0] == "F32"
+    every_home(tmp, fp8, data)
+
+
 if __name__ == "__main__":
     for case in sys.argv[1:]:
         with tempfile.TemporaryDirectory(prefix="mt-base-files-") as tmp:
