@@ -52,7 +52,8 @@ static float load_f32(const char *src, size_t i)
 }
 
 /* Every step-th of n elements from element `at` of src on. lo: only for masters. */
-static void gather(enum mt_st_dtype dtype, const char *src, size_t at, size_t step, size_t n, uint16_t *hi, uint16_t *lo)
+static void gather(enum mt_st_dtype dtype, const char *src, size_t at, size_t step, size_t n, uint16_t *hi,
+                   uint16_t *lo)
 {
     if (dtype == MT_ST_BF16)
         for (size_t i = 0; i < n; i++)
@@ -160,8 +161,8 @@ static void put_rows(const struct mt_file_part *p, const struct mt_tensor *t, si
 
 /* The share's lines [first, first + n), of which src has elements from `from` on, are columns of the tensor: rows
  * [row, row_end) of them. */
-static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t first, size_t n, size_t row,
-                      size_t row_end, const char *src, const struct mt_file_target *to)
+static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t first, size_t n,
+                      size_t row, size_t row_end, const char *src, const struct mt_file_target *to)
 {
     const struct form *f = p->form;
     size_t cols = (size_t)t->shape[1], line = t->place.col_step, before = t->place.first - f->first;
@@ -179,8 +180,8 @@ static size_t row_at(const struct mt_tensor *t, size_t before, size_t at)
 }
 
 /* Elements [from, end) of the share are columns of the tensor, each a line; the first and the last may be cut. */
-static void put_columns(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end, const char *src,
-                        const struct mt_file_target *to)
+static void put_columns(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end,
+                        const char *src, const struct mt_file_target *to)
 {
     const struct form *f = p->form;
     size_t line = t->place.col_step, before = t->place.first - f->first, rows = (size_t)t->shape[0];
@@ -232,14 +233,15 @@ static struct mt_file_part *add_part(struct list *v, const struct mt_tensor *t, 
     struct mt_file_part *p = &v->part[v->n];
     struct form *f = &v->form[v->n++];
     *f = (struct form){.dtype = dtype, .packed = t->packed, .nested = t->nested, .t = {t}, .n = 1};
-    *p = (struct mt_file_part){.unit = t->unit, .plane = mt_range_planes(t->kind).hi, .low = mt_range_planes(t->kind).lo,
+    *p = (struct mt_file_part){.unit = t->unit, .plane = mt_range_planes(t->kind).hi,
+                               .low = mt_range_planes(t->kind).lo,
                                .piece = &v->piece[v->n_pieces], .n_lanes = 1, .n_tensors = 1, .tensor = {t->name},
                                .name = t->name, .form = f};
     return p;
 }
 
-static struct mt_file_piece *add_piece(struct list *v, struct mt_file_part *p, const struct mt_st_tensor *src, size_t skip,
-                                       size_t bytes)
+static struct mt_file_piece *add_piece(struct list *v, struct mt_file_part *p, const struct mt_st_tensor *src,
+                                       size_t skip, size_t bytes)
 {
     struct mt_file_piece *q = &v->piece[v->n_pieces++];
     *q = (struct mt_file_piece){.file = src->file, .offset = src->offset + skip, .bytes = bytes};
@@ -309,8 +311,8 @@ static int add_plain(struct list *v, const struct mt_tensor *t, struct mt_err *e
 }
 
 /* The scales' offset, which files have only in a text. */
-static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_tensor *t, const struct mt_packed_source *src,
-                      struct mt_err *err)
+static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_tensor *t,
+                      const struct mt_packed_source *src, struct mt_err *err)
 {
     float offset;
     int rc = mt_packed_read_offset(v->st, src, t, &offset, err);

@@ -412,7 +412,8 @@ static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor
 }
 
 /* Can it be converted and turned while it is read in place? */
-static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t, const struct mt_st_tensor *src, bool changed)
+static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t, const struct mt_st_tensor *src,
+                           bool changed)
 {
     bool plain = !src || src->dtype == MT_ST_BF16 || src->dtype == MT_ST_F16 || src->dtype == MT_ST_F32;
     return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;

@@ -187,7 +187,9 @@ static int take_bytes(struct block *b, size_t piece, int lane, size_t before, si
         b->sum[lane] = mt_block_sum(data, n);
     else
         XXH3_64bits_update(b->s->state[lane], data, n);
-    int rc = b->inspect && call->inspect ? call->inspect(&b->p->p, piece, b->f->files[q->file].path, at, data, n, err) : 0;
+    int rc = 0;
+    if (b->inspect && call->inspect)
+        rc = call->inspect(&b->p->p, piece, b->f->files[q->file].path, at, data, n, err);
     if (rc || !b->to)
         return rc;
     if (b->p->p.placed)
@@ -218,7 +220,8 @@ static int read_rows(struct block *b, size_t piece, size_t before, size_t from, 
         rc = read_cover(&b->f->files[q->file], q->offset + r * group, n * group, b->s->buf, &data, err);
         for (size_t i = 0; i < n * lanes && !rc; i++) {
             size_t row = (r + i / lanes) * q->row, first = MT_MAX(row, from), last = MT_MIN(row + q->row, end);
-            rc = take_bytes(b, piece, (int)(i % lanes), before, first, data + i * q->row + (first - row), last - first, err);
+            rc = take_bytes(b, piece, (int)(i % lanes), before, first, data + i * q->row + (first - row),
+                            last - first, err);
         }
     }
     return rc;
@@ -233,8 +236,8 @@ static void put_literals(const struct part *p, const struct mt_file_target *to)
 }
 
 /* Reads a block, puts it to its place and checks it; what is wrong is put there, too. */
-static int load_block(mt_file_weights *f, struct part *p, size_t block, struct scratch *s, const struct mt_file_target *to,
-                      struct mt_err *err)
+static int load_block(mt_file_weights *f, struct part *p, size_t block, struct scratch *s,
+                      const struct mt_file_target *to, struct mt_err *err)
 {
     struct block b = {.f = f, .p = p, .s = s, .to = to, .first = block * MT_SUM_BLOCK};
     b.end = b.first + block_bytes(p, block);
@@ -249,7 +252,8 @@ static int load_block(mt_file_weights *f, struct part *p, size_t block, struct s
         const struct mt_file_piece *q = &p->p.piece[i];
         size_t n = q->file < 0 ? 0 : q->bytes, from = MT_MAX(at, b.first), end = MT_MIN(at + n, b.end);
         if (from < end)
-            rc = q->row ? read_rows(&b, i, at, from - at, end - at, err) : read_run(&b, i, at, from - at, end - at, err);
+            rc = q->row ? read_rows(&b, i, at, from - at, end - at, err)
+                        : read_run(&b, i, at, from - at, end - at, err);
         at += n;
     }
     for (int l = 0; l < p->p.n_lanes && !b.summed; l++)
@@ -617,7 +621,8 @@ static int start_readers(mt_file_weights *f, unsigned depth, struct mt_err *err)
     size_t n = depth / MT_MAX(f->n_drives, (size_t)1) * f->n_drives;
     for (; f->n_readers < n; f->n_readers++) {
         struct reader *r = &f->readers[f->n_readers];
-        *r = (struct reader){.drive = &f->drive[f->n_readers % f->n_drives], .s.buf = f->buffers + f->n_readers * BUFFER};
+        *r = (struct reader){.drive = &f->drive[f->n_readers % f->n_drives],
+                             .s.buf = f->buffers + f->n_readers * BUFFER};
         int rc = make_states(&r->s, err);
         if (!rc)
             rc = -pthread_create(&r->thread, NULL, reader_main, r);

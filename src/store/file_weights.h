@@ -64,7 +64,8 @@ struct mt_file_target {
 };
 
 /** Copies those of n bytes at `at` of a plane that are needed. */
-static inline void mt_file_put(const struct mt_file_target *to, enum mt_plane_kind k, size_t at, const void *src, size_t n)
+static inline void mt_file_put(const struct mt_file_target *to, enum mt_plane_kind k, size_t at, const void *src,
+                               size_t n)
 {
     size_t a = MT_MAX(at, to->first), b = MT_MIN(at + n, to->end);
     if (to->plane[k] && a < b)

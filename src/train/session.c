@@ -89,7 +89,8 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     struct mt_base_sums base = base_sums(s);
     struct mt_train_state of_adapters = {.step = 0};
     int rc = mt_checkpoint_verify_model(dir, false, false, err);
-    if (!setup->request.train && *cfg->adapter.path && !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
+    if (!setup->request.train && *cfg->adapter.path &&
+        !mt_checkpoint_read_state(cfg->adapter.path, &of_adapters, NULL)) {
         base.want = of_adapters.frozen;
         base.other_forms = true;
     }
