@@ -52,7 +52,7 @@ static const void *at(const void *base, enum mt_dtype t, size_t row, size_t ld, 
 }
 
 static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struct tile *t,
-                                       const struct mt_cuda_tiled_room *r)
+                                       const struct mt_cuda_tiled_buffers *r)
 {
     return (struct mt_cuda_scores){
         .rows = t->rows, .n_heads = a->n_q, .n_keys = t->n_keys, .ld = t->ld, .q0 = t->q0,
@@ -67,7 +67,7 @@ struct heads {
 
 /* Makes a batch of products, one for each query head in it. */
 typedef struct mt_cuda_product (*product_fn)(const struct mt_attention_bwd *b, const struct tile *t,
-                                             const struct mt_cuda_tiled_room *r, struct heads h);
+                                             const struct mt_cuda_tiled_buffers *r, struct heads h);
 
 struct products {
     product_fn make;
@@ -77,7 +77,7 @@ struct products {
 
 /* All query heads, in as few batches as possible: over key heads, or over members of a group, which share K and V. */
 static int for_heads(struct mt_cuda_device *d, const struct mt_attention_bwd *b, const struct tile *t,
-                     const struct mt_cuda_tiled_room *r, struct products f, struct mt_err *err)
+                     const struct mt_cuda_tiled_buffers *r, struct products f, struct mt_err *err)
 {
     size_t n_kv = b->fwd.n_kv, group = b->fwd.n_q / n_kv;
     bool by_group = !f.sums && group > n_kv;
@@ -96,7 +96,7 @@ static int for_heads(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
 
 /* S = scale Q K' */
 static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const struct tile *t,
-                                     const struct mt_cuda_tiled_room *r, struct heads h)
+                                     const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, plane = t->rows * t->ld;
@@ -110,7 +110,7 @@ static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const str
 
 /* O = P V */
 static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const struct tile *t,
-                                      const struct mt_cuda_tiled_room *r, struct heads h)
+                                      const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, plane = t->rows * t->ld;
@@ -124,7 +124,7 @@ static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const st
 
 /* dP = dO V' */
 static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd *b,
-                                                   const struct tile *t, const struct mt_cuda_tiled_room *r,
+                                                   const struct tile *t, const struct mt_cuda_tiled_buffers *r,
                                                    struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
@@ -152,20 +152,20 @@ static struct mt_cuda_product key_gradient(const struct mt_attention *a, const s
 }
 
 static struct mt_cuda_product dv_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, struct heads h)
+                                         const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     return key_gradient(&b->fwd, t, h, 1, r->p, b->d_o, b->fwd.ld_o, r->dv);
 }
 
 static struct mt_cuda_product dk_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, struct heads h)
+                                         const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     return key_gradient(&b->fwd, t, h, b->fwd.scale, r->ds, b->fwd.q, b->fwd.ld_q, r->dk);
 }
 
 /* dQ (+)= scale dS K */
 static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const struct tile *t,
-                                         const struct mt_cuda_tiled_room *r, struct heads h)
+                                         const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
     size_t hd = a->head_dim, plane = t->rows * t->ld;
@@ -177,7 +177,7 @@ static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const
 }
 
 static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                        const struct tile *t, const struct mt_cuda_tiled_room *r, struct mt_err *err)
+                        const struct tile *t, const struct mt_cuda_tiled_buffers *r, struct mt_err *err)
 {
     struct mt_cuda_scores s = scores_of(&b->fwd, t, r);
     int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention, scores"}, err);
@@ -191,7 +191,7 @@ static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd 
 int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention *a,
                             struct mt_err *err)
 {
-    struct mt_cuda_tiled_room r = mt_cuda_tiled_room_of(a);
+    struct mt_cuda_tiled_buffers r = mt_cuda_tiled_buffers_of(a);
     struct mt_attention_bwd b = {.fwd = *a};
     int rc = 0;
     for (size_t doc = 0; doc < a->n_docs && !rc; doc++) {
@@ -207,7 +207,7 @@ int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention 
 }
 
 static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                         const struct tile *t, const struct mt_cuda_tiled_room *r, struct mt_err *err)
+                         const struct tile *t, const struct mt_cuda_tiled_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     struct mt_cuda_scores s = scores_of(a, t, r);
@@ -243,7 +243,7 @@ static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, vo
 
 /* A tile's queries with all of their keys, one tile at a time. */
 static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_bwd *b, struct tile *t,
-                            const struct mt_cuda_tiled_room *r, struct mt_err *err)
+                            const struct mt_cuda_tiled_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t first = first_key(a, t->q0), most = mt_cuda_tile_keys(a->n_q);
@@ -258,7 +258,7 @@ static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_
 }
 
 static int backward_document(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                             const struct mt_cuda_tiled_room *r, size_t doc, struct mt_err *err)
+                             const struct mt_cuda_tiled_buffers *r, size_t doc, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
@@ -280,7 +280,7 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                 struct mt_err *err)
 {
-    struct mt_cuda_tiled_room r = mt_cuda_tiled_room_of(&b->fwd);
+    struct mt_cuda_tiled_buffers r = mt_cuda_tiled_buffers_of(&b->fwd);
     int rc = 0;
     for (size_t doc = 0; doc < b->fwd.n_docs && !rc; doc++)
         rc = backward_document(d, b, &r, doc, err);

@@ -95,7 +95,7 @@ static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
 static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
     bool tiled = op == MT_DEV_ATTENTION && !mt_cuda(dev)->fused;
-    return tiled ? mt_cuda_tiled_room_of(args).bytes : mt_cuda_workspace(op, args);
+    return tiled ? mt_cuda_tiled_buffers_of(args).bytes : mt_cuda_workspace(op, args);
 }
 
 static void cuda_findings(mt_device *dev, struct mt_str *out)

@@ -146,7 +146,7 @@ static void note_short_memory(struct mt_cuda_fused *f, int plan_rc, const char *
 }
 
 /* Finds the plan and runs it. REFUSED: not supported, or the workspace is too small. */
-static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_room *r,
+static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_buffers *r,
                         const struct mt_fused_shape *s, struct mt_fused_call *c, struct mt_err *err)
 {
     struct mt_cuda_fused *f = d->fused;
@@ -184,7 +184,7 @@ static enum outcome launched(struct mt_cuda_device *d, cudaError_t rc, const cha
 }
 
 static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
-                               const struct mt_cuda_fused_room *r, struct mt_pack_stats p, struct mt_err *err)
+                               const struct mt_cuda_fused_buffers *r, struct mt_pack_stats p, struct mt_err *err)
 {
     p.lse = a->lse;
     p.stride = a->n;
@@ -194,7 +194,7 @@ static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attenti
 
 /* Makes the shape ragged and fills its tables. */
 static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attention *a,
-                                const struct mt_cuda_fused_room *r, struct mt_fused_shape *s,
+                                const struct mt_cuda_fused_buffers *r, struct mt_fused_shape *s,
                                 struct mt_fused_call *c, struct mt_err *err)
 {
     s->ragged = 1;
@@ -210,7 +210,7 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
 
 static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, bool same, struct mt_err *err)
 {
-    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(a);
+    struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(a);
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
     struct mt_fused_shape s = shape_of(a, same ? a->n_docs : mt_cuda_next_power(a->n_docs), len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
@@ -227,7 +227,7 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
 }
 
 /* Reduces *batch documents and *kv key heads to as many as the workspace holds at once; false: not even one. */
-static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_room *r, size_t len, size_t *batch,
+static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_buffers *r, size_t len, size_t *batch,
                 size_t *kv)
 {
     size_t group = a->n_q / a->n_kv;
@@ -265,7 +265,7 @@ static struct mt_fused_call heads_from(const struct mt_attention *a, const struc
 
 /* Backward of the documents at rows x, some heads at a time; `stats` describes the source of their log-sum-exps. */
 static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
-                                   const struct mt_cuda_fused_room *r, struct mt_fused_shape s,
+                                   const struct mt_cuda_fused_buffers *r, struct mt_fused_shape s,
                                    const struct rows *x, size_t kv, struct mt_pack_stats stats,
                                    struct mt_err *err)
 {
@@ -291,7 +291,7 @@ static char *row_at(const void *base, size_t row, size_t ld)
 }
 
 static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                  const struct mt_cuda_fused_room *r, struct mt_err *err)
+                                  const struct mt_cuda_fused_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t len = doc_len(a, 0), batch = a->n_docs, kv;
@@ -317,7 +317,7 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
 }
 
 static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct mt_cuda_fused_room *r, struct mt_err *err)
+                                    const struct mt_cuda_fused_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t len = mt_cuda_padded_len(longest(a)), batch = mt_cuda_next_power(a->n_docs), total = mt_cuda_fused_total(a);
@@ -351,7 +351,7 @@ static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_pack_docs
 
 /* A few documents of similar length, by padded copies. */
 static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct mt_cuda_fused_room *r,
+                                    const struct mt_cuda_fused_buffers *r,
                                     const struct mt_pack_docs *docs, size_t len, size_t kv, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
@@ -389,7 +389,7 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
 
 /* All documents of padded length `len`, a power of two of them at a time. */
 static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                   const struct mt_cuda_fused_room *r, size_t len, struct mt_err *err)
+                                   const struct mt_cuda_fused_buffers *r, size_t len, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_PACK_DOCS), kv;
@@ -413,7 +413,7 @@ static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_att
 }
 
 static enum outcome backward_padded(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct mt_cuda_fused_room *r, struct mt_err *err)
+                                    const struct mt_cuda_fused_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     enum outcome rc = DONE;
@@ -439,7 +439,7 @@ struct call {
 
 static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_trial_way way, struct mt_err *err)
 {
-    struct mt_cuda_fused_room r = mt_cuda_fused_room_of(c->a);
+    struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(c->a);
     if (!c->b)
         return forward(d, c->a, way == MT_TRIAL_FIXED, err);
     switch (way) {

@@ -127,12 +127,12 @@ static size_t most_scores(size_t max_len, size_t n_q)
     return most;
 }
 
-struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a)
+struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a)
 {
     size_t scores = most_scores(a->max_len, a->n_q), rows = MT_MIN(a->max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
     size_t kv = a->n_kv * a->max_len * a->head_dim, half = scores * mt_dtype_size(a->dtype);
     char *base = a->workspace;
-    struct mt_cuda_tiled_room r;
+    struct mt_cuda_tiled_buffers r;
     r.s = take(base, &at, scores * sizeof(float));
     r.dp = take(base, &at, scores * sizeof(float));
     r.dq = take(base, &at, a->n_q * rows * a->head_dim * sizeof(float));
@@ -189,14 +189,14 @@ static size_t longest_fused(size_t len, size_t group)
     return len;
 }
 
-struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a)
+struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention *a)
 {
     size_t n = a->n, n_q = a->n_q, len = mt_cuda_padded_len(a->max_len), at = 0, batch = mt_cuda_next_power(n);
     /* each term grows with n and max_len: a smaller call fits the workspace that was planned for a larger one */
     size_t group = n_q / a->n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
     size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
     char *base = a->workspace;
-    struct mt_cuda_fused_room r = {
+    struct mt_cuda_fused_buffers r = {
         .pad_tokens = MT_MAX(longest_fused(len, group), MT_MIN((size_t)PAD_TOKENS, 2 * n))};
     size_t tokens = MT_MAX(MT_MIN(mt_cuda_fused_total(a), (size_t)LINEAR_TOKENS), r.pad_tokens);
     r.stats = take(base, &at, MT_MAX(n, r.pad_tokens) * n_q * sizeof(float));
@@ -213,10 +213,10 @@ struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a)
 
 size_t mt_cuda_attention_workspace(const struct mt_attention *a)
 {
-    size_t bytes = mt_cuda_tiled_room_of(a).bytes;
+    size_t bytes = mt_cuda_tiled_buffers_of(a).bytes;
     if (a->dtype != MT_BF16 || !a->n || !a->max_len)
         return bytes;
-    return MT_MAX(bytes, mt_cuda_fused_room_of(a).bytes);
+    return MT_MAX(bytes, mt_cuda_fused_buffers_of(a).bytes);
 }
 
 size_t mt_cuda_workspace(enum mt_dev_op op, const void *args)

@@ -55,13 +55,13 @@ size_t mt_cuda_tile_rows(size_t len, size_t n_q);
 size_t mt_cuda_tile_keys(size_t n_q);
 
 /** The workspace's parts: scores, then in f32 dQ of a tile, dK and dV of a document; heads outermost. */
-struct mt_cuda_tiled_room {
+struct mt_cuda_tiled_buffers {
     float *s, *dp, *dq, *dk, *dv;
     void *p, *ds; /* in f32 the same as s and dp */
     size_t bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only `bytes` is valid. */
-struct mt_cuda_tiled_room mt_cuda_tiled_room_of(const struct mt_attention *a);
+struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a);
 
 /* --- fused attention --------------------------------------------------------------------------- */
 
@@ -76,7 +76,7 @@ size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim);
 /** Rows that a ragged backward is planned for: those of the call, rounded up like lengths, at most most_n. */
 size_t mt_cuda_fused_total(const struct mt_attention *a);
 
-struct mt_cuda_fused_room {
+struct mt_cuda_fused_buffers {
     size_t pad_tokens;
     float *stats;
     int32_t *lens;
@@ -86,7 +86,7 @@ struct mt_cuda_fused_room {
     size_t lib_bytes, bytes;
 };
 /** Divides the arguments' workspace; if that is NULL only the sizes are valid. `bytes` grows with n and max_len. */
-struct mt_cuda_fused_room mt_cuda_fused_room_of(const struct mt_attention *a);
+struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention *a);
 
 #ifdef __cplusplus
 }
