@@ -139,8 +139,8 @@ const struct mt_key mt_keys[] = {
      "bf16 in the order of use). auto: host memory; if that "
      "is too small, the files, and the disk for what cannot be read in place."},
     {"memory", "base_blocks", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.base_blocks), "auto", NULL, 0, 1 << 20, NULL,
-     "With base = files: the frozen weights of so many blocks (the embedding, layers, the head), spread evenly, stay in "
-     "host memory all the same. auto: none where base = files is set, as many as fit where base = auto chooses it."},
+     "With base = files: the frozen weights of so many blocks stay in host memory all the same: of layers, spread "
+     "evenly, then of the embedding and the head. auto: none where base = files is set, as many as fit where base = auto chooses it."},
     {"memory", "nvme_paths", MT_MACHINE, MT_KEY_PATHS, AT(memory.nvme_paths), "", NULL, ANY, NULL,
      "Folders on the drives to stripe over; they must exist. The files there are scratch: only checkpoints are needed "
      "to resume."},

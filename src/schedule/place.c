@@ -402,11 +402,11 @@ static bool alloc_placer(struct placer *p)
     for (size_t o = 0; p->objects && o < d->n_objects; o++)
         p->objects[o] = (struct object_state){.buffer = NONE, .next_use = NEVER, .last_write = NONE,
                                               .store = MT_NO_KEY, .load = MT_NO_KEY, .gathered = NONE};
-    p->first_compute = mt_calloc(2 * d->n_units, sizeof(int));
-    p->update = p->first_compute + d->n_units;
-    for (size_t u = 0; p->first_compute && u < 2 * d->n_units; u++)
-        p->first_compute[u] = NONE;
-    return p->objects && p->first_compute && find_next_uses(p);
+    p->first_compute = mt_calloc(d->n_units, sizeof(int));
+    p->update = mt_calloc(d->n_units, sizeof(int));
+    for (size_t u = 0; p->first_compute && p->update && u < d->n_units; u++)
+        p->first_compute[u] = p->update[u] = NONE;
+    return p->objects && p->first_compute && p->update && find_next_uses(p);
 }
 
 static void free_placer(struct placer *p)
@@ -419,6 +419,7 @@ static void free_placer(struct placer *p)
     free(p->objects);
     free(p->next_use);
     free(p->first_compute);
+    free(p->update);
 }
 
 static int place_all(struct placer *p, struct mt_err *err)
