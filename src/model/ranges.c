@@ -20,13 +20,13 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
                                                    1, half};
     desc[MT_PLANE_IN_FILE] = (struct mt_plane_desc){"frozen weights", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE, MT_BF16, 1,
                                                     half};
-    desc[MT_PLANE_IN_FILE_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
+    desc[MT_PLANE_IN_FILE_HI] = (struct mt_plane_desc){"frozen weights (large, hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
                                                        MT_BF16, 1, half};
-    desc[MT_PLANE_IN_FILE_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
+    desc[MT_PLANE_IN_FILE_LO] = (struct mt_plane_desc){"frozen weights (large, lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_IN_FILE_WIDE,
                                                        MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (small, hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
+    desc[MT_PLANE_FROZEN_HI] = (struct mt_plane_desc){"frozen weights (hi)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
-    desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (small, lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
+    desc[MT_PLANE_FROZEN_LO] = (struct mt_plane_desc){"frozen weights (lo)", NULL, MT_ROLE_WEIGHT, MT_RANGE_FROZEN_WIDE,
                                                       MT_BF16, 1, half};
     desc[MT_PLANE_PACKED] = (struct mt_plane_desc){"frozen weights (packed)", NULL, MT_ROLE_WEIGHT, MT_RANGE_PACKED,
                                                    MT_BF16, 1, 1};

@@ -81,6 +81,10 @@ def measure(tmp, name, shape, dtype, budget, make=make, **over):
     return rows, rows["sum", "device"] + rows["sum", "host"], peak
 
 
+#: of small runs: CPUs differ by some 8 MiB in how much of the libraries they touch
+SLACK = 16 << 20
+
+
 def keeps_the_table(promised, peak, slack=0):
     rounding = 10 << 20 if promised > 1 << 30 else 0  # sums are printed to a hundredth of a GiB
     assert peak <= promised + rounding, f"the table promised {promised:.0f}, the run took {peak}"
@@ -213,7 +217,7 @@ def check_files(tmp, sizes, hidden, ffn, budget, seq_len):
         rows, promised, peak, trained = run_adapters(tmp, f"files-{layers}", model, budget, seq_len,
                                                      memory__base="files", model__init="weights", memory__slots=2)
         assert ("host", "frozen weights") not in rows, rows
-        keeps_the_table(promised, peak, 10 << 20)
+        keeps_the_table(promised, peak, SLACK)
         host.append(rows["sum", "host"] - 16 * trained)
         peaks.append(peak - 16 * trained)
     more = 2 * (matrices(sizes[1], hidden, ffn) - matrices(sizes[0], hidden, ffn))
@@ -233,9 +237,9 @@ with tempfile.TemporaryDirectory() as tmp:
     else:
         small = (192, 512, 64)
         for dtype in sys.argv[1:]:
-            check(tmp, dtype, small, 10, 0, 10 << 20)
-            check_disk(tmp, dtype, small, 10, 128, 10 << 20)
-            check_mixture(tmp, dtype, (128, 128, 64), 10, 10 << 20)
+            check(tmp, dtype, small, 10, 0, SLACK)
+            check_disk(tmp, dtype, small, 10, 128, SLACK)
+            check_mixture(tmp, dtype, (128, 128, 64), 10, SLACK)
     if FULL or "bf16" in sys.argv:
-        check_packed(tmp, 24, 512, 1536, 32, 64, 10 << 20)
+        check_packed(tmp, 24, 512, 1536, 32, 64, SLACK)
         check_files(tmp, (3, 9), 1024, 2048, 96, 64)
