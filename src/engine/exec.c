@@ -116,7 +116,8 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
         rc = mt_exec_trace_begin(x, r, i, &err);
     if (!rc && !is_skipped(x, in)) {
         rc = mt_exec_submit(x->b, &r->prog, in, &err);
-        x->loaded += in->op == MT_OP_LOAD ? in->bytes : 0;
+        if (in->op == MT_OP_LOAD) /* of one queue: others do not touch it */
+            x->loaded += in->bytes;
     }
     if (!rc)
         rc = mt_exec_trace_end(x, r, i, &err);
