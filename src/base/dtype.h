@@ -64,6 +64,12 @@ static inline float mt_master_join(uint16_t hi, uint16_t lo)
     return mt_f32_from_bits(((uint32_t)hi << 16) + (uint32_t)(int32_t)(int16_t)lo);
 }
 
-float mt_f16_to_f32(uint16_t h);
+/* Exact. The exponent is moved by a product, which makes subnormal numbers normal; without branches. */
+static inline float mt_f16_to_f32(uint16_t h)
+{
+    float f = mt_f32_from_bits((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
+    uint32_t special = (h & 0x7c00) == 0x7c00 ? 0x7f800000u : 0; /* infinity, NaN */
+    return mt_f32_from_bits(mt_f32_bits(f) | special | (uint32_t)(h & 0x8000) << 16);
+}
 
 #endif

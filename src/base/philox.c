@@ -74,14 +74,3 @@ uint64_t mt_permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream)
     } while (i >= n);
     return i;
 }
-
-float mt_f16_to_f32(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exp = (h >> 10) & 31, frac = h & 0x3ffu;
-    if (exp == 31)
-        return mt_f32_from_bits(sign | 0x7f800000u | (frac << 13));
-    if (exp)
-        return mt_f32_from_bits(sign | ((exp + 112) << 23) | (frac << 13));
-    float sub = (float)frac * 0x1p-24f;
-    return sign ? -sub : sub;
-}

@@ -29,13 +29,6 @@ struct form {
 
 /* --- values -------------------------------------------------------------------------------------- */
 
-/* Of finite numbers, exact. */
-static float f16_value(uint16_t h)
-{
-    float f = mt_f32_from_bits((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
-    return mt_f32_from_bits(mt_f32_bits(f) | (uint32_t)(h & 0x8000) << 16);
-}
-
 /* Element i of a file's bytes, which may be unaligned, as bf16 or as its master. */
 static uint16_t load_u16(const char *src, size_t i)
 {
@@ -60,7 +53,7 @@ static void gather(enum mt_st_dtype dtype, const char *src, size_t at, size_t st
             hi[i] = load_u16(src, at + i * step);
     else if (dtype == MT_ST_F16)
         for (size_t i = 0; i < n; i++)
-            mt_master_split(f16_value(load_u16(src, at + i * step)), &hi[i], &lo[i]);
+            mt_master_split(mt_f16_to_f32(load_u16(src, at + i * step)), &hi[i], &lo[i]);
     else
         for (size_t i = 0; i < n; i++)
             mt_master_split(load_f32(src, at + i * step), &hi[i], &lo[i]);
