@@ -96,8 +96,7 @@ static void write_tokens(const struct gather *g, size_t run, size_t col, const u
     float wide[SLICE];
     const void *row = hi;
     for (size_t i = 0; size == sizeof(float) && i < n; i++) {
-        uint32_t u = ((uint32_t)hi[i] << 16) + (uint32_t)(int32_t)(int16_t)lo[i];
-        memcpy(&wide[i], &u, sizeof(u));
+        wide[i] = mt_master_join(hi[i], lo[i]);
         row = wide;
     }
     for (int32_t i = g->runs->starts[run]; i < g->runs->starts[run + 1]; i++)
