@@ -5,6 +5,22 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from tiny import base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
+
+
+class FinishedRun:
+    """Two steps of a small model: its folders, its configuration and its checkpoint."""
+
+    def __init__(self, tmp, layers):
+        self.tmp = tmp
+        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=layers))
+        self.data = write_data(os.path.join(tmp, "data.jsonl"))
+        self.out = os.path.join(tmp, "out")
+        self.ini = write_ini(self.out + ".ini", base(self.model, self.data, self.out, train__steps=2))
+        megatrain("-q", "run", self.ini)
+        self.good = os.path.join(self.out, "checkpoint-2")
+
 
 def tests_of(names):
     """The tests among a module's globals()."""

@@ -11,19 +11,13 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from runner import run_tests  # noqa: E402
-from tiny import BINARY, base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
+from runner import FinishedRun, run_tests  # noqa: E402
+from tiny import BINARY, base, config, megatrain, write_ini  # noqa: E402
 
 
-class Place:
+class Place(FinishedRun):
     def __init__(self, tmp):
-        self.tmp = tmp
-        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=2))
-        self.data = write_data(os.path.join(tmp, "data.jsonl"))
-        self.out = os.path.join(tmp, "out")
-        self.ini = write_ini(self.out + ".ini", base(self.model, self.data, self.out, train__steps=2))
-        megatrain("-q", "run", self.ini)
-        self.good = os.path.join(self.out, "checkpoint-2")
+        super().__init__(tmp, layers=2)
 
     def damaged(self, name):
         """A copy with one bit turned in the middle of a file."""

@@ -17,23 +17,17 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from runner import run_tests  # noqa: E402
-from tiny import BINARY, base, config, megatrain, write_data, write_ini, write_model  # noqa: E402
+from runner import FinishedRun, run_tests  # noqa: E402
+from tiny import BINARY, base, config, megatrain, write_ini  # noqa: E402
 
 EVIL = "\x1b]0;owned\x07\x08\x7f\x9b31m\u202e"       # a title, and other ways to steer; the C1 one as UTF-8
 OWN = re.compile(rb"\x1b\[[0-9;]*[mK]|\r")
 STEERS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|(?<![\x80-\xff])[\x80-\x9f]")
 
 
-class Place:
+class Place(FinishedRun):
     def __init__(self, tmp):
-        self.tmp = tmp
-        self.model = write_model(os.path.join(tmp, "model"), config("qwen3", num_hidden_layers=1))
-        self.data = write_data(os.path.join(tmp, "data.jsonl"))
-        self.out = os.path.join(tmp, "out")
-        self.ini = write_ini(self.out + ".ini", base(self.model, self.data, self.out, train__steps=2))
-        megatrain("-q", "run", self.ini)
-        self.good = os.path.join(self.out, "checkpoint-2")
+        super().__init__(tmp, layers=1)
         self.n, self.shown = 0, 0
 
     def file(self, name, data):
