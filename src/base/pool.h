@@ -36,7 +36,7 @@ int mt_pool_n_threads(const mt_pool *pool);
  * calling thread alone, so that a loop can run within a chunk of another. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
-/** The calling thread gives way to the process's other threads where cores are short, from now on. */
+/** Lowers the calling thread's priority for good, so that other threads go first when all cores are busy. */
 void mt_thread_gives_way(void);
 
 /** Binds the calling thread to a CPU; does nothing if that is not allowed. */

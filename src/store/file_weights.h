@@ -32,7 +32,8 @@ typedef struct mt_file_weights mt_file_weights;
 
 enum { MT_FILE_MAX_DRIVES = 8, MT_FILE_DEPTH = 32, MT_FILE_LANES = 2 };
 
-/** Bytes that are contiguous in a file; with two lanes, rows that belong to one and the other by turns. */
+/** A contiguous run of bytes in a file. With two lanes its rows alternate between them, as those of two interleaved
+ * tensors do. */
 struct mt_file_piece {
     int file;             /* index into paths; -1: the bytes are those of `offset` itself, and not part of any sum */
     uint64_t offset;      /* of its first byte in the file */

@@ -59,7 +59,7 @@ def templates_end_with_a_result_or_an_error(tmp, r):
                 spans = t.spans(shown, CHAT, [None] * len(CHAT), "assistant")
                 assert all(0 <= a <= b <= len(shown.text) for a, b in spans), source
             counts[True] += 1
-        except (DataError, jinja2.exceptions.TemplateError, *encode.OF_TEMPLATES):  # all are told
+        except (DataError, jinja2.exceptions.TemplateError, *encode.OF_TEMPLATES):  # the helper reports each of these as an error
             counts[False] += 1
         except BaseException:
             print(repr(source), file=sys.stderr)
