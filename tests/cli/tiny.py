@@ -95,10 +95,10 @@ def base(model, data, out, **over):
     return s
 
 
-def megatrain(*args, env=None, expect=0, stdin=None):
+def megatrain(*args, env=None, expect=0, stdin=None, binary=BINARY):
     e = dict(os.environ)
     e.update(env or {})
-    p = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, env=e, timeout=570)
+    p = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, env=e, timeout=570)
     if expect is not None and p.returncode != expect:
         sys.stderr.write(p.stdout + p.stderr)
         raise AssertionError(f"megatrain {' '.join(map(str, args))}: exit {p.returncode}, expected {expect}")
