@@ -20,7 +20,7 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from parity import LR, ROWS, STEPS, lr_at, rel
 from tiny import base, megatrain, write_ini
@@ -49,6 +49,13 @@ CASES = {
     "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "mixtral-experts": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
     "minimax_m2-experts": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
+    # PEFT has one adapter for all experts of gpt-oss; of the parameters of a module, it wraps one around the other
+    "gpt_oss-experts": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"down_proj": 6},
+                                        alpha_pattern={"gate_up_proj": 12}, target_parameters=["mlp.experts.gate_up_proj",
+                                        "mlp.experts.down_proj"]), 4),
+    "gpt_oss_mxfp4-experts": ("gpt_oss_mxfp4", dict(r=4, lora_alpha=8, use_rslora=True, target_modules=["o_proj"],
+                                                    target_parameters=["0.mlp.experts.down_proj", "1.mlp.experts.gate_up_proj",
+                                                                       "1.mlp.experts.down_proj"]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -101,8 +108,14 @@ def set_masks(model, p):
             m.lora_dropout["default"] = Dropout(name.removeprefix("base_model.model."), p)
 
 
+def one_by_one(name):
+    """Does the case have adapters of single experts, as PEFT wrote them for models whose experts were modules?"""
+    return name.endswith("-experts") and "target_parameters" not in CASES[name][1]
+
+
 def load_base(name, dtype):
-    more = {"experts_implementation": "eager"} if "moe" in name or name in EXPERTS else {}
+    more = {"experts_implementation": "eager"} if "moe" in name or name in EXPERTS or "gpt_oss" in name else {}
+    more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
 
 
@@ -204,7 +217,7 @@ def make(name, samples):
     d = os.path.join(ROOT, name)
     shutil.rmtree(d, ignore_errors=True)
     torch.manual_seed(3)
-    if name.endswith("-experts"):
+    if one_by_one(name):
         return train_all(name, start_experts(name, config, d), samples)
     model = get_peft_model(load_base(family, torch.float32), LoraConfig(task_type="CAUSAL_LM", **config))
     g = torch.Generator().manual_seed(5)
@@ -222,7 +235,7 @@ def make(name, samples):
 
 def train_all(name, model, samples):
     family, config, ratio = CASES[name]
-    lr, d, experts = 2e-3, os.path.join(ROOT, name), name.endswith("-experts")
+    lr, d, experts = 2e-3, os.path.join(ROOT, name), one_by_one(name)
     double, bf16 = copy.deepcopy(model).double(), copy.deepcopy(model)
     for m in (double, bf16, model) if experts else ():
         only_blocks(m, config["r"])

@@ -14,7 +14,7 @@ struct mt_saver {
     const struct mt_vfs *vfs;
     char tmp[4096];
     char base_dir[4096]; /* absolute, so that it is found from any folder */
-    const struct mt_adapter_files *adapter; /* set while its file is written */
+    struct mt_adapter_files *adapter; /* set while its file is written */
     const char *prefix; /* of names in the list of files */
     const struct mt_st_decl *decls; /* of the file that is being written */
     size_t first_tensor; /* first tensor of the block whose state is being written */

@@ -136,28 +136,60 @@ int mt_save_find_copied(struct mt_saver *v, struct mt_err *err)
     return 0;
 }
 
-/* The tensors of an adapter's file: indices in the layout, and names. A tied model has its table under both names. */
+/* The tensors of an adapter's file: indices in the layout, of the first tensor in each, and names. A tied model has its
+ * table under both names. */
 struct mt_adapter_files {
     struct mt_st_decl *decls;
     size_t *tensor, n;
     char (*names)[MT_PEFT_NAME];
+    struct mt_stored_writer writer;
 };
 
-static int adapter_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+static int read_adapter(void *ctx, const struct mt_tensor *t, size_t first, size_t n, size_t size, void *dst,
+                        struct mt_err *err)
 {
     const struct mt_saver *v = ctx;
-    const struct mt_tensor *t = &v->s->layout->tensors[v->adapter->tensor[i]];
+    (void)size;
     return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
 }
 
+static int adapter_source(void *ctx, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
+{
+    struct mt_saver *v = ctx;
+    const struct mt_tensor *t = &v->s->layout->tensors[v->adapter->tensor[i]];
+    if (!t->adapter)
+        return read_adapter(v, t, first, n, sizeof(float), dst, err);
+    return mt_stored_gather(&v->adapter->writer, t->place.stored, first, n, sizeof(float), dst, err);
+}
+
+/* name: of a tensor that is trained whole; NULL: the adapter's own. */
 static void declare(struct mt_adapter_files *a, const struct mt_layout *l, size_t tensor, const char *name)
 {
     const struct mt_tensor *t = &l->tensors[tensor];
-    mt_peft_tensor_name(a->names[a->n], name);
+    const struct mt_stored *s = &l->stored[t->place.stored];
+    const int64_t *shape = name ? t->shape : s->shape;
+    if (name)
+        mt_peft_tensor_name(a->names[a->n], name);
+    else
+        memcpy(a->names[a->n], s->name, sizeof(s->name));
     a->tensor[a->n] = tensor;
     a->decls[a->n] = (struct mt_st_decl){.name = a->names[a->n], .dtype = MT_ST_F32, .n_dims = t->n_dims,
-                                         .shape = {t->shape[0], t->shape[1]}};
+                                         .shape = {shape[0], shape[1]}};
     a->n++;
+}
+
+/* Adapters with the first tensor that is in the same tensor of the file, and what is trained whole. */
+static void declare_trained(struct mt_adapter_files *a, const struct mt_layout *l)
+{
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        if (t->adapter && l->pieces[l->stored[t->place.stored].first_piece] == i)
+            declare(a, l, i, NULL);
+        else if (t->trainable && !t->adapter)
+            declare(a, l, i, t->name);
+    }
+    if (l->tied && l->tensors[0].trainable)
+        declare(a, l, 0, "lm_head.weight");
 }
 
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
@@ -165,14 +197,11 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
     const struct mt_layout *l = v->s->layout;
     size_t most = l->n_tensors + 1;
     struct mt_adapter_files a = {mt_calloc(most, sizeof(*a.decls)), mt_calloc(most, sizeof(*a.tensor)), 0,
-                              mt_calloc(most, sizeof(*a.names))};
+                              mt_calloc(most, sizeof(*a.names)), {.l = l, .read = read_adapter, .ctx = v}};
     char *config = mt_peft_config_text(l, v->s->base_model);
     int rc = a.decls && a.tensor && a.names && config ? 0 : mt_fail_nomem(err, "an adapter", most * sizeof(*a.decls));
-    for (size_t i = 0; i < l->n_tensors && !rc; i++)
-        if (l->tensors[i].trainable)
-            declare(&a, l, i, l->tensors[i].name);
-    if (!rc && l->tied && l->tensors[0].trainable)
-        declare(&a, l, 0, "lm_head.weight");
+    if (!rc)
+        declare_trained(&a, l);
     v->prefix = "";
     v->decls = a.decls;
     v->adapter = &a;
@@ -182,6 +211,7 @@ int mt_save_adapter(struct mt_saver *v, struct mt_err *err)
                                                  .adapter_config = config, .source = adapter_source,
                                                  .tensor_done = tensor_done, .done = mt_save_file_done, .ctx = v},
                              err);
+    mt_stored_writer_finish(&a.writer);
     free(a.decls);
     free(a.tensor);
     free(a.names);

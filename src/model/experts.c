@@ -101,12 +101,16 @@ static struct span adapters_of(const struct mt_param *p)
     return s;
 }
 
-/* All experts of a model have the same shapes, and either all or none have adapters. */
+/* All experts of a model have the same shapes, those of a layer the same adapters. */
 static size_t gradient_elems(const struct mt_layout *l)
 {
-    size_t at[MT_EXPERT_MAX_PARAMS];
-    struct span s = adapters_of(l->experts[0]);
-    return lay_out_gradient(at, l->experts[0]) + (s.end - s.first);
+    size_t at[MT_EXPERT_MAX_PARAMS], adapters = 0;
+    for (size_t i = 0; i < l->n_parts; i++)
+        if (l->parts[i].n_experts) {
+            struct span s = adapters_of(l->parts[i].expert[0]);
+            adapters = MT_MAX(adapters, s.end - s.first);
+        }
+    return lay_out_gradient(at, l->experts[0]) + adapters;
 }
 
 size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)

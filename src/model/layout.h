@@ -17,8 +17,9 @@
 /** Elements: parameters begin at multiples of the first, lengths of planes are multiples of the second. */
 enum { MT_PARAM_ALIGN = 64, MT_RANGE_ALIGN = 2048 };
 
-enum { MT_TENSOR_NAME = 128 };
+enum { MT_TENSOR_NAME = 128, MT_STORED_NAME = MT_TENSOR_NAME + 32 };
 struct mt_param;
+struct mt_adapter;
 
 /**
  * Where a tensor lies in a tensor of the model's files: element (r, c) is element
@@ -30,14 +31,14 @@ struct mt_tensor_place {
     size_t paired_rows; /* not 0: in each group of so many rows, rows of both halves alternate in the file */
 };
 
-/** A tensor of the model's files: one of the layout's, or several that are fused. */
+/** A tensor of the model's files, or of PEFT's: one of the layout's, or several that are fused. */
 struct mt_stored {
-    char name[MT_TENSOR_NAME];
+    char name[MT_STORED_NAME];
     int n_dims;
     int64_t shape[3];
     size_t n;       /* elements */
     bool is_f32;    /* F32 in a file of bf16 */
-    bool fused;     /* [experts, ...] */
+    bool fused;     /* one expert's share after the other's */
     size_t first_piece, n_pieces; /* of mt_layout.pieces */
 };
 
@@ -55,7 +56,7 @@ struct mt_tensor {
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
     bool decay;       /* weight decay applies */
-    bool adapter;     /* of an adapter: no tensor of the model's files */
+    const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
     double lr_scale;  /* factor of the learning rate */
     bool is_bf16;     /* frozen: its masters are exact in bf16 */
     bool in_base;     /* frozen, and from the model's files: checkpoints may hold only its sum. With adapters all such
@@ -102,12 +103,16 @@ struct mt_param {
 enum { MT_ADAPTER_MAX_TARGETS = 3 };
 struct mt_adapter {
     size_t in, out;    /* of the layer */
+    const struct mt_fused_tensor *whole; /* PEFT has one adapter for all experts, on this tensor of theirs, and this is
+                                            an expert's share; NULL: each target is a module */
+    size_t n_outer;    /* whole: parameters of the same module that PEFT wraps around it, each adding "base_layer" to
+                          its names */
     size_t rank;       /* of all targets together */
     bool dora;
     struct mt_param a; /* [rank, in] */
     size_t n_targets;
     struct mt_adapter_target {
-        size_t tensor;     /* the tensor that it adapts: index in mt_layout.tensors */
+        size_t tensor;     /* the tensor that it adapts, or the first of several: index in mt_layout.tensors */
         size_t col, out;   /* columns [col, col + out) of the layer's output */
         size_t row, rank;  /* rows [row, row + rank) of A */
         uint32_t key;      /* hash of its module's name, for random numbers */
@@ -184,8 +189,8 @@ struct mt_layout {
     size_t n_parts;
     struct mt_tensor *tensors; /* grouped by unit, in plane order */
     size_t n_tensors;
-    struct mt_stored *stored;  /* the tensors of the model's files, by layer */
-    size_t n_stored;
+    struct mt_stored *stored;  /* the tensors of the model's files, by layer; after them those of adapters in PEFT's */
+    size_t n_stored, n_adapter_stored;
     bool codes_stay;           /* of any unit */
     bool f32_routers;          /* some units have an f32_tensor: routers that are F32 in files of bf16 */
     size_t *pieces;            /* [n_tensors] indices of tensors, grouped by stored tensor */

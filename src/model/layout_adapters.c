@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include "model/layout_priv.h"
 #include "model/peft.h"
+#include "model/stored.h"
 
 #define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))
 
@@ -17,8 +18,6 @@ static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
 {
     if (f->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
         return " (PEFT knows it by another name than the model's files)";
-    if (t->expert >= 0 && f->fused)
-        return " (PEFT has one for all experts of this family together, which is not supported)";
     return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
 }
 
@@ -32,7 +31,7 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
         return false;
     const char *why = why_not(b->l->cfg.family, t);
     served = served && !why;
-    mt_layout_module_of(module, sizeof(module), t->name);
+    mt_stored_module(module, b->l, t);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
@@ -64,8 +63,8 @@ static size_t end_of(const struct mt_layout_builder *b)
 }
 
 /* A, B (cols > 0) or the magnitudes of a target's adapter. */
-static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const struct mt_adapter_target *of,
-                       const char *factor, int64_t rows, int64_t cols)
+static void add_factor(struct mt_layout_builder *b, const struct mt_adapter *ad, struct mt_param *p,
+                       const struct mt_adapter_target *of, const char *factor, int64_t rows, int64_t cols)
 {
     char module[MT_TENSOR_NAME];
     mt_layout_module_of(module, sizeof(module), b->l->tensors[of->tensor].name);
@@ -73,8 +72,11 @@ static void add_factor(struct mt_layout_builder *b, struct mt_param *p, const st
     struct mt_tensor *t = mt_layout_begin_tensor(b, &at, rows, cols);
     if (!t)
         return;
+    if (ad->whole) /* "model.layers.N.mlp.experts.E" and ".gate_up_proj" */
+        snprintf(strrchr(module, '.'), 40, "%.39s", strrchr(ad->whole->name, '.'));
     snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
-    t->adapter = t->decay = true;
+    t->adapter = ad;
+    t->decay = true;
     if (!strcmp(factor, MT_LORA_B))
         t->lr_scale = b->p->adapter->lr_ratio_b;
     mt_layout_set_trainable(b, t, true);
@@ -89,18 +91,19 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     char module[MT_TENSOR_NAME];
     for (size_t i = first; i < end && !b->failed; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        if (!is_target(b, part, t, served) || b->rc)
+        const struct mt_fused_tensor *whole = mt_stored_fused(l, t);
+        if ((whole && i > first) || !is_target(b, part, t, served) || b->rc)
             continue;
         if (!ad) {
             p->adapter = ad = &b->l->adapters[b->n_adapters++];
             *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
-                                      .dora = b->p->adapter->dora};
+                                      .dora = b->p->adapter->dora, .whole = whole};
         }
-        mt_layout_module_of(module, sizeof(module), t->name);
+        mt_stored_module(module, l, t);
         struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
         ad->target[ad->n_targets++] = (struct mt_adapter_target){
-            .tensor = i, .col = (t->first - p->at) / ad->in, .out = (size_t)t->shape[0], .row = ad->rank,
-            .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha,
+            .tensor = i, .col = (t->first - p->at) / ad->in, .out = whole ? ad->out : (size_t)t->shape[0],
+            .row = ad->rank, .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha,
             .key = (uint32_t)XXH3_64bits(module, strlen(module))};
         ad->rank += (size_t)s.rank;
     }
@@ -108,16 +111,16 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
         return;
     ad->a.at = end_of(b);
     for (size_t i = 0; i < ad->n_targets; i++)
-        add_factor(b, &ad->a, &ad->target[i], MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
+        add_factor(b, ad, &ad->a, &ad->target[i], MT_LORA_A, (int64_t)ad->target[i].rank, (int64_t)ad->in);
     for (size_t i = 0; i < ad->n_targets; i++) {
         struct mt_adapter_target *t = &ad->target[i];
         t->b.at = end_of(b);
-        add_factor(b, &t->b, t, MT_LORA_B, (int64_t)t->out, (int64_t)t->rank);
+        add_factor(b, ad, &t->b, t, MT_LORA_B, (int64_t)t->out, (int64_t)t->rank);
     }
     for (size_t i = 0; ad->dora && i < ad->n_targets; i++) {
         struct mt_adapter_target *t = &ad->target[i];
         t->magnitude.at = end_of(b);
-        add_factor(b, &t->magnitude, t, MT_LORA_MAGNITUDE, (int64_t)t->out, 0);
+        add_factor(b, ad, &t->magnitude, t, MT_LORA_MAGNITUDE, (int64_t)t->out, 0);
     }
 }
 
@@ -145,6 +148,10 @@ void mt_layout_end_expert(struct mt_layout_builder *b, struct mt_part *p, int i)
     while (first > b->u->first_tensor && b->l->tensors[first - 1].expert == p->first_expert + i)
         first--;
     mt_layout_add_adapters(b, p, p->expert[i], MT_EXPERT_MAX_PARAMS, first);
+    size_t n_outer = 0; /* PEFT wraps parameters in their order in the module */
+    for (int role = MT_EXPERT_MAX_PARAMS; role-- > 0;)
+        if (p->expert[i][role].adapter)
+            p->expert[i][role].adapter->n_outer = n_outer++;
 }
 
 /* --- checks ------------------------------------------------------------------------------------------ */
@@ -169,22 +176,29 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
-/* PEFT has one adapter for all experts, gate and up together, of the default rank, and drops it if down has none. */
+/* Where files have experts one by one, PEFT joins their adapters, gate and up together, of the default rank, and drops
+ * them if down has none. */
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
     const struct mt_adapter_spec *s = b->p->adapter;
     size_t all = 0, n[3] = {0}, odd = 0;
+    bool whole = false;
     for (size_t i = 0; i < b->l->n_parts; i++)
         all += (size_t)b->l->parts[i].n_experts;
     for (size_t i = 0; i < b->n_adapters; i++)
         for (size_t k = 0; k < b->l->adapters[i].n_targets; k++) {
             const struct mt_adapter_target *t = &b->l->adapters[i].target[k];
             const struct mt_tensor *of = &b->l->tensors[t->tensor];
-            for (int kind = 0; kind < 3 && of->expert >= 0; kind++)
+            bool single = of->expert >= 0 && !b->l->adapters[i].whole;
+            whole |= b->l->adapters[i].whole != NULL;
+            for (int kind = 0; kind < 3 && single; kind++)
                 n[kind] += strstr(of->usual, kinds[kind]) != NULL;
-            odd += of->expert >= 0 && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
+            odd += single && ((int64_t)t->rank != s->rank || t->alpha != s->alpha);
         }
+    if (whole && s->dropout > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g: PEFT has no dropout in adapters of routed experts: "
+                       "set it to 0, or leave experts out of adapter.targets", s->dropout);
     bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
     if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;

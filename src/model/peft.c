@@ -116,11 +116,13 @@ static int pattern_matches(const char *key, const char *module, bool *yes, const
     return 0;
 }
 
-static int alpha_of(double *alpha, const cJSON *o, const char *module, const char *dir, struct mt_err *err)
+/* Of a module or parameter: the value of the key, or that of the first of its patterns that matches. */
+static int value_of(double *value, const cJSON *o, const char *key, const char *pattern_key, const char *module,
+                    const char *dir, struct mt_err *err)
 {
-    const cJSON *patterns = mt_json_get(o, "alpha_pattern"), *usual = mt_json_get(o, "lora_alpha");
+    const cJSON *patterns = mt_json_get(o, pattern_key), *usual = mt_json_get(o, key);
     char parameter[256];
-    *alpha = cJSON_IsNumber(usual) ? usual->valuedouble : 8;
+    *value = cJSON_IsNumber(usual) ? usual->valuedouble : 8;
     for (const cJSON *p = patterns ? patterns->child : NULL; p; p = p->next) {
         bool yes = false;
         int rc = pattern_matches(p->string, module, &yes, dir, err);
@@ -133,7 +135,7 @@ static int alpha_of(double *alpha, const cJSON *o, const char *module, const cha
         if (rc)
             return rc;
         if (yes && cJSON_IsNumber(p)) {
-            *alpha = p->valuedouble;
+            *value = p->valuedouble;
             return 0;
         }
     }
@@ -155,12 +157,55 @@ static bool is_saved_module(const cJSON *o, const char *module)
     return false;
 }
 
+/* Parameters of all experts, from the one that PEFT wraps last: it wraps those in target_parameters in their order in
+ * the module, each around the one before. */
+static const char *const wholes[] = {".down_proj", ".gate_up_proj"};
+
+bool mt_peft_whole_module(char module[MT_TENSOR_NAME], const struct mt_adapter_spec *s, const char *parameter)
+{
+    const char *dot = strrchr(parameter, '.');
+    size_t at = dot ? (size_t)(dot - parameter) : 0, n = at;
+    snprintf(module, MT_TENSOR_NAME, "%.*s", (int)at, parameter);
+    for (size_t i = 0; i < MT_ARRAY_LEN(wholes) && strstr(module, ".experts") && n + 20 < MT_TENSOR_NAME; i++) {
+        char other[MT_STORED_NAME];
+        bool has = false;
+        snprintf(other, sizeof(other), "%.*s%s", (int)at, parameter, wholes[i]);
+        for (size_t k = 0; k < s->targets.n && !has; k++)
+            has = !strcmp(s->targets.items[k].name, other);
+        if (!strcmp(wholes[i], dot))
+            return has;
+        if (has)
+            n += (size_t)snprintf(module + n, MT_TENSOR_NAME - n, ".base_layer");
+    }
+    return false;
+}
+
+/* The parameter of all experts whose adapter PEFT calls MODULE, which ends in ".experts" and a ".base_layer" for each
+ * that it wraps around it. */
+static bool find_parameter(char *module, size_t len, const cJSON *o)
+{
+    const cJSON *list = mt_json_get(o, "target_parameters");
+    char *end = strstr(module, ".base_layer");
+    size_t inner = end ? strlen(end) / strlen(".base_layer") : 0, at = end ? (size_t)(end - module) : strlen(module);
+    for (size_t i = 0; i < MT_ARRAY_LEN(wholes); i++) {
+        bool listed = false;
+        snprintf(module + at, len - at, "%s", wholes[i]);
+        for (const cJSON *p = list ? list->child : NULL; p; p = p->next)
+            listed |= cJSON_IsString(p) && (!strcmp(module, p->valuestring) ||
+                                            (ends(module, p->valuestring) &&
+                                             module[strlen(module) - strlen(p->valuestring) - 1] == '.'));
+        if (listed && inner-- == 0)
+            return true;
+    }
+    return false;
+}
+
 static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, const cJSON *o, const char *dir,
                       struct mt_err *err)
 {
     char module[256];
     const char *name = t->name + strlen(PREFIX), *dot;
-    double alpha;
+    double alpha, rank;
     if (strncmp(t->name, PREFIX, strlen(PREFIX)) || !(dot = strrchr(name, '.')) || strlen(name) >= sizeof(module) ||
         strstr(name, "lora_embedding_"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is not supported", dir, t->name);
@@ -170,19 +215,22 @@ static int add_tensor(struct mt_adapter_spec *s, const struct mt_st_tensor *t, c
     snprintf(module, sizeof(module), "%.*s", (int)(a || b ? strlen(name) - strlen(SUFFIX_A) : (size_t)(dot - name)), name);
     if (b || ends(name, ".base_layer.weight")) /* with an adapter of the head, PEFT also stores the model's own matrix */
         return 0;
-    if (ends(module, ".experts") || ends(module, ".experts.base_layer"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is one adapter for all experts: only adapters "
-                       "of single experts (experts.0.gate_proj) are supported", dir, t->name);
+    bool whole = ends(module, ".experts") || ends(module, ".experts.base_layer");
+    if (whole && !find_parameter(module, sizeof(module), o))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": \"%s\" is an adapter for all experts of neither "
+                       "gate_up_proj nor down_proj in target_parameters", dir, t->name);
     if (!a && !is_saved_module(o, module))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" is neither an adapter's nor in "
                        "modules_to_save", dir, t->name);
     if (!a)
         return mt_adapter_list_add(&s->train_also, module, 0) ? 0 : mt_fail_nomem(err, dir, sizeof(module));
-    int rc = alpha_of(&alpha, o, module, dir, err);
+    int rc = value_of(&alpha, o, "lora_alpha", "alpha_pattern", module, dir, err);
+    if (!rc)
+        rc = value_of(&rank, o, "r", "rank_pattern", module, dir, err);
     if (!rc && (t->n_dims != 2 || t->shape[0] < 1))
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s/" MT_PEFT_WEIGHTS ": tensor \"%s\" must be a matrix", dir, t->name);
     if (!rc && !(mt_adapter_list_add(&s->targets, module, 0) && mt_adapter_list_add(&s->alphas, module, alpha) &&
-                 mt_adapter_list_add(&s->ranks, module, (double)t->shape[0])))
+                 mt_adapter_list_add(&s->ranks, module, whole ? rank : (double)t->shape[0])))
         rc = mt_fail_nomem(err, dir, sizeof(module));
     return rc;
 }
@@ -250,27 +298,32 @@ int mt_peft_base_model(char **out, const char *dir, struct mt_err *err)
 
 /* --- weights -------------------------------------------------------------------------------------------- */
 
-static int find_tensor(const struct mt_st_tensor **out, const struct mt_st_model *st, const struct mt_tensor *t,
-                       struct mt_err *err)
+/* The file's tensor that is t or, of adapters, holds it. */
+static int find_tensor(const struct mt_st_tensor **out, const struct mt_st_model *st, const struct mt_layout *l,
+                       const struct mt_tensor *t, struct mt_err *err)
 {
     char name[MT_PEFT_NAME];
+    const struct mt_stored *s = &l->stored[t->place.stored];
+    const int64_t *shape = t->adapter ? s->shape : t->shape;
     mt_peft_tensor_name(name, t->name);
+    if (t->adapter)
+        snprintf(name, sizeof(name), "%s", s->name);
     const struct mt_st_tensor *src = *out = mt_st_find(st, name);
-    if (!src || src->n_dims != t->n_dims || src->shape[0] != t->shape[0] ||
-        (t->n_dims > 1 && src->shape[1] != t->shape[1]))
+    if (!src || src->n_dims != t->n_dims || src->shape[0] != shape[0] || (t->n_dims > 1 && src->shape[1] != shape[1]))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" is missing or has another shape than [%lld, %lld]",
-                       st->files[0].path, name, (long long)t->shape[0], (long long)t->shape[1]);
+                       st->files[0].path, name, (long long)shape[0], (long long)shape[1]);
     return 0;
 }
 
-static int load_tensor(const struct mt_st_model *st, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
+static int load_tensor(struct mt_stored_reader *r, const struct mt_tensor *t, mt_plane_set *planes, float *buf,
                        struct mt_err *err)
 {
+    const struct mt_st_model *st = r->st;
     const struct mt_st_tensor *src;
-    int rc = find_tensor(&src, st, t, err);
+    int rc = find_tensor(&src, st, r->l, t, err);
     for (size_t at = 0; at < t->n && !rc; at += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, t->n - at);
-        rc = mt_st_read_f32(st, src, at, n, buf, err);
+        rc = t->adapter ? mt_stored_read_f32(r, t, at, n, buf, err) : mt_st_read_f32(st, src, at, n, buf, err);
         for (size_t i = 0; i < n && !rc; i++)
             if ((mt_f32_bits(buf[i]) & 0x7fffffffu) >= 0x7f7f8000u)
                 rc = mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: tensor \"%s\" holds %g at element %zu: weights must be "
@@ -287,9 +340,12 @@ int mt_peft_load(const struct mt_layout *l, mt_plane_set *planes, const char *di
     float *buf = mt_calloc(PIECE, sizeof(float));
     int rc = buf ? open_weights(&st, dir, err) : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
     if (!rc) {
-        for (size_t i = 0; i < l->n_tensors && !rc; i++)
-            if (l->tensors[i].trainable)
-                rc = load_tensor(&st, &l->tensors[i], planes, buf, err);
+        struct mt_stored_reader r;
+        mt_stored_reader_init(&r, l, &st, NULL);
+        for (size_t i = 0; i < l->n_tensors && !rc; i++) /* by the files' tensors: one is read for many of ours */
+            if (l->tensors[l->pieces[i]].trainable)
+                rc = load_tensor(&r, &l->tensors[l->pieces[i]], planes, buf, err);
+        mt_stored_reader_finish(&r);
         mt_st_close(&st);
     }
     free(buf);
@@ -305,7 +361,7 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
         return rc;
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->tensors[i].trainable)
-            rc = find_tensor(&src, &st, &l->tensors[i], err);
+            rc = find_tensor(&src, &st, l, &l->tensors[i], err);
     mt_st_close(&st);
     return rc;
 }
@@ -381,10 +437,11 @@ bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *
     return false;
 }
 
-/* A module with adapters. */
+/* A module with adapters, or a parameter of one: of all experts together, or listed as such (is_wrapped). */
 struct target {
     char module[MT_TENSOR_NAME];
     const struct mt_adapter_target *t;
+    bool whole;
 };
 
 static struct target *list_targets(const struct mt_layout *l, size_t *n)
@@ -393,10 +450,14 @@ static struct target *list_targets(const struct mt_layout *l, size_t *n)
     *n = 0;
     for (size_t i = 0; all && i < l->n_adapters; i++)
         for (size_t k = 0; k < l->adapters[i].n_targets; k++) {
+            const struct mt_adapter *ad = &l->adapters[i];
+            const struct mt_tensor *of = &l->tensors[ad->target[k].tensor];
+            if (ad->whole && of->expert > 0)
+                continue;
             struct target *t = &all[(*n)++];
-            t->t = &l->adapters[i].target[k];
-            const char *name = l->tensors[t->t->tensor].name;
-            snprintf(t->module, sizeof(t->module), "%.*s", (int)module_length(name), name);
+            t->t = &ad->target[k];
+            t->whole = ad->whole;
+            mt_stored_module(t->module, l, of);
         }
     return all;
 }
@@ -439,12 +500,18 @@ static bool seen(const struct target *all, size_t i)
 
 static bool is_expert(const struct mt_layout *l, const struct target *t)
 {
-    return l->tensors[t->t->tensor].expert >= 0;
+    return l->tensors[t->t->tensor].expert >= 0 && !t->whole;
 }
 
 static bool is_wrapped(const struct mt_layout *l, const struct target *t)
 {
-    return !is_expert(l, t) && mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]);
+    return t->whole || (!is_expert(l, t) && mt_peft_wraps_parameter(l, &l->tensors[t->t->tensor]));
+}
+
+/* What follows the module's name in that of the parameter. */
+static const char *parameter_suffix(const struct mt_layout *l, const struct target *t)
+{
+    return is_wrapped(l, t) && !t->whole ? ".weight" : "";
 }
 
 /* Values other than the usual one: by last name if all targets of that name agree, else by whole name. */
@@ -460,7 +527,7 @@ static cJSON *pattern(const struct mt_layout *l, const struct target *all, size_
             continue;
         for (size_t k = 0; k < n; k++)
             agree &= strcmp(last_name(all[k].module), last) || value(all[k].t) == value(all[i].t);
-        snprintf(key, sizeof(key), "%.110s%s", agree ? last : all[i].module, is_wrapped(l, &all[i]) ? ".weight" : "");
+        snprintf(key, sizeof(key), "%.110s%s", agree ? last : all[i].module, parameter_suffix(l, &all[i]));
         if (!mt_json_get(o, key))
             cJSON_AddNumberToObject(o, key, value(all[i].t));
     }
@@ -499,9 +566,12 @@ static cJSON *target_modules(const struct mt_layout *l, const struct target *all
 static cJSON *target_parameters(const struct mt_layout *l, const struct target *all, size_t n)
 {
     cJSON *list = cJSON_CreateArray();
-    for (size_t i = 0; i < n; i++)
+    char name[MT_STORED_NAME];
+    for (size_t i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "%s%s", all[i].module, parameter_suffix(l, &all[i]));
         if (is_wrapped(l, &all[i]))
-            mt_json_append(list, cJSON_CreateString(l->tensors[all[i].t->tensor].name));
+            mt_json_append(list, cJSON_CreateString(name));
+    }
     if (cJSON_GetArraySize(list))
         return list;
     cJSON_Delete(list);

@@ -9,7 +9,8 @@
 /**
  * Adapters in the files of Hugging Face's PEFT: adapter_config.json, and adapter_model.safetensors with
  * base_model.model.NAME.lora_A.weight [rank, in] and .lora_B.weight [out, rank] of a module with an adapter, and
- * base_model.model.NAME.weight of a module that is trained whole.
+ * base_model.model.NAME.weight of a module that is trained whole. Adapters of experts that the model's files have in one
+ * tensor are listed in target_parameters, and stored for all experts together (mt_adapter.whole).
  */
 #define MT_PEFT_CONFIG "adapter_config.json"
 #define MT_PEFT_WEIGHTS "adapter_model.safetensors"
@@ -50,8 +51,12 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base);
  */
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t);
 
+/** The module under whose name PEFT keeps the adapter of this parameter of all experts ("model.layers.0.mlp.experts" and
+ * perhaps ".base_layer"); false: it has none. s: as mt_peft_read_spec() made it. */
+bool mt_peft_whole_module(char module[MT_TENSOR_NAME], const struct mt_adapter_spec *s, const char *parameter);
+
 /** The name in adapter_model.safetensors of a trained tensor. */
-enum { MT_PEFT_NAME = MT_TENSOR_NAME + 32 };
+enum { MT_PEFT_NAME = MT_STORED_NAME };
 void mt_peft_tensor_name(char name[MT_PEFT_NAME], const char *ours);
 
 #endif

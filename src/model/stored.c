@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/layout_priv.h"
+#include "model/peft.h"
 
 /* --- places of tensors in files -------------------------------------------------------------------- */
 
@@ -32,6 +34,21 @@ void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, c
     make_name(t->name, layer, d ? d->name : usual, t->expert);
 }
 
+const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    int part;
+    return t->expert >= 0 && t->n_dims == 2 ? mt_family_fused(l->cfg.family, t->usual, &part) : NULL;
+}
+
+void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t)
+{
+    const struct mt_fused_tensor *f = mt_stored_fused(l, t);
+    if (f)
+        make_name(module, l->units[t->unit].layer, f->name, 0);
+    else
+        mt_layout_module_of(module, MT_TENSOR_NAME, t->name);
+}
+
 static struct mt_stored *add_stored(struct placing *p, const char *name)
 {
     struct mt_layout *l = p->l;
@@ -44,9 +61,9 @@ static struct mt_stored *add_stored(struct placing *p, const char *name)
 }
 
 /* Stored as a tensor of its own, in the layout's order. */
-static bool store_alone(struct placing *p, struct mt_tensor *t, const struct mt_tensor_on_disk *d)
+static bool store_plain(struct placing *p, struct mt_tensor *t, const char *name, const struct mt_tensor_on_disk *d)
 {
-    struct mt_stored *s = add_stored(p, t->name);
+    struct mt_stored *s = add_stored(p, name);
     if (!s)
         return false;
     size_t cols = t->n_dims == 2 ? (size_t)t->shape[1] : 1;
@@ -57,7 +74,7 @@ static bool store_alone(struct placing *p, struct mt_tensor *t, const struct mt_
     s->is_f32 = d && d->is_f32;
     s->n = t->n;
     t->place = (struct mt_tensor_place){.stored = p->l->n_stored - 1, .row_step = cols, .col_step = 1};
-    if (p->l->cfg.family->rope_pairs)
+    if (p->l->cfg.family->rope_pairs && !t->adapter)
         t->place.paired_rows = (size_t)t->head_rows;
     return true;
 }
@@ -97,6 +114,57 @@ static bool store_fused(struct placing *p, struct mt_tensor *t, int layer, const
     return true;
 }
 
+/* "base_model.model.model.layers.N.mlp.experts.base_layer.lora_A.weight" */
+static void name_of_whole(char name[MT_STORED_NAME], const struct mt_layout *l, const struct mt_tensor *t)
+{
+    char module[MT_TENSOR_NAME];
+    const struct mt_adapter *ad = t->adapter;
+    mt_stored_module(module, l, &l->tensors[ad->target[0].tensor]);
+    *strrchr(module, '.') = 0;
+    mt_peft_tensor_name(name, module);
+    size_t n = strlen(name), len = MT_STORED_NAME;
+    for (size_t i = 0; i < ad->n_outer && n < len; i++)
+        n += (size_t)snprintf(name + n, len - n, ".base_layer");
+    if (n < len)
+        snprintf(name + n, len - n, ".%s.weight", t->param == &ad->a ? MT_LORA_A : MT_LORA_B);
+}
+
+/* PEFT has A of all experts as [expert * rank, in], B as [out, rank * expert]: an expert's columns are far apart, and its
+ * rows are in the order of the tensor that it adapts. */
+static bool store_whole(struct placing *p, struct mt_tensor *t)
+{
+    const struct mt_adapter *ad = t->adapter;
+    char name[MT_STORED_NAME];
+    name_of_whole(name, p->l, t);
+    struct mt_stored *s = find_in_layer(p, name);
+    size_t experts = (size_t)p->l->cfg.moe.n_experts, rows = (size_t)t->shape[0], cols = (size_t)t->shape[1];
+    bool a = t->param == &ad->a;
+    if (!s && !(s = add_stored(p, name)))
+        return false;
+    s->fused = a;
+    s->n_dims = 2;
+    s->n = experts * t->n;
+    s->shape[0] = (int64_t)(a ? experts * rows : rows);
+    s->shape[1] = (int64_t)(a ? cols : cols * experts);
+    t->place = (struct mt_tensor_place){
+        .stored = (size_t)(s - p->l->stored),
+        .first = (size_t)t->expert * (a ? t->n : 1),
+        .row_step = cols * (a ? 1 : experts),
+        .col_step = a ? 1 : experts,
+        .paired_rows = !a && ad->whole->alternate && ad->whole->usual[1] ? rows : 0,
+    };
+    return true;
+}
+
+static bool store_factor(struct placing *p, struct mt_tensor *t)
+{
+    char name[MT_STORED_NAME];
+    if (t->adapter->whole)
+        return store_whole(p, t);
+    mt_peft_tensor_name(name, t->name);
+    return store_plain(p, t, name, NULL);
+}
+
 /* Lists the tensors of the layout that each stored tensor holds, in the layout's order. */
 static int list_pieces(struct mt_layout *l, struct mt_err *err)
 {
@@ -104,19 +172,45 @@ static int list_pieces(struct mt_layout *l, struct mt_err *err)
     if (!l->pieces)
         return mt_fail_nomem(err, "the model's layout", l->n_tensors * sizeof(*l->pieces));
     for (size_t i = 0; i < l->n_tensors; i++)
-        if (!l->tensors[i].adapter)
-            l->stored[l->tensors[i].place.stored].n_pieces++;
+        l->stored[l->tensors[i].place.stored].n_pieces++;
     size_t at = 0;
-    for (size_t i = 0; i < l->n_stored; i++) {
+    for (size_t i = 0; i < l->n_stored + l->n_adapter_stored; i++) {
         l->stored[i].first_piece = at;
         at += l->stored[i].n_pieces;
         l->stored[i].n_pieces = 0;
     }
     for (size_t i = 0; i < l->n_tensors; i++) {
-        if (l->tensors[i].adapter)
-            continue;
         struct mt_stored *s = &l->stored[l->tensors[i].place.stored];
         l->pieces[s->first_piece + s->n_pieces++] = i;
+    }
+    return 0;
+}
+
+static bool store_tensor(struct placing *p, struct mt_tensor *t)
+{
+    const struct mt_family *family = p->l->cfg.family;
+    int layer = p->l->units[t->unit].layer, part = 0;
+    if (t->adapter)
+        return store_factor(p, t);
+    const struct mt_fused_tensor *f = layer >= 0 ? mt_family_fused(family, t->usual, &part) : NULL;
+    return f ? store_fused(p, t, layer, f, part)
+             : store_plain(p, t, t->name, layer >= 0 ? mt_family_on_disk(family, t->usual) : NULL);
+}
+
+/* Those of adapters, or of the model. */
+static int store_tensors(struct placing *p, bool adapters, struct mt_err *err)
+{
+    struct mt_layout *l = p->l;
+    int last = -2;
+    for (size_t i = 0; i < l->n_tensors; i++) {
+        struct mt_tensor *t = &l->tensors[i];
+        if (!t->adapter == adapters)
+            continue;
+        if (l->units[t->unit].layer != last)
+            p->first_of_layer = l->n_stored;
+        last = l->units[t->unit].layer;
+        if (!store_tensor(p, t))
+            return mt_fail_nomem(err, "the model's layout", l->n_stored * sizeof(*l->stored));
     }
     return 0;
 }
@@ -124,22 +218,13 @@ static int list_pieces(struct mt_layout *l, struct mt_err *err)
 int mt_stored_place(struct mt_layout *l, struct mt_err *err)
 {
     struct placing p = {.l = l};
-    int last = -1;
-    for (size_t i = 0; i < l->n_tensors; i++) {
-        struct mt_tensor *t = &l->tensors[i];
-        if (t->adapter)
-            continue;
-        int layer = l->units[t->unit].layer, part = 0;
-        bool in_layer = layer >= 0;
-        const struct mt_fused_tensor *f = in_layer ? mt_family_fused(l->cfg.family, t->usual, &part) : NULL;
-        if (layer != last)
-            p.first_of_layer = l->n_stored;
-        last = layer;
-        if (!(f ? store_fused(&p, t, layer, f, part)
-                : store_alone(&p, t, in_layer ? mt_family_on_disk(l->cfg.family, t->usual) : NULL)))
-            return mt_fail_nomem(err, "the model's layout", l->n_stored * sizeof(*l->stored));
-    }
-    return list_pieces(l, err);
+    int rc = store_tensors(&p, false, err);
+    size_t n = l->n_stored;
+    if (!rc)
+        rc = store_tensors(&p, true, err);
+    l->n_adapter_stored = l->n_stored - n;
+    l->n_stored = n;
+    return rc ? rc : list_pieces(l, err);
 }
 
 /* --- reading --------------------------------------------------------------------------------------- */

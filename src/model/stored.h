@@ -13,10 +13,14 @@
 
 /** Gives a tensor its name on disk in the family. */
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual);
+/** The tensor of all experts in which the model's files have the matrix; NULL: it is a tensor of its own. */
+const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t);
+/** By which name PEFT adapts the matrix: its tensor's without the last part, or that of the fused tensor. */
+void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t);
 /** Fills l->stored, l->pieces and each tensor's place from l->tensors. */
 int mt_stored_place(struct mt_layout *l, struct mt_err *err);
 
-/** Reads tensors of a layout from files, whose names may have the usual prefixes. Zero-initialise; finish frees. */
+/** Reads tensors of a layout from a model's files, whose names may have the usual prefixes, or adapters' from PEFT's. */
 struct mt_stored_reader {
     const struct mt_layout *l;
     const struct mt_st_model *st;
