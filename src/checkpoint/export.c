@@ -74,9 +74,9 @@ static int export_source(void *ctx, size_t i, size_t first, size_t n, void *dst,
     struct exporter *x = ctx;
     if (x->packed.layout)
         return mt_layout_files_read(&x->packed, i, first, n, dst, err);
-    const struct mt_st_tensor *t = &x->weights.tensors[i];
     if (x->merge)
-        return mt_merge_read(x->merge, &x->weights, t, first, n, dst, err);
+        return mt_merge_read(x->merge, i, first, n, dst, err);
+    const struct mt_st_tensor *t = &x->weights.tensors[i];
     if (becomes_f32(x, i))
         return x->layout ? mt_stored_gather(&x->writer, x->stored[i], first, n, sizeof(float), dst, err)
                          : mt_st_read_f32(&x->weights, t, first, n, dst, err);
@@ -170,7 +170,9 @@ static int write_dir(struct exporter *x, const struct mt_export *e, const char *
                                                .adapter_config = x->adapter_config,
                                                .decls = decls, .n_decls = n,
                                                .torch_dtype = x->f32 ? "float32" : "bfloat16",
-                                               .quantization = x->packed.quantization,
+                                               .quantization = x->merge && mt_merge_decodes(x->merge)
+                                                                   ? "" /* nothing is packed */
+                                                                   : x->packed.quantization,
                                                .shard_bytes = e->shard_bytes,
                                                .source = export_source, .done = file_done,
                                                .ctx = x},
@@ -179,7 +181,7 @@ static int write_dir(struct exporter *x, const struct mt_export *e, const char *
 
 static int export_to(struct exporter *x, const struct mt_export *e, const char *tmp, struct mt_err *err)
 {
-    size_t n = x->weights.n_tensors;
+    size_t n = x->merge ? mt_merge_n_tensors(x->merge) : x->weights.n_tensors;
     if (x->packed.layout)
         return write_dir(x, e, tmp, x->packed.decls, x->packed.n, err);
     struct mt_st_decl *decls = mt_calloc(n, sizeof(*decls));
@@ -187,8 +189,11 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
         return mt_fail_nomem(err, "an export", n * sizeof(*decls));
     for (size_t i = 0; i < n; i++) {
         const struct mt_st_tensor *t = &x->weights.tensors[i];
-        enum mt_st_dtype dtype = x->merge ? mt_merge_dtype(x->merge, t) : becomes_f32(x, i) ? MT_ST_F32 : t->dtype;
-        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = dtype,
+        if (x->merge) {
+            decls[i] = mt_merge_declare(x->merge, i);
+            continue;
+        }
+        decls[i] = (struct mt_st_decl){.name = t->name, .dtype = becomes_f32(x, i) ? MT_ST_F32 : t->dtype,
                                        .n_dims = t->n_dims};
         memcpy(decls[i].shape, t->shape, sizeof(decls[i].shape));
     }

@@ -8,29 +8,54 @@
 
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "base/packed.h"
 #include "model/peft.h"
 
 #define WEIGHT ".weight"
+#define BLOCKS "_blocks"
+
+/* A tensor of the merged model. */
+struct merged {
+    struct mt_st_tensor t;                     /* that of the base; decoded: its name (owned), shape and dtype */
+    const struct mt_st_tensor *codes, *scales; /* of experts in MXFP4 that are decoded, else NULL */
+};
 
 struct mt_merge {
     struct mt_adapter_spec spec;
-    struct mt_st_model st;  /* the adapters */
-    bool open, f32, bf16;   /* bf16: the base has bf16 tensors */
-    const struct mt_st_tensor *now; /* tensor of the base whose A and B are loaded */
-    float *a, *b, *row;     /* [rank, in], [out, rank], [in] */
-    float *by;              /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
-    size_t rank, in;
+    struct mt_st_model st;         /* the adapters */
+    const struct mt_st_model *base;
+    struct merged *tensors;
+    size_t n_tensors;
+    bool open, f32, bf16, decodes; /* bf16: the base has bf16 tensors; decodes: some of MXFP4 */
+    const struct merged *now;      /* the tensor whose A and B are loaded */
+    /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out]: [experts * rank, in],
+     * [experts * rank, out]. */
+    float *a, *b, *row;            /* row: [width] */
+    float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
+    size_t rank, in, width;        /* width: columns of a row of the tensor */
     float scale;
+    const struct merged *decoded;  /* the tensor one of whose experts is decoded, */
+    size_t expert;                 /* this one, */
+    float *values;                 /* to [out, in] */
 };
+
+/* Is it the parameter of all experts, and does it have an adapter? Then the name of its module. */
+static bool is_whole(const struct mt_merge *m, const struct mt_st_tensor *t, char module[MT_TENSOR_NAME])
+{
+    return strlen(t->name) < 100 && mt_peft_whole_module(module, &m->spec, t->name);
+}
 
 /* "lora_A.weight" and the like of a module. */
 static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct mt_st_tensor *t, const char *which)
 {
-    char ours[MT_TENSOR_NAME], name[MT_PEFT_NAME];
+    char ours[MT_STORED_NAME], name[MT_PEFT_NAME], module[MT_TENSOR_NAME];
     size_t n = strlen(t->name), k = strlen(WEIGHT);
-    if (n <= k || n >= 100 || strcmp(t->name + n - k, WEIGHT))
-        return NULL;
-    snprintf(ours, sizeof(ours), "%.*s.%s", (int)(n - k), t->name, which);
+    if (!is_whole(m, t, module)) {
+        if (n <= k || n >= 100 || strcmp(t->name + n - k, WEIGHT))
+            return NULL;
+        snprintf(module, sizeof(module), "%.*s", (int)(n - k), t->name);
+    }
+    snprintf(ours, sizeof(ours), "%s.%s", module, which);
     mt_peft_tensor_name(name, ours);
     return mt_st_find(&m->st, name);
 }
@@ -49,6 +74,11 @@ static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t,
 {
     const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *b = factor(m, t, MT_LORA_B WEIGHT);
     const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
+    char module[MT_TENSOR_NAME];
+    if (is_whole(m, t, module) && b && t->n_dims == 3 && a->n_dims == 2 && b->n_dims == 2 &&
+        a->shape[1] == t->shape[1] && b->shape[0] == t->shape[2] && a->shape[0] == b->shape[1] &&
+        a->shape[0] % t->shape[0] == 0)
+        return 0;
     bool lengths = m->spec.dora ? magnitude && magnitude->n_dims == 1 && magnitude->shape[0] == t->shape[0]
                                 : !magnitude;
     if (b && lengths && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] &&
@@ -67,13 +97,14 @@ static int fail_packed(const struct mt_merge *m, const struct mt_st_model *base,
 }
 
 /* Does the base have a matrix for every adapter, and a tensor for each that was trained whole? */
-static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct mt_err *err)
+static int check_base(struct mt_merge *m, struct mt_err *err)
 {
+    const struct mt_st_model *base = m->base;
     size_t used = 0, all = 0;
     bool table = false, head = false;
     int rc = 0;
-    for (size_t i = 0; i < base->n_tensors && !rc; i++) {
-        const struct mt_st_tensor *t = &base->tensors[i], *w = whole(m, t);
+    for (size_t i = 0; i < m->n_tensors && !rc; i++) {
+        const struct mt_st_tensor *t = &m->tensors[i].t, *w = whole(m, t);
         m->bf16 |= t->dtype == MT_ST_BF16;
         head |= !strcmp(t->name, "lm_head.weight");
         table |= w && !strcmp(t->name, "model.embed_tokens.weight");
@@ -89,11 +120,75 @@ static int check_base(struct mt_merge *m, const struct mt_st_model *base, struct
     for (size_t i = 0; i < m->st.n_tensors; i++) {
         const char *name = m->st.tensors[i].name;
         bool tied = table && !head && !strcmp(name, "base_model.model.lm_head.weight"); /* a second copy of the table */
-        all += !strstr(name, ".base_layer.") && !tied;
+        all += !strstr(name, ".base_layer" WEIGHT) && !tied;
     }
     if (!rc && used != all)
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: only %zu of its %zu tensors fit this model: are the adapters for another "
                      "one? Name that with --model", m->st.files[0].path, used, all);
+    return rc;
+}
+
+/* What codes and scales of all experts are decoded to: [experts, in, out], as in files that are not packed. */
+static int take_packed(struct merged *out, const struct mt_st_tensor *codes, const struct mt_st_tensor *scales,
+                       struct mt_err *err)
+{
+    const int64_t *shape = codes->shape;
+    if (!scales || codes->n_dims != 4 || scales->n_dims != 3 || scales->dtype != MT_ST_U8 ||
+        shape[3] != MT_MXFP4_BLOCK / 2 || memcmp(shape, scales->shape, 3 * sizeof(*shape)))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is not the codes of experts in MXFP4, with scales", codes->name);
+    char *name = strndup(codes->name, strlen(codes->name) - strlen(BLOCKS));
+    *out = (struct merged){.t = {.name = name, .dtype = MT_ST_BF16, .n_dims = 3,
+                                 .shape = {shape[0], shape[2] * MT_MXFP4_BLOCK, shape[1]},
+                                 .n_elems = codes->n_elems * 2}, .codes = codes, .scales = scales};
+    return name ? 0 : mt_fail_nomem(err, codes->name, strlen(codes->name));
+}
+
+/* Whether it ends in "_blocks"; then stem[] is what precedes. */
+static bool is_codes(const struct mt_st_tensor *t, char stem[MT_TENSOR_NAME])
+{
+    size_t n = strlen(t->name), k = strlen(BLOCKS);
+    bool yes = t->dtype == MT_ST_U8 && n > k && n < MT_TENSOR_NAME && !strcmp(t->name + n - k, BLOCKS);
+    snprintf(stem, MT_TENSOR_NAME, "%.*s", yes ? (int)(n - k) : 0, t->name);
+    return yes;
+}
+
+static const struct mt_st_tensor *scales_of(const struct mt_st_model *base, const char *stem)
+{
+    char name[MT_STORED_NAME];
+    snprintf(name, sizeof(name), "%s_scales", stem);
+    return mt_st_find(base, name);
+}
+
+/* Are they the scales of codes that are decoded? */
+static bool goes_with_codes(const struct mt_merge *m, const struct mt_st_tensor *t)
+{
+    char name[MT_STORED_NAME];
+    size_t n = strlen(t->name), k = strlen("_scales");
+    if (!m->decodes || n <= k || n >= MT_TENSOR_NAME || strcmp(t->name + n - k, "_scales"))
+        return false;
+    snprintf(name, sizeof(name), "%.*s" BLOCKS, (int)(n - k), t->name);
+    return mt_st_find(m->base, name);
+}
+
+static int list_tensors(struct mt_merge *m, struct mt_err *err)
+{
+    char stem[MT_TENSOR_NAME], module[MT_TENSOR_NAME];
+    const struct mt_st_model *base = m->base;
+    int rc = 0;
+    for (size_t i = 0; i < base->n_tensors; i++)
+        m->decodes |= is_codes(&base->tensors[i], stem) && (m->f32 || mt_peft_whole_module(module, &m->spec, stem));
+    if (!(m->tensors = mt_calloc(base->n_tensors, sizeof(*m->tensors))))
+        return mt_fail_nomem(err, "an export", base->n_tensors * sizeof(*m->tensors));
+    for (size_t i = 0; i < base->n_tensors && !rc; i++) {
+        const struct mt_st_tensor *t = &base->tensors[i];
+        if (goes_with_codes(m, t))
+            continue;
+        struct merged *to = &m->tensors[m->n_tensors++];
+        if (m->decodes && is_codes(t, stem))
+            rc = take_packed(to, t, scales_of(base, stem), err);
+        else
+            to->t = *t;
+    }
     return rc;
 }
 
@@ -104,13 +199,16 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
     if (!m)
         return mt_fail_nomem(err, dir, sizeof(*m));
     m->f32 = f32;
+    m->base = base;
     snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, dir);
     int rc = mt_peft_read_spec(&m->spec, dir, err);
     if (!rc)
         rc = mt_st_open_file(&m->st, path, err);
     m->open = !rc;
     if (!rc)
-        rc = check_base(m, base, err);
+        rc = list_tensors(m, err);
+    if (!rc)
+        rc = check_base(m, err);
     if (rc)
         mt_merge_close(&m);
     else
@@ -134,6 +232,11 @@ void mt_merge_close(struct mt_merge **merge)
     if (!m)
         return;
     forget(m);
+    for (size_t i = 0; i < m->n_tensors; i++)
+        if (m->tensors[i].codes)
+            free(m->tensors[i].t.name);
+    free(m->tensors);
+    free(m->values);
     if (m->open)
         mt_st_close(&m->st);
     mt_adapter_spec_finish(&m->spec);
@@ -141,25 +244,102 @@ void mt_merge_close(struct mt_merge **merge)
     *merge = NULL;
 }
 
-enum mt_st_dtype mt_merge_dtype(const struct mt_merge *m, const struct mt_st_tensor *t)
+size_t mt_merge_n_tensors(const struct mt_merge *m)
+{
+    return m->n_tensors;
+}
+
+static enum mt_st_dtype dtype_of(const struct mt_merge *m, const struct mt_st_tensor *t)
 {
     return m->f32 ? MT_ST_F32 : m->bf16 ? t->dtype : MT_ST_BF16;
 }
 
-/* w[j] += s sum over k of b[k] a[k, j], for columns [j, j + n) of a row. */
-static void add_row(const struct mt_merge *m, const float *b, size_t j, size_t n, float *w)
+struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i)
 {
+    const struct mt_st_tensor *t = &m->tensors[i].t;
+    struct mt_st_decl d = {.name = t->name, .dtype = dtype_of(m, t), .n_dims = t->n_dims};
+    memcpy(d.shape, t->shape, sizeof(d.shape));
+    return d;
+}
+
+bool mt_merge_decodes(const struct mt_merge *m)
+{
+    return m->decodes;
+}
+
+/* A row of B A: the sum over k of by[k * step] rows[k, :]. */
+struct outer {
+    const float *by, *rows;
+    size_t step;
+};
+
+static struct outer outer_of(const struct mt_merge *m, size_t row)
+{
+    bool whole = m->now->t.n_dims == 3;
+    size_t first = whole ? row / m->in * m->rank : 0; /* of A and B: the expert's */
+    return whole ? (struct outer){m->a + first * m->in + row % m->in, m->b + first * m->width, m->in}
+                 : (struct outer){m->b + row * m->rank, m->a, 1};
+}
+
+/* w[j] += s (B A)[row, j] for columns [j, j + n) of a row. */
+static void add_row(const struct mt_merge *m, size_t row, size_t j, size_t n, float *w)
+{
+    struct outer o = outer_of(m, row);
     memset(m->row, 0, n * sizeof(float));
     for (size_t k = 0; k < m->rank; k++)
         for (size_t i = 0; i < n; i++)
-            m->row[i] += b[k] * m->a[k * m->in + j + i];
+            m->row[i] += o.by[k * o.step] * o.rows[k * m->width + j + i];
     for (size_t i = 0; i < n; i++)
         w[i] += m->scale * m->row[i];
 }
 
+/* Decodes an expert of a packed tensor, unless it is the last that was. */
+static int decode_expert(struct mt_merge *m, const struct merged *x, size_t expert, struct mt_err *err)
+{
+    size_t in = (size_t)x->t.shape[1], n = in * (size_t)x->t.shape[2], n_scales = n / MT_MXFP4_BLOCK;
+    if (m->decoded == x && m->expert == expert)
+        return 0;
+    m->decoded = NULL;
+    free(m->values);
+    m->values = mt_calloc(n, sizeof(float));
+    uint8_t *codes = malloc(n / 2 + n_scales), *exponents = codes ? codes + n / 2 : NULL;
+    float *scales = mt_calloc(n_scales, sizeof(float));
+    int rc = codes && scales && m->values ? 0 : mt_fail_nomem(err, x->t.name, n * sizeof(float));
+    if (!rc)
+        rc = mt_st_read_raw(m->base, x->codes, expert * (n / 2), n / 2, codes, err);
+    if (!rc)
+        rc = mt_st_read_raw(m->base, x->scales, expert * n_scales, n_scales, exponents, err);
+    for (size_t i = 0; i < n_scales && !rc; i++)
+        scales[i] = mt_e8m0_to_f32(exponents[i]);
+    if (!rc) {
+        mt_packed_values(MT_PACKED_MXFP4, in, codes, scales, 0, n, m->values);
+        m->decoded = x;
+        m->expert = expert;
+    }
+    free(codes);
+    free(scales);
+    return rc;
+}
+
+/* Elements of a tensor of the base. */
+static int read_base(struct mt_merge *m, const struct merged *x, size_t first, size_t n, float *w, struct mt_err *err)
+{
+    if (!x->codes)
+        return mt_st_read_f32(m->base, &x->t, first, n, w, err);
+    size_t in = (size_t)x->t.shape[1], out = (size_t)x->t.shape[2];
+    int rc = 0;
+    for (size_t i = 0, len; i < n && !rc; i += len) { /* a row, or what is wanted of it */
+        size_t at = first + i, row = at / out, col = at % out;
+        len = MT_MIN(out - col, n - i);
+        rc = decode_expert(m, x, row / in, err);
+        for (size_t k = 0; k < len && !rc; k++)
+            w[i + k] = m->values[(col + k) * in + row % in];
+    }
+    return rc;
+}
+
 /* Reads the model's matrix once, to compute the norms of its rows with the adapter added. */
-static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
-                        struct mt_err *err)
+static int take_lengths(struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
 {
     const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
     size_t out = (size_t)t->shape[0];
@@ -169,9 +349,9 @@ static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, cons
                         : mt_fail_nomem(err, t->name, (m->in + out) * sizeof(float));
     for (size_t row = 0; row < out && !rc; row++) {
         double sum = 0;
-        rc = mt_st_read_f32(base, t, row * m->in, m->in, w, err);
+        rc = mt_st_read_f32(m->base, t, row * m->in, m->in, w, err);
         if (!rc)
-            add_row(m, m->b + row * m->rank, 0, m->in, w);
+            add_row(m, row, 0, m->in, w);
         for (size_t i = 0; i < m->in && !rc; i++)
             sum += (double)w[i] * (double)w[i];
         m->by[row] = (float)((double)m->by[row] / sqrt(sum));
@@ -180,64 +360,84 @@ static int take_lengths(struct mt_merge *m, const struct mt_st_model *base, cons
     return rc;
 }
 
-/* Loads A and B of the tensor, their factor, and DoRA's row factors. */
-static int take_factors(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
-                        const struct mt_st_tensor *a, struct mt_err *err)
+/* From [out, rank * experts], experts fastest, to [experts * rank, out]. */
+static int turn_b(struct mt_merge *m, size_t experts, struct mt_err *err)
 {
-    const struct mt_st_tensor *b = factor(m, t, MT_LORA_B WEIGHT);
+    size_t out = m->width, n = experts * m->rank;
+    float *to = mt_calloc(n * out, sizeof(float));
+    if (!to)
+        return mt_fail_nomem(err, "an adapter", n * out * sizeof(float));
+    for (size_t o = 0; o < out; o++)
+        for (size_t k = 0; k < n; k++)
+            to[(k % experts * m->rank + k / experts) * out + o] = m->b[o * n + k];
+    free(m->b);
+    m->b = to;
+    return 0;
+}
+
+/* Loads A and B of the tensor, their factor, and DoRA's row factors. */
+static int take_factors(struct mt_merge *m, const struct merged *x, const struct mt_st_tensor *a, struct mt_err *err)
+{
+    const struct mt_st_tensor *t = &x->t, *b = factor(m, t, MT_LORA_B WEIGHT);
+    bool whole = t->n_dims == 3;
+    size_t experts = whole ? (size_t)t->shape[0] : 1, n = strlen(t->name) - (whole ? 0 : strlen(WEIGHT));
     char module[MT_TENSOR_NAME];
-    if (m->now == t)
+    if (m->now == x)
         return 0;
     forget(m);
-    snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name) - strlen(WEIGHT)), t->name);
+    snprintf(module, sizeof(module), "%.*s", (int)n, t->name);
     m->scale = (float)mt_adapter_shape_of(&m->spec, module).scale;
-    m->rank = (size_t)a->shape[0];
+    m->rank = (size_t)a->shape[0] / experts;
     m->in = (size_t)a->shape[1];
+    m->width = (size_t)t->shape[t->n_dims - 1];
     m->a = mt_calloc(a->n_elems, sizeof(float));
     m->b = mt_calloc(b->n_elems, sizeof(float));
-    m->row = mt_calloc(m->in, sizeof(float));
+    m->row = mt_calloc(m->width, sizeof(float));
     if (!m->a || !m->b || !m->row)
         return mt_fail_nomem(err, t->name, (a->n_elems + b->n_elems) * sizeof(float));
+    m->now = x;
     int rc = mt_st_read_f32(&m->st, a, 0, a->n_elems, m->a, err);
     if (!rc)
         rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, m->b, err);
+    if (!rc && whole)
+        rc = turn_b(m, experts, err);
     if (!rc && m->spec.dora)
-        rc = take_lengths(m, base, t, err);
-    m->now = rc ? NULL : t;
+        rc = take_lengths(m, t, err);
+    m->now = rc ? NULL : x;
     return rc;
 }
 
 static void add_adapter(const struct mt_merge *m, size_t first, size_t n, float *w)
 {
     for (size_t at = first; at < first + n;) {
-        size_t row = at / m->in, col = at % m->in, len = MT_MIN(m->in - col, first + n - at);
-        add_row(m, m->b + row * m->rank, col, len, w + (at - first));
+        size_t row = at / m->width, col = at % m->width, len = MT_MIN(m->width - col, first + n - at);
+        add_row(m, row, col, len, w + (at - first));
         for (size_t i = 0; m->by && i < len; i++)
             w[at - first + i] *= m->by[row];
         at += len;
     }
 }
 
-int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t, size_t first,
-                  size_t n, void *dst, struct mt_err *err)
+int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err)
 {
-    const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *w = whole(m, t);
-    enum mt_st_dtype dtype = mt_merge_dtype(m, t);
-    if (!a && !w && dtype == t->dtype)
-        return mt_st_read_raw(base, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
+    const struct merged *merged = &m->tensors[i];
+    const struct mt_st_tensor *t = &merged->t, *a = factor(m, t, MT_LORA_A WEIGHT), *w = whole(m, t);
+    enum mt_st_dtype dtype = dtype_of(m, t);
+    if (!a && !w && dtype == t->dtype && !merged->codes)
+        return mt_st_read_raw(m->base, t, first * mt_st_dtype_size(dtype), n * mt_st_dtype_size(dtype), dst, err);
     if (dtype != MT_ST_F32 && dtype != MT_ST_BF16)
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is %s, into which adapters cannot be merged: set --dtype f32",
                        t->name, mt_st_dtype_name(dtype));
     float *x = dtype == MT_ST_F32 ? dst : mt_calloc(n, sizeof(float));
     int rc = x ? 0 : mt_fail_nomem(err, t->name, n * sizeof(float));
     if (!rc)
-        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : mt_st_read_f32(base, t, first, n, x, err);
+        rc = w ? mt_st_read_f32(&m->st, w, first, n, x, err) : read_base(m, merged, first, n, x, err);
     if (!rc && a)
-        rc = take_factors(m, base, t, a, err);
+        rc = take_factors(m, merged, a, err);
     if (!rc && a)
         add_adapter(m, first, n, x);
-    for (size_t i = 0; i < n && !rc && dtype == MT_ST_BF16; i++)
-        ((uint16_t *)dst)[i] = mt_f32_to_bf16(x[i]);
+    for (size_t k = 0; k < n && !rc && dtype == MT_ST_BF16; k++)
+        ((uint16_t *)dst)[k] = mt_f32_to_bf16(x[k]);
     if (x != dst)
         free(x);
     return rc;

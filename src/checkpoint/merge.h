@@ -6,7 +6,8 @@
 
 /**
  * A model's weights with adapters added: W + s B A, with DoRA its rows scaled, sums in f32, rounded once; and modules
- * that were trained whole.
+ * that were trained whole. If experts that the base has in MXFP4 have adapters, or f32 is asked for, all
+ * such experts are decoded.
  */
 struct mt_merge;
 
@@ -14,10 +15,12 @@ struct mt_merge;
 int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, bool f32, struct mt_err *err);
 /** Accepts NULL; sets *m to NULL. */
 void mt_merge_close(struct mt_merge **m);
-/** The dtype of the base's tensor in the merged model: f32 if asked for; else its own in a bf16 model; else bf16. */
-enum mt_st_dtype mt_merge_dtype(const struct mt_merge *m, const struct mt_st_tensor *t);
-/** Elements [first, first + n) of the base's tensor, merged, in that dtype. */
-int mt_merge_read(struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t, size_t first,
-                  size_t n, void *dst, struct mt_err *err);
+/** The merged model's tensors: those of the base, of f32 if asked for; else of their own dtype in a bf16 model; else bf16. */
+size_t mt_merge_n_tensors(const struct mt_merge *m);
+struct mt_st_decl mt_merge_declare(const struct mt_merge *m, size_t i);
+/** Is the base's quantization_config not true any more? */
+bool mt_merge_decodes(const struct mt_merge *m);
+/** Elements [first, first + n) of a tensor, in its dtype. */
+int mt_merge_read(struct mt_merge *m, size_t i, size_t first, size_t n, void *dst, struct mt_err *err);
 
 #endif

@@ -212,8 +212,55 @@ def check_experts(tmp, unread, data):
             **{**over, "adapter__targets": "q_proj, w1, w3"})
     refused(tmp, renamed, data, "PEFT has no DoRA", model__init="random",
             **{**over, "adapter__targets": "*.experts.*", "adapter__kind": "dora"})
-    fused = write_model(os.path.join(tmp, "fused"), config("gpt_oss", num_hidden_layers=2))
-    refused(tmp, fused, data, "experts.0.gate_proj", "for all experts of this family together", model__init="random", **over)
+
+def check_whole(tmp, data):
+    """Experts that files have in one tensor have adapters by its name: the same bits for every group and home, also on
+    MXFP4; in layers of their own and of ranks of their own."""
+    plain = mixture(tmp, "oss", data, "gpt_oss")
+    packed = os.path.join(tmp, "oss-packed")
+    megatrain("export", "--base-dtype", "mxfp4", plain, packed)
+    over = {"adapter__targets": "q_proj, 0.mlp.experts.down_proj, *.1.mlp.experts.*", "adapter__rank_pattern": "gate_up_proj:9",
+            "adapter__lr_ratio_b": 4}
+    drive = {"memory__nvme_paths": os.path.join(tmp, "drive")}
+    for model, dtype in ((plain, "f32"), (packed, "bf16")):
+        name = os.path.basename(model) + dtype
+        want, out = run(tmp, name, model, data, model__dtype=dtype, **over)
+        assert want[0][-1][1] < want[0][0][1], want[0]
+        shapes = {k.split(".layers.")[1]: v[1] for k, v in want[2].items() if ".experts" in k}
+        assert [len(shapes), shapes["0.mlp.experts.lora_A.weight"], shapes["1.mlp.experts.base_layer.lora_B.weight"]] == [
+            6, [8 * 6, 48], [2 * 48, 8 * 9]], shapes
+        for place in ({"memory__expert_group": 1, "memory__slots": 2}, {"memory__expert_group": 3, **PLACEMENTS["halves"]},
+                      {"memory__states": "disk", "memory__expert_group": 2, **drive}, {"memory__base": "files" if model == packed else "disk", **drive}):
+            got, _ = run(tmp, f"{name} {len(place)} {sorted(place)[0]}", model, data, env={"MEGATRAIN_POISON": "1"},
+                         model__dtype=dtype, **over, **place)
+            assert got == want, f"{name}, {place}: another result"
+        first = write_ini(os.path.join(tmp, "first.ini"), base(model, data, os.path.join(tmp, name + "-resumed"), **{
+            **LORA, **over, "checkpoint__every": 3, "model__dtype": dtype}))
+        megatrain("-q", "run", first, "--max-steps", 3)
+        got, _ = run(tmp, f"{name} resumed", model, data, args=["--resume"], model__dtype=dtype, **over, memory__expert_group=1)
+        assert got == want, f"{name}: resumed to another result"
+        check_merged_whole(tmp, model, data, os.path.join(out, f"checkpoint-{STEPS}"))
+    for more, say in (({"adapter__dropout": 0.1}, "no dropout in adapters of routed experts"),
+                      ({"adapter__kind": "dora"}, "PEFT has no DoRA"), ({"adapter__targets": "experts.3.gate_proj"}, "matches nothing")):
+        refused(tmp, plain, data, say, **{**over, **more})
+
+def check_merged_whole(tmp, model, data, checkpoint):
+    with open(os.path.join(checkpoint, "adapter_config.json")) as f:
+        c = json.load(f)
+    assert c["target_parameters"] == ["model.layers.0.mlp.experts.down_proj", "model.layers.1.mlp.experts.gate_up_proj",
+                                      "model.layers.1.mlp.experts.down_proj"] and c["target_modules"] == ["q_proj"], c
+    assert c["rank_pattern"] == {"gate_up_proj": 9}, c
+    ini = write_ini(os.path.join(tmp, "whole.ini"), base(model, data, os.path.join(tmp, "whole-e"), model__dtype="f32"))
+    loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
+    want = loss("--adapter", checkpoint)
+    for dtype, limit in (("f32", 1e-6), ("bf16", 1e-3)):
+        merged = f"{checkpoint}-{dtype}"
+        megatrain("export", "--merge", "--dtype", dtype, checkpoint, merged)
+        assert abs(loss("--model", merged) / want - 1) < limit < abs(loss() / want - 1), dtype
+        names = read_safetensors(os.path.join(merged, "model.safetensors"))
+        assert names["model.layers.0.mlp.experts.gate_up_proj"][0] == dtype.upper() and not any("_blocks" in n for n in names)
+    with open(os.path.join(merged, "config.json")) as f:
+        assert "quantization_config" not in json.load(f)
 
 def refused(tmp, model, data, *says, code=2, args=(), command="run", **over):
     ini = write_ini(os.path.join(tmp, "bad.ini"), base(model, data, os.path.join(tmp, "bad"), **{**LORA, **over}))
@@ -316,6 +363,7 @@ def main():
         check_bits(tmp, model, data, "bf16", "", adapter__kind="dora")
         check_dora(tmp, model, data)
         check_experts(tmp, check_shared(tmp, data), data)
+        check_whole(tmp, data)
         check_dropout(tmp, model, data)
         whole, out = run(tmp, "norm", model, data, adapter__train_also="model.norm")
         check_files(tmp, model, data, out)
