@@ -266,9 +266,7 @@ static int divide_budget(struct mt_engine_plan *plan, const struct mt_engine_par
     struct budget b = {.alignment = lim->alignment, .n = plan->program.n_buffers};
     size_t need = plan->scratch + plan->logits + plan->inputs + plan->tables;
     bool recompute = plan->activations == MT_ACT_RECOMPUTE;
-    mt_program_buffer_bytes(&plan->program, b.bytes);
-    mt_program_min_buffers(&plan->program, b.n);
-    mt_program_max_buffers(&plan->program, b.most);
+    mt_program_size_pools(&plan->program, b.bytes, b.n, b.most);
     if (p->placement.slots > b.n[MT_POOL_WEIGHTS])
         b.n[MT_POOL_WEIGHTS] = MT_MIN((int)p->placement.slots, MT_MAX(b.most[MT_POOL_WEIGHTS], 2));
     for (int i = 0; i < MT_N_POOLS; i++) {

@@ -21,6 +21,7 @@ static uint64_t process_bytes(const struct mt_plan_request *r, uint64_t tokens_p
 {
     return mt_plan_process_bytes(&(struct mt_plan_process){.resident = r->resident,
                                                            .layout = r->layout,
+                                                           .loading = r->loading,
                                                            .threads = (int)r->placement.threads,
                                                            .tokens_per_step = tokens_per_step});
 }

@@ -26,17 +26,23 @@ static uint64_t packing_bytes(const struct mt_tensor *t)
     return MT_MAX(read, 9 * MT_MIN((uint64_t)t->n, (uint64_t)MIB)) + t->n / 16;
 }
 
-uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
+uint64_t mt_plan_loading_bytes(const struct mt_layout *layout)
 {
-    uint64_t threads = (uint64_t)p->threads, largest = 0, packing = 0;
-    for (size_t i = 0; i < p->layout->n_tensors; i++) {
-        const struct mt_tensor *t = &p->layout->tensors[i];
+    uint64_t largest = 0, packing = 0;
+    for (size_t i = 0; i < layout->n_tensors; i++) {
+        const struct mt_tensor *t = &layout->tensors[i];
         largest = MT_MAX(largest, (uint64_t)t->n * 4);
         packing = MT_MAX(packing, t->packed ? packing_bytes(t) : 0);
     }
+    return MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
+}
+
+uint64_t mt_plan_process_bytes(const struct mt_plan_process *p)
+{
+    uint64_t threads = (uint64_t)p->threads;
     return (p->resident ? p->resident : UNKNOWN + threads * UNKNOWN_THREAD) + LISTS + CODE +
            (2 * threads + OWN_THREADS) * STACK + p->layout->n_tensors * TENSOR + p->tokens_per_step * TOKEN +
-           MT_MIN(largest, (uint64_t)SAVED_PIECE) + packing;
+           (p->loading ? p->loading : mt_plan_loading_bytes(p->layout));
 }
 
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout)

@@ -394,6 +394,8 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
 
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
-    int rc = search_cuts(out, r, err);
-    return rc ? rc : try_gathering(out, r, err);
+    struct mt_plan_request t = *r;
+    t.loading = mt_plan_loading_bytes(r->layout); /* halves have the same tensors */
+    int rc = search_cuts(out, &t, err);
+    return rc ? rc : try_gathering(out, &t, err);
 }

@@ -16,6 +16,7 @@ struct mt_plan_request {
     bool train;                    /* false: evaluation only */
     size_t docs_per_row;           /* upper bound */
     uint64_t resident;    /* bytes that the process has in memory already; 0: unknown */
+    uint64_t loading;     /* mt_plan_loading_bytes() of the layout; 0: computed each time */
     uint64_t disk_budget; /* 0: what the machine's drives hold */
     int drives;           /* 0: nothing may be on the disk */
     double link_gbps;
@@ -107,10 +108,13 @@ size_t mt_plan_changes(struct mt_plan_change *out, size_t max, const struct mt_p
 struct mt_plan_process {
     uint64_t resident;              /* resident already; 0: unknown, a generous figure is used */
     const struct mt_layout *layout; /* borrowed */
+    uint64_t loading;               /* mt_plan_loading_bytes(layout), or 0 */
     int threads;
     uint64_t tokens_per_step;
 };
 uint64_t mt_plan_process_bytes(const struct mt_plan_process *p);
+/** Of that, what a tensor takes that is being loaded or saved: a mixture has tens of thousands. */
+uint64_t mt_plan_loading_bytes(const struct mt_layout *layout);
 /** Additional memory if anything is on drives: requests, and the longer lists of steps that make them. */
 uint64_t mt_plan_drive_bytes(const struct mt_layout *layout);
 

@@ -182,11 +182,10 @@ static void count_units(const struct mt_program_params *p, enum mt_object_kind k
             most[i] = leave ? MT_MIN(count[i], (size_t)2) : count[i];
 }
 
-void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+/* n: the fewest on entry. */
+static void most_buffers(const struct mt_program_params *p, const size_t bytes[MT_N_POOLS], int n[MT_N_POOLS])
 {
-    size_t bytes[MT_N_POOLS], most[MT_N_POOLS] = {0};
-    mt_program_buffer_bytes(p, bytes);
-    least_buffers(p, bytes, n);
+    size_t most[MT_N_POOLS] = {0};
     count_live(p, most);
     count_units(p, MT_OBJ_WEIGHTS, false, most);
     count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batch: all are in use until the end */
@@ -199,4 +198,21 @@ void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
             most[mt_pools[i].spilled] = most[i];
     for (int i = 0; i < MT_N_POOLS; i++)
         n[i] = bytes[i] ? MT_MAX(n[i], (int)MT_MIN(most[i], (size_t)MT_MAX_BUFFERS)) : 0;
+}
+
+void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
+{
+    size_t bytes[MT_N_POOLS];
+    mt_program_buffer_bytes(p, bytes);
+    least_buffers(p, bytes, n);
+    most_buffers(p, bytes, n);
+}
+
+void mt_program_size_pools(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], int least[MT_N_POOLS],
+                           int most[MT_N_POOLS])
+{
+    mt_program_buffer_bytes(p, bytes);
+    least_buffers(p, bytes, least);
+    memcpy(most, least, MT_N_POOLS * sizeof(*most));
+    most_buffers(p, bytes, most);
 }

@@ -106,6 +106,9 @@ void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
+/** All three at once, in a third of the time. */
+void mt_program_size_pools(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], int least[MT_N_POOLS],
+                           int most[MT_N_POOLS]);
 /** Sets the entries of host pools, which depend on where planes are; reads those of device pools. */
 void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
 
