@@ -153,7 +153,7 @@ const struct mt_key mt_keys[] = {
      "What is loaded to the device as one unit: a decoder layer, or its attention or MLP half; auto: halves where layers "
      "do not fit, or where the search finds that they are faster."},
     {"memory", "expert_group", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.expert_group), "auto", NULL, 1, 1024, NULL,
-     "Experts of a mixture that are loaded together, as one unit; auto: as many as 256 MiB in bf16 hold."},
+     "Experts of a mixture that are loaded together, as one unit; auto: as many as 256 MiB hold, in bf16 or packed."},
     {"memory", "activations", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.activations), "auto",
      MT_ACTIVATIONS_NAMES, ANY, NULL,
      "What backward needs of forward: keep it on the device, offload it to the host, disk: from the host on to the drives "

@@ -172,7 +172,7 @@ struct mt_cut {
     const char *name;  /* value of memory.unit, for messages */
     size_t n_units;
     uint8_t n_parts[MT_CUT_MAX_UNITS];
-    size_t expert_group; /* experts in a unit; 0: as many as fit MT_EXPERT_GROUP_BYTES */
+    size_t expert_group; /* experts in a unit; 0: as many as fit MT_EXPERT_GROUP_BYTES in bf16 */
 };
 /** Default size of a group of experts in bf16: some 10 ms of a PCIe link. */
 enum { MT_EXPERT_GROUP_BYTES = 256 << 20 };

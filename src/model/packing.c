@@ -265,6 +265,30 @@ size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype 
     return mt_unit_landing(l, unit, dtype) + l->units[unit].n_in_planes[MT_RANGE_PACKED];
 }
 
+/* What a load of the unit moves in bf16 compute, F32 routers aside. */
+static size_t load_bytes(const struct mt_layout *l, const struct mt_unit *u)
+{
+    size_t bytes = u->n_in_planes[MT_RANGE_PACKED];
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++)
+        bytes += l->ranges[i].kind == MT_RANGE_PACKED ? 0 : l->ranges[i].n * mt_dtype_size(MT_BF16);
+    return bytes;
+}
+
+size_t mt_packing_expert_group(const struct mt_layout *l)
+{
+    size_t one = 1;
+    bool packed = false;
+    for (const struct mt_unit *u = l->units; u < l->units + l->n_units; u++) {
+        int n = u->n_parts ? l->parts[u->first_part].n_experts : 0;
+        if (!n)
+            continue;
+        packed |= u->n_in_planes[MT_RANGE_PACKED] > 0;
+        one = MT_MAX(one, mt_div_up(load_bytes(l, u), (size_t)n));
+    }
+    size_t group = MT_MAX((size_t)MT_EXPERT_GROUP_BYTES / one, (size_t)1);
+    return packed ? MT_MIN(group, (size_t)l->cfg.moe.n_experts) : l->cut.expert_group;
+}
+
 /* Number of elements from `first` on that fit before their own codes, in whole granules. */
 static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, size_t landing)
 {

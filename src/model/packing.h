@@ -37,6 +37,9 @@ int mt_expert_decode(const struct mt_layout *l, size_t unit, int expert, const c
 /** Submits the decoding of a packed plane that was loaded to the unit's buffer, unless its codes stay. */
 int mt_unit_decode(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, char *slot, mt_device *dev,
                    struct mt_err *err);
+/** How many experts a unit should have by default: as many as cross the link, packed or in bf16, as
+ * MT_EXPERT_GROUP_BYTES. The layout's group if nothing is packed. */
+size_t mt_packing_expert_group(const struct mt_layout *l);
 /** The end of a unit's unpacked tensors on the device: elements. */
 size_t mt_unit_plain_end(const struct mt_layout *l, size_t unit);
 

@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "device/kind.h"
 #include "hw/hw.h"
+#include "model/packing.h"
 #include "model/peft.h"
 #include "model/weights.h"
 #include "plan/evaluate.h"
@@ -94,14 +95,29 @@ static int find_adapters(struct mt_adapter_spec *out, const struct mt_config *c,
 }
 
 /* Random weights are f32; so may be a checkpoint's weights that were trained before they were frozen. */
-static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
-                        const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
+static int lay_out_marked(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
+                          const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
 {
     int rc = mt_layout_create(layout, hf, p, err);
     if (rc)
         return rc;
     return c->model.init == MT_INIT_WEIGHTS ? mt_weights_mark_stored(*layout, dir, c->model.base_dtype, from_files, err)
                                             : mt_weights_mark_random(*layout, c->model.base_dtype, err);
+}
+
+/* What stays packed, and so crosses the link in fewer bytes, is known once a layout is compared with the files. */
+static int lay_out_once(struct mt_layout **layout, const struct mt_hf_config *hf, const struct mt_layout_params *p,
+                        const struct mt_config *c, const char *dir, const cJSON *from_files, struct mt_err *err)
+{
+    struct mt_layout_params again = *p;
+    int rc = lay_out_marked(layout, hf, p, c, dir, from_files, err);
+    if (rc || p->cut.expert_group)
+        return rc;
+    again.cut.expert_group = mt_packing_expert_group(*layout);
+    if (again.cut.expert_group == (*layout)->cut.expert_group)
+        return 0;
+    mt_layout_destroy(layout);
+    return lay_out_marked(layout, hf, &again, c, dir, from_files, err);
 }
 
 int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const struct mt_config *c,

@@ -135,6 +135,45 @@ static void the_rule_for_micro_batches_is_of_the_numerics_alone(void **state)
     assert_int_equal(mt_resolve_micro_batch(&n), 2);
 }
 
+/* Experts of Qwen3-235B have 18 Mi parameters: 36 MiB in bf16; NF4 has 0.516 bytes for each, FP8 just over 1. */
+static void groups_of_experts_go_by_the_bytes_of_a_load(void **state)
+{
+    (void)state;
+    static const char model[] =
+        "{\"architectures\": [\"Qwen3MoeForCausalLM\"], \"hidden_size\": 4096, \"intermediate_size\": 12288, "
+        "\"moe_intermediate_size\": 1536, \"num_hidden_layers\": 2, \"num_attention_heads\": 64, "
+        "\"num_key_value_heads\": 4, \"head_dim\": 128, \"vocab_size\": 1000, \"num_experts\": 128, "
+        "\"num_experts_per_tok\": 8}";
+    static const struct {
+        const char *sets[3];
+        size_t group;
+    } cases[] = {
+        {{"model.freeze=", "model.base_dtype=auto", "memory.expert_group=auto"}, 7},
+        {{"model.freeze=*.experts.*", "model.base_dtype=auto", "memory.expert_group=auto"}, 7},
+        {{"model.freeze=*.experts.*", "model.base_dtype=nf4", "memory.expert_group=auto"}, 27},
+        {{"model.freeze=*.experts.*", "model.base_dtype=fp8", "memory.expert_group=auto"}, 14},
+        {{"model.freeze=*.experts.*", "model.base_dtype=nf4", "memory.expert_group=3"}, 3},
+        {{"model.freeze=*.experts.7.*", "model.base_dtype=nf4", "memory.expert_group=auto"}, 7}, /* others are larger */
+        {{"adapter.kind=lora", "model.base_dtype=nf4", "adapter.targets=q_proj"}, 27},
+        {{"adapter.kind=lora", "model.base_dtype=nf4", "adapter.targets=*.experts.*"}, 26}, /* and adapters */
+    };
+    struct mt_hf_config cfg;
+    struct mt_err err = {0};
+    if (mt_hf_config_parse(&cfg, model, sizeof(model) - 1, "config.json", &err))
+        fail_msg("%s", err.msg);
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct mt_config *c = load(cases[i].sets, 3);
+        struct mt_layout *l = NULL, *halves = NULL;
+        if (mt_plan_lay_out(&l, &halves, c, &cfg, NULL, NULL, &err))
+            fail_msg("case %zu: %s", i, err.msg);
+        if (l->cut.expert_group != cases[i].group || halves->cut.expert_group != cases[i].group)
+            fail_msg("case %zu: groups of %zu, in halves of %zu", i, l->cut.expert_group, halves->cut.expert_group);
+        mt_layout_destroy(&l);
+        mt_layout_destroy(&halves);
+        mt_config_destroy(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -143,6 +182,7 @@ int main(void)
         cmocka_unit_test(a_machines_limits_are_those_of_its_profile),
         cmocka_unit_test(rows_of_a_step_are_whole),
         cmocka_unit_test(the_rule_for_micro_batches_is_of_the_numerics_alone),
+        cmocka_unit_test(groups_of_experts_go_by_the_bytes_of_a_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
