@@ -8,6 +8,10 @@
  * Every operation of the table is timed in each of its variants, on the arguments of its own row (device/op.h), and
  * GB/s counts what it says that it must move. Some more follow that the planner does not tell apart. Shapes are those
  * of a 7B model on a GPU, of a small one on the cpu. Products and attention are bench_peak.c's.
+ *
+ * Then ratios of a mixture of experts, beside their targets: products of experts over one product of all their rows,
+ * gathering and combining rows over a copy of as many bytes, in the caches and beyond them. Both sides of a ratio run in
+ * turns, since the speed of a shared machine varies.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -207,6 +211,142 @@ static void bench_embedding_of_text(struct bench *b)
     free(starts);
 }
 
+/* --- mixtures of experts ----------------------------------------------------------------------------- */
+
+static double seconds_of(struct bench *b, submission submit, void *ctx, mt_event *const ev[2])
+{
+    RUN(mt_event_record, b->dev, ev[0], MT_STREAM_COMPUTE);
+    RUN(submit, b->dev, ctx);
+    RUN(mt_event_record, b->dev, ev[1], MT_STREAM_COMPUTE);
+    RUN(mt_event_sync, b->dev, ev[1]);
+    return (double)(mt_event_time_ns(ev[1]) - mt_event_time_ns(ev[0])) * 1e-9;
+}
+
+struct contest {
+    submission submit[2]; /* the operation, and what it is compared with */
+    void *ctx[2];
+};
+
+/* Prints the median over rounds of the times' ratio. */
+static void report_ratio(struct bench *b, const char *name, const struct contest *c, const char *target)
+{
+    enum { ROUNDS = 15 };
+    double ratio[ROUNDS], seconds[ROUNDS];
+    mt_event *ev[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++)
+        RUN(mt_event_create, b->dev, &ev[i]);
+    for (int r = -2; r < ROUNDS; r++) {
+        double s = seconds_of(b, c->submit[0], c->ctx[0], ev), with = seconds_of(b, c->submit[1], c->ctx[1], ev);
+        if (r < 0)
+            continue;
+        seconds[r] = s;
+        ratio[r] = s / with;
+    }
+    for (int i = 0; i < 2; i++)
+        mt_event_destroy(&ev[i]);
+    qsort(seconds, ROUNDS, sizeof(*seconds), by_value);
+    qsort(ratio, ROUNDS, sizeof(*ratio), by_value);
+    printf("%-44s %-5s %10.1f us %6.2f   target %s\n", name, mt_dtype_name(b->dtype), seconds[ROUNDS / 2] * 1e6,
+           ratio[ROUNDS / 2], target);
+}
+
+enum { EXPERTS = 8, EXPERT_ROWS = 256, EXPERT_WIDTH = 512 };
+
+/* n products of m rows each by a matrix of its own. */
+struct products {
+    struct mt_gemm g;
+    size_t n;
+};
+
+static int submit_products(mt_device *dev, void *ctx, struct mt_err *err)
+{
+    const struct products *p = ctx;
+    struct mt_gemm g = p->g;
+    size_t in = mt_dtype_size(g.dtype), out = mt_dtype_size(g.d_dtype);
+    int rc = 0;
+    for (size_t i = 0; i < p->n && !rc; i++) {
+        rc = mt_op_gemm(dev, &g, err);
+        g.a = (const char *)g.a + g.m * g.k * in;
+        g.b = (const char *)g.b + g.n * g.k * in;
+        g.d = (char *)g.d + g.m * g.n * out;
+    }
+    return rc;
+}
+
+static struct mt_flow make_buffer(struct bench *b, size_t bytes)
+{
+    struct mt_flow f;
+    RUN(mt_flow_create, &f, b->dev, bytes);
+    return f;
+}
+
+/* The product of a linear layer, its input's gradient, or the gradient of its weights, of EXPERTS experts. */
+static void bench_products(struct bench *b, const char *name, unsigned variant)
+{
+    bool grad = variant == MT_GEMM_TN;
+    size_t rows = EXPERT_ROWS, out = 2 * EXPERT_WIDTH, hidden = EXPERT_WIDTH, size = mt_dtype_size(b->dtype);
+    struct mt_gemm g = {.m = grad ? out : rows, .n = variant == MT_GEMM_NT ? out : hidden,
+                        .k = grad ? rows : variant == MT_GEMM_NT ? hidden : out,
+                        .dtype = b->dtype, .d_dtype = grad ? MT_F32 : b->dtype, .trans_a = grad,
+                        .trans_b = variant == MT_GEMM_NT};
+    struct mt_flow x = make_buffer(b, EXPERTS * g.m * g.k * size), w = make_buffer(b, EXPERTS * g.n * g.k * size),
+                   y = make_buffer(b, EXPERTS * g.m * g.n * mt_dtype_size(g.d_dtype));
+    g.a = x.data;
+    g.b = w.data;
+    g.d = y.data;
+    g.lda = grad ? g.m : g.k;
+    g.ldb = g.trans_b ? g.k : g.n;
+    g.ldd = g.n;
+    struct products own = {g, EXPERTS}, one = {g, 1};
+    *(grad ? &one.g.k : &one.g.m) *= EXPERTS;
+    report_ratio(b, name, &(struct contest){{submit_products, submit_products}, {&own, &one}}, "1.15");
+    mt_device_free(b->dev, x.data);
+    mt_device_free(b->dev, w.data);
+    mt_device_free(b->dev, y.data);
+}
+
+static int submit_cast(mt_device *dev, void *ctx, struct mt_err *err)
+{
+    return mt_op_cast(dev, ctx, err);
+}
+
+/* An operation on rows of a mixture beside a copy, by all threads, of as many bytes as it must move. */
+static void bench_rows(struct bench *b, enum mt_dev_op op, size_t rows, const char *name)
+{
+    struct mt_metered m;
+    struct mt_op_sizes sizes = b->sizes;
+    mt_example *x = NULL;
+    sizes.of[MT_SIZE_ROWS] = rows;
+    if (mt_metered_example(&m, op, 0, &sizes, b->dtype))
+        abort();
+    size_t bytes = (size_t)m.bytes / 2 / 64 * 64;
+    RUN(mt_example_create, &x, &(struct mt_example_params){.dev = b->dev, .shape = m});
+    struct mt_flow from = make_buffer(b, bytes), to = make_buffer(b, bytes);
+    struct mt_cast copy = {bytes / sizeof(float), MT_F32, MT_F32, from.data, to.data};
+    report_ratio(b, name, &(struct contest){{submit_example, submit_cast}, {x, &copy}}, "1.30");
+    mt_device_free(b->dev, from.data);
+    mt_device_free(b->dev, to.data);
+    mt_example_destroy(&x);
+}
+
+static void bench_mixtures(struct bench *b)
+{
+    enum { MOST_ROWS = 16384 };
+    size_t rows = b->sizes.of[MT_SIZE_ROWS];
+    char name[64];
+    if (!strstr("mixtures", b->only))
+        return;
+    bench_products(b, "products of 8 experts over one", MT_GEMM_NT);
+    bench_products(b, "input gradients of 8 experts over one", MT_GEMM_NN);
+    bench_products(b, "weight gradients of 8 experts over one", MT_GEMM_TN);
+    for (size_t times = 1; rows * times <= MOST_ROWS; times *= 16) {
+        snprintf(name, sizeof(name), "gather of %zu rows over a copy", rows * times);
+        bench_rows(b, MT_DEV_MOE_GATHER, rows * times, name);
+        snprintf(name, sizeof(name), "combine of %zu rows over a copy", rows * times);
+        bench_rows(b, MT_DEV_MOE_COMBINE, rows * times, name);
+    }
+}
+
 /* --- all ------------------------------------------------------------------------------------------ */
 
 static const struct mt_op_sizes small = {{
@@ -238,6 +378,7 @@ int main(int argc, char **argv)
                 bench_operation(&b, (enum mt_dev_op)op);
         bench_embedding_of_text(&b);
         bench_others(&b);
+        bench_mixtures(&b);
     }
     mt_device_destroy(&b.dev);
     return 0;
