@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Preloaded into the program: makes allocations fail that its own code makes from main() on, or cJSON for it. Those of
- * other libraries always succeed, and those of constructors, which a linked CUDA runtime has.
+ * other libraries always succeed unless they are named, and those of constructors, which a linked CUDA runtime has.
  *
+ *   ALLOCATIONS_IN=NAME,...    those of the libraries whose path has one of these in it, instead of the program's
  *   ALLOCATIONS_FAIL=N:COUNT   the Nth, from 1, and the COUNT - 1 that follow (COUNT 0: all) give NULL
  *   ALLOCATIONS_AFTER=PATH     counts those alone that come after this file has something in it
  *   ALLOCATIONS_LOG=PATH       appends for each, at the end, the address in the program that it was made from
@@ -30,7 +31,7 @@ static long first, count;
 static int (*program_main)(int, char **, char **);
 static atomic_long seen;
 static uint32_t *site;
-static const char *path, *after;
+static const char *path, *after, *in;
 static atomic_bool counting;
 
 extern int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv, void (*init)(void), void (*fini)(void),
@@ -40,9 +41,21 @@ extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
 extern void *__libc_memalign(size_t align, size_t n);
 
+/* Has a library's path one of the names that were asked for in it? */
+static bool is_named(const char *library)
+{
+    char name[64];
+    for (const char *p = in; *p; p += strcspn(p, ","), p += *p == ',') {
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(p, ","), p);
+        if (strstr(library, name))
+            return true;
+    }
+    return false;
+}
+
 static int note_code(struct dl_phdr_info *info, size_t size, void *arg)
 {
-    bool *program = arg, wanted = *program || strstr(info->dlpi_name, "libcjson");
+    bool *program = arg, wanted = in ? is_named(info->dlpi_name) : *program || strstr(info->dlpi_name, "libcjson");
     (void)size;
     *program = false; /* dl_iterate_phdr() reports it first */
     for (int i = 0; wanted && i < info->dlpi_phnum; i++)
@@ -71,6 +84,7 @@ __attribute__((constructor)) static void begin(void)
     const char *fail = getenv("ALLOCATIONS_FAIL");
     path = getenv("ALLOCATIONS_LOG");
     after = getenv("ALLOCATIONS_AFTER");
+    in = getenv("ALLOCATIONS_IN");
     site = path ? __libc_calloc(MOST, sizeof(*site)) : NULL;
     if (path)
         atexit(write_log);

@@ -6,6 +6,7 @@ verifies, and a run goes on from the newest to the bits of a run that nothing ha
 """
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -18,6 +19,15 @@ LIBRARY = os.environ["MEGATRAIN_ALLOCATIONS"]
 STEPS = test_syscalls.STEPS
 NO_MEMORY = 4  # "does not fit"
 UNREAD = 7     # a checkpoint that cannot be read at the moment: said to say nothing of its bytes
+# How a run ends where a library has no memory, beside well: src/checkpoint/README.md has this list for readers.
+CRASHES = {-signal.SIGABRT, -signal.SIGSEGV}
+LIBRARIES = {
+    "libdnnl,libstdc++": CRASHES,
+    "libgomp": {1},
+    "libhwloc": {1, "hangs"} | CRASHES,
+    "libnuma": {1},
+    "liburing": set(),
+}
 
 
 class Place(test_syscalls.Place):
@@ -29,10 +39,10 @@ class Place(test_syscalls.Place):
         shutil.copytree(self.half, self.half + ".was")
         self.codes = {}
 
-    def short(self, cmd, fail=None, log=None, begin=None):
-        over = {"ALLOCATIONS_FAIL": fail, "ALLOCATIONS_LOG": log, "ALLOCATIONS_AFTER": begin}
+    def short(self, cmd, fail=None, log=None, begin=None, within=None, timeout=120):
+        over = {"ALLOCATIONS_FAIL": fail, "ALLOCATIONS_LOG": log, "ALLOCATIONS_AFTER": begin, "ALLOCATIONS_IN": within}
         env = {**os.environ, "LD_PRELOAD": LIBRARY, **{k: v for k, v in over.items() if v}}
-        p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=120)
+        p = subprocess.run([BINARY, *map(str, cmd)], capture_output=True, text=True, env=env, timeout=timeout)
         return p.returncode, p.stdout, p.stderr
 
     def sweep(self, name, cmd, again, after):
@@ -95,6 +105,38 @@ def resuming(p):
         shutil.rmtree(p.half)
         shutil.copytree(p.half + ".was", p.half)
     p.sweep("run --resume", ["run", p.half_ini, "--resume"], again, lambda what, code, _: p.go_on(what, p.half, p.half_ini))
+
+
+def libraries_that_end_a_run_lose_nothing_that_was_saved(p):
+    """Some end the process on the spot; the list of those that do is as it is documented."""
+    os.environ["MEGATRAIN_CPU_GEMM"] = "bf16"  # oneDNN's products on every CPU
+    wanted, counts = p.want, {}
+    out, ini = p.ini("libraries", model__dtype="bf16")
+    begin = os.path.join(out, "checkpoint-2")
+    megatrain("-q", "run", ini)
+    p.want = losses(out), planes(os.path.join(out, f"checkpoint-{STEPS}"))
+    for library, ends in LIBRARIES.items():
+        for after in (None, begin):
+            log = os.path.join(p.tmp, "allocations")
+            shutil.rmtree(out)
+            assert p.short(["run", ini], log=log, begin=after, within=library)[0] == 0
+            sites = open(log).read().split()
+            for at in sorted({*chosen(sites)[:40 if FULL else 1], *[len(sites)] * bool(after and sites)}):
+                for count in (1, 0):
+                    shutil.rmtree(out, ignore_errors=True)
+                    try:
+                        code, _, said = p.short(["run", ini], f"{at}:{count}", None, after, library, 20)
+                    except subprocess.TimeoutExpired:
+                        code, said = "hangs", ""
+                    what = library, at, count, code, said[-300:]
+                    assert code == 0 or code in ends, what
+                    assert not after or {"checkpoint-2", f"checkpoint-{STEPS}"} & set(os.listdir(out)), what
+                    p.go_on(what, out, ini)
+                    counts[library, code] = counts.get((library, code), 0) + 1
+    assert "libhwloc" in {library for library, _ in counts}
+    print(*(f"{library} {code}: {n}" for (library, code), n in counts.items()), sep=", ")
+    p.want = wanted
+    del os.environ["MEGATRAIN_CPU_GEMM"]
 
 
 def configurations_and_reports(p):
