@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <errno.h>
 #include <stdint.h>
 #include <sys/stat.h>
 
@@ -199,8 +200,145 @@ static void weights_alone_do_not_push_out_what_can_be_resumed(void **state)
     assert_int_equal(save(&a, 5, 5, true, 1, NULL), 0); /* room came back */
     expect_newest(&m, 5, 5);
     assert_false(there(&m, "checkpoint-3"));
+    snprintf(path, sizeof(path), "checkpoint-5.abandoned-%s", a.st.lineage.run);
+    assert_false(there(&m, path)); /* what is better has taken the place of the weights */
     finish(&a);
     made_model_finish(&m);
+}
+
+static void marked_ones_are_kept_beside_the_newest(void **state)
+{
+    struct made_model m;
+    struct run a;
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    for (uint64_t s = 1; s <= 5; s++)
+        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
+    struct mt_prune_policy p = {.keep = 1, .keep_every = 3, .keep_best = true, .best_step = 2, .lineage = &a.st.lineage};
+    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
+    assert_true(there(&m, "checkpoint-5") && there(&m, "checkpoint-3") && there(&m, "checkpoint-2"));
+    assert_false(there(&m, "checkpoint-4") || there(&m, "checkpoint-1"));
+    finish(&a);
+    made_model_finish(&m);
+}
+
+static void replace_by_copy(const struct made_model *m, const char *name, const char *from)
+{
+    char cmd[600];
+    snprintf(cmd, sizeof(cmd), "rm -rf %s/%s && cp -r %s/%s %s/%s", m->dir, name, m->dir, from, m->dir, name);
+    assert_int_equal(system(cmd), 0);
+}
+
+/* Another run's checkpoint comes to lie where this process has saved, twice. */
+static void what_took_the_place_of_own_bytes_is_set_aside(void **state)
+{
+    struct made_model m;
+    struct run a, b;
+    char name[2][80];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 4, 4, true, 0, NULL), 0);
+    replace_by_copy(&m, "others", "checkpoint-4");
+    begin(&b, &m);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(save(&b, 4, 40, true, 0, NULL), 0);
+        expect_newest(&m, 4, 40);
+        if (i < 2)
+            replace_by_copy(&m, "checkpoint-4", "others");
+        snprintf(name[i % 2], sizeof(name[0]), "checkpoint-4.abandoned-%s%s", b.st.lineage.run, i == 1 ? "-2" : "");
+        assert_true(there(&m, name[i % 2]));
+    }
+    finish(&a);
+    finish(&b);
+    made_model_finish(&m);
+}
+
+static int n_renames;
+static int second_rename_fails(void *ctx, const char *from, const char *to)
+{
+    return ++n_renames == 2 ? -EIO : mt_vfs_posix.rename(ctx, from, to);
+}
+
+static void a_rename_that_fails_gives_the_name_back(void **state)
+{
+    struct made_model m;
+    struct mt_vfs vfs = quick;
+    struct run a, b;
+    char name[80];
+    (void)state;
+    vfs.rename = second_rename_fails;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    assert_int_equal(save(&a, 4, 4, true, 0, NULL), 0);
+    begin(&b, &m);
+    n_renames = 0;
+    assert_int_equal(save(&b, 4, 40, true, 0, &vfs), -EIO); /* the older one is set aside, the new one not put there */
+    expect_newest(&m, 4, 4);
+    snprintf(name, sizeof(name), "checkpoint-4.abandoned-%s", b.st.lineage.run);
+    assert_false(there(&m, name) || there(&m, "checkpoint-4.tmp"));
+    finish(&a);
+    finish(&b);
+    made_model_finish(&m);
+}
+
+/* A save that was cut off before its rename: adopted if all of it is there, else left for the next prune. */
+static void only_what_is_whole_is_adopted(void **state)
+{
+    struct made_model m;
+    struct run a;
+    char path[200], tmp[210], file[300];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    for (uint64_t s = 2; s <= 4; s += 2)
+        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-4", m.dir);
+    snprintf(tmp, sizeof(tmp), "%s.tmp", path);
+    assert_int_equal(rename(path, tmp), 0);
+    mt_history_adopt(&quick, m.dir);
+    expect_newest(&m, 4, 4);
+    assert_int_equal(rename(path, tmp), 0);
+    snprintf(file, sizeof(file), "%s/megatrain/state-00001.safetensors", tmp);
+    assert_int_equal(truncate(file, 100), 0);
+    mt_history_adopt(&quick, m.dir);
+    assert_true(there(&m, "checkpoint-4.tmp") && !there(&m, "checkpoint-4"));
+    expect_newest(&m, 2, 2);
+    finish(&a);
+    made_model_finish(&m);
+}
+
+/* A link to itself in the place of a file stands for a file system that does not answer. */
+static void replace_by_loop(const char *path)
+{
+    assert_int_equal(remove(path), 0);
+    assert_int_equal(symlink(path, path), 0);
+}
+
+static void what_cannot_be_read_now_is_not_passed_over(void **state)
+{
+    static const char *const files[] = {"megatrain/seal.json", "megatrain/state-00001.safetensors"};
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(files); i++) {
+        struct made_model m;
+        struct run a;
+        struct mt_err err = {0};
+        char path[200], *found = NULL;
+        assert_int_equal(made_model_init(&m), 0);
+        begin(&a, &m);
+        for (uint64_t s = 2; s <= 4; s += 2)
+            assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
+        snprintf(path, sizeof(path), "%s/checkpoint-4/%s", m.dir, files[i]);
+        replace_by_loop(path);
+        assert_int_equal(mt_checkpoint_find_newest(m.dir, false, &found, &err), -ELOOP);
+        assert_true(!found && err.kind == MT_ERR_CHECKPOINT && strstr(err.msg, "checkpoint-4"));
+        assert_int_equal(mt_checkpoint_find_newest(m.dir, true, &found, &err), 0); /* --force */
+        assert_non_null(strstr(found, "checkpoint-2"));
+        free(found);
+        finish(&a);
+        made_model_finish(&m);
+    }
 }
 
 static int n_left; /* operations until the power goes */
@@ -335,6 +473,11 @@ int main(void)
         cmocka_unit_test(own_bytes_are_not_written_twice),
         cmocka_unit_test(keep_counts_its_own_lineage),
         cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
+        cmocka_unit_test(marked_ones_are_kept_beside_the_newest),
+        cmocka_unit_test(what_took_the_place_of_own_bytes_is_set_aside),
+        cmocka_unit_test(a_rename_that_fails_gives_the_name_back),
+        cmocka_unit_test(only_what_is_whole_is_adopted),
+        cmocka_unit_test(what_cannot_be_read_now_is_not_passed_over),
         cmocka_unit_test(a_branch_that_is_killed_anywhere_loses_nothing),
         cmocka_unit_test(none_that_is_good_is_not_none_at_all),
         cmocka_unit_test(starting_anew_removes_what_this_run_set_aside_alone),

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/manifest.h"
@@ -206,6 +207,50 @@ static void files_cut_grown_or_gone_are_told(void **state)
     }
 }
 
+/* Seals a list of files without `name`: nothing that is still there is wrong. */
+static int verify_without(const char *name, struct mt_err *err)
+{
+    char path[2][200], *was[2], *text;
+    size_t len[2];
+    uint64_t sum, size;
+    cJSON *o = NULL;
+    snprintf(path[0], sizeof(path[0]), "%s/megatrain/state.json", dir);
+    snprintf(path[1], sizeof(path[1]), "%s/megatrain/seal.json", dir);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(mt_read_file(path[i], &was[i], &len[i], NULL), 0);
+    assert_int_equal(mt_json_read_file(&o, path[0], MT_ERR_CHECKPOINT, NULL), 0);
+    assert_non_null(cJSON_GetObjectItem(cJSON_GetObjectItem(o, "files"), name));
+    cJSON_DeleteItemFromObject(cJSON_GetObjectItem(o, "files"), name);
+    text = cJSON_Print(o);
+    assert_int_equal(mt_write_file(path[0], text, strlen(text), NULL), 0);
+    cJSON_Delete(o);
+    cJSON_free(text);
+    assert_int_equal(mt_sum_file(path[0], 0, UINT64_MAX, &sum, &size, NULL), 0);
+    text = mt_seal_text("state.json", sum);
+    assert_int_equal(mt_write_file(path[1], text, strlen(text), NULL), 0);
+    free(text);
+    int rc = mt_checkpoint_verify(dir, err);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(mt_write_file(path[i], was[i], len[i], NULL), 0);
+        free(was[i]);
+    }
+    return rc;
+}
+
+/* A file that is not listed is not looked at. */
+static void a_list_that_lacks_a_file_is_not_complete(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors.index.json", "megatrain/state-00000.safetensors",
+                                        "megatrain/state-00001.safetensors"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        struct mt_err err = {0};
+        if (verify_without(names[i], &err) != -EBADMSG || !strstr(err.msg, "list of files is not complete"))
+            fail_msg("without %s: %s", names[i], err.msg);
+    }
+    assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
+}
+
 static void checkpoints_are_listed_newest_first(void **state)
 {
     (void)state;
@@ -233,6 +278,7 @@ int main(void)
         cmocka_unit_test(several_damaged_tensors_are_named),
         cmocka_unit_test(a_turned_bit_is_not_loaded),
         cmocka_unit_test(files_cut_grown_or_gone_are_told),
+        cmocka_unit_test(a_list_that_lacks_a_file_is_not_complete),
         cmocka_unit_test(checkpoints_are_listed_newest_first),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -306,6 +306,72 @@ static void a_span_that_is_not_whole_blocks_is_refused(void **state)
     free(a);
 }
 
+/* A block without a sum has never been written: anything but zeros came from elsewhere. */
+static void what_was_never_written_must_read_as_zeros(void **state)
+{
+    (void)state;
+    mt_disk *d = NULL;
+    struct mt_err err = {0};
+    struct mt_disk_params p = params(1, MT_IO_AUTO);
+    uint64_t sum[8] = {0};
+    char *a = aligned(CHUNK);
+    assert_int_equal(mt_disk_open(&d, &p, &err), 0);
+    struct mt_disk_sums area = {.sum = sum, .offset = CHUNK, .bytes = 2 * CHUNK, .block = mt_disk_block(d), .what = "things"};
+    struct mt_disk_request r = {.n_spans = 1, .span = {{CHUNK, a, CHUNK, &area}}};
+    memset(a, 1, CHUNK);
+    assert_int_equal(mt_disk_run(d, &r, &err), 0);
+    assert_true(!a[0] && !memcmp(a, a + 1, CHUNK - 1));
+    a[CHUNK - 1] = 1;
+    assert_int_equal(transfer(d, true, CHUNK, a, CHUNK, &err), 0); /* as by somebody else */
+    assert_int_equal(mt_disk_run(d, &r, &err), -EBADMSG);
+    mt_disk_close(&d);
+    free(a);
+}
+
+/* Transfers without end in a process of its own, which is stopped for longer than a drive may take. */
+static void a_process_that_was_stopped_does_not_give_its_drives_up(void **state)
+{
+    (void)state;
+    int pipe_fd[2], status;
+    char ready;
+    assert_int_equal(pipe(pipe_fd), 0);
+    pid_t child = fork();
+    if (!child) {
+        mt_disk *d = NULL;
+        struct mt_io_fault f;
+        struct mt_disk_params p = params(1, MT_IO_THREADS);
+        char *a = aligned(1 << 20);
+        p.fault = &f;
+        p.deadline_s = 2.5;
+        memset(a, 1, 1 << 20);
+        int rc = mt_io_fault_parse(&f, "write:hang:2", NULL); /* given up in the end, but not so soon */
+        struct mt_disk_request r = {.write = true, .n_spans = 1, .done = note_done, .span = {{0, a, 1 << 20}}};
+        int ended = 0;
+        r.ctx = &ended;
+        rc = rc ? rc : mt_disk_open(&d, &p, NULL);
+        if (!rc)
+            mt_disk_submit(d, &r);
+        if (write(pipe_fd[1], rc ? "n" : "y", 1) != 1)
+            _exit(3);
+        raise(SIGSTOP);
+        usleep(100000);
+        _exit(__atomic_load_n(&ended, __ATOMIC_ACQUIRE) ? 1 : 0);
+    }
+    assert_int_equal(read(pipe_fd[0], &ready, 1), 1);
+    assert_int_equal(ready, 'y');
+    assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+    usleep(3000000);
+    kill(child, SIGCONT);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+    mt_disk *next = NULL; /* removes its scratch */
+    struct mt_disk_params p = params(1, MT_IO_THREADS);
+    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
+    mt_disk_close(&next);
+}
+
 static void faults_that_cannot_be_survived_are_told(void **state)
 {
     (void)state;
@@ -499,6 +565,8 @@ int main(void)
         cmocka_unit_test(survivable_faults_are_survived),
         cmocka_unit_test(sums_find_what_a_drive_does_not_tell),
         cmocka_unit_test(a_span_that_is_not_whole_blocks_is_refused),
+        cmocka_unit_test(what_was_never_written_must_read_as_zeros),
+        cmocka_unit_test(a_process_that_was_stopped_does_not_give_its_drives_up),
         cmocka_unit_test(faults_that_cannot_be_survived_are_told),
         cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
         cmocka_unit_test(a_missing_folder_is_named),
