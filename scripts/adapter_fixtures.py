@@ -49,6 +49,13 @@ CASES = {
     "qwen3_moe-experts": ("qwen3_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "mixtral-experts": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
     "minimax_m2-experts": ("minimax_m2", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "w1", "w3", "w2"]), 1),
+    # routers: parameters, or in Hunyuan a linear module; in FP32 in ERNIE and Hunyuan
+    "qwen3_moe-router": ("qwen3_moe", dict(r=3, lora_alpha=6, target_modules=["o_proj"], target_parameters=["mlp.gate.weight"]), 1),
+    "gpt_oss-router": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj"], target_parameters=["mlp.router.weight"],
+                                       alpha_pattern={"mlp.router.weight": 5}), 1),
+    "ernie4_5_moe-router": ("ernie4_5_moe", dict(r=4, lora_alpha=8, target_modules=["o_proj"],
+                                                 target_parameters=["mlp.gate.weight"]), 1),
+    "hunyuan_v1_moe-router": ("hunyuan_v1_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "wg"]), 1),
     # PEFT has one adapter for all experts of gpt-oss; of the parameters of a module, it wraps one around the other
     "gpt_oss-experts": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"down_proj": 6},
                                         alpha_pattern={"gate_up_proj": 12}, target_parameters=["mlp.experts.gate_up_proj",

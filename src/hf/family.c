@@ -142,6 +142,7 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = mixtral_names,
+        .router_renamed = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
             .width_is_ffn = true,
@@ -251,6 +252,7 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = minimax_tensors,
+        .router_renamed = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .select_bias = true, .score = MT_MOE_SIGMOID,
                        .renorm = MT_MOE_RENORM_SUM, .scale = 1},
@@ -319,6 +321,7 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = hy_v3_tensors,
+        .router_renamed = true,
         .shared_renamed = true,
         .experts_unread = true,
         .moe = &(const struct mt_moe_family){

@@ -90,6 +90,7 @@ struct mt_family {
                                                in memory rows i and i + half, as in other families */
     bool shared_renamed;                    /* transformers' module of the shared expert has another name than the
                                                tensors on disk: adapters, which go by modules, cannot name it */
+    bool router_renamed;                    /* the same of the router's module */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
 };
 

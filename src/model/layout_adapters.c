@@ -12,17 +12,19 @@
 #define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))
 
 #define SHARED "mlp.shared_expert."
+#define ROUTER "mlp.gate.weight"
 
 /* Why a matrix of a part that computes with adapters has none: for a message. NULL: it may have one. */
 static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
 {
-    if (f->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED)))
+    bool renamed = f->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED));
+    if (renamed || (f->router_renamed && !strcmp(t->usual, ROUTER)))
         return " (PEFT knows it by another name than the model's files)";
     return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
 }
 
-/* Does the tensor's module get an adapter? `served`: its part computes with one. */
-static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, bool served)
+/* Does the tensor's module get an adapter? role: of its parameter, of the part or of an expert. */
+static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, int role)
 {
     struct mt_adapter_spec *s = b->p->adapter;
     char module[MT_TENSOR_NAME];
@@ -30,13 +32,14 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (t->n_dims != 2)
         return false;
     const char *why = why_not(b->l->cfg.family, t);
-    served = served && !why;
+    bool usual = part->kind->adapted >> role & 1 && !why;
+    bool served = usual || (part->kind->adapted_by_name >> role & 1 && !why);
     mt_stored_module(module, b->l, t);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
                item->name, module, why ? why : "");
-    for (size_t i = 0; !item && served && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
+    for (size_t i = 0; !item && usual && part->layer >= 0 && t->expert < 0 && i < s->targets.n; i++)
         if (!strcmp(s->targets.items[i].name, MT_ALL_LINEAR)) {
             item = &s->targets.items[i];
             s->targets.items[i].used = true;
@@ -84,7 +87,7 @@ static void add_factor(struct mt_layout_builder *b, const struct mt_adapter *ad,
 
 /* Adds the adapters of the tensors [first, end) of a linear layer: all A, then each B, then magnitudes. */
 static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *part, struct mt_param *p, size_t first,
-                            size_t end, bool served)
+                            size_t end, int role)
 {
     const struct mt_layout *l = b->l;
     struct mt_adapter *ad = NULL;
@@ -92,7 +95,7 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
     for (size_t i = first; i < end && !b->failed; i++) {
         const struct mt_tensor *t = &l->tensors[i];
         const struct mt_fused_tensor *whole = mt_stored_fused(l, t);
-        if ((whole && i > first) || !is_target(b, part, t, served) || b->rc)
+        if ((whole && i > first) || !is_target(b, part, t, role) || b->rc)
             continue;
         if (!ad) {
             p->adapter = ad = &b->l->adapters[b->n_adapters++];
@@ -136,7 +139,7 @@ void mt_layout_add_adapters(struct mt_layout_builder *b, struct mt_part *part, s
         for (to = from; to < end && b->l->tensors[to].first < p->at + p->n;)
             to++;
         if (p->n && !b->failed)
-            lay_out_adapter(b, part, p, from, to, part->kind->adapted >> role & 1);
+            lay_out_adapter(b, part, p, from, to, role);
     }
 }
 

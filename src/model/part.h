@@ -64,6 +64,8 @@ struct mt_part_kind {
     bool per_group;
     /** Bit i: the linear layer of role i computes with adapters (mt_linear()). */
     unsigned adapted;
+    /** Bit i: so does that of role i, if its adapter is asked for by name: MT_ALL_LINEAR does not mean it. */
+    unsigned adapted_by_name;
     /** Bit i: role i's gradient is a single product (mt_linear_weight_grad()), which can overwrite it. */
     unsigned products;
     /** Adds the parameters, in the order in which they lie in the unit. */

@@ -47,7 +47,8 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 /**
  * Must the matrix be listed in PEFT's target_parameters, not in target_modules? In a mixture of experts PEFT takes
  * names such as "gate_proj" to mean the experts' fused matrices, so the MLPs of dense layers and shared experts, which
- * have the same names, are listed there. PEFT does not support dropout and DoRA for these.
+ * have the same names, are listed there; and routers, if they are parameters in transformers, no linear modules. PEFT
+ * does not support dropout and DoRA for these.
  */
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t);
 

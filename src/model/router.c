@@ -166,29 +166,46 @@ static int widen(const struct mt_part_run *r, const struct scratch *s, const voi
     return mt_op_cast(m->dev, &cast, err);
 }
 
-/* n: from widen(). */
-static int router_logits(const struct mt_part_run *r, const void *n, void *logits, struct mt_err *err)
+/* The router's adapter. n: the norm's output, in the compute dtype. */
+static struct mt_adapter_run router_adapter(const struct mt_part_run *r, const void *n)
 {
     const mt_model *m = r->m;
     const struct mt_moe *moe = &m->layout->cfg.moe;
+    return (struct mt_adapter_run){.adapter = r->part->param[MT_ROUTER_WEIGHT].adapter, .n = r->in->n_tokens,
+                                   .ld = (size_t)moe->n_experts, .y_dtype = logits_dtype(moe, m->dt), .x = n, .w = r->w,
+                                   .g = r->g};
+}
+
+/* Of n, the norm's output, which *product becomes in the dtype of the router's product. */
+static int router_logits(const struct mt_part_run *r, const struct scratch *s, const void *n, const void **product,
+                         struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_moe *moe = &m->layout->cfg.moe;
     const struct mt_param *p = r->part->param;
-    return mt_op_gemm(m->dev,
-                      &(struct mt_gemm){
-                          .m = r->in->n_tokens,
-                          .n = (size_t)moe->n_experts,
-                          .k = m->wd.c,
-                          .dtype = product_dtype(m->layout, m->dt),
-                          .d_dtype = logits_dtype(moe, m->dt),
-                          .trans_b = true,
-                          .a = n,
-                          .lda = m->wd.c,
-                          .b = router_weight(r),
-                          .ldb = m->wd.c,
-                          .bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL,
-                          .d = logits,
-                          .ldd = (size_t)moe->n_experts,
-                      },
-                      err);
+    struct mt_adapter_run adapter = router_adapter(r, n);
+    void *logits = adapter.y = s->logits;
+    *product = n;
+    int rc = widen(r, s, product, err);
+    if (!rc)
+        rc = mt_op_gemm(m->dev,
+                        &(struct mt_gemm){
+                            .m = r->in->n_tokens,
+                            .n = (size_t)moe->n_experts,
+                            .k = m->wd.c,
+                            .dtype = product_dtype(m->layout, m->dt),
+                            .d_dtype = logits_dtype(moe, m->dt),
+                            .trans_b = true,
+                            .a = *product,
+                            .lda = m->wd.c,
+                            .b = router_weight(r),
+                            .ldb = m->wd.c,
+                            .bias = p[MT_ROUTER_BIAS].n ? mt_elem(m, r->w, p[MT_ROUTER_BIAS].at) : NULL,
+                            .d = logits,
+                            .ldd = (size_t)moe->n_experts,
+                        },
+                        err);
+    return rc ? rc : mt_adapter_forward(m, &adapter, err);
 }
 
 static int route(const struct mt_part_run *r, const void *logits, struct mt_err *err)
@@ -305,11 +322,9 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     struct sum_product shared = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = s.act,
                                  .dtype = m->dt, .w = mt_elem(m, r->w, r->part->param[MT_ROUTER_SHARED_DOWN].at),
                                  .transposed = true, .c = sum, .d = sum};
-    const void *n = norm_output(r);
+    const void *product;
     (void)y; /* the combine part makes it from the sum */
-    int rc = widen(r, &s, &n, err);
-    if (!rc)
-        rc = router_logits(r, n, s.logits, err);
+    int rc = router_logits(r, &s, norm_output(r), &product, err);
     if (!rc)
         rc = route(r, s.logits, err);
     if (!rc && mt_model_balances(m))
@@ -343,6 +358,24 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
                                 .dlogits = s->dlogits,
                             },
                             err);
+}
+
+/* After the logits' gradient was used for the router's own weight. s->logits is free: it may have to hold dlogits, cast. */
+static int router_adapter_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    struct mt_adapter_run a = router_adapter(r, m->h);
+    enum mt_dtype have = product_dtype(m->layout, m->dt);
+    size_t elems = r->in->n_tokens * a.ld;
+    if (!a.adapter)
+        return 0;
+    a.dy = have == m->dt ? s->dlogits : s->logits;
+    a.dx = s->dn;
+    a.dx_dtype = MT_F32;
+    int rc = have == m->dt ? 0 : mt_op_cast(m->dev, &(struct mt_cast){elems, have, m->dt, s->dlogits, s->logits}, err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &a, err);
+    return rc ? rc : mt_adapter_weight_grad(m, &a, err);
 }
 
 /* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate. */
@@ -409,17 +442,17 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
                                  .bias = p[MT_ROUTER_BIAS], .g = r->g};
     int rc = mt_norm(m, n, r->x, r->w, p[MT_ROUTER_NORM], m->h, rec.rstd, true, err);
-    gate.x = m->h;
+    gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
     if (!rc)
-        rc = widen(r, &s, &gate.x, err);
-    if (!rc)
-        rc = router_logits(r, gate.x, s.logits, err);
+        rc = router_logits(r, &s, m->h, &gate.x, err);
     if (!rc)
         rc = router_backward(r, &s, err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &gate, err);
     if (!rc)
         rc = add_product(r, &sum, err);
+    if (!rc)
+        rc = router_adapter_backward(r, &s, err);
     if (!rc && m->layout->cfg.moe.shared_width)
         rc = shared_backward(r, &s, err);
     if (!rc)
@@ -438,6 +471,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
     .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
+    .adapted_by_name = 1u << MT_ROUTER_WEIGHT,
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

@@ -147,7 +147,7 @@ def mixture(tmp, name, data, family):
     return os.path.join(tmp, f"{name}-out", "checkpoint-1")
 
 def check_shared(tmp, data):
-    """Mixtures: dense layers and shared experts have adapters; routers and gates are refused by name."""
+    """Mixtures: dense layers and shared experts have adapters; gates of shared experts are refused by name."""
     model = mixture(tmp, "moe", data, "qwen2_moe")
     over = {"adapter__rank_pattern": "shared_expert.up_proj:9", "adapter__dropout": 0.2}
     for dtype in ("f32", "bf16"):
@@ -168,16 +168,15 @@ def check_shared(tmp, data):
     ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**again,
         "adapter__kind": "lora", "adapter__path": os.path.join(out, f"checkpoint-{STEPS}")}))
     megatrain("-q", "check", ini)
-    for target, say in (("mlp.gate", "mlp.gate"), ("shared_expert_gate", "shared_expert_gate")):
-        refused(tmp, model, data, "adapter.targets", say, "cannot have an adapter", adapter__targets=target,
-                adapter__rank_pattern="", train__steps=1)
+    refused(tmp, model, data, "adapter.targets", "shared_expert_gate", "cannot have an adapter",
+            adapter__targets="shared_expert_gate", adapter__rank_pattern="", train__steps=1)
     refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
     return model
 
 def check_experts(tmp, unread, data):
-    """Routed experts have adapters of their own, by name: the same bits for every group and home; all or none of them."""
+    """Routed experts and routers have adapters, by name: the same bits for every group and home; experts all or none."""
     model = mixture(tmp, "glm", data, "glm4_moe")
-    over = {"adapter__targets": "q_proj, *.mlp.*_proj", "adapter__rank_pattern": "", "adapter__lr_ratio_b": 4}
+    over = {"adapter__targets": "q_proj, *.mlp.*_proj, mlp.gate", "adapter__rank_pattern": "", "adapter__lr_ratio_b": 4}
     drive = os.path.join(tmp, "drive")
     for dtype in ("f32", "bf16"):
         want, out = run(tmp, f"experts {dtype}", model, data, model__dtype=dtype, **over)
@@ -192,7 +191,8 @@ def check_experts(tmp, unread, data):
     checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
     with open(os.path.join(checkpoint, "adapter_config.json")) as f:
         c = json.load(f)
-    assert c["target_modules"] == ["q_proj", "gate_proj", "up_proj", "down_proj"] and len(c["target_parameters"]) == 6, c
+    assert c["target_modules"] == ["q_proj", "gate_proj", "up_proj", "down_proj"] and len(c["target_parameters"]) == 8, c
+    assert "model.layers.1.mlp.gate.weight" in c["target_parameters"] and sum(".mlp.gate.lora_" in n for n in want[2]) == 4
     ini = write_ini(os.path.join(tmp, "experts.ini"), base(model, data, out + "-e", model__dtype="f32"))
     merged = os.path.join(tmp, "experts-merged")
     megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
@@ -210,6 +210,8 @@ def check_experts(tmp, unread, data):
     renamed = write_model(os.path.join(tmp, "renamed"), config("mixtral", num_hidden_layers=2))
     refused(tmp, renamed, data, "adapters of all routed experts", "*.experts.*", model__init="random",
             **{**over, "adapter__targets": "q_proj, w1, w3"})
+    refused(tmp, renamed, data, "model.layers.0.block_sparse_moe.gate", "PEFT knows it by another name", model__init="random",
+            **{**over, "adapter__targets": "block_sparse_moe.gate"})
     refused(tmp, renamed, data, "PEFT has no DoRA", model__init="random",
             **{**over, "adapter__targets": "*.experts.*", "adapter__kind": "dora"})
 
