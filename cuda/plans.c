@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 
 struct entry {
@@ -77,7 +79,11 @@ static struct entry *find(mt_fused_plans *p, const struct mt_fused_shape *s)
             return &p->entries[i];
     struct entry *e = vacate(p);
     *e = (struct entry){.shape = *s};
+    int64_t begin = mt_now_ns();
     e->rc = p->engine->plan(p->ctx, s, &e->plan, &e->workspace_bytes, e->why, sizeof(e->why));
+    mt_debug("attention%s: %s plan for %lld%s documents of %lld, heads of %lld, in %.0f ms", s->backward ? "'s backward" : "",
+             e->rc ? "no" : "a", (long long)s->batch, s->ragged ? " ragged" : "", (long long)s->len, (long long)s->head_dim,
+             (double)(mt_now_ns() - begin) * 1e-6);
     if (e->rc)
         e->plan = NULL;
     p->made++;

@@ -25,7 +25,7 @@ static void report(struct meter *m, enum mt_dev_op op, const void *args)
     struct mt_metered metered;
     mt_dev_op_cost(op, args, &metered);
     if (m->fn)
-        m->fn(m->ctx, &metered);
+        m->fn(m->ctx, &metered, args);
 }
 
 static int meter_submit(mt_device *dev, enum mt_dev_op op, const void *args, struct mt_err *err)

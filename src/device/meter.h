@@ -7,9 +7,9 @@
 /**
  * A device that computes nothing: it reports each operation to a callback, as its shape, floating-point operations and
  * least memory traffic. Buffers are addresses without memory, so that a model of any size can run on it. The planner
- * takes its costs from it, and so from the same code that trains.
+ * takes its costs from it, and so from the same code that trains. `args` are the operation's, whose buffers have no memory.
  */
-typedef void (*mt_meter_fn)(void *ctx, const struct mt_metered *op);
+typedef void (*mt_meter_fn)(void *ctx, const struct mt_metered *op, const void *args);
 
 struct mt_meter_params {
     const char *kind;    /* the kind (mt_device_kind()) whose workspaces and alignment it has */

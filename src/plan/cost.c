@@ -17,6 +17,8 @@ struct entry {
 
 struct mt_cost_table {
     const struct mt_machine *machine;
+    void (*on_call)(void *ctx, enum mt_dev_op op, const void *args);
+    void *ctx;
     struct mt_engine_params engine_params; /* of the dry engine */
     mt_device *meter;
     mt_dry_engine *engine;
@@ -31,9 +33,11 @@ struct mt_cost_table {
     bool failed;
 };
 
-static void on_operation(void *ctx, const struct mt_metered *op)
+static void on_operation(void *ctx, const struct mt_metered *op, const void *args)
 {
     mt_cost_table *t = ctx;
+    if (t->on_call)
+        t->on_call(t->ctx, op->op, args);
     t->sum.seconds += t->machine ? mt_machine_op_seconds(t->machine, op) : 0;
     t->sum.flops += op->flops;
     t->sum.bytes += op->bytes;
@@ -106,6 +110,8 @@ int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, st
     if (!t)
         return mt_fail_nomem(err, "a cost table", sizeof(*t));
     t->machine = p->machine;
+    t->on_call = p->on_call;
+    t->ctx = p->ctx;
     t->engine_params = *p->engine;
     size_t micro = (size_t)p->engine->numerics.micro_batch, rows = (size_t)p->engine->numerics.rows_per_step;
     t->n_micro = p->engine->max_micro;

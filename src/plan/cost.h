@@ -20,6 +20,9 @@ typedef struct mt_cost_table mt_cost_table;
 struct mt_cost_params {
     const struct mt_engine_params *engine; /* layout and numerics; planes are not used */
     const struct mt_machine *machine;      /* borrowed; NULL: only operations are wanted, for engine->dev's kind */
+    /* Optional: told of each operation that is priced, and of its arguments, whose buffers have no memory. */
+    void (*on_call)(void *ctx, enum mt_dev_op op, const void *args);
+    void *ctx;
 };
 /** Prices are for full rows of one document each. */
 int mt_cost_table_create(mt_cost_table **out, const struct mt_cost_params *p, struct mt_err *err);

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "machine/measure.h"
 #include "plan/cost.h"
+#include "plan/warm_attention.h"
 
 /* The distinct operations of the program's compute instructions. */
 static int collect(mt_cost_table *t, const struct mt_program_params *program, struct mt_err *err)
@@ -21,21 +22,44 @@ static int collect(mt_cost_table *t, const struct mt_program_params *program, st
     return rc;
 }
 
-int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_params *program, struct mt_err *err)
+/* *n_run of *n_wanted; attention is left to `others`, whose calls are the model's own. */
+static int run_once(const struct mt_cost_table *t, mt_device *dev, bool others, size_t *n_run, size_t *n_wanted,
+                    struct mt_err *err)
+{
+    size_t n, one = 0;
+    const struct mt_metered *ops = mt_cost_operations(t, &n);
+    int rc = 0;
+    *n_run = *n_wanted = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        if (others && (ops[i].op == MT_DEV_ATTENTION || ops[i].op == MT_DEV_ATTENTION_BWD))
+            continue;
+        rc = mt_run_operations_once(dev, &ops[i], 1, &one, err);
+        *n_run += one;
+        ++*n_wanted;
+    }
+    return rc;
+}
+
+int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_params *program,
+                 const struct mt_step_data *step, struct mt_err *err)
 {
     mt_cost_table *t = NULL;
+    struct mt_warm_attention attention = {.n = 0};
     int64_t begin = mt_now_ns();
-    size_t n = 0, n_run = 0;
+    size_t n = 0, n_run = 0, n_packs = 0;
     if (mt_device_limits(p->dev)->shares_host_memory)
         return 0;
-    int rc = mt_cost_table_create(&t, &(struct mt_cost_params){.engine = p}, err);
+    int rc = mt_cost_table_create(
+        &t, &(struct mt_cost_params){.engine = p, .on_call = mt_warm_attention_note, .ctx = &attention}, err);
     if (!rc)
         rc = collect(t, program, err);
-    const struct mt_metered *ops = rc ? NULL : mt_cost_operations(t, &n);
     if (!rc)
-        rc = mt_run_operations_once(p->dev, ops, n, &n_run, err);
+        rc = run_once(t, p->dev, step, &n_run, &n, err);
+    if (!rc && step)
+        rc = mt_warm_attention_run(&attention, p->dev, step, &n_packs, err);
     if (!rc)
-        mt_debug("ran %zu of %zu operations of a step once, in %.1f s", n_run, n, (double)(mt_now_ns() - begin) * 1e-9);
+        mt_debug("ran %zu of %zu operations of a step once, and attention over %zu micro-batches, in %.1f s", n_run, n,
+                 n_packs, (double)(mt_now_ns() - begin) * 1e-9);
     mt_cost_table_destroy(&t);
     return rc;
 }

@@ -36,12 +36,24 @@ static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, 
     return rc;
 }
 
+/* What libraries load at a first use is loaded now; with the documents of a first step, if its data can be read. */
+static int warm(const struct mt_setup *setup, const struct mt_engine_params *e, struct mt_err *err)
+{
+    mt_sampler *sampler = setup->in->sampler;
+    struct mt_step_data first = {.n = 0};
+    bool known = sampler && !mt_device_limits(e->dev)->shares_host_memory &&
+                 !mt_step_data_init(&first, sampler, NULL) && !mt_sampler_fill(sampler, 0, &first, NULL);
+    int rc = mt_plan_warm(e, &setup->choice.engine.program, known ? &first : NULL, err);
+    mt_step_data_finish(&first);
+    return rc;
+}
+
 int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct mt_err *err)
 {
     struct mt_plane_set_params p = {.elems = NULL};
     struct mt_engine_params e = setup->engine_params;
     *s = (struct mt_session){.setup = setup};
-    int rc = setup->request.train ? mt_plan_warm(&e, &setup->choice.engine.program, err) : 0;
+    int rc = setup->request.train ? warm(setup, &e, err) : 0;
     if (!rc)
         rc = mt_setup_plane_params(setup, &p, err);
     if (!rc)

@@ -60,11 +60,17 @@ def what_a_step_needs_is_loaded_before_it(tmp):
     ini = os.path.join(tmp, "right.ini")
     args = ("-v", "-v", "run", ini, "--force", "--no-save", "--max-steps", 1)
     text = megatrain(*args).stderr
-    ran = re.search(r"ran (\d+) of (\d+) operations of a step once", text)
+    ran = re.search(r"ran (\d+) of (\d+) operations of a step once, and attention over (\d+) micro-batches", text)
     assert ran and int(ran[1]) == int(ran[2]) > 20 and ran.start() < text.index("step 1/"), text
+    assert int(ran[3]) > 1, "documents of the first step, of uneven lengths"
+    plans = [m.start() for m in re.finditer(" plan for .* documents of ", text)]
+    assert len(plans) > 2 and " ragged documents of " in text and plans[-1] < ran.start(), "the first step makes none: " + text
     # and what finds no memory beside the budget says so at once
-    text = megatrain(*args, "--set", "memory.device_budget=220MiB", env={"MT_EMU_MEMORY": "300M", "MT_EMU_PLAN": "100M"}).stderr
-    assert 0 < text.find("using tiled attention for one kind") < text.index("step 1/"), text
+    tight = ("--set", "memory.device_budget=220MiB"), {"MT_EMU_MEMORY": "300M", "MT_EMU_PLAN": "100M"}
+    uneven = (), {"MT_EMU_FUSED_FAULT": "backward ragged memory"}
+    for more, env in (tight, uneven):
+        text = megatrain(*args, *more, env=env).stderr
+        assert 0 < text.find("using tiled attention for one kind") < text.index("operations of a step once"), text
 
 
 with tempfile.TemporaryDirectory() as tmp:
