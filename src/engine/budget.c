@@ -89,6 +89,13 @@ static size_t trained_elems(const struct mt_layout *l, const struct mt_unit *u)
     return n;
 }
 
+/* Bytes of a row of the embedding's gradient, as cast; 0: it is dense, as a tied head's part is, or it has no rows alone. */
+static size_t grad_row_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
+{
+    bool rows = u->kind == MT_UNIT_EMBED && !l->tied && u->n_tensors == 1 && u->trainable;
+    return rows ? (size_t)l->cfg.hidden * mt_dtype_size(dtype) : 0;
+}
+
 /* The last part of a unit determines its place. */
 static enum mt_unit_place place_of(const struct mt_layout *l, const struct mt_unit *u)
 {
@@ -134,6 +141,7 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .link_bytes = link_bytes(l, unit, p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
+            .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
         };
@@ -146,6 +154,11 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
                           .boundary_bytes = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens),
                           .rows_bytes = step.rows, .sum_bytes = step.sum, .routing_bytes = step.routing,
                           .dweights_bytes = step.dweights});
+}
+
+static bool gathers(const struct mt_engine_params *p)
+{
+    return p->placement.embedding == MT_EMBEDDING_HOST && mt_optimizer_gathers(p->numerics.optimizer);
 }
 
 /* Combinations of memory savings to try, in order of the time they cost. */
@@ -165,7 +178,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
         .microbatch = p->numerics.schedule == MT_SCHEDULE_MICROBATCH,
-        .gather = p->placement.embedding == MT_EMBEDDING_HOST && mt_optimizer_gathers(p->numerics.optimizer),
+        .gather = gathers(p),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
     };
@@ -379,6 +392,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
         .seed = p->numerics.seed,
+        .used_rows = p->train && !p->layout->tied && gathers(p),
         .backward = p->train,
     };
 }

@@ -119,6 +119,8 @@ static int create_parts(mt_engine *e, struct mt_err *err)
         rc = alloc_host(e, err);
     if (!rc)
         rc = mt_pool_create(&e->adam_pool, &adam, err);
+    if (!rc)
+        rc = mt_row_gradient_init(e, err);
     return rc ? rc : prepare_update(e, err);
 }
 
@@ -189,6 +191,7 @@ void mt_engine_destroy(mt_engine **engine)
     for (int i = 0; i < MT_N_POOLS; i++)
         free(e->x.disk_ops[i]);
     free(e->x.resident);
+    free(e->rows.ids);
     mt_pool_destroy(&e->adam_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);
@@ -306,8 +309,10 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
         return rc;
     struct mt_disk_stats drives = drive_stats(e);
     rc = run_program(e, r, err);
-    if (e->x.updated)
+    if (e->x.updated) {
         retire_pending(e);
+        mt_row_gradient_note(e);
+    }
     if (rc)
         return rc;
     out.loss = sum_losses(e, data) / (double)data->n_loss;

@@ -14,6 +14,15 @@ struct mt_pending {
     uint64_t t;
 };
 
+/** Rows of the embedding's gradient at the beginning of its plane, until UNPACK; then at their places, until the
+ * update (row_gradient.c). */
+struct mt_row_gradient {
+    char *table;      /* NULL: the gradient leaves the device as a whole */
+    size_t row_bytes;
+    int32_t *ids;     /* [n] ascending; owned */
+    size_t n;
+};
+
 struct mt_engine {
     struct mt_engine_params p;
     struct mt_engine_plan plan;
@@ -25,6 +34,7 @@ struct mt_engine {
     struct mt_runnable *programs;
     mt_pool *adam_pool;
     struct mt_pending pending;
+    struct mt_row_gradient rows;
     bool torn; /* an update was made in part, or planes could not be written */
     uint64_t updates;
 };
@@ -41,11 +51,23 @@ void mt_runnable_destroy_all(mt_engine *e);
 uint64_t mt_tiers_choose(struct mt_engine_plan *plan, const struct mt_engine_params *p,
                      const int wanted[MT_N_POOLS]);
 
+/* row_gradient.c */
+/** Before the first step: makes the plane zero. No effect if the program does not pack rows. */
+int mt_row_gradient_init(mt_engine *e, struct mt_err *err);
+/** After a run that made the pending update: the rows that it has stored, or may have if it was abandoned. */
+void mt_row_gradient_note(mt_engine *e);
+/** UNPACK: moves the rows to their places, and makes the rest zero; without a pending update all of it. Returns 0. */
+int mt_row_gradient_unpack(mt_engine *e);
+/** Elements [first, first + n) of the gradient of the pending update, before UNPACK; false: the plane has them. */
+bool mt_row_gradient_read(const mt_engine *e, char *out, size_t first, size_t n);
+/** After the update: makes the rows zero again. */
+void mt_row_gradient_clear(mt_engine *e);
+
 /* budget.c */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 
 /* optimizer.c */
-/** Executes an ADAM or GATHER instruction; `engine` is the mt_engine. */
+/** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err);
 /** Whether rows can be updated apart: states have at most 4 bytes an element. NULL: nothing is updated. */

@@ -57,7 +57,7 @@ struct mt_exec {
     mt_file_weights *files;                  /* NULL: nothing is read in place */
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
     bool *resident; /* [n_units] weights that stay on the device are loaded; constant during a run */
-    /** Executes an instruction of the host queue, ADAM or GATHER, on its thread. */
+    /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
     void *ctx;
     /* set by the owner before each run */

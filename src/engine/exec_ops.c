@@ -9,6 +9,7 @@
 struct roles {
     void *of[MT_N_USE_ROLES];
     bool begins[MT_N_USE_ROLES]; /* written without being read */
+    bool writes[MT_N_USE_ROLES];
 };
 
 static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
@@ -20,10 +21,11 @@ static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog
 static struct roles find_roles(const struct mt_binding *b, const struct mt_program *prog,
                                const struct mt_instr *in)
 {
-    struct roles r = {{NULL}, {false}};
+    struct roles r = {{NULL}, {false}, {false}};
     for (int k = 0; k < in->n_operands; k++) {
         r.of[in->operand[k].role] = buffer_of(b, prog, &in->operand[k]);
         r.begins[in->operand[k].role] = !(in->operand[k].access & MT_READ);
+        r.writes[in->operand[k].role] = in->operand[k].access & MT_WRITE;
     }
     return r;
 }
@@ -176,6 +178,13 @@ static int store_gradient(const struct mt_binding *b, int unit, char *dst, const
     return rc;
 }
 
+/* Copies the rows of the step's tokens to the beginning of the plane: an UNPACK moves them later. */
+static int store_rows(const struct mt_binding *b, const struct mt_instr *in, const char *src, struct mt_err *err)
+{
+    return copy_flat(b, MT_STREAM_D2H, mt_plane(b->planes, (size_t)in->unit, MT_PLANE_GRAD), src,
+                     mt_model_used_rows(b->model).n * in->row_bytes, err);
+}
+
 /* Copies between a device buffer and the host: spill memory, a plane, or a buffer of host staging. */
 static int submit_copy(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                        struct mt_err *err)
@@ -191,6 +200,8 @@ static int submit_copy(const struct mt_binding *b, const struct mt_program *prog
     case MT_OP_STORE:
         return copy_flat(b, MT_STREAM_D2H, staged ? staged : b->spill + o->spill, buf, o->bytes, err);
     default: /* MT_OP_STORE_GRAD */
+        if (in->row_bytes)
+            return store_rows(b, in, buf, err);
         return store_gradient(b, o->unit, staged ? staged : mt_plane(b->planes, (size_t)o->unit, MT_PLANE_GRAD),
                               buf, err);
     }
@@ -239,13 +250,20 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
     };
 }
 
+/* Casts to a buffer of its own, or in place. If the FP32 gradient is written beside that, it takes the packed rows. */
+static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *run, bool packs, struct mt_err *err)
+{
+    int rc = mt_model_grad_cast(b->model, run->unit, run->g, run->cast ? run->cast : run->g, b->grad_dtype, err);
+    return rc || !packs ? rc : mt_model_pack_rows(b->model, run->cast, b->grad_dtype, run->g, err);
+}
+
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
                           struct mt_err *err)
 {
     struct roles r = find_roles(b, prog, in);
     struct mt_unit_run run = unit_run(b, in, &r);
     const struct mt_object *o = &prog->objects[in->operand[0].object];
-    void *own = buffer_of(b, prog, &in->operand[0]), *g = r.of[MT_USE_GRAD];
+    void *own = buffer_of(b, prog, &in->operand[0]);
     switch (in->op) {
     case MT_OP_JOIN:
         return prepare_weights(b, in->unit, own, err);
@@ -264,7 +282,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_EMBED_BWD:
         return mt_model_backward(b->model, &run, err);
     case MT_OP_GRAD_CAST:
-        return mt_model_grad_cast(b->model, run.unit, g, run.cast ? run.cast : g, b->grad_dtype, err);
+        return cast_gradient(b, &run, run.cast && r.writes[MT_USE_GRAD], err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);

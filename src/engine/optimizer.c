@@ -52,6 +52,7 @@ enum { SLICE = MT_PIECE_ALIGN, MAX_STATE_BYTES = 4 };
 struct slice {
     uint16_t hi[SLICE], lo[SLICE];
     char state[MT_MAX_STATES][SLICE * MAX_STATE_BYTES];
+    char grad[SLICE * sizeof(float)]; /* if it was stored packed */
 };
 
 struct gather {
@@ -86,6 +87,8 @@ static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t un
         memcpy(to, v->plane[k].data + mt_plane_desc_bytes(d, first), mt_plane_desc_bytes(d, n));
         v->plane[k] = (struct mt_plane_view){to, first};
     }
+    if (mt_row_gradient_read(e, s->grad, first, n))
+        v->plane[MT_PLANE_GRAD] = (struct mt_plane_view){s->grad, first};
 }
 
 /* Writes columns [col, col + n) of a row, as computed with, to all tokens of the run. */
@@ -162,6 +165,8 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     int rc = 0;
     if (in->op == MT_OP_GATHER)
         return gather(e, prog, in, err);
+    if (in->op == MT_OP_UNPACK)
+        return mt_row_gradient_unpack(e);
     if (!e->pending.any)
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -172,6 +177,8 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
         if (t->trainable && first < end)
             rc = update_run(e, &v, t, first, end - first, e->adam_pool, err);
     }
+    if (!rc && unit == 0)
+        mt_row_gradient_clear(e);
     return rc;
 }
 

@@ -60,6 +60,17 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
                            err);
 }
 
+int mt_model_pack_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err)
+{
+    size_t c = (size_t)m->layout->cfg.hidden;
+    const struct mt_tensor *table = &m->layout->tensors[m->layout->units[0].first_tensor];
+    return mt_op_gather_rows(m->dev,
+                             &(struct mt_rows){.n = m->n_used, .c = c, .dtype = dtype, .rows = m->used_dev,
+                                               .src = (const char *)cast + table->grad * mt_dtype_size(dtype),
+                                               .dst = packed},
+                             err);
+}
+
 int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err)
 {

@@ -125,6 +125,23 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     dev->cu_seqlens_host = host.cu_seqlens;
 }
 
+/* Lists the different tokens of all micro-batches, and sends the list. */
+static int upload_used_rows(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
+{
+    size_t words = mt_div_up((size_t)m->layout->cfg.vocab, (size_t)64), n = 0;
+    memset(m->seen, 0, words * sizeof(*m->seen));
+    for (size_t i = 0; i < step->n; i++)
+        for (size_t k = 0; k < step->micro[i].n_runs; k++)
+            m->seen[step->micro[i].run_ids[k] / 64] |= (uint64_t)1 << step->micro[i].run_ids[k] % 64;
+    for (size_t w = 0; w < words; w++)
+        for (uint64_t bits = m->seen[w]; bits; bits &= bits - 1)
+            m->used_host[n++] = (int32_t)(64 * w) + __builtin_ctzll(bits);
+    m->n_used = n;
+    size_t bytes = n * sizeof(int32_t);
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                          &(struct mt_copy){m->used_dev, bytes, m->used_host, bytes, bytes, 1}, err);
+}
+
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
 {
     const struct mt_batch *micro = step->micro;
@@ -155,9 +172,15 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
     int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),
                                                                          experts * sizeof(float)}, err)
                                   : 0;
-    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                          &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1},
-                          err);
+    if (!rc)
+        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->inputs_dev, bytes, m->inputs_host, bytes, bytes, 1}, err);
+    return rc || !m->p.used_rows ? rc : upload_used_rows(m, step, err);
+}
+
+struct mt_used_rows mt_model_used_rows(const mt_model *m)
+{
+    return (struct mt_used_rows){m->n_used, m->used_host};
 }
 
 struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb)

@@ -177,6 +177,22 @@ static size_t lay_out_logits(mt_model *m, const struct mt_model_params *p, void 
     return at;
 }
 
+size_t mt_model_max_used_rows(const struct mt_model_params *p)
+{
+    return MT_MIN((size_t)p->layout->cfg.vocab, p->max_micro * p->max_tokens);
+}
+
+static size_t used_bytes(const struct mt_model_params *p)
+{
+    return p->used_rows ? mt_align_up(mt_model_max_used_rows(p) * sizeof(int32_t), ALIGN) : 0;
+}
+
+/* Of the step's inputs: a block for each micro-batch, then the used rows. */
+static size_t all_input_bytes(const mt_model *m)
+{
+    return m->p.max_micro * m->input_bytes + m->used_bytes;
+}
+
 int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_model_params *p,
                    struct mt_err *err)
 {
@@ -186,7 +202,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = lay_out_logits(&sizes, p, NULL),
-        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + stats_bytes(p),
+        .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + stats_bytes(p),
         .tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(p->layout),
         .counts = mt_model_counts_bytes(p->layout),
     };
@@ -197,7 +213,7 @@ static int alloc_host(mt_model *m, struct mt_err *err)
 {
     /* if nothing is computed, little of it is used: mapped without being touched */
     int (*alloc)(void **, size_t, const char *, struct mt_err *) = m->p.assumed_rows ? mt_host_map : mt_host_alloc;
-    int rc = alloc(&m->inputs_host, m->p.max_micro * m->input_bytes, "step inputs", err);
+    int rc = alloc(&m->inputs_host, all_input_bytes(m), "step inputs", err);
     void *stats = NULL;
     if (!rc)
         rc = alloc(&stats, m->stats_bytes, "step statistics", err);
@@ -212,7 +228,7 @@ static int alloc_host(mt_model *m, struct mt_err *err)
     if (!rc && counts)
         rc = mt_event_create(m->dev, &m->counts_ready, err);
     if (!rc)
-        rc = mt_device_register_host(m->dev, m->inputs_host, m->p.max_micro * m->input_bytes, err);
+        rc = mt_device_register_host(m->dev, m->inputs_host, all_input_bytes(m), err);
     if (!rc)
         rc = mt_device_register_host(m->dev, m->stats_host, m->stats_bytes, err);
     return rc;
@@ -232,7 +248,7 @@ static int alloc_device(mt_model *m, struct mt_err *err)
     if (!rc)
         rc = mt_device_alloc(m->dev, b.tables, "rotary tables", &m->tables, err);
     if (!rc)
-        rc = mt_device_alloc(m->dev, m->p.max_micro * m->input_bytes, "inputs", &m->inputs_dev, err);
+        rc = mt_device_alloc(m->dev, all_input_bytes(m), "inputs", &m->inputs_dev, err);
     if (!rc)
         rc = mt_device_alloc(m->dev, m->stats_bytes, "inputs", &stats, err);
     m->stats_dev = stats;
@@ -252,12 +268,14 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->dt = p->dtype;
     m->wd = mt_widths(&p->layout->cfg);
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
+    m->used_bytes = used_bytes(p);
     m->stats_bytes = stats_bytes(p);
     m->counts_bytes = mt_model_counts_bytes(p->layout);
     m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     int rc = 0;
-    if (!m->inputs || !m->partials_at)
+    m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
+    if (!m->inputs || !m->partials_at || (p->used_rows && !m->seen))
         rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
     if (!rc)
         rc = alloc_host(m, err);
@@ -271,6 +289,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     scratch_layout(m, dev, p, m->scratch);
     for (size_t i = 0; i < p->max_micro; i++)
         mt_inputs_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
+    m->used_dev = (int32_t *)(void *)((char *)m->inputs_dev + p->max_micro * m->input_bytes);
+    m->used_host = (int32_t *)(void *)((char *)m->inputs_host + p->max_micro * m->input_bytes);
     if (mt_select_bias_bytes(p->layout))
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
     rc = mt_model_upload_tables(m, err);
@@ -298,10 +318,11 @@ void mt_model_destroy(mt_model **model)
         mt_device_unregister_host(m->dev, m->counts);
     mt_event_destroy(&m->counts_ready);
     mt_host_free(m->counts, m->counts_bytes);
-    mt_host_free(m->inputs_host, m->p.max_micro * m->input_bytes);
+    mt_host_free(m->inputs_host, all_input_bytes(m));
     mt_host_free(m->stats_host, m->stats_bytes);
     free(m->inputs);
     free(m->partials_at);
+    free(m->seen);
     free(m);
     *model = NULL;
 }

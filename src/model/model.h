@@ -30,6 +30,7 @@ struct mt_model_params {
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
     uint64_t seed;                  /* of the adapters' dropout */
+    bool used_rows;                 /* mt_model_used_rows() is needed */
     bool backward;                  /* false: memory for the forward pass alone */
 };
 
@@ -70,6 +71,16 @@ struct mt_token_runs {
     const int32_t *ids, *starts, *order;
 };
 struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb);
+
+/** The different tokens of the step that was uploaded last, ascending; in host memory until the next upload. Needs
+ * mt_model_params.used_rows. */
+struct mt_used_rows {
+    size_t n;
+    const int32_t *ids;
+};
+struct mt_used_rows mt_model_used_rows(const mt_model *m);
+/** The most of them that a step can have. */
+size_t mt_model_max_used_rows(const struct mt_model_params *p);
 
 /** One run of a unit other than the head, over a micro-batch. Device pointers; NULL for what a unit does not have. */
 struct mt_unit_run {
@@ -129,6 +140,9 @@ bool mt_model_unit_is_idle(const mt_model *m, size_t unit);
  * and writes the partial sums of squares of its trainable tensors. */
 int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dtype dst_dtype,
                        struct mt_err *err);
+
+/** Copies the used rows of the embedding's gradient, as cast, one after the other to `packed`. */
+int mt_model_pack_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err);
 
 /** Copies token losses, correct flags and all partial sums to the host block (on the D2H stream). */
 int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err);

@@ -54,6 +54,10 @@ struct mt_model {
     size_t input_bytes; /* of one micro-batch's block */
     void *inputs_dev, *inputs_host;
     struct mt_inputs *inputs; /* [max_micro] device pointers */
+    /* used_rows: behind the blocks of all micro-batches; `seen` has a bit for each row of the table */
+    size_t used_bytes, n_used;
+    int32_t *used_dev, *used_host;
+    uint64_t *seen;
 
     size_t stats_bytes;
     char *stats_dev, *stats_host; /* losses and correct by micro-batch, then partials */

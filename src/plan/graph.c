@@ -47,12 +47,26 @@ static void price_gather(struct mt_sim_task *t, const struct mt_program *prog, c
     t->seconds = t->bytes * ns * 1e-9;
 }
 
+/* Bytes of the rows of a gradient that the step's tokens have. */
+static double used_bytes(const struct mt_instr *in, const struct mt_sim_params *p)
+{
+    return fmin((double)in->bytes, distinct_tokens(p->tokens) * (double)in->row_bytes);
+}
+
+/* Reads and writes each row; a write reads, too. */
+static void price_unpack(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+{
+    double ns = mt_machine_adam_ns(p->machine, p->adam_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    t->bytes = 3 * used_bytes(in, p);
+    t->seconds = t->bytes * ns * 1e-9;
+}
+
 static void price_copy(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
     double gbs = rate_of(p, in->queue == MT_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
     if (p->link_gbps > 0)
         gbs = MT_MIN(gbs, p->link_gbps);
-    t->bytes = (double)in->bytes;
+    t->bytes = in->row_bytes ? used_bytes(in, p) : (double)in->bytes;
     t->seconds = t->bytes / (gbs * 1e9) + rate_of(p, MT_RATE_COPY_US) * 1e-6;
 }
 
@@ -80,6 +94,8 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
     case MT_Q_HOST:
         if (in->op == MT_OP_GATHER)
             price_gather(t, prog, in, p);
+        else if (in->op == MT_OP_UNPACK)
+            price_unpack(t, in, p);
         else
             price_update(t, in, p);
         break;

@@ -80,6 +80,7 @@ static void write_store_grad(struct writer *w, size_t unit, int32_t object)
     struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, object, MT_READ, MT_USE_NONE);
     in->bytes = w->p->units[unit].grad_out_bytes;
+    in->row_bytes = mt_program_packs(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
 }
 
 /* A unit's gradient is complete: casts and stores it. */
@@ -90,12 +91,13 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     int32_t g = *object_of(w, gradient, 0), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
-    operand(in, g, p->cast ? MT_READ : MT_UPDATE, MT_USE_GRAD);
+    bool packs = mt_program_packs(p, unit);
+    operand(in, g, p->cast && !packs ? MT_READ : MT_UPDATE, MT_USE_GRAD);
     if (p->cast) {
         out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
         operand(in, out, MT_WRITE, MT_USE_CAST);
     }
-    write_store_grad(w, unit, out);
+    write_store_grad(w, unit, packs ? g : out);
 }
 
 /* After an operation on a gradient: stores it if the operation wrote all of it as cast, or if it is complete now. */
@@ -272,6 +274,16 @@ static void write_update(struct writer *w, size_t unit)
     in->update = true;
 }
 
+static void write_unpack(struct writer *w, size_t unit)
+{
+    if (!mt_program_packs(w->p, unit))
+        return;
+    struct mt_instr *in = add_instr(w, MT_OP_UNPACK, unit, 0);
+    in->bytes = w->p->units[unit].grad_out_bytes;
+    in->row_bytes = w->p->units[unit].grad_row_bytes;
+    in->update = true;
+}
+
 /*
  * In the order in which forward needs the weights. Rows of the embedding that are gathered have been updated on the
  * way, so its own update can be the last. The first layer's comes before them: its gradient leaves the device first.
@@ -287,8 +299,10 @@ static void write_updates(struct writer *w)
         if (gathers && forward && u == 1)
             write_pass(w, 0, mt_forward_call(p, 0));
     }
-    if (gathers && updates)
+    if (gathers && updates) {
+        write_unpack(w, 0);
         write_update(w, 0);
+    }
 }
 
 static void write_draft(struct writer *w)
@@ -335,6 +349,11 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
 bool mt_program_gathers(const struct mt_program_params *p)
 {
     return p->gather && p->units[0].trainable && !p->microbatch && !mt_program_uses_disk(p);
+}
+
+bool mt_program_packs(const struct mt_program_params *p, size_t unit)
+{
+    return mt_program_gathers(p) && p->cast && p->units[unit].grad_row_bytes;
 }
 
 bool mt_program_uses_disk(const struct mt_program_params *p)

@@ -24,6 +24,12 @@ bool mt_program_uses_disk(const struct mt_program_params *p);
  * of the embedding's planes in host memory.
  */
 bool mt_program_gathers(const struct mt_program_params *p);
+/**
+ * Whether only the rows of the step's tokens leave the device of the unit's gradient. GRAD_CAST packs them into the
+ * FP32 gradient, STORE_GRAD copies them to the beginning of the plane, from where GATHER reads them, and UNPACK moves
+ * them to their places before the update, after which the plane is zero again.
+ */
+bool mt_program_packs(const struct mt_program_params *p, size_t unit);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
 /** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */

@@ -35,6 +35,7 @@ struct checker {
     int *pieces;         /* by unit: pieces updated */
     int *loaded;         /* by unit: the newest load of its weights, or NONE */
     int *fetched;        /* by unit: the newest disk read of them, or NONE */
+    int *unpacked;       /* by unit: its UNPACK, or NONE */
     int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or NONE */
     struct mt_err *err;
 };
@@ -151,6 +152,8 @@ static int check_gather(struct checker *c, size_t i, int object)
     int unit = c->p->instrs[i].unit;
     if (c->adam[unit] != NONE)
         return fault(c, i, c->adam[unit], "gathers rows after their update, which it would make twice");
+    if (c->unpacked[unit] != NONE)
+        return fault(c, i, c->unpacked[unit], "gathers rows after their gradient was unpacked");
     if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
         return fault(c, i, NONE, "gathers into an object that has no home");
     return write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
@@ -192,6 +195,8 @@ static int check_store_grad(struct checker *c, size_t i, int object, struct plac
         return fault(c, i, NONE, "stores a gradient that was not cast");
     if (!ordered(c, c->adam[unit], i))
         return fault(c, i, c->adam[unit], "stores over a gradient before its update");
+    if (c->p->instrs[i].row_bytes && c->unpacked[unit] == NONE)
+        return fault(c, i, NONE, "stores rows of a gradient over others that were not unpacked");
     c->stored[unit] = (int)i;
     return check_read(c, i, object, at);
 }
@@ -295,6 +300,16 @@ static int check_lists(struct checker *c, size_t i)
     return rc;
 }
 
+/* Rows of a gradient take their places before the update reads the plane; GATHER reads them as they came. */
+static int check_unpack(struct checker *c, size_t i)
+{
+    int unit = c->p->instrs[i].unit;
+    if (c->adam[unit] != NONE)
+        return fault(c, i, c->adam[unit], "unpacks a gradient after its update");
+    c->unpacked[unit] = (int)i;
+    return 0;
+}
+
 static int check_instr(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
@@ -306,6 +321,8 @@ static int check_instr(struct checker *c, size_t i)
             return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
         c->adam[in->unit] = (int)i;
     }
+    if (!rc && in->op == MT_OP_UNPACK)
+        rc = check_unpack(c, i);
     for (int k = 0; !rc && k < in->n_operands; k++)
         rc = check_operand(c, i, &in->operand[k]);
     return rc ? rc : check_lists(c, i);
@@ -342,7 +359,7 @@ static bool init_checker(struct checker *c)
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
-    c->adam = mt_calloc(6 * p->n_units, sizeof(int));
+    c->adam = mt_calloc(7 * p->n_units, sizeof(int));
     if (!c->clock || !c->homes || !c->latest || !c->adam)
         return false;
     c->parts = c->latest + p->n_objects;
@@ -352,8 +369,9 @@ static bool init_checker(struct checker *c)
     c->loaded = c->pieces + p->n_units;
     c->stored = c->loaded + p->n_units;
     c->fetched = c->stored + p->n_units;
+    c->unpacked = c->fetched + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = NONE;
+        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->unpacked[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_N_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;

@@ -58,7 +58,8 @@ struct mt_instr {
     int32_t piece; /* of updates: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
     int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or MT_NO_WAIT */
-    size_t bytes;              /* moved, for copies */
+    size_t bytes;              /* moved, for copies; with row_bytes at most */
+    size_t row_bytes;          /* STORE_GRAD, UNPACK: of a row, where only those of the step's tokens leave the device */
     size_t elems;              /* ADAM: parameters updated */
 };
 #define MT_NO_WAITS {[0 ... MT_N_QUEUES - 1] = MT_NO_WAIT}

@@ -124,6 +124,8 @@ struct mt_unit_shape {
     size_t link_bytes;   /* of a load */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
+    size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the
+                              step's tokens */
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_N_RECORD_PARTS];

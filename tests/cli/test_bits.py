@@ -32,6 +32,8 @@ VARIANTS = {
     "half layers, offloaded": {"memory__unit": "half", "memory__activations": "offload"},
     "embedding on the host": {"memory__embedding": "host"},
     "embedding on the host, recompute": {"memory__embedding": "host", "memory__activations": "recompute", "memory__slots": 2},
+    "embedding on the host, eval and save at every step": {"memory__embedding": "host", "eval__every": 1,
+                                                           "checkpoint__every": 1},
     "one thread": {"device__cpu_threads": 1},
     "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
 }

@@ -22,6 +22,7 @@ static inline void describe(struct fixture *f)
 {
     for (size_t u = 0; u < f->p.n_units; u++)
         f->units[u].record[MT_RECORD_REST].bytes = f->keeps[u] ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
+    f->units[0].grad_row_bytes = f->tied ? 0 : 10;
     f->p.n_values = mt_flow_describe(f->units, f->values, &(struct mt_flow){.n_units = f->p.n_units, .tied = f->tied, .boundary_bytes = 64});
     f->p.values = f->values;
 }

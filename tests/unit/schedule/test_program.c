@@ -220,7 +220,9 @@ static void gathering_after_the_update_is_rejected(void **state)
     struct mt_program prog;
     struct mt_err err = {0};
     make(&f, 3, 2);
-    f.p.gather = true;
+    f.tied = f.p.gather = true;
+    describe(&f);
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t adam = 0, gather = 0;
     for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -232,6 +234,57 @@ static void gathering_after_the_update_is_rejected(void **state)
     prog.instrs[gather] = t;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "after their update"));
+    mt_program_finish(&prog);
+}
+
+/* The first instruction of that kind, of unit 0. */
+static struct mt_instr *of_embedding(struct mt_program *p, enum mt_opcode op)
+{
+    for (size_t i = 0; i < p->n_instrs; i++)
+        if (p->instrs[i].op == op && p->instrs[i].unit == 0)
+            return &p->instrs[i];
+    fail_msg("no %s", mt_opcodes[op].name);
+    return NULL;
+}
+
+static void check_swapped(struct mt_program *p, struct mt_instr *a, struct mt_instr *b, const char *fault)
+{
+    struct mt_err err = {0};
+    struct mt_instr t = *a;
+    *a = *b;
+    *b = t;
+    assert_int_equal(mt_program_check(p, &err), -EPROTO);
+    if (!strstr(err.msg, fault))
+        fail_msg("%s", err.msg);
+    *b = *a;
+    *a = t;
+}
+
+/* Rows of a gradient that leave alone must be at their places before the update, and the plane zero before the next ones. */
+static void packed_rows_are_unpacked_before_they_are_read(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    make(&f, 3, 2);
+    f.p.gather = true;
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    struct mt_instr *unpack = of_embedding(&prog, MT_OP_UNPACK), *adam = of_embedding(&prog, MT_OP_ADAM);
+    assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 10);
+    check_swapped(&prog, unpack, of_embedding(&prog, MT_OP_GATHER), "gradient was unpacked");
+    check_swapped(&prog, unpack, adam, "after its update");
+    struct mt_err err = {0};
+    for (size_t i = 0; i < prog.n_instrs; i++) /* as of a unit whose rows are not unpacked */
+        prog.instrs[i].row_bytes = prog.instrs[i].op == MT_OP_STORE_GRAD ? 10 : 0;
+    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "were not unpacked"));
+    mt_program_finish(&prog);
+    f.p.cast = false; /* then no buffer is free for the rows */
+    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    assert_int_equal(count(&prog, MT_OP_UNPACK), 0);
+    assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 0);
     mt_program_finish(&prog);
 }
 
@@ -374,13 +427,14 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
 }
 
 /* A program has no redundant waits, so dropping any of them must fail the check. */
-static void drop_each_wait(unsigned disk, bool gather)
+static void drop_each_wait(unsigned disk, bool gather, bool tied)
 {
     struct fixture f;
     struct mt_program prog;
     make(&f, 5, 3);
-    f.tied = true;
+    f.tied = tied;
     f.p.gather = gather;
+    describe(&f);
     for (size_t u = 0; u < f.p.n_units; u++)
         f.keeps[u] = disk;
     if (disk)
@@ -408,8 +462,9 @@ static void dropping_a_wait_is_rejected(void **state)
 {
     (void)state;
     for (unsigned disk = 0; disk < 16; disk++)
-        drop_each_wait(disk, false);
-    drop_each_wait(0, true);
+        drop_each_wait(disk, false, true);
+    drop_each_wait(0, true, true);
+    drop_each_wait(0, true, false);
 }
 
 static void a_plane_that_stays_in_staging_is_rejected(void **state)
@@ -533,6 +588,7 @@ int main(void)
         cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
         cmocka_unit_test(gathered_rows_do_not_wait_for_the_embeddings_update),
         cmocka_unit_test(gathering_after_the_update_is_rejected),
+        cmocka_unit_test(packed_rows_are_unpacked_before_they_are_read),
         cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
         cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
         cmocka_unit_test(layered_moves_an_eighth_of_what_microbatch_moves),
