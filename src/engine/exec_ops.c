@@ -55,20 +55,28 @@ static int load_half(const struct mt_binding *b, char *dst, int which, size_t fi
     return rc;
 }
 
-/* bf16: copies hi. f32: copies hi and lo to the two halves of each join block. */
-static int load_range(const struct mt_binding *b, int unit, const struct mt_range *r, char *dst, char *staged,
-                      struct mt_err *err)
+/* Elements [from, from + n) of the range. bf16: copies hi. f32: hi and lo, to the two halves of each join block. */
+static int load_range(const struct mt_binding *b, int unit, const struct mt_range *r, size_t from, size_t n, char *dst,
+                      char *staged, struct mt_err *err)
 {
     struct mt_range_planes k = mt_range_planes(r->kind);
-    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * r->at;
-    size_t at = mt_unit_range_at(b->layout, (size_t)unit, r, b->dtype);
+    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data + 2 * (r->at + from);
+    size_t at = mt_unit_range_at(b->layout, (size_t)unit, r, b->dtype) + from;
     if (b->dtype == MT_BF16)
-        return copy_flat(b, MT_STREAM_H2D, dst + 2 * at, hi, 2 * r->n, err);
-    int rc = load_half(b, dst, 0, r->first, r->n, hi, err);
+        return copy_flat(b, MT_STREAM_H2D, dst + 2 * at, hi, 2 * n, err);
+    int rc = load_half(b, dst, 0, r->first + from, n, hi, err);
     if (rc || k.lo == MT_NO_PLANE)
         return rc;
-    const char *lo = mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data + 2 * r->at;
-    return load_half(b, dst, 1, r->first, r->n, lo, err);
+    const char *lo = mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data + 2 * (r->at + from);
+    return load_half(b, dst, 1, r->first + from, n, lo, err);
+}
+
+/* What elements [first, end) of the trained planes have of a trained range. */
+static int load_part(const struct mt_binding *b, int unit, const struct mt_range *r, size_t first, size_t end,
+                     char *dst, char *staged, struct mt_err *err)
+{
+    size_t from = MT_MAX(r->at, first), to = MT_MIN(r->at + r->n, end);
+    return from < to ? load_range(b, unit, r, from - r->at, to - from, dst, staged, err) : 0;
 }
 
 /* The unit's tensor that is computed with in FP32 although the weights are bf16: hi and lo, beside the bf16 copy. */
@@ -98,17 +106,28 @@ static int join_f32_tensor(const struct mt_binding *b, int unit, char *w, struct
                       err);
 }
 
-/* Copies ranges to where they are used; packed ones to the place from which they are decoded. */
-static int load_weights(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
+/*
+ * Copies ranges to where they are used; packed ones to the place from which they are decoded. A load of a part copies
+ * that part of the trained planes; the last one also what is not updated, and what is copied twice.
+ */
+static int load_weights(const struct mt_binding *b, const struct mt_instr *in, char *dst, char *staged,
+                        struct mt_err *err)
 {
+    int unit = in->unit;
     const struct mt_unit *u = &b->layout->units[unit];
-    size_t packed = u->n_in_planes[MT_RANGE_PACKED];
+    size_t packed = u->n_in_planes[MT_RANGE_PACKED], n = u->n_in_planes[MT_RANGE_TRAINED];
+    size_t end = in->elems ? in->first + in->elems : n;
     int rc = 0;
-    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++)
-        if (b->layout->ranges[i].kind != MT_RANGE_PACKED)
-            rc = load_range(b, unit, &b->layout->ranges[i], dst, staged, err);
-    if (!rc)
-        rc = load_f32_tensor(b, unit, dst, staged, err);
+    for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
+        const struct mt_range *r = &b->layout->ranges[i];
+        if (r->kind == MT_RANGE_TRAINED)
+            rc = load_part(b, unit, r, in->first, end, dst, staged, err);
+        else if (r->kind != MT_RANGE_PACKED && end == n)
+            rc = load_range(b, unit, r, 0, r->n, dst, staged, err);
+    }
+    if (rc || end < n)
+        return rc;
+    rc = load_f32_tensor(b, unit, dst, staged, err);
     if (rc || !packed)
         return rc;
     return copy_flat(b, MT_STREAM_H2D, dst + mt_unit_landing(b->layout, (size_t)unit, b->dtype),
@@ -195,7 +214,7 @@ static int submit_copy(const struct mt_binding *b, const struct mt_program *prog
     switch (in->op) {
     case MT_OP_LOAD:
         if (o->kind == MT_OBJ_WEIGHTS)
-            return load_weights(b, o->unit, buf, staged, err);
+            return load_weights(b, in, buf, staged, err);
         return copy_flat(b, MT_STREAM_H2D, buf, staged ? staged : b->spill + o->spill, o->bytes, err);
     case MT_OP_STORE:
         return copy_flat(b, MT_STREAM_D2H, staged ? staged : b->spill + o->spill, buf, o->bytes, err);

@@ -160,7 +160,7 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     size_t unit = (size_t)in->unit, piece = (size_t)in->piece;
     const struct mt_unit *u = &e->b.layout->units[unit];
     char *state = operand_of(e, prog, in, MT_OBJ_STATE), *staged = operand_of(e, prog, in, MT_OBJ_STAGED);
-    size_t from = state ? piece * prog->piece_elems : 0, to = from + in->elems;
+    size_t from = state ? piece * prog->piece_elems : in->first, to = from + in->elems;
     struct views v;
     int rc = 0;
     if (in->op == MT_OP_GATHER)

@@ -267,11 +267,15 @@ static int check_size(const struct mt_program_params *p, struct mt_err *err)
 
 static void write_update(struct writer *w, size_t unit)
 {
-    if (!w->p->units[unit].trainable)
-        return;
-    struct mt_instr *in = add_instr(w, MT_OP_ADAM, unit, 0);
-    in->elems = w->p->units[unit].update_elems;
-    in->update = true;
+    const struct mt_unit_shape *u = &w->p->units[unit];
+    size_t part = mt_program_part_elems(w->p, unit);
+    for (size_t k = 0; u->trainable && (!k || k * part < u->update_elems); k++) {
+        struct mt_instr *in = add_instr(w, MT_OP_ADAM, unit, 0);
+        in->piece = (int32_t)k;
+        in->first = k * part;
+        in->elems = MT_MIN(part, u->update_elems - in->first);
+        in->update = true;
+    }
 }
 
 static void write_unpack(struct writer *w, size_t unit)
@@ -284,20 +288,29 @@ static void write_unpack(struct writer *w, size_t unit)
     in->update = true;
 }
 
+/* GATHER for micro-batches [from, to). */
+static void write_gathers(struct writer *w, size_t from, size_t to)
+{
+    for (size_t mb = from; mb < to; mb++)
+        write_call(w, 0, &w->p->units[0].gather, mb);
+}
+
 /*
  * In the order in which forward needs the weights. Rows of the embedding that are gathered have been updated on the
- * way, so its own update can be the last. The first layer's comes before them: its gradient leaves the device first.
+ * way, so its own update can be the last. Those of the first micro-batch are loaded under the first layer's update.
  */
 static void write_updates(struct writer *w)
 {
     const struct mt_program_params *p = w->p;
     bool gathers = mt_program_gathers(p), forward = p->mode != MT_MODE_UPDATE;
     bool updates = p->mode == MT_MODE_TRAIN || !forward;
+    if (gathers && forward)
+        write_gathers(w, 0, 1);
     for (size_t u = gathers; u < p->n_units; u++) {
         if (updates)
             write_update(w, u);
         if (gathers && forward && u == 1)
-            write_pass(w, 0, mt_forward_call(p, 0));
+            write_gathers(w, 1, p->n_micro);
     }
     if (gathers && updates) {
         write_unpack(w, 0);
@@ -349,6 +362,14 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
 bool mt_program_gathers(const struct mt_program_params *p)
 {
     return p->gather && p->units[0].trainable && !p->microbatch && !mt_program_uses_disk(p);
+}
+
+size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit)
+{
+    enum { PARTS = 32 };
+    size_t n = p->units[unit].update_elems;
+    bool parts = unit == 1 && p->mode == MT_MODE_TRAIN && mt_program_gathers(p);
+    return parts ? mt_align_up(mt_div_up(n, (size_t)PARTS), MT_PIECE_ALIGN) : n;
 }
 
 bool mt_program_packs(const struct mt_program_params *p, size_t unit)

@@ -30,6 +30,11 @@ bool mt_program_gathers(const struct mt_program_params *p);
  * them to their places before the update, after which the plane is zero again.
  */
 bool mt_program_packs(const struct mt_program_params *p, size_t unit);
+/**
+ * Elements of the trained planes that are updated and loaded at once, so that a part is loaded while the next is
+ * updated: a part of those of the unit for which forward waits first, the first layer, else all of the unit's.
+ */
+size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit);
 /** The second placer: host staging between device and disk (stage.c). Replaces the instructions of *p. */
 int mt_program_stage(struct mt_program *p, const struct mt_program_params *params, struct mt_err *err);
 /** Drops waits implied by others, and marks the instructions that are waited for: each of those needs an event. */

@@ -17,6 +17,7 @@ enum { NONE = -1 };
 
 struct place {
     int object, version; /* content; NONE: poison or nothing */
+    size_t loaded;       /* elements, of weights that are loaded in parts, of which some are missing; else 0 */
     int writer;
     int reader[MT_N_QUEUES]; /* newest of each queue since the write */
 };
@@ -108,7 +109,39 @@ static int check_read(struct checker *c, size_t i, int object, struct place *at)
         return fault(c, i, at->writer, "reads a buffer that holds something else");
     if (at->version != c->latest[object])
         return fault(c, i, at->writer, "reads an old version");
+    if (at->loaded)
+        return fault(c, i, at->writer, "reads weights of which a part was not loaded");
     return read_place(c, i, at, "reads before the content is complete");
+}
+
+/* The instruction that ends the update of the unit's first n elements, or NONE. */
+static int update_of(const struct checker *c, int unit, size_t n)
+{
+    int at = c->adam[unit];
+    for (int i = at; i >= 0; i--) {
+        const struct mt_instr *in = &c->p->instrs[i];
+        if (in->op == MT_OP_ADAM && in->unit == unit && in->first + in->elems >= n)
+            at = i;
+    }
+    return at;
+}
+
+/* A load of a part of weights: they come in order, each after the update of its elements. */
+static int check_part(struct checker *c, size_t i, const struct place *at, int object)
+{
+    const struct mt_instr *in = &c->p->instrs[i];
+    int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->adam[in->unit];
+    if (in->elems && in->first != (at->object == object ? at->loaded : 0))
+        return fault(c, i, at->writer, "loads a part of weights that does not follow the one before");
+    if (!ordered(c, update, i))
+        return fault(c, i, update, "loads weights before their update");
+    return 0;
+}
+
+static size_t n_updated(const struct checker *c, int unit)
+{
+    int at = c->adam[unit];
+    return at == NONE ? 0 : c->p->instrs[at].first + c->p->instrs[at].elems;
 }
 
 static int check_load(struct checker *c, size_t i, int object, struct place *at)
@@ -117,8 +150,9 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     struct place *home = &c->homes[object];
     if (c->p->instrs[i].once && (!o->resident || c->adam[o->unit] != NONE))
         return fault(c, i, c->adam[o->unit], "loads only once an object that changes or does not keep its buffer");
-    if (o->kind == MT_OBJ_WEIGHTS && !ordered(c, c->adam[o->unit], i))
-        return fault(c, i, c->adam[o->unit], "loads weights before their update");
+    int rc = o->kind == MT_OBJ_WEIGHTS ? check_part(c, i, at, object) : 0;
+    if (rc)
+        return rc;
     if (o->kind == MT_OBJ_WEIGHTS) {
         c->loaded[o->unit] = (int)i;
         if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&
@@ -129,8 +163,12 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
         return fault(c, i, NONE, "loads an object that was never stored");
     if (home->version != c->latest[object])
         return fault(c, i, home->writer, "loads an old version");
-    int rc = read_place(c, i, home, "loads before the store is complete");
-    return rc ? rc : write_place(c, i, at, object, home->version, "loads over a buffer in use");
+    rc = read_place(c, i, home, "loads before the store is complete");
+    if (!rc)
+        rc = write_place(c, i, at, object, home->version, "loads over a buffer in use");
+    size_t end = c->p->instrs[i].first + c->p->instrs[i].elems;
+    at->loaded = end < n_updated(c, o->unit) ? end : 0;
+    return rc;
 }
 
 static int check_store(struct checker *c, size_t i, int object, struct place *at)

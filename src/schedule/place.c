@@ -210,17 +210,14 @@ static void await_lists(const struct placer *p, struct mt_placed *load)
     load->in.if_rows = lists != NONE && load->compute >= lists;
 }
 
-static void emit_load(struct placer *p, int object)
+/* Queues a load, after host entry `host` (NONE: after none). */
+static void push_load(struct placer *p, struct mt_instr *in, int object, int host)
 {
     struct object_state *s = &p->objects[object];
     const struct mt_object *o = &p->draft->objects[object];
     struct buffer *b = &p->buffers[o->pool][s->buffer];
-    struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
     bool weights = o->kind == MT_OBJ_WEIGHTS;
-    add_operand(&in, object, s->buffer, MT_WRITE);
-    in.once = o->resident && !p->params->units[o->unit].trainable;
-    in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
-    struct mt_placed *e = push(p, &p->q.loads, &in);
+    struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
         return;
     e->compute = MT_MAX(b->last_compute, s->store.release);
@@ -231,16 +228,50 @@ static void emit_load(struct placer *p, int object)
      * earlier than two units ahead, even if its buffer is free (the head's is from the start). */
     if (weights && o->unit >= 2 && p->first_compute[o->unit - 2] != NONE)
         e->key.release = MT_MAX(e->key.release, p->first_compute[o->unit - 2] - 1);
-    e->host = weights ? p->update[o->unit] : s->gathered;
+    e->host = host;
     /* The host's instructions run one after the other. If the first load of a later unit (the head, whose buffer is
      * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
     if (e->host != NONE && !s->loaded)
         p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
     if (weights)
         await_lists(p, e);
-    s->loaded = true;
     s->load = e->key;
-    in.if_rows = e->in.if_rows;
+    in->if_rows = e->in.if_rows;
+}
+
+/* The load of weights in the parts in which they are updated, whose host entries are next to each other. */
+static void push_parts(struct placer *p, const struct mt_instr *whole, int object, size_t part)
+{
+    const struct mt_unit_shape *u = &p->params->units[whole->unit];
+    int n = (int)mt_div_up(u->update_elems, part);
+    size_t left = whole->bytes;
+    for (int k = 0; k < n; k++) {
+        struct mt_instr in = *whole;
+        in.piece = k;
+        in.first = (size_t)k * part;
+        in.elems = MT_MIN(part, u->update_elems - in.first);
+        in.bytes = k + 1 < n ? MT_MIN(left, whole->bytes / u->update_elems * in.elems) : left;
+        left -= in.bytes;
+        push_load(p, &in, object, p->update[whole->unit] - (n - 1) + k);
+    }
+}
+
+static void emit_load(struct placer *p, int object)
+{
+    struct object_state *s = &p->objects[object];
+    const struct mt_object *o = &p->draft->objects[object];
+    struct buffer *b = &p->buffers[o->pool][s->buffer];
+    struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
+    bool weights = o->kind == MT_OBJ_WEIGHTS;
+    add_operand(&in, object, s->buffer, MT_WRITE);
+    in.once = o->resident && !p->params->units[o->unit].trainable;
+    in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
+    size_t part = weights ? mt_program_part_elems(p->params, (size_t)o->unit) : 0;
+    if (weights && !s->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)
+        push_parts(p, &in, object, part);
+    else
+        push_load(p, &in, object, weights ? p->update[o->unit] : s->gathered);
+    s->loaded = true;
     if (weights && (p->params->join || p->params->units[o->unit].prepared)) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
@@ -269,12 +300,15 @@ static int make_resident(struct placer *p, const struct mt_instr *draft, struct 
         if (fresh[k])
             rc = take_buffer(p, draft->operand[k].object, err);
     }
-    for (int k = 0; k < draft->n_operands && !rc; k++) {
-        int o = draft->operand[k].object;
-        bool first = p->draft->objects[o].resident && !p->objects[o].loaded;
-        if ((fresh[k] || first) && (draft->operand[k].access & MT_READ))
-            emit_load(p, o);
-    }
+    /* rows are gathered before the weights used with them are updated */
+    for (int gathered = 1; gathered >= 0; gathered--)
+        for (int k = 0; k < draft->n_operands && !rc; k++) {
+            int o = draft->operand[k].object;
+            bool first = p->draft->objects[o].resident && !p->objects[o].loaded;
+            bool loads = (fresh[k] || first) && (draft->operand[k].access & MT_READ);
+            if (loads && gathered == (p->objects[o].gathered != NONE))
+                emit_load(p, o);
+        }
     return rc;
 }
 

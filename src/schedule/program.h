@@ -55,12 +55,12 @@ struct mt_instr {
     bool once;    /* loads a resident object that nothing changes: skipped if an earlier run has loaded it */
     bool if_rows; /* weights of experts, after the layer's lists: skipped if no row was sent to the unit's experts */
     int32_t unit, mb;
-    int32_t piece; /* of updates: which part of the unit's planes */
+    int32_t piece; /* of updates, and of loads of weights in parts: which part of the unit's planes */
     struct mt_operand operand[MT_MAX_OPERANDS];
     int32_t wait[MT_N_QUEUES]; /* newest instruction of that queue that must have ended, or MT_NO_WAIT */
     size_t bytes;              /* moved, for copies; with row_bytes at most */
     size_t row_bytes;          /* STORE_GRAD, UNPACK: of a row, where only those of the step's tokens leave the device */
-    size_t elems;              /* ADAM: parameters updated */
+    size_t first, elems;       /* ADAM: parameters updated; LOAD of weights: of a part, else 0. In the trained planes */
 };
 #define MT_NO_WAITS {[0 ... MT_N_QUEUES - 1] = MT_NO_WAIT}
 

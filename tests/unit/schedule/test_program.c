@@ -34,6 +34,7 @@ static void every_variant_passes_the_checker(void **state)
         f.p.microbatch = v >> 6 & 1;
         f.p.poison = v >> 7 & 1;
         f.p.gather = v % 5 < 2;
+        f.units[1].update_elems = v % 7 < 3 ? 5 * MT_PIECE_ALIGN : 500;
         f.p.mode = (v >> 8 & 3) == 3 ? MT_MODE_EVAL : MT_MODE_TRAIN;
         for (size_t u = 0; u < f.p.n_units; u++) {
             f.keeps[u] = !(v >> 10 & 1) && !(u & 1);
@@ -192,8 +193,9 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         assert_int_equal(count(&prog, MT_OP_GATHER), 3);
         assert_int_equal(count(&prog, MT_OP_EMBED), 0);
-        assert_int_equal(prog.instrs[0].unit, 1); /* the first layer's update, then the rows */
-        assert_int_equal(prog.instrs[1].op, MT_OP_GATHER);
+        assert_int_equal(prog.instrs[0].op, MT_OP_GATHER); /* then the first layer's update, then the other rows */
+        assert_int_equal(prog.instrs[1].unit, 1);
+        assert_int_equal(prog.instrs[2].op, MT_OP_GATHER);
         int32_t last = 0;
         bool head = false;
         for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -234,6 +236,51 @@ static void gathering_after_the_update_is_rejected(void **state)
     prog.instrs[gather] = t;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "after their update"));
+    mt_program_finish(&prog);
+}
+
+/* Each part of the first layer is loaded after its own update, and used when all of them are there. */
+static void the_first_layer_is_loaded_in_parts(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mt_program prog;
+    struct mt_err err = {0};
+    make(&f, 5, 3);
+    f.p.gather = true;
+    f.units[1].update_elems = 20 * MT_PIECE_ALIGN - 100;
+    f.units[1].link_bytes = 2 * f.units[1].update_elems + 30;
+    assert_int_equal(build_and_check(&f, &prog, NULL), 0);
+    size_t n = 0, bytes = 0, elems = 0, last = 0;
+    for (size_t i = 0; i < prog.n_instrs; i++) {
+        struct mt_instr *in = &prog.instrs[i];
+        if (in->op != MT_OP_LOAD || in->unit != 1 || !in->elems)
+            continue;
+        int32_t wait = in->wait[MT_Q_HOST];
+        assert_int_equal(prog.instrs[wait].op, MT_OP_ADAM);
+        assert_int_equal(prog.instrs[wait].piece, n);
+        assert_int_equal(prog.instrs[wait].first, elems);
+        assert_int_equal(in->first, elems);
+        assert_int_equal(prog.instrs[wait].elems, in->elems);
+        in->wait[MT_Q_HOST] = n ? prog.instrs[last].wait[MT_Q_HOST] : MT_NO_WAIT;
+        assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+        assert_non_null(strstr(err.msg, "before their update"));
+        in->wait[MT_Q_HOST] = wait;
+        elems += in->elems;
+        bytes += in->bytes;
+        last = i;
+        n++;
+    }
+    assert_int_equal(n, 20);
+    assert_int_equal(elems, f.units[1].update_elems);
+    assert_int_equal(bytes, f.units[1].link_bytes);
+    prog.instrs[last].elems--;
+    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "a part was not loaded"));
+    prog.instrs[last].elems++;
+    prog.instrs[last].first--;
+    assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
+    assert_non_null(strstr(err.msg, "does not follow"));
     mt_program_finish(&prog);
 }
 
@@ -588,6 +635,7 @@ int main(void)
         cmocka_unit_test(nothing_is_spilled_to_disk_that_host_memory_holds),
         cmocka_unit_test(gathered_rows_do_not_wait_for_the_embeddings_update),
         cmocka_unit_test(gathering_after_the_update_is_rejected),
+        cmocka_unit_test(the_first_layer_is_loaded_in_parts),
         cmocka_unit_test(packed_rows_are_unpacked_before_they_are_read),
         cmocka_unit_test(first_loads_stand_in_the_order_of_updates),
         cmocka_unit_test(a_plane_that_stays_in_staging_is_rejected),
