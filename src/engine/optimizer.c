@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
@@ -91,6 +95,19 @@ static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t un
         v->plane[MT_PLANE_GRAD] = (struct mt_plane_view){s->grad, first};
 }
 
+/* Copies to memory that is read much later, by the device: without reading it into the cache first. */
+static void copy_past_cache(char *to, const char *from, size_t n)
+{
+#ifdef __SSE2__
+    for (; n >= sizeof(__m128i) && (uintptr_t)to % sizeof(__m128i) == 0; n -= sizeof(__m128i)) {
+        _mm_stream_si128((__m128i *)(void *)to, _mm_loadu_si128((const __m128i *)(const void *)from));
+        to += sizeof(__m128i);
+        from += sizeof(__m128i);
+    }
+#endif
+    memcpy(to, from, n);
+}
+
 /* Writes columns [col, col + n) of a row, as computed with, to all tokens of the run. */
 static void write_tokens(const struct gather *g, size_t run, size_t col, const uint16_t *hi, const uint16_t *lo,
                          size_t n)
@@ -103,7 +120,7 @@ static void write_tokens(const struct gather *g, size_t run, size_t col, const u
         row = wide;
     }
     for (int32_t i = g->runs->starts[run]; i < g->runs->starts[run + 1]; i++)
-        memcpy(g->out + ((size_t)g->runs->order[i] * g->cols + col) * size, row, n * size);
+        copy_past_cache(g->out + ((size_t)g->runs->order[i] * g->cols + col) * size, (const char *)row, n * size);
 }
 
 /* A row of the table, slice by slice. Slices are cut like pieces, so that states have whole blocks. */
@@ -124,6 +141,9 @@ static void gather_row(void *ctx, size_t run, int thread)
         size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
         write_tokens(g, run, from - begin, s.hi + (from - first), s.lo + (from - first), n);
     }
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
 }
 
 /*

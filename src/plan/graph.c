@@ -35,15 +35,19 @@ static double distinct_tokens(double n)
     return fmin(n, 4 * pow(n, 0.7));
 }
 
-/* Updates a row for each different token, and writes one for each token; both are bound by memory. */
+/*
+ * Reads the planes of a row for each different token, and writes a row for each token, past the cache; both are bound
+ * by memory.
+ */
 static void price_gather(struct mt_sim_task *t, const struct mt_program *prog, const struct mt_instr *in,
                          const struct mt_sim_params *p)
 {
     double tokens = MT_MAX(p->tokens / (double)prog->n_micro, 1.0), rows = distinct_tokens(tokens) / tokens;
     double elems = (double)in->bytes / (double)mt_dtype_size(p->numerics->dtype);
     double ns = mt_machine_adam_ns(p->machine, p->adam_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
-    double update = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
-    t->bytes = elems * rows * update + 2 * (double)in->bytes;
+    double both = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
+    double read = (both + (double)mt_dtype_size(p->numerics->grad_dtype)) / 2;
+    t->bytes = elems * rows * read + (double)in->bytes;
     t->seconds = t->bytes * ns * 1e-9;
 }
 
