@@ -168,8 +168,9 @@ const struct mt_key mt_keys[] = {
      "offload_layers; 0: they are recomputed while those of the MLP are offloaded. auto: the search decides, or offload_layers."},
     {"memory", "embedding", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.embedding), "auto", MT_EMBEDDING_NAMES, ANY, NULL,
      "Where forward takes a trained embedding's rows: from a copy of all of it on the device, which must wait for its "
-     "update; or on the host, where the rows of the step's tokens are updated and sent first. host needs the "
-     "embedding's states in host memory (nothing on the disk); auto: where the search finds it faster."},
+     "update; or on the host, where the rows of the step's tokens are updated and sent first, and of its gradient only "
+     "these rows leave the device. host needs the embedding's states in host memory (nothing on the disk); auto: where "
+     "the search finds it faster."},
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,

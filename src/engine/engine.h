@@ -57,7 +57,7 @@ struct mt_engine_plan {
     size_t device_bytes;              /* sum of the above on the device */
     size_t spill_bytes;               /* host memory: spilled boundaries, their gradients and records */
     size_t staging_bytes;             /* host memory: inputs and statistics */
-    size_t h2d_bytes, d2h_bytes;      /* over the link in a full step */
+    size_t h2d_bytes, d2h_bytes;      /* over the link in a full step, at most: of a packed gradient all rows count */
     enum mt_activations activations;  /* as chosen */
     mt_plane_bits *on_disk;           /* [n_units] planes on the disk; owned by the plan */
     struct mt_unit_planes *planes; /* [n_units] */
