@@ -37,6 +37,12 @@ static void read_bitsandbytes(struct mt_keys *r, struct mt_hf_config *c, const c
         refuse(r, "bitsandbytes", "a bnb_4bit_quant_storage other than uint8");
 }
 
+/* E4M3 as DeepSeek's files and as MiniMax' and torch name it. */
+static bool is_e4m3(const char *fmt)
+{
+    return !strcmp(fmt, "e4m3") || !strcmp(fmt, "float8_e4m3fn");
+}
+
 static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
 {
     const cJSON *block = mt_json_get(q, "weight_block_size");
@@ -48,7 +54,7 @@ static void read_fp8(struct mt_keys *r, struct mt_hf_config *c, const cJSON *q)
         refuse(r, "fp8", "a scale for a whole tensor (no weight_block_size)");
     else if (!blocks)
         refuse(r, "fp8", "a weight_block_size other than 128x128");
-    else if (strcmp(text_of(q, "fmt", "e4m3"), "e4m3"))
+    else if (!is_e4m3(text_of(q, "fmt", "e4m3")))
         refuse(r, "fp8", text_of(q, "fmt", ""));
 }
 

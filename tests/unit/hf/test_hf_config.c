@@ -158,6 +158,10 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse(QUANT("modelopt", ""), "modelopt");
     refuse(QUANT("fp8", ", \"activation_scheme\": \"static\""), "a whole tensor");
     refuse(QUANT("fp8", ", \"weight_block_size\": [64, 128]"), "other than 128x128");
+#define FP8(fmt) QUANT("fp8", ", \"weight_block_size\": [128, 128], \"fmt\": \"" fmt "\"")
+    refuse(FP8("e5m2"), "e5m2");
+    take(FP8("e4m3"));
+    take(FP8("float8_e4m3fn"));
     refuse(QUANT("bitsandbytes", ", \"load_in_8bit\": true"), "int8");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"fp4\""), "fp4");
     refuse(QUANT("bitsandbytes", ", \"load_in_4bit\": true, \"bnb_4bit_quant_type\": \"nf4\", "
