@@ -5,6 +5,7 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/units.h"
 #include "cli.h"
@@ -112,28 +113,37 @@ static int load_machine(struct plan_view *v, const struct cli_args *args, struct
     return mt_resolve_request(&v->request, v->cfg, &limits, err);
 }
 
-static int read_model(struct plan_view *v, struct mt_err *err)
+static int read_model_file(struct plan_view *v, const char *path, struct mt_err *err)
 {
     char *text = NULL;
-    const char *path = v->cfg->model.path;
-    size_t len = strlen(path);
-    int rc;
+    size_t len = 0;
+    int rc = mt_read_file(path, &text, &len, err);
+    if (rc && err)
+        err->kind = MT_ERR_INPUT;
+    if (!rc)
+        rc = mt_hf_config_parse(&v->hf, text, len, path, err);
+    free(text);
+    return rc;
+}
+
+/* A plan needs no more of a published model than its shape, which is stored. */
+static int read_model(struct plan_view *v, struct mt_err *err)
+{
+    const char *model = v->cfg->model.path;
+    size_t len = strlen(model);
+    char stored[4096];
     if (!len)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
                        "nothing to plan: give a configuration, or --model with a config.json or a model's name");
-    if (len > 5 && !strcmp(path + len - 5, ".json")) {
-        rc = mt_read_file(path, &text, &len, err);
-        if (rc && err)
-            err->kind = MT_ERR_INPUT;
-        if (!rc)
-            rc = mt_hf_config_parse(&v->hf, text, len, path, err);
-        free(text);
-        return rc;
-    }
-    rc = mt_hf_find_model(&v->model_dir, path, err);
+    if (len > 5 && !strcmp(model + len - 5, ".json"))
+        return read_model_file(v, model, err);
+    int rc = mt_hf_find_model(&v->model_dir, model, err);
     if (!rc)
-        rc = mt_hf_config_read(&v->hf, v->model_dir, err);
-    return rc;
+        return mt_hf_config_read(&v->hf, v->model_dir, err);
+    if (rc != -ENOENT || !mt_hf_find_stored(stored, sizeof(stored), model))
+        return rc;
+    mt_info("model \"%s\" is not here; planned from %s", model, stored);
+    return read_model_file(v, stored, err);
 }
 
 /* Applies the options that are shorthands for keys. */

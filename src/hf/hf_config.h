@@ -72,6 +72,13 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
  */
 int mt_hf_find_model(char **dir, const char *model, struct mt_err *err);
 
+/**
+ * The stored config.json of a published model (configs/models/NAME.json), which is enough to plan with: `model` is its
+ * name, with or without an organisation before it and with whatever follows a '-' ("Qwen/Qwen3-8B-Base"). Writes its
+ * path; false: none is stored.
+ */
+bool mt_hf_find_stored(char *path, size_t len, const char *model);
+
 /** How the rotary embedding of a document depends on the document's length. */
 enum mt_rope_lengths {
     MT_ROPE_ONE_TABLE,    /* not at all */

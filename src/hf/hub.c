@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/fs.h"
+#include "base/installed.h"
 #include "hf/hf_config.h"
 
 /* The hub cache's folder: $HF_HUB_CACHE, $HF_HOME/hub, ~/.cache/huggingface/hub. */
@@ -65,4 +66,19 @@ int mt_hf_find_model(char **dir, const char *model, struct mt_err *err)
                        "hf download %s",
                        model, model);
     return mt_fail(err, MT_ERR_INPUT, -ENOENT, "model \"%s\": no such folder", model);
+}
+
+bool mt_hf_find_stored(char *path, size_t len, const char *model)
+{
+    const char *slash = strrchr(model, '/'), *name = slash ? slash + 1 : model;
+    char folder[3200];
+    if (!mt_installed_dir(folder, sizeof(folder), "models"))
+        return false;
+    for (size_t n = strlen(name); n; n--) /* the longest name that is stored */
+        if (!name[n] || name[n] == '-') {
+            int chars = snprintf(path, len, "%s/%.*s.json", folder, (int)n, name);
+            if (chars > 0 && (size_t)chars < len && mt_path_exists(path))
+                return true;
+        }
+    return false;
 }

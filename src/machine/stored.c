@@ -6,29 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/fs.h"
+#include "base/installed.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "hw/hw.h"
 
-/* The folder of the stored machines, near the program; false: there is none. */
+/* The folder of the stored machines; false: there is none. */
 static bool find_folder(char *buf, size_t len)
 {
-    static const char *const near[] = {"../../configs/machines", "../share/megatrain/machines", "../configs/machines"};
-    char exe[3000];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-    exe[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(exe, '/');
-    if (slash)
-        *slash = 0;
-    for (size_t i = 0; i < MT_ARRAY_LEN(near); i++) {
-        snprintf(buf, len, "%s/%s", exe, near[i]);
-        if (mt_is_dir(buf))
-            return true;
-    }
-    return false;
+    return mt_installed_dir(buf, len, "machines");
 }
 
 int mt_machine_find(char *buf, size_t len, const char *name, struct mt_err *err)

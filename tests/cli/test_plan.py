@@ -50,6 +50,21 @@ def answers_from_a_config_json_alone(tmp):
         assert abs(sum(p["seconds"] for p in r["phases"]) - r["step_seconds"]) < 0.01 * r["step_seconds"] + 0.01
 
 
+def published_models_are_known_by_name(tmp):
+    """With whatever follows their names; what is planned from is told. A run still wants the model itself."""
+    machine = ("--machine", "rtx4090", "--host-mem", "512GiB", "--nvme", "7GB/s", "--json")
+    for name, stored in (("Qwen3-8B", "Qwen3-8B"), ("Qwen/Qwen3-8B-Base", "Qwen3-8B"),
+                         ("zai-org/GLM-4.5-Air-Base", "GLM-4.5-Air"), ("zai-org/GLM-4.5-Base", "GLM-4.5")):
+        p = megatrain("plan", *machine, "--model", name, "--set", "adapter.kind=lora")
+        assert json.loads(p.stdout)["fits"] and p.stderr.rstrip().endswith(f"configs/models/{stored}.json"), (name, p.stderr)
+    for name in ("Qwen/Qwen3-80B", "Qwen3", "Qwen/..", "-"):
+        assert "planned from" not in megatrain("plan", *machine, "--model", name, expect=3).stderr, name
+    ini = os.path.join(tmp, "named.ini")
+    with open(ini, "w") as out:
+        out.write(f"[model]\npath = Qwen/Qwen3-8B\n[data]\ntrain = {ini}\n[train]\nsteps = 1\nbatch_size = 1\n[checkpoint]\ndir = {tmp}/named\n")
+    assert "hf download Qwen/Qwen3-8B" in megatrain("run", ini, expect=3).stderr
+
+
 def a_405b_plan_takes_a_second(tmp):
     """With drives and without, and where it does not fit; processor seconds, with room for sanitizers."""
     model = shape_json(tmp, "405b")
@@ -441,6 +456,7 @@ def text_in_a_report_is_escaped(tmp, run):
 def main():
     with tempfile.TemporaryDirectory() as tmp:
         answers_from_a_config_json_alone(tmp)
+        published_models_are_known_by_name(tmp)
         a_405b_plan_takes_a_second(tmp)
         every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
         the_other_choice_names_both_parts_of_records(tmp)
