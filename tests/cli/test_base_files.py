@@ -4,6 +4,7 @@
 
 test_base_files.py CASE... (a function of this file)
 """
+import bisect
 import glob
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 import tempfile
 
 from test_base import settings, tensor_at, turn_a_bit
-from test_packed import decode_nf4, f32, floats
+from test_packed import decode_nf4, e4m3, f32, floats, write_decoded
 from tiny import (FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model,
                   write_safetensors)
 
@@ -232,6 +233,55 @@ def as_released(tmp):
     assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight"][0] == "F8_E4M3"
     assert t["model.layers.0.block_sparse_moe.experts.0.w1.weight_scale_inv"][0] == "F32"
     every_home(tmp, fp8, data)
+
+
+def encode_fp8(data, rows, cols):
+    """A matrix of bf16 as DeepSeek's files have it: (codes, scales of blocks of 128x128); those at the edges are partial."""
+    levels = sorted((e4m3(c), c) for c in range(256) if c & 127 != 127 and c != 128)
+    values, codes = [v for v, _ in levels], [c for _, c in levels]
+    wide = bytearray(2 * len(data))
+    wide[2::4], wide[3::4] = data[0::2], data[1::2]
+    x, per_row = floats(bytes(wide)), -(-cols // 128)
+    scales = [0.0] * (per_row * -(-rows // 128))
+    block = [i // cols // 128 * per_row + i % cols // 128 for i in range(len(x))]
+    for v, b in zip(x, block):
+        scales[b] = max(scales[b], f32(abs(v) / 448))
+    def code(v):
+        at = min(max(bisect.bisect(values, v), 1), len(values) - 1)
+        return codes[at if values[at] - v < v - values[at - 1] else at - 1]
+    return bytes(code(v / scales[b]) for v, b in zip(x, block)), struct.pack(f"<{len(scales)}f", *scales)
+
+
+def other_programs_fp8(tmp):
+    """A mixture in DeepSeek's FP8, written by other code than ours: rows and columns are no multiples of 128. The bits
+    are those of the decoded model, from every home; exports keep codes and scales; adapters cannot be merged into it."""
+    plain, data = make(tmp, "wide", config("glm4_moe", hidden_size=200, moe_intermediate_size=136, intermediate_size=328,
+                                           num_hidden_layers=2, n_routed_experts=4, n_group=1, first_k_dense_replace=1))
+    t = {n: v for f in glob.glob(f"{plain}/*.safetensors") for n, v in read_safetensors(f).items()}
+    packed, out = {}, os.path.join(tmp, "fp8")
+    for name, (dtype, shape, raw) in t.items():
+        packed[name] = dtype, shape, raw
+        if "_proj.weight" in name:
+            codes, scales = encode_fp8(raw, *shape)
+            packed[name] = "F8_E4M3", shape, codes
+            packed[name + "_scale_inv"] = "F32", [-(-n // 128) for n in shape], scales
+    shutil.copytree(plain, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+    write_safetensors(f"{out}/model.safetensors", packed)
+    with open(f"{out}/config.json") as f:
+        c = json.load(f)
+    c["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    with open(f"{out}/config.json", "w") as f:
+        json.dump(c, f)
+    assert packed["model.layers.1.mlp.experts.0.down_proj.weight_scale_inv"][1] == [2, 2]
+    every_home(tmp, out, data)
+    for dtype in "f32", "bf16":
+        decoded = write_decoded(os.path.join(tmp, "decoded-" + dtype), out, dtype.upper())
+        want = result(run(tmp, decoded, data, "host", name="plain", model__dtype=dtype)[0])
+        assert result(run(tmp, out, data, "files", model__dtype=dtype)[0]) == want, dtype
+    megatrain("export", out, f"{out}-again")
+    assert read_safetensors(f"{out}-again/model.safetensors") == packed
+    refused = megatrain("export", "--merge", f"{tmp}/out/checkpoint-3", f"{tmp}/merged", expect=2).stderr
+    assert "is packed, and packing it again would lose" in refused, refused
 
 
 if __name__ == "__main__":
