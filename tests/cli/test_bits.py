@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 
-from tiny import (DEVICE, FULL, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
+from tiny import (DEVICE, FULL, ORACLE, SLOW, base, config, losses, megatrain, metrics, planes, write_data, write_ini,
                   write_model)
 
 os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes
@@ -84,7 +84,7 @@ def smallest_budget(tmp, sections, key="device_budget", env=None, most=64 << 10)
         mid = (lo + hi) // 2
         sections["memory"][key] = f"{mid}KiB"
         ini = write_ini(os.path.join(tmp, "probe.ini"), sections)
-        if megatrain("-q", "run", "--dry-run", ini, expect=None, env=env).returncode == 0:
+        if megatrain("-q", "run", "--dry-run", ini, expect=None, env=env, binary=ORACLE).returncode == 0:
             hi = mid
         else:
             lo = mid

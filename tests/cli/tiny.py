@@ -12,6 +12,9 @@ DEVICE = os.environ.get("MEGATRAIN_TEST_DEVICE", "cpu")
 FULL = bool(os.environ.get("MEGATRAIN_TEST_FULL"))
 # Under a sanitizer, or on the emulated GPU, everything takes several times as long: models are smaller there.
 SLOW = bool(os.environ.get("MEGATRAIN_TEST_SLOW")) and not FULL
+# What is only wanted to compare with may come from another build of the same sources, which has the same bits and
+# budgets: one without sanitizers takes a fraction of the time.
+ORACLE = os.environ.get("MEGATRAIN_ORACLE", BINARY) if DEVICE == "cpu" else BINARY
 
 FAMILIES = {
     "llama": ("LlamaForCausalLM", {}),

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
-from test_parity import at_most, floats, relative
+from test_parity import FEW, at_most, floats, relative
 from tiny import base, megatrain, metrics, read_safetensors, write_ini
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,9 +26,10 @@ def train(tmp, name, dtype, expected, start=None, steps=None, **over):
         train__batch_size=expected["rows"], train__micro_batch=2, train__learning_rate=expected["learning_rate"],
         train__min_lr_ratio=0, adapter__kind=expected.get("kind", "lora"), adapter__path=start or os.path.join(HERE, "adapters", name, "start"),
         adapter__lr_ratio_b=expected["lr_ratio_b"], adapter__dropout=expected.get("dropout", 0), **over))
-    megatrain("-q", "run", ini)
+    n = steps or FEW or expected["steps"]
+    megatrain("-q", "run", ini, "--max-steps", n)
     found = [m for m in metrics(out) if "loss" in m]
-    assert len(found) == (steps or expected["steps"]) and not any(m["skipped"] for m in found)
+    assert len(found) == n and not any(m["skipped"] for m in found)
     return found, os.path.join(out, f"checkpoint-{len(found)}")
 
 
@@ -60,8 +61,9 @@ def check(tmp, name):
     steps, checkpoint = train(tmp, name, "f32", expected)
     at_most("losses", max(relative(m["loss"], l) for m, l in zip(steps, expected["losses"])), 2e-6)
     at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, expected["norms"])), 2e-5)
-    errors = errors_of(checkpoint, name)
-    at_most("tensors", max(errors.values()), 1e-4)
+    if not FEW:
+        errors = errors_of(checkpoint, name)
+        at_most("tensors", max(errors.values()), 1e-4)
     # the checkpoint is a folder like the one it began from: going on from it is the same model
     config = modules(checkpoint)
     assert config["base_model_name_or_path"] == os.path.join(HERE, expected["model"])
@@ -73,6 +75,8 @@ def check(tmp, name):
     half, _ = train(tmp, name, "bf16", expected)
     at_most("bf16 from f32", max(relative(h["loss"], m["loss"]) for h, m in zip(half, steps)), 1e-2)
     at_most("bf16 from torch's", max(relative(h["loss"], l) for h, l in zip(half, expected["torch_bf16"]["losses"])), 1e-2)
+    if FEW:
+        return
     # the comparison sees a change: a hundredth more of weight decay is not within the limits
     _, checkpoint = train(tmp, name, "f32", expected, optimizer__weight_decay=0.101)
     assert max(errors_of(checkpoint, name).values()) > 3 * max(errors.values())
