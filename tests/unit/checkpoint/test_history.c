@@ -223,6 +223,33 @@ static void marked_ones_are_kept_beside_the_newest(void **state)
     made_model_finish(&m);
 }
 
+static void only_what_is_whole_and_its_own_is_counted(void **state)
+{
+    struct made_model m;
+    struct run a, b;
+    char path[200], cmd[400];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    begin(&a, &m);
+    for (uint64_t s = 1; s <= 3; s++)
+        assert_int_equal(save(&a, s, s, true, 0, NULL), 0);
+    snprintf(path, sizeof(path), "%s/checkpoint-3/megatrain/state-00001.safetensors", m.dir);
+    assert_int_equal(truncate(path, 100), 0);
+    struct mt_prune_policy p = {.keep = 2, .lineage = &a.st.lineage};
+    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
+    assert_true(there(&m, "checkpoint-3") && there(&m, "checkpoint-2") && there(&m, "checkpoint-1"));
+    begin(&b, &m);
+    assert_int_equal(save(&b, 4, 40, true, 0, NULL), 0); /* sets those of the first run aside */
+    snprintf(cmd, sizeof(cmd), "mv %s/checkpoint-2.abandoned-%s %s/checkpoint-2", m.dir, b.st.lineage.run, m.dir);
+    assert_int_equal(system(cmd), 0); /* which somebody undoes */
+    p = (struct mt_prune_policy){.keep = 1, .lineage = &b.st.lineage};
+    assert_int_equal(mt_checkpoint_prune(&quick, m.dir, &p, NULL), 0);
+    assert_true(there(&m, "checkpoint-4") && there(&m, "checkpoint-2"));
+    finish(&a);
+    finish(&b);
+    made_model_finish(&m);
+}
+
 static void replace_by_copy(const struct made_model *m, const char *name, const char *from)
 {
     char cmd[600];
@@ -474,6 +501,7 @@ int main(void)
         cmocka_unit_test(keep_counts_its_own_lineage),
         cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
         cmocka_unit_test(marked_ones_are_kept_beside_the_newest),
+        cmocka_unit_test(only_what_is_whole_and_its_own_is_counted),
         cmocka_unit_test(what_took_the_place_of_own_bytes_is_set_aside),
         cmocka_unit_test(a_rename_that_fails_gives_the_name_back),
         cmocka_unit_test(only_what_is_whole_is_adopted),
