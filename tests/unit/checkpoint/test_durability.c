@@ -208,6 +208,51 @@ static void a_full_disk_leaves_the_older_checkpoint(void **state)
     }
 }
 
+/* What the save says of a failure: only planes that cannot be read are lost, and are not worth another try. */
+static bool is_lost(const struct made_model *m, const char *fault, const struct mt_vfs *vfs)
+{
+    struct made_model on_disk = *m;
+    struct mt_io_fault f;
+    struct mt_plane_set_params p;
+    mt_plane_bits all[8] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+    const char *dirs[] = {m->dir};
+    mt_disk *disk = NULL;
+    bool lost = false;
+    assert_int_equal(mt_io_fault_parse(&f, fault, NULL), 0);
+    assert_int_equal(mt_layout_plane_params(&p, m->layout, &mt_adamw, MT_BF16, NULL), 0);
+    assert_true(p.n_units <= MT_ARRAY_LEN(all));
+    p.on_disk = all;
+    struct mt_disk_params dp = {.dirs = dirs, .n_dirs = 1, .bytes = mt_plane_set_disk_bytes(&p), .fault = &f};
+    assert_int_equal(mt_disk_open(&disk, &dp, NULL), 0);
+    p.disk = disk;
+    assert_int_equal(mt_plane_set_create(&on_disk.planes, &p, NULL), 0);
+    struct mt_train_state st = {.step = 7, .best_loss = 1.5};
+    int rc = mt_checkpoint_save(&(struct mt_checkpoint_save){.vfs = vfs, .dir = m->dir, .model_dir = m->model_dir,
+                                                             .layout = m->layout, .planes = on_disk.planes, .state = &st,
+                                                             .full = true, .shard_bytes = 2000, .lost = &lost},
+                                NULL);
+    assert_true(rc);
+    mt_plane_set_destroy(&on_disk.planes);
+    mt_disk_close(&disk);
+    free(p.elems);
+    return lost;
+}
+
+static void only_planes_that_cannot_be_read_are_lost(void **state)
+{
+    (void)state;
+    struct made_model m;
+    struct mt_vfs full = recording;
+    struct recorder *rec = calloc(1, sizeof(*rec));
+    full.ctx = rec;
+    rec->fail_at = 5;
+    assert_int_equal(made_model_init(&m), 0);
+    assert_true(is_lost(&m, "read:eio:1:0", NULL));
+    assert_false(is_lost(&m, "read:delay:1", &full));
+    made_model_finish(&m);
+    free_records(rec);
+}
+
 static int fail_remove(void *ctx, const char *path)
 {
     (void)ctx;
@@ -276,6 +321,7 @@ int main(void)
         cmocka_unit_test(a_power_cut_at_any_point_leaves_a_good_checkpoint),
         cmocka_unit_test(no_sync_can_be_left_out),
         cmocka_unit_test(a_full_disk_leaves_the_older_checkpoint),
+        cmocka_unit_test(only_planes_that_cannot_be_read_are_lost),
         cmocka_unit_test(a_prune_cut_short_leaves_no_torn_checkpoint),
         cmocka_unit_test(what_is_loaded_is_what_was_saved),
     };

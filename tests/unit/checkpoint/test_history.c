@@ -250,6 +250,26 @@ static void only_what_is_whole_and_its_own_is_counted(void **state)
     made_model_finish(&m);
 }
 
+static void what_a_run_came_from_is_its_own_however_far_back(void **state)
+{
+    struct made_model m;
+    struct run r[3];
+    (void)state;
+    assert_int_equal(made_model_init(&m), 0);
+    for (int i = 0; i < 3; i++) { /* each goes on from the one before */
+        uint64_t step = 2 * (uint64_t)i + 2;
+        if (i)
+            go_on(&r[i], &m, step - 2);
+        else
+            begin(&r[i], &m);
+        assert_int_equal(save(&r[i], step, step, true, 0, NULL), 0);
+    }
+    assert_true(there(&m, "checkpoint-2") && there(&m, "checkpoint-4") && there(&m, "checkpoint-6"));
+    for (int i = 0; i < 3; i++)
+        finish(&r[i]);
+    made_model_finish(&m);
+}
+
 static void replace_by_copy(const struct made_model *m, const char *name, const char *from)
 {
     char cmd[600];
@@ -502,6 +522,7 @@ int main(void)
         cmocka_unit_test(weights_alone_do_not_push_out_what_can_be_resumed),
         cmocka_unit_test(marked_ones_are_kept_beside_the_newest),
         cmocka_unit_test(only_what_is_whole_and_its_own_is_counted),
+        cmocka_unit_test(what_a_run_came_from_is_its_own_however_far_back),
         cmocka_unit_test(what_took_the_place_of_own_bytes_is_set_aside),
         cmocka_unit_test(a_rename_that_fails_gives_the_name_back),
         cmocka_unit_test(only_what_is_whole_is_adopted),

@@ -217,6 +217,37 @@ static void a_block_that_has_changed_is_named(void **state)
     tear_down(&x);
 }
 
+/* Two tensors whose rows alternate are one part: either is looked at. */
+static void a_change_in_either_of_two_tensors_is_found(void **state)
+{
+    enum { ROW = 64, ROWS = 8, OFFSET = 3 };
+    (void)state;
+    for (int lane = 0; lane < 2; lane++) {
+        char path[] = "/tmp/mt-test-XXXXXX", data[OFFSET + 2 * ROWS * ROW], got[2 * ROWS * ROW];
+        const char *paths[] = {path};
+        struct mt_file_piece piece = {.offset = OFFSET, .bytes = ROWS * ROW, .row = ROW, .at = {0, ROWS * ROW}};
+        struct mt_file_part part = {.plane = K, .piece = &piece, .n_pieces = 1, .n_lanes = 2, .n_tensors = 2,
+                                    .tensor = {"a", "b"}, .name = "a"};
+        mt_file_weights *f = NULL;
+        int fd = mkstemp(path);
+        for (size_t i = 0; i < sizeof(data); i++)
+            data[i] = byte_of(0, i);
+        assert_int_equal(pwrite(fd, data, sizeof(data), 0), sizeof(data));
+        assert_int_equal(mt_file_weights_open(&f, &(struct mt_file_weights_params){.n_units = 1, .paths = paths, .n_paths = 1,
+                                                                                   .parts = &part, .n_parts = 1}, NULL), 0);
+        assert_int_equal(mt_file_weights_read(f, 0, K, 0, sizeof(got), got, NULL), 0);
+        for (size_t i = 0; i < sizeof(got); i++)
+            assert_int_equal(got[i], data[OFFSET + i % (ROWS * ROW) / ROW * 2 * ROW + i / (ROWS * ROW) * ROW + i % ROW]);
+        data[0] = (char)(data[OFFSET + (2 * 3 + lane) * ROW + 5] ^ 4);
+        assert_int_equal(pwrite(fd, data, 1, OFFSET + (2 * 3 + lane) * ROW + 5), 1);
+        fsync(fd);
+        assert_int_equal(mt_file_weights_read(f, 0, K, 0, sizeof(got), got, NULL), -EBADMSG);
+        mt_file_weights_close(&f);
+        close(fd);
+        unlink(path);
+    }
+}
+
 static void a_file_that_has_become_shorter_ends_the_request(void **state)
 {
     (void)state;
@@ -283,6 +314,7 @@ int main(void)
         cmocka_unit_test(every_byte_comes_to_its_place_in_every_pass),
         cmocka_unit_test(any_run_of_bytes_can_be_read),
         cmocka_unit_test(a_block_that_has_changed_is_named),
+        cmocka_unit_test(a_change_in_either_of_two_tensors_is_found),
         cmocka_unit_test(a_file_that_has_become_shorter_ends_the_request),
         cmocka_unit_test(another_tensor_than_was_named_is_refused),
     };
