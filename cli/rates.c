@@ -2,13 +2,15 @@
 #include "rates.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "sweep/sweep.h"
 
-enum { LEAST_ROUNDS = 2, MOST_ROUNDS = 8 };
+/* A large mixture's operations take tens of milliseconds in turn; some of them are run hundreds of times in a step, so
+ * that one round in which the system did something else must not count. */
+enum { LEAST_ROUNDS = 5, MOST_ROUNDS = 8 };
 static const int64_t least_ns = 60000000;
 
 /* --- writing -------------------------------------------------------------------------------------- */
@@ -35,22 +37,22 @@ static int write_ops(struct cli_rates *r, const struct mt_metered *ops, struct m
 
 static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
 {
-    int rc = 0, rounds = 0;
+    int rc = 0;
+    size_t rounds = 0;
+    double v[MOST_ROUNDS];
     int64_t begin = mt_now_ns();
-    memset(r->sum, 0, r->n * sizeof(double));
-    while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < least_ns)) {
-        rc = mt_turns_run(r->turns, r->one, err);
-        for (size_t i = 0; i < r->n; i++)
-            r->sum[i] += r->one[i];
-        rounds++;
-    }
+    while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < least_ns))
+        rc = mt_turns_run(r->turns, r->rounds + r->n * rounds++, err);
     if (rc)
         return rc;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)step);
     cJSON *list = cJSON_AddArrayToObject(o, "seconds");
-    for (size_t i = 0; i < r->n; i++)
-        mt_json_append(list, cJSON_CreateNumber(r->sum[i] / rounds));
+    for (size_t i = 0; i < r->n; i++) {
+        for (size_t k = 0; k < rounds; k++)
+            v[k] = r->rounds[r->n * k + i];
+        mt_json_append(list, cJSON_CreateNumber(mt_stats_of(v, rounds).median));
+    }
     return write_line(r, o, err);
 }
 
@@ -65,18 +67,17 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
     if (rc)
         return rc;
     r->file = fopen(path, "we");
-    r->sum = mt_calloc(2 * r->n, sizeof(double));
-    r->one = r->sum + r->n;
+    r->rounds = mt_calloc(MOST_ROUNDS * r->n, sizeof(double));
     if (!r->file)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
-    else if (!r->sum)
-        rc = mt_fail_nomem(err, path, r->n * sizeof(double));
+    else if (!r->rounds)
+        rc = mt_fail_nomem(err, path, MOST_ROUNDS * r->n * sizeof(double));
     if (!rc)
         rc = mt_turns_create(&r->turns, &p, ops, r->n, err);
     if (!rc)
         rc = write_ops(r, ops, err);
     for (int warm = 0; warm < 2 && !rc; warm++)
-        rc = mt_turns_run(r->turns, r->one, err);
+        rc = mt_turns_run(r->turns, r->rounds, err);
     if (!rc)
         rc = write_rates(r, 0, err);
     free(ops);
@@ -99,7 +100,7 @@ int cli_rates_close(struct cli_rates *r, struct mt_err *err)
     if (r->file && fclose(r->file) && !rc)
         rc = mt_fail(err, MT_ERR_RUNTIME, -EIO, "cannot write the rates between steps");
     mt_turns_destroy(&r->turns);
-    free(r->sum);
+    free(r->rounds);
     *r = (struct cli_rates){0};
     return rc;
 }

@@ -18,7 +18,7 @@
 struct cli_rates {
     FILE *file; /* NULL: not requested */
     mt_turns *turns;
-    double *sum, *one; /* [n] */
+    double *rounds; /* seconds of the [n] operations in each round */
     size_t n;
     int rc;
     struct mt_err err;
