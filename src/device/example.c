@@ -9,7 +9,7 @@
 #include "device/meter.h"
 #include "device/op.h"
 
-enum { MAX_BUFFERS = 24, PATTERN = 1 << 20, MIN_BYTES = 64 };
+enum { MAX_BUFFERS = 24, PATTERN = 1 << 20, MIN_BYTES = 64, FLOW_ALIGN = 256 };
 
 struct mt_example {
     struct mt_example_params p;
@@ -17,6 +17,7 @@ struct mt_example {
     void *buffer[MAX_BUFFERS]; /* from the device's arena */
     int32_t *host[MAX_BUFFERS];
     int n_buffers, n_host;
+    size_t flow_used; /* bytes of the flow that fresh operands have */
     uint32_t *pattern; /* PATTERN bytes, filled when first needed */
     struct mt_err err; /* the first failure */
 };
@@ -96,8 +97,11 @@ mt_device *mt_example_device(const mt_example *x)
 
 void *mt_example_take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n)
 {
-    bool flows = use & MT_USE_FRESH && x->p.flow.data && n * mt_dtype_size(dtype) <= x->p.flow.bytes;
-    return flows ? x->p.flow.data : take(x, use, dtype, n, true);
+    size_t bytes = mt_align_up(n * mt_dtype_size(dtype), FLOW_ALIGN), at = x->flow_used;
+    if (!(use & MT_USE_FRESH) || !x->p.flow.data || bytes > x->p.flow.bytes - at)
+        return take(x, use, dtype, n, true);
+    x->flow_used += bytes;
+    return (char *)x->p.flow.data + at;
 }
 
 void *mt_example_workspace(mt_example *x, size_t bytes)

@@ -14,10 +14,10 @@ typedef struct mt_example mt_example;
 enum {
     MT_USE_READ = 1,
     MT_USE_WRITE = 2, /* without MT_USE_READ: overwrites all of it */
-    MT_USE_FRESH = 4, /* in a step, the operation before has just written it */
+    MT_USE_FRESH = 4, /* in a step, the operations just before have used it */
 };
 
-/** A device buffer shared by several examples: their fresh operands are parts of it. */
+/** A device buffer shared by several examples: their fresh operands are parts of it, one after the other. */
 struct mt_flow {
     void *data;
     size_t bytes;

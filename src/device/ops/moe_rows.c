@@ -19,13 +19,14 @@ static void cost_gather(const void *args, struct mt_metered *out)
     out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + mt_op_bytes(a->n_padded, a->c, a->dtype);
 }
 
+/* All experts of a layer read the same rows, and each gathers to the scratch of the one before. */
 static void fill_gather(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
     *(struct mt_moe_gather *)args = (struct mt_moe_gather){
         .n = n, .n_padded = n, .c = c, .k = 1, .dtype = shape->dtype,
-        .list = mt_example_ints(x, n, MT_OP_SCATTER, n), .x = mt_example_read(x, shape->dtype, n * c),
-        .out = mt_example_write(x, shape->dtype, n * c)};
+        .list = mt_example_ints(x, n, MT_OP_SCATTER, n), .x = mt_example_fresh(x, shape->dtype, n * c),
+        .out = mt_example_take(x, MT_USE_WRITE | MT_USE_FRESH, shape->dtype, n * c)};
 }
 
 const struct mt_op mt_op_row_moe_gather = {
@@ -55,13 +56,15 @@ static void cost_combine(const void *args, struct mt_metered *out)
     out->bytes = mt_op_bytes(a->n, a->c, a->dtype) + 2 * mt_op_bytes(a->n, a->c, MT_F32);
 }
 
+/* All experts of a layer add to the same sum. Weights of 0 leave it as it is: other examples read it, too. */
 static void fill_combine(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], c = (size_t)shape->dim[1];
     *(struct mt_moe_combine *)args = (struct mt_moe_combine){
         .n = n, .c = c, .k = 1, .dtype = shape->dtype, .list = mt_example_ints(x, n, MT_OP_SCATTER, n),
-        .weights = mt_example_read(x, MT_F32, n), .src = mt_example_fresh(x, shape->dtype, n * c),
-        .sum = mt_example_update(x, MT_F32, n * c)};
+        .weights = (const float *)(const void *)mt_example_ints(x, n, 0, 1),
+        .src = mt_example_fresh(x, shape->dtype, n * c),
+        .sum = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, MT_F32, n * c)};
 }
 
 const struct mt_op mt_op_row_moe_combine = {
