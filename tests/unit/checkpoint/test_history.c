@@ -161,6 +161,10 @@ static void own_bytes_are_not_written_twice(void **state)
     assert_int_equal(remove(path), 0); /* now they are not there any more */
     assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
     expect_newest(&m, 2, 1);
+    snprintf(path, sizeof(path), "%s/checkpoint-2/megatrain/state-00001.safetensors", m.dir);
+    assert_int_equal(truncate(path, 100), 0); /* nor is all of this one */
+    assert_int_equal(save(&a, 2, 1, true, 2, NULL), 0);
+    expect_newest(&m, 2, 1);
     finish(&a);
     made_model_finish(&m);
 }
@@ -180,6 +184,10 @@ static void keep_counts_its_own_lineage(void **state)
     assert_true(there(&m, "checkpoint-20251101"));
     assert_false(there(&m, "checkpoint-3"));
     expect_newest(&m, 4, 4);
+    finish(&a);
+    go_on(&a, &m, 4); /* to which the copy is of no step that it came from */
+    assert_int_equal(save(&a, 5, 5, true, 1, NULL), 0);
+    assert_true(there(&m, "checkpoint-20251101"));
     finish(&a);
     made_model_finish(&m);
 }
