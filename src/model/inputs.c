@@ -9,6 +9,7 @@
  */
 #include <stdlib.h>
 
+#include "base/dtype.h"
 #include "base/mem.h"
 #include "model/model_priv.h"
 #include "model/part.h"
@@ -58,6 +59,13 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err)
     if (!rc)
         rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
                             &(struct mt_copy){m->sin_t, bytes, host + n, bytes, bytes, 1}, err);
+    const float f32 = 1;
+    const uint16_t bf16 = mt_f32_to_bf16(1);
+    const void *one = m->dt == MT_F32 ? (const void *)&f32 : &bf16;
+    size_t size = mt_dtype_size(m->dt);
+    if (!rc && m->one)
+        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->one, size, one, size, size, 1}, err);
     int sync = mt_device_sync(m->dev, rc ? NULL : err);
     free(host);
     return rc ? rc : sync;

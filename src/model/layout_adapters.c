@@ -50,6 +50,9 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
     if (item && s->dora && part->layer < 0)
         refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);
+    if (item && s->dora && !usual)
+        refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
+               item->name, module);
     if (item && s->dora && (t->expert >= 0 || mt_peft_wraps_parameter(b->l, t)))
         refuse(b, "adapter.targets: \"%s\" matches %s, for which PEFT has no DoRA in a mixture of experts: name others, or set "
                "adapter.kind = lora", item->name, module);

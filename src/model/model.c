@@ -154,6 +154,19 @@ static size_t stats_bytes(const struct mt_model_params *p)
            mt_align_up((size_t)p->layout->cfg.moe.n_experts * 4, ALIGN);
 }
 
+/* The gate of a shared expert is the only operation that takes a vector of weights and may have an adapter. */
+static bool needs_one(const struct mt_layout *l)
+{
+    return l->n_adapters && l->cfg.moe.shared_gate;
+}
+
+/* Its place behind the tables. */
+static size_t one_at(const struct mt_layout *l, const struct mt_model_params *p)
+{
+    size_t tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(l);
+    return needs_one(l) ? mt_align_up(tables, ALIGN) : tables;
+}
+
 size_t mt_model_logits_ld(const struct mt_layout *l)
 {
     return mt_align_up((size_t)l->cfg.vocab, 8);
@@ -203,7 +216,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = lay_out_logits(&sizes, p, NULL),
         .inputs = p->max_micro * mt_inputs_layout(&in, p, NULL) + used_bytes(p) + stats_bytes(p),
-        .tables = mt_align_up(mt_rope_table_bytes(p), ALIGN) + mt_select_bias_bytes(p->layout),
+        .tables = one_at(p->layout, p) + (needs_one(p->layout) ? ALIGN : 0),
         .counts = mt_model_counts_bytes(p->layout),
     };
     return 0;
@@ -293,6 +306,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->used_host = (int32_t *)(void *)((char *)m->inputs_host + p->max_micro * m->input_bytes);
     if (mt_select_bias_bytes(p->layout))
         m->select_bias = (float *)(void *)((char *)m->tables + mt_align_up(mt_rope_table_bytes(p), ALIGN));
+    if (needs_one(p->layout))
+        m->one = (char *)m->tables + one_at(p->layout, p);
     rc = mt_model_upload_tables(m, err);
     if (rc) {
         mt_model_destroy(&m);

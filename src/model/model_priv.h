@@ -46,7 +46,8 @@ struct mt_model {
     void *unit_scratch; /* of the running unit: its record if it is not kept, then its parts' scratch */
     float *logits;     /* [piece, mt_model_logits_ld()] */
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: they overwrite the logits */
-    void *tables; /* cos, sin */
+    void *tables; /* cos, sin, select_bias, one */
+    void *one;    /* 1 in the compute dtype; NULL: not needed */
     float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
     float *select_bias;   /* [n_layers, n_experts] biases for choosing experts; NULL: none */
     bool constants_loaded;

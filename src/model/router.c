@@ -56,6 +56,8 @@ struct scratch {
     float *dgate;  /* [n] */
     float *dn;     /* [n, hidden] gradient of the norm's output, summed in FP32 */
     float *n32;    /* [n, hidden] the norm's output, for a router that computes in FP32 */
+    void *score;   /* [n] logit of the shared expert's gate, or its gradient; only with adapters */
+    float *dscore; /* [n] that gradient in FP32 */
 };
 
 /* The dtype of the router's product and of the logits' gradient: FP32 if the router is F32 in files of bf16. */
@@ -80,6 +82,9 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     s->dlogits = mt_take(base, &at, back * (size_t)c->moe.n_experts * mt_dtype_size(product));
     s->dn = mt_take(base, &at, back * (size_t)c->hidden * sizeof(float));
     s->n32 = mt_take(base, &at, product == p->dtype ? 0 : n * (size_t)c->hidden * sizeof(float));
+    bool score = c->moe.shared_gate && p->layout->n_adapters;
+    s->score = mt_take(base, &at, score ? n * size : 0);
+    s->dscore = mt_take(base, &at, score ? back * sizeof(float) : 0);
     return at;
 }
 
@@ -282,10 +287,18 @@ static int prepare_shared(const struct mt_part_run *r, const struct record *rec,
                          .out = act};
     struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
                                   .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = act, .gate = rec->gate};
-    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], (struct mt_param){0}, NULL,
-                       rec->gate_up, err);
+    const struct mt_param none = {0};
+    void *score = scratch_of(r).score;
+    int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, rec->gate_up,
+                       err);
     if (!rc && (r->of->rows || moe->shared_gate))
         rc = mt_op_glu(m->dev, &glu, err);
+    if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
+        rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, score, err);
+        gate.c = 1;
+        gate.x = score;
+        gate.w = m->one;
+    }
     return rc || !moe->shared_gate ? rc : mt_op_shared_gate(m->dev, &gate, err);
 }
 
@@ -378,6 +391,31 @@ static int router_adapter_backward(const struct mt_part_run *r, const struct scr
     return rc ? rc : mt_adapter_weight_grad(m, &a, err);
 }
 
+/* dn and the adapter's gradients, if the gate has one, from that of the gate's value. */
+static int adapted_gate_backward(const struct mt_part_run *r, const struct scratch *s, const float *value,
+                                 struct mt_err *err)
+{
+    mt_model *m = r->m;
+    size_t n = r->in->n_tokens;
+    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
+    struct mt_shared_gate_bwd gate = {.n = n, .c = 1, .dtype = m->dt, .x = s->score, .w = m->one, .gate = value,
+                                      .dgate = s->dgate, .dx = s->dscore};
+    struct sum_product dn = {.in = 1, .out = m->wd.c, .a = s->score, .dtype = m->dt, .w = mt_elem(m, r->w, w.at),
+                             .c = s->dn, .d = s->dn};
+    struct mt_adapter_run run = {.adapter = w.adapter, .n = n, .ld = 1, .dx_dtype = MT_F32, .x = m->h, .w = r->w,
+                                 .dy = s->score, .dx = s->dn, .g = r->g};
+    int rc = mt_op_zero(m->dev, &(struct mt_zero){s->dscore, n * sizeof(float)}, err);
+    if (!rc)
+        rc = mt_op_shared_gate_bwd(m->dev, &gate, err);
+    if (!rc)
+        rc = mt_op_cast(m->dev, &(struct mt_cast){n, MT_F32, m->dt, s->dscore, s->score}, err);
+    if (!rc)
+        rc = add_product(r, &dn, err);
+    if (!rc)
+        rc = mt_adapter_input_grad(m, &run, err);
+    return rc ? rc : mt_adapter_weight_grad(m, &run, err);
+}
+
 /* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate. */
 static int shared_glu_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
 {
@@ -397,6 +435,8 @@ static int shared_glu_backward(const struct mt_part_run *r, const struct scratch
     if (!m->layout->cfg.moe.shared_gate)
         return mt_op_glu_bwd(m->dev, &plain, err);
     int rc = mt_op_expert_glu_bwd(m->dev, &scaled, err);
+    if (!rc && w.adapter)
+        return adapted_gate_backward(r, s, rec.gate, err);
     return rc ? rc : mt_op_shared_gate_bwd(m->dev, &gate, err);
 }
 
@@ -471,7 +511,7 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
 const struct mt_part_kind mt_part_router = {
     .name = "router",
     .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
-    .adapted_by_name = 1u << MT_ROUTER_WEIGHT,
+    .adapted_by_name = 1u << MT_ROUTER_WEIGHT | 1u << MT_ROUTER_SHARED_GATE,
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

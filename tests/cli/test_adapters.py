@@ -147,9 +147,10 @@ def mixture(tmp, name, data, family):
     return os.path.join(tmp, f"{name}-out", "checkpoint-1")
 
 def check_shared(tmp, data):
-    """Mixtures: dense layers and shared experts have adapters; gates of shared experts are refused by name."""
+    """Mixtures: dense layers and shared experts have adapters, and by name routers and the gates of shared experts."""
     model = mixture(tmp, "moe", data, "qwen2_moe")
-    over = {"adapter__rank_pattern": "shared_expert.up_proj:9", "adapter__dropout": 0.2}
+    over = {"adapter__rank_pattern": "shared_expert.up_proj:9", "adapter__dropout": 0.2,
+            "adapter__targets": "all-linear, mlp.gate, shared_expert_gate"}
     for dtype in ("f32", "bf16"):
         want, out = run(tmp, f"moe {dtype}", model, data, model__dtype=dtype, **over)
         assert want[0][-1][1] < want[0][0][1], want[0]
@@ -161,16 +162,16 @@ def check_shared(tmp, data):
             assert got == want, f"{dtype}, {name}: another result"
     with open(os.path.join(out, f"checkpoint-{STEPS}", "adapter_config.json")) as f:
         c = json.load(f)
-    assert "model.layers.1.mlp.shared_expert.up_proj.weight" in c["target_parameters"] and len(c["target_parameters"]) == 6
-    assert sorted(c["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"] and c["lora_dropout"] == 0
+    assert "model.layers.1.mlp.shared_expert.up_proj.weight" in c["target_parameters"] and len(c["target_parameters"]) == 8
+    assert sorted(c["target_modules"]) == ["k_proj", "o_proj", "q_proj", "shared_expert_gate", "v_proj"] and c["lora_dropout"] == 0
     assert c["rank_pattern"] == {"up_proj.weight": 9}, c["rank_pattern"]
     again = {k: v for k, v in LORA.items() if not k.startswith("adapter")}
     ini = write_ini(os.path.join(tmp, "again.ini"), base(model, data, os.path.join(tmp, "again"), **{**again,
         "adapter__kind": "lora", "adapter__path": os.path.join(out, f"checkpoint-{STEPS}")}))
     megatrain("-q", "check", ini)
-    refused(tmp, model, data, "adapter.targets", "shared_expert_gate", "cannot have an adapter",
-            adapter__targets="shared_expert_gate", adapter__rank_pattern="", train__steps=1)
     refused(tmp, model, data, "PEFT has no DoRA", adapter__kind="dora", adapter__rank_pattern="")
+    refused(tmp, model, data, "shared_expert_gate", "adapter.kind = dora is not supported", adapter__kind="dora", adapter__rank_pattern="",
+            adapter__targets="shared_expert_gate")
     return model
 
 def check_experts(tmp, unread, data):
