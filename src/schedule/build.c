@@ -223,8 +223,8 @@ static int survey(struct writer *w, struct mt_err *err)
     const struct mt_program_params *p = w->p;
     int rc = 0;
     for (size_t v = 0; v < p->n_values; v++)
-        if (p->values[v].life == MT_LIFE_RUN && p->values[v].kind != MT_OBJ_WEIGHTS)
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: only weights can",
+        if (p->values[v].life == MT_LIFE_RUN && mt_kinds[p->values[v].kind].home != MT_HOME_PLANE)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "\"%s\" of unit %d cannot live for the run: only weights and adapters can",
                            mt_kinds[p->values[v].kind].name, p->values[v].unit);
     for (size_t u = 0; u < p->n_units && !rc; u++)
         rc = survey_call(w, u, mt_forward_call(p, u), err);
@@ -368,7 +368,7 @@ size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit)
 {
     enum { PARTS = 32 };
     size_t n = p->units[unit].update_elems;
-    bool parts = unit == 1 && p->mode == MT_MODE_TRAIN && mt_program_gathers(p);
+    bool parts = unit == 1 && !p->units[1].adapter_bytes && p->mode == MT_MODE_TRAIN && mt_program_gathers(p);
     return parts ? mt_align_up(mt_div_up(n, (size_t)PARTS), MT_PIECE_ALIGN) : n;
 }
 

@@ -150,9 +150,11 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
     struct place *home = &c->homes[object];
     if (c->p->instrs[i].once && (!o->resident || c->adam[o->unit] != NONE))
         return fault(c, i, c->adam[o->unit], "loads only once an object that changes or does not keep its buffer");
-    int rc = o->kind == MT_OBJ_WEIGHTS ? check_part(c, i, at, object) : 0;
+    int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
     if (rc)
         return rc;
+    if (o->kind == MT_OBJ_ADAPTERS && c->loaded[o->unit] == NONE)
+        c->loaded[o->unit] = (int)i;
     if (o->kind == MT_OBJ_WEIGHTS) {
         c->loaded[o->unit] = (int)i;
         if (c->p->instrs[i].n_operands > 1 && c->fetched[o->unit] != NONE &&

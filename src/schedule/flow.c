@@ -35,6 +35,18 @@ static int32_t weights(struct flow *d, size_t u)
     return add_value(d, MT_OBJ_WEIGHTS, MT_LIFE_STEP, u, d->units[u].weight_bytes);
 }
 
+/* The unit's adapters, if they stay on the device. */
+static void use_adapters(struct flow *d, size_t u)
+{
+    struct mt_unit_shape *s = &d->units[u];
+    if (!s->adapter_bytes)
+        return;
+    int32_t adapters = add_value(d, MT_OBJ_ADAPTERS, MT_LIFE_RUN, u, s->adapter_bytes);
+    use(&s->forward, MT_USE_ADAPTERS, adapters, MT_READ);
+    if (s->backward.n_uses)
+        use(&s->backward, MT_USE_ADAPTERS, adapters, MT_READ);
+}
+
 static int32_t gradient(struct flow *d, size_t u)
 {
     return add_value(d, MT_OBJ_GRAD, MT_LIFE_STEP, u, d->units[u].grad_elems * sizeof(float));
@@ -99,6 +111,7 @@ static void describe_layer(struct flow *d, size_t u)
     use_record(d, u);
     use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
     use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
+    use_adapters(d, u);
 }
 
 /* From a boundary to the rows, routing and sum of the experts. */
@@ -128,6 +141,7 @@ static void describe_router(struct flow *d, size_t u)
     use(&s->backward, MT_USE_DWEIGHTS, d->dweights, MT_READ);
     use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
     use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
+    use_adapters(d, u);
 }
 
 static void describe_lists(struct flow *d, size_t u)
@@ -156,6 +170,7 @@ static void describe_experts(struct flow *d, size_t u)
     use(&s->backward, MT_USE_DN, d->dn, MT_ADD);
     use(&s->backward, MT_USE_DWEIGHTS, d->dweights, MT_FILL);
     use(&s->backward, MT_USE_CAST, cast, MT_WRITE);
+    use_adapters(d, u);
 }
 
 static void describe_combine(struct flow *d, size_t u)
@@ -184,6 +199,7 @@ static void describe_head(struct flow *d, size_t u)
     if (tied)
         use(&s->forward, MT_USE_TABLE, d->table, MT_READ);
     use(&s->forward, MT_USE_X, d->x, MT_READ);
+    use_adapters(d, u);
     s->logits = s->forward;
     s->logits.op = MT_OP_LOGITS;
     use(&s->forward, MT_USE_DX, d->dx, MT_WRITE);

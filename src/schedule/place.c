@@ -210,13 +210,26 @@ static void await_lists(const struct placer *p, struct mt_placed *load)
     load->in.if_rows = lists != NONE && load->compute >= lists;
 }
 
+static size_t load_bytes(const struct placer *p, const struct mt_object *o)
+{
+    const struct mt_unit_shape *u = &p->params->units[o->unit];
+    return o->kind == MT_OBJ_WEIGHTS ? u->link_bytes : o->kind == MT_OBJ_ADAPTERS ? u->adapter_link_bytes : o->bytes;
+}
+
+/* Is the object decoded or joined after each load? */
+static bool is_joined(const struct placer *p, const struct mt_object *o)
+{
+    bool prepared = o->kind == MT_OBJ_WEIGHTS && p->params->units[o->unit].prepared;
+    return mt_object_is_of_planes(o) && (p->params->join || prepared);
+}
+
 /* Queues a load, after host entry `host` (NONE: after none). */
 static void push_load(struct placer *p, struct mt_instr *in, int object, int host)
 {
     struct object_state *s = &p->objects[object];
     const struct mt_object *o = &p->draft->objects[object];
     struct buffer *b = &p->buffers[o->pool][s->buffer];
-    bool weights = o->kind == MT_OBJ_WEIGHTS;
+    bool weights = mt_object_is_of_planes(o);
     struct mt_placed *e = push(p, &p->q.loads, in);
     if (!e)
         return;
@@ -233,7 +246,7 @@ static void push_load(struct placer *p, struct mt_instr *in, int object, int hos
      * free from the start) were queued before those of earlier units, these would wait for the later unit's update. */
     if (e->host != NONE && !s->loaded)
         p->first_load_release = e->key.release = MT_MAX(e->key.release, p->first_load_release);
-    if (weights)
+    if (o->kind == MT_OBJ_WEIGHTS)
         await_lists(p, e);
     s->load = e->key;
     in->if_rows = e->in.if_rows;
@@ -262,17 +275,17 @@ static void emit_load(struct placer *p, int object)
     const struct mt_object *o = &p->draft->objects[object];
     struct buffer *b = &p->buffers[o->pool][s->buffer];
     struct mt_instr in = mt_instr_make(MT_OP_LOAD, (size_t)o->unit, (size_t)o->mb);
-    bool weights = o->kind == MT_OBJ_WEIGHTS;
+    bool weights = o->kind == MT_OBJ_WEIGHTS, of_planes = mt_object_is_of_planes(o);
     add_operand(&in, object, s->buffer, MT_WRITE);
     in.once = o->resident && !p->params->units[o->unit].trainable;
-    in.bytes = weights ? p->params->units[o->unit].link_bytes : o->bytes;
+    in.bytes = load_bytes(p, o);
     size_t part = weights ? mt_program_part_elems(p->params, (size_t)o->unit) : 0;
     if (weights && !s->loaded && p->update[o->unit] != NONE && part < p->params->units[o->unit].update_elems)
         push_parts(p, &in, object, part);
     else
-        push_load(p, &in, object, weights ? p->update[o->unit] : s->gathered);
+        push_load(p, &in, object, of_planes ? p->update[o->unit] : s->gathered);
     s->loaded = true;
-    if (weights && (p->params->join || p->params->units[o->unit].prepared)) {
+    if (is_joined(p, o)) {
         struct mt_instr join = mt_instr_make(MT_OP_JOIN, (size_t)o->unit, 0);
         add_operand(&join, object, s->buffer, MT_UPDATE);
         join.once = in.once;

@@ -116,10 +116,16 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
 /**
  * Builds and places a program. -ENOSPC (names the pool): a pool is too small. -E2BIG: the step has more instructions
  * than a program can number. -EINVAL: a pool has more buffers than MT_MAX_BUFFERS; an operation that runs once a step
- * uses a micro-batch's value, or the schedule is by micro-batch; or a value other than weights lives for the run.
+ * uses a micro-batch's value, or the schedule is by micro-batch; or a value other than weights and adapters lives for the run.
  */
 int mt_program_build(struct mt_program *out, const struct mt_program_params *params,
                      struct mt_err *err);
+
+/** Whether the object is loaded from its unit's planes: its weights, or its adapters. */
+static inline bool mt_object_is_of_planes(const struct mt_object *o)
+{
+    return mt_kinds[o->kind].device && mt_kinds[o->kind].home == MT_HOME_PLANE;
+}
 
 /**
  * Proves, from the instructions alone, that every read sees the newest content of its object, that no buffer or home

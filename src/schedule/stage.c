@@ -112,7 +112,7 @@ static void write_steps(struct mt_stager *s)
         const struct mt_instr *in = &p->instrs[i];
         if (in->op == MT_OP_ADAM)
             continue;
-        if (in->op == MT_OP_LOAD && p->objects[in->operand[0].object].kind == MT_OBJ_WEIGHTS)
+        if (in->op == MT_OP_LOAD && mt_object_is_of_planes(&p->objects[in->operand[0].object]))
             for (; next < p->n_instrs && p->instrs[next].op == MT_OP_ADAM &&
                    p->instrs[next].unit <= in->unit + UPDATES_AHEAD;
                  next++)
@@ -128,6 +128,18 @@ int mt_stage_updated(const struct mt_stager *s, size_t unit)
     return s->params->units[unit].staged_bytes_written ? s->unit_staged[unit] : MT_STAGE_NONE;
 }
 
+/* What a load reads. */
+static int loaded_object(const struct mt_stager *s, int object)
+{
+    const struct mt_object *o = &s->out->objects[object];
+    if (!mt_object_is_of_planes(o))
+        return s->spilled[object];
+    const struct mt_unit_shape *u = &s->params->units[o->unit];
+    size_t adapters = u->staged_bytes_adapters;
+    size_t bytes = o->kind == MT_OBJ_ADAPTERS ? adapters : u->staged_bytes - adapters;
+    return bytes ? s->unit_staged[o->unit] : MT_STAGE_NONE;
+}
+
 int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t, bool *made)
 {
     *made = false;
@@ -137,7 +149,7 @@ int mt_stage_object_of(const struct mt_stager *s, const struct mt_stage_step *t,
     int o = in->operand[0].object;
     switch (in->op) {
     case MT_OP_LOAD:
-        return s->out->objects[o].kind == MT_OBJ_WEIGHTS ? s->unit_staged[t->unit] : s->spilled[o];
+        return loaded_object(s, o);
     case MT_OP_STORE:
         *made = true;
         return s->spilled[o];

@@ -64,6 +64,8 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
 const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
     [MT_OBJ_WEIGHTS] = {.name = "w", .device = true, .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
                         .pool = BY_CLASS(MT_POOL_WEIGHTS)},
+    [MT_OBJ_ADAPTERS] = {.name = "ad", .device = true, .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
+                         .pool = ONE_POOL(MT_POOL_WEIGHTS_RESIDENT)},
     [MT_OBJ_BOUNDARY] = {.name = "x", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
                          .pool = ONE_POOL(MT_POOL_BOUNDARY)},
     [MT_OBJ_DX] = {.name = "dx", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,

@@ -103,6 +103,7 @@ const char *mt_disk_use_name(enum mt_disk_use use);
 
 enum mt_object_kind {
     MT_OBJ_WEIGHTS,  /* of a unit */
+    MT_OBJ_ADAPTERS, /* of a unit: those of its weights that have a buffer of their own */
     MT_OBJ_BOUNDARY, /* x[unit][mb], input of a unit */
     MT_OBJ_DX,       /* gradient of a boundary, one per micro-batch, updated in place */
     MT_OBJ_RECORD_ATTENTION, /* activation record of (unit, mb): the part of attention */

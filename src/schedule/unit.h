@@ -19,7 +19,7 @@
 enum mt_lifetime {
     MT_LIFE_MICROBATCH, /* an object for each micro-batch */
     MT_LIFE_STEP,       /* one object for all micro-batches of a step */
-    MT_LIFE_RUN,        /* one object, of weights, that keeps its buffer from step to step */
+    MT_LIFE_RUN,        /* one object, of weights or adapters, that keeps its buffer from step to step */
 };
 
 /** Micro-batches spread evenly: `some` of each `of`, counted from the start of `before` steps earlier. of 0: all. */
@@ -73,6 +73,7 @@ enum mt_use_role {
     MT_USE_DY,         /* gradient of the sum */
     MT_USE_DN,         /* gradient of the rows, which experts add into */
     MT_USE_DWEIGHTS,   /* gradient of the routing weights */
+    MT_USE_ADAPTERS,   /* the unit's adapters, if they are not among its weights */
     MT_N_USE_ROLES,
 };
 
@@ -122,6 +123,8 @@ struct mt_unit_shape {
     size_t weight_bytes; /* of a buffer: in the compute dtype, with space for packed weights before they are decoded */
     bool prepared;       /* a JOIN after each load decodes packed weights, or joins hi and lo */
     size_t link_bytes;   /* of a load */
+    size_t adapter_bytes;      /* of a buffer of its adapters' own, in which they stay for the run; 0: none */
+    size_t adapter_link_bytes; /* of a load of it, which follows each update */
     size_t grad_elems;     /* of its FP32 gradient on the device */
     size_t grad_out_bytes; /* of the trained ranges' gradients as stored (cast) */
     size_t grad_row_bytes; /* not 0: that gradient is a matrix with rows of so many bytes, zero but for those of the
@@ -134,6 +137,7 @@ struct mt_unit_shape {
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
     /* planes on the disk; all 0: none */
     size_t staged_bytes;      /* of the planes that are loaded from the disk or from files */
+    size_t staged_bytes_adapters; /* of them, those that the load of its adapters' own buffer reads */
     size_t staged_bytes_read; /* what is read for that, if files have it in other formats; 0: the same */
     size_t staged_bytes_written; /* of them, those that an update changes */
     size_t state_elem_bytes;  /* per element, of planes that only updates read from the disk, gradient included */
@@ -154,7 +158,7 @@ struct mt_flow {
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return 10 * n_units + 1;
+    return 11 * n_units + 1;
 }
 /** Sets the units' classes and operations from their places and sizes, and `values`; returns the number of values. */
 size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_flow *f);

@@ -17,7 +17,7 @@ enum { ROUTER = 1, LISTS, FIRST_EXPERTS, LAST_EXPERTS, COMBINE }; /* units of th
 
 struct experts {
     struct mt_unit_shape units[MAX_E_UNITS];
-    struct mt_value values[10 * MAX_E_UNITS + 1];
+    struct mt_value values[11 * MAX_E_UNITS + 1];
     struct mt_program_params p;
 };
 

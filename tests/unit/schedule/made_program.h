@@ -11,7 +11,7 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
-    struct mt_value values[10 * MAX_UNITS + 1];
+    struct mt_value values[11 * MAX_UNITS + 1];
     struct mt_program_params p;
     bool tied;
     bool keeps[MAX_UNITS]; /* units whose records are kept */

@@ -473,6 +473,53 @@ static void weights_do_not_queue_up_far_ahead_of_their_use(void **state)
     }
 }
 
+/* Adapters with buffers of their own: one load a step, after the update, wherever the planes are; none in backward. */
+static void adapters_that_stay_are_loaded_once(void **state)
+{
+    (void)state;
+    for (unsigned v = 0; v < 32; v++) {
+        struct fixture f;
+        struct mt_program prog;
+        struct mt_err err = {0};
+        size_t loads[2] = {0}, staged[2] = {0}, joins = 0, layers = 5;
+        make(&f, layers, 3);
+        f.p.join = v & 1;
+        f.p.mode = v & 2 ? MT_MODE_EVAL : MT_MODE_TRAIN;
+        f.p.microbatch = v & 16;
+        for (size_t u = 1; u <= layers; u++) {
+            f.units[u].adapter_bytes = 120;
+            f.units[u].adapter_link_bytes = 100;
+        }
+        if (v & 12)
+            put_on_disk(&f, STATES | WEIGHTS, 1);
+        for (size_t u = 1; u <= layers && v & 12; u++) /* all staged planes are adapters', or some */
+            f.units[u].staged_bytes_adapters = v & 4 ? f.units[u].staged_bytes : f.units[u].staged_bytes / 2;
+        describe(&f);
+        mt_program_min_buffers(&f.p, f.p.n_buffers);
+        assert_int_equal(f.p.n_buffers[MT_POOL_WEIGHTS_RESIDENT], layers);
+        if (build_and_check(&f, &prog, &err))
+            fail_msg("%u: %s", v, err.msg);
+        for (size_t i = 0; i < prog.n_instrs; i++) {
+            const struct mt_instr *in = &prog.instrs[i];
+            enum mt_object_kind kind = prog.objects[in->operand[0].object].kind;
+            bool own = kind == MT_OBJ_ADAPTERS, layer = in->unit >= 1 && in->unit <= (int)layers;
+            joins += in->op == MT_OP_JOIN && own;
+            if (in->op != MT_OP_LOAD || !layer || (kind != MT_OBJ_WEIGHTS && !own))
+                continue;
+            assert_false(in->once);
+            assert_int_equal(in->bytes, own ? 100 : 1000);
+            loads[own]++;
+            staged[own] += in->n_operands > 1;
+        }
+        assert_int_equal(loads[1], layers);
+        assert_true(loads[0] >= layers);
+        assert_int_equal(joins, f.p.join ? layers : 0);
+        assert_int_equal(staged[1], v & 12 ? layers : 0);
+        assert_int_equal(staged[0], v & 12 && !(v & 4) ? loads[0] : 0);
+        mt_program_finish(&prog);
+    }
+}
+
 /* A program has no redundant waits, so dropping any of them must fail the check. */
 static void drop_each_wait(unsigned disk, bool gather, bool tied)
 {
@@ -642,6 +689,7 @@ int main(void)
         cmocka_unit_test(layered_moves_an_eighth_of_what_microbatch_moves),
         cmocka_unit_test(gradients_leave_once_a_step),
         cmocka_unit_test(everything_resident_loads_each_unit_once),
+        cmocka_unit_test(adapters_that_stay_are_loaded_once),
         cmocka_unit_test(last_layers_stay_over_the_turn),
         cmocka_unit_test(prefetch_starts_before_use),
         cmocka_unit_test(weights_do_not_queue_up_far_ahead_of_their_use),
