@@ -171,6 +171,10 @@ const struct mt_key mt_keys[] = {
      "update; or on the host, where the rows of the step's tokens are updated and sent first, and of its gradient only "
      "these rows leave the device. host needs the embedding's states in host memory (nothing on the disk); auto: where "
      "the search finds it faster."},
+    {"memory", "adapters", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.adapters), "auto", MT_ADAPTERS_NAMES, ANY, NULL,
+     "Where adapters' weights are during a step: sent to the device with their layer, each time it is loaded, or resident: "
+     "all of them on the device, sent once a step. Those of a layer of which other weights are trained, too, are always "
+     "streamed. auto: where the search finds it faster."},
     {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
      NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,

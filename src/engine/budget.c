@@ -67,13 +67,20 @@ static size_t kept_records(const struct mt_engine_plan *plan, const struct mt_en
     return n;
 }
 
-/* Bytes of a load: hi, in f32 also lo if there is one, and packed ranges as stored. */
-static size_t link_bytes(const struct mt_layout *l, const struct mt_unit *u, enum mt_dtype dtype)
+static bool adapters_stay(const struct mt_engine_params *p, const struct mt_unit *u)
 {
+    return p->placement.adapters == MT_ADAPTERS_RESIDENT && u->adapters_alone;
+}
+
+/* Bytes of a load: hi, in f32 also lo if there is one, and packed ranges as stored; without adapters that stay. */
+static size_t link_bytes(const struct mt_engine_params *p, const struct mt_unit *u)
+{
+    const struct mt_layout *l = p->layout;
+    enum mt_dtype dtype = p->numerics.dtype;
     size_t elems = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges; i++) {
         const struct mt_range *r = &l->ranges[i];
-        if (r->kind != MT_RANGE_PACKED)
+        if (r->kind != MT_RANGE_PACKED && !(r->kind == MT_RANGE_TRAINED && adapters_stay(p, u)))
             elems += mt_plane_is_loaded(mt_range_planes(r->kind).lo, dtype) ? 2 * r->n : r->n;
     }
     const struct mt_tensor *f32 = mt_unit_f32_tensor(l, (size_t)(u - l->units), dtype);
@@ -138,7 +145,9 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .place = place_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
-            .link_bytes = link_bytes(l, unit, p->numerics.dtype),
+            .link_bytes = link_bytes(p, unit),
+            .adapter_bytes = adapters_stay(p, unit) ? mt_unit_adapter_bytes(unit, p->numerics.dtype) : 0,
+            .adapter_link_bytes = unit->n_in_planes[MT_RANGE_TRAINED] * mt_dtype_size(p->numerics.dtype),
             .grad_elems = unit->n_grad,
             .grad_out_bytes = trained_elems(l, unit) * mt_dtype_size(p->numerics.grad_dtype),
             .grad_row_bytes = grad_row_bytes(l, unit, p->numerics.grad_dtype),

@@ -31,7 +31,8 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
     if (!d)
         return mt_fail_nomem(err, "the engine", sizeof(*d));
     d->b = (struct mt_binding){
-        .dev = p->dev, .layout = p->layout, .dtype = p->numerics.dtype, .grad_dtype = p->numerics.grad_dtype};
+        .dev = p->dev, .layout = p->layout, .dtype = p->numerics.dtype, .grad_dtype = p->numerics.grad_dtype,
+        .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT};
     struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err);
     if (!rc)

@@ -136,6 +136,7 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         .planes = p->planes,
         .dtype = p->numerics.dtype,
         .grad_dtype = p->numerics.grad_dtype,
+        .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT,
         .disk_spill_at = p->disk_spill_at,
     };
     e->x.b = &e->b;

@@ -106,6 +106,12 @@ static int join_f32_tensor(const struct mt_binding *b, int unit, char *w, struct
                       err);
 }
 
+/* Is the range in the buffer of the unit's adapters, instead of among its weights? */
+static bool is_apart(const struct mt_binding *b, const struct mt_unit *u, const struct mt_range *r)
+{
+    return b->adapters_stay && u->adapters_alone && r->kind == MT_RANGE_TRAINED;
+}
+
 /*
  * Copies ranges to where they are used; packed ones to the place from which they are decoded. A load of a part copies
  * that part of the trained planes; the last one also what is not updated, and what is copied twice.
@@ -120,6 +126,8 @@ static int load_weights(const struct mt_binding *b, const struct mt_instr *in, c
     int rc = 0;
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
+        if (is_apart(b, u, r))
+            continue;
         if (r->kind == MT_RANGE_TRAINED)
             rc = load_part(b, unit, r, in->first, end, dst, staged, err);
         else if (r->kind != MT_RANGE_PACKED && end == n)
@@ -134,6 +142,24 @@ static int load_weights(const struct mt_binding *b, const struct mt_instr *in, c
                      mt_plane_view(b, (size_t)unit, MT_PLANE_PACKED, 0, NULL, staged).data, packed, err);
 }
 
+/* The unit's trained planes, as they are; joined later in f32. */
+static int load_adapters(const struct mt_binding *b, int unit, char *dst, char *staged, struct mt_err *err)
+{
+    struct mt_range_planes k = mt_range_planes(MT_RANGE_TRAINED);
+    size_t n = b->layout->units[unit].n_in_planes[MT_RANGE_TRAINED];
+    const char *hi = mt_plane_view(b, (size_t)unit, k.hi, 0, NULL, staged).data;
+    if (b->dtype == MT_BF16)
+        return copy_flat(b, MT_STREAM_H2D, dst, hi, 2 * n, err);
+    int rc = load_half(b, dst, 0, 0, n, hi, err);
+    return rc ? rc : load_half(b, dst, 1, 0, n, mt_plane_view(b, (size_t)unit, k.lo, 0, NULL, staged).data, err);
+}
+
+static int join_adapters(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
+{
+    size_t n = b->layout->units[unit].n_in_planes[MT_RANGE_TRAINED];
+    return mt_op_join(b->dev, &(struct mt_join){w, mt_align_up(n, MT_JOIN_BLOCK)}, err);
+}
+
 static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, struct mt_err *err)
 {
     const size_t block = MT_JOIN_BLOCK;
@@ -142,7 +168,7 @@ static int zero_lo(const struct mt_binding *b, char *w, size_t first, size_t n, 
 }
 
 /* Joins hi and lo in each block. Ranges without lo: zeros for lo in blocks that they share with other ranges; blocks of
- * their own are widened from hi. Blocks with only packed ranges are skipped. */
+ * their own are widened from hi. Blocks with only packed ranges, or adapters that are not there, are skipped. */
 static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt_err *err)
 {
     const struct mt_unit *u = &b->layout->units[unit];
@@ -152,10 +178,10 @@ static int join_weights(const struct mt_binding *b, int unit, char *w, struct mt
     for (size_t i = u->first_range; i < u->first_range + u->n_ranges && !rc; i++) {
         const struct mt_range *r = &b->layout->ranges[i];
         size_t first = mt_align_up(r->first, block), end = (r->first + r->n) / block * block;
-        bool packed = r->kind == MT_RANGE_PACKED;
-        if (mt_range_planes(r->kind).lo != MT_NO_PLANE || (packed && end <= first))
+        bool empty = r->kind == MT_RANGE_PACKED || is_apart(b, u, r);
+        if ((!empty && mt_range_planes(r->kind).lo != MT_NO_PLANE) || (empty && end <= first))
             continue;
-        if (packed) {
+        if (empty) {
             rc = mt_op_join(b->dev, &(struct mt_join){w + done / block * bytes, first - done}, err);
             done = end;
             continue;
@@ -215,6 +241,8 @@ static int submit_copy(const struct mt_binding *b, const struct mt_program *prog
     case MT_OP_LOAD:
         if (o->kind == MT_OBJ_WEIGHTS)
             return load_weights(b, in, buf, staged, err);
+        if (o->kind == MT_OBJ_ADAPTERS)
+            return load_adapters(b, o->unit, buf, staged, err);
         return copy_flat(b, MT_STREAM_H2D, buf, staged ? staged : b->spill + o->spill, o->bytes, err);
     case MT_OP_STORE:
         return copy_flat(b, MT_STREAM_D2H, staged ? staged : b->spill + o->spill, buf, o->bytes, err);
@@ -238,6 +266,7 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
         .dx = r->of[MT_USE_DX],
         .g = r->of[MT_USE_GRAD],
         .g_table = r->of[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
+        .adapters = r->of[MT_USE_ADAPTERS],
         .first = r->begins[MT_USE_GRAD],
         .first_table = r->begins[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
     };
@@ -252,6 +281,7 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
         .unit = (size_t)in->unit,
         .mb = (size_t)in->mb,
         .w = r->of[MT_USE_WEIGHTS],
+        .adapters = r->of[MT_USE_ADAPTERS],
         .x = r->of[MT_USE_X],
         .y = r->of[MT_USE_Y],
         .record = {[MT_RECORD_ATTENTION] = r->of[MT_USE_RECORD_ATTENTION], [MT_RECORD_REST] = r->of[MT_USE_RECORD]},
@@ -285,7 +315,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     void *own = buffer_of(b, prog, &in->operand[0]);
     switch (in->op) {
     case MT_OP_JOIN:
-        return prepare_weights(b, in->unit, own, err);
+        return (o->kind == MT_OBJ_ADAPTERS ? join_adapters : prepare_weights)(b, in->unit, own, err);
     case MT_OP_ZERO:
         return mt_op_zero(b->dev, &(struct mt_zero){own, o->bytes}, err);
     case MT_OP_POISON:

@@ -94,12 +94,14 @@ static void describe(const struct tiers *t, size_t unit)
     bool updates = has_planes(t, unit) & t->gradients;
     mt_plane_bits loaded = mt_unit_loaded_planes(t->p->layout, unit, t->p->numerics.dtype);
     size_t converted = 0; /* bytes of planes that files have in another format */
-    s->staged_bytes = s->staged_bytes_written = 0;
+    s->staged_bytes = s->staged_bytes_written = s->staged_bytes_adapters = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         if (away & loaded & 1 << k) {
             s->staged_bytes += plane_bytes(t, unit, k);
             bool wide = t->desc[k].range == MT_RANGE_IN_FILE_WIDE && t->plan->in_files[unit] >> k & 1;
             converted += wide ? plane_bytes(t, unit, k) : 0;
+            bool apart = t->desc[k].range == MT_RANGE_TRAINED && s->adapter_bytes;
+            s->staged_bytes_adapters += apart ? plane_bytes(t, unit, k) : 0;
             s->staged_bytes_written += t->desc[k].range == MT_RANGE_TRAINED && updates ? plane_bytes(t, unit, k) : 0;
         }
     s->staged_bytes_read = converted ? s->staged_bytes - converted + t->p->layout->units[unit].wide_file_bytes : 0;

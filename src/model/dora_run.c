@@ -62,7 +62,7 @@ static int times_a(mt_model *m, const struct mt_adapter *ad, const struct mt_ada
                           .trans_b = true,
                           .a = x,
                           .lda = ad->in,
-                          .b = mt_elem(m, w, ad->a.at + t->row * ad->in),
+                          .b = mt_adapter_elem(m, w, ad->a, t->row * ad->in),
                           .ldb = ad->in,
                           .d = d,
                           .ldd = t->rank,
@@ -83,7 +83,7 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
     const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
     int rc = times_a(m, ad, t, a->w, w, t->out, s->wa, err);
     if (!rc)
-        rc = times_a(m, ad, t, a->w, mt_elem(m, a->w, ad->a.at + t->row * ad->in), t->rank, s->gram, err);
+        rc = times_a(m, ad, t, a->w, mt_adapter_elem(m, a->w, ad->a, t->row * ad->in), t->rank, s->gram, err);
     return rc ? rc : mt_op_dora_scale(m->dev,
                                       &(struct mt_dora_scale){
                                           .n = t->out,
@@ -92,8 +92,8 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
                                           .dtype = m->dt,
                                           .s = t->scale,
                                           .w = w,
-                                          .b = mt_elem(m, a->w, t->b.at),
-                                          .magnitude = mt_elem(m, a->w, t->magnitude.at),
+                                          .b = mt_adapter_elem(m, a->w, t->b, 0),
+                                          .magnitude = mt_adapter_elem(m, a->w, t->magnitude, 0),
                                           .wa = s->wa,
                                           .gram = s->gram,
                                           .scale = s->scale + t->col,

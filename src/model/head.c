@@ -237,6 +237,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     if (!in->n_loss)
         return a->dx ? mt_op_zero(m->dev, &(struct mt_zero){a->dx, in->n_tokens * m->wd.c * mt_dtype_size(m->dt)}, err)
                      : 0;
+    m->adapters = a->adapters;
     rows.src = a->x;
     rows.dst = m->h;
     rc = mt_op_gather_rows(m->dev, &rows, err);
@@ -259,6 +260,7 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
     const void *last = mt_elem(m, a->x, (in->n_tokens - 1) * m->wd.c);
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
     mt_model_set_rows(m, a->mb, NULL);
+    m->adapters = a->adapters;
     int rc = mt_norm(m, 1, last, a->w, norm_param(m), m->dh, scratch_of(m).rstd, false, err);
     if (!rc)
         rc = head_logits(m, 1, m->dh, a->table, err);

@@ -93,6 +93,7 @@ struct mt_param {
     size_t at, n;   /* n = 0: the model has none */
     bool trainable; /* any of its tensors is */
     size_t grad;    /* trainable: first element in the unit's FP32 gradient, which holds all its tensors */
+    size_t plane;   /* of an adapter: first element in the planes of what is trained */
     struct mt_adapter *adapter; /* of a linear layer with adapters, else NULL; owned by the layout */
 };
 
@@ -157,6 +158,8 @@ struct mt_unit {
     bool trainable;              /* any of its tensors is */
     size_t wide_file_bytes;      /* in files, of its ranges of kind MT_RANGE_IN_FILE_WIDE */
     bool packed_in_files;        /* it has packed tensors, and all of them are packed in the model's files */
+    bool adapters_alone;         /* all that is trained of it are adapters, not of the embedding's table: they can have
+                                    a buffer of their own, in the order of the trained plane (memory.adapters) */
     bool codes_stay;             /* it runs once a step, has packed tensors and no adapters: in bf16 compute its packed
                                     plane stays in its buffer (model/packing.h) */
 };

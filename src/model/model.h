@@ -86,6 +86,7 @@ size_t mt_model_max_used_rows(const struct mt_model_params *p);
 struct mt_unit_run {
     size_t unit, mb;
     const void *w;
+    const void *adapters; /* its adapters, in the order of the trained plane; NULL: they are in w */
     const void *x; /* input; embed has none */
     void *y;       /* forward: output */
     void *record[MT_N_RECORD_PARTS]; /* forward: receives what backward needs, NULL: not kept; backward: consumed, NULL:
@@ -113,6 +114,7 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
 struct mt_model_head {
     size_t mb;
     const void *w, *table; /* weights of the head; of the unit with the output matrix */
+    const void *adapters;  /* as in mt_unit_run */
     const void *x;
     void *dx;              /* NULL: loss only */
     float *g, *g_table;

@@ -69,6 +69,7 @@ struct mt_model {
      * have as rows, NULL: all */
     size_t first_row;
     const int32_t *rows;
+    const void *adapters;   /* of the running unit, if they are not among its weights */
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
     size_t counts_bytes;
     int32_t *counts;        /* [n_layers, 2 (n_experts + 1)] counts and starts of experts' lists, in host memory */
@@ -147,6 +148,12 @@ static inline void mt_model_set_rows(mt_model *m, size_t mb, const int32_t *rows
 static inline void *mt_elem(const mt_model *m, const void *base, size_t at)
 {
     return (char *)(uintptr_t)base + at * mt_dtype_size(m->dt);
+}
+
+/** Element `at` of a parameter of the running unit's adapters; w: the unit's weights. */
+static inline void *mt_adapter_elem(const mt_model *m, const void *w, struct mt_param p, size_t at)
+{
+    return m->adapters ? mt_elem(m, m->adapters, p.plane + at) : mt_elem(m, w, p.at + at);
 }
 
 /** The activation of dense layers and shared experts; of routed experts. */

@@ -289,6 +289,11 @@ size_t mt_packing_expert_group(const struct mt_layout *l)
     return packed ? MT_MIN(group, (size_t)l->cfg.moe.n_experts) : l->cut.expert_group;
 }
 
+size_t mt_unit_adapter_bytes(const struct mt_unit *u, enum mt_dtype dtype)
+{
+    return mt_align_up(u->n_in_planes[MT_RANGE_TRAINED], MT_JOIN_BLOCK) * mt_dtype_size(dtype);
+}
+
 /* Number of elements from `first` on that fit before their own codes, in whole granules. */
 static size_t piece_at(const struct mt_tensor *t, size_t first, size_t size, size_t landing)
 {

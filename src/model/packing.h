@@ -21,6 +21,8 @@
 /** Bytes of a unit's buffer for weights in `dtype`: its elements, its packed plane before decoding, and the FP32 copy
  * of its f32_tensor. */
 size_t mt_unit_slot_bytes(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
+/** Bytes of a buffer for the unit's trained weights alone, in the order of their plane; of whole join blocks. */
+size_t mt_unit_adapter_bytes(const struct mt_unit *u, enum mt_dtype dtype);
 /** Where the packed plane is loaded to: an offset in that buffer. */
 size_t mt_unit_landing(const struct mt_layout *l, size_t unit, enum mt_dtype dtype);
 /** The FP32 copy of the unit's f32_tensor: an offset in that buffer, after everything else; of whole join blocks. */

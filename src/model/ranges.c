@@ -227,6 +227,8 @@ static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tenso
     }
     r->n = t->first + t->n - r->first;
     t->at = r->at + (t->first - r->first);
+    if (t->adapter && t->first == t->param->at)
+        t->param->plane = t->at;
 }
 
 /* A unit whose tensors are all alike keeps its own order and padding in every plane. */
@@ -236,12 +238,14 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     u->first_range = l->n_ranges;
     u->n_ranges = 0;
     u->wide_file_bytes = 0;
+    u->adapters_alone = u->trainable && u->kind != MT_UNIT_EMBED;
     place_gradients(l, u);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
         t->kind = kind_of(t);
         add_to_range(l, u, t, end[t->kind]);
         end[t->kind] = t->at + t->n;
+        u->adapters_alone &= t->adapter || !t->trainable;
         u->wide_file_bytes += t->kind == MT_RANGE_IN_FILE_WIDE ? t->n * t->file_elem : 0;
     }
     if (u->n_ranges == 1) {

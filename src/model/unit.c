@@ -60,6 +60,7 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
+    m->adapters = r->adapters;
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = prepare(&s[i], err);
@@ -126,6 +127,7 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
+    m->adapters = r->adapters;
     int rc = r->g && r->first ? begin_grad(m, r, err) : 0;
     if (!rc)
         rc = recompute(s, n, err);

@@ -65,6 +65,8 @@ struct mt_engine_params mt_plan_engine_params(const struct mt_plan_request *r, m
     p.max_micro = mt_div_up((size_t)n->rows_per_step, (size_t)n->micro_batch);
     if (p.placement.embedding == MT_EMBEDDING_AUTO)
         p.placement.embedding = MT_EMBEDDING_DEVICE;
+    if (p.placement.adapters == MT_ADAPTERS_AUTO)
+        p.placement.adapters = MT_ADAPTERS_STREAMED;
     uint64_t process = process_bytes(r, p.max_micro * p.max_tokens), host = r->placement.host_budget.bytes;
     p.host_bytes = host - MT_MIN(host, process);
     return p;

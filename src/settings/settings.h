@@ -74,6 +74,11 @@ enum mt_base_home { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
 enum mt_embedding_home { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_HOST };
 #define MT_EMBEDDING_NAMES "auto|device|host"
 
+/** Where adapters' weights are while a step runs. Resident: all on the device, sent once a step. Auto: where the search
+ * finds it faster, else with the weights of their layer, each time these are loaded. */
+enum mt_adapters_home { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RESIDENT };
+#define MT_ADAPTERS_NAMES "auto|streamed|resident"
+
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
 enum mt_pin { MT_PIN_AUTO, MT_PIN_ALL, MT_PIN_STAGING };
 #define MT_PIN_NAMES "auto|all|staging"
@@ -95,6 +100,7 @@ struct mt_placement {
     int64_t offload_layers;      /* with recompute: records offloaded from other layers, in layers; or MT_AUTO */
     int64_t offload_attention;   /* the same for the attention's part, or MT_AUTO: as offload_layers */
     enum mt_embedding_home embedding;
+    enum mt_adapters_home adapters;
     enum mt_states states;
     enum mt_base_home base;
     int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */

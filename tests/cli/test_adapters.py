@@ -13,16 +13,17 @@ from tiny import base, config, losses, megatrain, metrics, planes, read_safetens
 STEPS = 6
 LORA = {"adapter__kind": "lora", "adapter__rank": 6, "adapter__rank_pattern": "v_proj:3, *.layers.1.mlp.*:9",
         "adapter__alpha": 9, "model__init": "weights", "train__learning_rate": "5e-3", "train__steps": STEPS}
+RESIDENT = {"memory__adapters": "resident"}
 PLACEMENTS = {
-    "slots 2": {"memory__slots": 2},
+    "resident": {"memory__slots": 2, **RESIDENT},
     "keep": {"memory__activations": "keep"},
     "recompute": {"memory__activations": "recompute", "memory__slots": 2},
-    "offload": {"memory__activations": "offload"},
-    "halves": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute"},
+    "offload": {"memory__activations": "offload", **RESIDENT},
+    "halves": {"memory__unit": "half", "memory__slots": 2, "memory__activations": "recompute", **RESIDENT},
     "one thread": {"device__cpu_threads": 1},
-    "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1},
+    "eval and save at every step": {"eval__every": 1, "checkpoint__every": 1, **RESIDENT},
     "disk": {"memory__states": "disk"},
-    "disk, halves": {"memory__states": "disk", "memory__unit": "half", "memory__slots": 2},
+    "disk, halves": {"memory__states": "disk", "memory__unit": "half", "memory__slots": 2, **RESIDENT},
 }
 
 #: what PEFT 0.6 to 0.21 write if nobody asked for it, and what says only which modules have adapters
@@ -155,7 +156,7 @@ def check_shared(tmp, data):
         want, out = run(tmp, f"moe {dtype}", model, data, model__dtype=dtype, **over)
         assert want[0][-1][1] < want[0][0][1], want[0]
         assert sum(".shared_expert.up_proj.lora_A" in n for n in want[2]) == 2 and not any(".experts." in n for n in want[2])
-        for name, place in {"groups": {"memory__expert_group": 1, "memory__slots": 2}, "recompute": PLACEMENTS["recompute"],
+        for name, place in {"groups": {"memory__expert_group": 1, "memory__slots": 2, **RESIDENT}, "recompute": PLACEMENTS["recompute"],
                             "halves": {**PLACEMENTS["halves"], "device__cpu_threads": 1}}.items():
             got, _ = run(tmp, f"moe {dtype} {name}", model, data, env={"MEGATRAIN_POISON": "1"}, model__dtype=dtype,
                          **over, **place)
@@ -183,8 +184,8 @@ def check_experts(tmp, unread, data):
         want, out = run(tmp, f"experts {dtype}", model, data, model__dtype=dtype, **over)
         assert want[0][-1][1] < want[0][0][1], want[0]
         assert sum(".experts." in n for n in want[2]) == 2 * 8 * 3 * 2
-        for name, place in {"one": {"memory__expert_group": 1, "memory__slots": 2}, "three": {"memory__expert_group": 3},
-                            "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "memory__expert_group": 2},
+        for name, place in {"one": {"memory__expert_group": 1, "memory__slots": 2, **RESIDENT}, "three": {"memory__expert_group": 3},
+                            "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "memory__expert_group": 2, **RESIDENT},
                             "halves": {**PLACEMENTS["halves"], "device__cpu_threads": 1}}.items():
             got, _ = run(tmp, f"experts {dtype} {name}", model, data, env={"MEGATRAIN_POISON": "1"}, model__dtype=dtype,
                          **over, **place)

@@ -120,7 +120,7 @@ def same_bits(tmp, model, data, names, dtypes=("bf16",), placements=(), **over):
         want, said = run(tmp, model, data, "host", name="host-" + dtype, **keys)
         assert "read in place" not in said
         want = result(want)
-        for i, more in enumerate(({}, *placements)):
+        for i, more in enumerate(({"memory__adapters": "resident"}, *placements)):
             out, said = run(tmp, model, data, "files", name=f"files-{dtype}-{i}", **{**keys, **more})
             assert result(out) == want, (model, dtype, more, "its home changes bits")
             mib = float(re.search(r"Base +([\d.]+) MiB of frozen weights are read in place", said).group(1))
