@@ -141,6 +141,8 @@ static void print_head(const struct plan_view *v)
     printf("Step      %lld tokens: %lld rows of %lld in %zu micro-batches\n", rows * len, rows, len, c->n_micro);
 }
 
+static const char *const adapters_names[] = {"streamed", "resident"};
+
 static void print_choices(const struct plan_view *v)
 {
     const struct mt_plan_choice *c = &v->choice;
@@ -172,6 +174,11 @@ static void print_choices(const struct plan_view *v)
     if (c->placement.embedding == MT_EMBEDDING_HOST)
         printf("  memory.embedding      host       %s\n",
                r->placement.embedding == MT_EMBEDDING_HOST ? "as given" : "its update does not delay the step");
+    if (v->layout->n_adapters)
+        printf("  memory.adapters       %-9s  %s\n", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT],
+               r->placement.adapters != MT_ADAPTERS_AUTO              ? "as given"
+               : c->placement.adapters == MT_ADAPTERS_RESIDENT ? "on the device, sent once a step"
+                                                               : "sent with their layers");
     explain(why, sizeof(why), v, KNOB_SLOTS, r->placement.slots != MT_AUTO);
     printf("  memory.slots          %-9lld  %s\n", (long long)c->placement.slots, why);
     explain(why, sizeof(why), v, KNOB_CHUNK, r->numerics.logits_chunk != MT_AUTO);
@@ -289,6 +296,8 @@ static void add_choice(cJSON *o, const struct plan_view *v)
         cJSON_AddNumberToObject(k, "memory.base_blocks", (double)c->engine.base_blocks);
     cJSON_AddNumberToObject(k, "memory.offload_attention", (double)c->placement.offload_attention);
     cJSON_AddStringToObject(k, "memory.embedding", c->placement.embedding == MT_EMBEDDING_HOST ? "host" : "device");
+    if (v->layout->n_adapters)
+        cJSON_AddStringToObject(k, "memory.adapters", adapters_names[c->placement.adapters == MT_ADAPTERS_RESIDENT]);
     cJSON_AddNumberToObject(k, "memory.slots", (double)c->placement.slots);
     cJSON_AddNumberToObject(k, "memory.logits_chunk", (double)c->numerics.logits_chunk);
     if (c->numerics.logits_piece != MT_AUTO)

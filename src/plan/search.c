@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plan/search.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/mem.h"
@@ -13,6 +14,7 @@ enum {
 };
 #define WORTH_WEARING 1.05 /* a candidate that writes more to drives must be this much faster */
 #define WORTH_GATHERING 1.001 /* gathering on the host must be this much faster */
+#define WORTH_STAYING 1.0002 /* adapters that stay on the device must make a step this much faster */
 #define WORTH_CUTTING 1.01 /* halves must be this much faster: they have twice as many boundaries */
 
 static bool remember(struct mt_search *s, const struct mt_plan_request *r, const struct mt_plan_choice *c)
@@ -331,6 +333,24 @@ static bool wants_memory(const struct mt_plan_choice *c, const struct mt_plan_re
     return in_place || (!all_kept && (gives_up || keeps_fewer));
 }
 
+/* Takes c, which differs in one setting, if it is so many times as fast; consumes c. */
+static void take_better(struct mt_plan_choice *out, struct mt_plan_choice *c, double worth)
+{
+    struct mt_plan_choice *other = c;
+    out->n_searched++;
+    if (c->sim.seconds * worth < out->sim.seconds) {
+        struct mt_plan_choice old = *out;
+        *out = *c;
+        out->tried = old.tried;
+        out->n_tried = old.n_tried;
+        out->n_searched = old.n_searched;
+        out->whole_seconds = old.whole_seconds;
+        old.tried = NULL;
+        *other = old;
+    }
+    mt_plan_choice_finish(other);
+}
+
 /*
  * Gathers the embedding's rows on the host, if that is faster. It takes host memory for the first boundaries where those
  * did not leave the device before: if that is short, a layer's records fewer are offloaded.
@@ -350,18 +370,7 @@ static int try_gathering(struct mt_plan_choice *out, const struct mt_plan_reques
         rc = mt_plan_evaluate(&c, &t, NULL, err);
         if (rc)
             continue;
-        out->n_searched++;
-        bool better = c.engine.program.gather && c.sim.seconds * WORTH_GATHERING < out->sim.seconds;
-        struct mt_plan_choice old = better ? *out : c;
-        if (better) {
-            c.tried = old.tried;
-            c.n_tried = old.n_tried;
-            c.n_searched = old.n_searched;
-            c.whole_seconds = old.whole_seconds;
-            old.tried = NULL;
-            *out = c;
-        }
-        mt_plan_choice_finish(&old);
+        take_better(out, &c, c.engine.program.gather ? WORTH_GATHERING : INFINITY);
     }
     return rc == -ENOSPC ? 0 : rc;
 }
@@ -392,10 +401,27 @@ static int search_cuts(struct mt_plan_choice *out, const struct mt_plan_request 
     return 0;
 }
 
+/* Keeps adapters on the device, if that is faster and the same buffers still fit. */
+static int try_staying(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
+{
+    struct mt_plan_request t = mt_plan_request_as(r, out);
+    struct mt_plan_choice c;
+    if (!r->train || !r->layout->n_adapters || r->placement.adapters != MT_ADAPTERS_AUTO)
+        return 0;
+    t.placement.adapters = MT_ADAPTERS_RESIDENT;
+    int rc = mt_plan_evaluate(&c, &t, NULL, err);
+    if (rc)
+        return rc == -ENOSPC ? 0 : rc;
+    take_better(out, &c, WORTH_STAYING);
+    return 0;
+}
+
 int mt_plan_search(struct mt_plan_choice *out, const struct mt_plan_request *r, struct mt_err *err)
 {
     struct mt_plan_request t = *r;
     t.loading = mt_plan_loading_bytes(r->layout); /* halves have the same tensors */
     int rc = search_cuts(out, &t, err);
-    return rc ? rc : try_gathering(out, &t, err);
+    if (!rc)
+        rc = try_gathering(out, &t, err);
+    return rc ? rc : try_staying(out, &t, err);
 }
