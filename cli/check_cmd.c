@@ -1,10 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
 
+#include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "hf/safetensors.h"
 #include "model/peft.h"
+#include "model/weights.h"
 #include "report.h"
+
+/* Whether the model is the one that the adapters of the checkpoint were trained on; reads all of it. */
+static int check_base(struct cli *cli, const struct mt_setup *s, const char *adapter, struct mt_err *err)
+{
+    struct mt_train_state state = {.step = 0};
+    size_t n = 0;
+    bool known = !mt_checkpoint_read_state(adapter, &state, NULL) && state.frozen && state.frozen->child;
+    bool stored = s->in->cfg->model.init == MT_INIT_WEIGHTS;
+    int rc = !known || !stored ? 0
+                 : mt_weights_verify_base(s->layout, s->in->model_dir, state.frozen, &n, err);
+    mt_train_state_finish(&state);
+    if (rc || cli->quiet)
+        return rc;
+    if (n)
+        printf("Base      %zu tensors of the model are those that the adapters were trained on\n", n);
+    else
+        printf("Base      not compared: %s\n", !stored ? "model.init = random"
+                                              : known ? "the adapters were trained on files of another format"
+                                                      : "PEFT's own files say nothing of the model's bytes");
+    return 0;
+}
 
 int cli_cmd_check(struct cli *cli, const struct cli_args *args)
 {
@@ -34,6 +57,8 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
         cli_print_setup(&setup);
         cli_print_memory(&memory);
     }
+    if (!rc && setup.layout->n_adapters && cli_arg(args, "adapter"))
+        rc = check_base(cli, &setup, cfg->adapter.path, &err);
     if (!rc)
         rc = mt_memory_check(&memory, &err);
     int code = rc ? cli_fail(&err) : 0;

@@ -69,7 +69,7 @@ static const struct cli_option report_options[] = {
     END};
 static const struct cli_option check_options[] = {
     SET,
-    {"adapter", 0, "DIR", "Also check that the adapters of this PEFT folder fit the model."},
+    {"adapter", 0, "DIR", "Also check that the adapters of this PEFT folder fit the model, and that it is the one of their checkpoint: reads all of it."},
     END};
 static const struct cli_option data_options[] = {
     SET,

@@ -312,7 +312,7 @@ static int verify_merged(const struct mt_export *e, struct mt_err *err)
     if (!rc)
         rc = mt_layout_create(&l, cfg, &(struct mt_layout_params){.cut = mt_cut_layer}, err);
     if (!rc)
-        rc = mt_weights_verify_base(l, e->base, s.frozen, err);
+        rc = mt_weights_verify_base(l, e->base, s.frozen, NULL, err);
     mt_layout_destroy(&l);
     free(cfg);
     mt_train_state_finish(&s);

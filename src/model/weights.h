@@ -37,8 +37,10 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err);
 
-/** Compares the tensors of `want` (mt_base_sums, with other_forms) with DIR's files, without loading them. */
-int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, struct mt_err *err);
+/** Compares the tensors of `want` (mt_base_sums, with other_forms) with DIR's files, without loading them; not packed ones
+ * of which the layout does not say so. *n_same: how many were compared; may be NULL. */
+int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
+                           struct mt_err *err);
 /** "BF16", "nf4": the form in which files have the tensor, if it is frozen. */
 const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor *src);
 

@@ -290,16 +290,36 @@ def adapters_are_used_on_their_own_base(tmp, model, data):
     megatrain("run", settings(tmp, base_dir, data, out, **keys))
     adapter, name = f"{out}/checkpoint-1", "model.layers.2.self_attn.o_proj.weight"
     homes = {home: settings(tmp, base_dir, data, f"{out}-{home}", memory__base=home, **keys) for home in ("host", "files")}
+    def check(of, adapter, expect=0):
+        return megatrain("check", settings(tmp, of, data, f"{out}-check", model__freeze=""), "--adapter", adapter, expect=expect)
     def uses(of):
         yield lambda **kw: megatrain("export", "--merge", adapter, f"{out}-merged", "--model", of, **kw)
         for ini in homes.values():
             yield lambda **kw: megatrain("eval", ini, "--adapter", adapter, "--model", of, **kw)
+        yield lambda **kw: check(of, adapter, **kw)
     for use in uses(base_dir):
         assert "not checked" not in use().stderr
     shutil.rmtree(f"{out}-merged")
     for use in uses(wide):
         assert "not checked" in use().stderr
     shutil.rmtree(f"{out}-merged")
+    # check says what it compared, in packed models, too
+    tensors = sum(len(read_safetensors(f)) for f in glob.glob(f"{base_dir}/*.safetensors"))
+    assert f"Base      {tensors} tensors of the model are those" in check(base_dir, adapter).stdout
+    said = check(wide, adapter)
+    assert "not compared" in said.stdout and "not checked" in said.stderr, said
+    megatrain("export", adapter, f"{out}-plain")
+    assert "say nothing" in check(base_dir, f"{out}-plain").stdout
+    for kind in "nf4", "fp8":
+        packed = f"{out}-{kind}"
+        megatrain("export", model, packed, "--base-dtype", kind)
+        megatrain("run", settings(tmp, packed, data, packed + "-out", **keys))
+        said = check(packed, f"{packed}-out/checkpoint-1")
+        assert f"Base      {tensors} tensors" in said.stdout, (tensors, said)
+        path, at = tensor_at(packed, "model.layers.1.mlp.up_proj.weight")
+        turn_a_bit(path, at + 3)
+        said = check(packed, f"{packed}-out/checkpoint-1", expect=3).stderr
+        assert "layers.1.mlp.up_proj" in said and path in said and "checksum" in said, said
     for name in "model.layers.2.self_attn.o_proj.weight", "model.layers.1.mlp.up_proj.weight":
         path, at = tensor_at(base_dir, name)
         turn_a_bit(path, at + 200)
