@@ -7,17 +7,21 @@ test_base_files.py CASE... (a function of this file)
 import bisect
 import glob
 import json
+import mmap
 import os
 import re
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import tempfile
+import time
 
-from test_base import settings, tensor_at, turn_a_bit
+from test_base import cached_bytes, drop_from_cache, io_counters, settings, tensor_at, turn_a_bit
 from test_packed import decode_nf4, e4m3, f32, floats, write_decoded
-from tiny import (FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini, write_model,
-                  write_safetensors)
+from tiny import (BINARY, FULL, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
+                  write_model, write_safetensors)
 
 FIXTURES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "parity")
 DENSE = dict(hidden_size=256, intermediate_size=2304, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -97,18 +101,56 @@ def stored_bytes(model, names):
                if re.search(names, n))
 
 
+def check_writes(out, used):
+    """Nothing but what is in the run's folder was written: of the base, only names and sums are there (cli/adapters)."""
+    kept = sum(os.path.getsize(f) for f in glob.glob(f"{out}/**/*", recursive=True) if os.path.isfile(f) and not os.path.islink(f))
+    assert max(used["wchar"], used["write_bytes"]) < kept + (1 << 20), (used, kept)
+
+
 def run(tmp, model, data, home, *args, name="out", expect=0, **over):
     out = os.path.join(tmp, name)
     if "--resume" not in args:
         shutil.rmtree(out, ignore_errors=True)
     keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, train__learning_rate="1e-2", memory__device_budget="128MiB", **over)
     ini = settings(tmp, model, data, out, memory__base=home, **keys)
-    return out, megatrain("run", ini, *args, expect=expect, env={"MEGATRAIN_POISON": "1"}).stderr
+    before = io_counters()
+    said = megatrain("run", ini, *args, expect=expect, env={"MEGATRAIN_POISON": "1"}).stderr
+    if home == "files" and not expect:
+        check_writes(out, {k: v - before[k] for k, v in io_counters().items()})
+    return out, said
 
 
 def result(out):
     folder = f"{out}/checkpoint-3"
     return losses(out), planes(folder), read_safetensors(f"{folder}/adapter_model.safetensors")
+
+
+def steps_leave_the_page_cache_alone(tmp, model, data, **keys):
+    """Once small tensors have been loaded, with what the system reads ahead of them."""
+    files, out = glob.glob(f"{model}/*.safetensors"), os.path.join(tmp, "cached")
+    shutil.rmtree(out, ignore_errors=True)
+    ini = settings(tmp, model, data, out, **{**keys, "memory__base": "files", "train__steps": 100000})
+    p = subprocess.Popen([BINARY, "run", ini, "--no-save"], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for_steps(out, p, 2)
+        if not all([drop_from_cache(f) for f in files]):
+            print("   (no direct I/O here: the page cache was not looked at)")
+            return
+        wait_for_steps(out, p, len(losses(out)) + 3)
+        cached = sum(cached_bytes(f) for f in files)
+        assert cached == 0, (model, cached)
+    finally:
+        p.kill()
+        p.wait()
+
+
+def wait_for_steps(out, p, n):
+    until = time.time() + 120
+    while p.poll() is None and time.time() < until:
+        if os.path.exists(f"{out}/metrics.jsonl") and len(losses(out)) >= n:
+            return
+        time.sleep(0.05)
+    raise AssertionError((p.poll(), p.communicate()))
 
 
 def same_bits(tmp, model, data, names, dtypes=("bf16",), placements=(), **over):
@@ -130,6 +172,8 @@ def same_bits(tmp, model, data, names, dtypes=("bf16",), placements=(), **over):
             # nor is any of it in host memory: the row of a kind that is in files is that of what is small
             rows = re.findall(r"^  host +(frozen weights[^ ]*(?: \([^)]*\))?) +([\d.]+ \S+)", said, re.M)
             assert all("small" in r[0] for r in rows), rows
+    steps_leave_the_page_cache_alone(tmp, model, data, model__freeze="", adapter__kind="lora", adapter__rank=4,
+                                     memory__device_budget="128MiB", **keys)
     # half of the steps from one home, half from the other: the sums in the checkpoint are the same
     whole = losses(os.path.join(tmp, "files-%s-0" % dtype)), result(os.path.join(tmp, "files-%s-0" % dtype))[1]
     for i, (first, then) in enumerate((("files", "host"), ("host", "files"))):
@@ -282,6 +326,106 @@ def other_programs_fp8(tmp):
     assert read_safetensors(f"{out}-again/model.safetensors") == packed
     refused = megatrain("export", "--merge", f"{tmp}/out/checkpoint-3", f"{tmp}/merged", expect=2).stderr
     assert "is packed, and packing it again would lose" in refused, refused
+
+
+def elsewhere(tmp):
+    """A matrix whose codes and scales lie in files on two file systems, one of them perhaps without direct I/O."""
+    model, data = make(tmp, "dense", config("qwen3", **DENSE))
+    packed, memory = os.path.join(tmp, "nf4"), "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    shared = tempfile.mkdtemp(prefix="mt-base-files-", dir=memory)
+    try:
+        megatrain("export", model, packed, "--base-dtype", "nf4")
+        shutil.rmtree(f"{packed}/megatrain", ignore_errors=True)
+        tensors = {n: v for f in glob.glob(f"{packed}/*.safetensors") for n, v in read_safetensors(f).items()}
+        for f in glob.glob(f"{packed}/*.safetensors"):
+            os.remove(f)
+        where = {n: f"model-0000{1 + n.endswith('map') + 2 * ('.weight.' in n)}-of-00004.safetensors" for n in tensors}
+        for file in set(where.values()):
+            moved = shared if file[9] == "3" else packed
+            write_safetensors(f"{moved}/{file}", {n: v for n, v in tensors.items() if where[n] == file})
+            if moved == shared:
+                os.symlink(f"{shared}/{file}", f"{packed}/{file}")
+        with open(f"{packed}/model.safetensors.index.json", "w") as f:
+            json.dump({"weight_map": where}, f)
+        every_home(tmp, packed, data)
+        for i, there in enumerate((True, False)):  # files of plain weights, too
+            if not there:
+                shutil.copytree(model, f"{shared}/whole")
+            of = packed if there else f"{shared}/whole"
+            said = run(tmp, of, data, "files", name=f"told-{i}")[1]
+            told = "no direct I/O; using the page cache" in said
+            assert told == ("through the page cache" in said) == (not reads_directly(shared)), said
+            assert not told or f"{shared}/" in said or f"{packed}/model-00003" in said, said
+    finally:
+        shutil.rmtree(shared)
+
+
+def reads_directly(folder):
+    path = os.path.join(folder, "probe")
+    with open(path, "wb") as f:
+        f.write(bytes(8192))
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        os.preadv(fd, [mmap.mmap(-1, 4096)], 0)
+        os.close(fd)
+    except OSError:
+        return False
+    finally:
+        os.remove(path)
+    return True
+
+
+def files_that_change(tmp):
+    """Of a run: cut off, emptied, written anew, or replaced, as a download does. The checkpoint is good, the message clear."""
+    model, data = make(tmp, "dense", config("qwen3", **DENSE))
+    name = "model.layers.1.mlp.up_proj.weight"
+    keys = dict(model__freeze="", adapter__kind="lora", adapter__rank=4, memory__base="files", train__steps=100000,
+                checkpoint__every=1, checkpoint__keep=3, log__every=1)
+    def begin(case):
+        copy, out = os.path.join(tmp, case), os.path.join(tmp, f"{case}-out")
+        shutil.copytree(model, copy)
+        ini = settings(tmp, copy, data, out, **keys)
+        return copy, out, ini, tensor_at(copy, name)[0]
+    def write_anew(path):
+        with open(path, "r+b") as f:  # the same file
+            n, = struct.unpack("<Q", f.read(8))
+            f.seek(8 + n)
+            f.write(bytes(os.path.getsize(path) - 8 - n))
+    changes = {"shorter": lambda path: os.truncate(path, os.path.getsize(path) // 2), "empty": lambda path: os.truncate(path, 0),
+               "anew": write_anew}
+    for case, change in changes.items():
+        copy, out, ini, path = begin(case)
+        p = subprocess.Popen([BINARY, "run", ini], stderr=subprocess.PIPE, text=True)
+        try:
+            wait_for_steps(out, p, 3)
+            change(path)
+            said = p.communicate(timeout=120)[1]
+        finally:
+            p.kill()
+        words = "has changed" if case == "anew" else "has become shorter"
+        assert p.returncode == 3 and words in said and f"{copy}/" in said, (case, p.returncode, said[-1500:])
+        last = f"{out}/{os.readlink(f'{out}/latest')}"
+        megatrain("verify", last)
+        said = megatrain("run", ini, "--resume", expect=3).stderr
+        assert os.path.basename(path) in said, said  # as long as the file is wrong
+        shutil.copy(os.path.join(model, os.path.basename(path)), path)
+        megatrain("run", ini, "--resume", "--max-steps", int(last.rsplit("-")[-1]) + 1)
+    # replaced: what is open stays as it was, and so does the run; another one does not go on with other weights
+    copy, out, ini, path = begin("replaced")
+    p = subprocess.Popen([BINARY, "run", ini], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for_steps(out, p, 3)
+        shutil.copy(path, path + ".new")
+        turn_a_bit(path + ".new", tensor_at(copy, name)[1] + 99)
+        os.replace(path + ".new", path)
+        wait_for_steps(out, p, len(losses(out)) + 3)
+        p.send_signal(signal.SIGINT)
+        said = p.communicate(timeout=120)[1]
+    finally:
+        p.kill()
+    assert "checksum" not in said and "Traceback" not in said, said[-1500:]
+    said = megatrain("run", ini, "--resume", expect=3).stderr
+    assert name in said and path in said and "checksum" in said, said
 
 
 if __name__ == "__main__":
