@@ -38,6 +38,7 @@ static const struct variable {
     {"NO_COLOR", "no colour, unless --color says otherwise"},
     {"TERM", "dumb: no colour and no progress line"},
     {"COLUMNS", "width of the progress line"},
+    {"CUDA_VISIBLE_DEVICES", "the GPUs that CUDA sees, read here for a message alone where it sees none"},
 }, test_variables[] = {
     {"MEGATRAIN_CPU_GEMM", "matrix products of the cpu device: plain, avx2, avx512 or bf16"},
     {"MEGATRAIN_ADAM_ISA", "the optimizer's loop: scalar, avx2 or avx512; all give the same bits"},

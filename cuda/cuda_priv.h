@@ -47,7 +47,7 @@ int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, 
     __attribute__((format(printf, 4, 5)));
 /** Makes an error sticky; returns its code. */
 int mt_cuda_stick(struct mt_cuda_device *d, const struct mt_err *error);
-/** "cudaErrorNoDevice: no CUDA-capable device is detected" into buf; returns buf. */
+/** "cudaErrorNoDevice: no CUDA-capable device is detected" into buf, for some errors with what to do; returns buf. */
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc);
 
 /* --- memory.c: device memory ------------------------------------------------------------------- */

@@ -11,9 +11,31 @@
 #include "kind.h"
 #include "workspace.h"
 
+/* Errors of machines rather than of this program, whose texts do not say what to do. */
+static const struct {
+    cudaError_t rc;
+    const char *mend;
+} mends[] = {
+    {cudaErrorStubLibrary, "take the toolkit's folder `stubs` off LD_LIBRARY_PATH"},
+    {cudaErrorDevicesUnavailable, "another program has the GPU for itself"},
+    {cudaErrorInvalidDeviceFunction, "this build has no code for the GPU: build with -Dgpu-archs"},
+    {cudaErrorNoKernelImageForDevice, "this build has no code for the GPU: build with -Dgpu-archs"},
+    {cudaErrorUnsupportedPtxVersion, "this build has no code for the GPU but what a newer driver could compile: update "
+                                     "the driver, or build with -Dgpu-archs"},
+    {cudaErrorSystemNotReady, "start the service nvidia-fabricmanager, which GPUs behind NVSwitch need"},
+    {cudaErrorSystemDriverMismatch, "libcuda and the driver in the kernel are of different versions: reboot after an update"},
+    {cudaErrorCompatNotSupportedOnDevice, "this GPU cannot use the libcuda of a newer driver: take the folder `compat` off "
+                                          "LD_LIBRARY_PATH"},
+};
+
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
 {
-    snprintf(buf, len, "%s: %s", cudaGetErrorName(rc), cudaGetErrorString(rc));
+    const char *mend = NULL;
+    for (size_t i = 0; i < MT_ARRAY_LEN(mends); i++)
+        if (mends[i].rc == rc)
+            mend = mends[i].mend;
+    snprintf(buf, len, "%s: %s%s%s%s", cudaGetErrorName(rc), cudaGetErrorString(rc), mend ? " (" : "", mend ? mend : "",
+             mend ? ")" : "");
     return buf;
 }
 
@@ -43,7 +65,7 @@ int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, 
     if (rc == cudaSuccess)
         return 0;
     struct mt_err e;
-    char what[400], text[200];
+    char what[400], text[300];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(what, sizeof(what), fmt, ap);
@@ -139,7 +161,8 @@ enum { MIN_SM = 80 };
 static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
 {
     int driver = 0, ours = 0;
-    char text[200];
+    char text[300];
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     (void)cudaGetLastError();
     bool known = cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&ours) == cudaSuccess;
     if (known && driver == 0)
@@ -147,8 +170,12 @@ static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
                        "install it, or set device.kind = cpu");
     if (known && rc == cudaErrorInsufficientDriver)
         return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: the NVIDIA driver supports CUDA %d.%d and older, "
-                       "this program was built with CUDA %d.%d: update the driver, or build with an older CUDA toolkit",
+                       "this program was built with CUDA %d.%d: update the driver, or build with an older CUDA toolkit; on a "
+                       "data-center GPU the package cuda-compat of the newer version will do, too",
                        driver / 1000, driver / 10 % 100, ours / 1000, ours / 10 % 100);
+    if (rc == cudaErrorNoDevice && visible)
+        return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: CUDA_VISIBLE_DEVICES=%.60s hides all of them; change "
+                       "that, or set device.kind = cpu", visible);
     return mt_fail(err, MT_ERR_DEVICE, -ENODEV, "no GPU can be used: %s; fix that, or set device.kind = cpu",
                    mt_cuda_error_text(text, sizeof(text), rc));
 }
@@ -156,7 +183,7 @@ static int fail_no_gpu(cudaError_t rc, struct mt_err *err)
 static int find_gpu(int index, struct cudaDeviceProp *prop, struct mt_err *err)
 {
     int n = 0;
-    char text[200];
+    char text[300];
     cudaError_t rc = cudaGetDeviceCount(&n);
     if (rc != cudaSuccess)
         return fail_no_gpu(rc, err);

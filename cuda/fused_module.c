@@ -10,13 +10,29 @@
 
 typedef const struct mt_fused_engine *(*engine_fn)(void);
 
-/* Whether the program runs in its build folder; then it uses the module there, not an older installed one. */
-static bool runs_in_build(void)
+#define IN_BUILD "cuda/megatrain-cudnn.so"
+
+/*
+ * The module of the build folder that the program runs in, wherever that folder is now: a build may be carried to
+ * another machine. Programs are one folder (cli) or two (tests/device) below it. False: it runs elsewhere.
+ */
+static bool module_of_build(char *path, size_t len)
 {
-    char exe[4096];
-    ssize_t n = readlink("/proc/self/exe", exe, sizeof(exe));
-    size_t root = strlen(MT_CUDNN_MODULE_BUILT) - strlen("cuda/megatrain-cudnn.so");
-    return n > (ssize_t)root && !memcmp(exe, MT_CUDNN_MODULE_BUILT, root);
+    ssize_t n = readlink("/proc/self/exe", path, len - sizeof(IN_BUILD));
+    path[n > 0 ? n : 0] = 0;
+    for (int up = 0; up < 3; up++) {
+        char *slash = strrchr(path, '/');
+        if (!slash)
+            return false;
+        slash[1] = 0;
+        if (up > 0) {
+            memcpy(slash + 1, IN_BUILD, sizeof(IN_BUILD));
+            if (!access(path, R_OK))
+                return true;
+        }
+        *slash = 0;
+    }
+    return false;
 }
 
 bool mt_cuda_fused_built(void)
@@ -26,9 +42,10 @@ bool mt_cuda_fused_built(void)
 
 const struct mt_fused_engine *mt_cuda_fused_engine(char *why, size_t why_len)
 {
-    bool build = runs_in_build();
+    char built[4096];
+    bool build = module_of_build(built, sizeof(built)); /* not an older installed one */
     /* never closed, like CUDA's libraries */
-    void *lib = dlopen(build ? MT_CUDNN_MODULE_BUILT : MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
+    void *lib = dlopen(build ? built : MT_CUDNN_MODULE_INSTALLED, RTLD_NOW | RTLD_LOCAL);
     if (!lib) { /* reports why this place failed: the other place is often empty */
         snprintf(why, why_len, "%s", dlerror());
         lib = dlopen(build ? MT_CUDNN_MODULE_INSTALLED : MT_CUDNN_MODULE_BUILT, RTLD_NOW | RTLD_LOCAL);

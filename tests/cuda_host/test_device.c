@@ -360,6 +360,47 @@ static void an_old_driver_is_named(void **state)
     assert_int_equal(rc, -ENODEV);
     assert_non_null(strstr(err.msg, "the NVIDIA driver supports CUDA 12.4"));
     assert_non_null(strstr(err.msg, "update the driver"));
+    assert_non_null(strstr(err.msg, "cuda-compat"));
+}
+
+/* What a machine lacks is said with what to do, as CUDA's texts are not. */
+static void errors_of_machines_come_with_what_to_do(void **state)
+{
+    static const struct {
+        const char *error, *says;
+    } cases[] = {{"34", "stubs"},     {"46", "has the GPU for itself"}, {"802", "nvidia-fabricmanager"},
+                 {"803", "reboot"},   {"804", "compat"},                {"999", "unknown error; fix that"}};
+    mt_device *none = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        setenv("MT_EMU_ERROR", cases[i].error, 1);
+        assert_int_equal(mt_device_create(&none, &p, &err), -ENODEV);
+        if (!strstr(err.msg, cases[i].says))
+            fail_msg("%s: %s", cases[i].error, err.msg);
+    }
+    setenv("MT_EMU_ERROR", "100", 1); /* cudaErrorNoDevice */
+    setenv("CUDA_VISIBLE_DEVICES", "7", 1);
+    assert_int_equal(mt_device_create(&none, &p, &err), -ENODEV);
+    assert_non_null(strstr(err.msg, "CUDA_VISIBLE_DEVICES=7 hides"));
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    unsetenv("MT_EMU_ERROR");
+}
+
+/* As the first launch of a build for other GPUs. */
+static void a_build_without_code_for_the_gpu_says_so(void **state)
+{
+    struct mt_err err = {0};
+    float *x = NULL;
+    mt_device *dev = open_device(40 * MIB);
+    (void)state;
+    assert_int_equal(mt_device_alloc(dev, 1024, "x", (void **)&x, &err), 0);
+    setenv("MT_EMU_LAUNCH_ERROR", "209", 1);
+    assert_int_equal(mt_op_add(dev, &(struct mt_add){.n = 64, .dtype = MT_F32, .a = x, .b = x, .out = x + 64}, &err), -EIO);
+    unsetenv("MT_EMU_LAUNCH_ERROR");
+    assert_non_null(strstr(err.msg, "-Dgpu-archs"));
+    mt_device_destroy(&dev);
 }
 
 static char warned[1024];
@@ -706,6 +747,8 @@ int main(void)
         cmocka_unit_test(copies_between_host_and_host_are_refused),
         cmocka_unit_test(the_name_tells_which_attention_runs),
         cmocka_unit_test(an_old_driver_is_named),
+        cmocka_unit_test(errors_of_machines_come_with_what_to_do),
+        cmocka_unit_test(a_build_without_code_for_the_gpu_says_so),
         cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
         cmocka_unit_test(an_engine_that_does_wrong_is_found_at_once),
         cmocka_unit_test(what_was_found_is_not_looked_for_again),

@@ -2,8 +2,8 @@
 """scripts/gpu-check from its first line to its report, on the emulated device: with programs on PATH that
 answer as NVIDIA's do, and nothing else on it.
 
-test_gpu_check.py CONFORMANCE KERNELS PEAK, with MEGATRAIN naming the emulated binary; the others are the
-emulated conformance suite and the benchmarks.
+test_gpu_check.py CONFORMANCE KERNELS PEAK DRIVER, with MEGATRAIN naming the emulated binary; the others are the
+emulated conformance suite, the benchmarks, and a library that answers as a driver's does.
 """
 import json
 import os
@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 CHECK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "gpu-check")
-conformance, kernels, peak = map(os.path.abspath, sys.argv[1:])
+conformance, kernels, peak, driver = map(os.path.abspath, sys.argv[1:])
 SMI = '#!/bin/sh\necho "Emulated, with a comma, 580.1, 2048, 9.0"\n'
 SANITIZER = """#!/bin/sh
 while case $1 in --*) true ;; *) false ;; esac; do
@@ -33,8 +33,8 @@ def write_program(path, text):
     os.chmod(path, 0o755)
 
 
-def gpu_check(tmp, *args, expect=0):
-    env = {"PATH": os.path.join(tmp, "bin") + ":/usr/bin:/bin", "HOME": tmp, "MT_EMU_MEMORY": "2G"}
+def gpu_check(tmp, *args, expect=0, **more):
+    env = {**more, "PATH": os.path.join(tmp, "bin") + ":/usr/bin:/bin", "HOME": tmp, "MT_EMU_MEMORY": "2G"}
     p = subprocess.run([sys.executable, CHECK, "--out", os.path.join(tmp, "report"), *args], capture_output=True,
                        text=True, env=env, timeout=280)
     assert p.returncode == expect, f"exit {p.returncode}\n{p.stdout}{p.stderr}"
@@ -57,7 +57,13 @@ def statuses(tmp):
 
 with tempfile.TemporaryDirectory() as tmp:
     build = os.path.join(tmp, "build")
-    gpu_check(tmp, "--build", build, expect=77)  # no nvidia-smi yet
+    gpu_check(tmp, "--build", build, expect=77)  # neither nvidia-smi nor a driver yet
+    os.mkdir(os.path.join(tmp, "lib"))
+    os.symlink(driver, os.path.join(tmp, "lib", "libcuda.so.1"))
+    gpu_check(tmp, "--build", build, "parity", expect=1, LD_LIBRARY_PATH=os.path.join(tmp, "lib"))
+    machine = report(tmp)["machine"]
+    assert [machine[k] for k in ("gpu", "driver", "gpu_memory_mib", "capability")] == \
+        ["GPU of a driver alone", "of CUDA 13.0", 3072, "121"], machine
     write_program(os.path.join(tmp, "bin", "nvidia-smi"), SMI)
     write_program(os.path.join(tmp, "bin", "compute-sanitizer"), SANITIZER)
     gpu_check(tmp, "--build", build, "parity", expect=1)  # no build either

@@ -19,7 +19,9 @@ static int driver_version(void)
 
 static cudaError_t result(cudaError_t e)
 {
-    return mt_emu_result(mt_emu_settings()->no_device  ? cudaErrorNoDevice
+    const char *broken = getenv("MT_EMU_ERROR");
+    return mt_emu_result(broken                        ? (cudaError_t)atoi(broken)
+                         : mt_emu_settings()->no_device ? cudaErrorNoDevice
                          : driver_version() < VERSION ? cudaErrorInsufficientDriver
                                                       : e);
 }
@@ -214,7 +216,10 @@ cudaError_t mt_emu_launch(const struct mt_emu_launch *l)
     struct mt_emu_dim g = l->grid, b = l->block;
     uint64_t threads = (uint64_t)b.x * b.y * b.z;
     cudaError_t e = cudaSuccess;
-    if (!g.x || !g.y || !g.z || !threads || threads > MT_EMU_MAX_THREADS || b.z > 64 ||
+    const char *broken = getenv("MT_EMU_LAUNCH_ERROR");
+    if (broken) {
+        e = (cudaError_t)atoi(broken);
+    } else if (!g.x || !g.y || !g.z || !threads || threads > MT_EMU_MAX_THREADS || b.z > 64 ||
         g.x > 2147483647 || g.y > 65535 || g.z > 65535) {
         mt_emu_complain("kernel %s: a grid of (%u, %u, %u) blocks of (%u, %u, %u) threads is not possible",
                         l->name, g.x, g.y, g.z, b.x, b.y, b.z);

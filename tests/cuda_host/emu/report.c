@@ -157,10 +157,12 @@ static const struct {
     E(cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy"),
     E(cudaErrorStubLibrary, "CUDA driver is a stub library"),
     E(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
+    E(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
     E(cudaErrorInvalidDeviceFunction, "invalid device function"),
     E(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     E(cudaErrorInvalidDevice, "invalid device ordinal"),
     E(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
+    E(cudaErrorUnsupportedPtxVersion, "the provided PTX was compiled with an unsupported toolchain."),
     E(cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS"),
     E(cudaErrorInvalidResourceHandle, "invalid resource handle"),
     E(cudaErrorNotReady, "device not ready"),
@@ -171,6 +173,9 @@ static const struct {
     E(cudaErrorLaunchFailure, "unspecified launch failure"),
     E(cudaErrorNotPermitted, "operation not permitted"),
     E(cudaErrorNotSupported, "operation not supported"),
+    E(cudaErrorSystemNotReady, "system not yet initialized"),
+    E(cudaErrorSystemDriverMismatch, "system has unsupported display driver / cuda driver combination"),
+    E(cudaErrorCompatNotSupportedOnDevice, "forward compatibility was attempted on non supported HW"),
     E(cudaErrorUnknown, "unknown error"),
 #undef E
 };
