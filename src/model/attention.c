@@ -5,7 +5,9 @@
  *   h = norm(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + o Wo
  *
  * The record keeps what is expensive to recompute (qkv, o, statistics); backward recomputes the norm's output, a
- * cheap pass.
+ * cheap pass. With QK-norm it also keeps the q and k of attention, which a pass over qkv could make again, for 12%
+ * fewer bytes of a layer's record. By the simulator that costs Qwen3's 8B and 32B 0.1 to 0.3% of a step, and gains
+ * nothing: where memory or the link is short, attention's records are those that are recomputed anyway.
  */
 #include <math.h>
 
