@@ -273,6 +273,12 @@ static int add_link_use(struct mt_report *r, const struct mt_run_data *d, struct
     return rc;
 }
 
+/* A size in bytes that a file of others may claim. */
+static bool is_size(double bytes)
+{
+    return bytes >= 0 && bytes < 0x1p63;
+}
+
 static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct mt_err *err)
 {
     static const char *const tiers[] = {"device", "host", "nvme", "disk"};
@@ -285,13 +291,14 @@ static int add_memory(struct mt_report *r, const struct mt_run_data *d, struct m
         cJSON_ArrayForEach(row, mt_json_get(d->info, "memory"))
         {
             const cJSON *tier = mt_json_get(row, "tier"), *use = mt_json_get(row, "use");
-            if (cJSON_IsString(tier) && cJSON_IsString(use) && !strcmp(tier->valuestring, tiers[t]) &&
+            double size = number(row, "bytes");
+            if (cJSON_IsString(tier) && cJSON_IsString(use) && !strcmp(tier->valuestring, tiers[t]) && is_size(size) &&
                 k < MAX_PARTS)
-                parts[t][k++] = (struct mt_bar_part){use->valuestring, number(row, "bytes")};
+                parts[t][k++] = (struct mt_bar_part){use->valuestring, size};
         }
         if (k)
             bars[n++] = (struct mt_bar){.name = tiers[t], .parts = parts[t], .n_parts = k};
-        if (k && !t && isfinite(number(d->info, "device_budget")))
+        if (k && !t && is_size(number(d->info, "device_budget")))
             bars[n - 1].limit = number(d->info, "device_budget");
     }
     if (!n)

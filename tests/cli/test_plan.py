@@ -444,6 +444,20 @@ def a_report_is_one_page_of_sound_pictures(tmp, run, bench):
     assert "neither" in megatrain("report", os.path.join(tmp, "svg"), expect=3).stderr
 
 
+def sizes_in_a_report_are_sizes(tmp, run):
+    odd = os.path.join(tmp, "odd-sizes")
+    shutil.copytree(run, odd)
+    told = json.load(open(os.path.join(odd, "run.json")))
+    told["memory"] = [{"tier": "host", "use": f"row {i}", **more} for i, more in enumerate(
+        ({"bytes": 100}, {}, {"bytes": 1e300}, {"bytes": -1}, {"bytes": "many"}))]
+    with open(os.path.join(odd, "run.json"), "w") as out:
+        json.dump(told, out)
+    html = os.path.join(tmp, "odd-sizes.html")
+    megatrain("-q", "report", odd, "--html", html)
+    drawn = re.findall(r"row [0-9]: [^<]*", open(html).read())
+    assert drawn == ["row 0: 100 B"], drawn
+
+
 def text_in_a_report_is_escaped(tmp, run):
     odd = os.path.join(tmp, "a<b>&\"c")
     os.makedirs(odd)
@@ -480,6 +494,7 @@ def main():
         a_crash_is_a_row(tmp, model, data, env)
         a_sweep_of_relative_paths_runs_from_any_folder(tmp, model, data, env)
         a_report_is_one_page_of_sound_pictures(tmp, run, bench)
+        sizes_in_a_report_are_sizes(tmp, run)
         text_in_a_report_is_escaped(tmp, run)
 
 
