@@ -59,6 +59,7 @@ put("ini", "include", "include = other.ini\n[train]\nsteps = 3\n\0[model]\npath 
 put("ini", "itself", "include = first.ini\n[model]\npath = m\n")
 for path in glob.glob(os.path.join(ROOT, "configs/machines/*.ini")):
     put("machine", os.path.basename(path), open(path, "rb").read())
+put("machine", "names", "[machine]\nname = \" a card; in quotes \"\ngpu = a \"card\";two\nfingerprint = \"; a\"\n")
 put("machine", "measured", "[compute]\nbf16_tflops = 100 ; measured\n[host]\ndram_gbs = 50\nadam_ns_4 = 0.3\n")
 STATE = {"version": 1, "step": "4", "updates": "4", "skips": "0", "skips_in_row": "0", "tokens": "9", "loss_tokens": "9",
          "steps_per_epoch": "4", "total_steps": "8", "data_hash": "77", "best_step": "2", "bad_evals": "0", "seconds": 1.5,
@@ -78,7 +79,8 @@ put("dataset_info", "some", json.dumps({"a": {"file_name": "a.json", "columns": 
                                         "d": {"file_name": "d", "formatting": "sharegpt", "tags": {"role_tag": "from"}},
                                         "hub": {"hf_hub_url": "x/y"}}))
 RUN = {"name": "a run", "model": "m", "config": "[train]\nsteps = 2\n", "device": "cpu", "memory": [
-    {"tier": "host", "use": "planes", "bytes": 100}]}
+    {"tier": "host", "use": "planes", "bytes": 100}, {"tier": "host", "use": "no bytes"},
+    {"tier": "host", "use": "too many", "bytes": 1e300}, {"tier": "host", "use": "too few", "bytes": -1}]}
 ROWS = [{"hash": "0", "job": "j", "axes": {"a.b": "1", "c": "x"}, "status": "ok", "tok_s": 5, "predicted": 4},
         {"job": "k", "axes": {"a.b": "2", "c": "x"}, "status": "no fit"}]
 TRACE = {"traceEvents": [{"name": "adam", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 3, "args": {"unit": "layer 0"}},

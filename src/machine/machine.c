@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/machine.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -59,6 +60,14 @@ static bool parse_rate(struct mt_rate *r, const char *text)
     return true;
 }
 
+static int take_text(struct reader *r, char *out, size_t len, const char *key, const char *value, struct mt_err *err)
+{
+    if (strlen(value) >= len)
+        return bad(r, err, "machine.%s has more than %zu bytes", key, len - 1);
+    memcpy(out, value, strlen(value) + 1);
+    return 0;
+}
+
 static int read_machine_key(struct reader *r, const char *key, const char *value, struct mt_err *err)
 {
     const struct mt_device_kind *kind;
@@ -66,11 +75,11 @@ static int read_machine_key(struct reader *r, const char *key, const char *value
     if (!strcmp(key, "version")) {
         r->version = atoi(value);
     } else if (!strcmp(key, "name")) {
-        snprintf(m->name, sizeof(m->name), "%s", value);
+        return take_text(r, m->name, sizeof(m->name), key, value, err);
     } else if (!strcmp(key, "gpu")) {
-        snprintf(m->gpu, sizeof(m->gpu), "%s", value);
+        return take_text(r, m->gpu, sizeof(m->gpu), key, value, err);
     } else if (!strcmp(key, "fingerprint")) {
-        snprintf(m->fingerprint, sizeof(m->fingerprint), "%s", value);
+        return take_text(r, m->fingerprint, sizeof(m->fingerprint), key, value, err);
     } else if (!strcmp(key, "kind")) {
         kind = mt_device_kind(value);
         if (!kind)
@@ -204,15 +213,25 @@ static const char *source_name(enum mt_rate_source s)
     return s == MT_RATE_MEASURED ? "measured" : "rated";
 }
 
+/* In quotes if it would be read as something else without. */
+static void print_text(struct mt_str *out, const char *key, const char *text)
+{
+    size_t n = strlen(text);
+    bool blank = n && (isspace((unsigned char)text[0]) || isspace((unsigned char)text[n - 1]));
+    const char *quote = (blank || strchr(text, ';')) && !strchr(text, '"') ? "\"" : "";
+    mt_str_printf(out, "%s = %s%s%s\n", key, quote, text, quote);
+}
+
 void mt_machine_print(const struct mt_machine *m, struct mt_str *out)
 {
     const char *section = "";
-    mt_str_printf(out, "[machine]\nversion = %d\nname = %s\nkind = %s\n", MT_MACHINE_VERSION, m->name,
-                  mt_machine_device_kind(m));
+    mt_str_printf(out, "[machine]\nversion = %d\n", MT_MACHINE_VERSION);
+    print_text(out, "name", m->name);
+    mt_str_printf(out, "kind = %s\n", mt_machine_device_kind(m));
     if (m->gpu[0])
-        mt_str_printf(out, "gpu = %s\n", m->gpu);
+        print_text(out, "gpu", m->gpu);
     if (m->fingerprint[0])
-        mt_str_printf(out, "fingerprint = %s\n", m->fingerprint);
+        print_text(out, "fingerprint", m->fingerprint);
     for (int i = 0; i < MT_N_RATES; i++) {
         if (m->rate[i].source == MT_RATE_NONE)
             continue;

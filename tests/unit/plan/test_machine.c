@@ -59,6 +59,28 @@ static void a_profile_reads_back_as_it_was_written(void **state)
     mt_machine_finish(&b);
 }
 
+/* Also where a blank or a semicolon would be taken for the end of the value. */
+static void names_read_back_as_they_were_written(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"\" a card\"", "\"a card; the second\"", "\"; card\"", "a card;the second", "a \"card\";two"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        struct mt_machine a, b;
+        struct mt_err err = {0};
+        struct mt_str text = {0};
+        char ini[1000];
+        snprintf(ini, sizeof(ini), "[machine]\nversion = 1\nname = %s\n%s", names[i], strstr(good, "kind"));
+        if (read_text(&a, ini, &err))
+            fail_msg("%s", err.msg);
+        mt_machine_print(&a, &text);
+        assert_int_equal(read_text(&b, text.p, &err), 0);
+        assert_string_equal(a.name, b.name);
+        mt_str_finish(&text);
+        mt_machine_finish(&a);
+        mt_machine_finish(&b);
+    }
+}
+
 static void every_bad_line_is_named(void **state)
 {
     (void)state;
@@ -69,6 +91,7 @@ static void every_bad_line_is_named(void **state)
                {"[host]\ncores = -1 rated\n", "rated or measured"},
                {"[link]\nspeed = 3 rated\n", "link.speed"},
                {"[machine]\nkind = tpu\n", "cpu or cuda"},
+               {"[machine]\ngpu = 0123456789012345678901234567890123456789012345678901234567890123\n", "more than 63 bytes"},
                {"[adam]\nzero = 1 rated\n", "[adam]"},
                {"[ops]\ngemm_xx.bf16.0.1x1x1:2:6 = 1\n", "OPERATION = SECONDS"},
                {"[ops]\ngemm_nt.bf16.0.1x1x1:2:6 = 0\n", "OPERATION = SECONDS"}};
@@ -165,6 +188,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_profile_reads_back_as_it_was_written),
+        cmocka_unit_test(names_read_back_as_they_were_written),
         cmocka_unit_test(every_bad_line_is_named),
         cmocka_unit_test(another_version_and_a_missing_rate_are_refused),
         cmocka_unit_test(a_profile_of_other_hardware_is_not_used),
