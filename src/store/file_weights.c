@@ -6,25 +6,20 @@
 #include "store/file_weights.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/mem.h"
+#include "store/direct_file.h"
 
 enum { ALIGN = MT_DISK_ALIGN, BUFFER = MT_SUM_BLOCK + 2 * ALIGN };
 
 struct file {
-    char *path;
-    int fd;
-    bool direct;
+    struct mt_direct_file f;
     size_t drive;
 };
 
@@ -93,29 +88,7 @@ static const struct file *file_of(const mt_file_weights *f, const struct part *p
     return &f->files[p->p.piece[0].file];
 }
 
-/* Reads the aligned bytes around a run of them; *data is the begin of the run in `buf`. */
-static int read_cover(const struct file *f, uint64_t offset, size_t bytes, char *buf, char **data, struct mt_err *err)
-{
-    uint64_t from = offset / ALIGN * ALIGN;
-    size_t want = (size_t)(offset - from) + bytes, cover = mt_align_up(want, ALIGN), got = 0;
-    while (got < want) {
-        ssize_t n = pread(f->fd, buf + got, cover - got, (off_t)(from + got));
-        if (n < 0 && (errno == EINTR || errno == EAGAIN))
-            continue;
-        size_t next = n > 0 ? got + (size_t)n : got;
-        if (next < want) /* direct I/O continues at an aligned offset */
-            next = next / ALIGN * ALIGN;
-        if (next == got)
-            return mt_fail(err, MT_ERR_INPUT, n < 0 ? -errno : -ENODATA, "cannot read %zu bytes at offset %llu of %s: %s",
-                           want - got, (unsigned long long)(from + got), f->path,
-                           n < 0 ? strerror(errno) : "the file has become shorter");
-        got = next;
-    }
-    *data = buf + (offset - from);
-    return 0;
-}
-
-static int fail_changed(const struct file *f, const struct part *p, size_t block, struct mt_err *err)
+static int fail_changed(const struct mt_direct_file *f, const struct part *p, size_t block, struct mt_err *err)
 {
     uint64_t at = p->p.piece[0].offset + (uint64_t)block * MT_SUM_BLOCK * (uint64_t)p->p.n_lanes;
     if (p->p.n_pieces > 1)
@@ -128,7 +101,7 @@ static int fail_changed(const struct file *f, const struct part *p, size_t block
                    f->path, p->p.name, (unsigned long long)at, (unsigned long long)(at + block_bytes(p, block)));
 }
 
-static int fail_expected(const struct file *f, const char *tensor, struct mt_err *err)
+static int fail_expected(const struct mt_direct_file *f, const char *tensor, struct mt_err *err)
 {
     return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
                    "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
@@ -158,10 +131,10 @@ static int check_block(mt_file_weights *f, struct part *p, size_t block, const u
     bool whole = (p->n_known += !known) == p->n_blocks;
     pthread_mutex_unlock(&f->lock);
     if (known)
-        return same ? 0 : fail_changed(file_of(f, p), p, block, err);
+        return same ? 0 : fail_changed(&file_of(f, p)->f, p, block, err);
     for (int i = 0; i < p->p.n_tensors && whole; i++)
         if (p->expects[i] && sum_of(f, p, i) != p->expected[i])
-            return fail_expected(file_of(f, p), p->p.tensor[i], err);
+            return fail_expected(&file_of(f, p)->f, p->p.tensor[i], err);
     return 0;
 }
 
@@ -189,7 +162,7 @@ static int take_bytes(struct block *b, size_t piece, int lane, size_t before, si
         XXH3_64bits_update(b->s->state[lane], data, n);
     int rc = 0;
     if (b->inspect && call->inspect)
-        rc = call->inspect(&b->p->p, piece, b->f->files[q->file].path, at, data, n, err);
+        rc = call->inspect(&b->p->p, piece, b->f->files[q->file].f.path, at, data, n, err);
     if (rc || !b->to)
         return rc;
     if (b->p->p.placed)
@@ -204,7 +177,7 @@ static int read_run(struct block *b, size_t piece, size_t before, size_t from, s
 {
     const struct mt_file_piece *q = &b->p->p.piece[piece];
     char *data;
-    int rc = read_cover(&b->f->files[q->file], q->offset + from, end - from, b->s->buf, &data, err);
+    int rc = mt_direct_file_read(&b->f->files[q->file].f, q->offset + from, end - from, b->s->buf, &data, err);
     return rc ? rc : take_bytes(b, piece, 0, before, from, data, end - from, err);
 }
 
@@ -217,7 +190,7 @@ static int read_rows(struct block *b, size_t piece, size_t before, size_t from, 
     int rc = 0;
     for (size_t r = from / q->row; r * q->row < end && !rc; r += n) {
         n = MT_MIN(most, mt_div_up(end, q->row) - r);
-        rc = read_cover(&b->f->files[q->file], q->offset + r * group, n * group, b->s->buf, &data, err);
+        rc = mt_direct_file_read(&b->f->files[q->file].f, q->offset + r * group, n * group, b->s->buf, &data, err);
         for (size_t i = 0; i < n * lanes && !rc; i++) {
             size_t row = (r + i / lanes) * q->row, first = MT_MAX(row, from), last = MT_MIN(row + q->row, end);
             rc = take_bytes(b, piece, (int)(i % lanes), before, first, data + i * q->row + (first - row),
@@ -525,27 +498,12 @@ bool mt_file_weights_direct(const mt_file_weights *f, size_t *n_drives)
 {
     bool direct = true;
     for (size_t i = 0; i < f->n_files; i++)
-        direct &= f->files[i].direct;
+        direct &= f->files[i].f.direct;
     *n_drives = f->n_drives;
     return direct;
 }
 
 /* --- set-up ---------------------------------------------------------------------------------- */
-
-/* Opens with O_DIRECT if a first read succeeds: some file systems refuse only that. */
-static bool open_direct(struct file *f, char *buf)
-{
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-    if (fd < 0)
-        return false;
-    if (pread(fd, buf, ALIGN, 0) < 0) {
-        close(fd);
-        return false;
-    }
-    f->fd = fd;
-    f->direct = true;
-    return true;
-}
 
 static size_t find_drive(mt_file_weights *f, dev_t dev)
 {
@@ -561,22 +519,12 @@ static size_t find_drive(mt_file_weights *f, dev_t dev)
 
 static int open_files(mt_file_weights *f, const struct mt_file_weights_params *p, struct mt_err *err)
 {
-    for (; f->n_files < p->n_paths; f->n_files++) {
-        struct file *file = &f->files[f->n_files];
-        struct stat st;
-        *file = (struct file){.path = strdup(p->paths[f->n_files]), .fd = -1};
-        if (!file->path)
-            return mt_fail_nomem(err, "a model's files", p->n_paths);
-        if (p->buffered || !open_direct(file, f->buffers))
-            file->fd = open(file->path, O_RDONLY | O_CLOEXEC);
-        if (file->fd < 0 || fstat(file->fd, &st)) {
-            int rc = -errno;
-            f->n_files++;
-            return mt_fail(err, MT_ERR_INPUT, rc, "cannot open %s: %s", file->path, strerror(-rc));
-        }
-        file->drive = find_drive(f, st.st_dev);
-        if (!file->direct && !p->buffered)
-            mt_info("%s: its file system has no direct I/O; using the page cache", file->path);
+    for (int rc; f->n_files < p->n_paths;) {
+        struct file *file = &f->files[f->n_files++];
+        rc = mt_direct_file_open(&file->f, p->paths[f->n_files - 1], p->buffered, f->buffers, err);
+        if (rc)
+            return rc;
+        file->drive = find_drive(f, file->f.dev);
     }
     return 0;
 }
@@ -699,11 +647,8 @@ void mt_file_weights_close(mt_file_weights **file_weights)
     }
     for (size_t i = 0; i < f->n_drives; i++)
         pthread_cond_destroy(&f->drive[i].work);
-    for (size_t i = 0; i < f->n_files; i++) {
-        if (f->files[i].fd >= 0)
-            close(f->files[i].fd);
-        free(f->files[i].path);
-    }
+    for (size_t i = 0; i < f->n_files; i++)
+        mt_direct_file_close(&f->files[i].f);
     mt_host_free(f->buffers, f->buffer_bytes);
     pthread_mutex_destroy(&f->lock);
     free(f->files);
