@@ -51,7 +51,7 @@ def answers_from_a_config_json_alone(tmp):
 
 
 def published_models_are_known_by_name(tmp):
-    """With whatever follows their names; what is planned from is told. A run still wants the model itself."""
+    """Also with words after their names; the message names the stored file. A run still wants the model itself."""
     machine = ("--machine", "rtx4090", "--host-mem", "512GiB", "--nvme", "7GB/s", "--json")
     for name, stored in (("Qwen3-8B", "Qwen3-8B"), ("Qwen/Qwen3-8B-Base", "Qwen3-8B"),
                          ("zai-org/GLM-4.5-Air-Base", "GLM-4.5-Air"), ("zai-org/GLM-4.5-Base", "GLM-4.5")):
