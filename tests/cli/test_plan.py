@@ -469,11 +469,12 @@ def text_in_a_report_is_escaped(tmp, run):
 
 def main():
     with tempfile.TemporaryDirectory() as tmp:
+        if not SLOW:  # one planner, asked many times
+            published_models_are_known_by_name(tmp)
+            every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
+            the_other_choice_names_both_parts_of_records(tmp)
         answers_from_a_config_json_alone(tmp)
-        published_models_are_known_by_name(tmp)
         a_405b_plan_takes_a_second(tmp)
-        every_stored_machine_is_read_and_faster_ones_are_faster(tmp)
-        the_other_choice_names_both_parts_of_records(tmp)
         what_ifs_change_the_answer(tmp)
         what_does_not_fit_says_what_would(tmp)
         the_table_fits_a_terminal(tmp)
