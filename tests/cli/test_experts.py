@@ -15,6 +15,7 @@ import tempfile
 from tiny import (ORACLE, SLOW, base, config, losses, megatrain, metrics, planes, read_safetensors, write_data, write_ini,
                   write_model, write_safetensors)
 
+os.environ.setdefault("MEGATRAIN_RESIDENT", str(32 << 20))  # budgets that bite are found in other processes and builds
 STEPS = 5
 MOE = dict(mlp_only_layers=[1], num_hidden_layers=3)
 PIECES = {"MEGATRAIN_DISK_PIECE": "2048"}
