@@ -44,6 +44,16 @@ void mt_bind_thread(int cpu)
     pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
 }
 
+void mt_keep_thread_off(int cpu)
+{
+    cpu_set_t set;
+    if (pthread_getaffinity_np(pthread_self(), sizeof(set), &set))
+        return;
+    CPU_CLR(cpu, &set);
+    if (CPU_COUNT(&set))
+        pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
+}
+
 void mt_thread_gives_way(void)
 {
     enum { NICE = 5 }; /* whoever wakes up goes first, and a core without others is used as before */

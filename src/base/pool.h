@@ -41,5 +41,7 @@ void mt_thread_gives_way(void);
 
 /** Binds the calling thread to a CPU; does nothing if that is not allowed. */
 void mt_bind_thread(int cpu);
+/** Keeps the calling thread off a CPU, if it may run on others; else does nothing. */
+void mt_keep_thread_off(int cpu);
 
 #endif

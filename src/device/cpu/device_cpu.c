@@ -204,15 +204,20 @@ static int create_bf16_gemm(struct mt_cpu_device *d, struct mt_err *err)
     return rc;
 }
 
-/* The compute stream's thread is one of the compute threads. If the others are bound to cores it must be bound, too: it
- * could otherwise run on the core of another one and wait for it, while its own core is idle. */
+/*
+ * The compute stream's thread is one of the compute threads. If the others are bound to cores it must be bound, too: it
+ * could otherwise run on the core of another one and wait for it, while its own core is idle. Copies keep off its core:
+ * an operation's end often wakes one, and there it would hold up the next operation, for which the others wait. Any
+ * other compute thread can be late: the rest do its share.
+ */
 static int create_stream(struct mt_cpu_device *d, const struct mt_device_params *p, enum mt_stream s,
                          struct mt_err *err)
 {
     static const char *const names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
-    bool compute = s == MT_STREAM_COMPUTE, bound = compute && p->cpus && p->n_threads > 1;
+    bool compute = s == MT_STREAM_COMPUTE, bound = p->cpus && p->n_threads > 1;
     struct mt_cpu_stream_params sp = {.name = names[s],
-                                      .cpu = bound ? p->cpus[0] : -1,
+                                      .cpu = bound && compute ? p->cpus[0] : -1,
+                                      .not_cpu = bound && !compute ? p->cpus[0] : -1,
                                       .thread_init = compute ? mt_cpu_bf16_gemm_thread_init : NULL,
                                       .gbps = compute ? 0 : p->link_gbps};
     return mt_cpu_stream_create(&d->streams[s], d, &sp, err);

@@ -49,6 +49,8 @@ static void *stream_main(void *arg)
     struct mt_cpu_stream *s = arg;
     if (s->p.cpu >= 0)
         mt_bind_thread(s->p.cpu);
+    if (s->p.not_cpu >= 0)
+        mt_keep_thread_off(s->p.not_cpu);
     if (s->p.thread_init)
         s->p.thread_init();
     pthread_mutex_lock(&s->lock);

@@ -15,6 +15,7 @@ enum { MT_CPU_MAX_ARGS = 320 };
 struct mt_cpu_stream_params {
     const char *name;          /* name of the thread, at most 15 characters */
     int cpu;                   /* CPU to bind the thread to, or -1 */
+    int not_cpu;               /* CPU to keep the thread off, or -1 */
     void (*thread_init)(void); /* called once in the thread; may be NULL */
     double gbps;               /* throttle of copies, 0: none */
 };

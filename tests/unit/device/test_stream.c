@@ -66,34 +66,46 @@ static pid_t thread_named(const char *name)
     return found;
 }
 
-/* The CPUs that the compute stream of a device may run on. */
-static int cpus_of_compute(int n_threads, const int *cpus, int cpu)
+struct cpus {
+    int n;
+    bool has; /* a given one */
+};
+
+/* The CPUs that a stream's thread of a device may run on, and whether `cpu` is one of them. */
+static struct cpus cpus_of(const char *stream, int n_threads, const int *cpus, int cpu)
 {
     mt_device *dev = NULL;
     cpu_set_t set;
     struct mt_device_params p = {.kind = "cpu", .budget_bytes = 1 << 20, .n_threads = n_threads, .cpus = cpus};
     assert_int_equal(mt_device_create(&dev, &p, NULL), 0);
     assert_int_equal(mt_device_sync(dev, NULL), 0); /* the thread has begun */
-    pid_t thread = thread_named("mt-compute");
+    pid_t thread = thread_named(stream);
     assert_true(thread > 0);
     assert_int_equal(sched_getaffinity(thread, sizeof(set), &set), 0);
-    assert_true(CPU_ISSET(cpu, &set));
     mt_device_destroy(&dev);
-    return CPU_COUNT(&set);
+    return (struct cpus){CPU_COUNT(&set), CPU_ISSET(cpu, &set)};
 }
 
 static void the_compute_stream_is_bound_where_its_helpers_are(void **state)
 {
     (void)state;
+    static const char *const names[] = {"mt-compute", "mt-h2d", "mt-d2h"};
     cpu_set_t all;
     int cpu = 0;
     assert_int_equal(sched_getaffinity(0, sizeof(all), &all), 0);
     while (!CPU_ISSET(cpu, &all))
         cpu++;
-    const int cpus[] = {cpu, cpu};
-    assert_int_equal(cpus_of_compute(2, cpus, cpu), 1);
-    assert_int_equal(cpus_of_compute(2, NULL, cpu), CPU_COUNT(&all));
-    assert_int_equal(cpus_of_compute(1, cpus, cpu), CPU_COUNT(&all)); /* alone it goes where there is room */
+    const int cpus[] = {cpu, cpu}, n = CPU_COUNT(&all);
+    for (int i = 0; i < 3; i++) { /* copies keep off its core, if there is another */
+        bool compute = i == 0;
+        struct cpus c = cpus_of(names[i], 2, cpus, cpu);
+        assert_int_equal(c.n, compute || n == 1 ? 1 : n - 1);
+        assert_true(c.has == (compute || n == 1));
+        c = cpus_of(names[i], 2, NULL, cpu);
+        assert_int_equal(c.n, n);
+        c = cpus_of(names[i], 1, cpus, cpu); /* alone it goes where there is room */
+        assert_int_equal(c.n, n);
+    }
 }
 
 static void a_stream_keeps_its_order(void **state)
