@@ -5,9 +5,6 @@
  */
 #include "cuda_priv.h"
 
-/* Up to this size the driver puts pageable memory into its command buffer and does not wait. */
-enum { SMALL = 32 << 10 };
-
 struct job {
     struct mt_cuda_device *d;
     enum mt_stream s;
@@ -34,15 +31,24 @@ static cudaError_t direct(const struct job *j, const struct mt_copy *c)
                              stream);
 }
 
+/*
+ * Not even the ring's buffers can be locked: CUDA's own copy. It may read pageable memory when it is called, when what
+ * the stream waits for has not written it yet.
+ */
+static cudaError_t unstaged(const struct job *j, const struct mt_copy *c)
+{
+    cudaError_t rc = cudaSuccess;
+    (void)cudaGetLastError();
+    if (j->to_device)
+        rc = cudaStreamSynchronize(j->d->streams[j->s]);
+    return rc == cudaSuccess ? direct(j, c) : rc;
+}
+
 static cudaError_t staged(const struct job *j, const struct mt_copy *c)
 {
     struct mt_cuda_ring **ring = &j->d->rings[j->s];
-    if (c->width * c->rows <= SMALL)
-        return direct(j, c);
-    if (!*ring && mt_cuda_ring_create(ring, NULL)) {
-        (void)cudaGetLastError(); /* not even the ring's buffers can be locked: CUDA's own copy, which waits */
-        return direct(j, c);
-    }
+    if (!*ring && mt_cuda_ring_create(ring, NULL))
+        return unstaged(j, c);
     return mt_cuda_ring_copy(*ring, j->d->streams[j->s], c, j->to_device);
 }
 

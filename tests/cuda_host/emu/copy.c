@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies and fills. A copy from or to pageable host memory waits as CUDA's does: from it, the bytes are taken
- * before the call returns; to it, the call returns when they are there.
+ * Copies and fills. Pageable host memory is accessed when CUDA may do so: from it, the bytes are taken at once, whatever
+ * the stream still waits for; to it, the call returns when they are there.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -95,11 +95,8 @@ static cudaError_t submit_copy(const char *call, struct copy c, enum cudaMemcpyK
         mt_emu_complain("%s: the host memory is partly registered, partly not", what);
         return mt_emu_result(cudaErrorInvalidValue);
     }
-    if (src == MT_EMU_PAGEABLE) {
-        mt_emu_drain(stream);
-        if (!stage(&c))
-            return mt_emu_result(cudaErrorMemoryAllocation);
-    }
+    if (src == MT_EMU_PAGEABLE && !stage(&c))
+        return mt_emu_result(cudaErrorMemoryAllocation);
     e = mt_emu_submit(stream, run_copy, done_copy, &c, sizeof(c));
     if (e)
         free(c.staging);
@@ -128,7 +125,8 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, enum cudaMemcpy
 {
     struct copy c = {.dst = dst, .src = src, .dst_pitch = bytes, .src_pitch = bytes, .width = bytes,
                      .rows = 1};
-    cudaError_t e = submit_copy("cudaMemcpy", c, kind, NULL);
+    cudaError_t e = cudaStreamSynchronize(NULL);
+    e = e ? e : submit_copy("cudaMemcpy", c, kind, NULL);
     return e ? e : cudaStreamSynchronize(NULL);
 }
 

@@ -24,6 +24,7 @@ struct mt_emu_settings {
     unsigned workers;     /* MT_EMU_WORKERS: OS threads that run blocks of one kernel, default 2 */
     size_t memory_bytes;  /* MT_EMU_MEMORY: device memory, default 2 GiB */
     size_t pin_bytes;     /* MT_EMU_PIN_LIMIT: host memory that may be registered; MT_EMU_NO_PIN: none */
+    size_t buffer_bytes;  /* MT_EMU_NO_PIN=2: of locked memory that may be allocated */
     size_t kernel_bytes;  /* MT_EMU_KERNEL: device memory of a kernel from its first launch on, default 64 KiB */
     size_t plan_bytes;    /* MT_EMU_PLAN: of a plan of fused attention, default 1 MiB */
     bool display;         /* MT_EMU_DISPLAY: a desktop runs on it */

@@ -14,7 +14,7 @@ struct range {
 
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct range *ranges; /* by address, apart */
-static size_t n_ranges, capacity, registered_bytes;
+static size_t n_ranges, capacity, bytes_of[2]; /* registered, allocated */
 
 /* The first range that ends behind p. */
 static size_t first_behind(const char *p)
@@ -49,7 +49,7 @@ static cudaError_t add(char *p, size_t bytes, bool owned)
     size_t i = first_behind(p);
     if (i < n_ranges && ranges[i].base < p + bytes)
         return cudaErrorHostMemoryAlreadyRegistered;
-    if (!owned && (registered_bytes + bytes > mt_emu_settings()->pin_bytes))
+    if (bytes_of[owned] + bytes > (owned ? mt_emu_settings()->buffer_bytes : mt_emu_settings()->pin_bytes))
         return cudaErrorMemoryAllocation;
     if (n_ranges == capacity) {
         size_t n = capacity ? 2 * capacity : 64;
@@ -62,7 +62,7 @@ static cudaError_t add(char *p, size_t bytes, bool owned)
     memmove(ranges + i + 1, ranges + i, (n_ranges - i) * sizeof(*ranges));
     ranges[i] = (struct range){p, bytes, owned};
     n_ranges++;
-    registered_bytes += owned ? 0 : bytes;
+    bytes_of[owned] += bytes;
     return cudaSuccess;
 }
 
@@ -72,7 +72,7 @@ static bool take_out(const char *p, bool owned)
     size_t i = first_behind(p);
     if (i == n_ranges || ranges[i].base != p || ranges[i].owned != owned)
         return false;
-    registered_bytes -= owned ? 0 : ranges[i].bytes;
+    bytes_of[owned] -= ranges[i].bytes;
     memmove(ranges + i, ranges + i + 1, (n_ranges - i - 1) * sizeof(*ranges));
     n_ranges--;
     return true;

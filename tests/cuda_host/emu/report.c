@@ -51,6 +51,7 @@ static void read_settings(void)
         settings.name = "host emulation";
     if (setting("MT_EMU_NO_PIN", 0))
         settings.pin_bytes = 0;
+    settings.buffer_bytes = setting("MT_EMU_NO_PIN", 0) > 1 ? 16 << 20 : SIZE_MAX;
     if (settings.workers < 1 || settings.workers > 64)
         mt_emu_die("MT_EMU_WORKERS = %u (1 to 64)", settings.workers);
 }
