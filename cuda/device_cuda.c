@@ -11,7 +11,11 @@
 #include "kind.h"
 #include "workspace.h"
 
-/* Errors of machines rather than of this program, whose texts do not say what to do. */
+/* What a call reports that was not at fault. */
+static const char earlier[] = "an operation before this one failed: with CUDA_LAUNCH_BLOCKING=1 in the environment, CUDA "
+                              "reports it at once";
+
+/* Errors whose texts do not say what to do. */
 static const struct {
     cudaError_t rc;
     const char *mend;
@@ -26,6 +30,13 @@ static const struct {
     {cudaErrorSystemDriverMismatch, "libcuda and the driver in the kernel are of different versions: reboot after an update"},
     {cudaErrorCompatNotSupportedOnDevice, "this GPU cannot use the libcuda of a newer driver: take the folder `compat` off "
                                           "LD_LIBRARY_PATH"},
+    {cudaErrorECCUncorrectable, "the GPU's memory is faulty: see nvidia-smi -q"},
+    {cudaErrorLaunchTimeout, "the GPU has a display, which limits the time of an operation: use a GPU without one, or end "
+                             "the desktop"},
+    {cudaErrorIllegalAddress, earlier},
+    {cudaErrorIllegalInstruction, earlier},
+    {cudaErrorMisalignedAddress, earlier},
+    {cudaErrorLaunchFailure, earlier},
 };
 
 const char *mt_cuda_error_text(char *buf, size_t len, cudaError_t rc)
@@ -65,13 +76,13 @@ int mt_cuda_check(struct mt_cuda_device *d, cudaError_t rc, struct mt_err *err, 
     if (rc == cudaSuccess)
         return 0;
     struct mt_err e;
-    char what[400], text[300];
+    char what[400], text[300], memory[128];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(what, sizeof(what), fmt, ap);
     va_end(ap);
-    mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: %s: %s", d->index, what,
-            mt_cuda_error_text(text, sizeof(text), rc));
+    mt_fail(&e, MT_ERR_DEVICE, -EIO, "GPU %d: %s: %s%s", d->index, what,
+            mt_cuda_error_text(text, sizeof(text), rc), mt_cuda_short_of_memory(memory, sizeof(memory), false));
     mt_cuda_stick(d, &e);
     if (err)
         *err = e;

@@ -132,14 +132,10 @@ enum outcome { DONE, REFUSED, FAILED };
  * memory is short, so little free memory counts as well. */
 static void note_short_memory(struct mt_cuda_fused *f, int plan_rc, const char *why)
 {
-    enum { LITTLE = 64 << 20 };
-    size_t free_bytes = 0, total;
-    char left[32];
-    bool known = cudaMemGetInfo(&free_bytes, &total) == cudaSuccess;
-    if (plan_rc != -ENOMEM && (!known || free_bytes >= LITTLE))
+    char memory[128];
+    if (!*mt_cuda_short_of_memory(memory, sizeof(memory), plan_rc == -ENOMEM))
         return;
-    mt_warn("using tiled attention for one kind of call from now on: %s; %s of the GPU's memory are free beside "
-            "memory.device_budget: lower that", why, mt_format_bytes(left, sizeof(left), free_bytes));
+    mt_warn("using tiled attention for one kind of call from now on: %s%s", why, memory);
     if (f->verdict)
         *f->verdict = MT_TRIAL_TILES;
     f->notified = true;

@@ -295,12 +295,14 @@ int mt_cuda_multiply(struct mt_cuda_device *d, const struct mt_cuda_product *p, 
     if (!status)
         return 0;
     struct mt_err e;
+    char memory[128];
     mt_fail(&e, MT_ERR_DEVICE, -EIO,
             "GPU %d: %s: cuBLASLt: %s for D[%zu, %zu] = A%s B%s over %zu, %s to %s, ld %zu %zu %zu, "
-            "batch %zu%s",
+            "batch %zu%s%s",
             d->index, op, cublasLtGetStatusString(status), p->m, p->n, p->trans_a ? "'" : "",
             p->trans_b ? "'" : "", p->k, mt_dtype_name(p->dtype), mt_dtype_name(p->d_dtype), p->lda,
-            p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), p->bias ? ", bias" : "");
+            p->ldb, p->ldd, MT_MAX(p->batch, (size_t)1), p->bias ? ", bias" : "",
+            mt_cuda_short_of_memory(memory, sizeof(memory), false));
     mt_cuda_stick(d, &e);
     if (err)
         *err = e;

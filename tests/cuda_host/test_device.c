@@ -404,7 +404,9 @@ static void errors_of_machines_come_with_what_to_do(void **state)
     static const struct {
         const char *error, *says;
     } cases[] = {{"34", "stubs"},     {"46", "has the GPU for itself"}, {"802", "nvidia-fabricmanager"},
-                 {"803", "reboot"},   {"804", "compat"},                {"999", "unknown error; fix that"}};
+                 {"803", "reboot"},   {"804", "compat"},                {"999", "unknown error; fix that"},
+                 {"214", "faulty"},   {"700", "CUDA_LAUNCH_BLOCKING=1"}, {"716", "CUDA_LAUNCH_BLOCKING=1"},
+                 {"702", "has a display"}};
     mt_device *none = NULL;
     struct mt_err err = {0};
     struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
@@ -436,6 +438,29 @@ static void a_build_without_code_for_the_gpu_says_so(void **state)
     unsetenv("MT_EMU_LAUNCH_ERROR");
     assert_non_null(strstr(err.msg, "-Dgpu-archs"));
     mt_device_destroy(&dev);
+}
+
+/* The driver loads a kernel when it is launched first. */
+static void an_error_that_may_be_for_lack_of_memory_says_so(void **state)
+{
+    struct mt_err err = {0};
+    size_t free_bytes, total;
+    float *x = NULL;
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
+#endif
+    for (size_t left = 8 * MIB; left <= 128 * MIB; left += 120 * MIB) {
+        assert_int_equal(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
+        mt_device *dev = open_device(free_bytes - left);
+        assert_int_equal(mt_device_alloc(dev, 1024, "x", (void **)&x, &err), 0);
+        setenv("MT_EMU_LAUNCH_ERROR", "2", 1);
+        assert_int_equal(mt_op_add(dev, &(struct mt_add){.n = 64, .dtype = MT_F32, .a = x, .b = x, .out = x + 64}, &err),
+                         -EIO);
+        unsetenv("MT_EMU_LAUNCH_ERROR");
+        assert_true(!strstr(err.msg, "beside memory.device_budget: lower that") == (left > 64 * MIB));
+        mt_device_destroy(&dev);
+    }
 }
 
 static char warned[1024];
@@ -803,3 +828,4 @@ int main(void)
 }
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
         cmocka_unit_test(pageable_memory_is_read_after_what_the_stream_waits_for),
+        cmocka_unit_test(an_error_that_may_be_for_lack_of_memory_says_so),
