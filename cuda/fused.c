@@ -11,8 +11,9 @@
  * called for as many documents and key heads at once as fit the workspace. Calls that do not fit, that the engine
  * refuses, or that it gets wrong (trial.h) are done by tiles. Everything else follows from the shape. Making a plan
  * takes long (cuDNN 9 compiles kernels for each: tests/cuda/test_fused_support.c prints its engines) and batches
- * differ, so shapes are rounded up, except for fixed-length calls, to keep plans few. Unlike with tiles, a document's
- * bits depend on the other documents of its batch.
+ * differ, so shapes are rounded up, except for fixed-length calls, to keep plans few: empty sequences fill a ragged
+ * call, unless the engine gets them wrong. Unlike with tiles, a document's bits depend on the other documents of its
+ * batch.
  */
 #include "fused.h"
 
@@ -204,11 +205,19 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
     return launched(d, mt_cuda_pack_tables(&t, d->streams[MT_STREAM_COMPUTE]), "offsets", err);
 }
 
-static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, bool same, struct mt_err *err)
+/* Sequences of a call of all documents. */
+static size_t batch_of(const struct mt_attention *a, enum mt_trial_way way)
+{
+    return way == MT_TRIAL_ROUNDED ? mt_cuda_next_power(a->n_docs) : a->n_docs;
+}
+
+static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention *a, enum mt_trial_way way,
+                            struct mt_err *err)
 {
     struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(a);
+    bool same = way == MT_TRIAL_FIXED;
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
-    struct mt_fused_shape s = shape_of(a, same ? a->n_docs : mt_cuda_next_power(a->n_docs), len);
+    struct mt_fused_shape s = shape_of(a, batch_of(a, way), len);
     struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
     enum outcome rc = same ? DONE : make_ragged(d, a, &r, &s, &c, err);
     if (rc == DONE)
@@ -313,10 +322,10 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
 }
 
 static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
-                                    const struct mt_cuda_fused_buffers *r, struct mt_err *err)
+                                    const struct mt_cuda_fused_buffers *r, size_t batch, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t len = mt_cuda_padded_len(longest(a)), batch = mt_cuda_next_power(a->n_docs), total = mt_cuda_fused_total(a);
+    size_t len = mt_cuda_padded_len(longest(a)), total = mt_cuda_fused_total(a);
     if (d->sm < 90 || d->sm >= 120 ||
         mt_cuda_fused_quadratic_bytes(batch, len, a->n_q) +
                 mt_cuda_fused_linear_bytes(total, a->n_q, a->head_dim) > r->lib_bytes)
@@ -437,12 +446,13 @@ static enum outcome go(struct mt_cuda_device *d, const struct call *c, enum mt_t
 {
     struct mt_cuda_fused_buffers r = mt_cuda_fused_buffers_of(c->a);
     if (!c->b)
-        return forward(d, c->a, way == MT_TRIAL_FIXED, err);
+        return forward(d, c->a, way, err);
     switch (way) {
     case MT_TRIAL_FIXED:
         return backward_even(d, c->b, &r, err);
     case MT_TRIAL_RAGGED:
-        return backward_ragged(d, c->b, &r, err);
+    case MT_TRIAL_ROUNDED:
+        return backward_ragged(d, c->b, &r, batch_of(c->a, way), err);
     default:
         return backward_padded(d, c->b, &r, err);
     }
@@ -484,9 +494,10 @@ static enum outcome compare(struct mt_cuda_device *d, const struct call *c, cons
         rc = mt_trial_judge(d, &t, verdict, why, sizeof(why), err);
     bool wrong = !rc && *verdict == MT_TRIAL_TILES;
     if (wrong)
-        mt_warn("%s: attention%s with heads of %d%s is wrong: %s. Such calls use tiles from now on, which is "
+        mt_warn("%s: attention%s with heads of %d%s%s is wrong: %s. Such calls are done in another way from now on, which is "
                 "slower; another version of the library may be correct", d->fused->trials.engine,
-                k->backward ? "'s backward" : "", k->head_dim, k->window ? " and a window" : "", why);
+                k->backward ? "'s backward" : "", k->head_dim, k->window ? ", a window" : "",
+                k->way == MT_TRIAL_ROUNDED ? ", empty sequences" : "", why);
     else if (!rc)
         rc = mt_trial_restore(d, &t, err);
     mt_trial_finish(&t);
@@ -510,7 +521,10 @@ static enum outcome fused(struct mt_cuda_device *d, const struct call *c, struct
 {
     if (even(c->a))
         return attempt(d, c, MT_TRIAL_FIXED, err);
-    enum outcome rc = attempt(d, c, MT_TRIAL_RAGGED, err);
+    bool fill = mt_cuda_next_power(c->a->n_docs) > c->a->n_docs;
+    enum outcome rc = attempt(d, c, fill ? MT_TRIAL_ROUNDED : MT_TRIAL_RAGGED, err);
+    if (rc == REFUSED && fill && d->fused->verdict && *d->fused->verdict == MT_TRIAL_TILES)
+        rc = attempt(d, c, MT_TRIAL_RAGGED, err); /* more plans, but nothing is empty */
     return rc == REFUSED && c->b ? attempt(d, c, MT_TRIAL_COPIES, err) : rc;
 }
 

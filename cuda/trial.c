@@ -10,7 +10,7 @@
 static const double tolerance = 2e-2;
 enum { PIECE = 4 << 20 };
 
-static const char *const ways[] = {"fixed", "ragged", "copies"};
+static const char *const ways[] = {"fixed", "ragged", "copies", "rounded"};
 static const char *const verdicts[] = {"open", "fused", "tiles"};
 
 static bool same_kind(const struct mt_trial_kind *a, const struct mt_trial_kind *b)

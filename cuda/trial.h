@@ -11,7 +11,8 @@
  * the kind. The result of a call thus depends on its arguments and on the verdict on its kind, and a later run with the
  * same verdicts has the same bits. Only the thread that submits to the stream may use it.
  */
-enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES };
+/* ROUNDED: ragged, with empty sequences that make their number a power of two; cuDNN before 9.25 has defects there. */
+enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES, MT_TRIAL_ROUNDED };
 struct mt_trial_kind {
     bool backward, window;
     enum mt_trial_way way;
