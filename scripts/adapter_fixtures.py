@@ -65,6 +65,11 @@ CASES = {
     "gpt_oss_mxfp4-experts": ("gpt_oss_mxfp4", dict(r=4, lora_alpha=8, use_rslora=True, target_modules=["o_proj"],
                                                     target_parameters=["0.mlp.experts.down_proj", "1.mlp.experts.gate_up_proj",
                                                                        "1.mlp.experts.down_proj"]), 1),
+    # ... and of families whose files have the experts one by one, on the parameters that transformers makes of these
+    "qwen3_moe-joined": ("qwen3_moe", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj"] + MLP), 4),
+    "mixtral-joined": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["o_proj"], rank_pattern={"down_proj": 6},
+                                       target_parameters=["0.mlp.experts.gate_up_proj", "1.mlp.experts.down_proj",
+                                                          "1.mlp.experts.gate_up_proj"]), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),

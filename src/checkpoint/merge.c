@@ -20,6 +20,18 @@ struct merged {
     const struct mt_st_tensor *codes, *scales; /* of experts in MXFP4 that are decoded, else NULL */
 };
 
+/* An expert's matrix that is a tensor of its own in the files, of a parameter of all experts whose adapter PEFT keeps. */
+struct share {
+    char parameter[MT_TENSOR_NAME]; /* "model.layers.0.mlp.experts.gate_up_proj" */
+    size_t expert, part, n_parts;   /* part: 0 gate, 1 up, of 2; or the whole of down_proj */
+};
+
+/* A and B of an adapter, as they are used. */
+struct factors {
+    const struct mt_st_tensor *of; /* their A in the file; NULL: none are loaded */
+    float *a, *b;
+};
+
 struct mt_merge {
     struct mt_adapter_spec spec;
     struct mt_st_model st;         /* the adapters */
@@ -28,9 +40,13 @@ struct mt_merge {
     size_t n_tensors;
     bool open, f32, bf16, decodes; /* bf16: the base has bf16 tensors; decodes: some of MXFP4 */
     const struct merged *now;      /* the tensor whose A and B are loaded */
+    struct factors kept[2];        /* experts' matrices take turns: of gate_up_proj, and of down_proj or any other */
     /* Of a matrix [out, in]: [rank, in], [out, rank]. Of all experts' [experts, in, out]: [experts * rank, in],
-     * [experts * rank, out]. */
-    float *a, *b, *row;            /* row: [width] */
+     * [experts * rank, out]. Of an expert's own (share): [experts * rank, in], [parts * out, rank * experts]. */
+    const float *a, *b;
+    float *row;                    /* [width] */
+    struct share share;            /* n_parts 0: none */
+    size_t experts;                /* that a and b are for */
     float *by;                     /* [out] with DoRA: magnitude / |W + s B A|; NULL: 1 */
     size_t rank, in, width;        /* width: columns of a row of the tensor */
     float scale;
@@ -39,10 +55,35 @@ struct mt_merge {
     float *values;                 /* to [out, in] */
 };
 
-/* Is it the parameter of all experts, and does it have an adapter? Then the name of its module. */
+/* Is it the matrix of an expert by itself ("model.layers.0.mlp.experts.3.up_proj.weight")? */
+static bool is_share(struct share *s, const char *name)
+{
+    static const char layers[] = "model.layers.", experts[] = ".experts.";
+    static const char *const matrices[][2] = {{"gate_proj.weight", "w1.weight"}, {"up_proj.weight", "w3.weight"},
+                                              {"down_proj.weight", "w2.weight"}};
+    const char *at = strstr(name, experts);
+    char *end;
+    *s = (struct share){.expert = 0};
+    if (strncmp(name, layers, strlen(layers)) || !at)
+        return false;
+    s->expert = strtoull(at + strlen(experts), &end, 10);
+    for (size_t i = 0; i < MT_ARRAY_LEN(matrices) && *end == '.'; i++)
+        if (!strcmp(end + 1, matrices[i][0]) || !strcmp(end + 1, matrices[i][1])) {
+            s->n_parts = i < 2 ? 2 : 1;
+            s->part = i % 2;
+            snprintf(s->parameter, sizeof(s->parameter), "%s%llu.mlp.experts.%s", layers,
+                     strtoull(name + strlen(layers), NULL, 10), i < 2 ? "gate_up_proj" : "down_proj");
+            return true;
+        }
+    return false;
+}
+
+/* Does it have the adapter of all experts, as their parameter or as an expert's matrix of it? Then that one's module. */
 static bool is_whole(const struct mt_merge *m, const struct mt_st_tensor *t, char module[MT_TENSOR_NAME])
 {
-    return strlen(t->name) < 100 && mt_peft_whole_module(module, &m->spec, t->name);
+    struct share s;
+    const char *parameter = is_share(&s, t->name) ? s.parameter : t->name;
+    return strlen(t->name) < 100 && mt_peft_whole_module(module, &m->spec, parameter);
 }
 
 /* "lora_A.weight" and the like of a module. */
@@ -70,11 +111,24 @@ static const struct mt_st_tensor *whole(const struct mt_merge *m, const struct m
     return mt_st_find(&m->st, name);
 }
 
-static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
+/* Do A and B for all experts have the shapes for the share of them? */
+static bool fits_share(struct mt_merge *m, const struct share *s, const struct mt_st_tensor *t,
+                       const struct mt_st_tensor *a, const struct mt_st_tensor *b)
 {
+    int64_t rank = mt_adapter_shape_of(&m->spec, s->parameter).rank;
+    return b && t->n_dims == 2 && a->n_dims == 2 && b->n_dims == 2 && a->shape[1] == t->shape[1] && rank > 0 &&
+           b->shape[0] == (int64_t)s->n_parts * t->shape[0] && a->shape[0] == b->shape[1] && a->shape[0] % rank == 0 &&
+           (int64_t)s->expert < a->shape[0] / rank;
+}
+
+static int check_factors(struct mt_merge *m, const struct mt_st_tensor *t, struct mt_err *err)
+{
+    struct share s;
     const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *b = factor(m, t, MT_LORA_B WEIGHT);
     const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
     char module[MT_TENSOR_NAME];
+    if (is_share(&s, t->name) && is_whole(m, t, module) && fits_share(m, &s, t, a, b))
+        return 0;
     if (is_whole(m, t, module) && b && t->n_dims == 3 && a->n_dims == 2 && b->n_dims == 2 &&
         a->shape[1] == t->shape[1] && b->shape[0] == t->shape[2] && a->shape[0] == b->shape[1] &&
         a->shape[0] % t->shape[0] == 0)
@@ -86,6 +140,17 @@ static int check_factors(const struct mt_merge *m, const struct mt_st_tensor *t,
         return 0;
     return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: the adapter of \"%s\" has another shape than the model's matrix",
                    m->st.files[0].path, t->name);
+}
+
+/* Tensors of the adapters' file that are the tensor's own; those of all experts are the last one's. */
+static size_t n_used(struct mt_merge *m, const struct mt_st_tensor *t)
+{
+    char module[MT_TENSOR_NAME];
+    struct share s;
+    if (!is_share(&s, t->name) || !is_whole(m, t, module))
+        return m->spec.dora ? 3 : 2;
+    int64_t experts = factor(m, t, MT_LORA_A WEIGHT)->shape[0] / mt_adapter_shape_of(&m->spec, s.parameter).rank;
+    return (int64_t)s.expert + 1 == experts && s.part == 0 ? 2 : 0;
 }
 
 static int fail_packed(const struct mt_merge *m, const struct mt_st_model *base, const struct mt_st_tensor *t,
@@ -114,7 +179,7 @@ static int check_base(struct mt_merge *m, struct mt_err *err)
                          w->name);
         if (!rc && factor(m, t, MT_LORA_A WEIGHT)) {
             rc = t->dtype > MT_ST_F64 ? fail_packed(m, base, t, err) : check_factors(m, t, err);
-            used += m->spec.dora ? 3 : 2;
+            used += rc ? 0 : n_used(m, t);
         }
     }
     for (size_t i = 0; i < m->st.n_tensors; i++) {
@@ -218,12 +283,17 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
 
 static void forget(struct mt_merge *m)
 {
-    free(m->a);
-    free(m->b);
     free(m->row);
     free(m->by);
-    m->a = m->b = m->row = m->by = NULL;
+    m->row = m->by = NULL;
     m->now = NULL;
+}
+
+static void forget_factors(struct factors *f)
+{
+    free(f->a);
+    free(f->b);
+    *f = (struct factors){.of = NULL};
 }
 
 void mt_merge_close(struct mt_merge **merge)
@@ -232,6 +302,8 @@ void mt_merge_close(struct mt_merge **merge)
     if (!m)
         return;
     forget(m);
+    forget_factors(&m->kept[0]);
+    forget_factors(&m->kept[1]);
     for (size_t i = 0; i < m->n_tensors; i++)
         if (m->tensors[i].codes)
             free(m->tensors[i].t.name);
@@ -276,6 +348,12 @@ struct outer {
 static struct outer outer_of(const struct mt_merge *m, size_t row)
 {
     bool whole = m->now->t.n_dims == 3;
+    const struct share *s = &m->share;
+    if (s->n_parts) {
+        size_t below = s->part * (size_t)m->now->t.shape[0] + row; /* rows of B */
+        return (struct outer){m->b + below * m->rank * m->experts + s->expert, m->a + s->expert * m->rank * m->in,
+                              m->experts};
+    }
     size_t first = whole ? row / m->in * m->rank : 0; /* of A and B: the expert's */
     return whole ? (struct outer){m->a + first * m->in + row % m->in, m->b + first * m->width, m->in}
                  : (struct outer){m->b + row * m->rank, m->a, 1};
@@ -361,46 +439,64 @@ static int take_lengths(struct mt_merge *m, const struct mt_st_tensor *t, struct
 }
 
 /* From [out, rank * experts], experts fastest, to [experts * rank, out]. */
-static int turn_b(struct mt_merge *m, size_t experts, struct mt_err *err)
+static int turn_b(struct mt_merge *m, float **b, struct mt_err *err)
 {
-    size_t out = m->width, n = experts * m->rank;
+    size_t out = m->width, n = m->experts * m->rank;
     float *to = mt_calloc(n * out, sizeof(float));
     if (!to)
         return mt_fail_nomem(err, "an adapter", n * out * sizeof(float));
     for (size_t o = 0; o < out; o++)
         for (size_t k = 0; k < n; k++)
-            to[(k % experts * m->rank + k / experts) * out + o] = m->b[o * n + k];
-    free(m->b);
-    m->b = to;
+            to[(k % m->experts * m->rank + k / m->experts) * out + o] = (*b)[o * n + k];
+    free(*b);
+    *b = to;
     return 0;
+}
+
+static int load_factors(struct mt_merge *m, struct factors *f, const struct mt_st_tensor *a,
+                        const struct mt_st_tensor *b, bool turned, struct mt_err *err)
+{
+    if (f->of == a)
+        return 0;
+    forget_factors(f);
+    f->a = mt_calloc(a->n_elems, sizeof(float));
+    f->b = mt_calloc(b->n_elems, sizeof(float));
+    int rc = f->a && f->b ? mt_st_read_f32(&m->st, a, 0, a->n_elems, f->a, err)
+                          : mt_fail_nomem(err, a->name, (a->n_elems + b->n_elems) * sizeof(float));
+    if (!rc)
+        rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, f->b, err);
+    if (!rc && turned)
+        rc = turn_b(m, &f->b, err);
+    f->of = rc ? NULL : a;
+    return rc;
 }
 
 /* Loads A and B of the tensor, their factor, and DoRA's row factors. */
 static int take_factors(struct mt_merge *m, const struct merged *x, const struct mt_st_tensor *a, struct mt_err *err)
 {
     const struct mt_st_tensor *t = &x->t, *b = factor(m, t, MT_LORA_B WEIGHT);
-    bool whole = t->n_dims == 3;
-    size_t experts = whole ? (size_t)t->shape[0] : 1, n = strlen(t->name) - (whole ? 0 : strlen(WEIGHT));
     char module[MT_TENSOR_NAME];
     if (m->now == x)
         return 0;
     forget(m);
-    snprintf(module, sizeof(module), "%.*s", (int)n, t->name);
-    m->scale = (float)mt_adapter_shape_of(&m->spec, module).scale;
-    m->rank = (size_t)a->shape[0] / experts;
+    bool all = t->n_dims == 3, one = is_share(&m->share, t->name) && is_whole(m, t, module);
+    if (!one)
+        m->share.n_parts = 0;
+    snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name) - (all ? 0 : strlen(WEIGHT))), t->name);
+    struct mt_adapter_shape shape = mt_adapter_shape_of(&m->spec, one ? m->share.parameter : module);
+    m->scale = (float)shape.scale;
+    m->experts = all ? (size_t)t->shape[0] : one ? (size_t)(a->shape[0] / shape.rank) : 1;
+    m->rank = (size_t)a->shape[0] / m->experts;
     m->in = (size_t)a->shape[1];
     m->width = (size_t)t->shape[t->n_dims - 1];
-    m->a = mt_calloc(a->n_elems, sizeof(float));
-    m->b = mt_calloc(b->n_elems, sizeof(float));
     m->row = mt_calloc(m->width, sizeof(float));
-    if (!m->a || !m->b || !m->row)
-        return mt_fail_nomem(err, t->name, (a->n_elems + b->n_elems) * sizeof(float));
+    if (!m->row)
+        return mt_fail_nomem(err, t->name, m->width * sizeof(float));
+    struct factors *f = &m->kept[one && m->share.n_parts == 2];
+    int rc = load_factors(m, f, a, b, all, err);
+    m->a = f->a;
+    m->b = f->b;
     m->now = x;
-    int rc = mt_st_read_f32(&m->st, a, 0, a->n_elems, m->a, err);
-    if (!rc)
-        rc = mt_st_read_f32(&m->st, b, 0, b->n_elems, m->b, err);
-    if (!rc && whole)
-        rc = turn_b(m, experts, err);
     if (!rc && m->spec.dora)
         rc = take_lengths(m, t, err);
     m->now = rc ? NULL : x;

@@ -31,7 +31,8 @@ const struct mt_key mt_keys[] = {
      "The output B A x of an adapter is multiplied by alpha / rank."},
     {"adapter", "targets", MT_NUMERICS, MT_KEY_LIST, AT(adapter.targets), "all-linear", NULL, ANY, NULL,
      "Modules with adapters: names (q_proj, model.layers.3.mlp.up_proj), globs of whole names (*.layers.3.*), or "
-     "all-linear: attention, dense and shared MLPs of every layer. Routed experts (all) and lm_head by name alone."},
+     "all-linear: attention, dense and shared MLPs of every layer. By name alone: lm_head, and routed experts, each (all: "
+     "*.experts.*) or together (experts.gate_up_proj, experts.down_proj)."},
     {"adapter", "rslora", MT_NUMERICS, MT_KEY_BOOL, AT(adapter.rslora), "off", NULL, ANY, NULL,
      "Multiply by alpha / sqrt(rank) instead of alpha / rank."},
     {"adapter", "rank_pattern", MT_NUMERICS, MT_KEY_LIST, AT(adapter.rank_pattern), "", NULL, ANY, NULL,

@@ -30,6 +30,13 @@ static const struct mt_fused_tensor gpt_oss_experts[] = {
     {NULL},
 };
 
+/* Families whose files have the experts one by one are given these parameters in transformers. */
+static const struct mt_fused_tensor joined_experts[] = {
+    {"mlp.experts.gate_up_proj", {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}, false, false},
+    {"mlp.experts.down_proj", {"mlp.experts.*.down_proj.weight"}, false, false},
+    {0},
+};
+
 #define SELECT_BIAS "mlp.gate.e_score_correction_bias"
 /* The three matrices of the shared expert, in a module of that name. */
 #define SHARED_AS(module)                                                                                              \
@@ -402,11 +409,22 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
     return NULL;
 }
 
-const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part)
+static const struct mt_fused_tensor *find_fused(const struct mt_fused_tensor *list, const char *usual, int *part)
 {
-    for (const struct mt_fused_tensor *t = f->fused; t && t->name; t++)
+    for (const struct mt_fused_tensor *t = list; t && t->name; t++)
         for (*part = 0; *part < 2 && t->usual[*part]; ++*part)
             if (!strcmp(t->usual[*part], usual))
                 return t;
     return NULL;
+}
+
+const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part)
+{
+    return find_fused(f->fused, usual, part);
+}
+
+const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual)
+{
+    int part;
+    return find_fused(f->fused ? f->fused : joined_experts, usual, &part);
 }

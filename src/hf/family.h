@@ -102,5 +102,8 @@ void mt_family_list(char *buf, size_t len);
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
+/** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and
+ * gate_up_proj or down_proj, or a bias of these. NULL: it is no tensor of an expert. */
+const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual);
 
 #endif

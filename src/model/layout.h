@@ -104,8 +104,8 @@ struct mt_param {
 enum { MT_ADAPTER_MAX_TARGETS = 3 };
 struct mt_adapter {
     size_t in, out;    /* of the layer */
-    const struct mt_fused_tensor *whole; /* PEFT has one adapter for all experts, on this tensor of theirs, and this is
-                                            an expert's share; NULL: each target is a module */
+    const struct mt_fused_tensor *whole; /* PEFT has one adapter for all experts, on this parameter of theirs, and this
+                                            is an expert's share; NULL: each target is a module */
     size_t n_outer;    /* whole: parameters of the same module that PEFT wraps around it, each adding "base_layer" to
                           its names */
     size_t rank;       /* of all targets together */

@@ -23,18 +23,44 @@ static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
     return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
 }
 
-/* Does the tensor's module get an adapter? role: of its parameter, of the part or of an expert. */
-static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, int role)
+/* The parameter of all experts whose adapter holds the tensor's, as PEFT has it: always, where files have it as one
+ * tensor; else if it is asked for by that parameter's name, and not by the name of the expert's own module. */
+static const struct mt_fused_tensor *whole_of(struct mt_layout_builder *b, const struct mt_tensor *t)
+{
+    char name[MT_TENSOR_NAME];
+    const struct mt_fused_tensor *joined = t->expert >= 0 ? mt_family_joined(b->l->cfg.family, t->usual) : NULL;
+    if (!joined || mt_stored_fused(b->l, t))
+        return joined;
+    mt_stored_module(name, b->l, t);
+    if (mt_adapter_match(&b->p->adapter->targets, name))
+        return NULL;
+    mt_stored_joined_name(name, b->l, t, joined);
+    return mt_adapter_match(&b->p->adapter->targets, name) ? joined : NULL;
+}
+
+/* By which name PEFT adapts the tensor. */
+static void module_of(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
+                      const struct mt_fused_tensor *whole)
+{
+    if (whole)
+        mt_stored_joined_name(module, l, t, whole);
+    else
+        mt_stored_module(module, l, t);
+}
+
+/* Does the tensor get an adapter? role: of its parameter, of the part or of an expert. whole: whole_of() it. */
+static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, int role,
+                      const struct mt_fused_tensor *whole)
 {
     struct mt_adapter_spec *s = b->p->adapter;
     char module[MT_TENSOR_NAME];
     const struct mt_adapter_item *item;
     if (t->n_dims != 2)
         return false;
-    const char *why = why_not(b->l->cfg.family, t);
+    const char *why = whole ? NULL : why_not(b->l->cfg.family, t);
     bool usual = part->kind->adapted >> role & 1 && !why;
     bool served = usual || (part->kind->adapted_by_name >> role & 1 && !why);
-    mt_stored_module(module, b->l, t);
+    module_of(module, b->l, t, whole);
     item = mt_adapter_match(&s->targets, module);
     if (item && !served)
         refuse(b, "adapter.targets: \"%s\" also matches %s, which cannot have an adapter%s: use more specific names",
@@ -93,19 +119,22 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
                             size_t end, int role)
 {
     const struct mt_layout *l = b->l;
+    const struct mt_fused_tensor *whole = NULL;
     struct mt_adapter *ad = NULL;
     char module[MT_TENSOR_NAME];
     for (size_t i = first; i < end && !b->failed; i++) {
         const struct mt_tensor *t = &l->tensors[i];
-        const struct mt_fused_tensor *whole = mt_stored_fused(l, t);
-        if ((whole && i > first) || !is_target(b, part, t, role) || b->rc)
+        if (i > first && (whole || mt_stored_fused(l, t)))
+            continue;
+        whole = i == first ? whole_of(b, t) : NULL;
+        if (!is_target(b, part, t, role, whole) || b->rc)
             continue;
         if (!ad) {
             p->adapter = ad = &b->l->adapters[b->n_adapters++];
             *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
                                       .dora = b->p->adapter->dora, .whole = whole};
         }
-        mt_stored_module(module, l, t);
+        module_of(module, l, t, whole);
         struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
         ad->target[ad->n_targets++] = (struct mt_adapter_target){
             .tensor = i, .col = (t->first - p->at) / ad->in, .out = whole ? ad->out : (size_t)t->shape[0],
@@ -182,8 +211,8 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
                    head ? "lm_head" : "embed_tokens", head ? "embed_tokens" : "lm_head");
 }
 
-/* Where files have experts one by one, PEFT joins their adapters, gate and up together, of the default rank, and drops
- * them if down has none. */
+/* Adapters of experts one by one PEFT joins, gate and up together, of the default rank, and drops them if down has
+ * none. Those of all experts together are as it has them. */
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
@@ -205,12 +234,16 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
     if (whole && s->dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g: PEFT has no dropout in adapters of routed experts: "
                        "set it to 0, or leave experts out of adapter.targets", s->dropout);
+    if (whole && n[0] + n[1] + n[2])
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: routed experts have adapters either one by one or all "
+                       "together (experts.gate_up_proj, experts.down_proj), not some of each");
     bool some_lack = n[0] != n[1] || (n[0] && (n[0] != all || n[2] != all)) || (n[2] && n[2] != all);
     if (!odd && !some_lack && (s->dropout == 0 || n[0] + n[2] == 0))
         return 0;
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets: PEFT has adapters of all routed experts of a model or of "
                    "none, of gate_proj and up_proj together and with down_proj, all of adapter.rank and adapter.alpha and "
-                   "without dropout: add *.experts.* to the targets, or leave experts out");
+                   "without dropout: add *.experts.* to the targets, name them together (experts.gate_up_proj, "
+                   "experts.down_proj), or leave experts out");
 }
 
 int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *err)

@@ -458,7 +458,10 @@ static struct target *list_targets(const struct mt_layout *l, size_t *n)
             struct target *t = &all[(*n)++];
             t->t = &ad->target[k];
             t->whole = ad->whole;
-            mt_stored_module(t->module, l, of);
+            if (ad->whole)
+                mt_stored_joined_name(t->module, l, of, ad->whole);
+            else
+                mt_stored_module(t->module, l, of);
         }
     return all;
 }

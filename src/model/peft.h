@@ -9,8 +9,8 @@
 /**
  * Adapters in the files of Hugging Face's PEFT: adapter_config.json, and adapter_model.safetensors with
  * base_model.model.NAME.lora_A.weight [rank, in] and .lora_B.weight [out, rank] of a module with an adapter, and
- * base_model.model.NAME.weight of a module that is trained whole. Adapters of experts that the model's files have in one
- * tensor are listed in target_parameters, and stored for all experts together (mt_adapter.whole).
+ * base_model.model.NAME.weight of a module that is trained whole. Adapters of the parameters of
+ * all experts are listed in target_parameters, and stored for all experts together (mt_adapter.whole).
  */
 #define MT_PEFT_CONFIG "adapter_config.json"
 #define MT_PEFT_WEIGHTS "adapter_model.safetensors"

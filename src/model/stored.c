@@ -44,9 +44,15 @@ void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, co
 {
     const struct mt_fused_tensor *f = mt_stored_fused(l, t);
     if (f)
-        make_name(module, l->units[t->unit].layer, f->name, 0);
+        mt_stored_joined_name(module, l, t, f);
     else
         mt_layout_module_of(module, MT_TENSOR_NAME, t->name);
+}
+
+void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
+                           const struct mt_fused_tensor *joined)
+{
+    make_name(name, l->units[t->unit].layer, joined->name, 0);
 }
 
 static struct mt_stored *add_stored(struct placing *p, const char *name)
@@ -119,7 +125,7 @@ static void name_of_whole(char name[MT_STORED_NAME], const struct mt_layout *l, 
 {
     char module[MT_TENSOR_NAME];
     const struct mt_adapter *ad = t->adapter;
-    mt_stored_module(module, l, &l->tensors[ad->target[0].tensor]);
+    mt_stored_joined_name(module, l, t, ad->whole);
     *strrchr(module, '.') = 0;
     mt_peft_tensor_name(name, module);
     size_t n = strlen(name), len = MT_STORED_NAME;

@@ -17,6 +17,9 @@ void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, c
 const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t);
 /** By which name PEFT adapts the matrix: its tensor's without the last part, or that of the fused tensor. */
 void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t);
+/** The name of the parameter of all experts of the tensor's layer. */
+void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
+                           const struct mt_fused_tensor *joined);
 /** Fills l->stored, l->pieces and each tensor's place from l->tensors. */
 int mt_stored_place(struct mt_layout *l, struct mt_err *err);
 

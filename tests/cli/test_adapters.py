@@ -204,6 +204,8 @@ def check_experts(tmp, unread, data):
                 {"adapter__targets": "*.experts.7.*"}, {"adapter__targets": "*.experts.*.gate_proj, *.experts.*.up_proj"}, {"adapter__rank_pattern": "experts.0.up_proj:3"},
                 {"adapter__dropout": 0.1}):
         refused(tmp, model, data, "adapters of all routed experts", **{**over, **bad})
+    refused(tmp, model, data, "one by one or all together", **{**over, "adapter__targets": "*.experts.*.down_proj, experts.gate_up_proj"})
+    check_joined(tmp, unread, data)
     refused(tmp, unread, data, "experts.0.gate_proj", "cannot have an adapter (PEFT 0.21 does not read", **over)
     plain = write_model(os.path.join(tmp, "no-sparse"), config("qwen3_moe", num_hidden_layers=2, mlp_only_layers=[0, 1]))
     ini = write_ini(os.path.join(tmp, "no-sparse.ini"), base(plain, data, os.path.join(tmp, "no-sparse-out"), **{
@@ -216,6 +218,23 @@ def check_experts(tmp, unread, data):
             **{**over, "adapter__targets": "block_sparse_moe.gate"})
     refused(tmp, renamed, data, "PEFT has no DoRA", model__init="random",
             **{**over, "adapter__targets": "*.experts.*", "adapter__kind": "dora"})
+
+def check_joined(tmp, model, data):
+    """The same experts, all together by the name that transformers gives their parameters."""
+    over = {"adapter__targets": "q_proj, *.1.mlp.experts.gate_up_proj, experts.down_proj", "adapter__rank_pattern": "down_proj:5",
+            "adapter__alpha_pattern": "gate_up_proj:4", "model__dtype": "f32"}
+    want, out = run(tmp, "joined", model, data, **over)
+    shapes = {k.split(".layers.")[1]: v[1] for k, v in want[2].items() if ".experts" in k}
+    assert [len(shapes), shapes["0.mlp.experts.lora_B.weight"], shapes["1.mlp.experts.base_layer.lora_A.weight"]] == [
+        6, [64, 8 * 5], [8 * 6, 64]], shapes
+    assert want == run(tmp, "joined disk", model, data, memory__states="disk", memory__nvme_paths=os.path.join(tmp, "drive"),
+                       memory__expert_group=3, **over)[0]
+    checkpoint = os.path.join(out, f"checkpoint-{STEPS}")
+    ini = write_ini(os.path.join(tmp, "joined.ini"), base(model, data, out + "-e", model__dtype="f32"))
+    loss = lambda *a: json.loads(megatrain("-q", "eval", ini, "--json", *a).stdout)["loss"]
+    merged = os.path.join(tmp, "joined-merged")
+    megatrain("export", "--merge", "--dtype", "f32", checkpoint, merged)
+    assert abs(loss("--model", merged) / loss("--adapter", checkpoint) - 1) < 1e-6 < abs(loss() / loss("--model", merged) - 1)
 
 def check_whole(tmp, data):
     """Experts that files have in one tensor have adapters by its name: the same bits for every group and home, also on
