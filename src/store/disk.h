@@ -27,8 +27,6 @@
  */
 typedef struct mt_disk mt_disk;
 
-/* Kernels time out a drive themselves, after 30 s and some retries; this is for cases in which they do not. */
-enum { MT_DISK_DEADLINE_S = 300 };
 enum { MT_DISK_ALIGN = 4096, MT_DISK_MAX_SPANS = 6 };
 
 struct mt_disk_params {
@@ -40,7 +38,7 @@ struct mt_disk_params {
     unsigned depth;          /* requests under way in each direction; 0: 32 */
     const double *rates;     /* [n_dirs] relative rates of the drives; NULL: measured if there are several */
     enum mt_io_kind io;
-    double deadline_s;       /* for a drive to answer a request; 0: MT_DISK_DEADLINE_S */
+    double deadline_s;       /* for a drive to answer a request; 0: MT_TRANSFER_DEADLINE_S (transfer.h) */
     bool buffered;           /* through the page cache even where O_DIRECT works */
     const struct mt_io_fault *fault; /* for tests; NULL: none */
 };

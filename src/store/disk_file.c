@@ -9,7 +9,6 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -39,40 +38,6 @@ void mt_disk_remove_stale(const char *dir)
     }
     if (d)
         closedir(d);
-}
-
-/* The block device under a file, as the kernel calls it. */
-static void name_drive(struct mt_disk_file *f)
-{
-    struct stat st;
-    char path[64], line[256];
-    snprintf(f->drive, sizeof(f->drive), "unknown drive");
-    if (fstat(f->fd, &st))
-        return;
-    snprintf(f->drive, sizeof(f->drive), "device %u:%u", major(st.st_dev), minor(st.st_dev));
-    snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/uevent", major(st.st_dev), minor(st.st_dev));
-    FILE *u = fopen(path, "re");
-    while (u && fgets(line, sizeof(line), u))
-        if (!strncmp(line, "DEVNAME=", 8)) {
-            line[strcspn(line, "\n")] = 0;
-            snprintf(f->drive, sizeof(f->drive), "/dev/%.50s", line + 8);
-        }
-    if (u)
-        fclose(u);
-}
-
-/* The alignment that direct I/O needs here; if the kernel does not say, one that every drive accepts. */
-static size_t direct_alignment(int fd)
-{
-    struct statx x = {0};
-#ifdef STATX_DIOALIGN
-    if (!statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &x) && (x.stx_mask & STATX_DIOALIGN) &&
-        x.stx_dio_offset_align)
-        return MT_MAX(x.stx_dio_offset_align, x.stx_dio_mem_align);
-#endif
-    (void)x;
-    (void)fd;
-    return MT_DISK_ALIGN;
 }
 
 /* A file system may accept O_DIRECT and refuse the I/O: tries a block. */
@@ -179,7 +144,7 @@ static int reserve(struct mt_disk_file *f, const char *dir, struct mt_err *err)
 static void choose_direct(struct mt_disk_file *f, bool buffered)
 {
     int flags = fcntl(f->fd, F_GETFL);
-    f->align = direct_alignment(f->fd);
+    f->align = mt_drive_alignment(f->fd);
     f->direct = !buffered && f->align <= MT_DISK_ALIGN &&
                 !fcntl(f->fd, F_SETFL, flags | O_DIRECT) && direct_works(f->fd);
     if (f->direct)
@@ -195,7 +160,7 @@ int mt_disk_file_open(struct mt_disk_file *f, const char *dir, size_t index, uin
     *f = (struct mt_disk_file){.fd = -1, .bytes = bytes};
     int rc = open_locked(f, dir, index, err);
     if (!rc) {
-        name_drive(f);
+        mt_drive_name(f->fd, f->drive);
         write_in_place(f->fd);
         if (bytes)
             rc = reserve(f, dir, err);

@@ -5,12 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/disk_priv.h"
-
-static struct mt_disk *abandoned; /* disks that could not be freed; a list, so that leak checkers find them */
 
 static int measure_rates(double *rates, const struct mt_disk_params *p, struct mt_err *err)
 {
@@ -57,38 +54,37 @@ static int open_files(struct mt_disk *d, const struct mt_disk_params *p, struct 
     return rc;
 }
 
-static int open_io(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
+static int open_transfers(struct mt_disk *d, const struct mt_disk_params *p, struct mt_err *err)
 {
     const char *why = NULL;
-    unsigned ops = 2 * d->depth;
-    int *fds = mt_calloc(d->n_files, sizeof(*fds));
-    d->pieces = mt_calloc(ops, sizeof(*d->pieces));
-    if (!fds || !d->pieces) {
-        free(fds);
-        return mt_fail_nomem(err, "disk requests", ops * sizeof(*d->pieces));
+    unsigned n = 2 * d->depth;
+    struct mt_transfer_file *files = mt_calloc(d->n_files, sizeof(*files));
+    d->pieces = mt_calloc(n, sizeof(*d->pieces));
+    if (!files || !d->pieces) {
+        free(files);
+        return mt_fail_nomem(err, "disk requests", n * sizeof(*d->pieces));
     }
-    for (unsigned i = 0; i < ops; i++) {
+    for (unsigned i = 0; i < n; i++) {
         d->pieces[i].next = d->free_pieces;
         d->free_pieces = &d->pieces[i];
     }
-    for (size_t i = 0; i < d->n_files; i++)
-        fds[i] = d->files[i].fd;
-    int rc = mt_io_create(&d->io, p->io, p->fault ? 2 * ops : ops, &why, err); /* faults add operations */
+    for (size_t i = 0; i < d->n_files; i++) {
+        const struct mt_disk_file *f = &d->files[i];
+        files[i] = (struct mt_transfer_file){.fd = f->fd, .align = f->direct ? f->align : 1, .drive = f->drive};
+    }
+    struct mt_transfers_params t = {.files = files, .n_files = d->n_files, .depth = n, .io = p->io,
+                                    .deadline_s = p->deadline_s, .fault = p->fault, .what = "disk I/O",
+                                    .ended = mt_disk_transfer_ended, .ctx = d};
+    int rc = mt_transfers_open(&d->transfers, &t, &why, err);
     if (!rc && why)
         mt_warn("disk I/O by threads with pread and pwrite: %s", why);
-    if (!rc) {
-        d->io_name = mt_io_name(d->io);
-        rc = mt_io_set_files(d->io, fds, (int)d->n_files, err);
-    }
-    if (!rc && p->fault)
-        rc = mt_io_create_fault(&d->io, d->io, p->fault, ops, err);
-    free(fds);
+    free(files);
     return rc;
 }
 
-static void wake_disk(void *io)
+static void wake_disk(void *transfers)
 {
-    mt_io_wake(io);
+    mt_transfers_wake(transfers);
 }
 
 int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *err)
@@ -99,13 +95,11 @@ int mt_disk_open(mt_disk **out, const struct mt_disk_params *p, struct mt_err *e
     pthread_mutex_init(&d->lock, NULL);
     d->request_bytes = p->request_bytes ? p->request_bytes : MT_DISK_BLOCK;
     d->depth = p->depth ? p->depth : 32;
-    d->deadline_ns = (int64_t)((p->deadline_s > 0 ? p->deadline_s : MT_DISK_DEADLINE_S) * 1e9);
-    d->seen_ns = mt_now_ns();
     int rc = open_files(d, p, err);
     if (!rc)
-        rc = open_io(d, p, err);
+        rc = open_transfers(d, p, err);
     if (!rc) /* one more than drives: for reads and writes at once */
-        rc = mt_sum_pool_create(&d->sums, (int)p->n_dirs + 1, wake_disk, d->io, err);
+        rc = mt_job_pool_create(&d->sums, "mt-sum", (int)p->n_dirs + 1, wake_disk, d->transfers, err);
     if (!rc) {
         int e = pthread_create(&d->thread, NULL, mt_disk_main, d);
         d->started = !e;
@@ -131,25 +125,21 @@ void mt_disk_close(mt_disk **disk)
         pthread_mutex_lock(&d->lock);
         d->quit = true;
         pthread_mutex_unlock(&d->lock);
-        mt_io_wake(d->io);
+        mt_transfers_wake(d->transfers);
         pthread_join(d->thread, NULL);
     }
-    mt_sum_pool_destroy(&d->sums); /* its threads wake the backend */
-    if (!d->n_lost)
-        mt_io_destroy(&d->io);
+    mt_job_pool_destroy(&d->sums); /* its threads wake the transfers' */
+    bool all_ended = mt_transfers_close(&d->transfers, d);
     for (size_t i = 0; i < d->n_files; i++)
-        if (d->n_lost)
-            unlink(d->files[i].path); /* not closed: a late write must not reach another file by a reused number */
-        else
+        if (all_ended)
             mt_disk_file_close(&d->files[i]);
+        else
+            unlink(d->files[i].path); /* not closed: a late write must not reach another file by a reused number */
     mt_stripe_finish(&d->stripe);
     pthread_mutex_destroy(&d->lock);
     *disk = NULL;
-    if (d->n_lost) { /* the kernel or a thread may still use pieces and the backend */
-        d->next_abandoned = abandoned;
-        abandoned = d;
+    if (!all_ended)
         return;
-    }
     free(d->files);
     free(d->pieces);
     free(d);
@@ -157,8 +147,8 @@ void mt_disk_close(mt_disk **disk)
 
 void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)
 {
-    int rc = mt_io_set_buffers(d->io, iov, n);
-    d->buffers_registered = !rc && n && !strcmp(d->io_name, "io_uring");
+    int rc = mt_transfers_set_buffers(d->transfers, iov, n);
+    d->buffers_registered = !rc && n && !strcmp(mt_transfers_backend(d->transfers), "io_uring");
     if (rc)
         mt_info("disk I/O: staging memory stays unregistered (%s): RLIMIT_MEMLOCK may be low",
                 strerror(-rc));
@@ -166,7 +156,7 @@ void mt_disk_set_buffers(mt_disk *d, const struct iovec *iov, int n)
 
 void mt_disk_info(const mt_disk *d, struct mt_disk_info *out)
 {
-    *out = (struct mt_disk_info){.io = d->io_name, .direct = d->direct, .depth = d->depth,
+    *out = (struct mt_disk_info){.io = mt_transfers_backend(d->transfers), .direct = d->direct, .depth = d->depth,
                                  .buffers_registered = d->buffers_registered, .align = 512,
                                  .n_dirs = d->n_files};
     for (size_t i = 0; i < d->n_files; i++)

@@ -5,7 +5,8 @@
 #include <pthread.h>
 
 #include "store/disk.h"
-#include "store/io.h"
+#include "store/drive.h"
+#include "store/transfer.h"
 
 /** A file of the disk, in one folder. */
 struct mt_disk_file {
@@ -13,7 +14,7 @@ struct mt_disk_file {
     bool direct;
     size_t align; /* required by the drive */
     uint64_t bytes;
-    char path[4096], drive[64];
+    char path[4096], drive[MT_DRIVE_NAME];
 };
 
 /* disk_file.c */
@@ -49,20 +50,14 @@ uint64_t mt_stripe_find(const struct mt_stripe *s, uint64_t offset, size_t *dir,
 
 /* disk.c */
 
-/** Part of a request: what the backend transfers at once. */
+/** Part of a request: what is transferred at once. */
 struct mt_disk_piece {
     struct mt_sum_job job; /* must be the first member */
+    struct mt_transfer x;
     struct mt_disk_request *r;
-    size_t file;
-    uint64_t offset; /* in the file */
-    char *buf;
-    size_t bytes, done;
-    unsigned retries;
     const struct mt_disk_sums *sums; /* NULL: none */
     uint64_t address; /* on the disk */
     bool reread;
-    bool under_way;  /* the backend has it */
-    int64_t since;   /* when it was submitted, on clock_ns */
     struct mt_disk_piece *next; /* in the list of free pieces */
 };
 
@@ -76,9 +71,8 @@ struct mt_disk {
     struct mt_stripe stripe;
     size_t request_bytes;
     unsigned depth;
-    mt_io *io;
-    mt_sum_pool *sums;
-    const char *io_name;
+    mt_transfers *transfers;
+    mt_job_pool *sums;
     bool direct, buffers_registered;
     pthread_t thread;
     bool started;
@@ -88,11 +82,6 @@ struct mt_disk {
     struct mt_disk_piece *pieces, *free_pieces;
     unsigned in_flight[2];
     int64_t busy_since[2];
-    int broken; /* error code once a drive does not answer or the backend failed: everything fails with it */
-    unsigned n_lost; /* pieces that the backend had then: they may still be transferred */
-    int64_t clock_ns, seen_ns; /* time while this thread could run; when it was last advanced */
-    int64_t deadline_ns;
-    struct mt_disk *next_abandoned;
 
     pthread_mutex_t lock;
     struct mt_disk_list waiting[2];
@@ -100,6 +89,8 @@ struct mt_disk {
     bool quit;
 };
 
+/** For mt_transfers_params. */
+void mt_disk_transfer_ended(struct mt_transfer *x, void *disk);
 /** The thread of a struct mt_disk. It ends after `quit`, once nothing is under way. */
 void *mt_disk_main(void *disk);
 

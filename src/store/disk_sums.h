@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/err.h"
+#include "store/job_pool.h"
 
 /**
  * Checksums of an area of the disk (a plane, a spilled activation), in host memory: one for each block. Blocks end at
@@ -35,29 +35,15 @@ uint64_t mt_disk_block_end(const struct mt_disk_sums *s, uint64_t offset);
 /** The sum of the block that contains an address. */
 uint64_t *mt_disk_sum_of(const struct mt_disk_sums *s, uint64_t offset);
 
-/** One block to be summed; the caller keeps it, and its data, until mt_sum_pool_take() returns it. */
+/** One block to be summed, by a pool or by job.run() on the caller's thread. */
 struct mt_sum_job {
+    struct mt_job job; /* first */
     const void *buf;
     size_t bytes;
     uint64_t seed;
     uint64_t sum; /* never 0 */
     bool zeros;   /* all bytes are 0 */
-    struct mt_sum_job *next;
 };
-
-/** Computes sums on its own threads, of which each sums about 10 GB/s. Thread-safety: one thread adds and takes. */
-typedef struct mt_sum_pool mt_sum_pool;
-
-/** `wake` is called on a thread of the pool when a job has ended and none was waiting to be taken. */
-int mt_sum_pool_create(mt_sum_pool **out, int n_threads, void (*wake)(void *ctx), void *ctx, struct mt_err *err);
-/** Accepts NULL. No job may be under way. */
-void mt_sum_pool_destroy(mt_sum_pool **p);
-void mt_sum_pool_add(mt_sum_pool *p, struct mt_sum_job *job);
-/** Takes a job that has ended; NULL: there is none. */
-struct mt_sum_job *mt_sum_pool_take(mt_sum_pool *p);
-/** CPU time of all threads so far. */
-int64_t mt_sum_pool_ns(mt_sum_pool *p);
-/** Sums a block on the caller's thread. */
-void mt_sum_job_run(struct mt_sum_job *job);
+struct mt_sum_job mt_sum_job(const void *buf, size_t bytes, uint64_t seed);
 
 #endif
