@@ -11,6 +11,9 @@
 #define MT_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define MT_CLAMP(x, lo, hi) MT_MIN(MT_MAX(x, lo), hi)
 
+/* Of x86-64 and, with pages of 4 KiB, of ARM. */
+#define MT_HUGE_PAGE ((size_t)2 << 20)
+
 static inline size_t mt_align_up(size_t n, size_t align)
 {
     return (n + align - 1) / align * align;

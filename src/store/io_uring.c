@@ -4,6 +4,7 @@
  * is always under way beside the caller's operations, so that another thread can end a wait.
  */
 #include <liburing.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -116,22 +117,40 @@ static int uring_set_files(mt_io *io, const int *fds, int n, struct mt_err *err)
               : 0;
 }
 
+/* Where a registered buffer that begins at p ends: the kernel joins the pages of one only if all are huge pages, and a
+ * drive gets requests with many pages that are not joined in parts. */
+static char *cut_buffer(char *p, char *end)
+{
+    char *huge = (char *)mt_align_up((uintptr_t)p, MT_HUGE_PAGE);
+    char *last = (char *)((uintptr_t)end / MT_HUGE_PAGE * MT_HUGE_PAGE);
+    if (huge >= last)
+        return end;
+    return p < huge ? huge : MT_MIN(last, p + MAX_BUFFER);
+}
+
+static size_t cut_buffers(struct iovec *out, const struct iovec *iov, int n)
+{
+    size_t cut = 0;
+    for (int i = 0; i < n; i++)
+        for (char *p = iov[i].iov_base, *end = p + iov[i].iov_len, *next; p < end; p = next, cut++) {
+            next = cut_buffer(p, end);
+            if (out)
+                out[cut] = (struct iovec){p, (size_t)(next - p)};
+        }
+    return cut;
+}
+
 static int uring_set_buffers(mt_io *io, const struct iovec *iov, int n)
 {
     struct uring *u = uring(io);
-    size_t total = 0, at = 0;
     drop_buffers(u);
-    for (int i = 0; i < n; i++)
-        total += mt_div_up(iov[i].iov_len, MAX_BUFFER);
+    size_t total = cut_buffers(NULL, iov, n);
     if (!total)
         return 0;
     u->buffers = mt_calloc(total, sizeof(*u->buffers));
     if (!u->buffers)
         return -ENOMEM;
-    for (int i = 0; i < n; i++)
-        for (size_t k = 0; k < iov[i].iov_len; k += MAX_BUFFER)
-            u->buffers[at++] = (struct iovec){(char *)iov[i].iov_base + k,
-                                              MT_MIN((size_t)MAX_BUFFER, iov[i].iov_len - k)};
+    cut_buffers(u->buffers, iov, n);
     int rc = io_uring_register_buffers(&u->ring, u->buffers, (unsigned)total);
     if (rc) {
         free(u->buffers);

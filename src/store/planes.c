@@ -21,7 +21,7 @@ enum { GAP = 0 };
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-enum { PAGE = 4096 };
+enum { PAGE = 4096, HUGE_LEAST = 4 << 20 };
 _Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
 /* Part of a plane on the disk or in files, in memory. */
@@ -258,14 +258,20 @@ static int touch_all(char *p, size_t bytes)
     return rc;
 }
 
+/* Large mappings begin where a huge page does: then all of it, but for the end, can be on huge pages. */
 int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err)
 {
-    void *p = mmap(NULL, MT_MAX(bytes, (size_t)1), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t size = mt_align_up(MT_MAX(bytes, (size_t)1), PAGE), more = bytes < HUGE_LEAST ? 0 : MT_HUGE_PAGE - PAGE;
+    char *p = mmap(NULL, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot map %zu bytes of host memory for %s: %s",
                        bytes, what, strerror(errno));
-    *out = p;
+    size_t before = more ? mt_align_up((uintptr_t)p, MT_HUGE_PAGE) - (uintptr_t)p : 0;
+    if (before)
+        munmap(p, before);
+    if (before < more)
+        munmap(p + before + size, more - before);
+    *out = p + before;
     return 0;
 }
 
@@ -275,7 +281,7 @@ int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err
     int rc = mt_host_map(&p, bytes, what, err);
     if (rc)
         return rc;
-    if (bytes >= ((size_t)4 << 20))
+    if (bytes >= HUGE_LEAST)
         madvise(p, bytes, MADV_HUGEPAGE); /* a hint: may fail */
     rc = bytes ? touch_all(p, bytes) : 0;
     if (rc) {

@@ -133,8 +133,9 @@ int mt_planes_settle(mt_plane_set *s, struct mt_err *err);
 /** The range of pages with all planes of a kind in host memory, to be registered with a device; NULL: none. */
 void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes);
 
-/** Anonymous host memory (planes, activations, boundaries, staging), zero at first, huge pages if available; free it
- * with mt_host_free(). Allocates all pages, so that too little memory is an error here and not later. */
+/** Anonymous host memory (planes, activations, boundaries, staging), zero at first, on huge pages if it is large and
+ * the system has them; free it with mt_host_free(). Allocates all pages, so that too little memory is an error here and
+ * not later. */
 int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err);
 /** The same, but pages are allocated on first use: for memory that is mostly never used. */
 int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err);
