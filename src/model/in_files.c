@@ -369,7 +369,7 @@ static size_t most_pieces(const struct mt_layout *l)
 }
 
 int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
-                          const char *dir, struct mt_err *err)
+                          const char *dir, enum mt_io_kind io, const struct mt_io_fault *fault, struct mt_err *err)
 {
     struct mt_st_model st;
     struct list v = {.l = l, .st = &st};
@@ -392,6 +392,8 @@ int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, cons
                                                                    .parts = v.part,
                                                                    .n_parts = v.n,
                                                                    .forms = v.form,
+                                                                   .io = io,
+                                                                   .fault = fault,
                                                                    .inspect = inspect,
                                                                    .place = place},
                                   err);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/mem.h"
+#include "store/disk.h"
 
 enum { ALIGN = MT_DISK_ALIGN };
 
@@ -41,30 +41,10 @@ int mt_direct_file_open(struct mt_direct_file *out, const char *path, bool buffe
         return mt_fail(err, MT_ERR_INPUT, rc, "cannot open %s: %s", path, strerror(-rc));
     }
     out->dev = st.st_dev;
+    out->align = mt_drive_alignment(out->fd);
+    mt_drive_name(out->fd, out->drive);
     if (!out->direct && !buffered)
         mt_info("%s: its file system has no direct I/O; using the page cache", path);
-    return 0;
-}
-
-int mt_direct_file_read(const struct mt_direct_file *f, uint64_t offset, size_t bytes, char *buf, char **data,
-                        struct mt_err *err)
-{
-    uint64_t from = offset / ALIGN * ALIGN;
-    size_t want = (size_t)(offset - from) + bytes, cover = mt_align_up(want, ALIGN), got = 0;
-    while (got < want) {
-        ssize_t n = pread(f->fd, buf + got, cover - got, (off_t)(from + got));
-        if (n < 0 && (errno == EINTR || errno == EAGAIN))
-            continue;
-        size_t next = n > 0 ? got + (size_t)n : got;
-        if (next < want) /* direct I/O continues at an aligned offset */
-            next = next / ALIGN * ALIGN;
-        if (next == got)
-            return mt_fail(err, MT_ERR_INPUT, n < 0 ? -errno : -ENODATA, "cannot read %zu bytes at offset %llu of %s: %s",
-                           want - got, (unsigned long long)(from + got), f->path,
-                           n < 0 ? strerror(errno) : "the file has become shorter");
-        got = next;
-    }
-    *data = buf + (offset - from);
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "base/err.h"
 #include "base/mem.h"
 #include "store/block_sum.h"
+#include "store/io.h"
 #include "store/planes.h"
 
 /**
@@ -22,9 +23,9 @@
  * A part's pieces, end to end, are read in blocks of MT_SUM_BLOCK bytes, bypassing the page cache (O_DIRECT) if the file
  * system allows it: the aligned bytes around a run of them to a buffer, where they are summed, and from there to their
  * destination. Later reads of a block are compared with its first sum; if it has changed, the request ends with
- * -EBADMSG and names file and tensor.
+ * -EBADMSG and names file and tensor. Reads are continued, retried and given up like those of the disk (transfer.h).
  *
- * Each drive has its own threads, so that files on several drives are read at once.
+ * Each drive has its own share of the buffers, so that files on several drives are read at once.
  *
  * Thread-safety: requests from any thread; everything else from one thread, with no request under way.
  */
@@ -82,6 +83,9 @@ struct mt_file_weights_params {
     void *forms;     /* freed when closed; may be NULL */
     unsigned depth;  /* blocks being read at a time; 0: MT_FILE_DEPTH */
     bool buffered;   /* through the page cache even where O_DIRECT works */
+    enum mt_io_kind io;
+    double deadline_s; /* for a drive to answer; 0: MT_TRANSFER_DEADLINE_S (transfer.h) */
+    const struct mt_io_fault *fault; /* for tests; NULL: none */
     /** Checks the values of bytes that are first read: bytes [at, at + n) of a lane of a piece. NULL: no check. */
     int (*inspect)(const struct mt_file_part *p, size_t piece, const char *path, size_t at, const void *data, size_t n,
                    struct mt_err *err);
@@ -89,7 +93,8 @@ struct mt_file_weights_params {
     void (*place)(const struct mt_file_part *p, size_t at, const void *data, size_t n, const struct mt_file_target *to);
 };
 int mt_file_weights_open(mt_file_weights **out, const struct mt_file_weights_params *p, struct mt_err *err);
-/** Accepts NULL. Nothing may be under way. */
+/** Accepts NULL. Nothing may be under way. If a drive did not answer or the backend failed, late reads are possible:
+ * the module's memory and the descriptors are then kept until the process exits. */
 void mt_file_weights_close(mt_file_weights **f);
 /** Host memory of the buffers for `depth` (0: MT_FILE_DEPTH) blocks being read. */
 size_t mt_file_weights_bytes(unsigned depth);
@@ -98,7 +103,8 @@ size_t mt_file_weights_bytes(unsigned depth);
 struct mt_file_request {
     size_t unit;
     char *plane[MT_N_PLANES]; /* destination of each plane's first byte; NULL: not needed */
-    /** Called once, on a thread of the module; may submit, must not wait. */
+    /** Called once, on the module's thread, or in mt_file_weights_submit() if nothing is wanted; may submit, must not
+     * wait. */
     void (*done)(struct mt_file_request *r);
     void *ctx;
     int rc;            /* 0 or a negative errno; err says why */
@@ -108,7 +114,11 @@ struct mt_file_request {
     struct {
         size_t part, block;
     } cursor[MT_FILE_MAX_DRIVES];
-    size_t left; /* blocks not yet done */
+    size_t left;        /* blocks not yet done */
+    enum mt_plane_kind of; /* only what has bytes [first, end) of this plane; end 0: all */
+    size_t first, end;
+    bool sum_only;      /* only what has not been read yet of a part, for its sum */
+    size_t part;
 };
 void mt_file_weights_submit(mt_file_weights *f, struct mt_file_request *r);
 /** Number of bytes that a request reads. */

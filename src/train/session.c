@@ -11,29 +11,31 @@
 #include "model/weights.h"
 #include "plan/warm.h"
 
+/* How files and scratch are read and written: tests choose. */
+struct io_choice {
+    enum mt_io_kind io;
+    struct mt_io_fault fault;
+    bool faulty;
+};
+
+static int choose_io(struct io_choice *c, struct mt_err *err)
+{
+    const char *fault = getenv("MEGATRAIN_IO_FAULT"), *io = getenv("MEGATRAIN_IO");
+    *c = (struct io_choice){.io = io && !strcmp(io, "threads") ? MT_IO_THREADS : MT_IO_AUTO, .faulty = fault};
+    return fault ? mt_io_fault_parse(&c->fault, fault, err) : 0;
+}
+
 /* The scratch holds planes, then spilled buffers. */
 static int open_disk(struct mt_session *s, const struct mt_plane_set_params *p, struct mt_engine_params *e,
-                     struct mt_err *err)
+                     const struct io_choice *c, struct mt_err *err)
 {
     const struct mt_cfg_list *dirs = &s->setup->in->cfg->memory.nvme_paths;
-    const char *fault = getenv("MEGATRAIN_IO_FAULT"), *io = getenv("MEGATRAIN_IO");
-    struct mt_io_fault f;
     uint64_t planes = mt_plane_set_disk_bytes(p);
     struct mt_disk_params d = {.dirs = (const char *const *)dirs->items, .n_dirs = (size_t)dirs->n,
-                               .bytes = planes + s->setup->choice.engine.disk_spill_bytes};
-    int rc = 0;
-    if (!s->setup->choice.engine.uses_disk)
-        return 0;
-    if (io && !strcmp(io, "threads"))
-        d.io = MT_IO_THREADS;
-    if (fault) {
-        rc = mt_io_fault_parse(&f, fault, err);
-        d.fault = &f;
-    }
-    if (!rc)
-        rc = mt_disk_open(&s->disk, &d, err);
+                               .bytes = planes + s->setup->choice.engine.disk_spill_bytes, .io = c->io,
+                               .fault = c->faulty ? &c->fault : NULL};
     e->disk_spill_at = planes;
-    return rc;
+    return s->setup->choice.engine.uses_disk ? mt_disk_open(&s->disk, &d, err) : 0;
 }
 
 /* What libraries load at a first use is loaded now; with the documents of a first step, if its data can be read. */
@@ -52,14 +54,18 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
 {
     struct mt_plane_set_params p = {.elems = NULL};
     struct mt_engine_params e = setup->engine_params;
+    struct io_choice io = {.faulty = false};
     *s = (struct mt_session){.setup = setup};
     int rc = setup->request.train ? warm(setup, &e, err) : 0;
     if (!rc)
         rc = mt_setup_plane_params(setup, &p, err);
     if (!rc)
-        rc = open_disk(s, &p, &e, err);
+        rc = choose_io(&io, err);
+    if (!rc)
+        rc = open_disk(s, &p, &e, &io, err);
     if (!rc && setup->choice.engine.uses_files)
-        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->model_dir, err);
+        rc = mt_weights_open_files(&s->files, setup->layout, p.in_files, setup->in->model_dir, io.io,
+                                   io.faulty ? &io.fault : NULL, err);
     p.disk = e.disk = s->disk;
     p.files = e.files = s->files;
     s->base_sum = mt_calloc(setup->layout->n_tensors, sizeof(*s->base_sum));

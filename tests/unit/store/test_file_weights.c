@@ -34,7 +34,7 @@ static char byte_of(size_t part, size_t i)
 }
 
 /* Parts of odd sizes at odd offsets, a unit's in several files, with a gap between them in the plane. */
-static void set_up(struct fixture *x, bool buffered, unsigned depth)
+static void set_up_with(struct fixture *x, struct mt_file_weights_params params)
 {
     size_t end[FILES] = {0};
     const char *paths[FILES];
@@ -72,12 +72,18 @@ static void set_up(struct fixture *x, bool buffered, unsigned depth)
         close(fd[i]);
     }
     struct mt_err err = {0};
-    if (mt_file_weights_open(&x->f,
-                             &(struct mt_file_weights_params){.n_units = UNITS, .paths = paths, .n_paths = FILES,
-                                                              .parts = x->part, .n_parts = UNITS * PARTS,
-                                                              .buffered = buffered, .depth = depth},
-                             &err))
+    params.n_units = UNITS;
+    params.paths = paths;
+    params.n_paths = FILES;
+    params.parts = x->part;
+    params.n_parts = UNITS * PARTS;
+    if (mt_file_weights_open(&x->f, &params, &err))
         fail_msg("%s", err.msg);
+}
+
+static void set_up(struct fixture *x, bool buffered, unsigned depth)
+{
+    set_up_with(x, (struct mt_file_weights_params){.buffered = buffered, .depth = depth});
 }
 
 static void tear_down(struct fixture *x)
@@ -217,6 +223,84 @@ static void a_block_that_has_changed_is_named(void **state)
     tear_down(&x);
 }
 
+static void faults_of_a_drive_are_survived_if_that_is_possible(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fault;
+        int rc;
+        const char *words;
+    } cases[] = {{"read:short:1:0", 0, ""},          {"read:short:5:7", 0, ""},        {"read:eintr:1:40", 0, ""},
+                 {"read:eagain:3:9", 0, ""},         {"read:delay:1:20", 0, ""},       {"read:reorder:1:0", 0, ""},
+                 {"read:eio:8", -EIO, "cannot read"}, {"read:zero:3", -ENODATA, "shorter"}};
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct fixture x;
+        struct mt_io_fault fault;
+        char *plane[UNITS];
+        assert_int_equal(mt_io_fault_parse(&fault, cases[i].fault, NULL), 0);
+        set_up_with(&x, (struct mt_file_weights_params){.fault = &fault, .io = i & 1 ? MT_IO_THREADS : MT_IO_AUTO,
+                                                        .buffered = i == 1});
+        alloc_planes(&x, plane);
+        struct mt_file_request r = read_all(&x, plane);
+        if (r.rc != cases[i].rc || (r.rc && (!strstr(r.err.msg, cases[i].words) || !strstr(r.err.msg, x.dir))))
+            fail_msg("%s: %d, %s", cases[i].fault, r.rc, r.err.msg);
+        if (r.rc)
+            assert_int_equal(read_all(&x, plane).rc, 0); /* the next request is read */
+        check_planes(&x, plane);
+        free_planes(plane);
+        tear_down(&x);
+    }
+}
+
+/* A drive that does not answer, a backend that fails: all requests end, later ones too. */
+static void what_never_ends_is_given_up(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fault;
+        enum mt_io_kind io;
+        int rc;
+    } cases[] = {{"read:hang:4", MT_IO_AUTO, -ETIMEDOUT}, {"read:wait:3", MT_IO_AUTO, -EIO}, {"read:wait:1", MT_IO_THREADS, -EIO},
+                 {"read:submit:9", MT_IO_THREADS, -EIO}};
+    static char *kept[MT_ARRAY_LEN(cases)][UNITS]; /* never freed, like the memory of lost reads */
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        struct fixture x;
+        struct mt_io_fault fault;
+        char byte;
+        struct mt_err err = {0};
+        assert_int_equal(mt_io_fault_parse(&fault, cases[i].fault, NULL), 0);
+        set_up_with(&x, (struct mt_file_weights_params){.fault = &fault, .io = cases[i].io, .deadline_s = 0.3});
+        alloc_planes(&x, kept[i]);
+        struct mt_file_request r = read_all(&x, kept[i]);
+        if (r.rc != cases[i].rc || !strstr(r.err.msg, x.dir))
+            fail_msg("%s: %d, %s", cases[i].fault, r.rc, r.err.msg);
+        assert_int_equal(mt_file_weights_read(x.f, 0, K, 0, 1, &byte, &err), cases[i].rc);
+        assert_non_null(strstr(err.msg, "given up"));
+        tear_down(&x);
+    }
+}
+
+/* Drives may return wrong data and no error. */
+static void wrong_data_are_found_when_a_block_is_read_again(void **state)
+{
+    (void)state;
+    static const char *const faults[] = {"read:flip:33", "read:swap:33"}; /* a pass has 21 reads */
+    for (size_t i = 0; i < MT_ARRAY_LEN(faults); i++) {
+        struct fixture x;
+        struct mt_io_fault fault;
+        char *plane[UNITS];
+        assert_int_equal(mt_io_fault_parse(&fault, faults[i], NULL), 0);
+        set_up_with(&x, (struct mt_file_weights_params){.fault = &fault});
+        alloc_planes(&x, plane);
+        assert_int_equal(read_all(&x, plane).rc, 0);
+        struct mt_file_request r = read_all(&x, plane);
+        if (r.rc != -EBADMSG || !strstr(r.err.msg, "has changed"))
+            fail_msg("%s: %d, %s", faults[i], r.rc, r.err.msg);
+        free_planes(plane);
+        tear_down(&x);
+    }
+}
+
 /* Two tensors whose rows alternate are one part: either is looked at. */
 static void a_change_in_either_of_two_tensors_is_found(void **state)
 {
@@ -314,6 +398,9 @@ int main(void)
         cmocka_unit_test(every_byte_comes_to_its_place_in_every_pass),
         cmocka_unit_test(any_run_of_bytes_can_be_read),
         cmocka_unit_test(a_block_that_has_changed_is_named),
+        cmocka_unit_test(faults_of_a_drive_are_survived_if_that_is_possible),
+        cmocka_unit_test(what_never_ends_is_given_up),
+        cmocka_unit_test(wrong_data_are_found_when_a_block_is_read_again),
         cmocka_unit_test(a_change_in_either_of_two_tensors_is_found),
         cmocka_unit_test(a_file_that_has_become_shorter_ends_the_request),
         cmocka_unit_test(another_tensor_than_was_named_is_refused),
