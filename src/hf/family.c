@@ -297,7 +297,6 @@ static const struct mt_family families[] = {
         .rms_eps = 1e-5,
         .rope_theta = 1e6,
         .max_pos = 131072,
-        .partial_rotary = 1,
         .qkv_bias = MT_FEATURE_BY_KEY,
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
@@ -398,7 +397,7 @@ void mt_family_list(char *buf, size_t len)
 {
     size_t at = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(families) && at < len; i++)
-        at += (size_t)snprintf(buf + at, len - at, "%s%s", i ? ", " : "", families[i].architecture);
+        at += (size_t)snprintf(buf + at, len - at, "%s%s", i ? ", " : "", families[i].model_type);
 }
 
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual)

@@ -29,13 +29,14 @@ enum mt_qk_norm_kind {
     MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
 };
 
-/** Which layers have a sliding window, unless layer_types in config.json names them one by one. */
+/** Which layers have a sliding window, unless layer_types in config.json names them one by one, which rules that treat
+ * all layers alike do not allow. */
 enum mt_window_rule {
     MT_WINDOW_NONE,         /* whatever config.json says */
     MT_WINDOW_EVERY_LAYER,  /* sliding_window; null is none, absent is the class default */
     MT_WINDOW_UPPER_LAYERS, /* with use_sliding_window, from layer max_window_layers on */
     MT_WINDOW_BY_FLAG,      /* with use_sliding_window, every layer */
-    MT_WINDOW_FROM_LAYER,   /* from layer max_window_layers on; no layer if that is absent */
+    MT_WINDOW_FROM_LAYER,   /* from layer max_window_layers on */
     MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, layers 0, 2, 4 ... below max_window_layers */
 };
@@ -96,7 +97,7 @@ struct mt_family {
 
 /** The family of an architecture, or of a model_type if `architecture` is NULL; NULL: not supported. */
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type);
-/** Supported architectures for messages: "A, B, C". Writes at most `len` bytes, the terminating 0 included. */
+/** Supported model types for messages: "a, b, c". Writes at most `len` bytes, the terminating 0 included. */
 void mt_family_list(char *buf, size_t len);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);

@@ -20,13 +20,14 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
     const cJSON *list = mt_keys_find(r, "architectures"), *type = mt_keys_find(r, "model_type");
     const char *arch = cJSON_IsArray(list) && cJSON_IsString(list->child) ? list->child->valuestring
                                                                            : NULL;
+    const char *model_type = cJSON_IsString(type) ? type->valuestring : NULL;
     char supported[512];
-    c->family = mt_family_find(arch, cJSON_IsString(type) ? type->valuestring : NULL);
+    c->family = mt_family_find(arch, model_type);
     if (!c->family && !r->rc) {
         mt_family_list(supported, sizeof(supported));
         r->rc = mt_fail(r->err, MT_ERR_INPUT, -EINVAL,
-                        "%s: architecture \"%.60s\" is not supported (%s are)", r->name,
-                        arch ? arch : "none", supported);
+                        "%s: architecture \"%.60s\" (model_type \"%.40s\") is not supported; these model types are: %s",
+                        r->name, arch ? arch : "none", model_type ? model_type : "none", supported);
     }
     return c->family;
 }
@@ -60,6 +61,12 @@ static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
         mt_keys_refuse(r, "pretraining_tp", "over 1 is not supported");
     if (mt_keys_bool(r, "is_encoder_decoder", false))
         mt_keys_refuse(r, "is_encoder_decoder", "is not supported");
+}
+
+/* null is not "absent" where the class has a number as its default. */
+static bool is_null(const struct mt_keys *r, const char *key)
+{
+    return cJSON_IsNull(mt_json_get(r->root, key));
 }
 
 static void read_activation(struct mt_keys *r, struct mt_hf_config *c)
@@ -110,18 +117,28 @@ static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_laye
     }
 }
 
+/* Classes of one rule for all layers do not read layer_types: a list of anything else is of another program. */
+static void refuse_other_types(struct mt_keys *r, const struct mt_hf_config *c, int64_t window)
+{
+    bool one_rule = c->family->windows == MT_WINDOW_EVERY_LAYER || c->family->windows == MT_WINDOW_BY_FLAG;
+    for (int64_t i = 0; one_rule && i < c->n_layers; i++)
+        if (c->window[i] != window)
+            mt_keys_refuse(r, "layer_types", "gives layers other windows than sliding_window, which is all that "
+                           "transformers reads in this architecture");
+}
+
 static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
 {
     const struct mt_family *f = c->family;
     int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
-    int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? MT_MAX_LAYERS : 28, 0,
+    int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
                                      INT64_C(1) << 40);
-    bool is_null = mt_json_get(r->root, "sliding_window") && !mt_keys_find(r, "sliding_window");
-    if (f->windows == MT_WINDOW_NONE || is_null ||
+    if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
         (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
         window = 0;
     if (mt_keys_find(r, "layer_types") && f->windows != MT_WINDOW_NONE) {
         windows_from_layer_types(r, c, mt_keys_find(r, "layer_types"), window);
+        refuse_other_types(r, c, window);
         return;
     }
     for (int64_t i = 0; i < c->n_layers; i++)
@@ -168,14 +185,13 @@ static void read_shape(struct mt_keys *r, struct mt_hf_config *c)
                          : mt_keys_need_int(r, "intermediate_size", 1 << 24);
     c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
     c->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
-    c->n_kv_heads = mt_keys_int(r, "num_key_value_heads", f->n_kv_heads ? f->n_kv_heads : c->n_heads, 1,
-                             1 << 14);
+    bool as_heads = !f->n_kv_heads || is_null(r, "num_key_value_heads"), even = !f->head_dim || is_null(r, "head_dim");
+    c->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? c->n_heads : f->n_kv_heads, 1, 1 << 14);
     c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
     c->rms_eps = mt_keys_number(r, "rms_norm_eps", f->rms_eps > 0 ? f->rms_eps : 1e-6);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
-    c->head_dim = mt_keys_int(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->n_heads, 1,
-                           2 * MT_ROPE_MAX_FACTORS);
+    c->head_dim = mt_keys_int(r, "head_dim", even ? c->hidden / c->n_heads : f->head_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
     if (c->n_heads % c->n_kv_heads)
         mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
     if (c->head_dim % 8 || c->hidden % 8)

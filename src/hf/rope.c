@@ -92,9 +92,9 @@ static int check(const struct mt_rope_config *r, const struct mt_hf_config *cfg,
 int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, const cJSON *root,
                   const char *name, struct mt_err *err)
 {
-    const cJSON *p = get(root, "rope_parameters");
-    if (!p)
-        p = get(root, "rope_scaling");
+    const cJSON *p = get(root, "rope_scaling"); /* the older name wins, unless it is null or {} */
+    if (!p || (cJSON_IsObject(p) && !p->child))
+        p = get(root, "rope_parameters");
     if (get(p, "full_attention") || get(p, "sliding_attention") || get(p, "mrope_section"))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        "%s: rope parameters by layer type or mrope are not supported", name);

@@ -74,13 +74,17 @@ static void families_have_their_own_defaults(void **state)
     assert_true(cfg.qkv_bias && cfg.o_bias && cfg.mlp_bias && cfg.gelu);
 }
 
-static void null_is_absent_but_for_the_window(void **state)
+static void null_is_absent_but_for_heads_and_the_window(void **state)
 {
     (void)state;
     take(LLAMA ", \"head_dim\": null, \"num_key_value_heads\": null, \"rope_scaling\": null");
     assert_int_equal(cfg.head_dim, 16);
     take("\"architectures\": [\"MistralForCausalLM\"], \"sliding_window\": null, \"num_key_value_heads\": 2, " SHAPE);
     assert_int_equal(cfg.window[0], 0);
+    take("\"architectures\": [\"MixtralForCausalLM\"], \"num_key_value_heads\": null, " SHAPE);
+    assert_int_equal(cfg.n_kv_heads, 4); /* its class has 8 */
+    take("\"architectures\": [\"MiniMaxM2ForCausalLM\"], \"num_key_value_heads\": 2, \"head_dim\": null, " SHAPE);
+    assert_int_equal(cfg.head_dim, 16); /* its class has 128 */
 }
 
 static void windows_follow_their_family(void **state)
@@ -176,6 +180,8 @@ static void what_is_not_built_is_refused_by_name(void **state)
     refuse("\"architectures\": \"LlamaForCausalLM\", " SHAPE, "not supported");
     refuse("\"model_type\": \"Llama\", " SHAPE, "not supported");
     refuse(SHAPE, "not supported");
+    refuse("\"model_type\": \"qwen3_next\", " SHAPE, "\"qwen3_next\"");
+    refuse("\"architectures\": [\"DeepseekV3ForCausalLM\"], " SHAPE, "hunyuan_v1_moe"); /* the list is whole */
 }
 
 /* two key heads, so that a default shows */
@@ -240,6 +246,12 @@ static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
     refuse(MIXTURE("Dots1ForCausalLM") ", \"n_routed_experts\": 8", "num_experts_per_tok");
     take(MIXTURE("Dots1ForCausalLM") ", \"num_experts_per_tok\": 6, \"n_routed_experts\": 8, \"n_group\": null");
     assert_true(!cfg.moe.shared_width && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.sparse[0] && cfg.window[3] == 0);
+    take("\"architectures\": [\"Dots1ForCausalLM\"], \"num_experts_per_tok\": 2, \"n_routed_experts\": 8, "
+         "\"hidden_size\": 64, \"intermediate_size\": 64, \"num_hidden_layers\": 64, \"num_attention_heads\": 32, "
+         "\"vocab_size\": 96, \"head_dim\": 8");
+    assert_true(cfg.window[61] == 0 && cfg.window[62] == 4096); /* from layer 62 on */
+    refuse(MIXTURE("SolarOpenForCausalLM") ", \"partial_rotary_factor\": 0.5", "partial_rotary_factor");
+    take(MIXTURE("SolarOpenForCausalLM") ", \"partial_rotary_factor\": 1.0");
     take(MIXTURE("HYV3ForCausalLM"));
     assert_true(!cfg.sparse[0] && cfg.sparse[1] && cfg.moe.scale == 2.826 && cfg.rope.theta == 11158840);
     take(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\", \"dense\", \"sparse\"]");
@@ -282,6 +294,11 @@ static void other_mixtures_have_their_own_keys(void **state)
     refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": []", "num_experts");
     refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [\"a\"]", "num_experts");
     refuse(LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 1000.0}", "factor");
+#define BOTH(older) LLAMA ", \"rope_scaling\": " older ", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2}"
+    take(BOTH("{\"type\": \"linear\", \"factor\": 4}")); /* a file with both: the older name wins */
+    assert_true(cfg.rope.factor == 4);
+    take(BOTH("{}"));
+    assert_true(cfg.rope.factor == 2);
 }
 
 /* '1': a mixture, for each of the four layers */
@@ -317,6 +334,11 @@ static void windows_of_mixtures_need_their_flag(void **state)
     assert_true(cfg.window[0] == 9 && cfg.window[3] == 9);
     take(MIXTURE("Qwen2MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
     assert_true(cfg.window[0] == 9 && !cfg.window[1] && !cfg.window[2] && !cfg.window[3]);
+#define TYPES(other) ", \"sliding_window\": 9, \"layer_types\": [\"sliding_attention\", \"sliding_attention\", " \
+    "\"sliding_attention\", \"" other "_attention\"]"
+    take(MIXTURE("MixtralForCausalLM") TYPES("sliding"));
+    refuse(MIXTURE("MixtralForCausalLM") TYPES("full"), "layer_types"); /* its class has one window for all */
+    refuse(MIXTURE("Qwen3MoeForCausalLM") TYPES("full") ", \"use_sliding_window\": true", "layer_types");
 }
 
 static void sizes_must_make_sense(void **state)
@@ -408,7 +430,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(families_have_their_own_defaults),
-        cmocka_unit_test(null_is_absent_but_for_the_window),
+        cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
