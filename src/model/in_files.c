@@ -322,7 +322,7 @@ static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *
     struct mt_packed_piece piece[MT_MAX_PIECES];
     struct mt_packed_source src;
     int rc = mt_packed_find(&src, v->st, v->l, t, err);
-    if (!rc && (src.format != t->packed || src.nested != t->nested))
+    if (!rc && (src.format != t->packed || src.nested != t->nested || src.wider_scales))
         rc = fail_other(t, err);
     if (rc)
         return rc;

@@ -86,6 +86,7 @@ struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt
 struct mt_packed_source {
     enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
     bool nested;
+    bool wider_scales;     /* FP8: planes have F32 where the file has BF16 or F16 */
     struct mt_packed_rows rows;
     const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *note;
 };

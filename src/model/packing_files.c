@@ -134,9 +134,12 @@ static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, co
         return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 are supported");
     if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
         return bad(err, st, s->codes, "has another shape than config.json asks for");
-    if (!is_like(s->scales, MT_ST_F32, mt_packed_n_scales(MT_PACKED_FP8, (size_t)t->shape[0], (size_t)t->shape[1])) ||
+    enum mt_st_dtype dtype = s->scales->dtype;
+    s->wider_scales = dtype == MT_ST_BF16 || dtype == MT_ST_F16; /* as Qwen3's releases have them */
+    if (!is_like(s->scales, s->wider_scales ? dtype : MT_ST_F32,
+                 mt_packed_n_scales(MT_PACKED_FP8, (size_t)t->shape[0], (size_t)t->shape[1])) ||
         s->scales->n_dims != 2 || s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK)
-        return bad(err, st, s->scales, "is not an F32 scale for each block of 128x128");
+        return bad(err, st, s->scales, "is not an F32, BF16 or F16 scale for each block of 128x128");
     return 0;
 }
 
@@ -239,6 +242,12 @@ struct copy {
     char *buf; /* PIECE bytes, or a row */
 };
 
+/* Does the file have the piece as F16 or BF16, where planes have F32? */
+static bool is_widened(const struct mt_packed_source *src, const struct mt_st_tensor *from)
+{
+    return src->wider_scales && from == src->scales;
+}
+
 const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
                                               const struct mt_packed_piece *p, const struct mt_tensor *t)
 {
@@ -246,6 +255,8 @@ const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, cons
     snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
              src->codes->name);
     const struct mt_st_tensor *from = beside(st, base, p->name + strlen(t->name));
+    if (from && is_widened(src, from))
+        return from->n_elems == p->bytes / sizeof(float) ? from : NULL;
     return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;
 }
 
@@ -262,7 +273,9 @@ static int copy_piece(const struct mt_st_model *st, const struct mt_packed_sourc
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
     for (size_t at = 0; at < p->bytes && !rc; at += piece) {
         size_t n = MT_MIN(piece, p->bytes - at);
-        rc = read_part(st, src, from, row_bytes, at, n, c->buf, err);
+        rc = is_widened(src, from)
+                 ? mt_st_read_f32(st, from, at / sizeof(float), n / sizeof(float), (float *)(void *)c->buf, err)
+                 : read_part(st, src, from, row_bytes, at, n, c->buf, err);
         if (!rc && c->summer)
             mt_summer_add(c->summer, c->buf, n);
         if (!rc)

@@ -451,7 +451,7 @@ static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_mod
     bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
     bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
     t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
-    t->in_file = could && keeps ? l->n_adapters && src.format
+    t->in_file = could && keeps ? l->n_adapters && src.format && !src.wider_scales
                                 : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
                                       (same_bytes || (l->n_adapters && is_convertible(l, t, src.codes, changed))) &&
                                       (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);

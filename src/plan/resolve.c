@@ -309,8 +309,8 @@ static int check_base(const struct mt_plan_request *r, struct mt_err *err)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = disk needs folders on drives: set memory.nvme_paths");
     if (r->placement.base == MT_BASE_FILES && !n_in_file)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "memory.base = files: %s",
-                       n_frozen ? "no frozen tensor in the model's files can be read in place: these are packed ones, and others of "
-                                  "1 MiB or more; set memory.base = auto"
+                       n_frozen ? "no frozen tensor in the model's files can be read in place: these are packed ones "
+                                  "(FP8 with F32 scales), and others of 1 MiB or more; set memory.base = auto"
                                 : "nothing is frozen (model.freeze), and trained weights cannot be read from the model's files");
     return 0;
 }

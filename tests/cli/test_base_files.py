@@ -280,7 +280,8 @@ def as_released(tmp):
 
 
 def encode_fp8(data, rows, cols):
-    """A matrix of bf16 as DeepSeek's files have it: (codes, scales of blocks of 128x128); those at the edges are partial."""
+    """A matrix of bf16 as DeepSeek's files have it: (codes, scales of blocks of 128x128); those at the edges are partial.
+    Scales are exact in bf16."""
     levels = sorted((e4m3(c), c) for c in range(256) if c & 127 != 127 and c != 128)
     values, codes = [v for v, _ in levels], [c for _, c in levels]
     wide = bytearray(2 * len(data))
@@ -289,11 +290,34 @@ def encode_fp8(data, rows, cols):
     scales = [0.0] * (per_row * -(-rows // 128))
     block = [i // cols // 128 * per_row + i % cols // 128 for i in range(len(x))]
     for v, b in zip(x, block):
-        scales[b] = max(scales[b], f32(abs(v) / 448))
+        scales[b] = max(scales[b], abs(v) / 448)
+    scales = [in_bf16_or_above(s) for s in scales]
     def code(v):
         at = min(max(bisect.bisect(values, v), 1), len(values) - 1)
         return codes[at if values[at] - v < v - values[at - 1] else at - 1]
     return bytes(code(v / scales[b]) for v, b in zip(x, block)), struct.pack(f"<{len(scales)}f", *scales)
+
+
+def in_bf16_or_above(x):
+    bits, = struct.unpack("<I", struct.pack("<f", x))
+    return struct.unpack("<f", struct.pack("<I", (bits + 0xffff) & 0xffff0000))[0]
+
+
+def scales_as_bf16(tmp, model, tensors, data, want):
+    """As Qwen3's releases in FP8 have them: the same weights, saved with scales in F32, but never read in place."""
+    def cut(name, t, _):
+        return ("BF16", t[1], b"".join(t[2][i + 2:i + 4] for i in range(0, len(t[2]), 4))) if name.endswith("_scale_inv") else t
+
+    out = rewrite(model, os.path.join(tmp, "fp8-bf16"), cut)
+    assert result(run(tmp, out, data, "host", model__dtype="bf16")[0]) == want
+    refused = run(tmp, out, data, "files", expect=2, model__dtype="bf16")[1]
+    assert "FP8 with F32 scales" in refused, refused
+    frozen = os.path.join(tmp, "fp8-frozen")
+    megatrain("run", settings(tmp, out, data, frozen, model__freeze="*_proj.weight", adapter__kind="none",
+                              memory__device_budget="128MiB"), "--max-steps", 1)
+    megatrain("export", f"{frozen}/checkpoint-1", f"{frozen}-out")
+    packed = {n: v for n, v in tensors.items() if "_proj.weight" in n}
+    assert packed.items() <= read_safetensors(f"{frozen}-out/model.safetensors").items()
 
 
 def other_programs_fp8(tmp):
@@ -326,6 +350,7 @@ def other_programs_fp8(tmp):
     assert read_safetensors(f"{out}-again/model.safetensors") == packed
     refused = megatrain("export", "--merge", f"{tmp}/out/checkpoint-3", f"{tmp}/merged", expect=2).stderr
     assert "is packed, and packing it again would lose" in refused, refused
+    scales_as_bf16(tmp, out, packed, data, want)
 
 
 def elsewhere(tmp):
