@@ -122,6 +122,17 @@ int mt_model_take_counts(mt_model *m, int layer, const struct mt_routing *t, str
                           &(struct mt_copy){m->shares, bytes, m->shares_host, bytes, bytes, 1}, err);
 }
 
+/*
+ * Rows of an expert where routing is not known: an equal share of them, padded as in a step. A count ends anywhere in a
+ * bucket, so that half a bucket is padding on average: some experts have a bucket more than others.
+ */
+static size_t assumed_rows(size_t rows, const struct mt_moe *moe, size_t bucket, int expert)
+{
+    size_t mean = mt_div_up(rows * (size_t)moe->top_k, (size_t)moe->n_experts) + bucket / 2, at = (size_t)expert;
+    bool more = (at + 1) * (mean % bucket) / bucket > at * (mean % bucket) / bucket;
+    return MT_MIN(MT_MAX(mean / bucket + more, (size_t)1) * bucket, mt_align_up(rows, bucket));
+}
+
 struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int expert)
 {
     const struct mt_moe *moe = &m->layout->cfg.moe;
@@ -129,8 +140,7 @@ struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int exp
     const int32_t *counts = counts_of(m, layer), *starts = counts + moe->n_experts + 1;
     if (!rows)
         return (struct mt_expert_list){(size_t)starts[expert], (size_t)counts[expert]};
-    size_t even = mt_align_up(mt_div_up(rows * (size_t)moe->top_k, (size_t)moe->n_experts), bucket);
-    return (struct mt_expert_list){0, MT_MIN(even, rows)};
+    return (struct mt_expert_list){0, MT_MIN(assumed_rows(rows, moe, bucket, expert), rows)};
 }
 
 const int32_t *mt_model_expert_rows(const mt_model *m, int layer)
