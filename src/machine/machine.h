@@ -33,7 +33,9 @@ struct mt_rate {
     X(D2H, "link", "d2h_gbs", "GB/s", "Device to host alone.")                                     \
     X(H2D_BOTH, "link", "h2d_both_gbs", "GB/s", "Host to device while the other direction is busy.")     \
     X(D2H_BOTH, "link", "d2h_both_gbs", "GB/s", "Device to host while the other direction is busy.")     \
-    X(COPY_US, "link", "copy_us", "us", "Fixed cost of a copy.")                                   \
+    X(H2D_SHORT, "link", "h2d_short_gbs", "GB/s", "cpu: copies of 2 MiB, from memory to caches.")  \
+    X(D2H_SHORT, "link", "d2h_short_gbs", "GB/s", "cpu: copies of 2 MiB, from caches to memory.")  \
+    X(COPY_US, "link", "copy_us", "us", "Fixed cost of a copy; cpu: until who waits for it goes on.") \
     X(CORES, "host", "cores", "", "Cores that may be used.")                                       \
     X(HOST_GIB, "host", "memory_gib", "GiB", "Host memory.")                                       \
     X(DRAM, "host", "dram_gbs", "GB/s", "Host memory, read and written, all cores copying.")       \
@@ -66,6 +68,8 @@ struct mt_op_sample {
     double seconds;
 };
 
+/* Bytes of the copies that are measured. */
+enum { MT_SHORT_COPY_BYTES = 2 << 20, MT_LONG_COPY_BYTES = 64 << 20 };
 enum { MT_MACHINE_VERSION = 1, MT_MAX_ADAM = 16 };
 struct mt_machine {
     char name[128];

@@ -49,9 +49,13 @@ void mt_turns_destroy(mt_turns **t);
 /** Runs each once; seconds[i] is the time of the i-th. */
 int mt_turns_run(mt_turns *t, double *seconds, struct mt_err *err);
 /**
- * Runs the operations in turn for many rounds; seconds[i] is the mean time of the i-th over the middle half of the
- * rounds, so that a slow or fast second affects all operations alike.
+ * Means over the middle half of the rounds by their total times, so that a slow or fast round affects all operations
+ * alike. A step is a sum of times, so that medians would be too low: what delays an operation is in the sum.
+ * `rounds`: [n_rounds][n], at most MT_MOST_ROUNDS; seconds[i] is for the i-th operation.
  */
+enum { MT_MOST_ROUNDS = 64 };
+void mt_turns_mean(double *seconds, const double *rounds, size_t n, int n_rounds);
+/** Runs the operations in turn for many rounds; seconds: mt_turns_mean(). */
 int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const struct mt_metered *ops, size_t n,
                        struct mt_err *err);
 /**

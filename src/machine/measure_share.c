@@ -8,15 +8,21 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "device/example.h"
 #include "optim/adam.h"
 #include "machine/measure_priv.h"
 #include "store/planes.h"
 
-enum { COPY_BYTES = 64 << 20, ADAM_N = 8 << 20, SMALL_COPY_BYTES = 256 << 10 };
+enum { ADAM_N = 8 << 20, SMALL_PART = 64 }; /* of all bytes, in tests */
 
 static size_t copy_bytes(const struct mt_measure_params *p)
 {
-    return p->small ? SMALL_COPY_BYTES : COPY_BYTES;
+    return MT_LONG_COPY_BYTES / (p->small ? SMALL_PART : 1);
+}
+
+static size_t short_bytes(const struct mt_measure_params *p)
+{
+    return MT_SHORT_COPY_BYTES / (p->small ? SMALL_PART : 1);
 }
 
 /* --- copies -------------------------------------------------------------------------------------- */
@@ -29,9 +35,8 @@ struct link {
 };
 
 /* One copy and an event after it; way: 0 host to device, 1 device to host. */
-static int link_copy(struct link *l, int way, size_t bytes, struct mt_err *err)
+static int link_copy(struct link *l, int way, enum mt_stream s, size_t bytes, struct mt_err *err)
 {
-    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
     struct mt_copy c = {way ? l->host[1] : l->device[0], bytes, way ? l->device[1] : l->host[0], bytes, bytes, 1};
     int rc = mt_device_copy(l->dev, s, &c, err);
     return rc ? rc : mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
@@ -39,9 +44,10 @@ static int link_copy(struct link *l, int way, size_t bytes, struct mt_err *err)
 
 static int link_copies(struct link *l, int way, int n, struct mt_err *err)
 {
-    int rc = mt_event_record(l->dev, l->ev[2 * way], way ? MT_STREAM_D2H : MT_STREAM_H2D, err);
+    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
+    int rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
     for (int i = 0; i < n && !rc; i++)
-        rc = link_copy(l, way, l->bytes, err);
+        rc = link_copy(l, way, s, l->bytes, err);
     return rc;
 }
 
@@ -65,17 +71,47 @@ static int time_copies(struct link *l, int n_in, int n_out, double gbs[2], struc
     return rc;
 }
 
-/* Fixed cost of a copy: seconds of a very small one directly after a copy on the other queue, as in a step. */
-static int time_small_copies(struct link *l, double *seconds, struct mt_err *err)
+/* A copy of a part of the host's buffer from or to one of few buffers of the device, which stay in the caches. */
+static int short_copy(struct link *l, int way, int i, size_t bytes, struct mt_err *err)
+{
+    enum { SLOTS = 2 };
+    char *host = (char *)l->host[way] + (size_t)i * bytes % l->bytes, *device = l->device[way];
+    device += (size_t)(i % SLOTS) * bytes;
+    struct mt_copy c = {way ? host : device, bytes, way ? device : host, bytes, bytes, 1};
+    return mt_device_copy(l->dev, way ? MT_STREAM_D2H : MT_STREAM_H2D, &c, err);
+}
+
+/* GB/s of short copies, one after the other. */
+static int time_short_copies(struct link *l, int way, size_t bytes, double *gbs, struct mt_err *err)
+{
+    enum mt_stream s = way ? MT_STREAM_D2H : MT_STREAM_H2D;
+    int n = (int)(l->bytes / bytes), rc = mt_event_record(l->dev, l->ev[2 * way], s, err);
+    for (int i = 0; i < n && !rc; i++)
+        rc = short_copy(l, way, i, bytes, err);
+    if (!rc)
+        rc = mt_event_record(l->dev, l->ev[2 * way + 1], s, err);
+    if (!rc)
+        rc = mt_device_sync(l->dev, err);
+    if (!rc)
+        *gbs = (double)n * (double)bytes / (double)MT_MAX(span_ns(l, way), (int64_t)1);
+    return rc;
+}
+
+/*
+ * Fixed cost of a copy: seconds of a very small one directly after a copy on the other queue, as in a step. `other`:
+ * the queue that goes on in turn with host to device. On the cpu device this is the compute queue, whose thread is on a
+ * core of its own: what is left is the time until a thread that waits goes on.
+ */
+static int time_small_copies(struct link *l, enum mt_stream other, double *seconds, struct mt_err *err)
 {
     enum { HOPS = 256, SMALL_BYTES = 4096 };
     int rc = mt_event_record(l->dev, l->ev[0], MT_STREAM_H2D, err);
     for (int i = 0; i < HOPS && !rc; i++) {
         int way = i % 2;
         if (i)
-            rc = mt_event_wait(l->dev, l->ev[way ? 1 : 3], way ? MT_STREAM_D2H : MT_STREAM_H2D, err);
+            rc = mt_event_wait(l->dev, l->ev[way ? 1 : 3], way ? other : MT_STREAM_H2D, err);
         if (!rc)
-            rc = link_copy(l, way, SMALL_BYTES, err);
+            rc = link_copy(l, way, way ? other : MT_STREAM_H2D, SMALL_BYTES, err);
     }
     if (!rc)
         rc = mt_device_sync(l->dev, err);
@@ -84,10 +120,11 @@ static int time_small_copies(struct link *l, double *seconds, struct mt_err *err
     return rc;
 }
 
-static int open_link(struct link *l, const struct mt_measure_params *p, struct mt_err *err)
+/* With `more` device memory for others. */
+static int open_link(struct link *l, const struct mt_measure_params *p, size_t more, struct mt_err *err)
 {
     l->bytes = copy_bytes(p);
-    int rc = mt_measure_device(&l->dev, p, l->bytes * 3, err);
+    int rc = mt_measure_device(&l->dev, p, l->bytes * 3 + more, err);
     for (int i = 0; i < 2 && !rc; i++) {
         rc = mt_host_alloc(&l->host[i], l->bytes, "copy probe", err);
         if (!rc)
@@ -114,8 +151,10 @@ static void close_link(struct link *l)
     mt_device_destroy(&l->dev);
 }
 
-/* GB/s: to the device alone, to the host alone; both at once: to the device, to the host. */
-static int link_round(struct link *l, double gbs[4], struct mt_err *err)
+/* GB/s: to the device alone, to the host alone; both at once: to the device, to the host; short ones of `bytes`, unless
+ * that is 0: to the device, to the host. */
+enum { N_LINK = 6 };
+static int link_round(struct link *l, size_t bytes, double gbs[N_LINK], struct mt_err *err)
 {
     enum { COPIES = 3 };
     double in[2] = {0}, out[2] = {0}, both[2] = {0};
@@ -124,6 +163,8 @@ static int link_round(struct link *l, double gbs[4], struct mt_err *err)
         rc = time_copies(l, 0, COPIES, out, err);
     if (!rc)
         rc = time_copies(l, COPIES, COPIES, both, err);
+    for (int way = 0; way < 2 && bytes && !rc; way++)
+        rc = time_short_copies(l, way, bytes, &gbs[4 + way], err);
     gbs[0] = in[0];
     gbs[1] = out[1];
     gbs[2] = both[0];
@@ -134,24 +175,26 @@ static int link_round(struct link *l, double gbs[4], struct mt_err *err)
 int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
     enum { ROUNDS = 5 };
-    static const enum mt_rate_id id[4] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH};
+    static const enum mt_rate_id id[N_LINK] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH,
+                                               MT_RATE_H2D_SHORT, MT_RATE_D2H_SHORT};
     struct link l = {0};
-    double gbs[4] = {0}, seen[4][ROUNDS], small = 0;
-    int rc = open_link(&l, p, err);
+    double gbs[N_LINK] = {0}, seen[N_LINK][ROUNDS], small = 0;
+    int rc = open_link(&l, p, 0, err), n = m->cpu ? N_LINK : 4;
+    size_t bytes = m->cpu ? short_bytes(p) : 0;
     if (!rc)
-        rc = link_round(&l, gbs, err); /* warms up */
+        rc = link_round(&l, bytes, gbs, err); /* warms up */
     for (int r = 0; r < ROUNDS && !rc; r++) {
-        rc = link_round(&l, gbs, err);
-        for (int i = 0; i < 4; i++)
+        rc = link_round(&l, bytes, gbs, err);
+        for (int i = 0; i < n; i++)
             seen[i][r] = gbs[i];
     }
     if (!rc)
-        rc = time_small_copies(&l, &small, err);
+        rc = time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small, err);
     close_link(&l);
     if (rc)
         return rc;
     m->rate[MT_RATE_COPY_US] = (struct mt_rate){small * 1e6, MT_RATE_MEASURED};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < n; i++)
         m->rate[id[i]] = (struct mt_rate){mt_measure_median(seen[i], ROUNDS), MT_RATE_MEASURED};
     if (m->cpu)
         m->rate[MT_RATE_COPY] =
@@ -262,29 +305,96 @@ static void stop_gemm(struct gemm_load *l)
     l->started = false;
 }
 
-enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 5 };
+enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 5, PAIRS = 32 };
+static const double LEAST_SHARE = 0.1;
 
-/* Compute and copies: speed of each beside the other, relative to its speed alone. */
-static int copy_round(struct link *l, struct gemm_load *gemm, double share[N_SHARES], struct mt_err *err)
+/* Products, each of which wakes up a short copy when it has ended, as in a step. */
+struct pairs {
+    struct link link; /* on the device that computes, too */
+    mt_example *x;
+    size_t bytes;          /* of a copy */
+    mt_event *done[PAIRS]; /* the end of a product */
+    mt_event *copy[PAIRS][2];
+};
+
+static int open_pairs(struct pairs *s, const struct mt_measure_params *p, struct mt_err *err)
 {
-    double alone = 0, beside = 0, free_gbs[2] = {0}, gbs[2] = {0};
-    int rc = time_gemm(&alone, gemm, err);
+    struct mt_metered op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 256);
+    s->bytes = short_bytes(p);
+    int rc = open_link(&s->link, p, mt_measure_operation_bytes(p, &op), err);
     if (!rc)
-        rc = time_copies(l, 8, 0, free_gbs, err);
-    if (!rc) /* copies of 64 MiB in the background that take longer than the measurement */
-        rc = link_copies(l, 0, 24, err);
-    if (!rc)
-        rc = time_gemm(&beside, gemm, err);
-    if (!rc)
-        rc = mt_device_sync(l->dev, err);
-    if (!rc)
-        rc = start_gemm(gemm, err);
-    if (!rc)
-        rc = time_copies(l, 8, 0, gbs, err);
-    stop_gemm(gemm);
-    share[SHARE_COPY] = alone / beside;
-    share[COPY_SHARE] = gbs[0] / free_gbs[0];
+        rc = mt_example_create(&s->x, &(struct mt_example_params){.dev = s->link.dev, .shape = op}, err);
+    for (int i = 0; i < PAIRS && !rc; i++) {
+        rc = mt_event_create(s->link.dev, &s->done[i], err);
+        for (int k = 0; k < 2 && !rc; k++)
+            rc = mt_event_create(s->link.dev, &s->copy[i][k], err);
+    }
     return rc;
+}
+
+static void close_pairs(struct pairs *s)
+{
+    mt_example_destroy(&s->x);
+    for (int i = 0; i < PAIRS; i++) {
+        mt_event_destroy(&s->done[i]);
+        mt_event_destroy(&s->copy[i][0]);
+        mt_event_destroy(&s->copy[i][1]);
+    }
+    close_link(&s->link);
+}
+
+static int submit_pair(struct pairs *s, int i, bool product, bool copy, struct mt_err *err)
+{
+    mt_device *dev = s->link.dev;
+    int rc = product ? mt_example_submit(s->x, err) : 0;
+    if (!rc && product)
+        rc = mt_event_record(dev, s->done[i], MT_STREAM_COMPUTE, err);
+    if (!rc && product && copy)
+        rc = mt_event_wait(dev, s->done[i], MT_STREAM_H2D, err);
+    for (int k = 0; k < 2 && copy && !rc; k++) {
+        rc = k ? short_copy(&s->link, 0, i, s->bytes, err) : 0;
+        if (!rc)
+            rc = mt_event_record(dev, s->copy[i][k], MT_STREAM_H2D, err);
+    }
+    return rc;
+}
+
+/* Nanoseconds from the end of one product to that of the next, and of a copy; medians. */
+static int time_pairs(struct pairs *s, bool product, bool copy, double *product_ns, double *copy_ns, struct mt_err *err)
+{
+    double of_product[PAIRS], of_copy[PAIRS];
+    int rc = 0;
+    for (int i = 0; i < PAIRS && !rc; i++)
+        rc = submit_pair(s, i, product, copy, err);
+    if (!rc)
+        rc = mt_device_sync(s->link.dev, err);
+    for (int i = 0; i < PAIRS && !rc; i++) {
+        if (product && i)
+            of_product[i - 1] = (double)(mt_event_time_ns(s->done[i]) - mt_event_time_ns(s->done[i - 1]));
+        if (copy)
+            of_copy[i] = (double)(mt_event_time_ns(s->copy[i][1]) - mt_event_time_ns(s->copy[i][0]));
+    }
+    if (!rc && product)
+        *product_ns = mt_measure_median(of_product, PAIRS - 1);
+    if (!rc && copy)
+        *copy_ns = MT_MAX(mt_measure_median(of_copy, PAIRS), 1.0);
+    return rc;
+}
+
+/* Compute and copies: speed of each while the other runs, relative to its speed alone. */
+static int copy_round(struct pairs *s, double share[N_SHARES], struct mt_err *err)
+{
+    double alone = 0, beside = 0, copy_alone = 0, copy = 0;
+    int rc = time_pairs(s, true, false, &alone, NULL, err);
+    if (!rc)
+        rc = time_pairs(s, false, true, NULL, &copy_alone, err);
+    if (!rc)
+        rc = time_pairs(s, true, true, &beside, &copy, err);
+    if (rc)
+        return rc;
+    share[SHARE_COPY] = MT_MAX(1 - (beside - alone) / copy, LEAST_SHARE);
+    share[COPY_SHARE] = copy_alone / copy;
+    return 0;
 }
 
 /* Compute and the optimizer. */
@@ -317,15 +427,15 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
 {
     static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,
                                                  MT_RATE_SHARE_ADAM};
-    struct link l = {0};
+    struct pairs pairs = {.x = NULL};
     struct gemm_load gemm = {.op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 512),
                              .round_ns = mt_measure_round_ns(p)};
     double share[N_SHARES] = {0}, seen[N_SHARES][SHARE_ROUNDS];
     int rc = mt_measure_device(&gemm.dev, p, mt_measure_operation_bytes(p, &gemm.op), err);
     if (!rc)
-        rc = open_link(&l, p, err);
+        rc = open_pairs(&pairs, p, err);
     for (int r = 0; r < SHARE_ROUNDS && !rc; r++) {
-        rc = copy_round(&l, &gemm, share, err);
+        rc = copy_round(&pairs, share, err);
         if (!rc)
             rc = adam_round(p, &gemm, share, err);
         for (int i = 0; i < N_SHARES; i++)
@@ -336,6 +446,6 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
         m->rate[id[i]] = (struct mt_rate){share_of, MT_RATE_MEASURED};
     }
     mt_device_destroy(&gemm.dev);
-    close_link(&l);
+    close_pairs(&pairs);
     return rc;
 }

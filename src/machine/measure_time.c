@@ -9,7 +9,7 @@
 #include "machine/measure_priv.h"
 
 /* Timing in turn lasts as long as 100 rounds by itself, within these numbers of rounds. */
-enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, MOST_ROUNDS = 64, IN_TURN = 100 };
+enum { ALONE_ROUNDS = 5, WARM_ROUNDS = 2, LEAST_ROUNDS = 8, IN_TURN = 100 };
 
 double mt_measure_median(double *v, int n)
 {
@@ -165,13 +165,12 @@ static int by_total(const void *a, const void *b)
     return mt_compare_doubles(&x->total, &y->total);
 }
 
-/* `all`: [n_rounds][n]. */
-static void mean_of_middle(double *seconds, const double *all, size_t n, int n_rounds)
+void mt_turns_mean(double *seconds, const double *rounds, size_t n, int n_rounds)
 {
-    struct ranked round[MOST_ROUNDS];
+    struct ranked round[MT_MOST_ROUNDS];
     int from = n_rounds / 4, to = n_rounds - n_rounds / 4;
     for (int r = 0; r < n_rounds; r++) {
-        round[r] = (struct ranked){0, all + (size_t)r * n};
+        round[r] = (struct ranked){0, rounds + (size_t)r * n};
         for (size_t i = 0; i < n; i++)
             round[r].total += round[r].seconds[i];
     }
@@ -188,18 +187,18 @@ int mt_measure_in_turn(double *seconds, const struct mt_measure_params *p, const
                        struct mt_err *err)
 {
     mt_turns *t = NULL;
-    double *all = mt_calloc(n, MOST_ROUNDS * sizeof(double));
+    double *all = mt_calloc(n, MT_MOST_ROUNDS * sizeof(double));
     int rc = all ? mt_turns_create(&t, p, ops, n, err)
-                 : mt_fail_nomem(err, "a measurement", n * MOST_ROUNDS * sizeof(double));
+                 : mt_fail_nomem(err, "a measurement", n * MT_MOST_ROUNDS * sizeof(double));
     int rounds = 0;
     for (int r = 0; r < WARM_ROUNDS && !rc; r++)
         rc = mt_turns_run(t, all, err);
     int64_t begin = mt_now_ns();
-    while (!rc && rounds < MOST_ROUNDS &&
+    while (!rc && rounds < MT_MOST_ROUNDS &&
            (rounds < LEAST_ROUNDS || mt_now_ns() - begin < IN_TURN * mt_measure_round_ns(p)))
         rc = mt_turns_run(t, all + (size_t)rounds++ * n, err);
     if (!rc)
-        mean_of_middle(seconds, all, n, rounds);
+        mt_turns_mean(seconds, all, n, rounds);
     mt_turns_destroy(&t);
     free(all);
     return rc;

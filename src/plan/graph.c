@@ -65,13 +65,25 @@ static void price_unpack(struct mt_sim_task *t, const struct mt_instr *in, const
     t->seconds = t->bytes * ns * 1e-9;
 }
 
+/* On the cpu device the caches make short copies faster. Between the two sizes measured: by their logarithms. */
+static double copy_gbs(const struct mt_sim_params *p, bool in, double bytes)
+{
+    double gbs = rate_of(p, in ? MT_RATE_H2D : MT_RATE_D2H);
+    if (p->machine->cpu && bytes > 0) {
+        double near = rate_of(p, in ? MT_RATE_H2D_SHORT : MT_RATE_D2H_SHORT);
+        double length = log(bytes / MT_SHORT_COPY_BYTES) / log((double)MT_LONG_COPY_BYTES / MT_SHORT_COPY_BYTES);
+        gbs = near * pow(gbs / near, fmin(fmax(length, 0), 1));
+    }
+    return p->link_gbps > 0 ? MT_MIN(gbs, p->link_gbps) : gbs;
+}
+
 static void price_copy(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    double gbs = rate_of(p, in->queue == MT_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
-    if (p->link_gbps > 0)
-        gbs = MT_MIN(gbs, p->link_gbps);
     t->bytes = in->row_bytes ? used_bytes(in, p) : (double)in->bytes;
-    t->seconds = t->bytes / (gbs * 1e9) + rate_of(p, MT_RATE_COPY_US) * 1e-6;
+    double gbs = copy_gbs(p, in->queue == MT_Q_H2D, t->bytes);
+    t->seconds = t->bytes / (gbs * 1e9);
+    if (!p->machine->cpu) /* there it is the time until a waiting thread goes on, of any queue: sim.c */
+        t->seconds += rate_of(p, MT_RATE_COPY_US) * 1e-6;
 }
 
 static void price_disk(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)

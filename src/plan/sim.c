@@ -20,6 +20,7 @@ struct state {
     size_t next[MT_N_QUEUES];
     int32_t active[MT_N_QUEUES];   /* or -1 */
     int32_t newest[MT_N_QUEUES];   /* that has ended, or -1 */
+    double late[MT_N_QUEUES];      /* seconds until the active task begins: its thread is woken up */
     double left[MT_N_QUEUES];
     double ended[MT_N_QUEUES];     /* when a task of the queue last did */
     double now;
@@ -62,6 +63,19 @@ static double latency(const struct state *s, int q)
     return mt_queues[q].disk && !(s->ended[q] >= s->now) ? rate(s, MT_RATE_DISK_US) * 1e-6 : 0;
 }
 
+/* On the cpu device a thread that waited for another queue goes on a little after what it waited for. */
+static double wake_up(const struct state *s, int q)
+{
+    bool waited = s->last_ended >= 0 && s->ended[q] < s->now;
+    return s->p->machine->cpu && !mt_queues[q].disk && waited ? rate(s, MT_RATE_COPY_US) * 1e-6 : 0;
+}
+
+/* Whether a task of the queue takes cores, memory or a link. */
+static bool runs(const struct state *s, int q)
+{
+    return s->active[q] >= 0 && !(s->late[q] > 0);
+}
+
 static bool start_tasks(struct state *s)
 {
     bool any = false;
@@ -71,6 +85,7 @@ static bool start_tasks(struct state *s)
             if (ready(s, t)) {
                 s->active[q] = s->order[s->next[q]++];
                 s->left[q] = t->seconds + latency(s, q);
+                s->late[q] = t->seconds > 0 ? wake_up(s, q) : 0;
                 t->start = s->now;
                 t->cause = s->last_ended;
             }
@@ -83,10 +98,10 @@ static bool start_tasks(struct state *s)
 /* Fraction of a core that a copying thread uses: a throttled one sleeps in between. */
 static double copy_duty(const struct state *s, int q)
 {
-    double link = rate(s, q == MT_Q_H2D ? MT_RATE_H2D : MT_RATE_D2H);
-    if (s->p->link_gbps > 0)
-        link = MT_MIN(link, s->p->link_gbps);
-    return s->active[q] >= 0 ? MT_MIN(link / rate(s, MT_RATE_COPY), 1.0) : 0;
+    double throttle = s->p->link_gbps;
+    if (!runs(s, q))
+        return 0;
+    return throttle > 0 ? MT_MIN(throttle / rate(s, MT_RATE_COPY), 1.0) : 1;
 }
 
 static double slowed(double share, double duty)
@@ -97,7 +112,7 @@ static double slowed(double share, double duty)
 /* Slowdown of compute, copies and updates on the same cores. */
 static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
 {
-    bool compute = s->active[MT_Q_COMPUTE] >= 0, adam = s->active[MT_Q_HOST] >= 0;
+    bool compute = runs(s, MT_Q_COMPUTE), adam = runs(s, MT_Q_HOST);
     static const enum mt_queue link[] = {MT_Q_H2D, MT_Q_D2H};
     for (size_t i = 0; i < MT_ARRAY_LEN(link); i++) {
         enum mt_queue q = link[i];
@@ -134,7 +149,7 @@ static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
 static void share_both(const struct state *s, const int q[2], const enum mt_rate_id alone[2],
                        const enum mt_rate_id both[2], double speed[MT_N_QUEUES])
 {
-    if (s->active[q[0]] < 0 || s->active[q[1]] < 0)
+    if (!runs(s, q[0]) || !runs(s, q[1]))
         return;
     for (int i = 0; i < 2; i++)
         speed[q[i]] = rate(s, both[i]) / rate(s, alone[i]);
@@ -165,11 +180,15 @@ static void advance(struct state *s, struct mt_sim_result *r)
     find_speeds(s, speed);
     for (int q = 0; q < MT_N_QUEUES; q++)
         if (s->active[q] >= 0)
-            dt = fmin(dt, s->left[q] / speed[q]);
+            dt = fmin(dt, s->late[q] > 0 ? s->late[q] : s->left[q] / speed[q]);
     s->now += dt;
     for (int q = 0; q < MT_N_QUEUES; q++) {
         if (s->active[q] < 0)
             continue;
+        if (s->late[q] > 0) {
+            s->late[q] = s->late[q] - dt > 1e-12 ? s->late[q] - dt : 0;
+            continue;
+        }
         s->left[q] -= dt * speed[q];
         if (s->left[q] > 1e-12)
             continue;

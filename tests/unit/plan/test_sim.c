@@ -132,6 +132,59 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     NEAR(h.task[c].end, 1.0);
 }
 
+static void on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(24, 64, 0);
+    struct graph g = {0};
+    m.cpu = true;
+    m.rate[MT_RATE_COPY_US].value = 1e5; /* a tenth of a second */
+    m.rate[MT_RATE_SHARE_COPY] = (struct mt_rate){0.5, MT_RATE_MEASURED};
+    int32_t a = task(&g, MT_Q_COMPUTE, 1, 0), b = task(&g, MT_Q_COMPUTE, 1, 0), out = task(&g, MT_Q_D2H, 1, 0);
+    int32_t last = task(&g, MT_Q_D2H, 1, 0), use = task(&g, MT_Q_COMPUTE, 1, 0);
+    after(&g, out, a);
+    after(&g, use, last);
+    run(&g, &m, 0);
+    NEAR(g.task[b].start, 1.0); /* waited for nobody */
+    NEAR(g.task[out].end, 2.1);
+    NEAR(g.task[b].end, 2.9);  /* at half the speed beside the copies, and at full speed before they begin */
+    NEAR(g.task[last].end, 3.1);
+    NEAR(g.task[use].end, 4.2);
+    m.cpu = false; /* a GPU's queues wait for each other themselves */
+    run(&g, &m, 0);
+    NEAR(g.task[use].end, 4.0);
+}
+
+/* Copies of two sizes are measured; those of the larger model are between these. */
+static void on_the_cpu_device_short_copies_are_in_the_caches(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_machine(1, 64, 0);
+    m.cpu = true;
+    m.rate[MT_RATE_H2D].value = m.rate[MT_RATE_D2H].value = 10;
+    m.rate[MT_RATE_H2D_SHORT].value = m.rate[MT_RATE_D2H_SHORT].value = 20;
+    for (int large = 0; large < 2; large++) {
+        struct mt_layout *l = make_layout(large ? &small : &tiny);
+        struct mt_plan_request r = make_request(l, &m, 128, 6);
+        struct mt_plan_choice c;
+        struct mt_sim_graph g;
+        size_t n = 0;
+        assert_int_equal(mt_plan_evaluate(&c, &r, &g, NULL), 0);
+        for (size_t i = 0; i < g.n; i++) {
+            const struct mt_sim_task *t = &g.tasks[i];
+            double gbs = 1e-9 * t->bytes / t->seconds;
+            if ((t->queue != MT_Q_H2D && t->queue != MT_Q_D2H) || !(t->bytes > 0))
+                continue;
+            n++;
+            assert_true(large ? gbs < 19.99 && gbs > 10.01 : fabs(gbs - 20) < 1e-6);
+        }
+        assert_true(n > 0);
+        mt_sim_graph_finish(&g);
+        mt_plan_choice_finish(&c);
+        mt_layout_destroy(&l);
+    }
+}
+
 static void updates_get_what_copies_leave_of_the_host_memory(void **state)
 {
     (void)state;
@@ -212,6 +265,8 @@ int main(void)
         cmocka_unit_test(reads_and_writes_share_the_drives),
         cmocka_unit_test(the_latency_of_a_request_shows_only_where_nothing_is_under_way),
         cmocka_unit_test(on_the_cpu_device_updates_take_cores_from_compute),
+        cmocka_unit_test(on_the_cpu_device_a_thread_that_waited_goes_on_a_little_later),
+        cmocka_unit_test(on_the_cpu_device_short_copies_are_in_the_caches),
         cmocka_unit_test(updates_get_what_copies_leave_of_the_host_memory),
         cmocka_unit_test(a_circle_is_an_error_that_names_the_task),
         cmocka_unit_test(a_step_takes_at_least_what_each_resource_takes),
