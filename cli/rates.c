@@ -6,12 +6,11 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "sweep/sweep.h"
 
-/* A large mixture's operations take tens of milliseconds in turn; some of them are run hundreds of times in a step, so
- * that one round in which the system did something else must not count. */
-enum { LEAST_ROUNDS = 5, MOST_ROUNDS = 8 };
-static const int64_t least_ns = 60000000;
+/* Some operations run hundreds of times in a step: of so many rounds, one in which the system did something else does
+ * not decide about a mean. */
+enum { LEAST_ROUNDS = 16, MOST_ROUNDS = 32 };
+static const int64_t least_ns = 200000000;
 
 /* --- writing -------------------------------------------------------------------------------------- */
 
@@ -38,21 +37,18 @@ static int write_ops(struct cli_rates *r, const struct mt_metered *ops, struct m
 static int write_rates(struct cli_rates *r, uint64_t step, struct mt_err *err)
 {
     int rc = 0;
-    size_t rounds = 0;
-    double v[MOST_ROUNDS];
+    int rounds = 0;
     int64_t begin = mt_now_ns();
     while (!rc && rounds < MOST_ROUNDS && (rounds < LEAST_ROUNDS || mt_now_ns() - begin < least_ns))
-        rc = mt_turns_run(r->turns, r->rounds + r->n * rounds++, err);
+        rc = mt_turns_run(r->turns, r->rounds + r->n * (size_t)rounds++, err);
     if (rc)
         return rc;
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)step);
     cJSON *list = cJSON_AddArrayToObject(o, "seconds");
-    for (size_t i = 0; i < r->n; i++) {
-        for (size_t k = 0; k < rounds; k++)
-            v[k] = r->rounds[r->n * k + i];
-        mt_json_append(list, cJSON_CreateNumber(mt_stats_of(v, rounds).median));
-    }
+    mt_turns_mean(r->seconds, r->rounds, r->n, rounds);
+    for (size_t i = 0; i < r->n; i++)
+        mt_json_append(list, cJSON_CreateNumber(r->seconds[i]));
     return write_line(r, o, err);
 }
 
@@ -67,11 +63,13 @@ int cli_rates_open(struct cli_rates *r, const struct mt_setup *s, const char *pa
     if (rc)
         return rc;
     r->file = fopen(path, "we");
-    r->rounds = mt_calloc(MOST_ROUNDS * r->n, sizeof(double));
+    r->rounds = mt_calloc((MOST_ROUNDS + 1) * r->n, sizeof(double));
     if (!r->file)
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot write %s: %s", path, strerror(errno));
     else if (!r->rounds)
         rc = mt_fail_nomem(err, path, MOST_ROUNDS * r->n * sizeof(double));
+    else
+        r->seconds = r->rounds + MOST_ROUNDS * r->n;
     if (!rc)
         rc = mt_turns_create(&r->turns, &p, ops, r->n, err);
     if (!rc)

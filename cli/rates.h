@@ -18,7 +18,8 @@
 struct cli_rates {
     FILE *file; /* NULL: not requested */
     mt_turns *turns;
-    double *rounds; /* seconds of the [n] operations in each round */
+    double *rounds;  /* seconds of the [n] operations in each round */
+    double *seconds; /* [n] their means, in the same allocation */
     size_t n;
     int rc;
     struct mt_err err;
