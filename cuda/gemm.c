@@ -124,7 +124,8 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t pref, const struct key *
     } align[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k->align_b},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k->align_a},
                  {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k->align_c},
-                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k->align_d}};
+                 /* the bias has no promise of its own: it is read by what stores D */
+                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, MT_MIN(k->align_d, k->align_bias)}};
     /* with K split, no reduction in the output's type: it would round partial sums to bf16 */
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasStatus_t rc = cublasLtMatmulPreferenceSetAttribute(

@@ -92,7 +92,7 @@ struct mt_gemm {
     float scale;           /* of the product; 0: 1 */
     const void *a, *b;
     size_t lda, ldb, ldc, ldd;
-    const void *bias; /* [n] or NULL */
+    const void *bias; /* [n], only element-aligned; or NULL */
     const void *c;    /* or NULL */
     void *d;
 };

@@ -393,7 +393,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
               (p.beta == 0 || c != d || (p.c.ld == p.d.ld && p.c.stride == p.d.stride));
     if (ok && desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
         struct cublasLtMatrixLayoutOpaque_t l = {p.d.type, p.d.rows, 1, (int64_t)p.d.rows, 0, 1};
-        ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l, 1);
+        ok = check_matrix("cublasLtMatmul, bias", desc->bias, &l, align[3]);
     }
     if (!ok)
         return CUBLAS_STATUS_INVALID_VALUE;
