@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matrices of more than 2^32 elements, of which an operation touches a few rows: the same bits as with these rows side
+ * by side. The emulation's device memory is there when it is touched, so that it takes no such memory to test it.
+ * Operations on whole matrices of that size are not here: their rows are counted in the same way.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/mem.h"
+#include "base/strbuf.h"
+#include "device/ops.h"
+
+enum { ROWS = 5, WIDTH = 64, HEAD = 16, N_Q = 2, N_KV = 1, MAX_BUFFERS = 32, MAX_RESULT = 1 << 14 };
+static const size_t budget = (size_t)400 << 30;
+
+/* The distance of rows, and the index of a row that is not one of the first. */
+struct place {
+    size_t ld, row;
+};
+static const struct place near = {WIDTH + 8, 2}, far = {((size_t)1 << 31) + 8, ((size_t)1 << 29) + 1};
+
+static mt_device *dev;
+static struct mt_err err;
+static void *buffers[MAX_BUFFERS];
+static int n_buffers;
+static char result[MAX_RESULT];
+static size_t n_result;
+
+static void must(int rc)
+{
+    if (rc) {
+        printf("FAIL %s\n", err.msg);
+        exit(1);
+    }
+}
+
+static void *take(size_t bytes)
+{
+    if (n_buffers == MAX_BUFFERS)
+        abort();
+    must(mt_device_alloc(dev, bytes, "test", &buffers[n_buffers], &err));
+    return buffers[n_buffers++];
+}
+
+static void *upload(const void *host, size_t bytes)
+{
+    void *p = take(bytes);
+    must(mt_device_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){p, bytes, host, bytes, bytes, 1}, &err));
+    must(mt_device_sync(dev, &err));
+    return p;
+}
+
+/* A row of a matrix. */
+static char *row_at(void *p, enum mt_dtype t, size_t row, size_t ld)
+{
+    return (char *)p + row * ld * mt_dtype_size(t);
+}
+
+/* Writes `width` values at p: a function of the seed, or 0 for seed 0. */
+static void put(char *p, enum mt_dtype t, size_t width, unsigned seed)
+{
+    char host[4 * WIDTH];
+    for (size_t i = 0; i < width; i++) {
+        float v = seed ? (float)((seed * 7919 + (unsigned)i * 104729) % 509) / 509.0f - 0.4f : 0.0f;
+        uint16_t half = mt_f32_to_bf16(v);
+        memcpy(host + i * mt_dtype_size(t), t == MT_F32 ? (void *)&v : &half, mt_dtype_size(t));
+    }
+    size_t bytes = width * mt_dtype_size(t);
+    must(mt_device_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){p, bytes, host, bytes, bytes, 1}, &err));
+    must(mt_device_sync(dev, &err));
+}
+
+static void *rows_of(enum mt_dtype t, size_t n, size_t width, size_t ld, unsigned seed)
+{
+    void *p = take(((n - 1) * ld + width) * mt_dtype_size(t));
+    for (size_t i = 0; i < n; i++)
+        put(row_at(p, t, i, ld), t, width, seed ? seed + (unsigned)i : 0);
+    return p;
+}
+
+static void keep(const void *p, enum mt_dtype t, size_t width)
+{
+    size_t bytes = width * mt_dtype_size(t);
+    if (n_result + bytes > sizeof(result))
+        abort();
+    must(mt_device_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){result + n_result, bytes, p, bytes, bytes, 1}, &err));
+    must(mt_device_sync(dev, &err));
+    n_result += bytes;
+}
+
+static void keep_rows(void *p, enum mt_dtype t, size_t n, size_t width, size_t ld)
+{
+    for (size_t i = 0; i < n; i++)
+        keep(row_at(p, t, i, ld), t, width);
+}
+
+/* --- distances of rows --------------------------------------------------------------------------- */
+
+static void cross_entropy(const struct place *at)
+{
+    static const int32_t targets[ROWS] = {3, -1, 40, 7, 0};
+    void *d = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0);
+    struct mt_cross_entropy a = {.n = ROWS, .vocab = WIDTH, .ld = at->ld, .dtype = MT_BF16, .dlogits = d,
+                                 .ld_dlogits = at->ld, .scale = 1, .targets = upload(targets, sizeof(targets)),
+                                 .logits = rows_of(MT_F32, ROWS, WIDTH, at->ld, 1), .loss = take(64)};
+    must(mt_op_cross_entropy(dev, &a, &err));
+    keep(a.loss, MT_F32, ROWS);
+    keep_rows(d, MT_BF16, ROWS, WIDTH, at->ld);
+}
+
+static void bias_bwd(const struct place *at)
+{
+    struct mt_bias_bwd a = {.n = ROWS, .c = WIDTH, .ld = at->ld, .dtype = MT_BF16,
+                            .dy = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 1), .x = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 9),
+                            .db = rows_of(MT_F32, 1, WIDTH, WIDTH, 0)};
+    a.workspace = take(mt_op_bias_bwd_workspace(dev, &a));
+    must(mt_op_bias_bwd(dev, &a, &err));
+    keep(a.db, MT_F32, WIDTH);
+}
+
+static void qk_rope(const struct place *at)
+{
+    static const int32_t positions[ROWS] = {0, 1, 2, 1, 0};
+    enum { HEADS = N_Q + N_KV };
+    struct mt_qk_rope a = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .rot = HEAD, .dtype = MT_BF16,
+                           .eps = 1e-6f, .qkv = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 1), .ld_qkv = at->ld,
+                           .qk = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0), .ld_qk = at->ld,
+                           .positions = upload(positions, sizeof(positions)), .cos_t = rows_of(MT_F32, 3, 8, 8, 4),
+                           .sin_t = rows_of(MT_F32, 3, 8, 8, 5), .max_pos = 3, .q_norm = rows_of(MT_BF16, 1, HEAD, HEAD, 6),
+                           .k_norm = rows_of(MT_BF16, 1, HEAD, HEAD, 7), .rstd = take(256)};
+    must(mt_op_qk_rope(dev, &a, &err));
+    keep_rows(a.qk, MT_BF16, ROWS, HEADS * HEAD, at->ld);
+    void *dqkv = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0);
+    struct mt_qk_rope_bwd b = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .rot = HEAD, .dtype = MT_BF16,
+                               .dqk = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 8), .ld_dqk = at->ld, .dqkv = dqkv,
+                               .ld_dqkv = at->ld, .qkv = a.qkv, .ld_qkv = at->ld, .positions = a.positions,
+                               .cos_t = a.cos_t, .sin_t = a.sin_t, .max_pos = 3, .q_norm = a.q_norm,
+                               .k_norm = a.k_norm, .rstd = a.rstd, .dq_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0),
+                               .dk_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0)};
+    b.workspace = take(mt_op_qk_rope_bwd_workspace(dev, &b));
+    must(mt_op_qk_rope_bwd(dev, &b, &err));
+    keep_rows(dqkv, MT_BF16, ROWS, HEADS * HEAD, at->ld);
+    keep(b.dq_norm, MT_F32, HEAD);
+}
+
+/* And the sinks. */
+static void attention(const struct place *at)
+{
+    static const int32_t cu[] = {0, 2, ROWS};
+    enum { Q = N_Q * HEAD, KV = N_KV * HEAD };
+    const enum mt_dtype t = MT_BF16;
+    struct mt_attention a = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .n_docs = 2, .max_len = 3,
+                             .dtype = t, .scale = 0.25f, .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu,
+                             .q = rows_of(t, ROWS, Q, at->ld, 1), .k = rows_of(t, ROWS, KV, at->ld, 2),
+                             .v = rows_of(t, ROWS, KV, at->ld, 3), .ld_q = at->ld, .ld_k = at->ld, .ld_v = at->ld,
+                             .o = rows_of(t, ROWS, Q, at->ld, 0), .ld_o = at->ld, .lse = take(256)};
+    struct mt_attention_bwd b = {.d_o = rows_of(t, ROWS, Q, at->ld, 4), .dq = rows_of(t, ROWS, Q, at->ld, 0),
+                                 .dk = rows_of(t, ROWS, KV, at->ld, 0), .dv = rows_of(t, ROWS, KV, at->ld, 0),
+                                 .ld_dq = at->ld, .ld_dk = at->ld, .ld_dv = at->ld};
+    a.workspace = take(mt_op_attention_workspace(dev, &a));
+    must(mt_op_attention(dev, &a, &err));
+    keep_rows(a.o, t, ROWS, Q, at->ld);
+    b.fwd = a;
+    must(mt_op_attention_bwd(dev, &b, &err));
+    keep_rows(b.dq, t, ROWS, Q, at->ld);
+    keep_rows(b.dk, t, ROWS, KV, at->ld);
+    keep_rows(b.dv, t, ROWS, KV, at->ld);
+    void *sinks = rows_of(t, 1, N_Q, N_Q, 5);
+    must(mt_op_attention_sink(dev, &(struct mt_attention_sink){ROWS, N_Q, HEAD, t, sinks, a.o, at->ld, a.lse}, &err));
+    keep_rows(a.o, t, ROWS, Q, at->ld);
+    struct mt_attention_sink_bwd s = {.n = ROWS, .n_q = N_Q, .head_dim = HEAD, .dtype = t, .sinks = sinks, .o = a.o,
+                                      .d_o = b.d_o, .ld_o = at->ld, .lse = a.lse, .dsinks = rows_of(MT_F32, 1, N_Q, N_Q, 0)};
+    s.workspace = take(mt_op_attention_sink_bwd_workspace(dev, &s));
+    must(mt_op_attention_sink_bwd(dev, &s, &err));
+    keep(s.dsinks, MT_F32, N_Q);
+}
+
+/* --- a row of many ------------------------------------------------------------------------------- */
+
+static void *table(enum mt_dtype t, const struct place *at, unsigned seed)
+{
+    void *p = take((at->row + 1) * WIDTH * mt_dtype_size(t));
+    put(p, t, WIDTH, seed);
+    put(row_at(p, t, at->row, WIDTH), t, WIDTH, seed ? seed + 1 : 0);
+    return p;
+}
+
+static void rows_by_index(const struct place *at)
+{
+    int32_t rows[2] = {0, (int32_t)at->row};
+    struct mt_rows g = {.n = 2, .c = WIDTH, .dtype = MT_BF16, .rows = upload(rows, sizeof(rows)),
+                        .src = table(MT_BF16, at, 1), .dst = take(512)};
+    must(mt_op_gather_rows(dev, &g, &err));
+    keep(g.dst, MT_BF16, 2 * WIDTH);
+    struct mt_embedding e = {.n = 2, .vocab = at->row + 1, .c = WIDTH, .dtype = MT_BF16, .scale = 1, .ids = g.rows,
+                             .table = g.src, .out = take(512)};
+    must(mt_op_embedding(dev, &e, &err));
+    keep(e.out, MT_BF16, 2 * WIDTH);
+    static const int32_t starts[] = {0, 1, 2}, order[] = {0, 1};
+    float *sums = table(MT_F32, at, 0);
+    struct mt_embedding_bwd b = {.n = 2, .vocab = at->row + 1, .c = WIDTH, .n_runs = 2, .dtype = MT_BF16, .scale = 1,
+                                 .run_ids = g.rows, .starts = upload(starts, sizeof(starts)),
+                                 .order = upload(order, sizeof(order)), .dout = e.out, .dtable = sums};
+    must(mt_op_embedding_bwd(dev, &b, &err));
+    keep(row_at(sums, MT_F32, at->row, WIDTH), MT_F32, WIDTH);
+}
+
+static void rows_of_experts(const struct place *at)
+{
+    int32_t list[2] = {1, (int32_t)at->row * 2};
+    struct mt_moe_gather g = {.n = 2, .n_padded = 2, .c = WIDTH, .k = 2, .dtype = MT_BF16,
+                              .list = upload(list, sizeof(list)), .x = table(MT_BF16, at, 1), .out = take(512)};
+    must(mt_op_moe_gather(dev, &g, &err));
+    keep(g.out, MT_BF16, 2 * WIDTH);
+    struct mt_moe_combine c = {.n = 2, .c = WIDTH, .k = 2, .dtype = MT_BF16, .list = g.list, .src = g.out,
+                               .sum = table(MT_F32, at, 0)};
+    must(mt_op_moe_combine(dev, &c, &err));
+    keep(row_at(c.sum, MT_F32, at->row, WIDTH), MT_F32, WIDTH);
+}
+
+static const struct {
+    const char *name;
+    void (*run)(const struct place *at);
+} cases[] = {{"cross_entropy", cross_entropy}, {"bias_bwd", bias_bwd},           {"qk_rope", qk_rope},
+             {"attention", attention},         {"rows_by_index", rows_by_index}, {"rows_of_experts", rows_of_experts}};
+
+/* Number of cases with other results. */
+static int run_all(const char *way)
+{
+    static char first[MAX_RESULT];
+    struct mt_str found = {0};
+    int failures = 0;
+    setenv("MEGATRAIN_ATTENTION", way, 1);
+    must(mt_device_create(&dev, &(struct mt_device_params){.kind = "cuda", .n_threads = 1, .budget_bytes = budget}, &err));
+    for (size_t i = 0; i < MT_ARRAY_LEN(cases); i++) {
+        for (int k = 0; k < 2; k++) {
+            memcpy(first, result, n_result);
+            n_result = 0;
+            cases[i].run(k ? &far : &near);
+            while (n_buffers)
+                mt_device_free(dev, buffers[--n_buffers]);
+        }
+        bool same = n_result && !memcmp(first, result, n_result);
+        printf("%s %s: %zu bytes\n", same ? "ok" : "FAIL", cases[i].name, n_result);
+        failures += !same;
+    }
+    mt_device_findings(dev, &found);
+    printf("%s: %s\n", way, found.p ? found.p : "");
+    failures += found.p && strstr(found.p, "tiles"); /* a wrong result was replaced */
+    mt_str_finish(&found);
+    mt_device_destroy(&dev);
+    return failures;
+}
+
+int main(void)
+{
+    return run_all("fused") + run_all("tiled") != 0;
+}
