@@ -53,7 +53,7 @@ CASES = {
     "qwen3_moe-router": ("qwen3_moe", dict(r=3, lora_alpha=6, target_modules=["o_proj"], target_parameters=["mlp.gate.weight"]), 1),
     "gpt_oss-router": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj"], target_parameters=["mlp.router.weight"],
                                        alpha_pattern={"mlp.router.weight": 5}), 1),
-    "ernie4_5_moe-router": ("ernie4_5_moe", dict(r=4, lora_alpha=8, target_modules=["o_proj"],
+    "ernie4_5_moe-router": ("ernie4_5_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "o_proj"],
                                                  target_parameters=["mlp.gate.weight"]), 1),
     "qwen2_moe-gate": ("qwen2_moe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "shared_expert_gate"],
                                          target_parameters=["mlp.gate.weight"]), 1),

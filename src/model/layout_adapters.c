@@ -70,9 +70,6 @@ static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, c
             item = &s->targets.items[i];
             s->targets.items[i].used = true;
         }
-    if (item && b->l->cfg.family->rope_pairs && t->head_rows)
-        refuse(b, "adapter.targets: \"%s\" matches %s, whose rows this family keeps in another order: not supported", item->name,
-               module);
     if (item && s->dora && part->layer < 0)
         refuse(b, "adapter.targets: \"%s\" matches %s, for which adapter.kind = dora is not supported: set kind = lora",
                item->name, module);

@@ -162,13 +162,28 @@ static bool store_whole(struct placing *p, struct mt_tensor *t)
     return true;
 }
 
+/* Rows of the heads of the matrix that a B, or a vector of magnitudes, is for; 0: it has no heads. */
+static size_t adapted_head_rows(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    for (size_t i = 0; i < t->adapter->n_targets; i++) {
+        const struct mt_adapter_target *target = &t->adapter->target[i];
+        if (t->param == &target->b || t->param == &target->magnitude)
+            return (size_t)l->tensors[target->tensor].head_rows;
+    }
+    return 0;
+}
+
 static bool store_factor(struct placing *p, struct mt_tensor *t)
 {
     char name[MT_STORED_NAME];
     if (t->adapter->whole)
         return store_whole(p, t);
     mt_peft_tensor_name(name, t->name);
-    return store_plain(p, t, name, NULL);
+    if (!store_plain(p, t, name, NULL))
+        return false;
+    if (p->l->cfg.family->rope_pairs) /* rows of B are in the order of the files' rows */
+        t->place.paired_rows = adapted_head_rows(p->l, t);
+    return true;
 }
 
 /* Lists the tensors of the layout that each stored tensor holds, in the layout's order. */
