@@ -205,7 +205,7 @@ static int check_fit(const char *adapter, const char *model, struct mt_err *err)
     int rc = mt_st_open_dir(&base, model, err);
     if (rc)
         return rc;
-    rc = mt_merge_open(&merge, adapter, &base, true, err);
+    rc = mt_merge_open(&merge, adapter, &base, model, true, err);
     mt_merge_close(&merge);
     mt_st_close(&base);
     return rc;

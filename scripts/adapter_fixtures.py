@@ -68,8 +68,10 @@ CASES = {
     # ... and of families whose files have the experts one by one, on the parameters that transformers makes of these
     "qwen3_moe-joined": ("qwen3_moe", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj"] + MLP), 4),
     "mixtral-joined": ("mixtral", dict(r=4, lora_alpha=8, target_modules=["o_proj"], rank_pattern={"down_proj": 6},
-                                       target_parameters=["0.mlp.experts.gate_up_proj", "1.mlp.experts.down_proj",
-                                                          "1.mlp.experts.gate_up_proj"]), 1),
+                                       target_parameters=["mlp.gate.weight", "0.mlp.experts.gate_up_proj",
+                                                          "1.mlp.experts.down_proj", "1.mlp.experts.gate_up_proj"]), 1),
+    # its routers and shared experts have other names in files than their modules in transformers
+    "hy_v3-all": ("hy_v3", dict(r=4, lora_alpha=8, target_modules="all-linear"), 1),
     "llama-dora": ("llama", dict(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "v_proj", "o_proj", "up_proj",
                                  "down_proj"]), 1),
     "qwen2-dora": ("qwen2", dict(r=8, lora_alpha=8, use_dora=True, target_modules=ALL, modules_to_save=["model.norm"]), 4),
@@ -128,7 +130,8 @@ def one_by_one(name):
 
 
 def load_base(name, dtype):
-    more = {"experts_implementation": "eager"} if "moe" in name or name in EXPERTS or "gpt_oss" in name else {}
+    mixture = "moe" in name or name in EXPERTS or name in ("gpt_oss", "gpt_oss_mxfp4", "hy_v3")
+    more = {"experts_implementation": "eager"} if mixture else {}
     more.update({"quantization_config": Mxfp4Config(dequantize=True)} if "mxfp4" in name else {})
     return AutoModelForCausalLM.from_pretrained(os.path.join(PARITY, name), dtype=dtype, attn_implementation="eager", **more)
 

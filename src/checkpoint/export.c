@@ -328,7 +328,7 @@ static int open_merge(struct exporter *x, const struct mt_export *e, struct mt_e
     if (!rc)
         rc = mt_st_open_dir(&x->weights, e->base, err);
     if (!rc)
-        rc = mt_merge_open(&x->merge, e->from, &x->weights, e->f32, err);
+        rc = mt_merge_open(&x->merge, e->from, &x->weights, e->base, e->f32, err);
     return rc ? rc : verify_merged(e, err);
 }
 

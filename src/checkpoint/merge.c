@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "base/mem.h"
 #include "base/packed.h"
+#include "hf/hf_config.h"
 #include "model/peft.h"
 
 #define WEIGHT ".weight"
@@ -36,6 +37,7 @@ struct mt_merge {
     struct mt_adapter_spec spec;
     struct mt_st_model st;         /* the adapters */
     const struct mt_st_model *base;
+    const struct mt_family *family;
     struct merged *tensors;
     size_t n_tensors;
     bool open, f32, bf16, decodes; /* bf16: the base has bf16 tensors; decodes: some of MXFP4 */
@@ -94,7 +96,7 @@ static const struct mt_st_tensor *factor(const struct mt_merge *m, const struct 
     if (!is_whole(m, t, module)) {
         if (n <= k || n >= 100 || strcmp(t->name + n - k, WEIGHT))
             return NULL;
-        snprintf(module, sizeof(module), "%.*s", (int)(n - k), t->name);
+        mt_family_module(module, sizeof(module), m->family, t->name);
     }
     snprintf(ours, sizeof(ours), "%s.%s", module, which);
     mt_peft_tensor_name(name, ours);
@@ -257,7 +259,17 @@ static int list_tensors(struct mt_merge *m, struct mt_err *err)
     return rc;
 }
 
-int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, bool f32, struct mt_err *err)
+static int read_family(const struct mt_family **family, const char *model_dir, struct mt_err *err)
+{
+    struct mt_hf_config *cfg = mt_calloc(1, sizeof(*cfg));
+    int rc = cfg ? mt_hf_config_read(cfg, model_dir, err) : mt_fail_nomem(err, model_dir, sizeof(*cfg));
+    *family = rc ? NULL : cfg->family;
+    free(cfg);
+    return rc;
+}
+
+int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
+                  bool f32, struct mt_err *err)
 {
     char path[4200];
     struct mt_merge *m = mt_calloc(1, sizeof(*m));
@@ -266,7 +278,9 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
     m->f32 = f32;
     m->base = base;
     snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, dir);
-    int rc = mt_peft_read_spec(&m->spec, dir, err);
+    int rc = read_family(&m->family, model_dir, err);
+    if (!rc)
+        rc = mt_peft_read_spec(&m->spec, dir, err);
     if (!rc)
         rc = mt_st_open_file(&m->st, path, err);
     m->open = !rc;
@@ -482,8 +496,10 @@ static int take_factors(struct mt_merge *m, const struct merged *x, const struct
     bool all = t->n_dims == 3, one = is_share(&m->share, t->name) && is_whole(m, t, module);
     if (!one)
         m->share.n_parts = 0;
-    snprintf(module, sizeof(module), "%.*s", (int)(strlen(t->name) - (all ? 0 : strlen(WEIGHT))), t->name);
-    struct mt_adapter_shape shape = mt_adapter_shape_of(&m->spec, one ? m->share.parameter : module);
+    if (!all)
+        mt_family_module(module, sizeof(module), m->family, t->name);
+    const char *name = all ? t->name : one ? m->share.parameter : module;
+    struct mt_adapter_shape shape = mt_adapter_shape_of(&m->spec, name);
     m->scale = (float)shape.scale;
     m->experts = all ? (size_t)t->shape[0] : one ? (size_t)(a->shape[0] / shape.rank) : 1;
     m->rank = (size_t)a->shape[0] / m->experts;

@@ -11,8 +11,10 @@
  */
 struct mt_merge;
 
-/** Adapters of the folder `dir` for the model `base`, which is borrowed and must have the matrix of each. */
-int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, bool f32, struct mt_err *err);
+/** Adapters of the folder `dir` for the model `base`, which is borrowed and must have the matrix of each. model_dir:
+ * its folder, with config.json. */
+int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_model *base, const char *model_dir,
+                  bool f32, struct mt_err *err);
 /** Accepts NULL; sets *m to NULL. */
 void mt_merge_close(struct mt_merge **m);
 /** The merged model's tensors: those of the base, of f32 if asked for; else of their own dtype in a bf16 model; else bf16. */

@@ -9,7 +9,7 @@
 #define SPARSE_PARTS {"attention", "router", "lists", "experts", "combine"}
 
 static const struct mt_tensor_on_disk mixtral_names[] = {
-    {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
+    {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
     {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
     {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
     {"mlp.experts.*.down_proj.weight", "block_sparse_moe.experts.*.w2.weight"},
@@ -38,21 +38,20 @@ static const struct mt_fused_tensor joined_experts[] = {
 };
 
 #define SELECT_BIAS "mlp.gate.e_score_correction_bias"
-/* The three matrices of the shared expert, in a module of that name. */
-#define SHARED_AS(module)                                                                                              \
-    {"mlp.shared_expert.gate_proj.weight", "mlp." module ".gate_proj.weight"},                                         \
-    {"mlp.shared_expert.up_proj.weight", "mlp." module ".up_proj.weight"},                                             \
-    {"mlp.shared_expert.down_proj.weight", "mlp." module ".down_proj.weight"}
+/* The three matrices of the shared expert: in files, and in transformers. */
+#define SHARED(name, disk, as)                                                                                         \
+    {"mlp.shared_expert." name ".weight", "mlp." disk "." name ".weight", .module = "mlp." as "." name}
+#define SHARED_AS(disk, as) SHARED("gate_proj", disk, as), SHARED("up_proj", disk, as), SHARED("down_proj", disk, as)
 
 /* GLM-4.5, dots1, Solar */
 static const struct mt_tensor_on_disk shared_experts_tensors[] = {
     {SELECT_BIAS, SELECT_BIAS, .is_f32 = true},
-    SHARED_AS("shared_experts"),
+    SHARED_AS("shared_experts", "shared_experts"),
     {NULL},
 };
 
 static const struct mt_tensor_on_disk minimax_tensors[] = {
-    {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
+    {"mlp.gate.weight", "block_sparse_moe.gate.weight", .module = "mlp.gate"},
     {SELECT_BIAS, "block_sparse_moe.e_score_correction_bias", .is_f32 = true},
     {"mlp.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.w1.weight"},
     {"mlp.experts.*.up_proj.weight", "block_sparse_moe.experts.*.w3.weight"},
@@ -61,16 +60,16 @@ static const struct mt_tensor_on_disk minimax_tensors[] = {
 };
 
 static const struct mt_tensor_on_disk hy_v3_tensors[] = {
-    {"mlp.gate.weight", "mlp.router.gate.weight"},
+    {"mlp.gate.weight", "mlp.router.gate.weight", .module = "mlp.gate"},
     {SELECT_BIAS, "mlp.expert_bias", .is_f32 = true},
-    SHARED_AS("shared_mlp"),
+    SHARED_AS("shared_mlp", "shared_experts"),
     {NULL},
 };
 
 static const struct mt_tensor_on_disk ernie_tensors[] = {
     {"mlp.gate.weight", "mlp.gate.weight", .is_f32 = true},
     {SELECT_BIAS, "mlp.moe_statics.e_score_correction_bias", .is_row = true, .is_f32 = true},
-    SHARED_AS("shared_experts"),
+    SHARED_AS("shared_experts", "shared_experts"),
     {NULL},
 };
 
@@ -78,7 +77,7 @@ static const struct mt_tensor_on_disk hunyuan_tensors[] = {
     {"mlp.gate.weight", "mlp.gate.wg.weight", .is_f32 = true},
     {"self_attn.q_norm.weight", "self_attn.query_layernorm.weight"},
     {"self_attn.k_norm.weight", "self_attn.key_layernorm.weight"},
-    SHARED_AS("shared_mlp"),
+    SHARED_AS("shared_mlp", "shared_mlp"),
     {NULL},
 };
 
@@ -149,7 +148,6 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = mixtral_names,
-        .router_renamed = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 8, .top_k = 2, .renorm = MT_MOE_RENORM_SUM, .scale = 1},
             .width_is_ffn = true,
@@ -259,7 +257,6 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = minimax_tensors,
-        .router_renamed = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 256, .top_k = 8, .select_bias = true, .score = MT_MOE_SIGMOID,
                        .renorm = MT_MOE_RENORM_SUM, .scale = 1},
@@ -327,8 +324,6 @@ static const struct mt_family families[] = {
         .parts = {"attention", "mlp"},
         .sparse_parts = SPARSE_PARTS,
         .on_disk = hy_v3_tensors,
-        .router_renamed = true,
-        .shared_renamed = true,
         .experts_unread = true,
         .moe = &(const struct mt_moe_family){
             .values = {.n_experts = 192, .top_k = 8, .width = 1536, .select_bias = true, .router_f32 = true,
@@ -406,6 +401,18 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
         if (!strcmp(d->usual, usual))
             return d;
     return NULL;
+}
+
+void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
+{
+    static const char layers[] = "model.layers.";
+    const char *dot = strrchr(tensor, '.'), *name = tensor + strlen(layers);
+    snprintf(module, len, "%.*s", (int)(dot ? dot - tensor : 0), tensor);
+    if (strncmp(tensor, layers, strlen(layers)) || !(name = strchr(name, '.')))
+        return;
+    for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)
+        if (d->module && !strcmp(d->name, name + 1))
+            snprintf(module, len, "%.*s%s", (int)(name + 1 - tensor), tensor, d->module);
 }
 
 static const struct mt_fused_tensor *find_fused(const struct mt_fused_tensor *list, const char *usual, int *part)

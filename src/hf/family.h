@@ -49,6 +49,7 @@ struct mt_tensor_on_disk {
     const char *usual, *name; /* what follows "model.layers.N." */
     bool is_row;              /* a vector, stored as [1, n] */
     bool is_f32;              /* stored as F32 even in a file of bf16 */
+    const char *module;       /* its module in transformers, by whose name adapters go; NULL: as on disk */
 };
 
 /** One tensor on disk that holds a tensor of all experts: [experts, rows, columns], or [experts, rows] for vectors. */
@@ -89,9 +90,6 @@ struct mt_family {
     const struct mt_fused_tensor *fused;    /* NULL: none; a row of NULLs ends the list */
     bool rope_pairs;                        /* the rotary embedding rotates rows 0 and 1, 2 and 3 ... of a head on disk;
                                                in memory rows i and i + half, as in other families */
-    bool shared_renamed;                    /* transformers' module of the shared expert has another name than the
-                                               tensors on disk: adapters, which go by modules, cannot name it */
-    bool router_renamed;                    /* the same of the router's module */
     bool experts_unread;                    /* PEFT 0.21 does not read adapters of this family's experts */
 };
 
@@ -101,6 +99,9 @@ const struct mt_family *mt_family_find(const char *architecture, const char *mod
 void mt_family_list(char *buf, size_t len);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
+/** The module of a tensor of the family's files, "model.layers.0.mlp.gate.weight": its name in transformers, the last
+ * part left out. */
+void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor);
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 /** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and

@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "model/peft.h"
 #include "model/ranges.h"
+#include "model/stored.h"
 
 enum { PIECE = 1 << 16, ROWS = 256 }; /* elements; rows of magnitudes */
 
@@ -52,7 +53,9 @@ static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, 
 {
     char name[MT_TENSOR_NAME];
     float norm[ROWS];
-    snprintf(name, sizeof(name), "%.*s." MT_LORA_MAGNITUDE, (int)(strrchr(w->name, '.') - w->name), w->name);
+    char module[MT_TENSOR_NAME];
+    mt_stored_module(module, l, w);
+    snprintf(name, sizeof(name), "%.90s." MT_LORA_MAGNITUDE, module);
     const struct mt_tensor *m = mt_layout_find(l, name);
     if (w->kind == MT_RANGE_PACKED)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind = dora cannot begin on %s, which is packed: continue "

@@ -11,15 +11,9 @@
 
 #define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))
 
-#define SHARED "mlp.shared_expert."
-#define ROUTER "mlp.gate.weight"
-
 /* Why a matrix of a part that computes with adapters has none: for a message. NULL: it may have one. */
 static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
 {
-    bool renamed = f->shared_renamed && !strncmp(t->usual, SHARED, strlen(SHARED));
-    if (renamed || (f->router_renamed && !strcmp(t->usual, ROUTER)))
-        return " (PEFT knows it by another name than the model's files)";
     return t->expert >= 0 && f->experts_unread ? " (PEFT 0.21 does not read those of this family's experts)" : NULL;
 }
 
@@ -96,7 +90,10 @@ static void add_factor(struct mt_layout_builder *b, const struct mt_adapter *ad,
                        const struct mt_adapter_target *of, const char *factor, int64_t rows, int64_t cols)
 {
     char module[MT_TENSOR_NAME];
-    mt_layout_module_of(module, sizeof(module), b->l->tensors[of->tensor].name);
+    if (ad->whole)
+        mt_layout_module_of(module, sizeof(module), b->l->tensors[of->tensor].name);
+    else
+        mt_stored_module(module, b->l, &b->l->tensors[of->tensor]);
     const struct mt_layout_place at = {.param = p, .expert = b->l->tensors[of->tensor].expert};
     struct mt_tensor *t = mt_layout_begin_tensor(b, &at, rows, cols);
     if (!t)

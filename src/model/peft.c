@@ -430,10 +430,11 @@ static const char *last_name(const char *module)
 
 bool mt_peft_wraps_parameter(const struct mt_layout *l, const struct mt_tensor *t)
 {
-    static const char *const names[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight", ".mlp.gate.weight",
-                                        ".mlp.router.weight"};
+    static const char *const names[] = {".gate_proj", ".up_proj", ".down_proj", ".mlp.gate", ".mlp.router"};
+    char module[MT_TENSOR_NAME];
+    mt_stored_module(module, l, t);
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++)
-        if (l->cfg.moe.n_experts && ends(t->name, names[i]))
+        if (l->cfg.moe.n_experts && ends(module, names[i]))
             return true;
     return false;
 }

@@ -46,7 +46,7 @@ void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, co
     if (f)
         mt_stored_joined_name(module, l, t, f);
     else
-        mt_layout_module_of(module, MT_TENSOR_NAME, t->name);
+        mt_family_module(module, MT_TENSOR_NAME, l->cfg.family, t->name);
 }
 
 void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,

@@ -15,7 +15,7 @@
 void mt_stored_name(struct mt_tensor *t, const struct mt_layout *l, int layer, const char *usual);
 /** The tensor of all experts in which the model's files have the matrix; NULL: it is a tensor of its own. */
 const struct mt_fused_tensor *mt_stored_fused(const struct mt_layout *l, const struct mt_tensor *t);
-/** By which name PEFT adapts the matrix: its tensor's without the last part, or that of the fused tensor. */
+/** By which name PEFT adapts the matrix: that of its module in transformers, or of the fused tensor. */
 void mt_stored_module(char module[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t);
 /** The name of the parameter of all experts of the tensor's layer. */
 void mt_stored_joined_name(char name[MT_TENSOR_NAME], const struct mt_layout *l, const struct mt_tensor *t,
