@@ -30,9 +30,9 @@ const struct mt_key mt_keys[] = {
     {"adapter", "alpha", MT_NUMERICS, MT_KEY_REAL, AT(adapter.alpha), "32", NULL, 0, 1e6, NULL,
      "The output B A x of an adapter is multiplied by alpha / rank."},
     {"adapter", "targets", MT_NUMERICS, MT_KEY_LIST, AT(adapter.targets), "all-linear", NULL, ANY, NULL,
-     "Modules with adapters: names (q_proj, model.layers.3.mlp.up_proj), globs of whole names (*.layers.3.*), or "
-     "all-linear: attention, dense and shared MLPs of every layer. By name alone: lm_head, and routed experts, each (all: "
-     "*.experts.*) or together (experts.gate_up_proj, experts.down_proj)."},
+     "Modules with adapters, as transformers has them: names (q_proj, model.layers.3.mlp.up_proj), globs of whole names "
+     "(*.layers.3.*), or all-linear: attention, dense and shared MLPs of every layer. By name alone: lm_head, and routed "
+     "experts, each (all: *.experts.*) or together (experts.gate_up_proj, experts.down_proj)."},
     {"adapter", "rslora", MT_NUMERICS, MT_KEY_BOOL, AT(adapter.rslora), "off", NULL, ANY, NULL,
      "Multiply by alpha / sqrt(rank) instead of alpha / rank."},
     {"adapter", "rank_pattern", MT_NUMERICS, MT_KEY_LIST, AT(adapter.rank_pattern), "", NULL, ANY, NULL,
@@ -210,8 +210,8 @@ const struct mt_key mt_keys[] = {
     {"checkpoint", "save", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.save), "full", "full|weights", ANY, NULL,
      "Save weights and training state, or weights alone (cannot be resumed)."},
     {"checkpoint", "frozen", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.frozen), "name", "name|copy", ANY, NULL,
-     "Frozen tensors in full checkpoints: name them by file of the model and checksum (resuming verifies them, export "
-     "copies them in), or copy them."},
+     "Frozen tensors in full checkpoints: name those that are bf16 in the model's files by file and checksum (resuming "
+     "verifies them, export copies them in), or copy them. Packed and other ones are copied; with adapters none is."},
     {"checkpoint", "on_signal", MT_OUTPUT, MT_KEY_CHOICE, AT(checkpoint.on_signal), "full",
      "full|weights|none", ANY, NULL, "What to save when stopped by a signal."},
     {"checkpoint", "time_limit", MT_OUTPUT, MT_KEY_DURATION, AT(checkpoint.time_limit), "0", NULL, ANY, NULL,
