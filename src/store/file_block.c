@@ -7,6 +7,8 @@
 #include "base/mem.h"
 #include "store/file_priv.h"
 
+enum { AT_ONCE = 256 << 10 }; /* bytes that are summed, and then put while they are in a core's cache */
+
 size_t mt_file_block_bytes(const struct mt_summed_part *p, size_t index)
 {
     return MT_MIN((size_t)MT_SUM_BLOCK, p->bytes - index * MT_SUM_BLOCK);
@@ -102,18 +104,35 @@ static int take_bytes(struct mt_file_block *b, int lane, size_t at, const char *
     return 0;
 }
 
-int mt_file_block_take(struct mt_file_block *b, const char *data, struct mt_err *err)
+/* A run of one lane. */
+static int take_pieces(struct mt_file_block *b, const char *data, struct mt_err *err)
+{
+    const struct mt_file_run *r = &b->run;
+    const struct mt_file_part *p = &b->p->p;
+    size_t most = p->placed && !p->elem ? MT_SUM_BLOCK : AT_ONCE; /* more at once is better put in another order */
+    int rc = 0;
+    for (size_t at = r->from, next; at < r->end && !rc; at = next) {
+        next = MT_MIN(r->end, (at / most + 1) * most);
+        rc = take_bytes(b, 0, at, data + (at - r->from), next - at, err);
+    }
+    return rc;
+}
+
+static int take_rows(struct mt_file_block *b, const char *data, struct mt_err *err)
 {
     const struct mt_file_run *r = &b->run;
     size_t row = b->p->p.piece[r->piece].row, lanes = (size_t)b->p->p.n_lanes;
-    if (!row)
-        return take_bytes(b, 0, r->from, data, r->end - r->from, err);
     int rc = 0;
     for (size_t i = 0; i < r->bytes / row && !rc; i++) {
         size_t at = (r->from / row + i / lanes) * row, first = MT_MAX(at, r->from), end = MT_MIN(at + row, r->end);
         rc = take_bytes(b, (int)(i % lanes), first, data + i * row + (first - at), end - first, err);
     }
     return rc;
+}
+
+int mt_file_block_take(struct mt_file_block *b, const char *data, struct mt_err *err)
+{
+    return b->p->p.piece[b->run.piece].row ? take_rows(b, data, err) : take_pieces(b, data, err);
 }
 
 /* Bytes that no file has. */
