@@ -434,7 +434,11 @@ def files_that_change(tmp):
         said = megatrain("run", ini, "--resume", expect=3).stderr
         assert os.path.basename(path) in said, said  # as long as the file is wrong
         shutil.copy(os.path.join(model, os.path.basename(path)), path)
-        megatrain("run", ini, "--resume", "--max-steps", int(last.rsplit("-")[-1]) + 1)
+        more = ("run", ini, "--resume", "--max-steps", int(last.rsplit("-")[-1]) + 1)
+        if case == "anew":
+            said = megatrain(*more, env={"MEGATRAIN_IO_FAULT": "read:eio:9"}, expect=3).stderr
+            assert f"of {copy}/" in said and "Input/output error" in said, said
+        megatrain(*more, env={"MEGATRAIN_IO_FAULT": "read:short:1:0"})
     # replaced: what is open stays as it was, and so does the run; another one does not go on with other weights
     copy, out, ini, path = begin("replaced")
     p = subprocess.Popen([BINARY, "run", ini], stderr=subprocess.PIPE, text=True)
