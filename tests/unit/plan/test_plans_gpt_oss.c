@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -222,11 +223,38 @@ static void all_of_it_is_bound_by_drives_with_512_gib(void **state)
     mt_layout_destroy(&l);
 }
 
+/* A step sends 2048 rows to each expert on average; a count ends anywhere in a bucket of 128. */
+static void rows_of_experts_are_padded_by_half_a_bucket_on_average(void **state)
+{
+    (void)state;
+    struct mt_machine m = make_4090(1024, 0);
+    struct mt_layout *l = lay_out_120b(NULL, NULL);
+    struct mt_plan_request r = make_step(l, &m, 1);
+    struct mt_metered *ops = NULL;
+    struct mt_err err = {0};
+    size_t n = 0, even = 0, more = 0;
+    r.train = false;
+    r.placement.host_budget.bytes = (uint64_t)4096 << 30;
+    if (mt_plan_operations(&ops, &n, &r, &err))
+        fail_msg("%s", err.msg);
+    for (size_t i = 0; i < n; i++)
+        if (ops[i].op == MT_DEV_MOE_GATHER) {
+            even += ops[i].dim[0] == 2048;
+            more += ops[i].dim[0] == 2048 + 128;
+            assert_true(ops[i].dim[0] == 2048 || ops[i].dim[0] == 2048 + 128);
+        }
+    assert_true(even > 0 && more > 0);
+    free(ops);
+    mt_layout_destroy(&l);
+    mt_machine_finish(&m);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(adapters_on_packed_experts_are_bound_by_compute_with_96_gib),
         cmocka_unit_test(adapters_by_host_memory),
+        cmocka_unit_test(rows_of_experts_are_padded_by_half_a_bucket_on_average),
         cmocka_unit_test(frozen_experts_leave_little_to_train_with_256_gib),
         cmocka_unit_test(all_of_it_is_bound_by_drives_with_512_gib),
     };
