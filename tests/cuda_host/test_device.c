@@ -762,6 +762,54 @@ static void no_memory_for_a_candidate_is_no_reason_to_take_the_next(void **state
     assert_int_equal(built_first(NULL, 0, 0), -1);
 }
 
+/* A document that is alone in its micro-batch may have any length: each would have a plan of its own. */
+static void a_document_alone_has_a_fixed_plan_at_its_longest_only(void **state)
+{
+    static const struct {
+        int32_t cu[3];
+        size_t n;
+        bool fixed;
+    } packs[] = {{{0, 64}, 1, false}, {{0, PACK_LEN}, 1, true}, {{0, 64, 128}, 2, true}, {{0, 48, 96}, 2, false}};
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
+        struct mt_str found = {0};
+        mt_device *dev = open_device(64 * MIB);
+        attend_to_values(dev, memory_to_attend(dev), packs[i].cu, packs[i].n, 0.25f);
+        mt_device_findings(dev, &found);
+        assert_true(found.p && !strstr(found.p, "forward fixed") == !packs[i].fixed);
+        mt_str_finish(&found);
+        mt_device_destroy(&dev);
+    }
+}
+
+/* Eight query heads that share a key head: all at once, but for the sums of their keys' gradients. */
+static void products_of_a_group_are_batches(void **state)
+{
+    enum { N_Q = 8, LEN = 16, TENSOR = N_Q * LEN * HEAD * 2 };
+    static const int32_t cu[] = {0, LEN};
+    struct mt_err err = {0};
+    (void)state;
+    setenv("MEGATRAIN_ATTENTION", "tiled", 1);
+    mt_device *dev = open_device(64 * MIB);
+    unsetenv("MEGATRAIN_ATTENTION");
+    char *x = memory_to_attend(dev);
+    put_documents(dev, x, cu, 1);
+    struct mt_attention a = {.n = LEN, .n_q = N_Q, .n_kv = 1, .head_dim = HEAD, .n_docs = 1, .max_len = LEN,
+                             .dtype = MT_BF16, .scale = 1, .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu,
+                             .q = x + 4096, .k = x + 4096, .v = x + 4096, .ld_q = N_Q * HEAD, .ld_k = HEAD, .ld_v = HEAD,
+                             .o = x + 4096 + TENSOR, .ld_o = N_Q * HEAD, .lse = (float *)(x + 4096 + 2 * TENSOR),
+                             .workspace = x + MIB};
+    char *d = x + 4096 + 3 * TENSOR;
+    struct mt_attention_bwd b = {.fwd = a, .d_o = x + 4096, .dq = d, .dk = d + TENSOR, .dv = d + 2 * TENSOR,
+                                 .ld_dq = N_Q * HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+    size_t before = mt_emu_products();
+    assert_int_equal(mt_op_attention(dev, &a, &err), 0);
+    assert_int_equal(mt_emu_products() - before, 2);
+    assert_int_equal(mt_op_attention_bwd(dev, &b, &err), 0);
+    assert_int_equal(mt_emu_products() - before, 2 + 3 + 2 * N_Q);
+    mt_device_destroy(&dev);
+}
+
 static void allocations_may_stand_apart(void **state)
 {
     (void)state;
@@ -843,6 +891,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(no_memory_for_a_candidate_is_no_reason_to_take_the_next),
         cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
         cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
+        cmocka_unit_test(a_document_alone_has_a_fixed_plan_at_its_longest_only),
+        cmocka_unit_test(products_of_a_group_are_batches),
         cmocka_unit_test(allocations_may_stand_apart),
         cmocka_unit_test(the_planner_knows_the_workspaces),
         cmocka_unit_test(a_status_leaves_nothing_behind),

@@ -6,6 +6,7 @@
  */
 #include <cublasLt.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,6 +204,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 
 /* --- one product ---------------------------------------------------------------------------- */
 
+static atomic_size_t n_products;
+
+size_t mt_emu_products(void)
+{
+    return atomic_load(&n_products);
+}
+
 struct product {
     struct cublasLtMatmulDescOpaque_t desc;
     struct cublasLtMatrixLayoutOpaque_t a, b, c, d;
@@ -397,6 +405,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     if (!ok)
         return CUBLAS_STATUS_INVALID_VALUE;
+    atomic_fetch_add(&n_products, 1);
     return mt_emu_submit(stream, run_product, NULL, &p, sizeof(p)) ? CUBLAS_STATUS_EXECUTION_FAILED
                                                                  : CUBLAS_STATUS_SUCCESS;
 }

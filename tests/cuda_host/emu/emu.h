@@ -110,9 +110,11 @@ cudaError_t mt_emu_submit(cudaStream_t s, mt_emu_command run, mt_emu_command don
 void mt_emu_drain(cudaStream_t s);
 void mt_emu_drain_all(void);
 
-/* --- fused attention (fused.c) -------------------------------------------------------------- */
+/* --- libraries (fused.c, cublaslt.c) -------------------------------------------------------- */
 
 /** Plans that were asked of all its engines so far, those that they refused included. */
 size_t mt_emu_fused_plans(void);
+/** Products that cuBLASLt was given so far. */
+size_t mt_emu_products(void);
 
 #endif
