@@ -77,6 +77,16 @@ static void read_groups(struct mt_keys *k, struct mt_moe *m)
         mt_keys_refuse(k, "topk_group", "leaves fewer experts than each token uses, or is more than n_group");
 }
 
+/* The class of a family has one score and does not read this key: another score is of another model. */
+static void check_score(struct mt_keys *k, const struct mt_moe *m)
+{
+    const cJSON *v = mt_keys_find(k, "scoring_func");
+    const char *said = cJSON_IsString(v) ? v->valuestring : "", *name = m->score == MT_MOE_SIGMOID ? "sigmoid" : "softmax";
+    bool named_by_method = m->score == MT_MOE_SIGMOID && !strcmp(said, "noaux_tc"); /* dots.llm1 */
+    if (v && strcmp(said, name) && !named_by_method)
+        mt_keys_refuse(k, "scoring_func", "is not the score of this architecture");
+}
+
 static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
 {
     struct mt_moe *m = &c->moe;
@@ -92,6 +102,7 @@ static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt
         m->alpha = mt_keys_number(k, "swiglu_alpha", m->alpha);
         m->limit = mt_keys_number(k, "swiglu_limit", m->limit);
     }
+    check_score(k, m);
     if (mt_keys_number(k, "router_jitter_noise", 0) != 0)
         mt_keys_refuse(k, "router_jitter_noise", "other than 0 is not supported");
 }

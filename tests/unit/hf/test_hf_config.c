@@ -213,6 +213,10 @@ static void mixtures_have_their_families_rules(void **state)
     assert_true(cfg.moe.n_experts == 64 && cfg.moe.width == 176 && cfg.qk_norm == MT_QK_NORM_PROJECTION);
     refuse(MIXTURE("OlmoeForCausalLM") ", \"clip_qkv\": 8.0", "clip_qkv");
     refuse(MIXTURE("MixtralForCausalLM") ", \"router_jitter_noise\": 0.1", "router_jitter_noise");
+    take(MIXTURE("Glm4MoeForCausalLM") ", \"scoring_func\": \"sigmoid\"");
+    take(MIXTURE("Glm4MoeForCausalLM") ", \"scoring_func\": \"noaux_tc\"");
+    refuse(MIXTURE("Glm4MoeForCausalLM") ", \"scoring_func\": \"softmax\"", "scoring_func");
+    refuse(MIXTURE("MixtralForCausalLM") ", \"scoring_func\": \"sigmoid\"", "scoring_func");
     refuse(MIXTURE("MixtralForCausalLM") ", \"num_experts_per_tok\": 9", "num_experts_per_tok");
     refuse(MIXTURE("MixtralForCausalLM") ", \"num_local_experts\": 1025", "num_local_experts");
     refuse(MIXTURE("MixtralForCausalLM") ", \"num_local_experts\": 0", "num_local_experts");
