@@ -126,6 +126,7 @@ def tied(a, b, experts):
 
 USUAL = [[9, 3, 11, 40], [5, 6, 9], [60, 61, 62, 63, 2], [13, 13], [20, 30, 50, 8, 8, 1], [2, 3, 4]]
 ONE_RARE = USUAL[:5] + [[2, RARE, 4]]
+MANY = [[(5 * i + 11 * j) % VOCAB for j in range(64)] for i in range(264)]  # more than a tile of 16384 rows
 #: name -> chosen of each token, router, samples; experts of the first layer that have rows; the fullest's share of n
 CASES = {
     "no rows and all rows": (1, zeros(5), USUAL, [0], lambda n: 1),
@@ -135,6 +136,7 @@ CASES = {
     "one expert": (1, drawn(1), USUAL, [0], lambda n: 1),
     "two are tied": (1, tied(1, 3, 5), USUAL, [0, 1], None),
     "all are tied": (2, zeros(5), USUAL, [0, 1], lambda n: 1 / 2),
+    "two tiles": (1, rare_to(1, 2), MANY, [0, 1], None),
     "two tokens": (1, rare_to(2, 6), [[9, RARE]], [0, 2], lambda n: 1 / 2),
 }
 
