@@ -14,7 +14,12 @@
 struct worker {
     mt_pool *pool;
     pthread_t thread;
-    int index, cpu;
+    int index, cpu, lane;
+};
+
+/* Chunks of a lane that are taken; a cache line each, as threads of other nodes count on the others. */
+struct lane {
+    _Alignas(64) atomic_size_t next;
 };
 
 struct mt_pool {
@@ -29,7 +34,9 @@ struct mt_pool {
     mt_pool_fn fn;
     void *ctx;
     size_t n_chunks;
-    atomic_size_t next;
+    struct mt_pool_stripes stripes;
+    int n_lanes;
+    struct lane lane[MT_POOL_MAX_LANES];
 };
 
 /* How often a worker polls for the next loop, and the caller for the end of one, before it sleeps: loops follow each
@@ -61,14 +68,26 @@ void mt_thread_gives_way(void)
         setpriority(PRIO_PROCESS, 0, NICE); /* of the thread alone, on Linux */
 }
 
+/* Runs chunks of a lane until none is left. They are counted from the beginning of the lane's first stripe, of which a
+ * part may lie before the first chunk. */
+static void drain_lane(mt_pool *p, int lane, int thread)
+{
+    size_t n = (size_t)p->n_lanes, stripe = p->stripes.stripe, from = p->stripes.first / stripe;
+    size_t first_stripe = from + ((size_t)lane + n - from % n) % n;
+    for (;;) {
+        size_t i = atomic_fetch_add_explicit(&p->lane[lane].next, 1, memory_order_relaxed);
+        size_t number = (first_stripe + i / stripe * n) * stripe + i % stripe;
+        if (number >= p->stripes.first + p->n_chunks)
+            return;
+        if (number >= p->stripes.first)
+            p->fn(p->ctx, number - p->stripes.first, thread);
+    }
+}
+
 static void drain(mt_pool *p, int thread)
 {
-    for (;;) {
-        size_t c = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (c >= p->n_chunks)
-            return;
-        p->fn(p->ctx, c, thread);
-    }
+    for (int l = 0; l < p->n_lanes; l++)
+        drain_lane(p, (p->workers[thread].lane + l) % p->n_lanes, thread);
 }
 
 static void *worker_main(void *arg)
@@ -108,12 +127,15 @@ static void *worker_main(void *arg)
 int mt_pool_create(mt_pool **out, const struct mt_pool_params *params, struct mt_err *err)
 {
     int n = MT_MAX(params->n_threads, 1);
-    mt_pool *p = mt_calloc(1, sizeof(*p));
+    mt_pool *p = mt_alloc_aligned(sizeof(*p));
+    if (p)
+        memset(p, 0, sizeof(*p));
     if (!p || !(p->workers = mt_calloc((size_t)n, sizeof(*p->workers)))) {
         free(p);
         return mt_fail_nomem(err, "a thread pool", (unsigned long long)n);
     }
     p->n_threads = n;
+    p->n_lanes = 1;
     p->thread_init = params->thread_init;
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->start, NULL);
@@ -160,7 +182,18 @@ int mt_pool_n_threads(const mt_pool *pool)
     return pool->n_threads;
 }
 
+void mt_pool_set_lane(mt_pool *p, int thread, int lane, int n_lanes)
+{
+    p->workers[thread].lane = lane;
+    p->n_lanes = n_lanes;
+}
+
 void mt_pool_run(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks)
+{
+    mt_pool_run_in_lanes(p, fn, ctx, n_chunks, (struct mt_pool_stripes){0, 1});
+}
+
+void mt_pool_run_in_lanes(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks, struct mt_pool_stripes stripes)
 {
     if (!p || p->n_threads == 1 || n_chunks <= 1) {
         for (size_t c = 0; c < n_chunks; c++)
@@ -171,7 +204,9 @@ void mt_pool_run(mt_pool *p, mt_pool_fn fn, void *ctx, size_t n_chunks)
     p->fn = fn;
     p->ctx = ctx;
     p->n_chunks = n_chunks;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    p->stripes = stripes;
+    for (int l = 0; l < p->n_lanes; l++)
+        atomic_store_explicit(&p->lane[l].next, 0, memory_order_relaxed);
     p->open = true;
     atomic_fetch_add(&p->generation, 1);
     pthread_cond_broadcast(&p->start);

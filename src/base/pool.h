@@ -36,6 +36,22 @@ int mt_pool_n_threads(const mt_pool *pool);
  * calling thread alone, so that a loop can run within a chunk of another. */
 void mt_pool_run(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks);
 
+/**
+ * Lanes divide a pool's threads: in mt_pool_run_in_lanes() a thread takes the chunks of its own lane first, then those
+ * that other lanes have left, so that no thread waits while there is work. A new pool has one lane.
+ *
+ * Sets the lane of a thread, in [0, n_lanes); n_lanes is the same in all calls, and at most MT_POOL_MAX_LANES. No loop
+ * may run.
+ */
+enum { MT_POOL_MAX_LANES = 64 };
+void mt_pool_set_lane(mt_pool *pool, int thread, int lane, int n_lanes);
+/** Chunk c is number `first` + c of a row that is divided into stripes of `stripe` chunks; stripe s belongs to lane
+ * s modulo the pool's lanes. */
+struct mt_pool_stripes {
+    size_t first, stripe;
+};
+void mt_pool_run_in_lanes(mt_pool *pool, mt_pool_fn fn, void *ctx, size_t n_chunks, struct mt_pool_stripes stripes);
+
 /** Lowers the calling thread's priority for good, so that other threads go first when all cores are busy. */
 void mt_thread_gives_way(void);
 

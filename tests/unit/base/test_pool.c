@@ -148,6 +148,85 @@ static void a_team_may_give_way(void **state)
     assert_int_equal(getpriority(PRIO_PROCESS, 0), before);
 }
 
+/* --- lanes --- */
+
+enum { LANES = 3, LANE_CHUNKS = 60 };
+
+struct lanes {
+    struct mt_pool_stripes stripes;
+    atomic_int runs[LANE_CHUNKS], done, begun;
+    int order[LANES][LANE_CHUNKS], n[LANES]; /* by thread: lanes of its chunks */
+    int most;
+};
+
+static int lane_of(const struct lanes *l, size_t chunk)
+{
+    return (int)((l->stripes.first + chunk) / l->stripes.stripe % LANES);
+}
+
+static void note(void *ctx, size_t chunk, int thread)
+{
+    struct lanes *l = ctx;
+    atomic_fetch_add(&l->runs[chunk], 1);
+    l->order[thread][l->n[thread]++] = lane_of(l, chunk);
+    if (l->n[thread] == 1 && l->most)
+        for (atomic_fetch_add(&l->begun, 1); atomic_load(&l->begun) < LANES;)
+            usleep(100);
+    while (l->most && thread == 1 && atomic_load(&l->done) < l->most - 1)
+        usleep(100); /* thread 1 is slow: its first chunk lasts until the others have done all of the rest */
+    atomic_fetch_add(&l->done, 1);
+}
+
+static mt_pool *pool_of_lanes(void)
+{
+    mt_pool *p = pool_of(LANES);
+    for (int i = 0; i < LANES; i++)
+        mt_pool_set_lane(p, i, (i + 1) % LANES, LANES);
+    return p;
+}
+
+static void lanes_have_all_chunks_once(void **state)
+{
+    (void)state;
+    mt_pool *p = pool_of_lanes();
+    for (size_t first = 0; first < 14; first++)
+        for (size_t stripe = 1; stripe < 6; stripe++)
+            for (size_t n = 0; n < LANE_CHUNKS; n += 1 + n / 3) {
+                struct lanes l = {.stripes = {first, stripe}};
+                mt_pool_run_in_lanes(p, note, &l, n, l.stripes);
+                for (size_t c = 0; c < LANE_CHUNKS; c++)
+                    assert_int_equal(atomic_load(&l.runs[c]), c < n);
+            }
+    mt_pool_destroy(&p);
+}
+
+/* Every thread has begun before one goes on; then one is slow. */
+static void threads_take_their_own_lane_first_and_what_others_leave(void **state)
+{
+    (void)state;
+    mt_pool *p = pool_of_lanes();
+    for (size_t first = 0; first < 9; first++) {
+        struct lanes l = {.stripes = {first, 4}, .most = LANE_CHUNKS};
+        mt_pool_run_in_lanes(p, note, &l, LANE_CHUNKS, l.stripes);
+        int of_slow_lane = 0;
+        for (size_t c = 0; c < LANE_CHUNKS; c++)
+            of_slow_lane += lane_of(&l, c) == (1 + 1) % LANES;
+        for (int t = 0; t < LANES; t++) {
+            int mine = (t + 1) % LANES, others = 0;
+            assert_true(l.n[t] > 0);
+            assert_int_equal(l.order[t][0], mine);
+            for (int i = 0; i < l.n[t]; i++) {
+                others += l.order[t][i] != mine;
+                assert_true(l.order[t][i] != mine || !others); /* none of its own after one of another's */
+                of_slow_lane -= l.order[t][i] == 2 && t == 1;
+            }
+        }
+        assert_int_equal(l.n[1], 1);
+        assert_true(of_slow_lane > 10); /* which others have taken */
+    }
+    mt_pool_destroy(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -156,6 +235,8 @@ int main(void)
         cmocka_unit_test(all_threads_take_part),
         cmocka_unit_test(each_started_thread_is_initialised_once),
         cmocka_unit_test(a_team_may_give_way),
+        cmocka_unit_test(lanes_have_all_chunks_once),
+        cmocka_unit_test(threads_take_their_own_lane_first_and_what_others_leave),
     };
     alarm(100);
     return cmocka_run_group_tests(tests, NULL, NULL);
