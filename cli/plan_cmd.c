@@ -207,15 +207,17 @@ int plan_view_measure(struct plan_view *v, struct cli *cli, bool anew, struct mt
     struct mt_metered *ops = NULL;
     size_t n = 0;
     int *cpus = NULL, n_cores = 0;
+    struct mt_numa numa;
     if (!v->local)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "--measure measures this machine; it cannot be used with --machine");
     int rc = mt_hw_cores(&cpus, &n_cores, err);
     struct mt_plan_request r = anew ? mt_plan_request_as(&v->request, &v->choice) : v->request;
     if (!rc)
         rc = mt_plan_operations(&ops, &n, &r, err);
+    mt_numa_choose(&numa, v->cfg->device.numa);
     struct mt_measure_params mp = {.device_kind = mt_machine_device_kind(&v->machine),
                                    .device_index = (int)v->cfg->device.index, .n_threads = (int)r.placement.threads,
-                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL,
+                                   .cpus = r.placement.threads <= n_cores ? cpus : NULL, .numa = &numa,
                                    .progress = anew ? NULL : show_progress, .ctx = cli};
     if (!rc)
         rc = (anew ? mt_measure_again : mt_measure_operations)(&v->machine, &mp, ops, n, err);

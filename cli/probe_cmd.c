@@ -10,8 +10,10 @@
 #include "device/kind.h"
 #include "device/ops.h"
 #include "hw/hw.h"
+#include "hw/homes.h"
 #include "hw/probe.h"
 #include "machine/measure.h"
+#include "optim/adam_probe.h"
 #include "optim/optimizer.h"
 #include "report.h"
 
@@ -66,7 +68,7 @@ static void show_progress(void *ctx, const char *what)
 }
 
 /* Measures the whole profile and keeps it for plan, run and bench. */
-static int probe_all(struct cli *cli, const struct cli_args *args)
+static int probe_all(struct cli *cli, const struct cli_args *args, const struct mt_numa *numa)
 {
     char path[4096];
     struct mt_machine m;
@@ -74,7 +76,7 @@ static int probe_all(struct cli *cli, const struct cli_args *args)
     struct mt_str text = {0};
     int *cpus = NULL, n = 0, rc = mt_hw_cores(&cpus, &n, &err);
     int use = (int)cli_whole(args, "threads", n);
-    struct mt_measure_params p = {.n_threads = use, .cpus = use <= n ? cpus : NULL,
+    struct mt_measure_params p = {.n_threads = use, .cpus = use <= n ? cpus : NULL, .numa = numa,
                                   .disk_dir = cli_arg(args, "dir"), .brief = cli_arg(args, "brief") != NULL,
                                   .small = getenv("MEGATRAIN_PROBE_SMALL") != NULL,
                                   .progress = show_progress, .ctx = cli};
@@ -107,9 +109,10 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     bool all = !strcmp(what, "all");
     int *cpus = NULL, n = 0;
     struct mt_err err;
-    mt_hw_interleave(2); /* as a run does */
+    struct mt_numa numa;
+    mt_numa_choose(&numa, "auto"); /* as a run does */
     if (all)
-        return probe_all(cli, args);
+        return probe_all(cli, args, &numa);
     if (!strcmp(what, "disk"))
         return cli_probe_disk(cli, args);
     if (strcmp(what, "copy") && strcmp(what, "adam") && strcmp(what, "gemm")) {
@@ -120,11 +123,11 @@ int cli_cmd_probe(struct cli *cli, const struct cli_args *args)
     int rc = mt_hw_cores(&cpus, &n, &err);
     double gbs = 0, adam_ns = 0;
     if (!rc && strcmp(what, "gemm"))
-        rc = mt_probe_copy(n, cpus, &gbs, &err);
+        rc = mt_probe_copy(n, cpus, &numa, &gbs, &err);
     if (!rc && gbs > 0)
         cJSON_AddNumberToObject(o, "copy GB/s (read + written)", gbs);
     if (!rc && !strcmp(what, "adam")) {
-        rc = mt_probe_adam(n, cpus, &adam_ns, &err);
+        rc = mt_probe_adam(&(struct mt_adam_probe_params){.n_threads = n, .cpus = cpus, .numa = &numa}, &adam_ns, &err);
         cJSON_AddNumberToObject(o, "adam ns a parameter", adam_ns);
         cJSON_AddNumberToObject(o, "adam over copy bound", adam_ns / (mt_optimizer_bytes(&mt_adamw, MT_BF16) / gbs));
     }

@@ -239,8 +239,9 @@ const struct mt_key mt_keys[] = {
     {"device", "cpu_threads", MT_MACHINE, MT_KEY_COUNT_AUTO, AT(placement.threads), "auto", NULL, 1, 4096, NULL,
      "Threads of compute and of the optimizer; auto is one for each core that the process may use."},
     {"device", "numa", MT_MACHINE, MT_KEY_WORD, AT(device.numa), "auto", "auto|system", ANY, NULL,
-     "Placement of host memory on a machine with several NUMA nodes: auto interleaves it over all of them, so that the "
-     "optimizer and copies use all memory channels (unless numactl has set a policy); system leaves it to the kernel."},
+     "Placement of host memory on a machine with several NUMA nodes: auto spreads it over all that have memory and cores "
+     "for the process, so that copies use all memory channels and the optimizer's threads those of their own node "
+     "(unless numactl has set a policy); system leaves it to the kernel."},
     /* clang-format on */
 };
 const size_t mt_n_keys = MT_ARRAY_LEN(mt_keys);

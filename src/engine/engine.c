@@ -119,6 +119,8 @@ static int create_parts(mt_engine *e, struct mt_err *err)
         rc = alloc_host(e, err);
     if (!rc)
         rc = mt_pool_create(&e->adam_pool, &adam, err);
+    if (!rc && e->p.planes)
+        mt_numa_lanes(mt_plane_set_numa(e->p.planes), e->adam_pool, p->adam_cpus);
     if (!rc)
         rc = mt_row_gradient_init(e, err);
     return rc ? rc : prepare_update(e, err);

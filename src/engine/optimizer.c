@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 #ifdef __SSE2__
@@ -20,9 +21,9 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
-/* Updates elements [first, first + n) of the trained planes, all of tensor t; pool NULL: on the calling thread. */
-static int update_run(mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n,
-                      mt_pool *pool, struct mt_err *err)
+/* Updates elements [first, first + n) of the trained planes, all of tensor t. Returns how many weights are then not
+ * finite. */
+static uint64_t update_run(const mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n)
 {
     const struct mt_optimizer *o = e->p.numerics.optimizer;
     struct mt_update u = {
@@ -39,13 +40,15 @@ static int update_run(mt_engine *e, const struct views *v, const struct mt_tenso
     };
     for (int i = 0; i < o->n_states; i++)
         u.state[i] = element(e, v, MT_PLANE_STATE + i, first);
-    uint64_t bad = o->update(o, &u, e->p.isa, pool);
-    if (bad)
-        return mt_fail(err, MT_ERR_TRAINING, -EDOM,
-                       "update %llu made %llu weights of %s not finite: lower "
-                       "train.learning_rate or raise optimizer.eps",
-                       (unsigned long long)e->pending.t, (unsigned long long)bad, t->name);
-    return 0;
+    return o->update(o, &u, e->p.isa);
+}
+
+static int fail_update(const mt_engine *e, const struct mt_tensor *t, uint64_t bad, struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_TRAINING, -EDOM,
+                   "update %llu made %llu weights of %s not finite: lower "
+                   "train.learning_rate or raise optimizer.eps",
+                   (unsigned long long)e->pending.t, (unsigned long long)bad, t->name);
 }
 
 /* --- rows of the embedding, for forward, before its own update ------------------------------------------------ */
@@ -65,8 +68,7 @@ struct gather {
     const struct mt_token_runs *runs;
     size_t cols;
     char *out;
-    int rc; /* atomic, as err is written by whoever sets it */
-    struct mt_err err;
+    uint64_t bad; /* atomic */
 };
 
 bool mt_optimizer_gathers(const struct mt_optimizer *o)
@@ -129,15 +131,14 @@ static void gather_row(void *ctx, size_t run, int thread)
     struct gather *g = ctx;
     struct slice s;
     struct views v;
-    struct mt_err err;
     size_t begin = g->t->at + (size_t)g->runs->ids[run] * g->cols, end = begin + g->cols, last = g->t->at + g->t->n;
     (void)thread;
     for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
         size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
         copy_slice(g->e, &s, &v, 0, first, to - first);
-        int rc = g->e->pending.any ? update_run(g->e, &v, g->t, first, to - first, NULL, &err) : 0;
-        if (rc && !__atomic_exchange_n(&g->rc, rc, __ATOMIC_RELAXED))
-            g->err = err;
+        uint64_t bad = g->e->pending.any ? update_run(g->e, &v, g->t, first, to - first) : 0;
+        if (bad)
+            __atomic_fetch_add(&g->bad, bad, __ATOMIC_RELAXED);
         size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
         write_tokens(g, run, from - begin, s.hi + (from - first), s.lo + (from - first), n);
     }
@@ -158,9 +159,7 @@ static int gather(mt_engine *e, const struct mt_program *prog, const struct mt_i
     struct gather g = {.e = e, .runs = &runs, .cols = (size_t)l->cfg.hidden, .t = table,
                        .out = e->b.spill + prog->objects[in->operand[0].object].spill};
     mt_pool_run(e->adam_pool, gather_row, &g, runs.n);
-    if (g.rc && err)
-        *err = g.err;
-    return g.rc;
+    return g.bad ? fail_update(e, g.t, g.bad, err) : 0;
 }
 
 static char *operand_of(const mt_engine *e, const struct mt_program *prog, const struct mt_instr *in,
@@ -174,15 +173,45 @@ static char *operand_of(const mt_engine *e, const struct mt_program *prog, const
     return NULL;
 }
 
+/* --- the update of a unit, or of a piece of it ----------------------------------------------------------------- */
+
+struct update {
+    const mt_engine *e;
+    const struct mt_unit *unit;
+    struct views v;
+    pthread_mutex_t lock;
+    const struct mt_tensor *bad; /* under lock: the first with weights that are not finite, and their number */
+    uint64_t n_bad;
+};
+
+static void note_bad(struct update *u, const struct mt_tensor *t, uint64_t bad)
+{
+    pthread_mutex_lock(&u->lock);
+    if (!u->bad || t <= u->bad) {
+        u->n_bad = t == u->bad ? u->n_bad + bad : bad;
+        u->bad = t;
+    }
+    pthread_mutex_unlock(&u->lock);
+}
+
+static void update_chunk(void *ctx, size_t from, size_t n)
+{
+    struct update *u = ctx;
+    const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor], *last = t + u->unit->n_tensors;
+    for (; t < last; t++) {
+        size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, from + n);
+        uint64_t bad = t->trainable && first < end ? update_run(u->e, &u->v, t, first, end - first) : 0;
+        if (bad)
+            note_bad(u, t, bad);
+    }
+}
+
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
 {
     mt_engine *e = engine;
     size_t unit = (size_t)in->unit, piece = (size_t)in->piece;
-    const struct mt_unit *u = &e->b.layout->units[unit];
     char *state = operand_of(e, prog, in, MT_OBJ_STATE), *staged = operand_of(e, prog, in, MT_OBJ_STAGED);
-    size_t from = state ? piece * prog->piece_elems : in->first, to = from + in->elems;
-    struct views v;
-    int rc = 0;
+    struct update u = {.e = e, .unit = &e->b.layout->units[unit], .lock = PTHREAD_MUTEX_INITIALIZER};
     if (in->op == MT_OP_GATHER)
         return gather(e, prog, in, err);
     if (in->op == MT_OP_UNPACK)
@@ -190,16 +219,14 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     if (!e->pending.any)
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
-        v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
-    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors && !rc; i++) {
-        const struct mt_tensor *t = &e->b.layout->tensors[i];
-        size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, to);
-        if (t->trainable && first < end)
-            rc = update_run(e, &v, t, first, end - first, e->adam_pool, err);
-    }
-    if (!rc && unit == 0)
+        u.v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
+    size_t first = state ? piece * prog->piece_elems : in->first;
+    mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->adam_pool, update_chunk, &u);
+    if (u.bad)
+        return fail_update(e, u.bad, u.n_bad, err);
+    if (unit == 0)
         mt_row_gradient_clear(e);
-    return rc;
+    return 0;
 }
 
 static double tensor_square_sum(const void *ctx, size_t t)

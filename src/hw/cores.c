@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "hw/hw.h"
+#include "hw/homes.h"
 
 /* CPUs granted by the cgroup's quota (version 2, own group), or a large number if there is none. */
 static int quota_cpus(void)
@@ -24,13 +25,14 @@ static int quota_cpus(void)
 static int collect(hwloc_topology_t topo, int **cpus, int *n, struct mt_err *err)
 {
     cpu_set_t allowed;
-    int cores = hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_CORE), count = 0, most = quota_cpus();
+    struct mt_numa numa;
+    int cores = hwloc_get_nbobjs_by_type(topo, HWLOC_OBJ_CORE), count = 0;
     if (sched_getaffinity(0, sizeof(allowed), &allowed))
         CPU_ZERO(&allowed);
     int *list = mt_calloc((size_t)MT_MAX(cores, 1), sizeof(int));
     if (!list)
         return mt_fail_nomem(err, "the list of cores", (size_t)cores * sizeof(int));
-    for (int i = 0; i < cores && count < most; i++) {
+    for (int i = 0; i < cores; i++) {
         hwloc_obj_t core = hwloc_get_obj_by_type(topo, HWLOC_OBJ_CORE, (unsigned)i);
         int cpu;
         hwloc_bitmap_foreach_begin(cpu, core->cpuset)
@@ -42,8 +44,10 @@ static int collect(hwloc_topology_t topo, int **cpus, int *n, struct mt_err *err
     }
     if (!count)
         list[count++] = MT_MAX(sched_getcpu(), 0);
+    mt_numa_read(&numa);
+    mt_numa_spread(&numa, list, (size_t)count);
     *cpus = list;
-    *n = count;
+    *n = MT_MIN(count, quota_cpus());
     return 0;
 }
 

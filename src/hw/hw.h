@@ -8,16 +8,9 @@
 
 #include "base/err.h"
 
-/** CPUs that this process may use: one for each core, in hwloc's order, within the affinity mask; no more than the
- * cgroup's CPU quota. The caller frees *cpus. */
+/** CPUs that this process may use: one for each core, in hwloc's order but from each NUMA node in turn, within the
+ * affinity mask; no more than the cgroup's CPU quota. The caller frees *cpus. */
 int mt_hw_cores(int **cpus, int *n, struct mt_err *err);
-
-/**
- * Interleaves memory that the calling thread, and threads that it starts, allocate from now on over all NUMA nodes that
- * the process may use. Does so only if there are at least `least_nodes` nodes and no memory policy is set (numactl).
- * Returns the number of nodes; 0: nothing was changed, as always without libnuma.
- */
-int mt_hw_interleave(int least_nodes);
 
 /** Limits of memory, in bytes; UINT64_MAX: no limit. */
 struct mt_hw_memory {

@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Built without libnuma: the kernel places memory. */
-#include "hw/hw.h"
+#include "hw/homes_priv.h"
 
-int mt_hw_interleave(int least_nodes)
+void mt_numa_read_nodes(struct mt_numa_nodes *out)
 {
-    (void)least_nodes;
-    return 0;
+    out->n = 0;
+}
+
+bool mt_numa_has_policy(void)
+{
+    return false;
+}
+
+bool mt_numa_set_policy(bool interleave, const int *nodes, int n)
+{
+    (void)interleave;
+    (void)nodes;
+    (void)n;
+    return false;
 }

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
+#include "hw/host.h"
 
 enum { BYTES = 256 << 20, PIECE = 1 << 20, ROUNDS = 7 };
 
@@ -35,28 +36,48 @@ static void copy_chunk(void *ctx, size_t chunk, int thread)
 #endif
 }
 
-int mt_probe_copy(int n_threads, const int *cpus, double *gbs, struct mt_err *err)
+static int home_of(const void *numa, size_t at, size_t bytes)
 {
-    struct job j = {mt_alloc_aligned(BYTES), mt_alloc_aligned(BYTES)};
+    (void)bytes;
+    return (int)(at / MT_HUGE_PAGE % (size_t)((const struct mt_numa *)numa)->n);
+}
+
+static int alloc(char **out, const struct mt_numa *numa, int value, struct mt_err *err)
+{
+    void *p = NULL;
+    int rc = mt_host_alloc_at(&p, BYTES, &(struct mt_host_homes){numa, home_of, numa}, "the copy probe", err);
+    if (!rc)
+        memset(p, value, BYTES);
+    *out = p;
+    return rc;
+}
+
+int mt_probe_copy(int n_threads, const int *cpus, const struct mt_numa *numa, double *gbs, struct mt_err *err)
+{
+    struct job j = {NULL, NULL};
+    struct mt_numa none;
     struct mt_pool_params p = {"probe", n_threads, cpus, NULL};
     mt_pool *pool = NULL;
     int64_t best = INT64_MAX;
-    int rc = j.dst && j.src ? mt_pool_create(&pool, &p, err)
-                            : mt_fail_nomem(err, "the copy probe", 2 * (unsigned long long)BYTES);
-    if (!rc) {
-        memset(j.src, 1, BYTES);
-        memset(j.dst, 2, BYTES);
-    }
+    mt_numa_none(&none);
+    numa = numa ? numa : &none;
+    int rc = mt_pool_create(&pool, &p, err);
+    if (!rc)
+        rc = alloc(&j.src, numa, 1, err);
+    if (!rc)
+        rc = alloc(&j.dst, numa, 2, err);
+    if (!rc)
+        mt_numa_lanes(numa, pool, cpus);
     for (int r = 0; r < ROUNDS && !rc; r++) {
         int64_t t0 = mt_now_ns();
-        mt_pool_run(pool, copy_chunk, &j, BYTES / PIECE);
+        mt_pool_run_in_lanes(pool, copy_chunk, &j, BYTES / PIECE, (struct mt_pool_stripes){0, MT_HUGE_PAGE / PIECE});
         best = MT_MIN(best, mt_now_ns() - t0);
     }
     if (!rc)
         *gbs = 2.0 * BYTES / (double)best;
     mt_pool_destroy(&pool);
-    free(j.dst);
-    free(j.src);
+    mt_host_free(j.dst, BYTES);
+    mt_host_free(j.src, BYTES);
     return rc;
 }
 

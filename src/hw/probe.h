@@ -5,9 +5,11 @@
 #include <stdbool.h>
 
 #include "base/err.h"
+#include "hw/homes.h"
 
-/** GB/s (10^9 bytes, read plus written) of a non-temporal copy of 256 MiB; best of several. */
-int mt_probe_copy(int n_threads, const int *cpus, double *gbs, struct mt_err *err);
+/** GB/s (10^9 bytes, read plus written) of a non-temporal copy of 256 MiB; best of several. Threads copy what is at
+ * their own homes, as in an update; numa NULL: the system places memory. */
+int mt_probe_copy(int n_threads, const int *cpus, const struct mt_numa *numa, double *gbs, struct mt_err *err);
 /** Whether this process may set up an io_uring. */
 bool mt_hw_io_uring_allowed(void);
 

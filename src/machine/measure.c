@@ -10,8 +10,8 @@
 #include "device/op.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
-#include "optim/adam.h"
 #include "machine/measure_priv.h"
+#include "optim/adam_probe.h"
 
 static const size_t TOGETHER = (size_t)1 << 30;
 
@@ -230,7 +230,8 @@ static int measure_compute(struct mt_machine *m, const struct mt_measure_params 
 static int measure_adam(struct mt_machine *m, const struct mt_measure_params *p, int threads, struct mt_err *err)
 {
     double ns = 0;
-    int rc = mt_probe_adam(threads, p->cpus, &ns, err), at = 0;
+    const struct mt_adam_probe_params adam = {.n_threads = threads, .cpus = p->cpus, .numa = p->numa};
+    int rc = mt_probe_adam(&adam, &ns, err), at = 0;
     if (rc)
         return rc;
     while (at < m->n_adam && m->adam[at].threads != threads)
@@ -250,7 +251,7 @@ static int measure_host(struct mt_machine *m, const struct mt_measure_params *p,
     double gbs = 0;
     int rc = mt_hw_memory(&mem, "", err);
     if (!rc)
-        rc = mt_probe_copy(p->n_threads, p->cpus, &gbs, err);
+        rc = mt_probe_copy(p->n_threads, p->cpus, p->numa, &gbs, err);
     if (rc)
         return rc;
     put(m, MT_RATE_CORES, p->n_threads);

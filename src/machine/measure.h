@@ -2,6 +2,7 @@
 #ifndef MT_MACHINE_MEASURE_H
 #define MT_MACHINE_MEASURE_H
 
+#include "hw/homes.h"
 #include "machine/machine.h"
 
 /**
@@ -13,6 +14,7 @@ struct mt_measure_params {
     int device_index;
     int n_threads;
     const int *cpus;         /* [n_threads] or NULL */
+    const struct mt_numa *numa; /* homes of memory; NULL: the system places it */
     const char *disk_dir;    /* a folder on the drive to be measured, or NULL */
     bool brief;              /* only rates, no grid of operations */
     bool small;              /* for tests: tiny measurements, the rates are meaningless */

@@ -9,9 +9,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "device/example.h"
-#include "optim/adam.h"
+#include "hw/host.h"
 #include "machine/measure_priv.h"
-#include "store/planes.h"
+#include "optim/adam_probe.h"
 
 enum { ADAM_N = 8 << 20, SMALL_PART = 64 }; /* of all bytes, in tests */
 
@@ -206,9 +206,7 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
 
 /* Runs updates on threads of their own until stopped, and counts them. */
 struct adam_load {
-    const struct mt_measure_params *p;
-    char *mem;
-    mt_pool *pool;
+    struct mt_adam_probe adam;
     pthread_t thread;
     bool started;
     atomic_bool quit;
@@ -218,13 +216,8 @@ struct adam_load {
 static void *adam_main(void *arg)
 {
     struct adam_load *l = arg;
-    struct mt_adam a = {.n = ADAM_N, .hi = (void *)l->mem, .lo = (void *)(l->mem + (size_t)ADAM_N * 2),
-                        .m = l->mem + (size_t)ADAM_N * 4, .v = l->mem + (size_t)ADAM_N * 8,
-                        .grad = l->mem + (size_t)ADAM_N * 12, .state_dtype = MT_F32,
-                        .grad_dtype = MT_BF16, .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
-                        .clip = 1, .t = 1};
     while (!atomic_load(&l->quit)) {
-        mt_adam_run_pool(&a, MT_ADAM_AUTO, l->pool);
+        mt_adam_probe_run(&l->adam);
         atomic_fetch_add(&l->done, 1);
     }
     return NULL;
@@ -232,13 +225,10 @@ static void *adam_main(void *arg)
 
 static int start_adam(struct adam_load *l, const struct mt_measure_params *p, struct mt_err *err)
 {
-    struct mt_pool_params pp = {"probe", p->n_threads, p->cpus, NULL};
-    l->p = p;
-    l->mem = mt_alloc_aligned((size_t)ADAM_N * 14);
-    if (!l->mem)
-        return mt_fail_nomem(err, "the Adam probe", (unsigned long long)ADAM_N * 14);
-    memset(l->mem, 0x3c, (size_t)ADAM_N * 14);
-    int rc = mt_pool_create(&l->pool, &pp, err);
+    int rc = mt_adam_probe_init(&l->adam,
+                                &(struct mt_adam_probe_params){
+                                    .n = ADAM_N, .n_threads = p->n_threads, .cpus = p->cpus, .numa = p->numa},
+                                err);
     if (!rc)
         rc = pthread_create(&l->thread, NULL, adam_main, l)
                  ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
@@ -252,8 +242,7 @@ static void stop_adam(struct adam_load *l)
     atomic_store(&l->quit, true);
     if (l->started)
         pthread_join(l->thread, NULL);
-    mt_pool_destroy(&l->pool);
-    free(l->mem);
+    mt_adam_probe_finish(&l->adam);
 }
 
 static double adam_rate(struct adam_load *l, int64_t ns)

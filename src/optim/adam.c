@@ -7,8 +7,6 @@
 #include "optim/adam_kernel.h"
 #include "optim/optimizer.h"
 
-enum { CHUNK = 65536 }; /* elements a thread takes at a time */
-
 const char *mt_adam_isa_name(enum mt_adam_isa isa)
 {
     static const char *const names[] = {"auto", "scalar", "avx2", "avx512"};
@@ -62,31 +60,7 @@ uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa)
     return kernel_of(isa)(a, &s, 0, a->n);
 }
 
-struct job {
-    const struct mt_adam *a;
-    struct mt_adam_scalars s;
-    mt_adam_fn fn;
-    uint64_t bad; /* atomic */
-};
-
-static void chunk_main(void *ctx, size_t chunk, int thread)
-{
-    struct job *j = ctx;
-    size_t first = chunk * CHUNK;
-    (void)thread;
-    uint64_t bad = j->fn(j->a, &j->s, first, MT_MIN((size_t)CHUNK, j->a->n - first));
-    if (bad)
-        __atomic_fetch_add(&j->bad, bad, __ATOMIC_RELAXED);
-}
-
-uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool)
-{
-    struct job j = {a, scalars_of(a), kernel_of(isa), 0};
-    mt_pool_run(pool, chunk_main, &j, mt_div_up(a->n, CHUNK));
-    return j.bad;
-}
-
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa, mt_pool *pool)
+static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa)
 {
     struct mt_adam a = {
         .n = u->n,
@@ -105,7 +79,7 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
         .t = u->t,
         .clip = u->clip,
     };
-    return mt_adam_run_pool(&a, isa, pool);
+    return mt_adam_run(&a, isa);
 }
 
 #define ADAMW(dtype_, bytes)                                                                                       \

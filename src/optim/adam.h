@@ -8,7 +8,6 @@
 
 #include "base/dtype.h"
 #include "base/err.h"
-#include "base/pool.h"
 
 /** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
 enum mt_adam_isa { MT_ADAM_AUTO, MT_ADAM_SCALAR, MT_ADAM_AVX2, MT_ADAM_AVX512 };
@@ -43,10 +42,5 @@ struct mt_adam {
     float clip;                  /* factor, 1 = none */
 };
 uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa);
-/** The same, cut into fixed pieces over the pool's threads: same bits. */
-uint64_t mt_adam_run_pool(const struct mt_adam *a, enum mt_adam_isa isa, mt_pool *pool);
-
-/** Nanoseconds per parameter, with bf16 gradients and 32M parameters; best of several. */
-int mt_probe_adam(int n_threads, const int *cpus, double *ns, struct mt_err *err);
 
 #endif

@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
-#include "base/pool.h"
 #include "optim/adam.h"
 #include "settings/settings.h"
 #include "store/planes.h"
@@ -21,7 +20,8 @@ struct mt_optimizer_state {
 };
 
 /**
- * An update, in place, of consecutive parameters of one tensor. The weight is the split master (hi, lo).
+ * An update, in place and on the calling thread, of consecutive parameters of one tensor. The weight is the split
+ * master (hi, lo).
  *
  * Memory   host pointers, borrowed; any alignment; planes do not overlap.
  */
@@ -51,7 +51,7 @@ struct mt_optimizer {
     int n_states;
     struct mt_optimizer_state state[MT_MAX_STATES];
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
-    uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa, mt_pool *pool);
+    uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa);
 };
 
 /** AdamW with f32 moments. With bf16 gradients, it is what a machine's optimizer rate is measured with. */

@@ -6,8 +6,8 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/philox.h"
+#include "hw/host.h"
 #include "store/disk.h"
-#include "store/planes.h"
 
 enum { SLOTS = 4 }; /* requests at once, each of as many bytes as the depth allows */
 

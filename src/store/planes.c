@@ -2,10 +2,8 @@
 #include "store/planes.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/mem.h"
 #include "store/file_weights.h"
@@ -21,7 +19,7 @@ enum { GAP = 0 };
 #define UNPOISON(p, n) ((void)(p), (void)(n))
 #endif
 
-enum { PAGE = 4096, HUGE_LEAST = 4 << 20 };
+enum { PAGE = 4096 };
 _Static_assert(MT_N_PLANES <= 8 * sizeof(mt_plane_bits), "a bit for each kind");
 
 /* Part of a plane on the disk or in files, in memory. */
@@ -35,11 +33,14 @@ struct window {
 };
 
 struct mt_plane_set {
-    char *base;
-    size_t bytes, n_units;
+    char *base[MT_N_PLANES]; /* of each kind's planes in host memory */
+    size_t bytes[MT_N_PLANES], n_units;
+    struct mt_numa numa;
+    size_t stripe; /* elements of trained planes */
     struct mt_plane_desc desc[MT_N_PLANES];
     struct mt_plane_elems *elems;
-    size_t (*at)[MT_N_PLANES];        /* offset of each plane; SIZE_MAX: none */
+    size_t (*at)[MT_N_PLANES];        /* offset of each plane in its kind's memory; SIZE_MAX: none */
+    size_t (*number)[MT_N_PLANES];    /* of a plane's first element in the row of all units' elements of the kind */
     uint64_t (*disk_at)[MT_N_PLANES]; /* as a window's offset; UINT64_MAX: in host memory */
     struct mt_disk_sums (*sums)[MT_N_PLANES]; /* NULL: no sums */
     uint64_t *sum;                            /* memory of all of them */
@@ -156,23 +157,120 @@ size_t mt_plane_set_bytes(const struct mt_plane_set_params *p)
 }
 
 /* Lays planes out kind by kind, so that the planes of a kind are contiguous. */
-static size_t lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
+static void lay_out(mt_plane_set *s, const struct mt_plane_set_params *p)
 {
-    size_t at = GAP;
     uint64_t disk_at = 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         uint64_t file_at = 0;
+        size_t at = GAP, number = 0;
         for (size_t u = 0; u < p->n_units; u++) {
             bool host = is_in_host(p, u, k), disk = is_on_disk(p, u, k), files = is_in_files(p, u, k);
             s->at[u][k] = host ? at : SIZE_MAX;
             s->disk_at[u][k] = disk ? disk_at : files ? file_at : UINT64_MAX;
+            s->number[u][k] = number;
             at += host ? GAP + plane_bytes(p, u, k) : 0;
             disk_at += disk ? plane_bytes(p, u, k) : 0;
             file_at += files ? plane_bytes(p, u, k) : 0;
+            number += mt_plane_elems(s, u, k);
         }
+        s->bytes[k] = at > GAP ? at : 0;
     }
-    return at;
 }
+
+/* --- homes ------------------------------------------------------------------------------------- */
+
+/* The least stripe of which every trained plane has a whole huge page. */
+static size_t choose_stripe(const struct mt_plane_desc desc[MT_N_PLANES])
+{
+    size_t stripe = MT_PLANE_STRIPE;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        while (desc[k].block && desc[k].range == MT_RANGE_TRAINED &&
+               mt_plane_desc_bytes(&desc[k], stripe) < MT_HUGE_PAGE)
+            stripe *= 2;
+    return stripe;
+}
+
+int mt_plane_home(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t element)
+{
+    return (int)((s->number[unit][k] + element) / s->stripe % (size_t)s->numa.n);
+}
+
+/* Planes of a kind in host memory. */
+struct kind {
+    const mt_plane_set *set;
+    enum mt_plane_kind k;
+};
+
+/* The home of the element in the middle of a range of the kind's memory. Only updates compute with planes: what is
+ * never updated alternates. */
+static int home_in_kind(const void *ctx, size_t at, size_t bytes)
+{
+    const struct kind *in = ctx;
+    const mt_plane_set *s = in->set;
+    const struct mt_plane_desc *d = &s->desc[in->k];
+    size_t middle = at + bytes / 2, unit = 0;
+    if (d->range != MT_RANGE_TRAINED)
+        return (int)(at / MT_HUGE_PAGE % (size_t)s->numa.n);
+    for (size_t u = 0; u < s->n_units; u++)
+        if (s->at[u][in->k] <= middle)
+            unit = u;
+    size_t from = s->at[unit][in->k];
+    return mt_plane_home(s, unit, in->k, from <= middle ? (middle - from) / d->block_bytes * d->block : 0);
+}
+
+/* Each kind has its own mapping, so that stripes of all kinds begin at huge pages. */
+static int alloc_planes(mt_plane_set *s, struct mt_err *err)
+{
+    int rc = 0;
+    for (int k = 0; k < MT_N_PLANES && !rc; k++) {
+        struct kind in = {s, (enum mt_plane_kind)k};
+        void *base = NULL;
+        if (!s->bytes[k])
+            continue;
+        rc = mt_host_alloc_at(&base, s->bytes[k], &(struct mt_host_homes){&s->numa, home_in_kind, &in},
+                              "weights and optimizer states", err);
+        s->base[k] = base;
+        if (rc)
+            continue;
+        POISON(s->base[k], s->bytes[k]);
+        for (size_t u = 0; u < s->n_units; u++)
+            if (s->at[u][k] != SIZE_MAX)
+                UNPOISON(s->base[k] + s->at[u][k], bytes_of(s, u, in.k));
+    }
+    return rc;
+}
+
+const struct mt_numa *mt_plane_set_numa(const mt_plane_set *s)
+{
+    return &s->numa;
+}
+
+struct run {
+    void (*fn)(void *ctx, size_t first, size_t n);
+    void *ctx;
+    size_t first, n, number; /* number: of the first element */
+};
+
+static void run_chunk(void *ctx, size_t chunk, int thread)
+{
+    const struct run *r = ctx;
+    size_t begin = (r->number / MT_PLANE_CHUNK + chunk) * MT_PLANE_CHUNK, end = begin + MT_PLANE_CHUNK;
+    (void)thread;
+    begin = MT_MAX(begin, r->number);
+    end = MT_MIN(end, r->number + r->n);
+    r->fn(r->ctx, r->first + (begin - r->number), end - begin);
+}
+
+void mt_planes_run(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, mt_pool *pool,
+                   void (*fn)(void *ctx, size_t first, size_t n), void *ctx)
+{
+    struct run r = {fn, ctx, first, n, s->number[unit][k] + first};
+    struct mt_pool_stripes stripes = {r.number / MT_PLANE_CHUNK, s->stripe / MT_PLANE_CHUNK};
+    if (n)
+        mt_pool_run_in_lanes(pool, run_chunk, &r, mt_div_up(r.number + n, MT_PLANE_CHUNK) - stripes.first, stripes);
+}
+
+/* --- the set ------------------------------------------------------------------------------------ */
 
 static int alloc_windows(mt_plane_set *s, const struct mt_plane_set_params *p, struct mt_err *err)
 {
@@ -208,97 +306,6 @@ static int alloc_sums(mt_plane_set *s, const struct mt_plane_set_params *p, stru
     return 0;
 }
 
-/* --- host memory ----------------------------------------------------------------------------- */
-
-enum { MAX_TOUCHERS = 16, TOUCHER_BYTES = 256 << 20 };
-
-struct toucher {
-    char *p;
-    size_t bytes;
-    int rc;
-    pthread_t thread;
-    bool started;
-};
-
-static void *touch(void *arg)
-{
-    struct toucher *t = arg;
-#ifdef MADV_POPULATE_WRITE
-    int rc;
-    while ((rc = madvise(t->p, t->bytes, MADV_POPULATE_WRITE) ? -errno : 0) == -EINTR || rc == -EAGAIN)
-        ;
-    if (rc != -EINVAL) { /* the kernel supports it */
-        t->rc = rc;
-        return NULL;
-    }
-#endif
-    for (size_t i = 0; i < t->bytes; i += PAGE)
-        ((volatile char *)t->p)[i] = 0;
-    return NULL;
-}
-
-/* Allocates all pages now and not during the first update; several threads, since zeroing takes time. */
-static int touch_all(char *p, size_t bytes)
-{
-    struct toucher t[MAX_TOUCHERS] = {{0}};
-    size_t n = MT_MIN(MT_MAX(bytes / TOUCHER_BYTES, (size_t)1), (size_t)MAX_TOUCHERS);
-    size_t share = mt_align_up(mt_div_up(bytes, n), (size_t)2 << 20);
-    int rc = 0;
-    for (size_t i = 0; i < n && i * share < bytes; i++) {
-        t[i] = (struct toucher){.p = p + i * share, .bytes = MT_MIN(share, bytes - i * share)};
-        t[i].started = n > 1 && !pthread_create(&t[i].thread, NULL, touch, &t[i]);
-        if (!t[i].started)
-            touch(&t[i]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (t[i].started)
-            pthread_join(t[i].thread, NULL);
-        rc = rc ? rc : t[i].rc;
-    }
-    return rc;
-}
-
-/* Large mappings begin where a huge page does: then all of it, but for the end, can be on huge pages. */
-int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err)
-{
-    size_t size = mt_align_up(MT_MAX(bytes, (size_t)1), PAGE), more = bytes < HUGE_LEAST ? 0 : MT_HUGE_PAGE - PAGE;
-    char *p = mmap(NULL, size + more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "cannot map %zu bytes of host memory for %s: %s",
-                       bytes, what, strerror(errno));
-    size_t before = more ? mt_align_up((uintptr_t)p, MT_HUGE_PAGE) - (uintptr_t)p : 0;
-    if (before)
-        munmap(p, before);
-    if (before < more)
-        munmap(p + before + size, more - before);
-    *out = p + before;
-    return 0;
-}
-
-int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err)
-{
-    void *p = NULL;
-    int rc = mt_host_map(&p, bytes, what, err);
-    if (rc)
-        return rc;
-    if (bytes >= HUGE_LEAST)
-        madvise(p, bytes, MADV_HUGEPAGE); /* a hint: may fail */
-    rc = bytes ? touch_all(p, bytes) : 0;
-    if (rc) {
-        munmap(p, bytes);
-        return mt_fail(err, MT_ERR_NO_FIT, -ENOMEM, "the system does not have %zu bytes of host memory for %s: %s", bytes, what,
-                       strerror(-rc));
-    }
-    *out = p;
-    return 0;
-}
-
-void mt_host_free(void *p, size_t bytes)
-{
-    if (p)
-        munmap(p, MT_MAX(bytes, (size_t)1));
-}
-
 int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p, struct mt_err *err)
 {
     mt_plane_set *s = mt_calloc(1, sizeof(*s));
@@ -306,35 +313,33 @@ int mt_plane_set_create(mt_plane_set **out, const struct mt_plane_set_params *p,
         return mt_fail_nomem(err, "the planes", sizeof(*s));
     s->n_units = p->n_units;
     memcpy(s->desc, p->desc, sizeof(s->desc));
+    if (p->numa)
+        s->numa = *p->numa;
+    else
+        mt_numa_none(&s->numa);
+    s->stripe = choose_stripe(s->desc);
     s->at = mt_calloc(p->n_units, sizeof(*s->at));
+    s->number = mt_calloc(p->n_units, sizeof(*s->number));
     s->disk_at = mt_calloc(p->n_units, sizeof(*s->disk_at));
     s->elems = mt_calloc(p->n_units, sizeof(*s->elems));
     s->in_files = mt_calloc(p->n_units, sizeof(*s->in_files));
-    if (!s->at || !s->disk_at || !s->elems || !s->in_files) {
+    if (!s->at || !s->number || !s->disk_at || !s->elems || !s->in_files) {
         mt_plane_set_destroy(&s);
         return mt_fail_nomem(err, "the planes", p->n_units * sizeof(*s->at));
     }
     memcpy(s->elems, p->elems, p->n_units * sizeof(*s->elems));
     if (p->in_files)
         memcpy(s->in_files, p->in_files, p->n_units * sizeof(*s->in_files));
-    s->bytes = lay_out(s, p);
-    void *base = NULL;
-    int rc = mt_host_alloc(&base, s->bytes, "weights and optimizer states", err);
+    lay_out(s, p);
+    int rc = alloc_planes(s, err);
     if (!rc)
         rc = alloc_windows(s, p, err);
     if (!rc)
         rc = alloc_sums(s, p, err);
     if (rc) {
-        mt_host_free(base, s->bytes);
         mt_plane_set_destroy(&s);
         return rc;
     }
-    s->base = base;
-    POISON(s->base, s->bytes);
-    for (size_t u = 0; u < p->n_units; u++)
-        for (int k = 0; k < MT_N_PLANES; k++)
-            if (s->at[u][k] != SIZE_MAX)
-                UNPOISON(s->base + s->at[u][k], bytes_of(s, u, k));
     *out = s;
     return 0;
 }
@@ -344,12 +349,14 @@ void mt_plane_set_destroy(mt_plane_set **set)
     mt_plane_set *s = *set;
     if (!s)
         return;
-    if (s->base)
-        UNPOISON(s->base, s->bytes);
-    mt_host_free(s->base, s->bytes);
-    for (int k = 0; k < MT_N_PLANES; k++)
+    for (int k = 0; k < MT_N_PLANES; k++) {
+        if (s->base[k])
+            UNPOISON(s->base[k], s->bytes[k]);
+        mt_host_free(s->base[k], s->bytes[k]);
         mt_host_free(s->window[k].mem, s->window[k].capacity);
+    }
     free(s->at);
+    free(s->number);
     free(s->disk_at);
     free(s->elems);
     free(s->in_files);
@@ -361,7 +368,7 @@ void mt_plane_set_destroy(mt_plane_set **set)
 
 void *mt_plane(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
 {
-    return s->at[unit][k] == SIZE_MAX ? NULL : s->base + s->at[unit][k];
+    return s->at[unit][k] == SIZE_MAX ? NULL : s->base[k] + s->at[unit][k];
 }
 
 size_t mt_plane_elems(const mt_plane_set *s, size_t unit, enum mt_plane_kind k)
@@ -385,7 +392,7 @@ void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *by
         to = MT_MAX(to, at + mt_align_up(bytes_of(s, u, k), PAGE));
     }
     *bytes = to > from ? to - from : 0;
-    return *bytes ? s->base + from : NULL;
+    return *bytes ? s->base[k] + from : NULL;
 }
 
 bool mt_plane_on_disk(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, uint64_t *offset)

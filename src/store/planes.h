@@ -9,6 +9,8 @@
 #include "base/dtype.h"
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/pool.h"
+#include "hw/host.h"
 #include "store/disk.h"
 
 /**
@@ -84,14 +86,15 @@ struct mt_plane_set_params {
     struct mt_file_weights *files; /* the files; borrowed; NULL: none */
     size_t window_bytes;      /* host memory to read and write planes on the disk; 0: MT_PLANE_WINDOW */
     bool sums;                /* keep checksums of planes on the disk and check every read */
+    const struct mt_numa *numa; /* homes of planes in host memory; copied; NULL: the system places them */
     size_t piece_elems;       /* the engine transfers planes whole or in pieces of so many elements; 0: only whole */
 };
 
 /**
- * Planes in host memory (one mapping, zero at first, huge pages if available), on a disk, and in files that are read in
- * place. The engine transfers planes on the disk itself, by their offsets, and reads those in files; all other code
- * uses mt_planes_read() and mt_planes_write(), which hold at most a window of each kind in memory. Planes in files
- * cannot be written.
+ * Planes in host memory (one mapping of each kind, zero at first, huge pages if available), on a disk, and in files
+ * that are read in place. The engine transfers planes on the disk itself, by their offsets, and reads those in files;
+ * all other code uses mt_planes_read() and mt_planes_write(), which hold at most a window of each kind in memory.
+ * Planes in files cannot be written.
  *
  * Thread-safety: pointers from mt_plane() are plain memory, and the step's program orders the engine's accesses. Reads
  * and writes: one thread, with no step under way.
@@ -130,15 +133,24 @@ int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t f
 /** Writes changed windows to the disk and drops all windows. Call it before the engine transfers planes. */
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err);
 
+/**
+ * Homes: the elements of all units' trained planes of a kind are one row, which is divided into stripes of
+ * MT_PLANE_STRIPE elements (more, if a plane's stripe would be less than a huge page); stripe s is at home s modulo the
+ * homes. So whatever an update of an element reads and writes in host memory is at one home: but for kinds of which
+ * other units are on a drive, where a huge page may lie across the border of two stripes.
+ */
+enum { MT_PLANE_STRIPE = 1 << 20, MT_PLANE_CHUNK = 1 << 16 };
+const struct mt_numa *mt_plane_set_numa(const mt_plane_set *s);
+int mt_plane_home(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t element);
+/**
+ * Calls fn(ctx, first, n) for elements [first, first + n) of the unit's planes of k's range, on the pool's threads, in
+ * chunks within MT_PLANE_CHUNK elements of the row. A thread takes the chunks at its own home first, if the pool's
+ * lanes are homes (mt_numa_lanes()).
+ */
+void mt_planes_run(const mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, mt_pool *pool,
+                   void (*fn)(void *ctx, size_t first, size_t n), void *ctx);
+
 /** The range of pages with all planes of a kind in host memory, to be registered with a device; NULL: none. */
 void *mt_plane_set_range(const mt_plane_set *s, enum mt_plane_kind k, size_t *bytes);
-
-/** Anonymous host memory (planes, activations, boundaries, staging), zero at first, on huge pages if it is large and
- * the system has them; free it with mt_host_free(). Allocates all pages, so that too little memory is an error here and
- * not later. */
-int mt_host_alloc(void **out, size_t bytes, const char *what, struct mt_err *err);
-/** The same, but pages are allocated on first use: for memory that is mostly never used. */
-int mt_host_map(void **out, size_t bytes, const char *what, struct mt_err *err);
-void mt_host_free(void *p, size_t bytes);
 
 #endif

@@ -15,11 +15,12 @@
 static const uint64_t WARM_NEEDS = (uint64_t)256 << 20;
 
 /* Must come before planes are allocated and threads are started: it sets the policy for memory taken later. */
-static void spread_memory(const struct mt_setup *s)
+static void spread_memory(struct mt_setup *s)
 {
-    int nodes = strcmp(s->in->cfg->device.numa, "auto") ? 0 : mt_hw_interleave(2);
-    if (nodes)
-        mt_info("host memory is spread over %d NUMA nodes (device.numa = auto)", nodes);
+    bool interleaved = mt_numa_choose(&s->numa, s->in->cfg->device.numa);
+    if (s->numa.n > 1)
+        mt_info("host memory is spread over %d NUMA nodes%s (device.numa = auto)", s->numa.n,
+                interleaved ? "" : ", but for staging and activations, as memory policies are forbidden here");
 }
 
 static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
@@ -191,6 +192,7 @@ int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *
     p->on_disk = s->choice.engine.on_disk;
     p->in_files = s->choice.engine.in_files;
     p->sums = s->placement.nvme_checksums;
+    p->numa = &s->numa;
     p->piece_elems = s->choice.engine.program.piece_elems;
     return rc;
 }

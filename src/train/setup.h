@@ -2,6 +2,7 @@
 #ifndef MT_TRAIN_SETUP_H
 #define MT_TRAIN_SETUP_H
 
+#include "hw/homes.h"
 #include "plan/resolve.h"
 #include "train/inputs.h"
 
@@ -14,6 +15,7 @@ struct mt_setup {
 
     mt_device *dev;
     int *cpus;                     /* [placement.threads] or NULL */
+    struct mt_numa numa;           /* homes of the planes */
     struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
     struct mt_plan_request request;
     struct mt_plan_choice choice;  /* settings, the engine's plan, memory */

@@ -179,12 +179,9 @@ static void moments_in_bf16_are_rounded_once(void **state)
     (void)state;
     const struct mt_optimizer_keys keys = {0.9, 0.99, 1e-8, 0.1};
     const struct mt_optimizer *o = mt_optimizer_find("adamw", MT_BF16);
-    struct mt_pool_params p = {"test", 2, NULL, NULL};
-    mt_pool *pool = NULL;
     assert_non_null(o);
     assert_int_equal(o->state[0].block_bytes, 2);
     assert_true(mt_optimizer_bytes(o, MT_BF16) == 18 && mt_optimizer_bytes(&mt_adamw, MT_BF16) == 26);
-    assert_int_equal(mt_pool_create(&pool, &p, NULL), 0);
     struct moments16 *want = make16(7);
     for (size_t i = 0; i < MAX; i++) { /* what f32 moments of the same values become, rounded */
         want->s.m[i] = mt_bf16_to_f32(want->m[i]);
@@ -193,38 +190,18 @@ static void moments_in_bf16_are_rounded_once(void **state)
     struct mt_update f32 = update16(want, &keys, MAX);
     f32.state[0] = want->s.m;
     f32.state[1] = want->s.v;
-    assert_int_equal(mt_adamw.update(&mt_adamw, &f32, MT_ADAM_SCALAR, pool), 0);
+    assert_int_equal(mt_adamw.update(&mt_adamw, &f32, MT_ADAM_SCALAR), 0);
     for (enum mt_adam_isa isa = MT_ADAM_SCALAR; isa <= MT_ADAM_AVX512; isa++) {
         if (!mt_adam_isa_available(isa))
             continue;
         struct moments16 *got = make16(7);
         struct mt_update u = update16(got, &keys, MAX);
-        assert_int_equal(o->update(o, &u, isa, pool), 0);
+        assert_int_equal(o->update(o, &u, isa), 0);
         assert_memory_equal(got->s.hi, want->s.hi, sizeof(want->s.hi));
         assert_memory_equal(got->s.lo, want->s.lo, sizeof(want->s.lo));
         for (size_t i = 0; i < MAX; i++)
             if (got->m[i] != mt_f32_to_bf16(want->s.m[i]) || got->v[i] != mt_f32_to_bf16(want->s.v[i]))
                 fail_msg("%s: moments of element %zu", mt_adam_isa_name(isa), i);
-        free(got);
-    }
-    free(want);
-    mt_pool_destroy(&pool);
-}
-
-static void threads_do_not_change_bits(void **state)
-{
-    (void)state;
-    struct state *want = make(3);
-    struct mt_adam a = args(want, 0, MAX, MT_BF16);
-    mt_adam_run(&a, MT_ADAM_AUTO);
-    for (int n = 1; n <= 4; n++) {
-        struct state *got = make(3);
-        mt_pool *pool = NULL;
-        assert_int_equal(mt_pool_create(&pool, &(struct mt_pool_params){"t", n, NULL, NULL}, NULL), 0);
-        a = args(got, 0, MAX, MT_BF16);
-        mt_adam_run_pool(&a, MT_ADAM_AUTO, pool);
-        assert_true(same(want, got));
-        mt_pool_destroy(&pool);
         free(got);
     }
     free(want);
@@ -312,7 +289,6 @@ int main(void)
         cmocka_unit_test(one_step_is_within_rounding_of_double),
         cmocka_unit_test(every_instruction_set_gives_the_same_bits),
         cmocka_unit_test(moments_in_bf16_are_rounded_once),
-        cmocka_unit_test(threads_do_not_change_bits),
         cmocka_unit_test(nothing_outside_the_run_is_touched),
         cmocka_unit_test(results_that_are_not_finite_are_counted),
         cmocka_unit_test(updates_below_bf16_survive),
