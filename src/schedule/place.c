@@ -46,6 +46,7 @@ struct placer {
     const struct mt_program_params *params;
     struct mt_program *draft;
     struct buffer *buffers[MT_N_POOLS];
+    int *until[MT_N_POOLS];     /* of each buffer: draft position of its content's next use; NEVER: free; NONE: stays */
     int n_touched[MT_N_POOLS]; /* buffers used so far: the first so many */
     struct object_state *objects;
     int first_load_release; /* of the newest first load of weights, or of what is gathered */
@@ -97,6 +98,14 @@ static bool find_next_uses(struct placer *p)
     return true;
 }
 
+/* Call after a change of what the buffer has, or of its next use. */
+static void note_until(struct placer *p, int pool, int buffer)
+{
+    const struct buffer *b = &p->buffers[pool][buffer];
+    bool stays = b->pinned || (b->object != NONE && p->draft->objects[b->object].resident);
+    p->until[pool][buffer] = stays ? NONE : b->object == NONE ? NEVER : p->objects[b->object].next_use;
+}
+
 static void emit_poison(struct placer *p, int pool, int buffer)
 {
     struct buffer *b = &p->buffers[pool][buffer];
@@ -118,6 +127,7 @@ static void empty_buffer(struct placer *p, int pool, int buffer)
     emit_poison(p, pool, buffer);
     p->objects[b->object].buffer = NONE;
     b->object = NONE;
+    note_until(p, pool, buffer);
 }
 
 static void take_home(struct placer *p, struct mt_object *o)
@@ -147,22 +157,19 @@ static void emit_store(struct placer *p, int object)
     raise_key(&p->buffers[o->pool][s->buffer].store, e->key);
 }
 
+/* The buffer that is needed last, and of several the one that was used first. */
 static int pick_buffer(struct placer *p, int pool)
 {
-    int best = NONE, best_next = NONE;
-    if (p->n_touched[pool] < p->draft->pool[pool].n)
+    const struct buffer *b = p->buffers[pool];
+    const int *until = p->until[pool], n = p->draft->pool[pool].n;
+    int best = NONE, last = NONE;
+    if (p->n_touched[pool] < n)
         return p->n_touched[pool]++;
-    for (int i = 0; i < p->draft->pool[pool].n; i++) {
-        const struct buffer *b = &p->buffers[pool][i];
-        if (b->pinned || (b->object != NONE && p->draft->objects[b->object].resident))
-            continue;
-        int next = b->object == NONE ? NEVER : p->objects[b->object].next_use;
-        if (best == NONE || next > best_next ||
-            (next == best_next && b->last_compute < p->buffers[pool][best].last_compute)) {
+    for (int i = 0; i < n; i++)
+        last = MT_MAX(last, until[i]);
+    for (int i = 0; i < n && last != NONE; i++)
+        if (until[i] == last && (best == NONE || b[i].last_compute < b[best].last_compute))
             best = i;
-            best_next = next;
-        }
-    }
     return best;
 }
 
@@ -182,6 +189,7 @@ static int take_buffer(struct placer *p, int object, struct mt_err *err)
     }
     b->object = object;
     b->pinned = true;
+    note_until(p, pool, at);
     p->objects[object].buffer = at;
     return 0;
 }
@@ -304,9 +312,11 @@ static int make_resident(struct placer *p, const struct mt_instr *draft, struct 
     int rc = 0;
     bool fresh[MT_MAX_OPERANDS] = {false};
     for (int k = 0; k < draft->n_operands; k++) {
-        int o = draft->operand[k].object, at = p->objects[o].buffer;
-        if (at != NONE)
-            p->buffers[p->draft->objects[o].pool][at].pinned = true;
+        int o = draft->operand[k].object, at = p->objects[o].buffer, pool = p->draft->objects[o].pool;
+        if (at == NONE)
+            continue;
+        p->buffers[pool][at].pinned = true;
+        note_until(p, pool, at);
     }
     for (int k = 0; k < draft->n_operands && !rc; k++) {
         fresh[k] = p->objects[draft->operand[k].object].buffer == NONE;
@@ -332,6 +342,7 @@ static void release_operands(struct placer *p, const struct mt_instr *in, size_t
         struct object_state *s = &p->objects[o];
         p->buffers[pool][s->buffer].pinned = false;
         s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
+        note_until(p, pool, s->buffer);
         if (s->next_use == NEVER && !p->draft->objects[o].resident)
             empty_buffer(p, pool, s->buffer);
     }
@@ -380,6 +391,8 @@ static void place_host(struct placer *p, size_t i)
         take_home(p, o);
         s->gathered = at;
         s->next_use = p->next_use[i * MT_MAX_OPERANDS + (size_t)k];
+        if (s->buffer != NONE)
+            note_until(p, o->pool, s->buffer);
         in.bytes += o->bytes;
     }
     push(p, &p->q.host, &in);
@@ -417,6 +430,7 @@ static int place_residents(struct placer *p, struct mt_err *err)
                            p->draft->pool[pool].n, mt_pools[pool].name);
         p->objects[o].buffer = at;
         p->buffers[pool][at].object = (int)o;
+        note_until(p, pool, at);
     }
     return 0;
 }
@@ -442,7 +456,10 @@ static bool alloc_placer(struct placer *p)
         for (int k = 0; p->buffers[i] && k < n; k++)
             p->buffers[i][k] =
                 (struct buffer){.object = NONE, .last_compute = NONE, .store = MT_NO_KEY};
-        if (!p->buffers[i])
+        p->until[i] = mt_calloc((size_t)n, sizeof(int));
+        for (int k = 0; p->until[i] && k < n; k++)
+            p->until[i][k] = NEVER;
+        if (!p->buffers[i] || !p->until[i])
             return false;
     }
     p->objects = mt_calloc(d->n_objects, sizeof(*p->objects));
@@ -461,8 +478,10 @@ static void free_placer(struct placer *p)
     struct mt_placed_list *list[] = {&p->q.compute, &p->q.loads, &p->q.stores, &p->q.poisons, &p->q.host};
     for (size_t i = 0; i < MT_ARRAY_LEN(list); i++)
         free(list[i]->e);
-    for (int i = 0; i < MT_N_POOLS; i++)
+    for (int i = 0; i < MT_N_POOLS; i++) {
         free(p->buffers[i]);
+        free(p->until[i]);
+    }
     free(p->objects);
     free(p->next_use);
     free(p->first_compute);
