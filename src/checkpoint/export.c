@@ -35,7 +35,9 @@ struct exporter {
     struct mt_layout_files packed;  /* its files */
     char *adapter_config;   /* of an adapter's folder, unchanged */
     struct mt_merge *merge; /* adapters to be added, or NULL */
-    cJSON *files; /* written files: size and sum */
+    const struct mt_st_decl *decls; /* tensors that are written; borrowed */
+    cJSON *tensors;                 /* sums of those in the file that is being written; NULL: none yet */
+    cJSON *files;                   /* written files: size and sum, and those of their tensors */
 };
 
 static const size_t NONE = SIZE_MAX;
@@ -105,6 +107,18 @@ static int open_layout(struct exporter *x, const char *from, struct mt_err *err)
     return 0;
 }
 
+static int tensor_done(void *ctx, size_t index, unsigned long long sum, struct mt_err *err)
+{
+    struct exporter *x = ctx;
+    char text[MT_SUM_TEXT];
+    (void)err;
+    if (!x->tensors)
+        x->tensors = cJSON_CreateObject();
+    mt_sum_format(text, sum);
+    cJSON_AddStringToObject(x->tensors, x->decls[index].name, text);
+    return 0;
+}
+
 static int file_done(void *ctx, const char *name, const struct mt_out_file *f, struct mt_err *err)
 {
     struct exporter *x = ctx;
@@ -114,6 +128,9 @@ static int file_done(void *ctx, const char *name, const struct mt_out_file *f, s
     mt_sum_format(sum, f->sum);
     cJSON_AddNumberToObject(o, "size", (double)f->bytes);
     cJSON_AddStringToObject(o, "xxh3", sum);
+    if (x->tensors)
+        mt_json_add(o, "tensors", x->tensors);
+    x->tensors = NULL;
     return 0;
 }
 
@@ -165,6 +182,7 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
 static int write_dir(struct exporter *x, const struct mt_export *e, const char *tmp, const struct mt_st_decl *decls,
                      size_t n, struct mt_err *err)
 {
+    x->decls = decls;
     return mt_hf_dir_write(&(struct mt_hf_dir){.vfs = &mt_vfs_posix, .dir = tmp,
                                                .model_dir = e->base ? e->base : e->from,
                                                .adapter_config = x->adapter_config,
@@ -174,7 +192,7 @@ static int write_dir(struct exporter *x, const struct mt_export *e, const char *
                                                                    ? "" /* nothing is packed */
                                                                    : x->packed.quantization,
                                                .shard_bytes = e->shard_bytes,
-                                               .source = export_source, .done = file_done,
+                                               .source = export_source, .tensor_done = tensor_done, .done = file_done,
                                                .ctx = x},
                            err);
 }
@@ -401,6 +419,7 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     mt_st_close(&x.weights);
     mt_merge_close(&x.merge);
     free(x.adapter_config);
+    cJSON_Delete(x.tensors);
     cJSON_Delete(x.files);
     cJSON_Delete(x.named);
     free(tmp);

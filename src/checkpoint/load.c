@@ -59,12 +59,13 @@ static int blame(const char *path, const cJSON *file, const char *what, struct m
     struct mt_st_model m;
     struct mt_err inner = {0};
     struct mt_str names = {0};
+    const cJSON *sums = mt_json_get(file, "tensors"); /* earlier exports have none */
     size_t n = strlen(path);
-    if (n < 12 || strcmp(path + n - 12, ".safetensors"))
+    if (!sums || n < 12 || strcmp(path + n - 12, ".safetensors"))
         return damaged(err, path, what);
     if (mt_st_open_file(&m, path, &inner))
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: %s", path, what, inner.msg);
-    int rc = name_damaged(path, &m, mt_json_get(file, "tensors"), &names, err);
+    int rc = name_damaged(path, &m, sums, &names, err);
     mt_st_close(&m);
     if (!rc)
         rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: %s: damaged: %s%s", path, what,
