@@ -125,6 +125,11 @@ def check_export(tmp, fmt, wide, packed, tensors):
         megatrain("verify", out)
         p = megatrain("export", out, out + "2", "--base-dtype", {"nf4": "fp8", "fp8": "nf4"}[fmt], expect=2)
         assert "already" in p.stderr, p.stderr
+        with open(os.path.join(out, "model.safetensors"), "r+b") as f:
+            at = f.read().index(t["model.layers.1.mlp.up_proj.weight"][2])
+            f.seek(at)
+            f.write(bytes([t["model.layers.1.mlp.up_proj.weight"][2][0] ^ 1]))
+        assert "damaged: tensor model.layers.1.mlp.up_proj.weight" in megatrain("verify", out, expect=7).stderr
     for dtype in "bf16", "f32":
         again = os.path.join(tmp, f"{fmt}-again-{dtype}")
         megatrain("export", packed, again, "--dtype", dtype)
