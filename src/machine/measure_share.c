@@ -104,7 +104,7 @@ static int time_short_copies(struct link *l, int way, size_t bytes, double *gbs,
  */
 static int time_small_copies(struct link *l, enum mt_stream other, double *seconds, struct mt_err *err)
 {
-    enum { HOPS = 256, SMALL_BYTES = 4096 };
+    enum { HOPS = 64, SMALL_BYTES = 4096 };
     int rc = mt_event_record(l->dev, l->ev[0], MT_STREAM_H2D, err);
     for (int i = 0; i < HOPS && !rc; i++) {
         int way = i % 2;
@@ -178,22 +178,22 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
     static const enum mt_rate_id id[N_LINK] = {MT_RATE_H2D, MT_RATE_D2H, MT_RATE_H2D_BOTH, MT_RATE_D2H_BOTH,
                                                MT_RATE_H2D_SHORT, MT_RATE_D2H_SHORT};
     struct link l = {0};
-    double gbs[N_LINK] = {0}, seen[N_LINK][ROUNDS], small = 0;
+    double gbs[N_LINK] = {0}, seen[N_LINK][ROUNDS], small[ROUNDS];
     int rc = open_link(&l, p, 0, err), n = m->cpu ? N_LINK : 4;
     size_t bytes = m->cpu ? short_bytes(p) : 0;
     if (!rc)
         rc = link_round(&l, bytes, gbs, err); /* warms up */
     for (int r = 0; r < ROUNDS && !rc; r++) {
         rc = link_round(&l, bytes, gbs, err);
+        if (!rc)
+            rc = time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small[r], err);
         for (int i = 0; i < n; i++)
             seen[i][r] = gbs[i];
     }
-    if (!rc)
-        rc = time_small_copies(&l, m->cpu ? MT_STREAM_COMPUTE : MT_STREAM_D2H, &small, err);
     close_link(&l);
     if (rc)
         return rc;
-    m->rate[MT_RATE_COPY_US] = (struct mt_rate){small * 1e6, MT_RATE_MEASURED};
+    m->rate[MT_RATE_COPY_US] = (struct mt_rate){mt_measure_median(small, ROUNDS) * 1e6, MT_RATE_MEASURED};
     for (int i = 0; i < n; i++)
         m->rate[id[i]] = (struct mt_rate){mt_measure_median(seen[i], ROUNDS), MT_RATE_MEASURED};
     if (m->cpu)
