@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Attention of the CUDA device on the emulation: which engine runs, how many plans are made, and what is found wrong. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host_side.h"
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "emu/emu.h"
+#include "fused.h"
+
+static void the_name_tells_which_attention_runs(void **state)
+{
+    mt_device *dev = NULL;
+    struct mt_err err = {0};
+    struct mt_device_params p = {.kind = "cuda", .n_threads = 1, .budget_bytes = 40 * MIB};
+    (void)state;
+    dev = open_device(40 * MIB);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: emulated cuDNN"));
+    mt_device_destroy(&dev);
+    setenv("MEGATRAIN_ATTENTION", "tiled", 1);
+    dev = open_device(40 * MIB);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: tiled"));
+    mt_device_destroy(&dev);
+    setenv("MEGATRAIN_ATTENTION", "other", 1);
+    assert_int_equal(mt_device_create(&dev, &p, &err), -EINVAL);
+    unsetenv("MEGATRAIN_ATTENTION");
+}
+
+static char warned[1024];
+
+static void keep_warnings(enum mt_log_level level, const char *line)
+{
+    if (level == MT_LOG_WARN)
+        snprintf(warned, sizeof(warned), "%s", line);
+}
+
+/* Attention is slower then, and whoever built the program with cuDNN does not expect it. */
+static void a_fused_engine_that_cannot_be_loaded_is_warned_of(void **state)
+{
+    (void)state;
+    mt_log_set_sink(keep_warnings);
+    setenv("MT_EMU_NO_FUSED", "1", 1);
+    mt_device *dev = open_device(40 * MIB);
+    unsetenv("MT_EMU_NO_FUSED");
+    mt_log_set_sink(NULL);
+    assert_non_null(strstr(mt_device_limits(dev)->name, "attention: tiled"));
+    assert_non_null(strstr(warned, "MT_EMU_NO_FUSED is set"));
+    mt_device_destroy(&dev);
+}
+
+enum { PACK_TOKENS = 256, PACK_LEN = 128, HEAD = 8 };
+
+static void put_documents(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs)
+{
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){memory, 4096, (void *)(uintptr_t)cu, 4096,
+                                                        (n_docs + 1) * sizeof(*cu), 1});
+}
+
+/* Attention of one head over the documents that were put there, forward and backward; nobody looks at the numbers. */
+static void attend(mt_device *dev, char *memory, const int32_t *cu, size_t n_docs, float scale)
+{
+    enum { TENSOR = PACK_TOKENS * HEAD * 2 };
+    struct mt_err err = {0};
+    struct mt_attention a = {
+        .n = (size_t)cu[n_docs], .n_q = 1, .n_kv = 1, .head_dim = HEAD, .n_docs = n_docs, .most_n = PACK_TOKENS,
+        .most_len = PACK_LEN, .dtype = MT_BF16, .scale = scale, .cu_seqlens = (const int32_t *)memory,
+        .cu_seqlens_host = cu, .q = memory + 4096, .k = memory + 4096 + TENSOR, .v = memory + 4096 + 2 * TENSOR,
+        .ld_q = HEAD, .ld_k = HEAD, .ld_v = HEAD, .o = memory + 4096 + 3 * TENSOR, .ld_o = HEAD,
+        .lse = (float *)(memory + 4096 + 4 * TENSOR), .workspace = memory + 4096 + 10 * TENSOR};
+    struct mt_attention_bwd b = {.d_o = memory + 4096 + 6 * TENSOR, .dq = memory + 4096 + 7 * TENSOR,
+                                 .dk = memory + 4096 + 8 * TENSOR, .dv = memory + 4096 + 9 * TENSOR,
+                                 .ld_dq = HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+    for (size_t i = 0; i < n_docs; i++)
+        a.max_len = MT_MAX(a.max_len, (size_t)(cu[i + 1] - cu[i]));
+    b.fwd = a;
+    if (mt_op_attention(dev, &a, &err) || mt_op_attention_bwd(dev, &b, &err))
+        fail_msg("%s", err.msg);
+}
+
+static char *memory_to_attend(mt_device *dev)
+{
+    enum { BYTES = 8 * MIB };
+    struct mt_err err = {0};
+    char *memory = take(dev, BYTES, "attention");
+    assert_int_equal(mt_op_zero(dev, &(struct mt_zero){memory, MIB / 4}, &err), 0);
+    return memory;
+}
+
+/* Micro-batches as they come: packed to the brim or nearly, or of one document. */
+static void packs_of_all_lengths_share_a_few_plans(void **state)
+{
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    size_t before = mt_emu_fused_plans();
+    uint64_t random = 1;
+    int packs = mt_emu_settings()->jitter_us ? 20 : 500; /* delays change nothing here, and add up */
+    (void)state;
+    for (int pack = 0; pack < packs; pack++) {
+        int32_t cu[PACK_TOKENS + 1] = {0}, len;
+        size_t n = 0;
+        for (int doc = 0; doc < (pack % 4 ? 12 : 1); doc++) { /* what does not fit is left out */
+            len = 1 + (int32_t)(mt_emu_random(&random) % PACK_LEN);
+            if (cu[n] + len > PACK_TOKENS)
+                continue;
+            cu[n + 1] = cu[n] + len;
+            n++;
+        }
+        put_documents(dev, memory, cu, n);
+        attend(dev, memory, cu, n, 0.25f);
+    }
+    must_sync(dev);
+    size_t made = mt_emu_fused_plans() - before;
+    if (made < 2 || made >= 60)
+        fail_msg("%zu plans", made);
+    mt_device_destroy(&dev);
+}
+
+/* The emulated engine bears no more than that at once, and none that goes while it runs. */
+static void a_plan_goes_when_there_are_many_and_is_made_again(void **state)
+{
+    static const int32_t cu[] = {0, 24};
+    enum { N = 150 };
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    size_t before = mt_emu_fused_plans();
+    (void)state;
+    put_documents(dev, memory, cu, 1);
+    for (int i = 1; i <= N; i++) /* no waiting between them */
+        attend(dev, memory, cu, 1, (float)i);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N);
+    attend(dev, memory, cu, 1, N);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N);
+    attend(dev, memory, cu, 1, 1);
+    assert_int_equal(mt_emu_fused_plans() - before, 2 * N + 2);
+    must_sync(dev);
+    mt_device_destroy(&dev);
+}
+
+/* --- what is wrong with a fused engine -------------------------------------------------------------- */
+
+static const int32_t two[] = {0, 128, 250}, three[] = {0, 64, 127, 190};
+
+/* Values near 1 for all that attention reads; attends once; then the first of dv. */
+static uint16_t attend_to_values(mt_device *dev, char *memory, const int32_t *docs, size_t n_docs, float scale)
+{
+    enum { N = PACK_TOKENS * HEAD, TENSOR = N * 2 };
+    static uint16_t values[N * 7];
+    uint64_t random = 3;
+    uint16_t dv = 0;
+    for (size_t i = 0; i < MT_ARRAY_LEN(values); i++)
+        values[i] = mt_f32_to_bf16((float)(mt_emu_random(&random) % 2000) * 1e-3f - 0.7f);
+    put_documents(dev, memory, docs, n_docs);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){memory + 4096, sizeof(values), values, sizeof(values),
+                                                        sizeof(values), 1});
+    attend(dev, memory, docs, n_docs, scale);
+    must_copy(dev, MT_STREAM_COMPUTE, &(struct mt_copy){&dv, 2, memory + 4096 + 9 * TENSOR, 2, 2, 1});
+    must_sync(dev);
+    return dv;
+}
+
+/* A new device with what an earlier one found, if any; it attends once. Returns the first of dv. */
+static uint16_t attend_anew(const char *adopt, const char *fault, struct mt_str *found)
+{
+    mt_log_set_sink(keep_warnings);
+    *warned = 0;
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    if (adopt)
+        assert_true(mt_device_adopt_findings(dev, adopt));
+    setenv("MT_EMU_FUSED_FAULT", fault, 1);
+    uint16_t dv = attend_to_values(dev, memory, two, 2, 0.25f);
+    unsetenv("MT_EMU_FUSED_FAULT");
+    mt_log_set_sink(NULL);
+    mt_device_findings(dev, found);
+    mt_device_destroy(&dev);
+    return dv;
+}
+
+static void an_engine_that_does_wrong_is_found_at_once(void **state)
+{
+    static const char *const faults[] = {"backward ragged nan", "backward ragged off", "forward ragged nan",
+                                         "forward ragged off"};
+    struct mt_str good = {0};
+    (void)state;
+    attend_anew(NULL, "", &good);
+    assert_string_equal(good.p, "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 fused");
+    assert_int_equal(*warned, 0);
+    for (size_t i = 0; i < MT_ARRAY_LEN(faults); i++) {
+        struct mt_str found = {0};
+        uint16_t dv = attend_anew(NULL, faults[i], &found);
+        assert_true(isfinite(mt_bf16_to_f32(dv)));
+        assert_non_null(strstr(warned, strstr(faults[i], "nan") ? "is not finite" : "of its norm"));
+        assert_non_null(strstr(warned, "in another way from now on"));
+        const char *pass = strstr(faults[i], "forward") ? "forward ragged 8 tiles" : "backward ragged 8 tiles";
+        if (!strstr(found.p, pass) || !strstr(found.p, "fused"))
+            fail_msg("%s: %s", faults[i], found.p);
+        mt_str_finish(&found);
+    }
+    mt_str_finish(&good);
+}
+
+/* As cuDNN did before 9.25: what is right with two documents is not with three, which an empty one joins. */
+static void an_engine_that_errs_with_empty_sequences_is_given_none(void **state)
+{
+    struct mt_str found = {0};
+    (void)state;
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev);
+    setenv("MT_EMU_FUSED_FAULT", "forward backward ragged empty nan", 1);
+    for (size_t n_docs = 2; n_docs <= 3; n_docs++)
+        for (int i = 0; i < 2; i++)
+            assert_true(isfinite(mt_bf16_to_f32(attend_to_values(dev, memory, n_docs == 2 ? two : three, n_docs, 0.25f))));
+    unsetenv("MT_EMU_FUSED_FAULT");
+    mt_device_findings(dev, &found);
+    assert_string_equal(found.p, "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 fused; "
+                                 "forward rounded 8 tiles; backward rounded 8 tiles");
+    mt_str_finish(&found);
+    mt_device_destroy(&dev);
+}
+
+static void what_was_found_is_not_looked_for_again(void **state)
+{
+    (void)state;
+    struct mt_str found = {0}, again = {0};
+    uint16_t fused = attend_anew(NULL, "", &found);
+    static const char wrong[] = "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 tiles; "
+                                "backward copies 8 tiles";
+    uint16_t tiles = attend_anew(wrong, "", &again);
+    assert_string_equal(again.p, wrong);
+    assert_int_not_equal(attend_anew(found.p, "backward ragged nan", &again), fused); /* nobody compares any more */
+    assert_int_equal(attend_anew(wrong, "backward ragged nan", &again), tiles);
+    mt_device *dev = open_device(40 * MIB);
+    assert_false(mt_device_adopt_findings(dev, "cuDNN 9.19.0, sm_90: forward ragged 8 fused"));
+    assert_false(mt_device_adopt_findings(dev, "emulated cuDNN, sm_90: sideways ragged 8 fused"));
+    assert_true(mt_device_adopt_findings(dev, "emulated cuDNN, sm_90: forward copies window 64 tiles"));
+    mt_str_finish(&again);
+    mt_device_findings(dev, &again);
+    assert_string_equal(again.p, "emulated cuDNN, sm_90: forward copies window 64 tiles");
+    mt_device_destroy(&dev);
+    mt_str_finish(&found);
+    mt_str_finish(&again);
+}
+
+static void inputs_that_tell_nothing_decide_nothing(void **state)
+{
+    static const int32_t cu[] = {0, 24};
+    struct mt_str found = {0};
+    (void)state;
+    mt_device *dev = open_device(64 * MIB);
+    char *memory = memory_to_attend(dev); /* zeros */
+    put_documents(dev, memory, cu, 1);
+    attend(dev, memory, cu, 1, 1);
+    must_sync(dev);
+    mt_device_findings(dev, &found);
+    assert_int_equal(found.len, 0);
+    mt_device_destroy(&dev);
+}
+
+/* What lives outside the arena may be refused memory: attention goes on, and says what helps. */
+static void plans_that_the_gpu_has_no_memory_for_are_done_without(void **state)
+{
+    size_t free_bytes, total;
+    struct mt_str found = {0};
+    (void)state;
+#ifdef __SANITIZE_ADDRESS__
+    skip(); /* nearly all of the memory cannot be had: its allocations stand apart */
+#endif
+    assert_int_equal(cudaMemGetInfo(&free_bytes, &total), cudaSuccess);
+    mt_device *dev = open_device(free_bytes - 12 * MIB);
+    char *memory = memory_to_attend(dev);
+    mt_log_set_sink(keep_warnings);
+    *warned = 0;
+    for (int i = 0; i < 12; i++)
+        assert_true(isfinite(mt_bf16_to_f32(attend_to_values(dev, memory, two, 2, 0.25f + 0.01f * (float)i))));
+    mt_log_set_sink(NULL);
+    assert_non_null(strstr(warned, "memory.device_budget"));
+    mt_device_findings(dev, &found);
+    assert_non_null(strstr(found.p, "ragged 8 tiles"));
+    mt_str_finish(&found);
+    mt_device_destroy(&dev);
+}
+
+/* Memory that is short for a moment must not leave the choice to the moment. */
+static void a_kind_whose_plan_got_no_memory_stays_with_tiles(void **state)
+{
+    struct mt_str found = {0}, again = {0};
+    (void)state;
+    uint16_t short_of_it = attend_anew(NULL, "backward ragged fixed memory", &found);
+    assert_non_null(strstr(warned, "memory.device_budget"));
+    assert_string_equal(found.p, "emulated cuDNN, sm_90: forward ragged 8 fused; backward ragged 8 tiles; "
+                                 "backward copies 8 tiles");
+    assert_int_equal(attend_anew(found.p, "", &again), short_of_it); /* there is memory again */
+    mt_str_finish(&found);
+    mt_str_finish(&again);
+}
+
+struct tries {
+    const int *rc;
+    int n;
+};
+
+static int try_one(void *ctx, int64_t i)
+{
+    struct tries *t = ctx;
+    t->n++;
+    return t->rc[i];
+}
+
+static int built_first(const int *rc, int n_candidates, int n_tried)
+{
+    struct tries t = {rc, 0};
+    int end = mt_fused_build_first(n_candidates, try_one, &t);
+    assert_int_equal(t.n, n_tried);
+    return end;
+}
+
+/* Another candidate would have other bits. */
+static void no_memory_for_a_candidate_is_no_reason_to_take_the_next(void **state)
+{
+    (void)state;
+    assert_int_equal(built_first((int[]){0, 0}, 2, 1), 0);
+    assert_int_equal(built_first((int[]){-1, 0}, 2, 2), 0); /* it never can be built */
+    assert_int_equal(built_first((int[]){-ENOMEM, 0}, 2, 1), -ENOMEM);
+    assert_int_equal(built_first((int[]){-1, -1}, 2, 2), -1);
+    assert_int_equal(built_first(NULL, 0, 0), -1);
+}
+
+/* A document that is alone in its micro-batch may have any length: each would have a plan of its own. */
+static void a_document_alone_has_a_fixed_plan_at_its_longest_only(void **state)
+{
+    static const struct {
+        int32_t cu[3];
+        size_t n;
+        bool fixed;
+    } packs[] = {{{0, 64}, 1, false}, {{0, PACK_LEN}, 1, true}, {{0, 64, 128}, 2, true}, {{0, 48, 96}, 2, false}};
+    (void)state;
+    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
+        struct mt_str found = {0};
+        mt_device *dev = open_device(64 * MIB);
+        attend_to_values(dev, memory_to_attend(dev), packs[i].cu, packs[i].n, 0.25f);
+        mt_device_findings(dev, &found);
+        assert_true(found.p && !strstr(found.p, "forward fixed") == !packs[i].fixed);
+        mt_str_finish(&found);
+        mt_device_destroy(&dev);
+    }
+}
+
+/* Eight query heads that share a key head: all at once, but for the sums of their keys' gradients. */
+static void products_of_a_group_are_batches(void **state)
+{
+    enum { N_Q = 8, LEN = 16, TENSOR = N_Q * LEN * HEAD * 2 };
+    static const int32_t cu[] = {0, LEN};
+    struct mt_err err = {0};
+    (void)state;
+    setenv("MEGATRAIN_ATTENTION", "tiled", 1);
+    mt_device *dev = open_device(64 * MIB);
+    unsetenv("MEGATRAIN_ATTENTION");
+    char *x = memory_to_attend(dev);
+    put_documents(dev, x, cu, 1);
+    struct mt_attention a = {.n = LEN, .n_q = N_Q, .n_kv = 1, .head_dim = HEAD, .n_docs = 1, .max_len = LEN,
+                             .dtype = MT_BF16, .scale = 1, .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu,
+                             .q = x + 4096, .k = x + 4096, .v = x + 4096, .ld_q = N_Q * HEAD, .ld_k = HEAD, .ld_v = HEAD,
+                             .o = x + 4096 + TENSOR, .ld_o = N_Q * HEAD, .lse = (float *)(x + 4096 + 2 * TENSOR),
+                             .workspace = x + MIB};
+    char *d = x + 4096 + 3 * TENSOR;
+    struct mt_attention_bwd b = {.fwd = a, .d_o = x + 4096, .dq = d, .dk = d + TENSOR, .dv = d + 2 * TENSOR,
+                                 .ld_dq = N_Q * HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+    size_t before = mt_emu_products();
+    assert_int_equal(mt_op_attention(dev, &a, &err), 0);
+    assert_int_equal(mt_emu_products() - before, 2);
+    assert_int_equal(mt_op_attention_bwd(dev, &b, &err), 0);
+    assert_int_equal(mt_emu_products() - before, 2 + 3 + 2 * N_Q);
+    mt_device_destroy(&dev);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_name_tells_which_attention_runs),
+        cmocka_unit_test(a_fused_engine_that_cannot_be_loaded_is_warned_of),
+        cmocka_unit_test(an_engine_that_does_wrong_is_found_at_once),
+        cmocka_unit_test(an_engine_that_errs_with_empty_sequences_is_given_none),
+        cmocka_unit_test(what_was_found_is_not_looked_for_again),
+        cmocka_unit_test(inputs_that_tell_nothing_decide_nothing),
+        cmocka_unit_test(plans_that_the_gpu_has_no_memory_for_are_done_without),
+        cmocka_unit_test(a_kind_whose_plan_got_no_memory_stays_with_tiles),
+        cmocka_unit_test(no_memory_for_a_candidate_is_no_reason_to_take_the_next),
+        cmocka_unit_test(packs_of_all_lengths_share_a_few_plans),
+        cmocka_unit_test(a_plan_goes_when_there_are_many_and_is_made_again),
+        cmocka_unit_test(a_document_alone_has_a_fixed_plan_at_its_longest_only),
+        cmocka_unit_test(products_of_a_group_are_batches),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
