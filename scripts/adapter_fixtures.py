@@ -56,7 +56,8 @@ CASES = {
     "ernie4_5_moe-router": ("ernie4_5_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "k_proj", "o_proj"],
                                                  target_parameters=["mlp.gate.weight"]), 1),
     "qwen2_moe-gate": ("qwen2_moe", dict(r=4, lora_alpha=8, target_modules=["k_proj", "shared_expert_gate"],
-                                         target_parameters=["mlp.gate.weight"]), 1),
+                                         target_parameters=["mlp.gate.weight"] + [
+                                             "shared_expert." + m + ".weight" for m in MLP]), 1),
     "hunyuan_v1_moe-router": ("hunyuan_v1_moe", dict(r=4, lora_alpha=8, target_modules=["q_proj", "wg"]), 1),
     # PEFT has one adapter for all experts of gpt-oss; of the parameters of a module, it wraps one around the other
     "gpt_oss-experts": ("gpt_oss", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], rank_pattern={"down_proj": 6},

@@ -416,28 +416,35 @@ static int adapted_gate_backward(const struct mt_part_run *r, const struct scrat
     return rc ? rc : mt_adapter_weight_grad(m, &run, err);
 }
 
-/* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate. */
+/* From the gradient of the gated product, in s->act, to those of gate and up, and of the scaling gate's value; the
+ * product itself is made again in s->act. */
 static int shared_glu_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
 {
     mt_model *m = r->m;
     size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
     struct record rec = record_of(r);
-    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
     struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec.gate_up,
                                .dout = s->act, .dgate_up = rec.gate_up, .out = s->act};
     struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
                                        .kind = mt_activation(m), .gate_up = rec.gate_up, .dout = s->act,
                                        .weights = rec.gate, .dgate_up = rec.gate_up, .out = s->act,
                                        .dweights = s->dgate};
-    struct mt_shared_gate_bwd gate = {.n = n, .c = m->wd.c, .dtype = m->dt, .x = m->h, .w = mt_elem(m, r->w, w.at),
-                                      .gate = rec.gate, .dgate = s->dgate, .dx = s->dn, .dw = mt_grad_of(r->g, w),
-                                      .workspace = m->workspace};
+    return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
+                                          : mt_op_glu_bwd(m->dev, &plain, err);
+}
+
+/* dn and the scaling gate's gradients, from that of its value. */
+static int shared_gate_backward(const struct mt_part_run *r, const struct scratch *s, struct mt_err *err)
+{
+    mt_model *m = r->m;
+    struct record rec = record_of(r);
+    struct mt_param w = r->part->param[MT_ROUTER_SHARED_GATE];
+    struct mt_shared_gate_bwd gate = {.n = r->in->n_tokens, .c = m->wd.c, .dtype = m->dt, .x = m->h,
+                                      .w = mt_elem(m, r->w, w.at), .gate = rec.gate, .dgate = s->dgate, .dx = s->dn,
+                                      .dw = mt_grad_of(r->g, w), .workspace = m->workspace};
     if (!m->layout->cfg.moe.shared_gate)
-        return mt_op_glu_bwd(m->dev, &plain, err);
-    int rc = mt_op_expert_glu_bwd(m->dev, &scaled, err);
-    if (!rc && w.adapter)
-        return adapted_gate_backward(r, s, rec.gate, err);
-    return rc ? rc : mt_op_shared_gate_bwd(m->dev, &gate, err);
+        return 0;
+    return w.adapter ? adapted_gate_backward(r, s, rec.gate, err) : mt_op_shared_gate_bwd(m->dev, &gate, err);
 }
 
 /* dn += the gradient through the shared expert. */
@@ -458,8 +465,10 @@ static int shared_backward(const struct mt_part_run *r, const struct scratch *s,
     int rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = shared_glu_backward(r, s, err);
-    if (!rc)
+    if (!rc) /* with adapters, by what its input's gradient left: before any other adapter's */
         rc = mt_linear_weight_grad(m, &down, err);
+    if (!rc)
+        rc = shared_gate_backward(r, s, err);
     if (!rc)
         rc = mt_adapter_input_grad(m, &run, err);
     if (!rc)
