@@ -406,11 +406,14 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
 {
     static const char layers[] = "model.layers.";
-    const char *dot = strrchr(tensor, '.'), *name = tensor + strlen(layers);
-    snprintf(module, len, "%.*s", (int)(dot ? dot - tensor : 0), tensor);
-    if (strncmp(tensor, layers, strlen(layers)) || !(name = strchr(name, '.')))
+    const char *dot = strrchr(tensor, '.');
+    size_t n = MT_MIN(dot ? (size_t)(dot - tensor) : 0, len - 1);
+    memcpy(module, tensor, n);
+    module[n] = '\0';
+    if (strncmp(tensor, layers, strlen(layers)))
         return;
-    for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)
+    const char *name = strchr(tensor + strlen(layers), '.');
+    for (const struct mt_tensor_on_disk *d = f->on_disk; name && d && d->usual; d++)
         if (d->module && !strcmp(d->name, name + 1))
             snprintf(module, len, "%.*s%s", (int)(name + 1 - tensor), tensor, d->module);
 }
