@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +11,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -17,6 +20,25 @@
 #include "store/disk_priv.h"
 
 static const char prefix[] = "megatrain-scratch-";
+
+/* Whether the run that made a file, which its name says, has ended: its file may still be locked for a moment, as the
+ * kernel takes a killed process's io_uring apart after the process is gone. */
+static bool run_has_ended(const char *name)
+{
+    int pid = atoi(name + sizeof(prefix) - 1);
+    return pid > 0 && kill(pid, 0) && errno == ESRCH;
+}
+
+/* A run in another container may look as if it had ended: then all of the wait passes. */
+static bool lock_stale(int fd, const char *name)
+{
+    enum { WAIT_MS = 2000, EACH_MS = 10 };
+    int rc;
+    for (int ms = 0; (rc = mt_lock_file(fd, false)) == -EWOULDBLOCK && ms < WAIT_MS && run_has_ended(name);
+         ms += EACH_MS)
+        nanosleep(&(struct timespec){.tv_nsec = EACH_MS * 1000000L}, NULL);
+    return !rc;
+}
 
 void mt_disk_remove_stale(const char *dir)
 {
@@ -30,7 +52,7 @@ void mt_disk_remove_stale(const char *dir)
         if (fd < 0)
             continue;
         /* a living run holds the lock on its file */
-        if (!mt_lock_file(fd, false) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
+        if (lock_stale(fd, e->d_name) && !fstat(fd, &st) && S_ISREG(st.st_mode) &&
             !unlinkat(dirfd(d), e->d_name, 0))
             mt_info("%s/%s: scratch of a run that is no more, %s: removed", dir, e->d_name,
                     mt_format_bytes(bytes, sizeof(bytes), (uint64_t)st.st_size));

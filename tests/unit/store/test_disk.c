@@ -532,6 +532,30 @@ static void scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept(void **s
     close(pipe_fd[1]);
 }
 
+/* As the kernel does, which takes a killed process's io_uring apart after the process is gone. */
+static void scratch_that_stays_locked_for_a_moment_is_waited_for(void **state)
+{
+    (void)state;
+    mt_disk *next = NULL;
+    struct mt_disk_params p = params(1, MT_IO_THREADS);
+    int status;
+    pid_t child = fork();
+    if (!child) {
+        mt_disk *d = NULL;
+        int rc = mt_disk_open(&d, &p, NULL);
+        if (!rc && !fork()) /* has the file and its lock, too */
+            usleep(100000);
+        _exit(rc ? 1 : 0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(files_in(dirs[0]), 1);
+    assert_int_equal(mt_disk_open(&next, &p, NULL), 0);
+    assert_int_equal(files_in(dirs[0]), 1); /* the new one */
+    mt_disk_close(&next);
+    assert_int_equal(files_in(dirs[0]), 0);
+}
+
 static void files_that_are_not_ours_are_left_alone(void **state)
 {
     (void)state;
@@ -571,6 +595,7 @@ int main(void)
         cmocka_unit_test(space_that_is_not_there_is_refused_with_numbers),
         cmocka_unit_test(a_missing_folder_is_named),
         cmocka_unit_test(scratch_of_a_killed_run_is_removed_and_of_a_living_one_kept),
+        cmocka_unit_test(scratch_that_stays_locked_for_a_moment_is_waited_for),
         cmocka_unit_test(files_that_are_not_ours_are_left_alone),
         cmocka_unit_test(rates_are_measured),
         cmocka_unit_test(what_never_ends_is_given_up), /* last: its threads stay, and others fork */
