@@ -8,7 +8,7 @@ enum {
     KIB = 1 << 10,
     MIB = 1 << 20,
     LISTS = 7 * MIB / 2,        /* programs, events, metrics; pages of tokens */
-    CODE = 6 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
+    CODE = 8 * MIB,             /* pages of libraries, generated code and thread caches not touched at first */
     STACK = 32 * KIB,           /* used by a thread */
     OWN_THREADS = 12,           /* of queues and data; compute and optimizer threads come on top */
     TENSOR = 768,               /* names, and entries in lists of files read and written */
