@@ -259,7 +259,8 @@ static int simulate(struct mt_plan_choice *c, const struct mt_program *prog,
     struct mt_sim_graph g = {0};
     if (c->engine.uses_files && !(r->machine->rate[MT_RATE_READ].value > 0))
         return mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
-                       "the drive of the model's files has not been measured: megatrain probe all --dir and its folder");
+                       "the model's files would be read in place, and the rate of their drive is not known: name it "
+                       "(plan --nvme 7GB/s), or measure it (megatrain probe all --dir and their folder)");
     struct mt_sim_params sp = {.machine = r->machine, .numerics = &r->numerics,
                                .adam_threads = (int)r->placement.threads, .drives = r->drives,
                                .link_gbps = r->link_gbps,

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each configs/sft_*.ini passes `check` on a small stand-in of its model: same architecture, pre-tokeniser, template."""
+"""Each configs/sft_*.ini passes `check` on a small stand-in of its model: same architecture, pre-tokeniser, template;
+and the plans that their first lines name are made, from the published shapes."""
 import glob
 import json
 import os
 import random
+import re
+import shlex
 import sys
 import tempfile
 
@@ -44,3 +47,11 @@ with tempfile.TemporaryDirectory() as tmp:
         shown = megatrain("-q", "data", "show", path, *options, "--samples", 30).stdout
         assert shown.count(end + "⟧") >= 30 and "warning" not in shown, shown[:2000]
         print(f"ok {name}", flush=True)
+
+plans = [c for path in sorted(glob.glob(os.path.join(ROOT, "configs", "*.ini")))
+         for c in re.findall(r"^; +megatrain (plan \S+(?: -\S+ \S+)+)", open(path).read(), re.M)]
+assert len(plans) >= 4, plans
+for command in plans:
+    said = megatrain(*shlex.split(command.replace("configs/", os.path.join(ROOT, "configs", ""), 1)))
+    assert "tokens/s" in said.stdout, (command, said.stderr)
+    print(f"ok {command}", flush=True)
