@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/disk_priv.h"
+#include "store/waiter.h"
 
 enum { READ, WRITE, SUM_AT_ONCE = 128 << 10 };
 
@@ -276,31 +277,18 @@ void mt_disk_submit(mt_disk *d, struct mt_disk_request *r)
     mt_transfers_wake(d->transfers);
 }
 
-struct waiter {
-    pthread_mutex_t lock;
-    pthread_cond_t cond;
-    bool over;
-};
-
 static void wake_waiter(struct mt_disk_request *r)
 {
-    struct waiter *w = r->ctx;
-    pthread_mutex_lock(&w->lock);
-    w->over = true;
-    pthread_cond_signal(&w->cond);
-    pthread_mutex_unlock(&w->lock);
+    mt_waiter_end(r->ctx);
 }
 
 int mt_disk_run(mt_disk *d, struct mt_disk_request *r, struct mt_err *err)
 {
-    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    struct mt_waiter w = mt_waiter_for(1);
     r->done = wake_waiter;
     r->ctx = &w;
     mt_disk_submit(d, r);
-    pthread_mutex_lock(&w.lock);
-    while (!w.over)
-        pthread_cond_wait(&w.cond, &w.lock);
-    pthread_mutex_unlock(&w.lock);
+    mt_waiter_wait(&w);
     if (r->rc && err)
         *err = r->err;
     return r->rc;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/file_priv.h"
+#include "store/waiter.h"
 
 /* A quarter of a drive's buffers is not read to, so that when many reads end at once, as those of virtual drives do, the
  * drive has others while these are summed. */
@@ -123,31 +124,18 @@ void mt_file_weights_submit(mt_file_weights *f, struct mt_file_request *r)
     submit(f, r);
 }
 
-struct waiter {
-    pthread_mutex_t lock;
-    pthread_cond_t cond;
-    bool over;
-};
-
 static void wake_waiter(struct mt_file_request *r)
 {
-    struct waiter *w = r->ctx;
-    pthread_mutex_lock(&w->lock);
-    w->over = true;
-    pthread_cond_signal(&w->cond);
-    pthread_mutex_unlock(&w->lock);
+    mt_waiter_end(r->ctx);
 }
 
 int mt_file_reader_run(mt_file_weights *f, struct mt_file_request *r, struct mt_err *err)
 {
-    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false};
+    struct mt_waiter w = mt_waiter_for(1);
     r->done = wake_waiter;
     r->ctx = &w;
     submit(f, r);
-    pthread_mutex_lock(&w.lock);
-    while (!w.over)
-        pthread_cond_wait(&w.cond, &w.lock);
-    pthread_mutex_unlock(&w.lock);
+    mt_waiter_wait(&w);
     if (r->rc && err)
         *err = r->err;
     return r->rc;

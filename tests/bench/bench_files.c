@@ -6,7 +6,6 @@
  *   bench_files [DIR [MIB]]      a folder on the drive (.), the size of the file (1024)
  */
 #include <glob.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +18,7 @@
 #include "base/philox.h"
 #include "store/disk.h"
 #include "store/file_weights.h"
+#include "store/waiter.h"
 
 enum { PAIRS = 9, SPAN = 64 << 20, SHIFT = 1000 /* parts begin anywhere in a file */ };
 
@@ -27,9 +27,6 @@ struct bench {
     mt_file_weights *files;
     size_t bytes;
     char *memory;
-    pthread_mutex_t lock;
-    pthread_cond_t ended;
-    bool over;
 };
 
 static void through_disk(struct bench *b, bool write)
@@ -44,22 +41,15 @@ static void through_disk(struct bench *b, bool write)
 
 static void ended(struct mt_file_request *r)
 {
-    struct bench *b = r->ctx;
-    pthread_mutex_lock(&b->lock);
-    b->over = true;
-    pthread_cond_signal(&b->ended);
-    pthread_mutex_unlock(&b->lock);
+    mt_waiter_end(r->ctx);
 }
 
 static void through_files(struct bench *b)
 {
-    struct mt_file_request r = {.plane = {[MT_PLANE_IN_FILE] = b->memory}, .done = ended, .ctx = b};
-    b->over = false;
+    struct mt_waiter w = mt_waiter_for(1);
+    struct mt_file_request r = {.plane = {[MT_PLANE_IN_FILE] = b->memory}, .done = ended, .ctx = &w};
     mt_file_weights_submit(b->files, &r);
-    pthread_mutex_lock(&b->lock);
-    while (!b->over)
-        pthread_cond_wait(&b->ended, &b->lock);
-    pthread_mutex_unlock(&b->lock);
+    mt_waiter_wait(&w);
     bench_must(r.rc, &r.err);
 }
 
@@ -97,8 +87,7 @@ static int by_value(const void *a, const void *b)
 int main(int argc, char **argv)
 {
     const char *dir = argc > 1 ? argv[1] : ".";
-    struct bench b = {.bytes = mt_align_up((size_t)(argc > 2 ? atoi(argv[2]) : 1024) << 20, SPAN),
-                      .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+    struct bench b = {.bytes = mt_align_up((size_t)(argc > 2 ? atoi(argv[2]) : 1024) << 20, SPAN)};
     double share[PAIRS], disk[PAIRS], files[PAIRS];
     void *memory = NULL;
     RUN(mt_host_alloc, &memory, b.bytes, "bench");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Frozen weights that are read in place, from files that share nothing with them but the bytes. */
 #include <fcntl.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +15,7 @@
 #include "base/fs.h"
 #include "base/mem.h"
 #include "store/file_weights.h"
+#include "store/waiter.h"
 
 enum { FILES = 3, UNITS = 4, PARTS = 3 };
 #define K MT_PLANE_IN_FILE
@@ -92,36 +92,23 @@ static void tear_down(struct fixture *x)
     mt_remove_tree(x->dir, NULL);
 }
 
-struct waiter {
-    pthread_mutex_t lock;
-    pthread_cond_t cond;
-    int left;
-};
-
 static void done(struct mt_file_request *r)
 {
-    struct waiter *w = r->ctx;
-    pthread_mutex_lock(&w->lock);
-    w->left--;
-    pthread_cond_signal(&w->cond);
-    pthread_mutex_unlock(&w->lock);
+    mt_waiter_end(r->ctx);
 }
 
 /* Reads all units at once. Returns the first request that failed, or the first if none did. */
 static struct mt_file_request read_all(struct fixture *x, char *plane[UNITS])
 {
     struct mt_file_request r[UNITS];
-    struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, UNITS};
+    struct mt_waiter w = mt_waiter_for(UNITS);
     memset(r, 0, sizeof(r));
     for (size_t u = 0; u < UNITS; u++) {
         r[u] = (struct mt_file_request){.unit = u, .done = done, .ctx = &w};
         r[u].plane[K] = plane[u];
         mt_file_weights_submit(x->f, &r[u]);
     }
-    pthread_mutex_lock(&w.lock);
-    while (w.left)
-        pthread_cond_wait(&w.cond, &w.lock);
-    pthread_mutex_unlock(&w.lock);
+    mt_waiter_wait(&w);
     for (size_t u = 0; u < UNITS; u++)
         if (r[u].rc)
             return r[u];
