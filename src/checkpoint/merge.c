@@ -58,33 +58,35 @@ struct mt_merge {
 };
 
 /* Is it the matrix of an expert by itself ("model.layers.0.mlp.experts.3.up_proj.weight")? */
-static bool is_share(struct share *s, const char *name)
+static bool is_share(const struct mt_merge *m, struct share *s, const char *name)
 {
     static const char layers[] = "model.layers.", experts[] = ".experts.";
-    static const char *const matrices[][2] = {{"gate_proj.weight", "w1.weight"}, {"up_proj.weight", "w3.weight"},
-                                              {"down_proj.weight", "w2.weight"}};
     const char *at = strstr(name, experts);
-    char *end;
+    char *rest, *end, disk[MT_TENSOR_NAME];
+    int part;
     *s = (struct share){.expert = 0};
     if (strncmp(name, layers, strlen(layers)) || !at)
         return false;
-    s->expert = strtoull(at + strlen(experts), &end, 10);
-    for (size_t i = 0; i < MT_ARRAY_LEN(matrices) && *end == '.'; i++)
-        if (!strcmp(end + 1, matrices[i][0]) || !strcmp(end + 1, matrices[i][1])) {
-            s->n_parts = i < 2 ? 2 : 1;
-            s->part = i % 2;
-            snprintf(s->parameter, sizeof(s->parameter), "%s%llu.mlp.experts.%s", layers,
-                     strtoull(name + strlen(layers), NULL, 10), i < 2 ? "gate_up_proj" : "down_proj");
-            return true;
-        }
-    return false;
+    unsigned long long layer = strtoull(name + strlen(layers), &rest, 10);
+    at += strlen(experts);
+    s->expert = strtoull(at, &end, 10);
+    if (end == at || at < rest + 1)
+        return false;
+    snprintf(disk, sizeof(disk), "%.*s*%s", (int)(at - (rest + 1)), rest + 1, end);
+    const struct mt_fused_tensor *joined = mt_family_joined(m->family, mt_family_usual(m->family, disk), &part);
+    if (!joined)
+        return false;
+    s->part = (size_t)part;
+    s->n_parts = joined->usual[1] ? 2 : 1;
+    snprintf(s->parameter, sizeof(s->parameter), "%s%llu.%s", layers, layer, joined->name);
+    return true;
 }
 
 /* Does it have the adapter of all experts, as their parameter or as an expert's matrix of it? Then that one's module. */
 static bool is_whole(const struct mt_merge *m, const struct mt_st_tensor *t, char module[MT_TENSOR_NAME])
 {
     struct share s;
-    const char *parameter = is_share(&s, t->name) ? s.parameter : t->name;
+    const char *parameter = is_share(m, &s, t->name) ? s.parameter : t->name;
     return strlen(t->name) < 100 && mt_peft_whole_module(module, &m->spec, parameter);
 }
 
@@ -129,7 +131,7 @@ static int check_factors(struct mt_merge *m, const struct mt_st_tensor *t, struc
     const struct mt_st_tensor *a = factor(m, t, MT_LORA_A WEIGHT), *b = factor(m, t, MT_LORA_B WEIGHT);
     const struct mt_st_tensor *magnitude = factor(m, t, MT_LORA_MAGNITUDE);
     char module[MT_TENSOR_NAME];
-    if (is_share(&s, t->name) && is_whole(m, t, module) && fits_share(m, &s, t, a, b))
+    if (is_share(m, &s, t->name) && is_whole(m, t, module) && fits_share(m, &s, t, a, b))
         return 0;
     if (is_whole(m, t, module) && b && t->n_dims == 3 && a->n_dims == 2 && b->n_dims == 2 &&
         a->shape[1] == t->shape[1] && b->shape[0] == t->shape[2] && a->shape[0] == b->shape[1] &&
@@ -149,7 +151,7 @@ static size_t n_used(struct mt_merge *m, const struct mt_st_tensor *t)
 {
     char module[MT_TENSOR_NAME];
     struct share s;
-    if (!is_share(&s, t->name) || !is_whole(m, t, module))
+    if (!is_share(m, &s, t->name) || !is_whole(m, t, module))
         return m->spec.dora ? 3 : 2;
     int64_t experts = factor(m, t, MT_LORA_A WEIGHT)->shape[0] / mt_adapter_shape_of(&m->spec, s.parameter).rank;
     return (int64_t)s.expert + 1 == experts && s.part == 0 ? 2 : 0;
@@ -493,7 +495,7 @@ static int take_factors(struct mt_merge *m, const struct merged *x, const struct
     if (m->now == x)
         return 0;
     forget(m);
-    bool all = t->n_dims == 3, one = is_share(&m->share, t->name) && is_whole(m, t, module);
+    bool all = t->n_dims == 3, one = is_share(m, &m->share, t->name) && is_whole(m, t, module);
     if (!one)
         m->share.n_parts = 0;
     if (!all)

@@ -403,6 +403,14 @@ const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, con
     return NULL;
 }
 
+const char *mt_family_usual(const struct mt_family *f, const char *disk)
+{
+    for (const struct mt_tensor_on_disk *d = f->on_disk; d && d->usual; d++)
+        if (!strcmp(d->name, disk))
+            return d->usual;
+    return disk;
+}
+
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor)
 {
     static const char layers[] = "model.layers.";
@@ -432,8 +440,7 @@ const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const c
     return find_fused(f->fused, usual, part);
 }
 
-const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual)
+const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part)
 {
-    int part;
-    return find_fused(f->fused ? f->fused : joined_experts, usual, &part);
+    return find_fused(f->fused ? f->fused : joined_experts, usual, part);
 }

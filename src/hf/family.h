@@ -99,13 +99,15 @@ const struct mt_family *mt_family_find(const char *architecture, const char *mod
 void mt_family_list(char *buf, size_t len);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */
 const struct mt_tensor_on_disk *mt_family_on_disk(const struct mt_family *f, const char *usual);
+/** The usual name of a layer's tensor that has this one on disk. */
+const char *mt_family_usual(const struct mt_family *f, const char *disk);
 /** The module of a tensor of the family's files, "model.layers.0.mlp.gate.weight": its name in transformers, the last
  * part left out. */
 void mt_family_module(char *module, size_t len, const struct mt_family *f, const char *tensor);
 /** The fused tensor that holds it, as usual[*part]; NULL: none. */
 const struct mt_fused_tensor *mt_family_fused(const struct mt_family *f, const char *usual, int *part);
 /** The parameter of all experts that transformers 5 makes of it, whether or not the files hold one: "mlp.experts." and
- * gate_up_proj or down_proj, or a bias of these. NULL: it is no tensor of an expert. */
-const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual);
+ * gate_up_proj or down_proj, or a bias of these; it is usual[*part] of it. NULL: it is no tensor of an expert. */
+const struct mt_fused_tensor *mt_family_joined(const struct mt_family *f, const char *usual, int *part);
 
 #endif

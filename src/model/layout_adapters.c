@@ -22,7 +22,8 @@ static const char *why_not(const struct mt_family *f, const struct mt_tensor *t)
 static const struct mt_fused_tensor *whole_of(struct mt_layout_builder *b, const struct mt_tensor *t)
 {
     char name[MT_TENSOR_NAME];
-    const struct mt_fused_tensor *joined = t->expert >= 0 ? mt_family_joined(b->l->cfg.family, t->usual) : NULL;
+    int part;
+    const struct mt_fused_tensor *joined = t->expert >= 0 ? mt_family_joined(b->l->cfg.family, t->usual, &part) : NULL;
     if (!joined || mt_stored_fused(b->l, t))
         return joined;
     mt_stored_module(name, b->l, t);
