@@ -245,6 +245,7 @@ def make(name, samples):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.05)
             if "lora_magnitude" in n:
                 p.mul_(1 + torch.randn(p.shape, generator=g) * 0.1)
+    model.peft_config["default"].base_model_name_or_path = family  # not where this machine has it
     model.save_pretrained(os.path.join(d, "start"))
     os.remove(os.path.join(d, "start", "README.md"))
     set_masks(model, config.get("lora_dropout"))
