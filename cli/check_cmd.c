@@ -4,8 +4,8 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "hf/safetensors.h"
-#include "model/peft.h"
-#include "model/weights.h"
+#include "weights/peft.h"
+#include "weights/weights.h"
 #include "report.h"
 
 /* Whether the model is the one that the adapters of the checkpoint were trained on; reads all of it. */
@@ -41,9 +41,9 @@ int cli_cmd_check(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_USE_TRAIN, NULL, &err);
+        rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_USE_TRAIN, &err);
+        rc = mt_setup_open(&setup, &in, MT_RUN_TRAIN, &err);
     if (!rc && cfg->model.init == MT_INIT_WEIGHTS) {
         rc = mt_st_open_dir(&st, in.model_dir, &err);
         if (!rc)

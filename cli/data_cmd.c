@@ -278,7 +278,7 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     if (refused)
         rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);
     if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_USE_TRAIN, NULL, &err);
+        rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)
         rc = mt_inputs_lay_out_steps(&in, &in.numerics, &err);
     if (!rc && is_prepare)

@@ -58,7 +58,7 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     cJSON_AddStringToObject(o, "device cpu", mt_device_limits(dev)->name);
     add_gpu(o, &gpu);
     cJSON_AddNumberToObject(o, "cores allowed", n);
-    cJSON_AddStringToObject(o, "adam", mt_adam_isa_name(mt_adam_best_isa()));
+    cJSON_AddStringToObject(o, "adam", mt_isa_name(mt_isa_best()));
     add_bytes(o, "memory", mem.total);
     add_bytes(o, "memory available", mem.available);
     add_bytes(o, "memory left by cgroup", mem.cgroup_free);

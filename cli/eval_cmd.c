@@ -66,9 +66,9 @@ int cli_cmd_eval(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = cli_choose_model(cfg, args, &err);
     if (!rc)
-        rc = mt_inputs_open(&in, cfg, MT_USE_EVAL, NULL, &err);
+        rc = mt_inputs_open(&in, cfg, MT_RUN_EVAL, NULL, &err);
     if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_USE_EVAL, &err);
+        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
     if (!rc && !in.eval_sampler)
         rc = mt_fail(&err, MT_ERR_USAGE, -EINVAL, "data.eval is not set: give a file, a number of samples, or a share such as 2%%");
     if (!rc)

@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "hf/hf_config.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 
 /* Finds the model that adapters are merged into. The caller frees *base. */
 static int find_base(char **base, const struct cli_args *args, struct mt_err *err)

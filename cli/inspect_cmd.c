@@ -11,7 +11,7 @@
 #include "cli.h"
 #include "hf/hf_config.h"
 #include "hf/safetensors.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 #include "report.h"
 
 static cJSON *tensor_json(const struct mt_st_tensor *t)

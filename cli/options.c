@@ -12,7 +12,7 @@
 #include "checkpoint/state.h"
 #include "cli.h"
 #include "log_lines.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 
 enum { MAX_OPTIONS = 64, FIRST = 256 }; /* of a command */
 

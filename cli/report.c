@@ -99,7 +99,7 @@ void cli_print_setup(const struct mt_setup *s)
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
     cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
             (int)s->placement.threads, s->numerics.optimizer->title,
-            mt_adam_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_adam_best_isa()),
+            mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);
     cli_say("Plan     %d of %zu %s weights on the device, activations: %s; a step moves %s "

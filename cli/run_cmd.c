@@ -16,7 +16,7 @@
 #include "cli.h"
 #include "heartbeat.h"
 #include "log_lines.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 #include "rates.h"
 #include "report.h"
 #include "train/train.h"
@@ -290,9 +290,9 @@ static int prepare(struct run *r, struct mt_err *err)
     struct mt_memory memory;
     struct mt_resumed resumed = {named_tensors(r), r->resume};
     uint64_t tbw = cli_size(r->args, "tbw", 0);
-    int rc = mt_inputs_open(&r->in, r->cfg, MT_USE_TRAIN, &resumed, err);
+    int rc = mt_inputs_open(&r->in, r->cfg, MT_RUN_TRAIN, &resumed, err);
     if (!rc)
-        rc = mt_setup_open(&r->setup, &r->in, MT_USE_TRAIN, err);
+        rc = mt_setup_open(&r->setup, &r->in, MT_RUN_TRAIN, err);
     if (!rc)
         rc = mt_setup_memory(&r->setup, &memory, err);
     if (!rc && !r->cli->quiet) {

@@ -189,7 +189,7 @@ int cli_cmd_sample(struct cli *cli, const struct cli_args *args)
     if (!rc)
         rc = mt_inputs_open_model(&in, cfg, p.prompt.n + p.n_new, &err);
     if (!rc)
-        rc = mt_setup_open(&setup, &in, MT_USE_EVAL, &err);
+        rc = mt_setup_open(&setup, &in, MT_RUN_EVAL, &err);
     if (!rc && p.text.bytes && in.hf.vocab < MT_BYTE_VOCAB)
         rc = mt_fail(&err, MT_ERR_INPUT, -EINVAL, "%s: the byte tokenizer needs a vocabulary of %d",
                      cfg->model.path, MT_BYTE_VOCAB);

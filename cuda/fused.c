@@ -24,7 +24,7 @@
 
 #include "attention.h"
 #include "base/log.h"
-#include "pack.h"
+#include "documents.h"
 #include "plans.h"
 #include "trial.h"
 #include "workspace.h"
@@ -181,12 +181,12 @@ static enum outcome launched(struct mt_cuda_device *d, cudaError_t rc, const cha
 }
 
 static enum outcome move_stats(struct mt_cuda_device *d, const struct mt_attention *a,
-                               const struct mt_cuda_fused_buffers *r, struct mt_pack_stats p, struct mt_err *err)
+                               const struct mt_cuda_fused_buffers *r, struct mt_docs_stats p, struct mt_err *err)
 {
     p.lse = a->lse;
     p.stride = a->n;
     p.stats = r->stats;
-    return launched(d, mt_cuda_pack_stats(&p, d->streams[MT_STREAM_COMPUTE]), "log-sum-exps", err);
+    return launched(d, mt_cuda_docs_stats(&p, d->streams[MT_STREAM_COMPUTE]), "log-sum-exps", err);
 }
 
 /* Makes the shape ragged and fills its tables. */
@@ -195,14 +195,14 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
                                 struct mt_fused_call *c, struct mt_err *err)
 {
     s->ragged = 1;
-    struct mt_pack_tables t = {
+    struct mt_docs_tables t = {
         .cu_seqlens = a->cu_seqlens, .n_docs = a->n_docs, .batch = (size_t)s->batch, .lens = r->lens,
         .tables = r->tables,
         .multiplier = {s->ld_q, s->ld_k, s->ld_v, s->ld_o, s->n_q, s->ld_dq, s->ld_dk, s->ld_dv}};
     c->lens = r->lens;
     for (int k = 0; k < MT_FUSED_N_TABLES; k++)
         c->offsets[k] = r->tables + (size_t)k * (t.batch + 1);
-    return launched(d, mt_cuda_pack_tables(&t, d->streams[MT_STREAM_COMPUTE]), "offsets", err);
+    return launched(d, mt_cuda_docs_tables(&t, d->streams[MT_STREAM_COMPUTE]), "offsets", err);
 }
 
 /* Sequences of a call of all documents. */
@@ -224,7 +224,7 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
         rc = run(d, &r, &s, &c, err);
     if (rc == DONE)
         rc = move_stats(d, a, &r,
-                        (struct mt_pack_stats){.kind = same ? MT_STATS_EVEN : MT_STATS_RAGGED,
+                        (struct mt_docs_stats){.kind = same ? MT_STATS_EVEN : MT_STATS_RAGGED,
                                                .n = a->n, .len = len, .n_heads = a->n_q,
                                                .to_lse = true},
                         err);
@@ -271,7 +271,7 @@ static struct mt_fused_call heads_from(const struct mt_attention *a, const struc
 /* Backward of the documents at rows x, some heads at a time; `stats` describes the source of their log-sum-exps. */
 static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_attention *a,
                                    const struct mt_cuda_fused_buffers *r, struct mt_fused_shape s,
-                                   const struct rows *x, size_t kv, struct mt_pack_stats stats,
+                                   const struct rows *x, size_t kv, struct mt_docs_stats stats,
                                    struct mt_err *err)
 {
     size_t group = a->n_q / a->n_kv;
@@ -314,7 +314,7 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
                          .d_o = row_at(b->d_o, row, a->ld_o), .dq = row_at(b->dq, row, b->ld_dq),
                          .dk = row_at(b->dk, row, b->ld_dk), .dv = row_at(b->dv, row, b->ld_dv)};
         rc = backward_heads(d, a, r, s, &x, kv,
-                            (struct mt_pack_stats){.kind = MT_STATS_EVEN, .n = n * len, .len = len,
+                            (struct mt_docs_stats){.kind = MT_STATS_EVEN, .n = n * len, .len = len,
                                                    .first_row = row},
                             err);
     }
@@ -341,23 +341,23 @@ static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_at
     enum outcome rc = make_ragged(d, a, r, &s, &c, err);
     if (rc == DONE)
         rc = move_stats(d, a, r,
-                        (struct mt_pack_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->n_q},
+                        (struct mt_docs_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->n_q},
                         err);
     return rc == DONE ? run(d, r, &s, &c, err) : rc;
 }
 
-static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_pack_docs *docs, size_t len,
-                             size_t width, size_t ld, const void *packed, void *padded, bool unpack)
+static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_docs *docs, size_t len,
+                             size_t width, size_t ld, const void *packed, void *padded, bool back)
 {
-    struct mt_pack_rows p = {.docs = *docs, .len = len, .width = width, .ld = ld,
-                             .packed = (void *)(uintptr_t)packed, .padded = padded, .unpack = unpack};
-    return mt_cuda_pack_rows(&p, d->streams[MT_STREAM_COMPUTE]);
+    struct mt_docs_rows p = {.docs = *docs, .len = len, .width = width, .ld = ld,
+                             .packed = (void *)(uintptr_t)packed, .padded = padded, .back = back};
+    return mt_cuda_docs_rows(&p, d->streams[MT_STREAM_COMPUTE]);
 }
 
 /* A few documents of similar length, by padded copies. */
 static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
                                     const struct mt_cuda_fused_buffers *r,
-                                    const struct mt_pack_docs *docs, size_t len, size_t kv, struct mt_err *err)
+                                    const struct mt_docs *docs, size_t len, size_t kv, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
     size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim, n = (size_t)docs->n;
@@ -380,7 +380,7 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
     enum outcome rc = launched(d, e, "padded copies", err);
     if (rc == DONE)
         rc = backward_heads(d, a, r, s, &x, kv,
-                            (struct mt_pack_stats){.kind = MT_STATS_PADDED, .docs = *docs, .len = len},
+                            (struct mt_docs_stats){.kind = MT_STATS_PADDED, .docs = *docs, .len = len},
                             err);
     if (rc != DONE)
         return rc;
@@ -397,7 +397,7 @@ static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_att
                                    const struct mt_cuda_fused_buffers *r, size_t len, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_PACK_DOCS), kv;
+    size_t left = 0, most = MT_MIN(r->pad_tokens / len, (size_t)MT_DOCS_MAX), kv;
     enum outcome rc = most ? DONE : REFUSED;
     for (size_t i = 0; i < a->n_docs; i++)
         left += mt_cuda_padded_len(doc_len(a, i)) == len;
@@ -405,7 +405,7 @@ static enum outcome backward_class(struct mt_cuda_device *d, const struct mt_att
         size_t batch = mt_cuda_next_power(MT_MIN(left, most) + 1) / 2;
         if (!fit(a, r, len, &batch, &kv))
             return REFUSED;
-        struct mt_pack_docs docs = {0};
+        struct mt_docs docs = {0};
         for (; (size_t)docs.n < batch; doc++)
             if (mt_cuda_padded_len(doc_len(a, doc)) == len) {
                 docs.first[docs.n] = a->cu_seqlens_host[doc];

@@ -83,7 +83,7 @@ RUN = {"name": "a run", "model": "m", "config": "[train]\nsteps = 2\n", "device"
     {"tier": "host", "use": "too many", "bytes": 1e300}, {"tier": "host", "use": "too few", "bytes": -1}]}
 ROWS = [{"hash": "0", "job": "j", "axes": {"a.b": "1", "c": "x"}, "status": "ok", "tok_s": 5, "predicted": 4},
         {"job": "k", "axes": {"a.b": "2", "c": "x"}, "status": "no fit"}]
-TRACE = {"traceEvents": [{"name": "adam", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 3, "args": {"unit": "layer 0"}},
+TRACE = {"traceEvents": [{"name": "update", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 3, "args": {"unit": "layer 0"}},
                          {"name": "thread_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": "compute"}}]}
 for i, value in enumerate((ROWS, RUN, TRACE)):
     put("report", f"file{i}", bytes([i]) + json.dumps(value).encode())

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/unit/model/packed.safetensors: small matrices as bitsandbytes and transformers pack and unpack them.
+"""Writes tests/unit/weights/packed.safetensors: small matrices as bitsandbytes and transformers pack and unpack them.
 
 packed_fixtures.py OUT    (needs torch, transformers, bitsandbytes and safetensors; bitsandbytes' default backend)
 

@@ -18,9 +18,10 @@
 #include "checkpoint/packed_model.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
-#include "model/peft.h"
+#include "weights/packed_files.h"
+#include "weights/peft.h"
 #include "model/stored.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 #include "store/block_sum.h"
 
 struct exporter {

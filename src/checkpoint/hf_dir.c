@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/quantization.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 
 enum { PIECE = 2 << 20, MOST_ELEM_BYTES = 8 }; /* elements; bytes of an element */
 enum { MOST_BYTES = 256 << 20 }; /* of a small file */

@@ -19,9 +19,9 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 #include "model/ranges.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 static int damaged(struct mt_err *err, const char *path, const char *what)
 {

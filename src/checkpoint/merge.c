@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "base/packed.h"
 #include "hf/hf_config.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 
 #define WEIGHT ".weight"
 #define BLOCKS "_blocks"

@@ -7,7 +7,7 @@
 #include "base/units.h"
 #include "hw/hw.h"
 #include "model/ranges.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 static int check_memory(const struct mt_plane_set_params *p, struct mt_err *err)
 {

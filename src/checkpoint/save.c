@@ -12,7 +12,7 @@
 #include "checkpoint/save_priv.h"
 #include "hw/hw.h"
 #include "model/stored.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 static int write_text(struct mt_saver *v, const char *name, const char *text, struct mt_out_file *f,
                       struct mt_err *err)

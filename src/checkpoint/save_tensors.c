@@ -13,7 +13,7 @@
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/layout_files.h"
 #include "checkpoint/save_priv.h"
-#include "model/peft.h"
+#include "weights/peft.h"
 #include "model/ranges.h"
 #include "model/stored.h"
 

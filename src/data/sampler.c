@@ -40,7 +40,7 @@ struct mt_sampler {
     uint32_t *ids;    /* and its tokens */
 };
 
-struct packer {
+struct filler {
     mt_sampler *s;
     const struct group *g;
     uint32_t *row_of, *next;       /* row of the sample at each place of the order; next row in a row's list */
@@ -75,7 +75,7 @@ static int longest_first(const void *a, const void *b)
     return (x->place > y->place) - (x->place < y->place);
 }
 
-static void push_row(struct packer *k, uint32_t row, size_t n_free)
+static void push_row(struct filler *k, uint32_t row, size_t n_free)
 {
     k->next[row] = k->head[n_free];
     k->head[n_free] = row;
@@ -83,7 +83,7 @@ static void push_row(struct packer *k, uint32_t row, size_t n_free)
 }
 
 /* Takes the row with the fewest free tokens that suffice, or opens one; *n_free: its free tokens. */
-static uint32_t take_row(struct packer *k, size_t len, size_t *n_free)
+static uint32_t take_row(struct filler *k, size_t len, size_t *n_free)
 {
     size_t words = k->s->p.seq_len / 64 + 1;
     uint64_t bits = k->bitmap[len / 64] & (~UINT64_C(0) << (len % 64));
@@ -101,7 +101,7 @@ static uint32_t take_row(struct packer *k, size_t len, size_t *n_free)
     return (uint32_t)k->s->n_rows++;
 }
 
-static int pack_window(struct packer *k, uint64_t first, size_t n, struct mt_err *err)
+static int fill_window(struct filler *k, uint64_t first, size_t n, struct mt_err *err)
 {
     mt_sampler *s = k->s;
     for (size_t i = 0; i < n; i++) {
@@ -145,7 +145,7 @@ static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *er
 }
 
 /* Packs a group into rows, after the rows of the groups before it. */
-static int pack_group(struct packer *k, struct group *g, struct mt_err *err)
+static int fill_group(struct filler *k, struct group *g, struct mt_err *err)
 {
     mt_sampler *s = k->s;
     int rc = 0;
@@ -155,7 +155,7 @@ static int pack_group(struct packer *k, struct group *g, struct mt_err *err)
     k->g = g;
     g->first_row = s->n_rows;
     for (uint64_t at = 0; at < g->n_samples && !rc; at += WINDOW)
-        rc = pack_window(k, g->first + at, (size_t)MT_MIN((uint64_t)WINDOW, g->n_samples - at), err);
+        rc = fill_window(k, g->first + at, (size_t)MT_MIN((uint64_t)WINDOW, g->n_samples - at), err);
     g->n_rows = s->n_rows - g->first_row;
     g->n_visits = MT_MAX((uint64_t)llround(g->weight * (double)g->n_rows), (uint64_t)1);
     s->n_visits += g->n_visits;
@@ -164,7 +164,7 @@ static int pack_group(struct packer *k, struct group *g, struct mt_err *err)
 
 static int pack(mt_sampler *s, struct mt_err *err)
 {
-    struct packer *k = mt_calloc(1, sizeof(*k));
+    struct filler *k = mt_calloc(1, sizeof(*k));
     int rc = 0;
     if (k) {
         k->s = s;
@@ -176,7 +176,7 @@ static int pack(mt_sampler *s, struct mt_err *err)
     if (!k || !k->row_of || !k->next || !k->head || !k->bitmap)
         rc = mt_fail_nomem(err, "packing", s->n_samples * 8);
     for (size_t i = 0; i < s->n_groups && !rc; i++)
-        rc = pack_group(k, &s->groups[i], err);
+        rc = fill_group(k, &s->groups[i], err);
     if (!rc)
         rc = collect_rows(s, k->row_of, err);
     if (k) {

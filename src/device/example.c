@@ -98,7 +98,7 @@ mt_device *mt_example_device(const mt_example *x)
 void *mt_example_take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n)
 {
     size_t bytes = mt_align_up(n * mt_dtype_size(dtype), FLOW_ALIGN), at = x->flow_used;
-    if (!(use & MT_USE_FRESH) || !x->p.flow.data || bytes > x->p.flow.bytes - at)
+    if (!(use & MT_TAKE_FRESH) || !x->p.flow.data || bytes > x->p.flow.bytes - at)
         return take(x, use, dtype, n, true);
     x->flow_used += bytes;
     return (char *)x->p.flow.data + at;
@@ -124,7 +124,7 @@ int32_t *mt_example_host_ints(mt_example *x, size_t n, uint64_t mul, uint64_t mo
 
 int32_t *mt_example_upload(mt_example *x, const int32_t *host, size_t n)
 {
-    int32_t *p = host ? take(x, MT_USE_READ, MT_F32, n, false) : NULL;
+    int32_t *p = host ? take(x, MT_TAKE_READ, MT_F32, n, false) : NULL;
     if (p && !x->p.dry && upload(x->p.dev, p, host, n * sizeof(*p), &x->err))
         return NULL;
     return p;
@@ -201,7 +201,7 @@ int mt_example_n_buffers(const mt_example *x)
     return x->n_buffers;
 }
 
-int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err)
+int mt_example_flow_create(struct mt_example_flow *out, mt_device *dev, size_t bytes, struct mt_err *err)
 {
     void *p = NULL;
     uint32_t *pattern = NULL;
@@ -213,7 +213,7 @@ int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_
         mt_device_free(dev, p);
         return rc;
     }
-    *out = (struct mt_flow){p, bytes};
+    *out = (struct mt_example_flow){p, bytes};
     return 0;
 }
 

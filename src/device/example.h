@@ -12,13 +12,13 @@ typedef struct mt_example mt_example;
 
 /** What the operation does with a buffer; 0: workspace. */
 enum {
-    MT_USE_READ = 1,
-    MT_USE_WRITE = 2, /* without MT_USE_READ: overwrites all of it */
-    MT_USE_FRESH = 4, /* in a step, the operations just before have used it */
+    MT_TAKE_READ = 1,
+    MT_TAKE_WRITE = 2, /* without MT_TAKE_READ: overwrites all of it */
+    MT_TAKE_FRESH = 4, /* in a step, the operations just before have used it */
 };
 
 /** A device buffer shared by several examples: their fresh operands are parts of it, one after the other. */
-struct mt_flow {
+struct mt_example_flow {
     void *data;
     size_t bytes;
 };
@@ -26,7 +26,7 @@ struct mt_flow {
 struct mt_example_params {
     mt_device *dev;
     struct mt_metered shape;
-    struct mt_flow flow; /* borrowed; all 0: every buffer is the example's own */
+    struct mt_example_flow flow; /* borrowed; all 0: every buffer is the example's own */
     bool dry;            /* only to count: buffers are not filled */
     bool zero;           /* buffers from the arena hold zeros */
     /* Optional; replaces the device's arena: returns a buffer of n elements that the callee owns; NULL: none left. */
@@ -42,7 +42,7 @@ int mt_example_submit(mt_example *x, struct mt_err *err);
 void *mt_example_args(mt_example *x);
 int mt_example_n_buffers(const mt_example *x);
 /** A buffer of `bytes` with the same random values, to be freed with mt_device_free(). */
-int mt_flow_create(struct mt_flow *out, mt_device *dev, size_t bytes, struct mt_err *err);
+int mt_example_flow_create(struct mt_example_flow *out, mt_device *dev, size_t bytes, struct mt_err *err);
 
 /* --- for rows ------------------------------------------------------------------------------------
  * After a failure buffers are NULL; the failure is kept, and mt_example_create() returns it. */
@@ -52,19 +52,19 @@ mt_device *mt_example_device(const mt_example *x);
 void *mt_example_take(mt_example *x, unsigned use, enum mt_dtype dtype, size_t n);
 static inline void *mt_example_read(mt_example *x, enum mt_dtype dtype, size_t n)
 {
-    return mt_example_take(x, MT_USE_READ, dtype, n);
+    return mt_example_take(x, MT_TAKE_READ, dtype, n);
 }
 static inline void *mt_example_write(mt_example *x, enum mt_dtype dtype, size_t n)
 {
-    return mt_example_take(x, MT_USE_WRITE, dtype, n);
+    return mt_example_take(x, MT_TAKE_WRITE, dtype, n);
 }
 static inline void *mt_example_update(mt_example *x, enum mt_dtype dtype, size_t n)
 {
-    return mt_example_take(x, MT_USE_READ | MT_USE_WRITE, dtype, n);
+    return mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE, dtype, n);
 }
 static inline void *mt_example_fresh(mt_example *x, enum mt_dtype dtype, size_t n)
 {
-    return mt_example_take(x, MT_USE_READ | MT_USE_FRESH, dtype, n);
+    return mt_example_take(x, MT_TAKE_READ | MT_TAKE_FRESH, dtype, n);
 }
 void *mt_example_workspace(mt_example *x, size_t bytes);
 /** n integers in host memory that lives as long as the example: v[i] = i * mul % mod, or i * mul if mod is 0. NULL: out

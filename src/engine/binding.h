@@ -7,7 +7,7 @@
 #include "model/ranges.h"
 #include "schedule/program.h"
 #include "store/disk.h"
-#include "store/file_weights.h"
+#include "store/files/file_weights.h"
 #include "store/planes.h"
 
 /** What a program's objects and opcodes refer to: the device, the model, buffers and planes. */

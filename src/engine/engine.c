@@ -109,18 +109,18 @@ static int create_parts(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
     struct mt_model_params mp = mt_engine_model_params(p);
-    struct mt_pool_params adam = {"adam", p->train ? (int)p->placement.threads : 1, p->adam_cpus, NULL};
+    struct mt_pool_params update = {"update", p->train ? (int)p->placement.threads : 1, p->update_cpus, NULL};
     if (!mt_device_limits(e->b.dev)->shares_host_memory) /* the threads that submit need little time, but at once */
-        adam.thread_init = mt_thread_gives_way;
+        update.thread_init = mt_thread_gives_way;
     int rc = mt_model_create(&e->b.model, e->b.dev, &mp, err);
     if (!rc)
         rc = alloc_pools(e, err);
     if (!rc)
         rc = alloc_host(e, err);
     if (!rc)
-        rc = mt_pool_create(&e->adam_pool, &adam, err);
+        rc = mt_pool_create(&e->update_pool, &update, err);
     if (!rc && e->p.planes)
-        mt_numa_lanes(mt_plane_set_numa(e->p.planes), e->adam_pool, p->adam_cpus);
+        mt_numa_lanes(mt_plane_set_numa(e->p.planes), e->update_pool, p->update_cpus);
     if (!rc)
         rc = mt_row_gradient_init(e, err);
     return rc ? rc : prepare_update(e, err);
@@ -195,7 +195,7 @@ void mt_engine_destroy(mt_engine **engine)
         free(e->x.disk_ops[i]);
     free(e->x.resident);
     free(e->rows.ids);
-    mt_pool_destroy(&e->adam_pool);
+    mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
     free(e);
     *engine = NULL;
@@ -234,7 +234,7 @@ static void read_times(const mt_engine *e, struct mt_runnable *r, struct mt_step
     res->t_backward = seconds(turn, end);
     res->t_step = seconds(t0, end);
     res->t_wait_h2d = seconds(0, wait);
-    res->t_adam = seconds(0, e->x.adam_ns);
+    res->t_update = seconds(0, e->x.update_ns);
 }
 
 /* Statistics of the drives. Reads of files in place mostly overlap with the disk's, so the longer busy time counts. */

@@ -30,8 +30,8 @@ struct mt_engine_params {
     size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: micro-batches of a step */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
     bool train;                     /* false: evaluation only, no gradients or optimizer */
-    enum mt_adam_isa isa;
-    const int *adam_cpus;           /* [placement.threads] or NULL */
+    enum mt_isa isa;
+    const int *update_cpus;           /* [placement.threads] or NULL */
     bool may_use_disk;              /* there are folders for scratch files */
     uint64_t host_bytes;            /* host memory for planes, staging and, if the device shares host
                                        memory, the device's; UINT64_MAX: unlimited */
@@ -103,7 +103,7 @@ struct mt_step_result {
     bool bad_router;      /* bad_tensor is a router whose logits were not finite */
     double t_step, t_forward, t_backward; /* seconds */
     double t_wait_h2d;    /* compute waits for a copy */
-    double t_adam;        /* optimizer threads busy, mostly during forward */
+    double t_update;        /* optimizer threads busy, mostly during forward */
     double t_disk_read, t_disk_write; /* at least one request under way */
     double t_disk_sums;   /* CPU time of checksums of data on drives, on separate threads */
     struct mt_disk_traffic traffic;

@@ -32,7 +32,7 @@ struct mt_engine {
     size_t staging_bytes;
     void *locked_planes[MT_N_PLANES]; /* ranges registered with the device, or NULL */
     struct mt_runnable *programs;
-    mt_pool *adam_pool;
+    mt_pool *update_pool;
     struct mt_pending pending;
     struct mt_row_gradient rows;
     bool torn; /* an update was made in part, or planes could not be written */
@@ -57,7 +57,7 @@ int mt_row_gradient_init(mt_engine *e, struct mt_err *err);
 /** After a run that made the pending update: the rows that it has stored, or may have if it was abandoned. */
 void mt_row_gradient_note(mt_engine *e);
 /** UNPACK: moves the rows to their places, and makes the rest zero; without a pending update all of it. Returns 0. */
-int mt_row_gradient_unpack(mt_engine *e);
+int mt_row_gradient_scatter(mt_engine *e);
 /** Elements [first, first + n) of the gradient of the pending update, before UNPACK; false: the plane has them. */
 bool mt_row_gradient_read(const mt_engine *e, char *out, size_t first, size_t n);
 /** After the update: makes the rows zero again. */

@@ -220,7 +220,7 @@ static void run_updates(struct mt_exec *x, struct mt_runnable *r)
         }
         publish(x, MT_Q_HOST, i);
     }
-    x->adam_ns = busy;
+    x->update_ns = busy;
     x->updated = true;
 }
 

@@ -95,7 +95,7 @@ struct mt_exec {
     struct mt_disk_traffic traffic; /* read and written: each by its queue's thread */
     size_t loaded; /* bytes of loads to the device: by their queue's thread */
     const struct mt_runnable *traced; /* of the last traced step */
-    int64_t adam_ns;
+    int64_t update_ns;
     bool updated; /* the whole pending update was made, even if something else failed */
 };
 

@@ -300,10 +300,10 @@ static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_i
 }
 
 /* Casts to a buffer of its own, or in place. If the FP32 gradient is written beside that, it takes the packed rows. */
-static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *run, bool packs, struct mt_err *err)
+static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *run, bool compacts, struct mt_err *err)
 {
     int rc = mt_model_grad_cast(b->model, run->unit, run->g, run->cast ? run->cast : run->g, b->grad_dtype, err);
-    return rc || !packs ? rc : mt_model_pack_rows(b->model, run->cast, b->grad_dtype, run->g, err);
+    return rc || !compacts ? rc : mt_model_compact_rows(b->model, run->cast, b->grad_dtype, run->g, err);
 }
 
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,

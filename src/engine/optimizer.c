@@ -158,7 +158,7 @@ static int gather(mt_engine *e, const struct mt_program *prog, const struct mt_i
     const struct mt_tensor *table = &l->tensors[l->units[in->unit].first_tensor];
     struct gather g = {.e = e, .runs = &runs, .cols = (size_t)l->cfg.hidden, .t = table,
                        .out = e->b.spill + prog->objects[in->operand[0].object].spill};
-    mt_pool_run(e->adam_pool, gather_row, &g, runs.n);
+    mt_pool_run(e->update_pool, gather_row, &g, runs.n);
     return g.bad ? fail_update(e, g.t, g.bad, err) : 0;
 }
 
@@ -214,14 +214,14 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     struct update u = {.e = e, .unit = &e->b.layout->units[unit], .lock = PTHREAD_MUTEX_INITIALIZER};
     if (in->op == MT_OP_GATHER)
         return gather(e, prog, in, err);
-    if (in->op == MT_OP_UNPACK)
-        return mt_row_gradient_unpack(e);
+    if (in->op == MT_OP_SCATTER)
+        return mt_row_gradient_scatter(e);
     if (!e->pending.any)
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         u.v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
     size_t first = state ? piece * prog->piece_elems : in->first;
-    mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->adam_pool, update_chunk, &u);
+    mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->update_pool, update_chunk, &u);
     if (u.bad)
         return fail_update(e, u.bad, u.n_bad, err);
     if (unit == 0)

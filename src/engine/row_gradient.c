@@ -17,7 +17,7 @@ int mt_row_gradient_init(mt_engine *e, struct mt_err *err)
 {
     struct mt_model_params mp = mt_engine_model_params(&e->p);
     size_t most = mt_model_max_used_rows(&mp);
-    if (!e->p.train || !mt_program_packs(&e->plan.program, 0))
+    if (!e->p.train || !mt_program_compacts(&e->plan.program, 0))
         return 0;
     e->rows.ids = mt_calloc(most, sizeof(*e->rows.ids));
     if (!e->rows.ids)
@@ -41,7 +41,7 @@ void mt_row_gradient_note(mt_engine *e)
  * A strip of all rows, from the last to the first: row k goes to place ids[k] >= k, where nothing is that has yet to be
  * moved. Places among the first n that get no row become zero.
  */
-static void unpack_strip(void *ctx, size_t strip, int thread)
+static void scatter_strip(void *ctx, size_t strip, int thread)
 {
     const struct mt_row_gradient *r = ctx;
     size_t from = strip * STRIP, bytes = MT_MIN((size_t)STRIP, r->row_bytes - from), k = r->n;
@@ -57,10 +57,10 @@ static void unpack_strip(void *ctx, size_t strip, int thread)
     }
 }
 
-int mt_row_gradient_unpack(mt_engine *e)
+int mt_row_gradient_scatter(mt_engine *e)
 {
     if (e->pending.any)
-        mt_pool_run(e->adam_pool, unpack_strip, &e->rows, mt_div_up(e->rows.row_bytes, (size_t)STRIP));
+        mt_pool_run(e->update_pool, scatter_strip, &e->rows, mt_div_up(e->rows.row_bytes, (size_t)STRIP));
     else
         memset(e->rows.table, 0, e->rows.n * e->rows.row_bytes);
     e->rows.n = e->pending.any ? e->rows.n : 0;
@@ -106,6 +106,6 @@ static void clear_row(void *ctx, size_t k, int thread)
 
 void mt_row_gradient_clear(mt_engine *e)
 {
-    mt_pool_run(e->adam_pool, clear_row, &e->rows, e->rows.n);
+    mt_pool_run(e->update_pool, clear_row, &e->rows, e->rows.n);
     e->rows.n = 0;
 }

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "engine/engine_priv.h"
-#include "store/file_weights.h"
+#include "store/files/file_weights.h"
 
 enum {
     RING = 6, /* two pieces each being read, updated, written */
@@ -26,7 +26,7 @@ struct tiers {
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
     mt_plane_bits fixed;     /* whose home the configuration fixes, besides those in files */
-    enum mt_base_home base;  /* where frozen weights are kept */
+    enum mt_base_place base;  /* where frozen weights are kept */
     uint64_t host; /* bytes of host memory to divide */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each device pool: independent of where planes are */
 };
@@ -35,7 +35,7 @@ struct tiers {
 static void sort_kinds(struct tiers *t)
 {
     mt_plane_descs(t->desc, t->p->train ? t->p->numerics.optimizer : NULL, t->p->numerics.grad_dtype);
-    enum mt_base_home base = t->base;
+    enum mt_base_place base = t->base;
     t->fixed = base == MT_BASE_HOST || base == MT_BASE_DISK ? mt_frozen_planes() : 0;
     for (int k = 0; k < MT_N_PLANES; k++) {
         mt_plane_bits bit = (mt_plane_bits)1 << k;
@@ -409,7 +409,7 @@ static bool reads_files(const struct mt_engine_plan *plan)
 
 /* Divides host memory; `spill`: activations may be spilled to the disk. Returns the host memory that this takes. */
 static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_params *p, const int wanted[MT_N_POOLS],
-                       enum mt_base_home base_home, bool spill)
+                       enum mt_base_place base_home, bool spill)
 {
     struct tiers t = {.plan = plan, .p = p, .host = p->host_bytes, .base = base_home};
     bool shared = mt_device_limits(p->dev)->shares_host_memory;
@@ -450,7 +450,7 @@ static uint64_t choose(struct mt_engine_plan *plan, const struct mt_engine_param
 }
 
 static uint64_t choose_spill(struct mt_engine_plan *plan, const struct mt_engine_params *p,
-                             const int wanted[MT_N_POOLS], enum mt_base_home base)
+                             const int wanted[MT_N_POOLS], enum mt_base_place base)
 {
     bool may_spill = false;
     for (int i = 0; i < MT_N_POOLS; i++)

@@ -41,8 +41,8 @@ struct mt_rate {
     X(DRAM, "host", "dram_gbs", "GB/s", "Host memory, read and written, all cores copying.")       \
     X(COPY, "host", "copy_gbs", "GB/s", "One thread copying: bytes copied.")                       \
     X(SHARE_COPY, "host", "compute_beside_copy", "", "Speed of compute beside a copying thread.")  \
-    X(SHARE_ADAM, "host", "compute_beside_adam", "", "Speed of compute beside the optimizer.")     \
-    X(ADAM_SHARE, "host", "adam_beside_compute", "", "Speed of the optimizer beside compute.")     \
+    X(SHARE_UPDATE, "host", "compute_beside_adam", "", "Speed of compute beside the optimizer.")     \
+    X(UPDATE_SHARE, "host", "adam_beside_compute", "", "Speed of the optimizer beside compute.")     \
     X(COPY_SHARE, "host", "copy_beside_compute", "", "Speed of a copy beside compute.")            \
     X(STEP_US, "host", "step_us", "us", "Fixed cost of a step: data, norm, start.")                \
     X(TOKEN_NS, "host", "token_ns", "ns", "Cost of a token on the host: sampling, upload.")        \
@@ -119,7 +119,7 @@ bool mt_operation_parse(struct mt_metered *op, const char *text);
 double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered *op);
 /** Nanoseconds per parameter of an update with `threads`, f32 moments and bf16 gradients. Linear between samples; with
  * fewer threads than in any sample, proportional to 1/threads. */
-double mt_machine_adam_ns(const struct mt_machine *m, int threads);
+double mt_machine_update_ns(const struct mt_machine *m, int threads);
 
 /** Path of this user's measured profile for the device kind and thread count. */
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads);

@@ -205,7 +205,7 @@ int mt_measure_link(struct mt_machine *m, const struct mt_measure_params *p, str
 /* --- work that shares the cores ------------------------------------------------------------------- */
 
 /* Runs updates on threads of their own until stopped, and counts them. */
-struct adam_load {
+struct update_load {
     struct mt_adam_probe adam;
     pthread_t thread;
     bool started;
@@ -213,9 +213,9 @@ struct adam_load {
     atomic_long done;
 };
 
-static void *adam_main(void *arg)
+static void *update_main(void *arg)
 {
-    struct adam_load *l = arg;
+    struct update_load *l = arg;
     while (!atomic_load(&l->quit)) {
         mt_adam_probe_run(&l->adam);
         atomic_fetch_add(&l->done, 1);
@@ -223,21 +223,21 @@ static void *adam_main(void *arg)
     return NULL;
 }
 
-static int start_adam(struct adam_load *l, const struct mt_measure_params *p, struct mt_err *err)
+static int start_update(struct update_load *l, const struct mt_measure_params *p, struct mt_err *err)
 {
     int rc = mt_adam_probe_init(&l->adam,
                                 &(struct mt_adam_probe_params){
                                     .n = ADAM_N, .n_threads = p->n_threads, .cpus = p->cpus, .numa = p->numa},
                                 err);
     if (!rc)
-        rc = pthread_create(&l->thread, NULL, adam_main, l)
+        rc = pthread_create(&l->thread, NULL, update_main, l)
                  ? mt_fail(err, MT_ERR_RUNTIME, -EAGAIN, "cannot start a thread")
                  : 0;
     l->started = !rc;
     return rc;
 }
 
-static void stop_adam(struct adam_load *l)
+static void stop_update(struct update_load *l)
 {
     atomic_store(&l->quit, true);
     if (l->started)
@@ -245,7 +245,7 @@ static void stop_adam(struct adam_load *l)
     mt_adam_probe_finish(&l->adam);
 }
 
-static double adam_rate(struct adam_load *l, int64_t ns)
+static double update_rate(struct update_load *l, int64_t ns)
 {
     long from = atomic_load(&l->done);
     int64_t t0 = mt_now_ns();
@@ -294,7 +294,7 @@ static void stop_gemm(struct gemm_load *l)
     l->started = false;
 }
 
-enum { SHARE_COPY, COPY_SHARE, ADAM_SHARE, SHARE_ADAM, N_SHARES, SHARE_ROUNDS = 5, PAIRS = 32 };
+enum { SHARE_COPY, COPY_SHARE, UPDATE_SHARE, SHARE_UPDATE, N_SHARES, SHARE_ROUNDS = 5, PAIRS = 32 };
 static const double LEAST_SHARE = 0.1;
 
 /* Products, each of which wakes up a short copy when it has ended, as in a step. */
@@ -387,35 +387,35 @@ static int copy_round(struct pairs *s, double share[N_SHARES], struct mt_err *er
 }
 
 /* Compute and the optimizer. */
-static int adam_round(const struct mt_measure_params *p, struct gemm_load *gemm, double share[N_SHARES],
+static int update_round(const struct mt_measure_params *p, struct gemm_load *gemm, double share[N_SHARES],
                       struct mt_err *err)
 {
-    struct adam_load adam = {0};
+    struct update_load adam = {0};
     double alone = 0, beside = 0, free_rate = 0, rate = 0;
     const int64_t look_ns = p->small ? 10000000 : 250000000;
     int rc = time_gemm(&alone, gemm, err);
     if (!rc)
-        rc = start_adam(&adam, p, err);
+        rc = start_update(&adam, p, err);
     if (!rc) {
-        free_rate = adam_rate(&adam, look_ns);
+        free_rate = update_rate(&adam, look_ns);
         rc = time_gemm(&beside, gemm, err);
     }
     if (!rc)
         rc = start_gemm(gemm, err);
     if (!rc)
-        rate = adam_rate(&adam, look_ns);
+        rate = update_rate(&adam, look_ns);
     stop_gemm(gemm);
-    stop_adam(&adam);
-    share[SHARE_ADAM] = alone / beside;
-    share[ADAM_SHARE] = rate / free_rate;
+    stop_update(&adam);
+    share[SHARE_UPDATE] = alone / beside;
+    share[UPDATE_SHARE] = rate / free_rate;
     return rc;
 }
 
 /* Both figures of a ratio are taken within a second: a minute later the machine may be faster or slower. */
 int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, struct mt_err *err)
 {
-    static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_ADAM_SHARE,
-                                                 MT_RATE_SHARE_ADAM};
+    static const enum mt_rate_id id[N_SHARES] = {MT_RATE_SHARE_COPY, MT_RATE_COPY_SHARE, MT_RATE_UPDATE_SHARE,
+                                                 MT_RATE_SHARE_UPDATE};
     struct pairs pairs = {.x = NULL};
     struct gemm_load gemm = {.op = mt_measure_gemm(MT_GEMM_NT, MT_F32, 512, 512, 512),
                              .round_ns = mt_measure_round_ns(p)};
@@ -426,7 +426,7 @@ int mt_measure_shares(struct mt_machine *m, const struct mt_measure_params *p, s
     for (int r = 0; r < SHARE_ROUNDS && !rc; r++) {
         rc = copy_round(&pairs, share, err);
         if (!rc)
-            rc = adam_round(p, &gemm, share, err);
+            rc = update_round(p, &gemm, share, err);
         for (int i = 0; i < N_SHARES; i++)
             seen[i][r] = share[i];
     }

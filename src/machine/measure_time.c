@@ -77,7 +77,7 @@ int mt_measure_operation(double *seconds, mt_device *dev, const struct mt_metere
 struct mt_turns {
     mt_device *dev;
     size_t n;
-    struct mt_flow flow;
+    struct mt_example_flow flow;
     mt_example **example;    /* [n] */
     mt_event **ev;           /* [n + 1] events before, between and after them */
 };
@@ -107,7 +107,7 @@ int mt_turns_create(mt_turns **out, const struct mt_measure_params *p, const str
     t->n = n;
     int rc = mt_measure_device(&t->dev, p, turns_bytes(p, ops, n, &flow), err);
     if (!rc)
-        rc = mt_flow_create(&t->flow, t->dev, flow, err);
+        rc = mt_example_flow_create(&t->flow, t->dev, flow, err);
     for (size_t i = 0; i < n && !rc; i++)
         rc = mt_example_create(&t->example[i],
                                &(struct mt_example_params){.dev = t->dev, .shape = ops[i], .flow = t->flow}, err);

@@ -155,7 +155,7 @@ double mt_machine_op_seconds(const struct mt_machine *m, const struct mt_metered
     return s + m->rate[MT_RATE_OP_US].value * 1e-6;
 }
 
-double mt_machine_adam_ns(const struct mt_machine *m, int threads)
+double mt_machine_update_ns(const struct mt_machine *m, int threads)
 {
     int i = 0;
     while (i + 1 < m->n_adam && m->adam[i + 1].threads <= threads)

@@ -60,7 +60,7 @@ int mt_model_cast_tensor(mt_model *m, size_t tensor, const float *src, void *dst
                            err);
 }
 
-int mt_model_pack_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err)
+int mt_model_compact_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err)
 {
     size_t c = (size_t)m->layout->cfg.hidden;
     const struct mt_tensor *table = &m->layout->tensors[m->layout->units[0].first_tensor];

@@ -227,7 +227,7 @@ static int begin_grads(mt_model *m, const struct mt_model_head *a, struct mt_err
 /* Scratch: h = gathered x, dh = its norm, ds = gradient of the norm's output. */
 int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
 {
-    const struct mt_inputs *in = &m->inputs[a->mb];
+    const struct mt_micro_inputs *in = &m->inputs[a->mb];
     struct scratch s = scratch_of(m);
     struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                            .rows = in->loss_rows};
@@ -256,7 +256,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
 int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logits,
                     struct mt_err *err)
 {
-    const struct mt_inputs *in = &m->inputs[a->mb];
+    const struct mt_micro_inputs *in = &m->inputs[a->mb];
     const void *last = mt_elem(m, a->x, (in->n_tokens - 1) * m->wd.c);
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
     mt_model_set_rows(m, a->mb, NULL);

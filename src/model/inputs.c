@@ -71,7 +71,7 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err)
     return rc ? rc : sync;
 }
 
-size_t mt_inputs_layout(struct mt_inputs *in, const struct mt_model_params *p, void *base)
+size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params *p, void *base)
 {
     int32_t **array[N_INPUT_ARRAYS] = {&in->ids,     &in->positions, &in->cu_seqlens,
                                        &in->loss_rows, &in->targets,   &in->run_ids,
@@ -87,7 +87,8 @@ size_t mt_inputs_layout(struct mt_inputs *in, const struct mt_model_params *p, v
 }
 
 /* Gives each token of the micro-batch a row of the rotary tables: *dev says which tables, host->positions the row. */
-static void place_positions(const mt_model *m, const struct mt_batch *b, struct mt_inputs *host, struct mt_inputs *dev)
+static void place_positions(const mt_model *m, const struct mt_batch *b, struct mt_micro_inputs *host,
+                            struct mt_micro_inputs *dev)
 {
     struct table_rows r = table_rows(&m->p);
     size_t half = half_of(&m->p);
@@ -107,7 +108,7 @@ static void place_positions(const mt_model *m, const struct mt_batch *b, struct 
 
 static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
 {
-    struct mt_inputs host, *dev = &m->inputs[i];
+    struct mt_micro_inputs host, *dev = &m->inputs[i];
     mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
     const struct {
         int32_t *dst;
@@ -193,7 +194,7 @@ struct mt_used_rows mt_model_used_rows(const mt_model *m)
 
 struct mt_token_runs mt_model_token_runs(const mt_model *m, size_t mb)
 {
-    struct mt_inputs host;
+    struct mt_micro_inputs host;
     mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
     return (struct mt_token_runs){m->inputs[mb].n_runs, host.run_ids, host.run_starts, host.order};
 }

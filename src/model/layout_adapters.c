@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "model/layout_priv.h"
-#include "model/peft.h"
+#include "model/peft_names.h"
 #include "model/stored.h"
 
 #define refuse(b, ...) ((b)->rc = (b)->rc ? (b)->rc : mt_fail((b)->err, MT_ERR_USAGE, -EINVAL, __VA_ARGS__))

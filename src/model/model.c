@@ -211,7 +211,7 @@ int mt_model_bytes(struct mt_model_bytes *out, mt_device *dev, const struct mt_m
 {
     (void)err;
     mt_model sizes = {0};
-    struct mt_inputs in;
+    struct mt_micro_inputs in;
     *out = (struct mt_model_bytes){
         .scratch = scratch_layout(&sizes, dev, p, NULL),
         .logits = lay_out_logits(&sizes, p, NULL),
@@ -271,7 +271,7 @@ static int alloc_device(mt_model *m, struct mt_err *err)
 int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params *p,
                     struct mt_err *err)
 {
-    struct mt_inputs in;
+    struct mt_micro_inputs in;
     mt_model *m = mt_calloc(1, sizeof(*m));
     if (!m)
         return mt_fail_nomem(err, "the model", sizeof(*m));

@@ -144,7 +144,7 @@ int mt_model_grad_cast(mt_model *m, size_t unit, float *g, void *dst, enum mt_dt
                        struct mt_err *err);
 
 /** Copies the used rows of the embedding's gradient, as cast, one after the other to `packed`. */
-int mt_model_pack_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err);
+int mt_model_compact_rows(mt_model *m, const void *cast, enum mt_dtype dtype, void *packed, struct mt_err *err);
 
 /** Copies token losses, correct flags and all partial sums to the host block (on the D2H stream). */
 int mt_model_fetch_stats(mt_model *m, size_t n_micro, bool with_gradients, struct mt_err *err);

@@ -16,7 +16,7 @@ struct mt_widths mt_widths(const struct mt_hf_config *cfg);
 void *mt_take(void *base, size_t *at, size_t bytes);
 
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
-struct mt_inputs {
+struct mt_micro_inputs {
     int32_t *ids, *positions, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
     float *own_cos, *own_sin; /* [max_tokens, rot/2] rotary rows of this micro-batch alone; NULL: never needed */
     /* the tables that `positions` index: the model's, or own_cos and own_sin */
@@ -27,7 +27,7 @@ struct mt_inputs {
     const int32_t *cu_seqlens_host;
 };
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
-size_t mt_inputs_layout(struct mt_inputs *in, const struct mt_model_params *p, void *base);
+size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params *p, void *base);
 
 struct mt_model {
     mt_device *dev;
@@ -54,7 +54,7 @@ struct mt_model {
 
     size_t input_bytes; /* of one micro-batch's block */
     void *inputs_dev, *inputs_host;
-    struct mt_inputs *inputs; /* [max_micro] device pointers */
+    struct mt_micro_inputs *inputs; /* [max_micro] device pointers */
     /* used_rows: behind the blocks of all micro-batches; `seen` has a bit for each row of the table */
     size_t used_bytes, n_used;
     int32_t *used_dev, *used_host;

@@ -65,8 +65,6 @@ int mt_packed_stored_pieces(struct mt_packed_piece piece[MT_MAX_PIECES], const s
 
 /** Where the offset of nested scales is kept, which files have only in quant_state: byte of the packed plane. */
 size_t mt_packed_offset_at(const struct mt_tensor *t);
-/** Marks the tensor as one to be packed when its weights are loaded. */
-void mt_packing_make(struct mt_tensor *t, enum mt_packed f);
 /**
  * Can the tensor be kept packed? A matrix of a linear layer of a decoder layer can, except a router. If files hold the
  * experts of a layer as one tensor, only these can, in MXFP4, as in the release of gpt-oss.
@@ -82,74 +80,7 @@ struct mt_packed_rows {
 };
 struct mt_packed_rows mt_packing_rows(const struct mt_layout *l, const struct mt_tensor *t);
 
-/** How a tensor lies in a file. */
-struct mt_packed_source {
-    enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
-    bool nested;
-    bool wider_scales;     /* FP8: planes have F32 where the file has BF16 or F16 */
-    struct mt_packed_rows rows;
-    const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *note;
-};
-/** Finds a tensor by its name in the files, plain or packed, and checks its scales and the like; codes NULL: not found.
- * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */
-int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
-                   const struct mt_tensor *t, struct mt_err *err);
-/** The tensor of the files that holds the piece of t, whose source is src; NULL: none of its size. */
-const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
-                                              const struct mt_packed_piece *p, const struct mt_tensor *t);
 /** Do files have it as a tensor of its own, in the layout's order? */
 bool mt_packing_lies_alone(const struct mt_layout *l, const struct mt_tensor *t);
-/** Checks NF4's quant_state, and reads the offset of nested scales. */
-int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
-                          float *offset, struct mt_err *err);
-/** Is this the name of a piece of a packed tensor? */
-bool mt_packed_is_piece(const char *name);
-
-/**
- * Copies the source of a tensor that stays packed, of the same format, to its place in the planes.
- * summer: begun here, and given all bytes that the planes get, piece by piece (mt_packed_pieces()); NULL: not wanted.
- */
-int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
-                   mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
-
-/** A packed source that is read as f32. */
-struct mt_packed_reader {
-    const struct mt_st_model *st;
-    struct mt_packed_source src;
-    size_t cols;
-    uint8_t *codes;
-    float *scales; /* all of them */
-    struct mt_summer *summer;
-};
-/** summer: for MXFP4, begun here and given codes and scales as by mt_packed_copy(); NULL: not wanted. */
-int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
-                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);
-void mt_packed_reader_finish(struct mt_packed_reader *r);
-/** Elements [first, first + n) of the tensor. */
-int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err);
-
-/** The error of packing: sums of squares of the differences and of the weights, by kind of tensor ("mlp.up_proj"). */
-enum { MT_PACKING_KINDS = 32 };
-struct mt_packing_cost {
-    struct {
-        char kind[64];
-        double lost, all;
-    } of[MT_PACKING_KINDS];
-    int n;
-};
-/** Writes "self_attn.q_proj 9.1%, ...", the relative L2 errors, to buf. */
-const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len);
-
-/** Packs a tensor from its weights in f32, given in order, and writes it to its planes. */
-struct mt_packer;
-int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, int n_threads,
-                     struct mt_packing_cost *cost, struct mt_err *err);
-/** The next n elements: whole rows; for FP8 a multiple of 128 rows, except at the end. */
-int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err);
-/** Writes what depends on all weights, unless rc, the caller's result so far, is an error; destroys the packer in any
- * case. Returns rc or the error of its own writes. */
-int mt_packer_finish(struct mt_packer **p, int rc, struct mt_err *err);
-/** The best number of elements for a call of mt_packer_write(), near `about`. */
-size_t mt_packer_piece(const struct mt_tensor *t, size_t about);
 
 #endif

@@ -12,7 +12,7 @@
  */
 
 struct mt_layout_builder;
-struct mt_inputs; /* model_priv.h */
+struct mt_micro_inputs; /* model_priv.h */
 
 /** The size of a record depends on these. */
 struct mt_part_shape {
@@ -26,7 +26,7 @@ struct mt_part_run {
     mt_model *m;
     const struct mt_part *part;
     struct mt_part_shape shape;
-    const struct mt_inputs *in;
+    const struct mt_micro_inputs *in;
     const struct mt_unit_run *of; /* the unit's */
     const void *w;   /* weights of the part's unit */
     const void *x;   /* [n, hidden] input; NULL for embed */

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "model/layout_priv.h"
-#include "model/peft.h"
+#include "model/peft_names.h"
 
 /* --- places of tensors in files -------------------------------------------------------------------- */
 

@@ -7,36 +7,36 @@
 #include "optim/adam_kernel.h"
 #include "optim/optimizer.h"
 
-const char *mt_adam_isa_name(enum mt_adam_isa isa)
+const char *mt_isa_name(enum mt_isa isa)
 {
     static const char *const names[] = {"auto", "scalar", "avx2", "avx512"};
     return names[isa];
 }
 
-bool mt_adam_isa_available(enum mt_adam_isa isa)
+bool mt_isa_available(enum mt_isa isa)
 {
     switch (isa) {
-    case MT_ADAM_AVX512:
+    case MT_ISA_AVX512:
         return mt_has_avx512();
-    case MT_ADAM_AVX2:
+    case MT_ISA_AVX2:
         return __builtin_cpu_supports("avx2");
     default:
         return true;
     }
 }
 
-enum mt_adam_isa mt_adam_best_isa(void)
+enum mt_isa mt_isa_best(void)
 {
-    return mt_adam_isa_available(MT_ADAM_AVX512) ? MT_ADAM_AVX512
-           : mt_adam_isa_available(MT_ADAM_AVX2) ? MT_ADAM_AVX2
-                                                 : MT_ADAM_SCALAR;
+    return mt_isa_available(MT_ISA_AVX512) ? MT_ISA_AVX512
+           : mt_isa_available(MT_ISA_AVX2) ? MT_ISA_AVX2
+                                                 : MT_ISA_SCALAR;
 }
 
-static mt_adam_fn kernel_of(enum mt_adam_isa isa)
+static mt_adam_fn kernel_of(enum mt_isa isa)
 {
-    if (isa == MT_ADAM_AUTO)
-        isa = mt_adam_best_isa();
-    return isa == MT_ADAM_AVX512 ? mt_adam_avx512 : isa == MT_ADAM_AVX2 ? mt_adam_avx2 : mt_adam_scalar;
+    if (isa == MT_ISA_AUTO)
+        isa = mt_isa_best();
+    return isa == MT_ISA_AVX512 ? mt_adam_avx512 : isa == MT_ISA_AVX2 ? mt_adam_avx2 : mt_adam_scalar;
 }
 
 static struct mt_adam_scalars scalars_of(const struct mt_adam *a)
@@ -54,13 +54,13 @@ static struct mt_adam_scalars scalars_of(const struct mt_adam *a)
     };
 }
 
-uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa)
+uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
 {
     struct mt_adam_scalars s = scalars_of(a);
     return kernel_of(isa)(a, &s, 0, a->n);
 }
 
-static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa)
+static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
 {
     struct mt_adam a = {
         .n = u->n,

@@ -10,11 +10,11 @@
 #include "base/err.h"
 
 /** Which instruction set runs; AUTO picks the best the CPU has. All give the same bits. */
-enum mt_adam_isa { MT_ADAM_AUTO, MT_ADAM_SCALAR, MT_ADAM_AVX2, MT_ADAM_AVX512 };
-const char *mt_adam_isa_name(enum mt_adam_isa isa);
+enum mt_isa { MT_ISA_AUTO, MT_ISA_SCALAR, MT_ISA_AVX2, MT_ISA_AVX512 };
+const char *mt_isa_name(enum mt_isa isa);
 /** The set that AUTO picks on this CPU. */
-enum mt_adam_isa mt_adam_best_isa(void);
-bool mt_adam_isa_available(enum mt_adam_isa isa);
+enum mt_isa mt_isa_best(void);
+bool mt_isa_available(enum mt_isa isa);
 
 /**
  * One AdamW update (Loshchilov and Hutter 2019, alg. 2) of a run of parameters, in place:
@@ -41,6 +41,6 @@ struct mt_adam {
     uint64_t t;                  /* from 1 */
     float clip;                  /* factor, 1 = none */
 };
-uint64_t mt_adam_run(const struct mt_adam *a, enum mt_adam_isa isa);
+uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa);
 
 #endif

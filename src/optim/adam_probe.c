@@ -55,7 +55,7 @@ static void run_chunk(void *ctx, size_t first, size_t n)
                         .grad = (const uint16_t *)mt_plane(p->planes, 0, MT_PLANE_GRAD) + first,
                         .state_dtype = MT_F32, .grad_dtype = MT_BF16, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999,
                         .eps = 1e-8, .weight_decay = 0.01, .t = p->t, .clip = 1};
-    mt_adam_run(&a, MT_ADAM_AUTO);
+    mt_adam_run(&a, MT_ISA_AUTO);
 }
 
 void mt_adam_probe_run(struct mt_adam_probe *a)

@@ -51,7 +51,7 @@ struct mt_optimizer {
     int n_states;
     struct mt_optimizer_state state[MT_MAX_STATES];
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
-    uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_adam_isa isa);
+    uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
 };
 
 /** AdamW with f32 moments. With bf16 gradients, it is what a machine's optimizer rate is measured with. */

@@ -22,7 +22,7 @@ static void price_update(struct mt_sim_task *t, const struct mt_instr *in, const
     /* bound by memory: the same time per byte as the optimizer that was measured */
     double n = (double)in->elems, bytes = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
     t->bytes = n * bytes;
-    t->seconds = n * mt_machine_adam_ns(p->machine, p->adam_threads) * 1e-9 * bytes /
+    t->seconds = n * mt_machine_update_ns(p->machine, p->update_threads) * 1e-9 * bytes /
                  mt_optimizer_bytes(&mt_adamw, MT_BF16);
 }
 
@@ -44,7 +44,7 @@ static void price_gather(struct mt_sim_task *t, const struct mt_program *prog, c
 {
     double tokens = MT_MAX(p->tokens / (double)prog->n_micro, 1.0), rows = distinct_tokens(tokens) / tokens;
     double elems = (double)in->bytes / (double)mt_dtype_size(p->numerics->dtype);
-    double ns = mt_machine_adam_ns(p->machine, p->adam_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    double ns = mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
     double both = mt_optimizer_bytes(p->numerics->optimizer, p->numerics->grad_dtype);
     double read = (both + (double)mt_dtype_size(p->numerics->grad_dtype)) / 2;
     t->bytes = elems * rows * read + (double)in->bytes;
@@ -58,9 +58,9 @@ static double used_bytes(const struct mt_instr *in, const struct mt_sim_params *
 }
 
 /* Reads and writes each row; a write reads, too. */
-static void price_unpack(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
+static void price_scatter(struct mt_sim_task *t, const struct mt_instr *in, const struct mt_sim_params *p)
 {
-    double ns = mt_machine_adam_ns(p->machine, p->adam_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
+    double ns = mt_machine_update_ns(p->machine, p->update_threads) / mt_optimizer_bytes(&mt_adamw, MT_BF16);
     t->bytes = 3 * used_bytes(in, p);
     t->seconds = t->bytes * ns * 1e-9;
 }
@@ -110,8 +110,8 @@ static int price(struct mt_sim_task *t, const struct mt_program *prog, const str
     case MT_Q_HOST:
         if (in->op == MT_OP_GATHER)
             price_gather(t, prog, in, p);
-        else if (in->op == MT_OP_UNPACK)
-            price_unpack(t, in, p);
+        else if (in->op == MT_OP_SCATTER)
+            price_scatter(t, in, p);
         else
             price_update(t, in, p);
         break;

@@ -11,8 +11,8 @@
 #include "device/kind.h"
 #include "hw/hw.h"
 #include "model/packing.h"
-#include "model/peft.h"
-#include "model/weights.h"
+#include "weights/peft.h"
+#include "weights/weights.h"
 #include "plan/evaluate.h"
 
 /* Defaults: tokens of a micro-batch by rules, and of a step if none are configured. */

@@ -112,27 +112,27 @@ static double slowed(double share, double duty)
 /* Slowdown of compute, copies and updates on the same cores. */
 static void share_cores(const struct state *s, double speed[MT_N_QUEUES])
 {
-    bool compute = runs(s, MT_Q_COMPUTE), adam = runs(s, MT_Q_HOST);
+    bool compute = runs(s, MT_Q_COMPUTE), update = runs(s, MT_Q_HOST);
     static const enum mt_queue link[] = {MT_Q_H2D, MT_Q_D2H};
     for (size_t i = 0; i < MT_ARRAY_LEN(link); i++) {
         enum mt_queue q = link[i];
         double duty = copy_duty(s, q);
         speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
         speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_SHARE_COPY), duty);
-        if (duty >= 1 && (compute || adam)) /* a throttled copy sleeps and is not slowed down */
+        if (duty >= 1 && (compute || update)) /* a throttled copy sleeps and is not slowed down */
             speed[q] *= slowed(rate(s, MT_RATE_COPY_SHARE), 1);
     }
-    if (compute && adam) {
-        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_ADAM), 1);
-        speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_ADAM_SHARE), 1);
+    if (compute && update) {
+        speed[MT_Q_COMPUTE] *= slowed(rate(s, MT_RATE_SHARE_UPDATE), 1);
+        speed[MT_Q_HOST] *= slowed(rate(s, MT_RATE_UPDATE_SHARE), 1);
     }
 }
 
 /* Updates get the host memory bandwidth that copies and drives leave. */
 static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
 {
-    int32_t adam = s->active[MT_Q_HOST];
-    if (adam < 0 || !(s->g->tasks[adam].seconds > 0))
+    int32_t update = s->active[MT_Q_HOST];
+    if (update < 0 || !(s->g->tasks[update].seconds > 0))
         return;
     double free = rate(s, MT_RATE_DRAM) * 1e9, want;
     for (int q = 0; q < MT_N_QUEUES; q++) {
@@ -140,7 +140,7 @@ static void share_dram(const struct state *s, double speed[MT_N_QUEUES])
         if (t && q != MT_Q_COMPUTE && q != MT_Q_HOST && t->seconds > 0)
             free -= t->bytes / t->seconds * speed[q];
     }
-    want = s->g->tasks[adam].bytes / s->g->tasks[adam].seconds;
+    want = s->g->tasks[update].bytes / s->g->tasks[update].seconds;
     if (want > free)
         speed[MT_Q_HOST] *= MT_MAX(free / want, 0.1);
 }

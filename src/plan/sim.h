@@ -45,7 +45,7 @@ void mt_sim_graph_finish(struct mt_sim_graph *g);
 struct mt_sim_params {
     const struct mt_machine *machine;
     const struct mt_numerics *numerics; /* borrowed: optimizer and gradient dtype */
-    int adam_threads, drives;
+    int update_threads, drives;
     double link_gbps; /* cpu device: throttle of each direction, 0 = none */
     double tokens;    /* of a step, for the host's fixed part */
 };

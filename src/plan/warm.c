@@ -46,7 +46,7 @@ int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_param
     mt_cost_table *t = NULL;
     struct mt_warm_attention attention = {.n = 0};
     int64_t begin = mt_now_ns();
-    size_t n = 0, n_run = 0, n_packs = 0;
+    size_t n = 0, n_run = 0, n_calls = 0;
     if (mt_device_limits(p->dev)->shares_host_memory)
         return 0;
     int rc = mt_cost_table_create(
@@ -56,10 +56,10 @@ int mt_plan_warm(const struct mt_engine_params *p, const struct mt_program_param
     if (!rc)
         rc = run_once(t, p->dev, step, &n_run, &n, err);
     if (!rc && step)
-        rc = mt_warm_attention_run(&attention, p->dev, step, &n_packs, err);
+        rc = mt_warm_attention_run(&attention, p->dev, step, &n_calls, err);
     if (!rc)
         mt_debug("ran %zu of %zu operations of a step once, and attention over %zu micro-batches, in %.1f s", n_run, n,
-                 n_packs, (double)(mt_now_ns() - begin) * 1e-9);
+                 n_calls, (double)(mt_now_ns() - begin) * 1e-9);
     mt_cost_table_destroy(&t);
     return rc;
 }

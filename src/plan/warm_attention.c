@@ -129,17 +129,17 @@ static bool is_again(const struct mt_step_data *step, size_t micro)
 }
 
 int mt_warm_attention_run(const struct mt_warm_attention *w, mt_device *dev, const struct mt_step_data *step,
-                          size_t *n_packs, struct mt_err *err)
+                          size_t *n_calls, struct mt_err *err)
 {
     int rc = 0;
-    *n_packs = 0;
-    for (size_t m = 0; m < step->n && *n_packs < MT_WARM_PACKS && !rc; m++) {
+    *n_calls = 0;
+    for (size_t m = 0; m < step->n && *n_calls < MT_WARM_CALLS && !rc; m++) {
         bool ran = false;
         if (is_again(step, m))
             continue;
         for (int i = 0; i < w->n && !rc; i++)
             rc = run(dev, w->call[i].args, w->call[i].backward, &step->micro[m], &ran, err);
-        *n_packs += ran;
+        *n_calls += ran;
     }
     return rc;
 }

@@ -19,9 +19,9 @@ struct mt_warm_attention {
 void mt_warm_attention_note(void *ctx, enum mt_dev_op op, const void *args);
 /**
  * Runs each call over the documents of the step's micro-batches, on zeros, in the device's free memory, without those for
- * which it is too small. *n_packs: micro-batches, of different documents each. Fails with the device's errors.
+ * which it is too small. *n_calls: micro-batches, of different documents each. Fails with the device's errors.
  */
 int mt_warm_attention_run(const struct mt_warm_attention *w, mt_device *dev, const struct mt_step_data *step,
-                          size_t *n_packs, struct mt_err *err);
+                          size_t *n_calls, struct mt_err *err);
 
 #endif

@@ -318,7 +318,7 @@ static int kind_of(const char *op)
         const char *op;
         int kind;
     } table[] = {{"forward", 0}, {"embed", 0}, {"head", 0},  {"backward", 1},  {"embed_bwd", 1},
-                 {"grad_cast", 1}, {"adam", 2}, {"load", 3}, {"store", 4},     {"store_grad", 4},
+                 {"grad_cast", 1}, {"update", 2}, {"load", 3}, {"store", 4},     {"store_grad", 4},
                  {"read", 5},    {"write", 5}};
     for (size_t i = 0; i < MT_ARRAY_LEN(table); i++)
         if (!strcmp(op, table[i].op))

@@ -80,7 +80,7 @@ static void write_store_grad(struct writer *w, size_t unit, int32_t object)
     struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
     operand(in, object, MT_READ, MT_USE_NONE);
     in->bytes = w->p->units[unit].grad_out_bytes;
-    in->row_bytes = mt_program_packs(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
+    in->row_bytes = mt_program_compacts(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
 }
 
 /* A unit's gradient is complete: casts and stores it. */
@@ -91,13 +91,13 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     int32_t g = *object_of(w, gradient, 0), out = g;
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
-    bool packs = mt_program_packs(p, unit);
-    operand(in, g, p->cast && !packs ? MT_READ : MT_UPDATE, MT_USE_GRAD);
+    bool compacts = mt_program_compacts(p, unit);
+    operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_USE_GRAD);
     if (p->cast) {
         out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
         operand(in, out, MT_WRITE, MT_USE_CAST);
     }
-    write_store_grad(w, unit, packs ? g : out);
+    write_store_grad(w, unit, compacts ? g : out);
 }
 
 /* After an operation on a gradient: stores it if the operation wrote all of it as cast, or if it is complete now. */
@@ -270,7 +270,7 @@ static void write_update(struct writer *w, size_t unit)
     const struct mt_unit_shape *u = &w->p->units[unit];
     size_t part = mt_program_part_elems(w->p, unit);
     for (size_t k = 0; u->trainable && (!k || k * part < u->update_elems); k++) {
-        struct mt_instr *in = add_instr(w, MT_OP_ADAM, unit, 0);
+        struct mt_instr *in = add_instr(w, MT_OP_UPDATE, unit, 0);
         in->piece = (int32_t)k;
         in->first = k * part;
         in->elems = MT_MIN(part, u->update_elems - in->first);
@@ -278,11 +278,11 @@ static void write_update(struct writer *w, size_t unit)
     }
 }
 
-static void write_unpack(struct writer *w, size_t unit)
+static void write_scatter(struct writer *w, size_t unit)
 {
-    if (!mt_program_packs(w->p, unit))
+    if (!mt_program_compacts(w->p, unit))
         return;
-    struct mt_instr *in = add_instr(w, MT_OP_UNPACK, unit, 0);
+    struct mt_instr *in = add_instr(w, MT_OP_SCATTER, unit, 0);
     in->bytes = w->p->units[unit].grad_out_bytes;
     in->row_bytes = w->p->units[unit].grad_row_bytes;
     in->update = true;
@@ -313,7 +313,7 @@ static void write_updates(struct writer *w)
             write_gathers(w, 1, p->n_micro);
     }
     if (gathers && updates) {
-        write_unpack(w, 0);
+        write_scatter(w, 0);
         write_update(w, 0);
     }
 }
@@ -372,7 +372,7 @@ size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit)
     return parts ? mt_align_up(mt_div_up(n, (size_t)PARTS), MT_PIECE_ALIGN) : n;
 }
 
-bool mt_program_packs(const struct mt_program_params *p, size_t unit)
+bool mt_program_compacts(const struct mt_program_params *p, size_t unit)
 {
     return mt_program_gathers(p) && p->cast && p->units[unit].grad_row_bytes;
 }

@@ -25,11 +25,11 @@ bool mt_program_uses_disk(const struct mt_program_params *p);
  */
 bool mt_program_gathers(const struct mt_program_params *p);
 /**
- * Whether only the rows of the step's tokens leave the device of the unit's gradient. GRAD_CAST packs them into the
+ * Whether only the rows of the step's tokens leave the device of the unit's gradient. GRAD_CAST compacts them into the
  * FP32 gradient, STORE_GRAD copies them to the beginning of the plane, from where GATHER reads them, and UNPACK moves
  * them to their places before the update, after which the plane is zero again.
  */
-bool mt_program_packs(const struct mt_program_params *p, size_t unit);
+bool mt_program_compacts(const struct mt_program_params *p, size_t unit);
 /**
  * Elements of the trained planes that are updated and loaded at once, so that a part is loaded while the next is
  * updated: a part of those of the unit for which forward waits first, the first layer, else all of the unit's.

@@ -29,14 +29,14 @@ struct checker {
     struct place *buffers[MT_N_POOLS];
     struct place *homes; /* by object */
     int *latest;         /* by object: newest version */
-    int *adam;           /* by unit: its update, or NONE */
+    int *updated;           /* by unit: its update, or NONE */
     int *parts;          /* by object: contributions so far */
     int *taken;          /* by unit: the instruction that cast its gradient, or NONE */
     int *stored;         /* by unit: its STORE_GRAD, or NONE */
     int *pieces;         /* by unit: pieces updated */
     int *loaded;         /* by unit: the newest load of its weights, or NONE */
     int *fetched;        /* by unit: the newest disk read of them, or NONE */
-    int *unpacked;       /* by unit: its UNPACK, or NONE */
+    int *scattered;       /* by unit: its UNPACK, or NONE */
     int *routed;         /* by object: the instruction that made the lists of experts' rows in it, or NONE */
     struct mt_err *err;
 };
@@ -117,10 +117,10 @@ static int check_read(struct checker *c, size_t i, int object, struct place *at)
 /* The instruction that ends the update of the unit's first n elements, or NONE. */
 static int update_of(const struct checker *c, int unit, size_t n)
 {
-    int at = c->adam[unit];
+    int at = c->updated[unit];
     for (int i = at; i >= 0; i--) {
         const struct mt_instr *in = &c->p->instrs[i];
-        if (in->op == MT_OP_ADAM && in->unit == unit && in->first + in->elems >= n)
+        if (in->op == MT_OP_UPDATE && in->unit == unit && in->first + in->elems >= n)
             at = i;
     }
     return at;
@@ -130,7 +130,7 @@ static int update_of(const struct checker *c, int unit, size_t n)
 static int check_part(struct checker *c, size_t i, const struct place *at, int object)
 {
     const struct mt_instr *in = &c->p->instrs[i];
-    int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->adam[in->unit];
+    int update = in->elems ? update_of(c, in->unit, in->first + in->elems) : c->updated[in->unit];
     if (in->elems && in->first != (at->object == object ? at->loaded : 0))
         return fault(c, i, at->writer, "loads a part of weights that does not follow the one before");
     if (!ordered(c, update, i))
@@ -140,7 +140,7 @@ static int check_part(struct checker *c, size_t i, const struct place *at, int o
 
 static size_t n_updated(const struct checker *c, int unit)
 {
-    int at = c->adam[unit];
+    int at = c->updated[unit];
     return at == NONE ? 0 : c->p->instrs[at].first + c->p->instrs[at].elems;
 }
 
@@ -148,8 +148,8 @@ static int check_load(struct checker *c, size_t i, int object, struct place *at)
 {
     const struct mt_object *o = &c->p->objects[object];
     struct place *home = &c->homes[object];
-    if (c->p->instrs[i].once && (!o->resident || c->adam[o->unit] != NONE))
-        return fault(c, i, c->adam[o->unit], "loads only once an object that changes or does not keep its buffer");
+    if (c->p->instrs[i].once && (!o->resident || c->updated[o->unit] != NONE))
+        return fault(c, i, c->updated[o->unit], "loads only once an object that changes or does not keep its buffer");
     int rc = mt_object_is_of_planes(o) ? check_part(c, i, at, object) : 0;
     if (rc)
         return rc;
@@ -190,10 +190,10 @@ static int check_gather(struct checker *c, size_t i, int object)
 {
     const struct mt_object *o = &c->p->objects[object];
     int unit = c->p->instrs[i].unit;
-    if (c->adam[unit] != NONE)
-        return fault(c, i, c->adam[unit], "gathers rows after their update, which it would make twice");
-    if (c->unpacked[unit] != NONE)
-        return fault(c, i, c->unpacked[unit], "gathers rows after their gradient was unpacked");
+    if (c->updated[unit] != NONE)
+        return fault(c, i, c->updated[unit], "gathers rows after their update, which it would make twice");
+    if (c->scattered[unit] != NONE)
+        return fault(c, i, c->scattered[unit], "gathers rows after their gradient was scattered");
     if (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->spill_bytes)
         return fault(c, i, NONE, "gathers into an object that has no home");
     return write_place(c, i, &c->homes[object], object, ++c->latest[object], "gathers over a home in use");
@@ -223,8 +223,8 @@ static int check_disk_write(struct checker *c, size_t i, int object, struct plac
         (mt_kinds[o->kind].home == MT_HOME_SPILL &&
          (o->spill < 0 || (size_t)o->spill + o->bytes > c->p->disk_spill_bytes)))
         return fault(c, i, NONE, "writes an object that has no home");
-    if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->adam[o->unit], i))
-        return fault(c, i, c->adam[o->unit], "writes over a gradient before its update");
+    if (o->kind == MT_OBJ_GRAD_OUT && !ordered(c, c->updated[o->unit], i))
+        return fault(c, i, c->updated[o->unit], "writes over a gradient before its update");
     return write_place(c, i, &c->homes[object], object, at->version, "writes over a home in use");
 }
 
@@ -233,10 +233,10 @@ static int check_store_grad(struct checker *c, size_t i, int object, struct plac
     int unit = c->p->objects[object].unit;
     if (c->taken[unit] == NONE)
         return fault(c, i, NONE, "stores a gradient that was not cast");
-    if (!ordered(c, c->adam[unit], i))
-        return fault(c, i, c->adam[unit], "stores over a gradient before its update");
-    if (c->p->instrs[i].row_bytes && c->unpacked[unit] == NONE)
-        return fault(c, i, NONE, "stores rows of a gradient over others that were not unpacked");
+    if (!ordered(c, c->updated[unit], i))
+        return fault(c, i, c->updated[unit], "stores over a gradient before its update");
+    if (c->p->instrs[i].row_bytes && c->scattered[unit] == NONE)
+        return fault(c, i, NONE, "stores rows of a gradient over others that were not scattered");
     c->stored[unit] = (int)i;
     return check_read(c, i, object, at);
 }
@@ -341,12 +341,12 @@ static int check_lists(struct checker *c, size_t i)
 }
 
 /* Rows of a gradient take their places before the update reads the plane; GATHER reads them as they came. */
-static int check_unpack(struct checker *c, size_t i)
+static int check_scatter(struct checker *c, size_t i)
 {
     int unit = c->p->instrs[i].unit;
-    if (c->adam[unit] != NONE)
-        return fault(c, i, c->adam[unit], "unpacks a gradient after its update");
-    c->unpacked[unit] = (int)i;
+    if (c->updated[unit] != NONE)
+        return fault(c, i, c->updated[unit], "scatters a gradient after its update");
+    c->scattered[unit] = (int)i;
     return 0;
 }
 
@@ -354,15 +354,15 @@ static int check_instr(struct checker *c, size_t i)
 {
     const struct mt_instr *in = &c->p->instrs[i];
     int rc = advance_clock(c, i);
-    if (!rc && in->op == MT_OP_ADAM) {
+    if (!rc && in->op == MT_OP_UPDATE) {
         if (in->unit < 0 || (size_t)in->unit >= c->p->n_units || in->piece != c->pieces[in->unit]++)
             return fault(c, i, NONE, "updates a unit that does not exist, or pieces of one out of order");
         if (c->loaded[in->unit] != NONE)
             return fault(c, i, c->loaded[in->unit], "updates weights that were loaded already");
-        c->adam[in->unit] = (int)i;
+        c->updated[in->unit] = (int)i;
     }
-    if (!rc && in->op == MT_OP_UNPACK)
-        rc = check_unpack(c, i);
+    if (!rc && in->op == MT_OP_SCATTER)
+        rc = check_scatter(c, i);
     for (int k = 0; !rc && k < in->n_operands; k++)
         rc = check_operand(c, i, &in->operand[k]);
     return rc ? rc : check_lists(c, i);
@@ -399,19 +399,19 @@ static bool init_checker(struct checker *c)
     c->clock = mt_calloc(p->n_instrs, sizeof(*c->clock));
     c->homes = mt_calloc(p->n_objects, sizeof(*c->homes));
     c->latest = mt_calloc(3 * p->n_objects, sizeof(int));
-    c->adam = mt_calloc(7 * p->n_units, sizeof(int));
-    if (!c->clock || !c->homes || !c->latest || !c->adam)
+    c->updated = mt_calloc(7 * p->n_units, sizeof(int));
+    if (!c->clock || !c->homes || !c->latest || !c->updated)
         return false;
     c->parts = c->latest + p->n_objects;
     c->routed = c->parts + p->n_objects;
-    c->taken = c->adam + p->n_units;
+    c->taken = c->updated + p->n_units;
     c->pieces = c->taken + p->n_units;
     c->loaded = c->pieces + p->n_units;
     c->stored = c->loaded + p->n_units;
     c->fetched = c->stored + p->n_units;
-    c->unpacked = c->fetched + p->n_units;
+    c->scattered = c->fetched + p->n_units;
     for (size_t u = 0; u < p->n_units; u++)
-        c->adam[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->unpacked[u] = NONE;
+        c->updated[u] = c->taken[u] = c->loaded[u] = c->stored[u] = c->fetched[u] = c->scattered[u] = NONE;
     struct place empty = {.object = NONE, .writer = NONE};
     for (int q = 0; q < MT_N_QUEUES; q++)
         empty.reader[q] = c->last_of[q] = NONE;
@@ -461,7 +461,7 @@ int mt_program_check(const struct mt_program *p, struct mt_err *err)
     free(c.clock);
     free(c.homes);
     free(c.latest);
-    free(c.adam);
+    free(c.updated);
     for (int i = 0; i < MT_N_POOLS; i++)
         free(c.buffers[i]);
     return rc;

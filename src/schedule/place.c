@@ -383,7 +383,7 @@ static void place_host(struct placer *p, size_t i)
 {
     struct mt_instr in = p->draft->instrs[i];
     int at = (int)p->q.host.n;
-    if (in.op == MT_OP_ADAM)
+    if (in.op == MT_OP_UPDATE)
         p->update[in.unit] = at;
     for (int k = 0; k < in.n_operands; k++) {
         struct mt_object *o = &p->draft->objects[in.operand[k].object];

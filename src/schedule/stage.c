@@ -110,16 +110,16 @@ static void write_steps(struct mt_stager *s)
     size_t next = 0; /* next update, as a position in the old program, which begins with the updates */
     for (size_t i = 0; i < p->n_instrs; i++) {
         const struct mt_instr *in = &p->instrs[i];
-        if (in->op == MT_OP_ADAM)
+        if (in->op == MT_OP_UPDATE)
             continue;
         if (in->op == MT_OP_LOAD && mt_object_is_of_planes(&p->objects[in->operand[0].object]))
-            for (; next < p->n_instrs && p->instrs[next].op == MT_OP_ADAM &&
+            for (; next < p->n_instrs && p->instrs[next].op == MT_OP_UPDATE &&
                    p->instrs[next].unit <= in->unit + UPDATES_AHEAD;
                  next++)
                 add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
         add_step(s, (int)i, in->unit);
     }
-    for (; next < p->n_instrs && p->instrs[next].op == MT_OP_ADAM; next++)
+    for (; next < p->n_instrs && p->instrs[next].op == MT_OP_UPDATE; next++)
         add_step(s, MT_STAGE_NONE, p->instrs[next].unit);
 }
 
@@ -228,7 +228,7 @@ static bool alloc_lists(struct mt_stager *s)
 
 static bool add_objects(struct mt_stager *s)
 {
-    for (size_t i = 0; i < s->old->n_instrs && s->old->instrs[i].op == MT_OP_ADAM; i++)
+    for (size_t i = 0; i < s->old->n_instrs && s->old->instrs[i].op == MT_OP_UPDATE; i++)
         s->unit_update[s->old->instrs[i].unit] = (int)i;
     for (size_t u = 0; u < s->old->n_units; u++)
         add_unit_objects(s, u, s->unit_update[u] != MT_STAGE_NONE);

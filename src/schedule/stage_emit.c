@@ -150,10 +150,10 @@ static void ensure_buffer(struct mt_stager *s, int object)
 static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
 {
     int state = s->unit_state[unit];
-    struct mt_instr adam = mt_instr_make(MT_OP_ADAM, unit, 0);
-    adam.piece = (int32_t)piece;
-    adam.update = true;
-    adam.elems = mt_stage_piece_elems(s, unit, piece);
+    struct mt_instr update = mt_instr_make(MT_OP_UPDATE, unit, 0);
+    update.piece = (int32_t)piece;
+    update.update = true;
+    update.elems = mt_stage_piece_elems(s, unit, piece);
     if (state != MT_STAGE_NONE) {
         state += (int)piece;
         /* a ring: buffers are used in order, not whichever is free first */
@@ -165,15 +165,15 @@ static void emit_piece(struct mt_stager *s, size_t unit, size_t piece, int hw)
         in.update = true;
         add_operand(s, &in, state, MT_WRITE);
         need(&in, s->buffers[o->pool][at].touched);
-        need_one(&adam, MT_Q_DISK_READ, emit(s, &in));
-        add_operand(s, &adam, state, MT_UPDATE);
+        need_one(&update, MT_Q_DISK_READ, emit(s, &in));
+        add_operand(s, &update, state, MT_UPDATE);
     }
     if (hw != MT_STAGE_NONE) {
-        need(&adam, s->staged[hw].made);
-        need(&adam, buffer_of(s, hw)->touched);
-        add_operand(s, &adam, hw, MT_UPDATE);
+        need(&update, s->staged[hw].made);
+        need(&update, buffer_of(s, hw)->touched);
+        add_operand(s, &update, hw, MT_UPDATE);
     }
-    int32_t done = emit(s, &adam);
+    int32_t done = emit(s, &update);
     if (state != MT_STAGE_NONE) {
         set_made(s, state, MT_Q_HOST, done);
         write_home(s, state, true);
@@ -192,7 +192,7 @@ int32_t mt_stage_emit_update(struct mt_stager *s, const struct mt_stage_step *t)
         emit_piece(s, unit, p, hw);
     int32_t last = MT_STAGE_NONE; /* the newest update in the program */
     for (size_t i = s->out->n_instrs; i-- > 0 && last == MT_STAGE_NONE;)
-        if (s->out->instrs[i].op == MT_OP_ADAM)
+        if (s->out->instrs[i].op == MT_OP_UPDATE)
             last = (int32_t)i;
     if (hw != MT_STAGE_NONE)
         write_home(s, hw, true);

@@ -96,8 +96,8 @@ const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
 };
 
 const struct mt_opcode_desc mt_opcodes[MT_N_OPCODES] = {
-    [MT_OP_ADAM] = {"adam", MT_Q_HOST},
-    [MT_OP_UNPACK] = {"unpack", MT_Q_HOST},
+    [MT_OP_UPDATE] = {"update", MT_Q_HOST},
+    [MT_OP_SCATTER] = {"scatter", MT_Q_HOST},
     [MT_OP_GATHER] = {"gather", MT_Q_HOST},
     [MT_OP_LOAD] = {"load", MT_Q_H2D, .moves = true},
     [MT_OP_STORE] = {"store", MT_Q_D2H, .moves = true},

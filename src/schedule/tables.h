@@ -141,8 +141,8 @@ struct mt_kind_desc {
 extern const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS];
 
 enum mt_opcode {
-    MT_OP_ADAM,       /* pending update of a unit's planes, or of a piece of them (operands: state, staged weights) */
-    MT_OP_UNPACK,     /* rows of the embedding's gradient, as they arrived -> their places in its plane */
+    MT_OP_UPDATE,       /* pending update of a unit's planes, or of a piece of them (operands: state, staged weights) */
+    MT_OP_SCATTER,     /* rows of the embedding's gradient, as they arrived -> their places in its plane */
     MT_OP_GATHER,     /* rows of the embedding, as the pending update leaves them -> home of x */
     MT_OP_LOAD,       /* object from its home, or from its copy in host staging */
     MT_OP_STORE,      /* object to its home, or to its copy in host staging */

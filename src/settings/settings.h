@@ -67,16 +67,16 @@ enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DIS
 #define MT_STATES_NAMES "auto|device|host|disk"
 
 /** Where frozen weights live. Auto: in host memory if they fit. Files: read in place from the model's own files. */
-enum mt_base_home { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
+enum mt_base_place { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
 #define MT_BASE_NAMES "auto|host|disk|files"
 
 /** Where forward takes rows of a trained embedding. Auto: on the device, or where the search finds it faster. */
-enum mt_embedding_home { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_HOST };
+enum mt_embedding_place { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_HOST };
 #define MT_EMBEDDING_NAMES "auto|device|host"
 
 /** Where adapters' weights are while a step runs. Resident: all on the device, sent once a step. Auto: where the search
  * finds it faster, else with the weights of their layer, each time these are loaded. */
-enum mt_adapters_home { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RESIDENT };
+enum mt_adapters_place { MT_ADAPTERS_AUTO, MT_ADAPTERS_STREAMED, MT_ADAPTERS_RESIDENT };
 #define MT_ADAPTERS_NAMES "auto|streamed|resident"
 
 /** Which host memory is pinned, so that a GPU copies from and to it directly. Auto: all. */
@@ -99,10 +99,10 @@ struct mt_placement {
     int64_t keep_layers;         /* with recompute: number of last layers whose records are kept, or MT_AUTO */
     int64_t offload_layers;      /* with recompute: records offloaded from other layers, in layers; or MT_AUTO */
     int64_t offload_attention;   /* the same for the attention's part, or MT_AUTO: as offload_layers */
-    enum mt_embedding_home embedding;
-    enum mt_adapters_home adapters;
+    enum mt_embedding_place embedding;
+    enum mt_adapters_place adapters;
     enum mt_states states;
-    enum mt_base_home base;
+    enum mt_base_place base;
     int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */
     enum mt_pin pin;
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */

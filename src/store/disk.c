@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "store/disk_priv.h"
-#include "store/waiter.h"
+#include "store/io/waiter.h"
 
 enum { READ, WRITE, SUM_AT_ONCE = 128 << 10 };
 

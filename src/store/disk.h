@@ -8,7 +8,7 @@
 
 #include "base/err.h"
 #include "store/disk_sums.h"
-#include "store/io.h"
+#include "store/io/io.h"
 
 /**
  * Scratch space on drives: one address space [0, bytes), striped over a file in each of several folders.

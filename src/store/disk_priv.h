@@ -5,8 +5,8 @@
 #include <pthread.h>
 
 #include "store/disk.h"
-#include "store/drive.h"
-#include "store/transfer.h"
+#include "store/io/drive.h"
+#include "store/io/transfer.h"
 
 /** A file of the disk, in one folder. */
 struct mt_disk_file {

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "store/job_pool.h"
+#include "store/io/job_pool.h"
 
 /**
  * Checksums of an area of the disk (a plane, a spilled activation), in host memory: one for each block. Blocks end at

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "store/file_weights.h"
+#include "store/files/file_weights.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>

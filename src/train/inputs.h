@@ -26,7 +26,7 @@ struct mt_inputs {
     struct mt_lr lr;                    /* its schedule of learning rates */
 };
 
-enum mt_inputs_use { MT_USE_EVAL, MT_USE_TRAIN };
+enum mt_inputs_use { MT_RUN_EVAL, MT_RUN_TRAIN };
 /**
  * Opens model and data. For an evaluation whose data.eval is a file, data.train is not opened. The caller finishes *in,
  * also after a failure. resumed: NULL for a new run. Errors: MT_ERR_USAGE for the configuration, MT_ERR_INPUT for what

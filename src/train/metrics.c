@@ -173,7 +173,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
         {"t_step", r->seconds},
         {"t_fwd", s->t_forward},
         {"t_bwd", s->t_backward},
-        {"t_opt", s->t_adam},
+        {"t_opt", s->t_update},
         {"t_wait_h2d", s->t_wait_h2d},
         {"t_data", r->seconds - s->t_step},
         {"h2d_bytes", (double)r->h2d_bytes},

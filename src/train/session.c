@@ -6,9 +6,9 @@
 
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
-#include "model/peft.h"
-#include "model/in_files.h"
-#include "model/weights.h"
+#include "weights/peft.h"
+#include "weights/in_files.h"
+#include "weights/weights.h"
 #include "plan/warm.h"
 
 /* How files and scratch are read and written: tests choose. */

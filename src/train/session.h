@@ -2,7 +2,7 @@
 #ifndef MT_TRAIN_SESSION_H
 #define MT_TRAIN_SESSION_H
 
-#include "store/file_weights.h"
+#include "store/files/file_weights.h"
 #include "store/planes.h"
 #include "train/setup.h"
 

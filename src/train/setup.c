@@ -91,10 +91,10 @@ static void take_engine_params(struct mt_setup *s)
 {
     struct mt_plan_request r = mt_plan_request_as(&s->request, &s->choice);
     s->engine_params = mt_plan_engine_params(&r, s->dev);
-    s->engine_params.adam_cpus = s->cpus;
+    s->engine_params.update_cpus = s->cpus;
     const char *isa = getenv("MEGATRAIN_ADAM_ISA");
-    for (enum mt_adam_isa i = MT_ADAM_SCALAR; isa && i <= MT_ADAM_AVX512; i++)
-        if (!strcmp(isa, mt_adam_isa_name(i)) && mt_adam_isa_available(i))
+    for (enum mt_isa i = MT_ISA_SCALAR; isa && i <= MT_ISA_AVX512; i++)
+        if (!strcmp(isa, mt_isa_name(i)) && mt_isa_available(i))
             s->engine_params.isa = i;
 }
 
@@ -134,7 +134,7 @@ int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use u
     int rc = mt_plan_limits_here(&limits, in->cfg, err);
     if (!rc)
         rc = mt_resolve_request(&s->request, in->cfg, &limits, err);
-    s->request.train = use == MT_USE_TRAIN;
+    s->request.train = use == MT_RUN_TRAIN;
     if (!rc)
         rc = decide(s, limits.kind, err);
     if (!rc && (in->data || in->eval_data))

@@ -17,8 +17,8 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "store/disk.h"
-#include "store/file_weights.h"
-#include "store/waiter.h"
+#include "store/files/file_weights.h"
+#include "store/io/waiter.h"
 
 enum { PAIRS = 9, SPAN = 64 << 20, SHIFT = 1000 /* parts begin anywhere in a file */ };
 

@@ -84,9 +84,9 @@ static int submit_copy(mt_device *dev, void *ctx, struct mt_err *err)
 static void bench_copy(struct bench *b)
 {
     size_t bytes = b->sizes.of[MT_SIZE_ELEMENTS] * 2;
-    struct mt_flow from = {0}, to = {0};
-    RUN(mt_flow_create, &from, b->dev, bytes);
-    RUN(mt_flow_create, &to, b->dev, bytes);
+    struct mt_example_flow from = {0}, to = {0};
+    RUN(mt_example_flow_create, &from, b->dev, bytes);
+    RUN(mt_example_flow_create, &to, b->dev, bytes);
     struct mt_copy c = {to.data, bytes, from.data, bytes, bytes, 1};
     report(b, "copy", MT_BF16, time_of(b->dev, submit_copy, &c), 2.0 * (double)bytes);
     mt_device_free(b->dev, from.data);
@@ -273,10 +273,10 @@ static int submit_products(mt_device *dev, void *ctx, struct mt_err *err)
     return rc;
 }
 
-static struct mt_flow make_buffer(struct bench *b, size_t bytes)
+static struct mt_example_flow make_buffer(struct bench *b, size_t bytes)
 {
-    struct mt_flow f;
-    RUN(mt_flow_create, &f, b->dev, bytes);
+    struct mt_example_flow f;
+    RUN(mt_example_flow_create, &f, b->dev, bytes);
     return f;
 }
 
@@ -289,7 +289,7 @@ static void bench_products(struct bench *b, const char *name, unsigned variant)
                         .k = grad ? rows : variant == MT_GEMM_NT ? hidden : out,
                         .dtype = b->dtype, .d_dtype = grad ? MT_F32 : b->dtype, .trans_a = grad,
                         .trans_b = variant == MT_GEMM_NT};
-    struct mt_flow x = make_buffer(b, EXPERTS * g.m * g.k * size), w = make_buffer(b, EXPERTS * g.n * g.k * size),
+    struct mt_example_flow x = make_buffer(b, EXPERTS * g.m * g.k * size), w = make_buffer(b, EXPERTS * g.n * g.k * size),
                    y = make_buffer(b, EXPERTS * g.m * g.n * mt_dtype_size(g.d_dtype));
     g.a = x.data;
     g.b = w.data;
@@ -321,7 +321,7 @@ static void bench_rows(struct bench *b, enum mt_dev_op op, size_t rows, const ch
         abort();
     size_t bytes = (size_t)m.bytes / 2 / 64 * 64;
     RUN(mt_example_create, &x, &(struct mt_example_params){.dev = b->dev, .shape = m});
-    struct mt_flow from = make_buffer(b, bytes), to = make_buffer(b, bytes);
+    struct mt_example_flow from = make_buffer(b, bytes), to = make_buffer(b, bytes);
     struct mt_cast copy = {bytes / sizeof(float), MT_F32, MT_F32, from.data, to.data};
     report_ratio(b, name, &(struct contest){{submit_example, submit_cast}, {x, &copy}}, "1.30");
     mt_device_free(b->dev, from.data);

@@ -173,7 +173,7 @@ def check_trace(path):
     by = {pid: sorted((e["cat"], e["args"]["unit"], e["args"]["micro_batch"]) for e in spans if e["pid"] == pid)
           for pid in (1, 2)}
     assert by[1] == by[2], "measured and predicted are of the same instructions"
-    assert {"forward", "backward", "adam", "load", "store_grad"} <= {e["cat"] for e in spans}
+    assert {"forward", "backward", "update", "load", "store_grad"} <= {e["cat"] for e in spans}
     for pid in (1, 2):  # a queue does one thing at a time
         for tid in range(4):
             lane = sorted((e["ts"], e["dur"]) for e in spans if (e["pid"], e["tid"]) == (pid, tid))

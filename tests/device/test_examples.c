@@ -34,7 +34,7 @@ static void *take(void *ctx, unsigned use, enum mt_dtype dtype, size_t n)
     struct taken *t = ctx;
     double *values;
     buf_random(t->h, MT_BF16, n, 1, &values);
-    struct dbuf *b = use & MT_USE_READ ? buf_values(t->h, dtype, n, values) : buf_nan(t->h, dtype, n);
+    struct dbuf *b = use & MT_TAKE_READ ? buf_values(t->h, dtype, n, values) : buf_nan(t->h, dtype, n);
     t->of[t->n].buf = b;
     t->of[t->n++].use = use;
     return b->p;
@@ -68,7 +68,7 @@ static void check_cost(struct harness *h, const struct mt_metered *want, const v
     struct mt_metered got;
     double traffic = 0;
     for (int i = 0; i < t->n; i++)
-        for (unsigned way = MT_USE_READ; way <= MT_USE_WRITE; way *= 2)
+        for (unsigned way = MT_TAKE_READ; way <= MT_TAKE_WRITE; way *= 2)
             if (t->of[i].use & way)
                 traffic += (double)(t->of[i].buf->n * mt_dtype_size(t->of[i].buf->dtype));
     mt_dev_op_cost(want->op, args, &got);
@@ -91,7 +91,7 @@ static void run_example(struct harness *h, const struct mt_metered *m)
     if (!x)
         return;
     for (int i = 0; i < t.n; i++)
-        if (t.of[i].use & MT_USE_READ && !(t.of[i].use & MT_USE_WRITE))
+        if (t.of[i].use & MT_TAKE_READ && !(t.of[i].use & MT_TAKE_WRITE))
             t.of[i].before = buf_get(h, t.of[i].buf);
     must(h, mt_metered_name(m), mt_example_submit(x, &err), &err);
     must(h, "sync", mt_device_sync(h->dev, &err), &err);

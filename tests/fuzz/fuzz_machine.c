@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     mt_machine_print(&again, &twice);
     fuzz_assert(once.len == twice.len && !memcmp(once.p, twice.p, once.len));
     if (!mt_machine_complete(&m, "machine.ini", &err))
-        mt_machine_adam_ns(&m, 4);
+        mt_machine_update_ns(&m, 4);
     mt_machine_finish(&m);
     mt_machine_finish(&again);
     mt_str_finish(&once);

@@ -19,7 +19,7 @@
 #include "model/model_priv.h"
 #include "model/part.h"
 #include "model/ranges.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 enum { MICRO = 2, PATH = 512 };
 

@@ -94,10 +94,10 @@ struct rows {
     size_t ld, row, head, n, d;
 };
 
-static struct mt_cpu_pack strips(const struct rows *x, bool rows_are_lanes, float factor, size_t width, float *dst)
+static struct mt_cpu_panel strips(const struct rows *x, bool rows_are_lanes, float factor, size_t width, float *dst)
 {
     size_t lanes = rows_are_lanes ? x->n : x->d, k = rows_are_lanes ? x->d : x->n;
-    return (struct mt_cpu_pack){.dtype = x->dtype, .src = x->base, .first = x->row * x->ld + x->head * x->d,
+    return (struct mt_cpu_panel){.dtype = x->dtype, .src = x->base, .first = x->row * x->ld + x->head * x->d,
                                 .ld = x->ld, .trans = rows_are_lanes, .lanes = lanes, .k = k, .factor = factor,
                                 .dst = dst, .pitch = k * width};
 }
@@ -187,7 +187,7 @@ static void transpose_out(const struct workspace *r, const float *out, size_t d)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     size_t nr = isa->nr;
-    isa->pack_b(&(struct mt_cpu_pack){.dtype = MT_F32, .src = out, .ld = nr, .trans = true, .lanes = d, .k = nr,
+    isa->panel_b(&(struct mt_cpu_panel){.dtype = MT_F32, .src = out, .ld = nr, .trans = true, .lanes = d, .k = nr,
                                       .factor = 1, .dst = r->rows, .pitch = nr * nr});
 }
 
@@ -209,8 +209,8 @@ static void forward_strip(const struct mt_attention *a, const struct span *s, co
     size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
     struct rows q = {a->dtype, a->q, a->ld_q, row, head, c->n, d};
     float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
-    struct mt_cpu_pack queries = strips(&q, true, a->scale, nr, r->q);
-    r->isa->pack_b(&queries);
+    struct mt_cpu_panel queries = strips(&q, true, a->scale, nr, r->q);
+    r->isa->panel_b(&queries);
     scores(r->isa, c, r->k, r->q, d, r->s, nr);
     hide(a, c, c->to, nr, r->s, nr);
     mt_cpu_column_max(max, r->s, n_keys, nr);
@@ -253,9 +253,9 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     struct rows k = {a->dtype, a->k, a->ld_k, s.doc + s.k0, kv, s.n_keys, a->head_dim}, v = k;
     v.base = a->v;
     v.ld = a->ld_v;
-    struct mt_cpu_pack keys = strips(&k, true, 1, r.isa->mr, r.k), values = strips(&v, false, 1, r.isa->mr, r.t);
-    r.isa->pack_a(&keys);
-    r.isa->pack_a(&values);
+    struct mt_cpu_panel keys = strips(&k, true, 1, r.isa->mr, r.k), values = strips(&v, false, 1, r.isa->mr, r.t);
+    r.isa->panel_a(&keys);
+    r.isa->panel_a(&values);
     for (size_t h = kv * group; h < (kv + 1) * group; h++)
         for (size_t i = 0; i < s.n; i += r.isa->nr) {
             struct strip c = strip_of(a, &r, s.q0 + i, MT_MIN(r.isa->nr, s.n - i), s.k0);
@@ -346,14 +346,14 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
     size_t d = a->head_dim, nr = r->isa->nr, row = first + q, n_strips = mt_div_up(n, nr);
     struct rows x = {a->dtype, a->q, a->ld_q, row, head, n, d}, o = {a->dtype, a->o, a->ld_o, row, head, n, d}, dO = o;
     dO.base = b->d_o;
-    struct mt_cpu_pack packs[] = {strips(&x, true, a->scale, nr, r->q), strips(&x, false, a->scale, nr, r->q_rows),
+    struct mt_cpu_panel panels[] = {strips(&x, true, a->scale, nr, r->q), strips(&x, false, a->scale, nr, r->q_rows),
                                   strips(&dO, true, 1, nr, r->dO), strips(&dO, false, 1, nr, r->dO_rows)};
-    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++) {
-        if (!packs[i].trans) { /* queries missing in the last strip count as zeros */
-            packs[i].pitch = BLOCK * nr;
-            memset(packs[i].dst, 0, BLOCK * r->width * sizeof(float));
+    for (size_t i = 0; i < MT_ARRAY_LEN(panels); i++) {
+        if (!panels[i].trans) { /* queries missing in the last strip count as zeros */
+            panels[i].pitch = BLOCK * nr;
+            memset(panels[i].dst, 0, BLOCK * r->width * sizeof(float));
         }
-        r->isa->pack_b(&packs[i]);
+        r->isa->panel_b(&panels[i]);
     }
     for (size_t i = 0; i < BLOCK; i++) {
         r->lse[i] = i < n ? a->lse[head * a->n + row + i] : INFINITY;
@@ -383,10 +383,10 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     v.base = a->v;
     v.ld = a->ld_v;
     size_t mr = r.isa->mr;
-    struct mt_cpu_pack packs[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v),
+    struct mt_cpu_panel panels[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v),
                                   strips(&k, false, 1, mr, r.t)};
-    for (size_t i = 0; i < MT_ARRAY_LEN(packs); i++)
-        r.isa->pack_a(&packs[i]);
+    for (size_t i = 0; i < MT_ARRAY_LEN(panels); i++)
+        r.isa->panel_a(&panels[i]);
     size_t sums = (len + r.isa->mr) * r.width * sizeof(float);
     memset(r.dk, 0, sums);
     memset(r.dv, 0, sums);

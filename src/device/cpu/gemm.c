@@ -2,7 +2,7 @@
 /*
  * D = op(A) op(B) + bias + C. Sums are f32 throughout and rounded once. On CPUs with bf16 instructions, the output of
  * bf16 products is divided into tiles by shape alone, each computed by one thread, so that the order of every sum is
- * the same for any number of threads; all others are products of packed strips (gemm_packed.c).
+ * the same for any number of threads; all others are products of packed strips (gemm_panels.c).
  */
 #include <stdio.h>
 

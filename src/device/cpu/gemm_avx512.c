@@ -35,4 +35,4 @@ static inline void transpose(void *vectors)
 
 #include "device/cpu/gemm_kernel_body.h"
 
-const struct mt_cpu_gemm_isa mt_cpu_gemm_avx512 = {"AVX-512", "avx512", ROWS, COLS, pack_a, pack_b, multiply, multiply_rows};
+const struct mt_cpu_gemm_isa mt_cpu_gemm_avx512 = {"AVX-512", "avx512", ROWS, COLS, panel_a, panel_b, multiply, multiply_rows};

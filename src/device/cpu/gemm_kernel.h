@@ -13,7 +13,7 @@
  * with zeros for missing rows and columns. Every element of D is one chain of
  * multiply-adds over k, in order, whatever strip it is in.
  */
-struct mt_cpu_pack {
+struct mt_cpu_panel {
     enum mt_dtype dtype;
     const void *src;
     size_t first, ld; /* elements */
@@ -30,8 +30,8 @@ enum { MT_CPU_GEMM_ROWS = 12, MT_CPU_GEMM_COLS = 32 };
 struct mt_cpu_gemm_isa {
     const char *name, *key; /* "AVX-512", "avx512" */
     size_t mr, nr;
-    void (*pack_a)(const struct mt_cpu_pack *p);
-    void (*pack_b)(const struct mt_cpu_pack *p);
+    void (*panel_a)(const struct mt_cpu_panel *p);
+    void (*panel_b)(const struct mt_cpu_panel *p);
     /** d[mr][nr] = sum over k of a b, plus c if that is not NULL (it may be d). */
     void (*multiply)(size_t k, const float *a, const float *b, const float *c, size_t ldc, float *d, size_t ldd);
     /** The same with an unpacked A: its rows are `lda` apart and k is contiguous. */

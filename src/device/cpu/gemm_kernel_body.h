@@ -120,13 +120,13 @@ INLINE void fetch(enum mt_dtype t, const void *src, size_t i)
 }
 
 /* Index of a lane's step k in the source. */
-INLINE size_t at(const struct mt_cpu_pack *p, bool trans, size_t lane, size_t k)
+INLINE size_t at(const struct mt_cpu_panel *p, bool trans, size_t lane, size_t k)
 {
     return p->first + (trans ? lane * p->ld + k : k * p->ld + lane);
 }
 
 /* Lanes [lane, lane + width) of steps [k, k + n), one by one. */
-INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, bool trans, size_t width, size_t lane, size_t k,
+INLINE void panel_any(const struct mt_cpu_panel *p, enum mt_dtype t, bool trans, size_t width, size_t lane, size_t k,
                      size_t n)
 {
     float *strip = p->dst + lane / width * p->pitch;
@@ -136,7 +136,7 @@ INLINE void pack_any(const struct mt_cpu_pack *p, enum mt_dtype t, bool trans, s
 }
 
 /* LANES steps of a strip whose lanes are rows of the source. */
-INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
+INLINE void panel_square(const struct mt_cpu_panel *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
 {
     float *strip = p->dst + lane / width * p->pitch + k * width;
     for (size_t l = 0; l < width; l += LANES) {
@@ -156,19 +156,19 @@ INLINE void pack_square(const struct mt_cpu_pack *p, enum mt_dtype t, size_t wid
     }
 }
 
-INLINE void pack_columns(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
+INLINE void panel_columns(const struct mt_cpu_panel *p, enum mt_dtype t, size_t width)
 {
     for (size_t lane = 0; lane < p->lanes; lane += width) {
         size_t k = 0;
         if (lane + width <= p->lanes)
             for (; k + LANES <= p->k; k += LANES)
-                pack_square(p, t, width, lane, k);
-        pack_any(p, t, true, width, lane, k, p->k - k);
+                panel_square(p, t, width, lane, k);
+        panel_any(p, t, true, width, lane, k, p->k - k);
     }
 }
 
 /* A step of a strip whose lanes are columns of the source. */
-INLINE void pack_step(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
+INLINE void panel_step(const struct mt_cpu_panel *p, enum mt_dtype t, size_t width, size_t lane, size_t k)
 {
     float *dst = p->dst + lane / width * p->pitch + k * width;
     size_t i = at(p, false, lane, k), l = 0;
@@ -181,7 +181,7 @@ INLINE void pack_step(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
 }
 
 /* A few steps of all strips at a time: long contiguous runs in the source's rows and in the strips. */
-INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width)
+INLINE void panel_rows(const struct mt_cpu_panel *p, enum mt_dtype t, size_t width)
 {
     enum { STEPS = 8 };
     size_t whole = p->lanes / width * width;
@@ -190,31 +190,31 @@ INLINE void pack_rows(const struct mt_cpu_pack *p, enum mt_dtype t, size_t width
             for (size_t q = k; q < MT_MIN(k + STEPS, p->k); q++) {
                 for (size_t l = 0; l < width; l += LANES)
                     fetch(t, p->src, at(p, false, lane + l, q + 2 * STEPS));
-                pack_step(p, t, width, lane, q);
+                panel_step(p, t, width, lane, q);
             }
     if (whole < p->lanes)
-        pack_any(p, t, false, width, whole, 0, p->k);
+        panel_any(p, t, false, width, whole, 0, p->k);
 }
 
 /* Each case is compiled separately. */
-INLINE void pack(const struct mt_cpu_pack *p, size_t width)
+INLINE void panel(const struct mt_cpu_panel *p, size_t width)
 {
     if (p->trans && p->dtype == MT_F32)
-        pack_columns(p, MT_F32, width);
+        panel_columns(p, MT_F32, width);
     else if (p->trans)
-        pack_columns(p, MT_BF16, width);
+        panel_columns(p, MT_BF16, width);
     else if (p->dtype == MT_F32)
-        pack_rows(p, MT_F32, width);
+        panel_rows(p, MT_F32, width);
     else
-        pack_rows(p, MT_BF16, width);
+        panel_rows(p, MT_BF16, width);
 }
 
-static void pack_a(const struct mt_cpu_pack *p)
+static void panel_a(const struct mt_cpu_panel *p)
 {
-    pack(p, ROWS);
+    panel(p, ROWS);
 }
 
-static void pack_b(const struct mt_cpu_pack *p)
+static void panel_b(const struct mt_cpu_panel *p)
 {
-    pack(p, COLS);
+    panel(p, COLS);
 }

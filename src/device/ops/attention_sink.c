@@ -23,7 +23,8 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     size_t n = (size_t)shape->dim[0], n_q = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
     *(struct mt_attention_sink *)args = (struct mt_attention_sink){
         .n = n, .n_q = n_q, .head_dim = d, .dtype = shape->dtype, .sinks = mt_example_read(x, shape->dtype, n_q),
-        .o = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, shape->dtype, n * n_q * d), .ld_o = n_q * d,
+        .o = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, n * n_q * d),
+        .ld_o = n_q * d,
         .lse = mt_example_update(x, MT_F32, n * n_q)};
 }
 

@@ -61,7 +61,7 @@ static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
     size_t n = (size_t)shape->dim[0], f = (size_t)shape->dim[1];
     struct mt_glu_bwd a = {.n = n, .f = f, .dtype = shape->dtype};
     a.gate_up = mt_example_read(x, a.dtype, 2 * n * f);
-    a.out = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, a.dtype, n * f);
+    a.out = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, a.dtype, n * f);
     a.dout = a.out;
     a.dgate_up = mt_example_write(x, a.dtype, 2 * n * f);
     *(struct mt_glu_bwd *)args = a;
@@ -106,7 +106,7 @@ static void fill_expert(mt_example *x, const struct mt_metered *shape, void *arg
     struct mt_expert_glu_bwd a = {.n = n, .n_padded = n, .f = f, .k = 1, .dtype = shape->dtype};
     a.dgate_up = mt_example_update(x, a.dtype, 2 * n * f);
     a.gate_up = a.dgate_up;
-    a.out = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, a.dtype, n * f);
+    a.out = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, a.dtype, n * f);
     a.dout = a.out;
     a.list = mt_example_ints(x, n, MT_OP_SCATTER, n);
     a.weights = mt_example_read(x, MT_F32, n);

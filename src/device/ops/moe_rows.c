@@ -26,7 +26,7 @@ static void fill_gather(mt_example *x, const struct mt_metered *shape, void *arg
     *(struct mt_moe_gather *)args = (struct mt_moe_gather){
         .n = n, .n_padded = n, .c = c, .k = 1, .dtype = shape->dtype,
         .list = mt_example_ints(x, n, MT_OP_SCATTER, n), .x = mt_example_fresh(x, shape->dtype, n * c),
-        .out = mt_example_take(x, MT_USE_WRITE | MT_USE_FRESH, shape->dtype, n * c)};
+        .out = mt_example_take(x, MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, n * c)};
 }
 
 const struct mt_op mt_op_row_moe_gather = {
@@ -64,7 +64,7 @@ static void fill_combine(mt_example *x, const struct mt_metered *shape, void *ar
         .n = n, .c = c, .k = 1, .dtype = shape->dtype, .list = mt_example_ints(x, n, MT_OP_SCATTER, n),
         .weights = (const float *)(const void *)mt_example_ints(x, n, 0, 1),
         .src = mt_example_fresh(x, shape->dtype, n * c),
-        .sum = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, MT_F32, n * c)};
+        .sum = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, MT_F32, n * c)};
 }
 
 const struct mt_op mt_op_row_moe_combine = {

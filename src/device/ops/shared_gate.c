@@ -24,7 +24,7 @@ static void fill(mt_example *x, const struct mt_metered *shape, void *args)
     *(struct mt_shared_gate *)args = (struct mt_shared_gate){
         .n = n, .c = c, .f = f, .dtype = shape->dtype, .x = mt_example_read(x, shape->dtype, n * c),
         .w = mt_example_read(x, shape->dtype, c),
-        .act = mt_example_take(x, MT_USE_READ | MT_USE_WRITE | MT_USE_FRESH, shape->dtype, n * f),
+        .act = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, n * f),
         .gate = mt_example_write(x, MT_F32, n)};
 }
 

@@ -9,7 +9,7 @@
 
 /**
  * MT_LAUNCH(kernel, grid, block, shared_bytes, stream, args...) and MT_SHARED_DYNAMIC(type, name) for the
- * host emulation; included by cuda/launch.cuh in place of nvcc's launch syntax. Arguments are converted to
+ * host emulation; included by cuda/kernels/launch.cuh in place of nvcc's launch syntax. Arguments are converted to
  * the kernel's parameters and copied when it is launched, as CUDA does, and pointers are checked.
  */
 #define MT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \

@@ -17,7 +17,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/ranges.h"
 #include "model/stored.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 #define SHAPE                                                                                                          \
     "\"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "           \

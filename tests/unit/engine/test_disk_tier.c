@@ -20,7 +20,7 @@
 #include "base/philox.h"
 #include "engine/engine.h"
 #include "model/ranges.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 enum { TOKENS = 24, MICRO = 2, STEPS = 3 };
 

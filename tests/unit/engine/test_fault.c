@@ -65,7 +65,7 @@ static void open_rig(struct rig *r, const char *what, int64_t nth)
 }
 
 static enum mt_pin pin; /* for engines made later */
-static enum mt_embedding_home embedding;
+static enum mt_embedding_place embedding;
 
 static int create_engine(struct rig *r, struct mt_err *err)
 {
@@ -73,7 +73,7 @@ static int create_engine(struct rig *r, struct mt_err *err)
         .dev = r->dev, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
-        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ADAM_SCALAR,
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ISA_SCALAR,
         .placement.threads = 1, .placement.pin = pin, .placement.embedding = embedding};
     return mt_engine_create(&r->engine, &p, err);
 }
@@ -167,7 +167,7 @@ static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3]
 }
 
 /* Every reference has the embedding on the device: where its rows are taken from changes no bit. */
-static void sweep(const char *what, enum mt_embedding_home home)
+static void sweep(const char *what, enum mt_embedding_place home)
 {
     uint64_t want[3];
     int64_t n = 1;
@@ -268,7 +268,7 @@ static void a_step_without_events_fails_and_the_next_one_works(void **state)
 }
 
 /* A skipped step between two others, each with tokens of its own. Returns a hash of the final state. */
-static uint64_t run_with_skip(enum mt_embedding_home home)
+static uint64_t run_with_skip(enum mt_embedding_place home)
 {
     struct rig r;
     struct mt_batch micro[MICRO];

@@ -16,7 +16,7 @@
 #include "model/packing.h"
 #include "model/part.h"
 #include "model/ranges.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 enum { TOKENS = 24, HIDDEN = 64, EXPERTS = 8, TOP_K = 2 };
 

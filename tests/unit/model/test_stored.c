@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "model/ranges.h"
 #include "model/stored.h"
-#include "model/weights.h"
+#include "weights/weights.h"
 
 static struct mt_hf_config cfg;
 

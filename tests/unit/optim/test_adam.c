@@ -80,7 +80,7 @@ static void one_step_is_within_rounding_of_double(void **state)
             struct mt_adam a = args(s, 0, sizes[k], MT_F32);
             a.t = t;
             memcpy(old, s, sizeof(*s));
-            assert_int_equal(mt_adam_run(&a, MT_ADAM_AUTO), 0);
+            assert_int_equal(mt_adam_run(&a, MT_ISA_AUTO), 0);
             double bc1 = 1 - pow(0.9, (double)t), bc2 = 1 - pow(0.999, (double)t);
             for (size_t i = 0; i < sizes[k]; i++) {
                 double g = (double)old->grad[i] * (double)0.7f;
@@ -125,9 +125,9 @@ static void every_instruction_set_gives_the_same_bits(void **state)
                         break;
                 }
                 struct mt_adam a = args(want, first, n, g ? MT_F32 : MT_BF16);
-                mt_adam_run(&a, MT_ADAM_SCALAR);
-                for (enum mt_adam_isa isa = MT_ADAM_AVX2; isa <= MT_ADAM_AVX512; isa++) {
-                    if (!mt_adam_isa_available(isa))
+                mt_adam_run(&a, MT_ISA_SCALAR);
+                for (enum mt_isa isa = MT_ISA_AVX2; isa <= MT_ISA_AVX512; isa++) {
+                    if (!mt_isa_available(isa))
                         continue;
                     free(got);
                     got = make(7);
@@ -140,7 +140,7 @@ static void every_instruction_set_gives_the_same_bits(void **state)
                     a = args(got, first, n, g ? MT_F32 : MT_BF16);
                     mt_adam_run(&a, isa);
                     if (!same(want, got))
-                        fail_msg("%s differs at n %zu, first %zu", mt_adam_isa_name(isa), n, first);
+                        fail_msg("%s differs at n %zu, first %zu", mt_isa_name(isa), n, first);
                 }
                 free(want);
                 free(got);
@@ -190,9 +190,9 @@ static void moments_in_bf16_are_rounded_once(void **state)
     struct mt_update f32 = update16(want, &keys, MAX);
     f32.state[0] = want->s.m;
     f32.state[1] = want->s.v;
-    assert_int_equal(mt_adamw.update(&mt_adamw, &f32, MT_ADAM_SCALAR), 0);
-    for (enum mt_adam_isa isa = MT_ADAM_SCALAR; isa <= MT_ADAM_AVX512; isa++) {
-        if (!mt_adam_isa_available(isa))
+    assert_int_equal(mt_adamw.update(&mt_adamw, &f32, MT_ISA_SCALAR), 0);
+    for (enum mt_isa isa = MT_ISA_SCALAR; isa <= MT_ISA_AVX512; isa++) {
+        if (!mt_isa_available(isa))
             continue;
         struct moments16 *got = make16(7);
         struct mt_update u = update16(got, &keys, MAX);
@@ -201,7 +201,7 @@ static void moments_in_bf16_are_rounded_once(void **state)
         assert_memory_equal(got->s.lo, want->s.lo, sizeof(want->s.lo));
         for (size_t i = 0; i < MAX; i++)
             if (got->m[i] != mt_f32_to_bf16(want->s.m[i]) || got->v[i] != mt_f32_to_bf16(want->s.v[i]))
-                fail_msg("%s: moments of element %zu", mt_adam_isa_name(isa), i);
+                fail_msg("%s: moments of element %zu", mt_isa_name(isa), i);
         free(got);
     }
     free(want);
@@ -212,7 +212,7 @@ static void nothing_outside_the_run_is_touched(void **state)
     (void)state;
     struct state *want = make(4), *got = make(4);
     struct mt_adam a = args(got, 100, 777, MT_F32);
-    mt_adam_run(&a, MT_ADAM_AUTO);
+    mt_adam_run(&a, MT_ISA_AUTO);
     for (size_t i = 0; i < MAX; i++)
         if (i < 100 || i >= 877)
             assert_true(got->hi[i] == want->hi[i] && got->lo[i] == want->lo[i] &&
@@ -229,7 +229,7 @@ static void results_that_are_not_finite_are_counted(void **state)
     s->grad[500] = INFINITY;
     mt_master_split(3.0e38f, &s->hi[700], &s->lo[700]);
     struct mt_adam a = args(s, 0, 1000, MT_F32);
-    assert_int_equal(mt_adam_run(&a, MT_ADAM_AUTO), 2);
+    assert_int_equal(mt_adam_run(&a, MT_ISA_AUTO), 2);
     free(s);
 }
 
@@ -244,7 +244,7 @@ static void updates_below_bf16_survive(void **state)
     a.weight_decay = 0;
     a.t = 1;
     for (int i = 0; i < 100; i++)
-        mt_adam_run(&a, MT_ADAM_AUTO);
+        mt_adam_run(&a, MT_ISA_AUTO);
     assert_true(fabs((double)master(s, 0) - 1.0) > 2e-5);
     free(s);
 }

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "model/weights.h"
+#include "weights/weights.h"
 #include "shapes.h"
 
 static const char *profile;

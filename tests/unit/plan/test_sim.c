@@ -116,8 +116,8 @@ static void on_the_cpu_device_updates_take_cores_from_compute(void **state)
     struct mt_machine m = make_machine(24, 64, 0);
     struct graph g = {0};
     m.cpu = true;
-    m.rate[MT_RATE_SHARE_ADAM] = (struct mt_rate){0.5, MT_RATE_MEASURED};
-    m.rate[MT_RATE_ADAM_SHARE] = (struct mt_rate){0.25, MT_RATE_MEASURED};
+    m.rate[MT_RATE_SHARE_UPDATE] = (struct mt_rate){0.5, MT_RATE_MEASURED};
+    m.rate[MT_RATE_UPDATE_SHARE] = (struct mt_rate){0.25, MT_RATE_MEASURED};
     int32_t c = task(&g, MT_Q_COMPUTE, 2, 0), a = task(&g, MT_Q_HOST, 2, 0);
     run(&g, &m, 0);
     NEAR(g.task[c].end, 4.0);

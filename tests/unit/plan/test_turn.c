@@ -30,7 +30,7 @@ static struct turn measure(const struct mt_sim_graph *g, const struct mt_sim_res
     return (struct turn){busy + r->makespan - end, r->seconds, r->makespan - end};
 }
 
-static struct turn simulate(const char *path, enum mt_embedding_home home, size_t rows)
+static struct turn simulate(const char *path, enum mt_embedding_place home, size_t rows)
 {
     static const struct shape qwen7b = {3584, 18944, 28, 28, 4, 152064};
     struct mt_layout *l = make_layout(&qwen7b);

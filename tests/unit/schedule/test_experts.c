@@ -95,7 +95,7 @@ static void carry_out(struct machine *m, const struct mt_instr *in)
     if (in->once && m->loaded)
         return;
     switch (in->op) {
-    case MT_OP_ADAM:
+    case MT_OP_UPDATE:
         m->weights[in->unit] = mix(m->weights[in->unit], 7);
         break;
     case MT_OP_LOAD:

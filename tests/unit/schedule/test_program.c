@@ -110,8 +110,8 @@ static void every_piece_is_read_updated_and_written_once(void **state)
         for (size_t i = 0; i < prog.n_instrs; i++) {
             const struct mt_instr *in = &prog.instrs[i];
             bool state_op = in->n_operands && prog.objects[in->operand[0].object].kind == MT_OBJ_STATE;
-            elems += in->op == MT_OP_ADAM ? in->elems : 0;
-            in_all += in->op == MT_OP_ADAM;
+            elems += in->op == MT_OP_UPDATE ? in->elems : 0;
+            in_all += in->op == MT_OP_UPDATE;
             read += in->op == MT_OP_READ && state_op;
             written += in->op == MT_OP_WRITE && state_op;
             if (in->op == MT_OP_WRITE && state_op)
@@ -208,7 +208,7 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
             if (!head && in->queue != MT_Q_HOST)
                 assert_true(in->wait[MT_Q_HOST] < last);
         }
-        assert_int_equal(prog.instrs[last].op, MT_OP_ADAM);
+        assert_int_equal(prog.instrs[last].op, MT_OP_UPDATE);
         assert_int_equal(prog.instrs[last].unit, 0);
         mt_program_finish(&prog);
     }
@@ -226,13 +226,13 @@ static void gathering_after_the_update_is_rejected(void **state)
     describe(&f);
     mt_program_min_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    size_t adam = 0, gather = 0;
+    size_t update = 0, gather = 0;
     for (size_t i = 0; i < prog.n_instrs; i++) {
-        adam = prog.instrs[i].op == MT_OP_ADAM && prog.instrs[i].unit == 0 ? i : adam;
+        update = prog.instrs[i].op == MT_OP_UPDATE && prog.instrs[i].unit == 0 ? i : update;
         gather = prog.instrs[i].op == MT_OP_GATHER ? i : gather;
     }
-    struct mt_instr t = prog.instrs[adam];
-    prog.instrs[adam] = prog.instrs[gather];
+    struct mt_instr t = prog.instrs[update];
+    prog.instrs[update] = prog.instrs[gather];
     prog.instrs[gather] = t;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "after their update"));
@@ -257,7 +257,7 @@ static void the_first_layer_is_loaded_in_parts(void **state)
         if (in->op != MT_OP_LOAD || in->unit != 1 || !in->elems)
             continue;
         int32_t wait = in->wait[MT_Q_HOST];
-        assert_int_equal(prog.instrs[wait].op, MT_OP_ADAM);
+        assert_int_equal(prog.instrs[wait].op, MT_OP_UPDATE);
         assert_int_equal(prog.instrs[wait].piece, n);
         assert_int_equal(prog.instrs[wait].first, elems);
         assert_int_equal(in->first, elems);
@@ -317,20 +317,20 @@ static void packed_rows_are_unpacked_before_they_are_read(void **state)
     f.p.gather = true;
     mt_program_min_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    struct mt_instr *unpack = of_embedding(&prog, MT_OP_UNPACK), *adam = of_embedding(&prog, MT_OP_ADAM);
+    struct mt_instr *scatter = of_embedding(&prog, MT_OP_SCATTER), *update = of_embedding(&prog, MT_OP_UPDATE);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 10);
-    check_swapped(&prog, unpack, of_embedding(&prog, MT_OP_GATHER), "gradient was unpacked");
-    check_swapped(&prog, unpack, adam, "after its update");
+    check_swapped(&prog, scatter, of_embedding(&prog, MT_OP_GATHER), "gradient was scattered");
+    check_swapped(&prog, scatter, update, "after its update");
     struct mt_err err = {0};
-    for (size_t i = 0; i < prog.n_instrs; i++) /* as of a unit whose rows are not unpacked */
+    for (size_t i = 0; i < prog.n_instrs; i++) /* as of a unit whose rows are not scattered */
         prog.instrs[i].row_bytes = prog.instrs[i].op == MT_OP_STORE_GRAD ? 10 : 0;
     assert_int_equal(mt_program_check(&prog, &err), -EPROTO);
-    assert_non_null(strstr(err.msg, "were not unpacked"));
+    assert_non_null(strstr(err.msg, "were not scattered"));
     mt_program_finish(&prog);
     f.p.cast = false; /* then no buffer is free for the rows */
     mt_program_min_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
-    assert_int_equal(count(&prog, MT_OP_UNPACK), 0);
+    assert_int_equal(count(&prog, MT_OP_SCATTER), 0);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 0);
     mt_program_finish(&prog);
 }

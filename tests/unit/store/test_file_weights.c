@@ -14,8 +14,8 @@
 
 #include "base/fs.h"
 #include "base/mem.h"
-#include "store/file_weights.h"
-#include "store/waiter.h"
+#include "store/files/file_weights.h"
+#include "store/io/waiter.h"
 
 enum { FILES = 3, UNITS = 4, PARTS = 3 };
 #define K MT_PLANE_IN_FILE

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The steps between the matrix products of tiled attention (softmax.h). A block handles one row of one head.
+ *   softmax      p = exp(s - max) / sum, lse = max + log(sum)
+ *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o))
+ * Forward reads a score three times (twice from cache) and writes p: 4 + 4 bytes in f32, 4 + 2 in bf16.
+ * Backward reads s and dp and writes p and ds: 8 + 8 or 8 + 4.
+ */
+#include "reduce.cuh"
+#include "scalar.cuh"
+#include "softmax.h"
+
+static constexpr int COLUMNS = 4; /* columns of a thread at once: one 16-byte access of scores */
+
+static __device__ __forceinline__ float warp_max(float v)
+{
+    for (int d = WARP / 2; d; d /= 2)
+        v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, d));
+    return v;
+}
+
+static __device__ __forceinline__ float block_max(float v, float *scratch)
+{
+    unsigned warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    v = warp_max(v);
+    if (warps == 1)
+        return v;
+    if (lane == 0)
+        scratch[threadIdx.x / WARP] = v;
+    __syncthreads();
+    return warp_max(lane < warps ? scratch[lane] : -INFINITY);
+}
+
+/* The block's row attends to columns [from, to) of the tile; from >= to: to none. */
+struct row {
+    size_t at, from, to, lse;
+};
+
+static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
+{
+    size_t i = blockIdx.x, head = blockIdx.y, q = t.q0 + i;
+    size_t first = t.window && q + 1 > t.window ? q + 1 - t.window : 0, end = t.k0 + t.n_keys;
+    row r;
+    r.at = (head * t.rows + i) * t.ld;
+    r.from = (first > t.k0 ? first : t.k0) - t.k0;
+    r.to = q < t.k0 ? 0 : (q + 1 < end ? q + 1 : end) - t.k0;
+    r.lse = head * t.lse_stride + i;
+    return r;
+}
+
+/* f(x) for each column of this thread's vectors that the row attends to. A thread reads what it will write,
+ * since p may be s. */
+template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
+{
+    size_t step = static_cast<size_t>(blockDim.x) * COLUMNS;
+    for (size_t c = r.from / step * step + threadIdx.x * COLUMNS; c < r.to; c += step) {
+        float x[COLUMNS];
+        load_four(s + c, x);
+        for (int k = 0; k < COLUMNS; k++)
+            if (c + k >= r.from && c + k < r.to)
+                f(x[k]);
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(256) softmax_rows(mt_cuda_scores t)
+{
+    __shared__ float of_max[WARP], of_sum[WARP];
+    row r = row_of(t);
+    const float *s = t.s + r.at;
+    T *p = static_cast<T *>(t.p) + r.at;
+    float max = -INFINITY, sum = 0;
+    for_seen(s, r, [&](float x) { max = fmaxf(max, x); });
+    max = block_max(max, of_max);
+    for_seen(s, r, [&](float x) { sum += exp_of(x - max); });
+    sum = block_sum(sum, of_sum);
+    float inverse = 1.0f / sum;
+    for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
+         c += static_cast<size_t>(blockDim.x) * COLUMNS) {
+        float x[COLUMNS];
+        load_four(s + c, x);
+        for (int k = 0; k < COLUMNS; k++)
+            x[k] = c + k >= r.from && c + k < r.to ? exp_of(x[k] - max) * inverse : 0.0f;
+        store_four(p + c, x);
+    }
+    if (threadIdx.x == 0)
+        t.lse[r.lse] = max + logf(sum);
+}
+
+template <typename T> static __device__ float row_dot(const T *a, const T *b, size_t n)
+{
+    float sum = 0;
+    for (size_t c = threadIdx.x; c < n; c += blockDim.x)
+        sum += load(a + c) * load(b + c);
+    return sum;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
+{
+    __shared__ float of_delta[WARP];
+    row r = row_of(t);
+    size_t out = blockIdx.x * t.ld_o + blockIdx.y * t.head_dim;
+    float delta = row_dot(static_cast<const T *>(t.o) + out, static_cast<const T *>(t.d_o) + out,
+                          t.head_dim);
+    delta = block_sum(delta, of_delta);
+    float lse = t.lse[r.lse];
+    const float *s = t.s + r.at, *dp = t.dp + r.at;
+    T *p = static_cast<T *>(t.p) + r.at, *ds = static_cast<T *>(t.ds) + r.at;
+    for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
+         c += static_cast<size_t>(blockDim.x) * COLUMNS) {
+        float x[COLUMNS], g[COLUMNS];
+        load_four(s + c, x);
+        load_four(dp + c, g);
+        for (int k = 0; k < COLUMNS; k++) {
+            bool seen = c + k >= r.from && c + k < r.to;
+            x[k] = seen ? exp_of(x[k] - lse) : 0.0f;
+            g[k] = seen ? x[k] * (g[k] - delta) : 0.0f;
+        }
+        store_four(p + c, x);
+        store_four(ds + c, g);
+    }
+}
+
+/* A block handles a row of all heads. Bytes moved per element: 4 in, 4 or 2 out. */
+template <typename T>
+static __global__ void __launch_bounds__(256)
+    store_heads(T *dst, size_t ld, const float *__restrict__ src, size_t rows, size_t n_heads,
+                size_t head_dim)
+{
+    size_t i = blockIdx.x;
+    for (size_t c = threadIdx.x; c < n_heads * head_dim; c += blockDim.x)
+        store(dst + i * ld + c, src[(c / head_dim * rows + i) * head_dim + c % head_dim]);
+}
+
+static dim3 grid_of_rows(const mt_cuda_scores *t)
+{
+    return dim3(static_cast<unsigned>(t->rows), static_cast<unsigned>(t->n_heads), 1);
+}
+
+cudaError_t mt_cuda_softmax(const mt_cuda_scores *t, cudaStream_t stream)
+{
+    unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
+    if (t->dtype == MT_F32)
+        return MT_LAUNCH(softmax_rows<float>, grid_of_rows(t), threads, 0, stream, *t);
+    return MT_LAUNCH(softmax_rows<bf16>, grid_of_rows(t), threads, 0, stream, *t);
+}
+
+cudaError_t mt_cuda_softmax_bwd(const mt_cuda_scores *t, cudaStream_t stream)
+{
+    unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
+    if (t->dtype == MT_F32)
+        return MT_LAUNCH(softmax_bwd_rows<float>, grid_of_rows(t), threads, 0, stream, *t);
+    return MT_LAUNCH(softmax_bwd_rows<bf16>, grid_of_rows(t), threads, 0, stream, *t);
+}
+
+cudaError_t mt_cuda_store_heads(void *dst, size_t ld, enum mt_dtype dtype, const float *src,
+                                size_t rows, size_t n_heads, size_t head_dim, cudaStream_t stream)
+{
+    unsigned threads = threads_for(n_heads * head_dim, 256);
+    if (dtype == MT_F32)
+        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream,
+                         static_cast<float *>(dst), ld, src, rows, n_heads, head_dim);
+    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, static_cast<bf16 *>(dst),
+                     ld, src, rows, n_heads, head_dim);
+}

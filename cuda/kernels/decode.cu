@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Packed formats: value = code * scale in f32, rounded once. A thread decodes 16 bytes of the output at a time, from 8
+ * or 4 neighbouring codes of one block; values of 4-bit codes are looked up in shared memory, where the 16 are in
+ * different banks. Bytes moved per element: s of the output, 1/2 (FP8: 1) of codes, and one scale per 32 or 64 (FP8:
+ * 16384) elements.
+ */
+#include "base/packed.h"
+#include "launch.cuh"
+#include "scalar.cuh"
+
+enum { THREADS = 256, UNROLL = 4 };
+
+struct code_values {
+    float of[16];
+};
+
+/* The codes of one access. */
+template <int BYTES> struct code_word;
+template <> struct code_word<2> {
+    typedef uint16_t type;
+};
+template <> struct code_word<4> {
+    typedef uint32_t type;
+};
+template <> struct code_word<8> {
+    typedef uint64_t type;
+};
+
+template <bool NESTED> static __device__ __forceinline__ float nf4_scale(const struct mt_decode &a, size_t block)
+{
+    if constexpr (!NESTED)
+        return static_cast<const float *>(a.scales)[block];
+    else
+        return a.nested_map[static_cast<const uint8_t *>(a.scales)[block]] * a.nested_scales[block / MT_NF4_NESTED] +
+               *a.nested_offset;
+}
+
+static __device__ __forceinline__ float mxfp4_scale(const struct mt_decode &a, size_t block)
+{
+    uint32_t e = static_cast<const uint8_t *>(a.scales)[block];
+    return float_of_bits(e ? e << 23 : 0x400000u);
+}
+
+template <int FORMAT, bool NESTED>
+static __device__ __forceinline__ float scale_of(const struct mt_decode &a, size_t i)
+{
+    if constexpr (FORMAT == MT_PACKED_NF4)
+        return nf4_scale<NESTED>(a, i / MT_NF4_BLOCK);
+    else
+        return mxfp4_scale(a, i / MT_MXFP4_BLOCK);
+}
+
+/* Code k of `codes`, which begin at an even element. */
+template <int FORMAT> static __device__ __forceinline__ unsigned nibble(uint32_t codes, int k)
+{
+    constexpr int FIRST = FORMAT == MT_PACKED_NF4 ? 4 : 0; /* shift of a byte's first code */
+    return codes >> (k / 2 * 8 + (k % 2 ? 4 - FIRST : FIRST)) & 15;
+}
+
+template <typename T, int FORMAT, bool NESTED>
+static __global__ void __launch_bounds__(THREADS)
+    decode_nibbles(struct mt_decode a, size_t n, struct code_values values)
+{
+    constexpr int N = VEC<T>;
+    typedef typename code_word<N / 2>::type word;
+    __shared__ float value[16];
+    if (threadIdx.x == 0) {
+        MT_UNROLL(16)
+        for (int i = 0; i < 16; i++) /* a variable index would put the table into local memory */
+            value[i] = values.of[i];
+    }
+    __syncthreads();
+    size_t at = static_cast<size_t>(blockIdx.x) * THREADS * UNROLL + threadIdx.x;
+    T *out = static_cast<T *>(a.out);
+    word codes[UNROLL];
+    float scale[UNROLL];
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        size_t i = (at + u * THREADS) * N;
+        if (i + N <= n) {
+            codes[u] = load_word<word>(a.codes + i / 2);
+            scale[u] = scale_of<FORMAT, NESTED>(a, i);
+        }
+    }
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        size_t i = (at + u * THREADS) * N;
+        if (i + N <= n) {
+            float x[N];
+            for (int k = 0; k < N; k++)
+                x[k] = value[nibble<FORMAT>(codes[u], k)] * scale[u];
+            store16(out + i, vec_of<T>(x));
+        } else if constexpr (FORMAT == MT_PACKED_NF4) { /* other formats have whole blocks */
+            MT_UNROLL(1)
+            for (; i < n; i++)
+                store(out + i, value[nibble<FORMAT>(a.codes[i / 2], static_cast<int>(i % 2))] *
+                                   scale_of<FORMAT, NESTED>(a, i));
+        }
+    }
+}
+
+template <typename T, int FORMAT, bool NESTED>
+static cudaError_t run_nibbles(const struct mt_decode *a, cudaStream_t stream)
+{
+    size_t n = a->rows * a->cols;
+    const float *of = FORMAT == MT_PACKED_NF4 ? mt_nf4_values : mt_fp4_values;
+    struct code_values v;
+    for (int i = 0; i < 16; i++)
+        v.of[i] = of[i];
+    return MT_LAUNCH((decode_nibbles<T, FORMAT, NESTED>),
+                     grid_of(ceil_div(n, static_cast<size_t>(VEC<T>) * THREADS * UNROLL)), THREADS, 0, stream, *a, n,
+                     v);
+}
+
+/* mt_e4m3_to_f32(). */
+static __device__ __forceinline__ float e4m3(uint32_t c)
+{
+    uint32_t mag = c & 0x7fu;
+    uint32_t small = bits_of_float(static_cast<float>(static_cast<int>(mag)) * 0x1p-9f);
+    uint32_t bits = mag < 8 ? small : (mag << 20) + (120u << 23);
+    return float_of_bits((mag == 0x7f ? 0x7fc00000u : bits) | (c & 0x80u) << 24);
+}
+
+/* N divides a row, or is 1, so that N codes are of one block. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(256) decode_fp8(struct mt_decode a, size_t vecs, unsigned columns)
+{
+    size_t row, at;
+    row_of_tile(columns, UNROLL, &row, &at);
+    if (row >= a.rows)
+        return;
+    const uint8_t *codes = a.codes + row * a.cols;
+    const float *scales = static_cast<const float *>(a.scales) + row / MT_FP8_BLOCK * ceil_div(a.cols, MT_FP8_BLOCK);
+    T *out = static_cast<T *>(a.out) + row * a.cols;
+    uint64_t word[UNROLL];
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        size_t i = at + u * blockDim.x;
+        if (i < vecs) {
+            if constexpr (N == 1)
+                word[u] = codes[i];
+            else
+                word[u] = load_word<typename code_word<N>::type>(codes + i * N);
+        }
+    }
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++) {
+        size_t i = at + u * blockDim.x;
+        if (i < vecs) {
+            float scale = scales[i * N / MT_FP8_BLOCK], x[N];
+            for (int k = 0; k < N; k++)
+                x[k] = e4m3(static_cast<uint32_t>(word[u] >> (8 * k)) & 0xffu) * scale;
+            store_n<T, N>(out + i * N, x);
+        }
+    }
+}
+
+template <typename T, int N> static cudaError_t run_fp8_by(const struct mt_decode *a, cudaStream_t stream)
+{
+    row_tiles t = tile_rows(a->rows, a->cols / N, UNROLL);
+    return MT_LAUNCH((decode_fp8<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, a->cols / N, t.columns);
+}
+
+template <typename T> static cudaError_t run_fp8(const struct mt_decode *a, cudaStream_t stream)
+{
+    return a->cols % VEC<T> ? run_fp8_by<T, 1>(a, stream) : run_fp8_by<T, VEC<T>>(a, stream);
+}
+
+template <typename T> static cudaError_t run(const struct mt_decode *a, cudaStream_t stream)
+{
+    if (a->format == MT_PACKED_FP8)
+        return run_fp8<T>(a, stream);
+    if (a->format == MT_PACKED_MXFP4)
+        return run_nibbles<T, MT_PACKED_MXFP4, false>(a, stream);
+    return a->nested_scales ? run_nibbles<T, MT_PACKED_NF4, true>(a, stream)
+                            : run_nibbles<T, MT_PACKED_NF4, false>(a, stream);
+}
+
+cudaError_t mt_cuda_decode(const struct mt_decode *a, cudaStream_t stream)
+{
+    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * out = add + mask x / (1 - p), the mask from Philox4x32-10 (Salmon et al. 2011) by row and column. A thread takes a
+ * vector of a row: one or two calls of the generator, of ten rounds each. Bytes moved an element of s bytes: 2 s, with
+ * `add` 3 s.
+ */
+#include "launch.cuh"
+#include "scalar.cuh"
+
+/* Words of the key and counter that do not change from element to element, and below what a word drops. */
+struct keys {
+    uint32_t k0, k1, c2, c3;
+    uint64_t drop;
+    float scale;
+};
+
+static __device__ __forceinline__ uint4 philox(const keys &s, uint32_t c0, uint32_t c1)
+{
+    uint32_t k0 = s.k0, k1 = s.k1, c2 = s.c2, c3 = s.c3;
+    MT_UNROLL(10)
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0, p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
+        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+        c1 = static_cast<uint32_t>(p1);
+        c3 = static_cast<uint32_t>(p0);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return make_uint4(c0, c1, c2, c3);
+}
+
+/* x[k] = mask x / (1 - p) for columns [column, column + N) of the row; N is 1 or a multiple of 4, as `column` then. */
+template <int N> static __device__ __forceinline__ void drop(const keys &s, uint32_t row, size_t column, float (&x)[N])
+{
+    constexpr int STEP = N < 4 ? N : 4;
+    for (int i = 0; i < N; i += STEP) {
+        uint4 r = philox(s, static_cast<uint32_t>((column + i) / 4), row);
+        for (int k = 0; k < STEP; k++) {
+            size_t which = N == 1 ? column % 4 : k;
+            uint32_t word = which == 0 ? r.x : which == 1 ? r.y : which == 2 ? r.z : r.w;
+            x[i + k] = word >= s.drop ? x[i + k] * s.scale : 0.0f;
+        }
+    }
+}
+
+/* O is T, or float. */
+template <typename T, typename O, int N>
+static __global__ void __launch_bounds__(256) dropout(struct mt_dropout a, keys s, unsigned columns)
+{
+    size_t row, at;
+    row_of_tile(columns, 1, &row, &at);
+    at *= N;
+    if (row >= a.n || at >= a.c)
+        return;
+    size_t i = row * a.c + at, place = a.first_row + (a.rows ? static_cast<size_t>(a.rows[row]) : row);
+    float x[N], sum[N];
+    load_n<T, N>(static_cast<const T *>(a.x) + i, x);
+    drop<N>(s, static_cast<uint32_t>(place), at, x);
+    if (a.add) {
+        if constexpr (sizeof(O) == sizeof(float))
+            load_floats<N>(static_cast<const float *>(a.add) + i, sum);
+        else
+            load_n<O, N>(static_cast<const O *>(a.add) + i, sum);
+        for (int k = 0; k < N; k++)
+            x[k] += sum[k];
+    }
+    if constexpr (sizeof(O) == sizeof(float))
+        store_floats<N>(static_cast<float *>(a.out) + i, x);
+    else
+        store_n<O, N>(static_cast<O *>(a.out) + i, x);
+}
+
+template <typename T, typename O, int N> static cudaError_t launch(const struct mt_dropout *a, cudaStream_t stream)
+{
+    row_tiles t = tile_rows(a->n, a->c / N, 1);
+    keys s = {static_cast<uint32_t>(a->seed), static_cast<uint32_t>(a->seed >> 32), static_cast<uint32_t>(a->stream),
+              static_cast<uint32_t>(a->stream >> 32), static_cast<uint64_t>(static_cast<double>(a->p) * 4294967296.0),
+              1.0f / (1.0f - a->p)};
+    return MT_LAUNCH((dropout<T, O, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, s, t.columns);
+}
+
+template <typename T, typename O> static cudaError_t run(const struct mt_dropout *a, cudaStream_t stream)
+{
+    return a->c % VEC<T> ? launch<T, O, 1>(a, stream) : launch<T, O, VEC<T>>(a, stream);
+}
+
+cudaError_t mt_cuda_dropout(const struct mt_dropout *a, cudaStream_t stream)
+{
+    if (a->dtype == MT_F32)
+        return run<float, float>(a, stream);
+    return a->out_dtype == MT_BF16 ? run<bf16, bf16>(a, stream) : run<bf16, float>(a, stream);
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Forward: a block copies one or more rows of the table, or a part of one; 2 s bytes per element of s bytes.
+ * Backward: a block owns one run of equal tokens and 8 tiles of 32 vectors of its columns. In a short run each warp
+ * adds up the rows of one tile; in a long run the warps share the rows of one tile after the other and add their sums
+ * in order. Moves s bytes per element of dout, and 4 + 4 per element of the run's row of dtable.
+ */
+#include "base/dtype.h"
+#include "launch.cuh"
+#include "scalar.cuh"
+
+enum { UNROLL = 2, RUN_WARPS = 8, LONG_RUN = 16 };
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(256)
+    embed(struct mt_embedding a, float scale, size_t vecs, unsigned columns)
+{
+    size_t row, at;
+    row_of_tile(columns, UNROLL, &row, &at);
+    if (row >= a.n)
+        return;
+    const T *src = static_cast<const T *>(a.table) + static_cast<size_t>(a.ids[row]) * a.c;
+    T *dst = static_cast<T *>(a.out) + row * a.c;
+    float x[UNROLL][N];
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++)
+        if (at + u * blockDim.x < vecs)
+            load_n<T, N>(src + (at + u * blockDim.x) * N, x[u]);
+    MT_UNROLL(UNROLL)
+    for (int u = 0; u < UNROLL; u++)
+        if (at + u * blockDim.x < vecs) {
+            for (int k = 0; k < N; k++)
+                x[u][k] *= scale;
+            store_n<T, N>(dst + (at + u * blockDim.x) * N, x[u]);
+        }
+}
+
+template <typename T> static float scale_in(float scale)
+{
+    return sizeof(T) == 2 ? mt_bf16_to_f32(mt_f32_to_bf16(scale)) : scale;
+}
+
+template <typename T, int N>
+static cudaError_t run_embed(const struct mt_embedding *a, cudaStream_t stream)
+{
+    row_tiles t = tile_rows(a->n, a->c / N, UNROLL);
+    return MT_LAUNCH((embed<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a,
+                     scale_in<T>(a->scale), a->c / N, t.columns);
+}
+
+cudaError_t mt_cuda_embedding(const struct mt_embedding *a, cudaStream_t stream)
+{
+    if (a->dtype == MT_BF16)
+        return a->c % VEC<bf16> == 0 ? run_embed<bf16, VEC<bf16>>(a, stream)
+                                      : run_embed<bf16, 1>(a, stream);
+    return a->c % VEC<float> == 0 ? run_embed<float, VEC<float>>(a, stream)
+                                   : run_embed<float, 1>(a, stream);
+}
+
+/* Adds the vectors at `column` of the run's rows first, first + step, ... to `sum`. */
+template <typename T, int N>
+static __device__ void sum_rows(const struct mt_embedding_bwd &a, float scale, int first, int end, int step,
+                                size_t column, float (&sum)[N])
+{
+    const T *dout = static_cast<const T *>(a.dout) + column;
+    MT_UNROLL(4)
+    for (int t = first; t < end; t += step) {
+        float x[N];
+        load_n<T, N>(dout + static_cast<size_t>(a.order[t]) * a.c, x);
+        for (int k = 0; k < N; k++)
+            sum[k] += x[k] * scale;
+    }
+}
+
+template <int N> static __device__ void add_to(float *dst, const float (&sum)[N])
+{
+    float x[N];
+    load_floats<N>(dst, x);
+    for (int k = 0; k < N; k++)
+        x[k] += sum[k];
+    store_floats<N>(dst, x);
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(WARP *RUN_WARPS)
+    add_runs(struct mt_embedding_bwd a, float scale, unsigned groups)
+{
+    __shared__ float shared[RUN_WARPS][N][WARP];
+    unsigned run = blockIdx.x / groups;
+    size_t tile = static_cast<size_t>(blockIdx.x % groups) * RUN_WARPS, tiles = ceil_div(a.c, N * WARP);
+    int first = a.starts[run], end = a.starts[run + 1], warp = static_cast<int>(threadIdx.y);
+    float *row = a.dtable + static_cast<size_t>(a.run_ids[run]) * a.c;
+    if (end - first <= LONG_RUN) {
+        float sum[N] = {};
+        size_t column = ((tile + threadIdx.y) * WARP + threadIdx.x) * N;
+        if (column < a.c) {
+            sum_rows<T, N>(a, scale, first, end, 1, column, sum);
+            add_to<N>(row + column, sum);
+        }
+        return;
+    }
+    for (int i = 0; i < RUN_WARPS && tile < tiles; i++, tile++) {
+        float sum[N] = {};
+        size_t column = (tile * WARP + threadIdx.x) * N;
+        if (column < a.c)
+            sum_rows<T, N>(a, scale, first + warp, end, RUN_WARPS, column, sum);
+        for (int k = 0; k < N; k++)
+            shared[warp][k][threadIdx.x] = sum[k];
+        __syncthreads();
+        if (warp == 0 && column < a.c) {
+            for (int w = 1; w < RUN_WARPS; w++)
+                for (int k = 0; k < N; k++)
+                    sum[k] += shared[w][k][threadIdx.x];
+            add_to<N>(row + column, sum);
+        }
+        __syncthreads(); /* before the next tile's sums */
+    }
+}
+
+template <typename T, int N>
+static cudaError_t run_add_runs(const struct mt_embedding_bwd *a, cudaStream_t stream)
+{
+    size_t groups = ceil_div(a->c, static_cast<size_t>(N) * WARP * RUN_WARPS);
+    return MT_LAUNCH((add_runs<T, N>), grid_of(a->n_runs * groups), dim3(WARP, RUN_WARPS), 0, stream, *a,
+                     scale_in<T>(a->scale), static_cast<unsigned>(groups));
+}
+
+cudaError_t mt_cuda_embedding_bwd(const struct mt_embedding_bwd *a, cudaStream_t stream)
+{
+    if (!a->n_runs)
+        return cudaSuccess;
+    if (a->dtype == MT_BF16)
+        return a->c % VEC<bf16> == 0 ? run_add_runs<bf16, VEC<bf16>>(a, stream)
+                                      : run_add_runs<bf16, 1>(a, stream);
+    return a->c % VEC<float> == 0 ? run_add_runs<float, VEC<float>>(a, stream)
+                                   : run_add_runs<float, 1>(a, stream);
+}

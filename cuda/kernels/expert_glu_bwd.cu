@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * With w the row's weight: dg = w dout u act'(g), du = w dout act(g), out = w act(g) u, and dw = <act(g) u, dout>
+ * (+ <down_bias, d_o>). A block handles a row, each thread vectors of it that are a block's width apart; dw is summed
+ * over its threads. Bytes moved per element of out, of s bytes: 6 s, and the row of d_o.
+ */
+#include "glu.cuh"
+#include "launch.cuh"
+#include "reduce.cuh"
+#include "scalar.cuh"
+
+static constexpr unsigned MAX_THREADS = 256;
+
+/* This thread's part of <down_bias, d_o>. */
+template <typename T>
+static __device__ __forceinline__ float bias_part(const struct mt_expert_glu_bwd &a, size_t row)
+{
+    const T *b = static_cast<const T *>(a.down_bias), *d = static_cast<const T *>(a.d_o) + row * a.c;
+    float sum = 0;
+    for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
+        sum = fmaf(load(b + i), load(d + i), sum);
+    return sum;
+}
+
+/* A thread writes only where it has read: dgate_up may be gate_up, and out may be dout. */
+template <typename T, int N, int KIND>
+static __global__ void __launch_bounds__(MAX_THREADS) expert_glu_backward(struct mt_expert_glu_bwd a, size_t vecs)
+{
+    __shared__ float scratch[WARP];
+    size_t row = blockIdx.x;
+    bool routed = row < a.n;
+    size_t entry = routed && a.list ? static_cast<size_t>(a.list[row]) : row;
+    float w = routed ? a.weights[entry] : 0.0f, sum = 0;
+    const T *gate_up = static_cast<const T *>(a.gate_up) + row * 2 * a.f;
+    const T *dout = static_cast<const T *>(a.dout) + row * a.f;
+    T *dgate_up = static_cast<T *>(a.dgate_up) + row * 2 * a.f, *out = static_cast<T *>(a.out) + row * a.f;
+    for (size_t i = threadIdx.x; i < vecs; i += blockDim.x) {
+        float g[N] = {}, up[N] = {}, dy[N] = {};
+        if (routed) {
+            load_n<T, N>(gate_up + i * N, g);
+            load_n<T, N>(gate_up + i * N + a.f, up);
+            load_n<T, N>(dout + i * N, dy);
+            for (int k = 0; k < N; k++) {
+                glu_terms t = glu_terms_of<T, KIND>({a.alpha, a.limit}, g[k], up[k]);
+                float weighted = w * dy[k], y = t.act * t.up;
+                sum = fmaf(dy[k], y, sum);
+                g[k] = weighted * t.up * t.slope;
+                up[k] = weighted * t.du;
+                dy[k] = w * y;
+            }
+        }
+        store_n<T, N>(dgate_up + i * N, g);
+        store_n<T, N>(dgate_up + i * N + a.f, up);
+        store_n<T, N>(out + i * N, dy);
+    }
+    if (!routed)
+        return;
+    if (a.down_bias)
+        sum += bias_part<T>(a, row);
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0)
+        a.dweights[entry] = sum;
+}
+
+template <typename T, int N, int KIND>
+static cudaError_t launch(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
+{
+    size_t vecs = a->f / N;
+    unsigned threads = threads_for(vecs, MAX_THREADS);
+    return MT_LAUNCH((expert_glu_backward<T, N, KIND>), grid_of(a->n_padded), threads, 0, stream, *a, vecs);
+}
+
+template <typename T, int N> static cudaError_t launch_kind(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
+{
+    if (a->kind == MT_GLU_CLAMPED)
+        return launch<T, N, MT_GLU_CLAMPED>(a, stream);
+    return a->kind == MT_GLU_SILU ? launch<T, N, MT_GLU_SILU>(a, stream) : launch<T, N, MT_GLU_GELU_TANH>(a, stream);
+}
+
+template <typename T> static cudaError_t run(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
+{
+    return a->f % VEC<T> == 0 ? launch_kind<T, VEC<T>>(a, stream) : launch_kind<T, 1>(a, stream);
+}
+
+cudaError_t mt_cuda_expert_glu_bwd(const struct mt_expert_glu_bwd *a, cudaStream_t stream)
+{
+    return a->dtype == MT_BF16 ? run<bf16>(a, stream) : run<float>(a, stream);
+}

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_CUDA_SCALAR_CUH
+#define MT_CUDA_SCALAR_CUH
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <cuda_runtime.h>
+
+/**
+ * Elements in memory are float or bf16; arithmetic is in float. A vector is what one 16-byte access has: 4 floats
+ * or 8 bf16. All inline assembly of the kernels is here.
+ */
+struct bf16 {
+    uint16_t x;
+};
+
+template <typename T> static constexpr int VEC = 16 / static_cast<int>(sizeof(T));
+
+/* --- bits ----------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float float_of_bits(uint32_t u)
+{
+#ifdef __CUDA_ARCH__
+    return __uint_as_float(u);
+#else
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+#endif
+}
+
+static __device__ __forceinline__ uint32_t bits_of_float(float f)
+{
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(f);
+#else
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+#endif
+}
+
+/** Two floats as bf16, to nearest even, `lo` in the low half. A NaN stays NaN. */
+static __device__ __forceinline__ uint32_t bf16_pair(float lo, float hi)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(hi), "f"(lo));
+    return pair;
+#else
+    uint32_t half[2] = {bits_of_float(lo), bits_of_float(hi)};
+    for (int i = 0; i < 2; i++) {
+        uint32_t u = half[i], even = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+        half[i] = (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40 : even;
+    }
+    return half[0] | half[1] << 16;
+#endif
+}
+
+/* --- one element ---------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float load(const float *p)
+{
+    return *p;
+}
+
+static __device__ __forceinline__ float load(const bf16 *p)
+{
+    return float_of_bits(static_cast<uint32_t>(p->x) << 16);
+}
+
+static __device__ __forceinline__ void store(float *p, float v)
+{
+    *p = v;
+}
+
+static __device__ __forceinline__ void store(bf16 *p, float v)
+{
+    p->x = static_cast<uint16_t>(bf16_pair(v, 0));
+}
+
+/* --- accesses of 8 and 16 bytes of global memory, at aligned addresses ----------------------------- */
+
+template <typename W> static __device__ __forceinline__ W load_word(const void *p)
+{
+#ifdef __CUDA_ARCH__
+    return *static_cast<const W *>(p);
+#else
+    W w;
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(W))
+        __builtin_trap(); /* a GPU faults too */
+    memcpy(&w, p, sizeof(W));
+    return w;
+#endif
+}
+
+template <typename W> static __device__ __forceinline__ void store_word(void *p, W w)
+{
+#ifdef __CUDA_ARCH__
+    *static_cast<W *>(p) = w;
+#else
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(W))
+        __builtin_trap();
+    memcpy(p, &w, sizeof(W));
+#endif
+}
+
+#ifdef __CUDA_ARCH__
+/* In assembly: the compiler usually splits an assignment into stores of 4 bytes. */
+template <> __device__ __forceinline__ void store_word<uint4>(void *p, uint4 w)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+                 : "memory");
+}
+
+template <> __device__ __forceinline__ void store_word<float4>(void *p, float4 w)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(w.x), "f"(w.y), "f"(w.z), "f"(w.w)
+                 : "memory");
+}
+
+template <> __device__ __forceinline__ void store_word<uint2>(void *p, uint2 w)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(w.x), "r"(w.y) : "memory");
+}
+#endif
+
+static __device__ __forceinline__ uint4 load16(const void *p)
+{
+    return load_word<uint4>(p);
+}
+
+static __device__ __forceinline__ void store16(void *p, uint4 w)
+{
+    store_word<uint4>(p, w);
+}
+
+/* --- vectors --------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void pair_floats(uint32_t pair, float *x)
+{
+    x[0] = float_of_bits(pair << 16);
+    x[1] = float_of_bits(pair & 0xffff0000u);
+}
+
+template <typename T> struct packing;
+
+template <> struct packing<float> {
+    static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[4])
+    {
+        x[0] = float_of_bits(w.x);
+        x[1] = float_of_bits(w.y);
+        x[2] = float_of_bits(w.z);
+        x[3] = float_of_bits(w.w);
+    }
+    static __device__ __forceinline__ uint4 vec_of(const float (&x)[4])
+    {
+        return make_uint4(bits_of_float(x[0]), bits_of_float(x[1]), bits_of_float(x[2]),
+                          bits_of_float(x[3]));
+    }
+};
+
+template <> struct packing<bf16> {
+    static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[8])
+    {
+        pair_floats(w.x, x);
+        pair_floats(w.y, x + 2);
+        pair_floats(w.z, x + 4);
+        pair_floats(w.w, x + 6);
+    }
+    static __device__ __forceinline__ uint4 vec_of(const float (&x)[8])
+    {
+        return make_uint4(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                          bf16_pair(x[6], x[7]));
+    }
+};
+
+template <typename T> static __device__ __forceinline__ void vec_floats(uint4 w, float (&x)[VEC<T>])
+{
+    packing<T>::vec_floats(w, x);
+}
+
+template <typename T> static __device__ __forceinline__ uint4 vec_of(const float (&x)[VEC<T>])
+{
+    return packing<T>::vec_of(x);
+}
+
+/** Rounds two values as a store and a load would; both together cost as much as one. */
+template <typename T> static __device__ __forceinline__ void round_two(float *x)
+{
+    if constexpr (sizeof(T) == 2)
+        pair_floats(bf16_pair(x[0], x[1]), x);
+}
+
+/** Forces later code to unpack the values again, so that only half as many registers are held over a barrier. */
+static __device__ __forceinline__ void hold_packed(uint4 &w)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w));
+#else
+    (void)w;
+#endif
+}
+
+template <typename T> static __device__ __forceinline__ float rounded(float v)
+{
+    T t;
+    store(&t, v);
+    return load(&t);
+}
+
+/**
+ * N elements as floats. N is 1, or VEC<T> with an address that is a multiple of 16; one kernel body serves both.
+ */
+template <typename T, int N> static __device__ __forceinline__ void load_n(const T *p, float (&x)[N])
+{
+    if constexpr (N == 1)
+        x[0] = load(p);
+    else
+        vec_floats<T>(load16(p), x);
+}
+
+template <typename T, int N>
+static __device__ __forceinline__ void store_n(T *p, const float (&x)[N])
+{
+    if constexpr (N == 1)
+        store(p, x[0]);
+    else
+        store16(p, vec_of<T>(x));
+}
+
+/** Four elements, aligned to their size: for kernels whose input and output have different widths. */
+static __device__ __forceinline__ void load_four(const float *p, float (&x)[4])
+{
+    vec_floats<float>(load16(p), x);
+}
+
+static __device__ __forceinline__ void load_four(const bf16 *p, float (&x)[4])
+{
+    uint2 w = load_word<uint2>(p);
+    pair_floats(w.x, x);
+    pair_floats(w.y, x + 2);
+}
+
+static __device__ __forceinline__ void store_four(float *p, const float (&x)[4])
+{
+    store16(p, vec_of<float>(x));
+}
+
+static __device__ __forceinline__ void store_four(bf16 *p, const float (&x)[4])
+{
+    store_word(p, make_uint2(bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3])));
+}
+
+/** N floats, for N elements of a vector: 1, 4 or 8. */
+template <int N> static __device__ __forceinline__ void load_floats(const float *p, float (&x)[N])
+{
+    if constexpr (N == 1) {
+        x[0] = *p;
+    } else {
+        for (int i = 0; i < N; i += 4) {
+            float4 w = load_word<float4>(p + i);
+            x[i] = w.x;
+            x[i + 1] = w.y;
+            x[i + 2] = w.z;
+            x[i + 3] = w.w;
+        }
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store_floats(float *p, const float (&x)[N])
+{
+    if constexpr (N == 1)
+        *p = x[0];
+    else
+        for (int i = 0; i < N; i += 4)
+            store_word(p + i, make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]));
+}
+
+/* --- functions ------------------------------------------------------------------------------ */
+
+/** e^x; error at most 2 ulp. */
+static __device__ __forceinline__ float exp_of(float x)
+{
+    return expf(x);
+}
+
+/** 1 / x; error at most 1 ulp. */
+static __device__ __forceinline__ float reciprocal(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+
+/** 1 / (1 + e^-x); for results that are rounded to bf16, with the fast exponential. */
+template <typename T> static __device__ __forceinline__ float sigmoid(float x)
+{
+    return reciprocal(1.0f + (sizeof(T) == 2 ? __expf(-x) : expf(-x)));
+}
+
+/* --- on the host ---------------------------------------------------------------------------- */
+
+static inline bool aligned_to(const void *p, size_t bytes)
+{
+    return reinterpret_cast<uintptr_t>(p) % bytes == 0;
+}
+
+/** Whether all rows of `ld` elements, from p on, start at multiples of 16 bytes. */
+template <typename T> static inline bool rows_aligned(const void *p, size_t ld)
+{
+    return aligned_to(p, 16) && ld % VEC<T> == 0;
+}
+
+#endif

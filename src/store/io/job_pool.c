@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "store/io/job_pool.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+
+struct jobs {
+    struct mt_job *first, *last;
+};
+
+struct mt_job_pool {
+    pthread_mutex_t lock;
+    pthread_cond_t work;
+    struct jobs todo, ended;
+    int64_t ns;
+    bool quit;
+    void (*wake)(void *ctx);
+    void *ctx;
+    pthread_t thread[MT_JOB_MAX_THREADS];
+    int n_threads;
+};
+
+static void push(struct jobs *l, struct mt_job *job)
+{
+    job->next = NULL;
+    if (l->last)
+        l->last->next = job;
+    else
+        l->first = job;
+    l->last = job;
+}
+
+static struct mt_job *pop(struct jobs *l)
+{
+    struct mt_job *job = l->first;
+    if (job && !(l->first = job->next))
+        l->last = NULL;
+    return job;
+}
+
+static int64_t thread_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void *pool_main(void *arg)
+{
+    mt_job_pool *p = arg;
+    int64_t counted = thread_ns();
+    pthread_mutex_lock(&p->lock);
+    for (;;) {
+        struct mt_job *job;
+        while (!(job = pop(&p->todo)) && !p->quit)
+            pthread_cond_wait(&p->work, &p->lock);
+        if (!job)
+            break;
+        pthread_mutex_unlock(&p->lock);
+        job->run(job);
+        int64_t now = thread_ns();
+        pthread_mutex_lock(&p->lock);
+        p->ns += now - counted;
+        counted = now;
+        bool wake = !p->ended.first; /* else the owner has been woken and has not taken the jobs yet */
+        push(&p->ended, job);
+        if (!wake)
+            continue;
+        pthread_mutex_unlock(&p->lock);
+        p->wake(p->ctx);
+        pthread_mutex_lock(&p->lock);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+int mt_job_pool_create(mt_job_pool **out, const char *name, int n_threads, void (*wake)(void *ctx), void *ctx,
+                       struct mt_err *err)
+{
+    mt_job_pool *p = mt_calloc(1, sizeof(*p));
+    int rc = 0;
+    if (!p)
+        return mt_fail_nomem(err, name, sizeof(*p));
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_cond_init(&p->work, NULL);
+    p->wake = wake;
+    p->ctx = ctx;
+    for (int i = 0; i < MT_MIN(n_threads, (int)MT_JOB_MAX_THREADS) && !rc; i++) {
+        char numbered[16];
+        int e = pthread_create(&p->thread[i], NULL, pool_main, p);
+        if (e) {
+            rc = mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start a thread %s: %s", name, strerror(e));
+            break;
+        }
+        snprintf(numbered, sizeof(numbered), "%.8s/%hu", name, (unsigned short)i);
+        pthread_setname_np(p->thread[i], numbered);
+        p->n_threads++;
+    }
+    if (rc) {
+        mt_job_pool_destroy(&p);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+void mt_job_pool_destroy(mt_job_pool **pool)
+{
+    mt_job_pool *p = *pool;
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    p->quit = true;
+    pthread_cond_broadcast(&p->work);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < p->n_threads; i++)
+        pthread_join(p->thread[i], NULL);
+    pthread_cond_destroy(&p->work);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+    *pool = NULL;
+}
+
+void mt_job_pool_add(mt_job_pool *p, struct mt_job *job)
+{
+    pthread_mutex_lock(&p->lock);
+    push(&p->todo, job);
+    pthread_cond_signal(&p->work);
+    pthread_mutex_unlock(&p->lock);
+}
+
+struct mt_job *mt_job_pool_take(mt_job_pool *p)
+{
+    pthread_mutex_lock(&p->lock);
+    struct mt_job *job = pop(&p->ended);
+    pthread_mutex_unlock(&p->lock);
+    return job;
+}
+
+int64_t mt_job_pool_ns(mt_job_pool *p)
+{
+    pthread_mutex_lock(&p->lock);
+    int64_t ns = p->ns;
+    pthread_mutex_unlock(&p->lock);
+    return ns;
+}

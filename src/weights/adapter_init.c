@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The initial values of adapters, as in PEFT: A uniform, B zero, DoRA's magnitudes the lengths of the rows of W. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/mem.h"
+#include "base/philox.h"
+#include "weights/peft.h"
+#include "model/ranges.h"
+#include "model/stored.h"
+
+enum { PIECE = 1 << 16, ROWS = 256 }; /* elements; rows of magnitudes */
+
+static int init_factor(const struct mt_tensor *t, mt_plane_set *planes, uint64_t seed, float *buf, struct mt_err *err)
+{
+    static const char suffix[] = "." MT_LORA_A ".weight";
+    uint64_t stream = XXH3_64bits(t->name, strlen(t->name));
+    size_t len = strlen(t->name), k = strlen(suffix);
+    bool a = len > k && !strcmp(t->name + len - k, suffix);
+    double bound = a ? 1 / sqrt((double)t->shape[1]) : 0;
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        for (size_t i = 0; i < n; i++)
+            buf[i] = a ? (float)((2 * mt_philox_uniform(seed, stream, at + i) - 1) * bound) : 0;
+        rc = mt_tensor_write_masters(planes, t, at, n, buf, err);
+    }
+    return rc;
+}
+
+static int row_norm(const struct mt_tensor *w, size_t row, mt_plane_set *planes, float *buf, float *norm,
+                    struct mt_err *err)
+{
+    size_t in = (size_t)w->shape[1];
+    double sum = 0;
+    for (size_t at = 0; at < in; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, in - at);
+        int rc = mt_tensor_read_masters(planes, w, row * in + at, n, buf, err);
+        if (rc)
+            return rc;
+        for (size_t i = 0; i < n; i++)
+            sum += (double)buf[i] * (double)buf[i];
+    }
+    *norm = (float)sqrt(sum);
+    return 0;
+}
+
+static int init_magnitude(const struct mt_layout *l, const struct mt_tensor *w, mt_plane_set *planes, float *buf,
+                          struct mt_err *err)
+{
+    char name[MT_TENSOR_NAME];
+    float norm[ROWS];
+    char module[MT_TENSOR_NAME];
+    mt_stored_module(module, l, w);
+    snprintf(name, sizeof(name), "%.90s." MT_LORA_MAGNITUDE, module);
+    const struct mt_tensor *m = mt_layout_find(l, name);
+    if (w->kind == MT_RANGE_PACKED)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.kind = dora cannot begin on %s, which is packed: continue "
+                       "adapters that PEFT began (adapter.path), or set adapter.kind = lora", w->name);
+    for (size_t first = 0; first < m->n; first += ROWS) {
+        size_t n = MT_MIN((size_t)ROWS, m->n - first);
+        int rc = 0;
+        for (size_t i = 0; i < n && !rc; i++)
+            rc = row_norm(w, first + i, planes, buf, &norm[i], err);
+        if (!rc)
+            rc = mt_tensor_write_masters(planes, m, first, n, norm, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err)
+{
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? 0 : mt_fail_nomem(err, "an adapter", PIECE * sizeof(float));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        if (l->tensors[i].adapter)
+            rc = init_factor(&l->tensors[i], planes, seed, buf, err);
+    for (size_t i = 0; i < l->n_adapters && !rc; i++)
+        for (size_t k = 0; k < l->adapters[i].n_targets && l->adapters[i].dora && !rc; k++)
+            rc = init_magnitude(l, &l->tensors[l->adapters[i].target[k].tensor], planes, buf, err);
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
+}

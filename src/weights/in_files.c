@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frozen tensors that are read in place: which bytes of the files they are, and how these become those of planes. What
+ * the files have as f16 or f32 becomes the two halves of masters; what they have in another order is read as a whole
+ * share of the stored tensor and put to its place, line by line. It is done where a block is copied to staging anyway,
+ * so that neither the device nor the link has more to do than for a base in host memory.
+ */
+#include "weights/in_files.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/mem.h"
+#include "model/packing.h"
+#include "model/ranges.h"
+#include "model/stored.h"
+#include "weights/packed_files.h"
+
+enum { CHUNK = 512, /* elements that are converted at once */ TILE = 16 /* rows that are gathered together */ };
+
+/* How a part becomes tensors. */
+struct form {
+    enum mt_st_dtype dtype;
+    enum mt_packed packed;
+    bool nested;
+    const struct mt_tensor *t[MT_FILE_LANES];
+    int n;
+    size_t first; /* element of the stored tensor with which the part begins */
+};
+
+/* --- values -------------------------------------------------------------------------------------- */
+
+/* Element i of a file's bytes, which may be unaligned, as bf16 or as its master. */
+static uint16_t load_u16(const char *src, size_t i)
+{
+    uint16_t x;
+    memcpy(&x, src + i * sizeof(x), sizeof(x));
+    return x;
+}
+
+static float load_f32(const char *src, size_t i)
+{
+    float x;
+    memcpy(&x, src + i * sizeof(x), sizeof(x));
+    return x;
+}
+
+/* Every step-th of n elements from element `at` of src on. lo: only for masters. */
+static void gather(enum mt_st_dtype dtype, const char *src, size_t at, size_t step, size_t n, uint16_t *hi,
+                   uint16_t *lo)
+{
+    if (dtype == MT_ST_BF16)
+        for (size_t i = 0; i < n; i++)
+            hi[i] = load_u16(src, at + i * step);
+    else if (dtype == MT_ST_F16)
+        for (size_t i = 0; i < n; i++)
+            mt_master_split(mt_f16_to_f32(load_u16(src, at + i * step)), &hi[i], &lo[i]);
+    else
+        for (size_t i = 0; i < n; i++)
+            mt_master_split(load_f32(src, at + i * step), &hi[i], &lo[i]);
+}
+
+static bool is_unfit(enum mt_st_dtype dtype, const char *data, size_t i, float *value)
+{
+    uint16_t half = dtype == MT_ST_F32 ? 0 : load_u16(data, i);
+    *value = dtype == MT_ST_F32 ? load_f32(data, i) : dtype == MT_ST_F16 ? mt_f16_to_f32(half) : mt_bf16_to_f32(half);
+    return (mt_f32_bits(*value) & 0x7fffffffu) >= 0x7f7f8000u;
+}
+
+/* data: bytes [at, at + n) of the part. */
+static int refuse_unfit(const struct mt_file_part *p, const char *path, size_t at, const char *data, size_t n,
+                        struct mt_err *err)
+{
+    const struct form *f = p->form;
+    size_t size = mt_st_dtype_size(f->dtype);
+    float x;
+    for (size_t i = 0; i < n / size; i++)
+        if (is_unfit(f->dtype, data, i, &x))
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                           "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38", path,
+                           p->name, (double)x, at / size + i);
+    return 0;
+}
+
+/* F32 scales whose largest products are finite. The first and last bytes may be of scales that other blocks have. */
+static bool scales_are_finite(const char *data, size_t at, size_t n, float most)
+{
+    bool all = true;
+    for (size_t i = -at % sizeof(float); i + sizeof(float) <= n; i += sizeof(float))
+        all &= isfinite(load_f32(data + i, 0) * most);
+    return all;
+}
+
+static bool bytes_below(const char *data, size_t n, unsigned mask, unsigned end)
+{
+    bool all = true;
+    for (size_t i = 0; i < n; i++)
+        all &= ((uint8_t)data[i] & mask) < end;
+    return all;
+}
+
+/* Can code times scale only be finite? Pieces are those of mt_packed_pieces(). */
+static bool is_finite(const struct form *f, size_t piece, size_t at, const char *data, size_t n)
+{
+    switch (f->packed) {
+    case MT_PACKED_FP8:
+        return piece ? scales_are_finite(data, at, n, 448) : bytes_below(data, n, 0x7f, 0x7f);
+    case MT_PACKED_MXFP4:
+        return !piece || bytes_below(data, n, 0xff, 253);
+    default:
+        return piece == 0 || piece > 3 || (piece == 1 ? f->nested : !f->nested) || scales_are_finite(data, at, n, 1);
+    }
+}
+
+static int inspect(const struct mt_file_part *p, size_t piece, const char *path, size_t at, const void *data, size_t n,
+                   struct mt_err *err)
+{
+    const struct form *f = p->form;
+    if (!f->packed)
+        return refuse_unfit(p, path, at, data, n, err);
+    return is_finite(f, piece, at, data, n)
+               ? 0 : mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" holds weights that are not finite", path, p->name);
+}
+
+/* --- places -------------------------------------------------------------------------------------- */
+
+/* Puts n elements to the tensor's elements from `first` on; they are every step-th of src from `at` on. */
+static void put(const struct mt_file_part *p, const struct mt_tensor *t, size_t first, const char *src, size_t at,
+                size_t step, size_t n, const struct mt_file_target *to)
+{
+    const struct form *f = p->form;
+    const size_t size = sizeof(uint16_t);
+    uint16_t hi[CHUNK], lo[CHUNK];
+    for (size_t i = 0; i < n; i += CHUNK) {
+        size_t k = MT_MIN((size_t)CHUNK, n - i), to_byte = (t->at + first + i) * size;
+        gather(f->dtype, src, at + i * step, step, k, hi, lo);
+        mt_file_put(to, p->plane, to_byte, hi, k * size);
+        if (p->low != MT_NO_PLANE)
+            mt_file_put(to, p->low, to_byte, lo, k * size);
+    }
+}
+
+/* Elements [from, end) of the share are rows of the tensor, each contiguous, with others between them. */
+static void put_rows(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end, const char *src,
+                     const struct mt_file_target *to)
+{
+    const struct form *f = p->form;
+    size_t cols = (size_t)t->shape[1], step = t->place.row_step, before = t->place.first - f->first;
+    for (size_t r = 0; r < (size_t)t->shape[0]; r++) {
+        size_t at = before + mt_stored_row(t, r) * step, a = MT_MAX(at, from), b = MT_MIN(at + cols, end);
+        if (a < b)
+            put(p, t, r * cols + (a - at), src, a - from, 1, b - a, to);
+    }
+}
+
+/* The share's lines [first, first + n), of which src has elements from `from` on, are columns of the tensor: rows
+ * [row, row_end) of them. */
+static void put_lines(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t first, size_t n,
+                      size_t row, size_t row_end, const char *src, const struct mt_file_target *to)
+{
+    const struct form *f = p->form;
+    size_t cols = (size_t)t->shape[1], line = t->place.col_step, before = t->place.first - f->first;
+    for (size_t c = 0; c < n; c += CHUNK)
+        for (size_t tile = row; tile < row_end; tile += TILE)
+            for (size_t r = tile; r < MT_MIN(tile + TILE, row_end); r++)
+                put(p, t, r * cols + first + c, src, (first + c) * line + before + r * t->place.row_step - from, line,
+                    MT_MIN((size_t)CHUNK, n - c), to);
+}
+
+/* The first row whose element is at place `at` of a line, or after it. */
+static size_t row_at(const struct mt_tensor *t, size_t before, size_t at)
+{
+    return at <= before ? 0 : MT_MIN(mt_div_up(at - before, t->place.row_step), (size_t)t->shape[0]);
+}
+
+/* Elements [from, end) of the share are columns of the tensor, each a line; the first and the last may be cut. */
+static void put_columns(const struct mt_file_part *p, const struct mt_tensor *t, size_t from, size_t end,
+                        const char *src, const struct mt_file_target *to)
+{
+    const struct form *f = p->form;
+    size_t line = t->place.col_step, before = t->place.first - f->first, rows = (size_t)t->shape[0];
+    size_t whole = mt_div_up(from, line), whole_end = end / line;
+    if (whole > whole_end) { /* within one line */
+        put_lines(p, t, from, from / line, 1, row_at(t, before, from % line), row_at(t, before, end % line), src, to);
+        return;
+    }
+    if (from % line)
+        put_lines(p, t, from, from / line, 1, row_at(t, before, from % line), rows, src, to);
+    put_lines(p, t, from, whole, whole_end - whole, 0, rows, src, to);
+    if (end % line)
+        put_lines(p, t, from, whole_end, 1, 0, row_at(t, before, end % line), src, to);
+}
+
+static void place(const struct mt_file_part *p, size_t at, const void *data, size_t n, const struct mt_file_target *to)
+{
+    const struct form *f = p->form;
+    size_t size = mt_st_dtype_size(f->dtype), from = at / size, end = from + n / size;
+    for (int i = 0; i < f->n; i++) {
+        if (p->elem)
+            put(p, f->t[i], from, data, 0, 1, end - from, to);
+        else if (f->t[i]->place.col_step == 1)
+            put_rows(p, f->t[i], from, end, data, to);
+        else
+            put_columns(p, f->t[i], from, end, data, to);
+    }
+}
+
+/* --- parts --------------------------------------------------------------------------------------- */
+
+struct list {
+    const struct mt_layout *l;
+    const struct mt_st_model *st;
+    struct mt_file_part *part;   /* [n_tensors] */
+    struct mt_file_piece *piece; /* [MT_MAX_PIECES + 1 for a packed tensor, 1 for another] */
+    struct form *form;           /* [n_tensors] */
+    size_t n, n_pieces;
+};
+
+static int fail_other(const struct mt_tensor *t, struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" in the model's files has changed since they were first read",
+                   t->name);
+}
+
+static struct mt_file_part *add_part(struct list *v, const struct mt_tensor *t, enum mt_st_dtype dtype)
+{
+    struct mt_file_part *p = &v->part[v->n];
+    struct form *f = &v->form[v->n++];
+    *f = (struct form){.dtype = dtype, .packed = t->packed, .nested = t->nested, .t = {t}, .n = 1};
+    *p = (struct mt_file_part){.unit = t->unit, .plane = mt_range_planes(t->kind).hi,
+                               .low = mt_range_planes(t->kind).lo,
+                               .piece = &v->piece[v->n_pieces], .n_lanes = 1, .n_tensors = 1, .tensor = {t->name},
+                               .name = t->name, .form = f};
+    return p;
+}
+
+static struct mt_file_piece *add_piece(struct list *v, struct mt_file_part *p, const struct mt_st_tensor *src,
+                                       size_t skip, size_t bytes)
+{
+    struct mt_file_piece *q = &v->piece[v->n_pieces++];
+    *q = (struct mt_file_piece){.file = src->file, .offset = src->offset + skip, .bytes = bytes};
+    p->n_pieces++;
+    return q;
+}
+
+/* Another tensor of what the last part reads. */
+static void join_last(struct list *v, const struct mt_tensor *t)
+{
+    struct mt_file_part *p = &v->part[v->n - 1];
+    struct form *f = &v->form[v->n - 1];
+    f->t[f->n++] = t;
+    p->tensor[p->n_tensors++] = t->name;
+    p->name = v->l->stored[t->place.stored].name;
+}
+
+static bool is_of_last(const struct list *v, const struct mt_tensor *t, size_t first)
+{
+    const struct form *f = v->n ? &v->form[v->n - 1] : NULL;
+    return f && f->n < MT_FILE_LANES && f->t[0]->unit == t->unit && f->t[0]->place.stored == t->place.stored &&
+           f->t[0]->kind == t->kind && f->first == first && (v->part[v->n - 1].placed || v->part[v->n - 1].n_lanes > 1);
+}
+
+/* In the order of the plane: bf16 as it is, others converted. */
+static void add_in_order(struct list *v, const struct mt_tensor *t, const struct mt_st_tensor *src)
+{
+    size_t size = mt_st_dtype_size(src->dtype);
+    struct mt_file_part *p = add_part(v, t, src->dtype);
+    struct mt_file_piece *q = add_piece(v, p, src, t->place.first * size, t->n * size);
+    q->at[0] = p->at = t->at * sizeof(uint16_t);
+    p->bytes = t->n * sizeof(uint16_t);
+    p->placed = src->dtype != MT_ST_BF16;
+    p->elem = size;
+}
+
+/* In another order: its expert's share of the stored tensor, which may have two tensors. */
+static void add_share(struct list *v, const struct mt_tensor *t, const struct mt_st_tensor *src)
+{
+    size_t n = mt_stored_share(v->l, t), first = t->place.first / n * n, size = mt_st_dtype_size(src->dtype);
+    size_t at = t->at * sizeof(uint16_t), end = at + t->n * sizeof(uint16_t);
+    bool joins = is_of_last(v, t, first);
+    struct mt_file_part *p = joins ? &v->part[v->n - 1] : add_part(v, t, src->dtype);
+    size_t p_end = joins ? MT_MAX(p->at + p->bytes, end) : end;
+    p->at = joins ? MT_MIN(p->at, at) : at;
+    p->bytes = p_end - p->at;
+    p->placed = true;
+    v->form[v->n - 1].first = first;
+    if (joins)
+        join_last(v, t);
+    else
+        add_piece(v, p, src, first * size, n * size);
+}
+
+static int add_plain(struct list *v, const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_stored *stored = &v->l->stored[t->place.stored];
+    const struct mt_st_tensor *src = mt_stored_find(v->st, stored->name);
+    if (!src || (src->dtype == MT_ST_BF16) != t->is_bf16 || mt_st_dtype_size(src->dtype) < sizeof(uint16_t) ||
+        src->n_elems != stored->n)
+        return fail_other(t, err);
+    if (mt_stored_is_in_order(t))
+        add_in_order(v, t, src);
+    else
+        add_share(v, t, src);
+    return 0;
+}
+
+/* The scales' offset, which files have only in a text. */
+static int add_offset(struct list *v, struct mt_file_part *p, const struct mt_tensor *t,
+                      const struct mt_packed_source *src, struct mt_err *err)
+{
+    float offset;
+    int rc = mt_packed_read_offset(v->st, src, t, &offset, err);
+    struct mt_file_piece *q = &v->piece[v->n_pieces++];
+    *q = (struct mt_file_piece){.file = -1, .bytes = sizeof(offset), .at = {mt_packed_offset_at(t)}};
+    if (!rc)
+        memcpy(&q->offset, &offset, sizeof(offset));
+    p->n_pieces++;
+    return rc;
+}
+
+static int add_packed(struct list *v, const struct mt_tensor *t, struct mt_err *err)
+{
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    struct mt_packed_source src;
+    int rc = mt_packed_find(&src, v->st, v->l, t, err);
+    if (!rc && (src.format != t->packed || src.nested != t->nested || src.wider_scales))
+        rc = fail_other(t, err);
+    if (rc)
+        return rc;
+    size_t lanes = MT_MAX(src.rows.step, (size_t)1), lane = src.rows.first % lanes, rows = (size_t)t->shape[0];
+    bool joins = lane && is_of_last(v, t, src.rows.first - lane);
+    struct mt_file_part *p = joins ? &v->part[v->n - 1] : add_part(v, t, MT_ST_U8);
+    int n = mt_packed_pieces(piece, t);
+    if (lanes > MT_FILE_LANES || (lane && !joins))
+        return fail_other(t, err);
+    for (int i = 0; i < n && !rc; i++) {
+        const struct mt_st_tensor *from = mt_packed_piece_in(v->st, &src, &piece[i], t);
+        size_t row = piece[i].bytes / rows;
+        if (!from || row * lanes > MT_SUM_BLOCK)
+            return fail_other(t, err);
+        struct mt_file_piece *q = joins ? &v->piece[(size_t)(p->piece - v->piece) + (size_t)i]
+                                        : add_piece(v, p, from, src.rows.first * row, piece[i].bytes);
+        q->row = lanes > 1 ? row : 0;
+        q->at[lane] = piece[i].at;
+    }
+    p->n_lanes = (int)lanes;
+    v->form[v->n - 1].first = src.rows.first - lane;
+    if (joins)
+        join_last(v, t);
+    return t->nested ? add_offset(v, p, t, &src, err) : 0;
+}
+
+static int list_parts(struct list *v, const mt_plane_bits *in_files, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < v->l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &v->l->tensors[i];
+        if (in_files[t->unit] >> mt_range_planes(t->kind).hi & 1)
+            rc = t->kind == MT_RANGE_PACKED ? add_packed(v, t, err) : add_plain(v, t, err);
+    }
+    return rc;
+}
+
+static size_t most_pieces(const struct mt_layout *l)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        n += l->tensors[i].kind == MT_RANGE_PACKED ? MT_MAX_PIECES + 1 : 1;
+    return n;
+}
+
+int mt_weights_open_files(mt_file_weights **out, const struct mt_layout *l, const mt_plane_bits *in_files,
+                          const char *dir, enum mt_io_kind io, const struct mt_io_fault *fault, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct list v = {.l = l, .st = &st};
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    v.part = mt_calloc(l->n_tensors, sizeof(*v.part));
+    v.piece = mt_calloc(most_pieces(l), sizeof(*v.piece));
+    v.form = mt_calloc(l->n_tensors, sizeof(*v.form));
+    const char **paths = mt_calloc((size_t)st.n_files, sizeof(*paths));
+    rc = v.part && v.piece && v.form && paths ? list_parts(&v, in_files, err)
+                                              : mt_fail_nomem(err, dir, l->n_tensors * sizeof(*v.part));
+    for (int i = 0; i < st.n_files && paths; i++)
+        paths[i] = st.files[i].path;
+    if (!rc)
+        rc = mt_file_weights_open(out,
+                                  &(struct mt_file_weights_params){.n_units = l->n_units,
+                                                                   .paths = paths,
+                                                                   .n_paths = (size_t)st.n_files,
+                                                                   .parts = v.part,
+                                                                   .n_parts = v.n,
+                                                                   .forms = v.form,
+                                                                   .io = io,
+                                                                   .fault = fault,
+                                                                   .inspect = inspect,
+                                                                   .place = place},
+                                  err);
+    if (rc)
+        free(v.form);
+    free(v.part);
+    free(v.piece);
+    free(paths);
+    mt_st_close(&st);
+    return rc;
+}

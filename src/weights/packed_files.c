@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weights/packed_files.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+#include "model/stored.h"
+#include "weights/packer.h"
+
+enum { NOTE_MAX = 4096, PIECE = 1 << 20 };
+
+static const char *const suffixes[] = {
+    "_scale_inv",     "_blocks",           "_scales",
+    ".absmax",        ".nested_absmax",    ".nested_quant_map",
+    ".quant_map",     ".quant_state.bitsandbytes__nf4",
+};
+
+/* The pieces that hold all experts of a layer: gpt-oss. */
+static bool is_of_experts(const char *name)
+{
+    static const char *const names[] = {"gate_up_proj_blocks", "gate_up_proj_scales", "down_proj_blocks",
+                                        "down_proj_scales"};
+    const char *experts = strstr(name, ".experts.");
+    for (size_t i = 0; experts && i < MT_ARRAY_LEN(names); i++)
+        if (!strcmp(experts + strlen(".experts."), names[i]))
+            return true;
+    return false;
+}
+
+bool mt_packed_is_piece(const char *name)
+{
+    size_t n = strlen(name);
+    for (size_t i = 0; i < MT_ARRAY_LEN(suffixes); i++) {
+        size_t k = strlen(suffixes[i]);
+        if (n > k + 6 && !strcmp(name + n - k, suffixes[i]) && !strncmp(name + n - k - 6, "weight", 6))
+            return true;
+    }
+    return is_of_experts(name);
+}
+
+static const struct mt_st_tensor *beside(const struct mt_st_model *st, const char *name, const char *suffix)
+{
+    char other[320];
+    snprintf(other, sizeof(other), "%.250s%s", name, suffix);
+    return mt_st_find(st, other);
+}
+
+static int bad(struct mt_err *err, const struct mt_st_model *st, const struct mt_st_tensor *t, const char *why)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" %s", st->files[t->file].path, t->name, why);
+}
+
+static bool is_like(const struct mt_st_tensor *t, enum mt_st_dtype dtype, size_t n)
+{
+    return t && t->dtype == dtype && t->n_elems == n;
+}
+
+static double number(const cJSON *o, const char *key)
+{
+    const cJSON *v = mt_json_get(o, key);
+    return cJSON_IsNumber(v) ? v->valuedouble : NAN;
+}
+
+/* bitsandbytes' quant_state, a JSON text: block sizes, shape, the nested scales' offset. */
+int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
+                          float *offset, struct mt_err *err)
+{
+    char text[NOTE_MAX + 1];
+    cJSON *o = NULL;
+    int rc = mt_st_read_raw(st, s->note, 0, s->note->n_bytes, text, err);
+    if (!rc)
+        rc = mt_json_parse(&o, text, s->note->n_bytes, s->note->name, MT_ERR_INPUT, err);
+    if (rc)
+        return rc;
+    const cJSON *shape = mt_json_get(o, "shape"), *type = mt_json_get(o, "quant_type");
+    bool same = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) == 2;
+    for (int i = 0; i < 2 && same; i++)
+        same = cJSON_GetArrayItem(shape, i)->valuedouble == (double)t->shape[i];
+    if (!cJSON_IsString(type) || strcmp(type->valuestring, "nf4"))
+        rc = bad(err, st, s->note, "is not for NF4");
+    else if (!same)
+        rc = bad(err, st, s->note, "has another shape than config.json asks for");
+    else if (number(o, "blocksize") != MT_NF4_BLOCK || (s->nested && number(o, "nested_blocksize") != MT_NF4_NESTED))
+        rc = bad(err, st, s->note, "must have blocks of 64 weights, and of 256 scales if these are packed, too");
+    else if (s->nested && !isfinite(number(o, "nested_offset")))
+        rc = bad(err, st, s->note, "has no nested_offset");
+    *offset = s->nested && !rc ? (float)number(o, "nested_offset") : 0;
+    cJSON_Delete(o);
+    return rc;
+}
+
+static int find_nf4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                    struct mt_err *err)
+{
+    const char *name = s->codes->name;
+    const struct mt_st_tensor *values = beside(st, name, ".quant_map");
+    size_t scales = mt_packed_n_scales(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]);
+    float have[16], offset;
+    s->note = beside(st, name, ".quant_state.bitsandbytes__nf4");
+    s->scales = beside(st, name, ".absmax");
+    s->nested_scales = beside(st, name, ".nested_absmax");
+    s->nested_map = beside(st, name, ".nested_quant_map");
+    s->nested = s->nested_scales || s->nested_map;
+    if (!s->note || !s->scales)
+        return bad(err, st, s->codes, "is packed in an unsupported format (supported: bitsandbytes' NF4 in uint8)");
+    if (s->note->dtype != MT_ST_U8 || s->note->n_bytes > NOTE_MAX)
+        return bad(err, st, s->note, "is not a quant_state of bitsandbytes");
+    if (s->codes->n_elems != mt_packed_code_bytes(MT_PACKED_NF4, (size_t)t->shape[0], (size_t)t->shape[1]))
+        return bad(err, st, s->codes, "has another size than config.json asks for");
+    if (!is_like(s->scales, s->nested ? MT_ST_U8 : MT_ST_F32, scales))
+        return bad(err, st, s->scales, "does not have a scale for each 64 weights");
+    if (s->nested && (!is_like(s->nested_scales, MT_ST_F32, mt_div_up(scales, MT_NF4_NESTED)) ||
+                      !is_like(s->nested_map, MT_ST_F32, 256)))
+        return bad(err, st, s->codes, "has nested scales of the wrong size");
+    if (!is_like(values, MT_ST_F32, 16))
+        return bad(err, st, s->codes, "has no quant_map of 16 values");
+    int rc = mt_st_read_f32(st, values, 0, 16, have, err);
+    bool same = true;
+    for (int i = 0; i < 16; i++)
+        same &= mt_f32_bits(have[i]) == mt_f32_bits(mt_nf4_values[i]);
+    if (!rc && !same)
+        rc = bad(err, st, values, "holds other values than NF4's");
+    return rc ? rc : mt_packed_read_offset(st, s, t, &offset, err);
+}
+
+static int find_fp8(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                    struct mt_err *err)
+{
+    s->scales = beside(st, s->codes->name, "_scale_inv");
+    if (!s->scales)
+        return bad(err, st, s->codes, "is FP8 without a weight_scale_inv: only blocks of 128x128 are supported");
+    if (s->codes->n_elems != t->n || t->n_dims != 2 || s->codes->shape[0] != t->shape[0])
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    enum mt_st_dtype dtype = s->scales->dtype;
+    s->wider_scales = dtype == MT_ST_BF16 || dtype == MT_ST_F16; /* as Qwen3's releases have them */
+    if (!is_like(s->scales, s->wider_scales ? dtype : MT_ST_F32,
+                 mt_packed_n_scales(MT_PACKED_FP8, (size_t)t->shape[0], (size_t)t->shape[1])) ||
+        s->scales->n_dims != 2 || s->scales->shape[0] != (t->shape[0] + MT_FP8_BLOCK - 1) / MT_FP8_BLOCK)
+        return bad(err, st, s->scales, "is not an F32, BF16 or F16 scale for each block of 128x128");
+    return 0;
+}
+
+static int find_mxfp4(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_tensor *t,
+                      struct mt_err *err)
+{
+    if (s->codes->dtype != MT_ST_U8 || t->n_dims != 2 || s->codes->n_elems * 2 != t->n)
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    if (!is_like(s->scales, MT_ST_U8, t->n / MT_MXFP4_BLOCK))
+        return bad(err, st, s->codes, "does not have a scale for each 32 weights");
+    return 0;
+}
+
+/* Checks codes and scales of all experts of a layer together. */
+static int find_fused(struct mt_packed_source *s, const struct mt_st_model *st, const struct mt_stored *stored,
+                      const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_st_tensor *have[] = {s->codes, s->scales};
+    struct mt_packed_piece want[MT_MAX_PIECES];
+    struct mt_tensor packed = *t;
+    if (t->n_dims != 2 || t->shape[1] % MT_MXFP4_BLOCK)
+        return bad(err, st, s->codes, "has another shape than config.json asks for");
+    mt_packing_make(&packed, MT_PACKED_MXFP4);
+    mt_packed_stored_pieces(want, stored, &packed);
+    for (int i = 0; i < 2; i++) {
+        bool same = have[i]->dtype == MT_ST_U8 && have[i]->n_dims == want[i].n_dims;
+        for (int k = 0; same && k < want[i].n_dims; k++)
+            same = have[i]->shape[k] == want[i].shape[k];
+        if (!same)
+            return bad(err, st, have[i], "has another shape than config.json asks for");
+    }
+    return 0;
+}
+
+int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
+                   const struct mt_tensor *t, struct mt_err *err)
+{
+    const struct mt_stored *stored = l ? &l->stored[t->place.stored] : NULL;
+    const char *name = stored ? stored->name : t->name;
+    struct mt_packed_source s = {.codes = mt_stored_find(st, name)};
+    char blocks[192], scales[192];
+    snprintf(blocks, sizeof(blocks), "%s_blocks", name);
+    snprintf(scales, sizeof(scales), "%s_scales", name);
+    bool alone = !l || mt_packing_lies_alone(l, t);
+    int rc = 0;
+    if (!alone && s.codes && (s.codes->dtype == MT_ST_U8 || s.codes->dtype == MT_ST_F8_E4M3)) {
+        rc = bad(err, st, s.codes, "is packed, which is not supported for a tensor that files have in another order");
+    } else if (!s.codes && (alone || stored->fused)) {
+        s.codes = mt_stored_find(st, blocks);
+        s.scales = mt_stored_find(st, scales);
+        s.format = s.codes && s.scales ? MT_PACKED_MXFP4 : MT_PACKED_NONE;
+        if (!s.format)
+            s.codes = NULL;
+        else if (!alone)
+            s.rows = mt_packing_rows(l, t);
+        if (s.format)
+            rc = alone ? find_mxfp4(&s, st, t, err) : find_fused(&s, st, stored, t, err);
+    } else if (alone && s.codes && s.codes->dtype == MT_ST_U8) {
+        s.format = MT_PACKED_NF4;
+        rc = t->n_dims == 2 ? find_nf4(&s, st, t, err) : bad(err, st, s.codes, "has dtype U8");
+    } else if (alone && s.codes && s.codes->dtype == MT_ST_F8_E4M3) {
+        s.format = MT_PACKED_FP8;
+        rc = t->n_dims == 2 ? find_fp8(&s, st, t, err) : bad(err, st, s.codes, "has dtype F8_E4M3");
+    }
+    if (!rc)
+        *out = s;
+    return rc;
+}
+
+/* --- as it is ------------------------------------------------------------------------------------- */
+
+static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n, const void *src,
+                       struct mt_err *err)
+{
+    return planes ? mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err) : 0;
+}
+
+/* Bytes [at, at + n) of t's part of a file's tensor; whole rows, if rows of other tensors are between them. */
+static int read_part(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_st_tensor *from,
+                     size_t row_bytes, size_t at, size_t n, void *dst, struct mt_err *err)
+{
+    struct mt_packed_rows r = src->rows;
+    size_t first = r.step ? (r.first + at / row_bytes * r.step) * row_bytes : at;
+    if (r.step <= 1)
+        return mt_st_read_raw(st, from, first, n, dst, err);
+    size_t rows = n / row_bytes, bytes = ((rows - 1) * r.step + 1) * row_bytes;
+    char *span = malloc(bytes);
+    int rc = span ? mt_st_read_raw(st, from, first, bytes, span, err) : mt_fail_nomem(err, from->name, bytes);
+    for (size_t i = 0; i < rows && !rc; i++)
+        memcpy((char *)dst + i * row_bytes, span + i * r.step * row_bytes, row_bytes);
+    free(span);
+    return rc;
+}
+
+/* The destination of a packed tensor. */
+struct copy {
+    const struct mt_tensor *t;
+    mt_plane_set *planes;
+    struct mt_summer *summer;
+    char *buf; /* PIECE bytes, or a row */
+};
+
+/* Does the file have the piece as F16 or BF16, where planes have F32? */
+static bool is_widened(const struct mt_packed_source *src, const struct mt_st_tensor *from)
+{
+    return src->wider_scales && from == src->scales;
+}
+
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
+                                              const struct mt_packed_piece *p, const struct mt_tensor *t)
+{
+    char base[256];
+    snprintf(base, sizeof(base), "%.*s", (int)(strlen(src->codes->name) - (src->format == MT_PACKED_MXFP4 ? 7 : 0)),
+             src->codes->name);
+    const struct mt_st_tensor *from = beside(st, base, p->name + strlen(t->name));
+    if (from && is_widened(src, from))
+        return from->n_elems == p->bytes / sizeof(float) ? from : NULL;
+    return from && (src->rows.step ? from->n_bytes % p->bytes == 0 : from->n_bytes == p->bytes) ? from : NULL;
+}
+
+static int copy_piece(const struct mt_st_model *st, const struct mt_packed_source *src,
+                      const struct mt_packed_piece *p, const struct copy *c, struct mt_err *err)
+{
+    const struct mt_tensor *t = c->t;
+    const struct mt_st_tensor *from = mt_packed_piece_in(st, src, p, t);
+    size_t row_bytes = p->bytes / (size_t)t->shape[0], piece = PIECE;
+    int rc = 0;
+    if (src->rows.step)
+        piece = MT_MAX(PIECE / row_bytes, (size_t)1) * row_bytes;
+    if (!from)
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "tensor \"%s\" is missing or has another size than before", p->name);
+    for (size_t at = 0; at < p->bytes && !rc; at += piece) {
+        size_t n = MT_MIN(piece, p->bytes - at);
+        rc = is_widened(src, from)
+                 ? mt_st_read_f32(st, from, at / sizeof(float), n / sizeof(float), (float *)(void *)c->buf, err)
+                 : read_part(st, src, from, row_bytes, at, n, c->buf, err);
+        if (!rc && c->summer)
+            mt_summer_add(c->summer, c->buf, n);
+        if (!rc)
+            rc = write_plane(c->planes, t, p->at + at, n, c->buf, err);
+    }
+    return rc;
+}
+
+static bool all_finite(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return false;
+    return true;
+}
+
+/* No weight is NaN or infinite. */
+static int check_values(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
+                        struct mt_err *err)
+{
+    struct mt_packed_reader r;
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? mt_packed_reader_init(&r, st, src, t, NULL, err)
+                 : mt_fail_nomem(err, t->name, PIECE * sizeof(float));
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        rc = mt_packed_read_f32(&r, at, n, buf, err);
+        if (!rc && !all_finite(buf, n))
+            rc = bad(err, st, src->codes, "holds weights that are not finite");
+    }
+    if (buf)
+        mt_packed_reader_finish(&r);
+    free(buf);
+    return rc;
+}
+
+int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
+                   mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err)
+{
+    struct mt_packed_piece p[MT_MAX_PIECES];
+    int n = mt_packed_pieces(p, t), rc = 0;
+    float offset = 0;
+    size_t size = MT_MAX((size_t)PIECE, (size_t)t->shape[1]);
+    struct copy c = {t, planes, summer, malloc(size)};
+    if (!c.buf)
+        return mt_fail_nomem(err, t->name, size);
+    if (summer)
+        mt_summer_begin(summer);
+    if (src->format != t->packed || src->nested != t->nested)
+        rc = bad(err, st, src->codes, "is packed in a different format than before");
+    for (int i = 0; i < n && !rc; i++)
+        rc = copy_piece(st, src, &p[i], &c, err);
+    if (!rc && src->note)
+        rc = mt_packed_read_offset(st, src, t, &offset, err);
+    if (!rc && t->nested)
+        rc = write_plane(planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
+    free(c.buf);
+    return rc || !planes ? rc : check_values(st, src, t, err);
+}
+
+/* --- as f32 ---------------------------------------------------------------------------------------- */
+
+static int read_nested(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+{
+    float map[256], offset, *nested = mt_calloc(mt_div_up(n, MT_NF4_NESTED), sizeof(*nested));
+    uint8_t *bytes = mt_calloc(n, 1);
+    int rc = nested && bytes ? mt_packed_read_offset(r->st, &r->src, t, &offset, err) : mt_fail_nomem(err, t->name, n);
+    if (!rc)
+        rc = mt_st_read_f32(r->st, r->src.nested_map, 0, 256, map, err);
+    if (!rc)
+        rc = mt_st_read_f32(r->st, r->src.nested_scales, 0, mt_div_up(n, MT_NF4_NESTED), nested, err);
+    if (!rc)
+        rc = mt_st_read_raw(r->st, r->src.scales, 0, n, bytes, err);
+    for (size_t i = 0; i < n && !rc; i++) {
+        float s = map[bytes[i]] * nested[i / MT_NF4_NESTED];
+        r->scales[i] = s + offset;
+    }
+    free(nested);
+    free(bytes);
+    return rc;
+}
+
+static int read_exponents(struct mt_packed_reader *r, const struct mt_tensor *t, size_t n, struct mt_err *err)
+{
+    uint8_t *bytes = mt_calloc(n, 1);
+    int rc = bytes ? read_part(r->st, &r->src, r->src.scales, n / (size_t)t->shape[0], 0, n, bytes, err)
+                   : mt_fail_nomem(err, t->name, n);
+    if (!rc && r->summer)
+        mt_summer_add(r->summer, bytes, n);
+    for (size_t i = 0; i < n && !rc; i++)
+        r->scales[i] = mt_e8m0_to_f32(bytes[i]);
+    free(bytes);
+    return rc;
+}
+
+int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
+                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err)
+{
+    size_t rows = (size_t)t->shape[0], n = mt_packed_n_scales(src->format, rows, (size_t)t->shape[1]);
+    size_t bytes = mt_packed_code_bytes(src->format, rows, (size_t)t->shape[1]);
+    *r = (struct mt_packed_reader){.st = st, .src = *src, .cols = (size_t)t->shape[1], .summer = summer,
+                                   .codes = malloc(bytes), .scales = mt_calloc(n, sizeof(float))};
+    int rc = r->codes && r->scales ? read_part(st, src, src->codes, bytes / rows, 0, bytes, r->codes, err)
+                                   : mt_fail_nomem(err, t->name, bytes);
+    if (rc)
+        return rc;
+    if (summer) {
+        mt_summer_begin(summer);
+        mt_summer_add(summer, r->codes, bytes);
+    }
+    return src->nested                        ? read_nested(r, t, n, err)
+           : src->format == MT_PACKED_MXFP4 ? read_exponents(r, t, n, err)
+                                              : mt_st_read_f32(st, src->scales, 0, n, r->scales, err);
+}
+
+void mt_packed_reader_finish(struct mt_packed_reader *r)
+{
+    free(r->codes);
+    free(r->scales);
+}
+
+int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err)
+{
+    (void)err;
+    mt_packed_values(r->src.format, r->cols, r->codes, r->scales, first, n, dst);
+    return 0;
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_WEIGHTS_PACKED_FILES_H
+#define MT_WEIGHTS_PACKED_FILES_H
+
+#include "hf/safetensors.h"
+#include "model/packing.h"
+#include "store/block_sum.h"
+#include "store/planes.h"
+
+/* Packed tensors of files: finding, copying, reading as f32. */
+
+/** How a tensor lies in a file. */
+struct mt_packed_source {
+    enum mt_packed format; /* MT_PACKED_NONE: `codes` is the tensor in a plain dtype */
+    bool nested;
+    bool wider_scales;     /* FP8: planes have F32 where the file has BF16 or F16 */
+    struct mt_packed_rows rows;
+    const struct mt_st_tensor *codes, *scales, *nested_scales, *nested_map, *note;
+};
+/** Finds a tensor by its name in the files, plain or packed, and checks its scales and the like; codes NULL: not found.
+ * `l` NULL: the tensor is of no layout, and is a tensor of its own in the file. */
+int mt_packed_find(struct mt_packed_source *out, const struct mt_st_model *st, const struct mt_layout *l,
+                   const struct mt_tensor *t, struct mt_err *err);
+/** The tensor of the files that holds the piece of t, whose source is src; NULL: none of its size. */
+const struct mt_st_tensor *mt_packed_piece_in(const struct mt_st_model *st, const struct mt_packed_source *src,
+                                              const struct mt_packed_piece *p, const struct mt_tensor *t);
+/** Checks NF4's quant_state, and reads the offset of nested scales. */
+int mt_packed_read_offset(const struct mt_st_model *st, const struct mt_packed_source *s, const struct mt_tensor *t,
+                          float *offset, struct mt_err *err);
+/** Is this the name of a piece of a packed tensor? */
+bool mt_packed_is_piece(const char *name);
+
+/**
+ * Copies the source of a tensor that stays packed, of the same format, to its place in the planes.
+ * summer: begun here, and given all bytes that the planes get, piece by piece (mt_packed_pieces()); NULL: not wanted.
+ */
+int mt_packed_copy(const struct mt_st_model *st, const struct mt_packed_source *src, const struct mt_tensor *t,
+                   mt_plane_set *planes, struct mt_summer *summer, struct mt_err *err);
+
+/** A packed source that is read as f32. */
+struct mt_packed_reader {
+    const struct mt_st_model *st;
+    struct mt_packed_source src;
+    size_t cols;
+    uint8_t *codes;
+    float *scales; /* all of them */
+    struct mt_summer *summer;
+};
+/** summer: for MXFP4, begun here and given codes and scales as by mt_packed_copy(); NULL: not wanted. */
+int mt_packed_reader_init(struct mt_packed_reader *r, const struct mt_st_model *st, const struct mt_packed_source *src,
+                          const struct mt_tensor *t, struct mt_summer *summer, struct mt_err *err);
+void mt_packed_reader_finish(struct mt_packed_reader *r);
+/** Elements [first, first + n) of the tensor. */
+int mt_packed_read_f32(struct mt_packed_reader *r, size_t first, size_t n, float *dst, struct mt_err *err);
+
+#endif

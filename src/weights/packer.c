@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weights/packer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "base/pool.h"
+#include "hf/pack.h"
+#include "model/packing.h"
+
+enum { NOTE_MADE = 256, PIECE = 1 << 20 };
+
+static int write_plane(mt_plane_set *planes, const struct mt_tensor *t, size_t at, size_t n, const void *src,
+                       struct mt_err *err)
+{
+    return mt_planes_write(planes, t->unit, MT_PLANE_PACKED, at, n, src, err);
+}
+
+struct mt_packer {
+    const struct mt_tensor *t;
+    mt_plane_set *planes;
+    mt_pool *pool;
+    struct mt_packing_cost *cost;
+    uint8_t *codes;  /* of a piece */
+    float *scales;   /* of the tensor */
+    float *back;     /* a piece, decoded again */
+    size_t rows, cols, done, piece; /* elements */
+};
+
+struct job {
+    struct mt_packer *p;
+    const float *w;
+    size_t rows, scale_at;
+};
+
+static void job_main(void *ctx, size_t i, int thread)
+{
+    const struct job *j = ctx;
+    struct mt_packer *p = j->p;
+    (void)thread;
+    mt_pack_job(p->t->packed, j->rows, p->cols, j->w, i, p->codes, p->scales + j->scale_at);
+}
+
+size_t mt_packer_piece(const struct mt_tensor *t, size_t about)
+{
+    size_t band = MT_FP8_BLOCK * (size_t)t->shape[1]; /* whole blocks of every format */
+    return MT_MAX(about / band, (size_t)1) * band;
+}
+
+int mt_packer_create(struct mt_packer **out, const struct mt_tensor *t, mt_plane_set *planes, int n_threads,
+                     struct mt_packing_cost *cost, struct mt_err *err)
+{
+    struct mt_packer *p = mt_calloc(1, sizeof(*p));
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int threads = n_threads ? n_threads : (int)MT_MIN(MT_MAX(cpus, 1), 64);
+    if (!p)
+        return mt_fail_nomem(err, t->name, sizeof(*p));
+    *p = (struct mt_packer){.t = t, .planes = planes, .cost = cost, .rows = (size_t)t->shape[0],
+                            .cols = (size_t)t->shape[1], .piece = mt_packer_piece(t, PIECE)};
+    p->codes = mt_calloc(p->piece, 1);
+    p->back = mt_calloc(p->piece, sizeof(float));
+    p->scales = mt_calloc(mt_packed_n_scales(t->packed, p->rows, p->cols), sizeof(float));
+    int rc = p->codes && p->back && p->scales
+                 ? mt_pool_create(&p->pool, &(struct mt_pool_params){"pack", threads, NULL, NULL}, err)
+                 : mt_fail_nomem(err, t->name, p->piece * sizeof(float));
+    if (rc) {
+        mt_packer_finish(&p, rc, NULL);
+        return rc;
+    }
+    *out = p;
+    return 0;
+}
+
+/* "mlp.up_proj" of "model.layers.3.mlp.up_proj.weight", also without the number of an expert. */
+static void kind_of(char *kind, size_t len, const char *name)
+{
+    const char *p = strstr(name, "layers.");
+    size_t at = 0;
+    p = p ? p + 7 : name;
+    for (bool number = p != name; *p && strcmp(p, ".weight") && at + 1 < len; p++) {
+        if (p > name && p[-1] == '.' && *p >= '0' && *p <= '9')
+            number = true;
+        if (!number)
+            kind[at++] = *p;
+        if (*p == '.')
+            number = false;
+    }
+    kind[at] = 0;
+}
+
+static void add_cost(struct mt_packer *p, const float *w, size_t n)
+{
+    char kind[64];
+    double lost = 0, all = 0;
+    int i = 0;
+    for (size_t k = 0; k < n; k++) {
+        double d = (double)w[k] - (double)p->back[k];
+        lost += d * d;
+        all += (double)w[k] * (double)w[k];
+    }
+    kind_of(kind, sizeof(kind), p->t->name);
+    while (i < p->cost->n && strcmp(p->cost->of[i].kind, kind))
+        i++;
+    if (i == MT_PACKING_KINDS)
+        return;
+    if (i == p->cost->n)
+        snprintf(p->cost->of[p->cost->n++].kind, sizeof(kind), "%s", kind);
+    p->cost->of[i].lost += lost;
+    p->cost->of[i].all += all;
+}
+
+int mt_packer_write(struct mt_packer *p, const float *w, size_t n, struct mt_err *err)
+{
+    enum mt_packed f = p->t->packed;
+    struct job j = {p, w, n / p->cols, mt_packed_n_scales(f, p->done / p->cols, p->cols)};
+    size_t bytes = mt_packed_code_bytes(f, j.rows, p->cols);
+    mt_pool_run(p->pool, job_main, &j, mt_pack_n_jobs(f, j.rows, p->cols));
+    mt_packed_values(f, p->cols, p->codes, p->scales + j.scale_at, 0, n, p->back);
+    if (p->cost)
+        add_cost(p, w, n);
+    size_t at = f == MT_PACKED_FP8 ? p->done : p->done / 2;
+    p->done += n;
+    return write_plane(p->planes, p->t, p->t->at + at, bytes, p->codes, err);
+}
+
+static size_t place_of(const struct mt_packer *p, const char *suffix)
+{
+    struct mt_packed_piece piece[MT_MAX_PIECES];
+    int n = mt_packed_pieces(piece, p->t);
+    for (int i = 0; i < n; i++)
+        if (!strcmp(piece[i].name + strlen(p->t->name), suffix))
+            return piece[i].at;
+    return SIZE_MAX;
+}
+
+/* NF4's scales, nested, and the tensors that bitsandbytes stores with them. */
+static int write_nf4(struct mt_packer *p, size_t n, struct mt_err *err)
+{
+    const struct mt_tensor *t = p->t;
+    size_t groups = mt_div_up(n, MT_NF4_NESTED);
+    float map[256], offset = 0, *nested = mt_calloc(groups, sizeof(*nested));
+    uint8_t *bytes = mt_calloc(n, 1);
+    char note[NOTE_MADE + 1];
+    int rc = nested && bytes ? 0 : mt_fail_nomem(err, t->name, n);
+    if (!rc) {
+        mt_pack_nested_map(map);
+        mt_pack_nest(p->scales, n, map, bytes, nested, &offset);
+        rc = write_plane(p->planes, t, place_of(p, ".absmax"), n, bytes, err);
+    }
+    int len = snprintf(note, sizeof(note),
+                       "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"dtype\": \"bfloat16\", \"shape\": [%zu, %zu], "
+                       "\"nested_blocksize\": 256, \"nested_dtype\": \"float32\", \"nested_offset\": %.17g}",
+                       p->rows, p->cols, (double)offset);
+    memset(note + len, ' ', sizeof(note) - (size_t)len);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".nested_absmax"), groups * sizeof(float), nested, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".nested_quant_map"), sizeof(map), map, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, mt_packed_offset_at(t), sizeof(offset), &offset, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".quant_map"), sizeof(mt_nf4_values), mt_nf4_values, err);
+    if (!rc)
+        rc = write_plane(p->planes, t, place_of(p, ".quant_state.bitsandbytes__nf4"), NOTE_MADE, note, err);
+    free(nested);
+    free(bytes);
+    return rc;
+}
+
+static int write_scales(struct mt_packer *p, struct mt_err *err)
+{
+    enum mt_packed f = p->t->packed;
+    size_t n = mt_packed_n_scales(f, p->rows, p->cols);
+    if (f == MT_PACKED_NF4)
+        return write_nf4(p, n, err);
+    if (f == MT_PACKED_FP8)
+        return write_plane(p->planes, p->t, place_of(p, "_scale_inv"), n * sizeof(float), p->scales, err);
+    uint8_t *bytes = (uint8_t *)p->scales;
+    for (size_t i = 0; i < n; i++)
+        bytes[i] = mt_f32_to_e8m0(p->scales[i]);
+    return write_plane(p->planes, p->t, place_of(p, "_scales"), n, bytes, err);
+}
+
+int mt_packer_finish(struct mt_packer **packer, int rc, struct mt_err *err)
+{
+    struct mt_packer *p = *packer;
+    if (!rc)
+        rc = write_scales(p, err);
+    mt_pool_destroy(&p->pool);
+    free(p->codes);
+    free(p->back);
+    free(p->scales);
+    free(p);
+    *packer = NULL;
+    return rc;
+}
+
+const char *mt_packing_cost_format(const struct mt_packing_cost *c, char *buf, size_t len)
+{
+    size_t at = 0;
+    buf[0] = 0;
+    for (int i = 0; i < c->n && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, "%s%s %.2f%%", i ? ", " : "", c->of[i].kind,
+                               c->of[i].all > 0 ? 100 * sqrt(c->of[i].lost / c->of[i].all) : 0);
+    return buf;
+}
+
+void mt_packing_make(struct mt_tensor *t, enum mt_packed f)
+{
+    t->packed = f;
+    t->nested = f == MT_PACKED_NF4;
+    t->note_bytes = f == MT_PACKED_NF4 ? NOTE_MADE : 0;
+}

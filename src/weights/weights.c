@@ -1,0 +1,583 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "weights/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/philox.h"
+#include "base/pool.h"
+#include "hf/safetensors.h"
+#include "model/packing.h"
+#include "model/ranges.h"
+#include "model/stored.h"
+#include "weights/packed_files.h"
+#include "weights/packer.h"
+
+enum { PIECE = 1 << 20 }; /* elements */
+
+/* Index of the first value whose hi plane would not be finite, or n. */
+static size_t first_unfit(const float *x, size_t n)
+{
+    size_t i = 0;
+    while (i < n && (mt_f32_bits(x[i]) & 0x7fffffffu) < 0x7f7f8000u)
+        i++;
+    return i;
+}
+
+static void shape_text(char *buf, size_t len, const int64_t *shape, int n_dims)
+{
+    size_t at = 0;
+    for (int i = 0; i < n_dims && at < len; i++)
+        at += (size_t)snprintf(buf + at, len - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+}
+
+static int check_shape(const struct mt_stored *s, const struct mt_st_tensor *src, const char *dir, struct mt_err *err)
+{
+    char have[96] = "", want[96] = "";
+    bool same = src->n_dims == s->n_dims;
+    for (int i = 0; same && i < s->n_dims; i++)
+        same = src->shape[i] == s->shape[i];
+    if (same)
+        return 0;
+    shape_text(have, sizeof(have), src->shape, src->n_dims);
+    shape_text(want, sizeof(want), s->shape, s->n_dims);
+    return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: tensor \"%s\" has shape [%s]; config.json asks for [%s]", dir,
+                   s->name, have, want);
+}
+
+/* Reads a tensor's weights as f32, in order, whatever their format in the file. */
+struct wide_source {
+    struct mt_stored_reader *plain;
+    const struct mt_packed_source *src;
+    struct mt_packed_reader packed; /* if src has a format */
+    const char *dir;
+};
+
+static int read_wide(struct wide_source *s, const struct mt_tensor *t, size_t at, size_t n, float *buf,
+                     struct mt_err *err)
+{
+    int rc = s->src->format ? mt_packed_read_f32(&s->packed, at, n, buf, err)
+                            : mt_stored_read_f32(s->plain, t, at, n, buf, err);
+    size_t bad = rc ? n : first_unfit(buf, n);
+    if (bad < n)
+        return mt_fail(err, MT_ERR_INPUT, -ERANGE,
+                       "%s: tensor \"%s\" holds %g at element %zu: weights must be finite and below 3.39e38",
+                       s->dir, t->name, (double)buf[bad], at + bad);
+    return rc;
+}
+
+/* Loads tensors into planes. */
+struct loader {
+    struct mt_stored_reader r;
+    mt_plane_set *planes;
+    const char *dir;
+    float *buf; /* [PIECE] */
+    struct mt_packing_cost *cost;
+    struct mt_summer summer;
+    struct mt_packed_source src; /* of the tensor that was read last */
+};
+
+static int pack_tensor(const struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
+{
+    struct mt_packer *p;
+    size_t piece = mt_packer_piece(t, PIECE);
+    float *buf = mt_calloc(piece, sizeof(float));
+    int rc = buf ? mt_packer_create(&p, t, l->planes, 0, l->cost, err)
+                 : mt_fail_nomem(err, t->name, piece * sizeof(float));
+    bool made = !rc;
+    for (size_t at = 0; at < t->n && !rc; at += piece) {
+        size_t n = MT_MIN(piece, t->n - at);
+        rc = read_wide(s, t, at, n, buf, err);
+        if (!rc)
+            rc = mt_packer_write(p, buf, n, err);
+    }
+    free(buf);
+    return made ? mt_packer_finish(&p, rc, err) : rc;
+}
+
+static int load_masters(struct loader *l, struct wide_source *s, const struct mt_tensor *t, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, t->n - at);
+        rc = read_wide(s, t, at, n, l->buf, err);
+        if (!rc)
+            rc = mt_tensor_write_masters(l->planes, t, at, n, l->buf, err);
+    }
+    return rc;
+}
+
+/* *sum: checksum of the bytes that it is made of (struct mt_base_sums). */
+static int load_tensor(struct loader *l, const struct mt_tensor *t, uint64_t *sum, struct mt_err *err)
+{
+    const struct mt_st_model *st = l->r.st;
+    struct wide_source s = {.plain = &l->r, .src = &l->src, .dir = l->dir};
+    int rc = t->adapter ? 0 : mt_packed_find(&l->src, st, l->r.l, t, err);
+    if (rc || t->adapter)
+        return rc;
+    if (t->kind == MT_RANGE_PACKED && l->src.format) {
+        rc = mt_packed_copy(st, &l->src, t, l->planes, &l->summer, err);
+        *sum = mt_summer_end(&l->summer);
+        return rc;
+    }
+    if (l->src.format)
+        rc = mt_packed_reader_init(&s.packed, st, &l->src, t, &l->summer, err);
+    if (!rc)
+        rc = t->kind == MT_RANGE_PACKED ? pack_tensor(l, &s, t, err) : load_masters(l, &s, t, err);
+    if (l->src.format)
+        mt_packed_reader_finish(&s.packed);
+    if (!rc)
+        *sum = l->src.format ? mt_summer_end(&l->summer) : mt_stored_sum(&l->r, t);
+    return rc;
+}
+
+static int start_loader(struct loader *v, const struct mt_layout *l, const struct mt_st_model *st, mt_plane_set *planes,
+                        const char *dir, struct mt_err *err)
+{
+    *v = (struct loader){.planes = planes, .dir = dir};
+    int rc = mt_summer_init(&v->summer, err);
+    mt_stored_reader_init(&v->r, l, st, &v->summer);
+    v->buf = mt_calloc(PIECE, sizeof(*v->buf));
+    return rc || v->buf ? rc : mt_fail_nomem(err, "loading weights", PIECE * sizeof(float));
+}
+
+static void finish_loader(struct loader *v)
+{
+    mt_stored_reader_finish(&v->r);
+    mt_summer_finish(&v->summer);
+    free(v->buf);
+}
+
+static int refuse_unexpected(const struct mt_layout *l, const struct mt_st_model *st,
+                             const char *dir, struct mt_err *err)
+{
+    bool *used = mt_calloc(st->n_tensors, sizeof(bool));
+    int rc = 0;
+    if (!used)
+        return mt_fail_nomem(err, dir, st->n_tensors);
+    for (size_t i = 0; i < l->n_stored; i++)
+        if (mt_stored_find(st, l->stored[i].name))
+            used[mt_stored_find(st, l->stored[i].name) - st->tensors] = true;
+    for (size_t i = 0; i < st->n_tensors && !rc; i++) {
+        const char *name = st->tensors[i].name;
+        size_t len = strlen(name);
+        if (used[i] || mt_packed_is_piece(name) || mt_stored_goes_along(l, name) || (len >= 8 && !strcmp(name + len - 8, "inv_freq")))
+            continue;
+        if (l->tied && len >= 14 && !strcmp(name + len - 14, "lm_head.weight"))
+            mt_info("%s: lm_head.weight is ignored, the embeddings are tied", dir);
+        else
+            rc = mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                         "%s: tensor \"%s\" is not part of a %s", dir, name, l->cfg.family->architecture);
+    }
+    free(used);
+    return rc;
+}
+
+static bool is_of_one_expert(const char *experts)
+{
+    return experts[sizeof(".experts.") - 1] >= '0' && experts[sizeof(".experts.") - 1] <= '9';
+}
+
+/* The files may have experts in a form that other programs write: then the message names one. */
+static int fail_missing(const struct mt_st_model *st, const char *name, const char *dir, struct mt_err *err)
+{
+    const char *ours = strstr(name, ".experts.");
+    for (size_t i = 0; ours && i < st->n_tensors; i++) {
+        const char *theirs = strstr(st->tensors[i].name, ".experts.");
+        if (theirs && is_of_one_expert(ours) != is_of_one_expert(theirs))
+            return mt_fail(err, MT_ERR_INPUT, -ENOENT,
+                           "%s: tensor \"%s\" is missing, but there is \"%s\": experts can only be read in the form of "
+                           "the model's release", dir, name, st->tensors[i].name);
+    }
+    return mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, name);
+}
+
+static bool is_in_files(const mt_plane_set *planes, const struct mt_tensor *t)
+{
+    return mt_plane_in_files(planes, t->unit, mt_range_planes(t->kind).hi);
+}
+
+/* Is the tensor in the files, packed, or plain in the shape that config.json asks for? */
+static int check_stored(const struct mt_layout *l, const struct mt_st_model *st, const struct mt_stored *s,
+                        const char *dir, struct mt_err *err)
+{
+    const struct mt_st_tensor *plain = mt_stored_find(st, s->name);
+    struct mt_packed_source src;
+    int rc = mt_packed_find(&src, st, l, &l->tensors[l->pieces[s->first_piece]], err);
+    if (rc || src.format)
+        return rc;
+    return plain ? check_shape(s, plain, dir, err) : fail_missing(st, s->name, dir, err);
+}
+
+/* --- verifying the base ------------------------------------------------------------------------------ */
+
+/* Sets the sum to expect of a tensor that is read in place. name: the layout's own pointer, which parts borrow; tensors
+ * come in order, *part: where to continue. */
+static void expect(mt_file_weights *files, size_t *part, const char *name, uint64_t sum)
+{
+    size_t n = files ? mt_file_weights_n_tensors(files) : 0;
+    while (*part < n && mt_file_weights_tensor(files, *part) != name)
+        ++*part;
+    if (*part < n)
+        mt_file_weights_expect(files, *part, sum);
+}
+
+static int check_base(const struct loader *v, const struct mt_tensor *t, uint64_t want, uint64_t have,
+                      struct mt_err *err)
+{
+    const struct mt_st_model *st = v->r.st;
+    if (have == want)
+        return 0;
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+                   "%s: tensor \"%s\" does not have the checksum in the checkpoint: it is not the model that the run was "
+                   "made on, or it was changed since; set model.path to that model",
+                   st->files[v->src.codes->file].path, t->name);
+}
+
+static int fail_not_in_base(const struct mt_tensor *t, const char *dir, struct mt_err *err)
+{
+    return mt_fail(err, MT_ERR_INPUT, -EBADMSG, "%s: the checkpoint takes tensor \"%s\" from the model that it was "
+                   "made on, but it is not a frozen tensor of this model: set model.path and model.freeze as they were",
+                   dir, t->name);
+}
+
+const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor *src)
+{
+    return t->in_file && t->packed ? mt_packed_names[t->packed] : src ? mt_st_dtype_name(src->dtype) : NULL;
+}
+
+static const char *form_of(const struct mt_packed_source *src)
+{
+    return src->format ? mt_packed_names[src->format] : mt_st_dtype_name(src->codes->dtype);
+}
+
+/* Whether files have the tensor in another format than the checkpoint says: then its sum is no other's. Says so once. */
+static bool has_other_form(const char *dir, const cJSON *w, const struct mt_packed_source *src, bool *said)
+{
+    const cJSON *form = mt_json_get(w, "form");
+    bool other = src->codes && cJSON_IsString(form) && strcmp(form->valuestring, form_of(src)) != 0;
+    if (other && !*said)
+        mt_warn("%s: the adapters were trained on a model in %s, and this one is in %s: whether it is the same one is not checked",
+                dir, form->valuestring, form_of(src));
+    *said |= other;
+    return other;
+}
+
+static uint64_t sum_in(const cJSON *w)
+{
+    const cJSON *text = mt_json_get(w, "xxh3");
+    return cJSON_IsString(text) ? strtoull(text->valuestring, NULL, 16) : 0;
+}
+
+/* Compares a tensor that is not packed. */
+static int verify_tensor(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t at = 0; at < t->n && !rc; at += PIECE)
+        rc = mt_stored_read_f32(&v->r, t, at, MT_MIN((size_t)PIECE, t->n - at), v->buf, err);
+    return rc ? rc : check_base(v, t, want, mt_stored_sum(&v->r, t), err);
+}
+
+/* Compares one that is packed, and would stay so. */
+static int verify_packed(struct loader *v, const struct mt_tensor *t, uint64_t want, struct mt_err *err)
+{
+    int rc = mt_packed_copy(v->r.st, &v->src, t, NULL, &v->summer, err);
+    uint64_t have = mt_summer_end(&v->summer);
+    return rc ? rc : check_base(v, t, want, have, err);
+}
+
+int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
+                           struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    const cJSON *last = NULL;
+    bool said = false;
+    size_t n = 0;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, NULL, dir, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        const cJSON *w = mt_json_get_in_order(want, &last, t->name);
+        rc = w ? mt_packed_find(&v.src, &st, l, t, err) : 0;
+        if (rc || !w || !v.src.codes || (v.src.format && t->kind != MT_RANGE_PACKED) ||
+            has_other_form(dir, w, &v.src, &said))
+            continue;
+        rc = (v.src.format ? verify_packed : verify_tensor)(&v, t, sum_in(w), err);
+        n += !rc;
+    }
+    finish_loader(&v);
+    mt_st_close(&st);
+    if (!rc && n_same)
+        *n_same = n;
+    return rc;
+}
+
+/* Loads all tensors, or only those that a checkpoint names. */
+static int load_tensors(struct loader *v, const struct mt_base_sums *base, bool named_alone, struct mt_err *err)
+{
+    const struct mt_layout *l = v->r.l;
+    const cJSON *last = NULL;
+    size_t part = 0;
+    bool said = false;
+    int rc = 0;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        const cJSON *w = base && base->want && !t->adapter ? mt_json_get_in_order(base->want, &last, t->name) : NULL;
+        uint64_t want = sum_in(w), have = 0;
+        if (named_alone && !w)
+            continue;
+        if (w && base->other_forms) {
+            rc = mt_packed_find(&v->src, v->r.st, l, t, err);
+            if (rc || !t->in_base || has_other_form(v->dir, w, &v->src, &said))
+                w = NULL;
+        }
+        if (w && !t->in_base)
+            return fail_not_in_base(t, v->dir, err);
+        if (rc)
+            return rc;
+        if (is_in_files(v->planes, t)) {
+            if (w)
+                expect(base->files, &part, t->name, want);
+            continue;
+        }
+        rc = load_tensor(v, t, &have, err);
+        if (!rc && w)
+            rc = check_base(v, t, want, have, err);
+        if (!rc && base && t->in_base)
+            base->sum[i] = have;
+    }
+    return rc;
+}
+
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
+                    struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    struct mt_packing_cost cost = {.n = 0};
+    char text[2048];
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, planes, dir, err);
+    v.cost = &cost;
+    for (size_t i = 0; i < l->n_stored && !rc; i++)
+        rc = check_stored(l, &st, &l->stored[i], dir, err);
+    if (!rc)
+        rc = refuse_unexpected(l, &st, dir, err);
+    if (!rc)
+        rc = load_tensors(&v, base, false, err);
+    finish_loader(&v);
+    mt_st_close(&st);
+    if (!rc && cost.n)
+        mt_info("relative L2 error of packing: %s", mt_packing_cost_format(&cost, text, sizeof(text)));
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                         const struct mt_base_sums *base, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    if (!base->want || !base->want->child)
+        return 0;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, planes, dir, err);
+    if (!rc)
+        rc = load_tensors(&v, base, true, err);
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err)
+{
+    struct mt_st_model st;
+    bool any = false;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= l->tensors[i].kind == MT_RANGE_PACKED;
+    int rc = any ? mt_st_open_dir(&st, dir, err) : 0;
+    if (rc || !any)
+        return rc;
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        struct mt_packed_source src = {.codes = NULL};
+        if (t->kind != MT_RANGE_PACKED)
+            continue;
+        rc = mt_packed_find(&src, &st, l, t, err);
+        if (!rc && !src.format)
+            rc = mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or not packed", dir, t->name);
+        if (!rc)
+            rc = mt_packed_copy(&st, &src, t, planes, NULL, err);
+    }
+    mt_st_close(&st);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
+/* Without files, config.json says whether the tensor is packed. */
+static enum mt_packed believed(const struct mt_layout *l, const struct mt_tensor *t)
+{
+    return mt_packing_takes(l, t, l->cfg.packed) ? l->cfg.packed : MT_PACKED_NONE;
+}
+
+/* Can it be converted and turned while it is read in place? */
+static bool is_convertible(const struct mt_layout *l, const struct mt_tensor *t, const struct mt_st_tensor *src,
+                           bool changed)
+{
+    bool plain = !src || src->dtype == MT_ST_BF16 || src->dtype == MT_ST_F16 || src->dtype == MT_ST_F32;
+    return plain && !changed && !t->adapter && !l->stored[t->place.stored].is_f32;
+}
+
+/* changed: its weights are not those of the files, and may need all bits of f32. *split: set if it is not packed only
+ * because a tensor that is fused with it is trained. */
+static int mark(struct mt_layout *l, struct mt_tensor *t, const struct mt_st_model *st, enum mt_packed wanted,
+                bool changed, bool *split, struct mt_err *err)
+{
+    struct mt_packed_source src = {.format = st ? MT_PACKED_NONE : believed(l, t)};
+    int rc = st ? mt_packed_find(&src, st, l, t, err) : 0;
+    if (rc)
+        return rc;
+    bool keeps = mt_packing_keeps(l, t), could = src.format || (wanted && mt_packing_takes(l, t, wanted));
+    bool said_bf16 = !strcmp(l->cfg.torch_dtype, "bfloat16") && !l->stored[t->place.stored].is_f32;
+    bool plain_bf16 = st ? src.codes && src.codes->dtype == MT_ST_BF16 : said_bf16;
+    t->is_bf16 = !changed && (src.format ? src.format == MT_PACKED_MXFP4 : plain_bf16);
+    bool same_bytes = !t->trainable && t->is_bf16 && mt_stored_is_in_order(t) && !(could && keeps) && !src.format;
+    bool alone = !src.codes || (src.codes->n_elems == t->n && !strcmp(src.codes->name, t->name));
+    t->in_base = l->n_adapters ? !t->trainable && !t->adapter && src.codes : same_bytes && alone;
+    t->in_file = could && keeps ? l->n_adapters && src.format && !src.wider_scales
+                                : !t->trainable && !src.format && t->n * mt_dtype_size(MT_BF16) >= MT_IN_FILE_BYTES &&
+                                      (same_bytes || (l->n_adapters && is_convertible(l, t, src.codes, changed))) &&
+                                      (!src.codes || src.codes->n_elems == l->stored[t->place.stored].n);
+    t->file_elem = src.codes ? mt_st_dtype_size(src.codes->dtype) : !strcmp(l->cfg.torch_dtype, "float32") ? 4 : 2;
+    if (wanted && src.format && src.format != wanted)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.base_dtype = %s, but tensor \"%s\" is %s in the model's files "
+                       "already: remove the key", mt_packed_names[wanted], t->name, mt_packed_names[src.format]);
+    if (could && keeps)
+        mt_packing_make(t, src.format ? src.format : wanted);
+    if (t->packed && src.codes && src.format) {
+        t->nested = src.nested;
+        t->note_bytes = src.note ? (uint16_t)src.note->n_bytes : 0;
+    }
+    *split |= could && !keeps && !t->trainable;
+    return 0;
+}
+
+/* Norms, routers and the like that are F32 in files of bf16 are also written as F32. */
+static void mark_f32(struct mt_layout *l, const struct mt_st_model *st)
+{
+    const struct mt_st_tensor *embed = mt_stored_find(st, l->stored[0].name);
+    for (size_t i = 0; embed && embed->dtype == MT_ST_BF16 && i < l->n_stored; i++) {
+        const struct mt_st_tensor *t = mt_stored_find(st, l->stored[i].name);
+        l->stored[i].is_f32 |= t && t->dtype == MT_ST_F32;
+    }
+}
+
+int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err)
+{
+    for (size_t i = 0; i < l->n_tensors; i++)
+        if (wanted && mt_packing_takes(l, &l->tensors[i], wanted) && mt_packing_keeps(l, &l->tensors[i]))
+            mt_packing_make(&l->tensors[i], wanted);
+    return wanted ? mt_layout_set_ranges(l, err) : 0;
+}
+
+int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
+                           struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct mt_err unreadable = {0}; /* not reported here: loading the weights will report it */
+    bool any = false, read = false, split = false;
+    int rc = 0;
+    for (size_t i = 0; i < l->n_tensors; i++)
+        any |= !l->tensors[i].trainable;
+    if (dir)
+        read = !mt_st_open_dir(&st, dir, &unreadable);
+    if (read)
+        mark_f32(l, &st);
+    const cJSON *last = NULL;
+    for (size_t i = 0; any && i < l->n_tensors && !rc; i++) {
+        bool changed = only && !mt_json_get_in_order(only, &last, l->tensors[i].name);
+        rc = mark(l, &l->tensors[i], read ? &st : NULL, wanted, changed, &split, err);
+    }
+    if (split && !rc)
+        mt_info("a layer's experts are packed together or not at all: frozen ones in a layer with trained ones are kept as "
+                "bf16, without loss");
+    if (read)
+        mt_st_close(&st);
+    return rc || !any ? rc : mt_layout_set_ranges(l, err);
+}
+
+struct random_job {
+    const struct mt_tensor *t;
+    uint64_t seed, stream;
+    float std, constant;
+    float *dst; /* elements [at, at + n) */
+    size_t at, n;
+};
+
+enum { BLOCK = 1 << 14 }; /* elements of one job of a thread */
+
+static void fill_block(void *ctx, size_t i, int thread)
+{
+    const struct random_job *j = ctx;
+    size_t first = i * BLOCK, n = MT_MIN((size_t)BLOCK, j->n - first);
+    (void)thread;
+    if (j->t->n_dims == 2)
+        mt_philox_normal(j->dst + first, n, j->at + first, j->seed, j->stream, j->std);
+    else
+        for (size_t k = 0; k < n; k++)
+            j->dst[first + k] = j->constant;
+}
+
+static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_plane_set *planes,
+                       uint64_t seed, float *buf, mt_pool *pool, struct mt_err *err)
+{
+    struct random_job j = {.t = t,
+                           .seed = seed,
+                           .stream = XXH3_64bits(t->name, strlen(t->name)),
+                           .std = (float)l->cfg.initializer_range,
+                           .constant = strstr(t->name, "norm") ? 1 : 0,
+                           .dst = buf};
+    bool packed = t->kind == MT_RANGE_PACKED;
+    size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;
+    struct mt_packer *packer = NULL;
+    int rc = 0;
+    if (packed) {
+        rc = mt_packer_create(&packer, t, planes, mt_pool_n_threads(pool), NULL, err);
+        j.dst = rc ? NULL : mt_calloc(piece, sizeof(float));
+        if (!rc && !j.dst)
+            rc = mt_fail_nomem(err, t->name, piece * sizeof(float));
+    }
+    for (j.at = 0; j.at < t->n && !rc; j.at += j.n) {
+        j.n = MT_MIN(piece, t->n - j.at);
+        mt_pool_run(pool, fill_block, &j, mt_div_up(j.n, BLOCK));
+        rc = packed ? mt_packer_write(packer, j.dst, j.n, err)
+                    : mt_tensor_write_masters(planes, t, j.at, j.n, buf, err);
+    }
+    if (packed)
+        free(j.dst);
+    return packer ? mt_packer_finish(&packer, rc, err) : rc;
+}
+
+int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
+                           int n_threads, struct mt_err *err)
+{
+    mt_pool *pool = NULL;
+    struct mt_pool_params p = {"init", n_threads, NULL, NULL};
+    float *buf = mt_calloc(PIECE, sizeof(float));
+    int rc = buf ? mt_pool_create(&pool, &p, err)
+                 : mt_fail_nomem(err, "random weights", PIECE * sizeof(float));
+    for (size_t i = 0; i < l->n_tensors && !rc; i++)
+        rc = init_tensor(l, &l->tensors[i], planes, seed, buf, pool, err);
+    mt_pool_destroy(&pool);
+    free(buf);
+    return rc ? rc : mt_planes_settle(planes, err);
+}

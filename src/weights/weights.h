@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_WEIGHTS_WEIGHTS_H
+#define MT_WEIGHTS_WEIGHTS_H
+
+#include "base/json.h"
+#include "hf/safetensors.h"
+#include "model/layout.h"
+#include "store/files/file_weights.h"
+#include "store/planes.h"
+
+/**
+ * Checksums of the tensors of the base (in_base): of each the sum (store/block_sum.h) of the bytes of the file that it
+ * is made of. These are its own bytes, if the file has them in the order of the tensor; for a packed one its pieces,
+ * one after the other; for one in another order its expert's share of the stored tensor, or all of that.
+ */
+struct mt_base_sums {
+    uint64_t *sum;          /* [n_tensors] receives those of the tensors that are loaded */
+    const cJSON *want;      /* on a resume: an object of tensors, each with the sum that it must have: "xxh3", 16 hex
+                               digits. A different one is -EBADMSG (MT_ERR_INPUT), with file and tensor. Or NULL */
+    bool other_forms;       /* a tensor whose files have it in another format than the object says ("form") is not
+                               compared, which is warned of; else it is */
+    mt_file_weights *files; /* weights that are read in place: verified when first read; may be NULL */
+};
+
+/**
+ * Fills the weights' planes from DIR's safetensors (BF16, F16, F32; packed as in model/packing.h), a piece at a time.
+ * Tensors that are marked as packed and are plain in the files are packed, and the log has the error of that; trained
+ * ones that are packed in the files are decoded. Planes that are read in place are left alone.
+ * Every tensor of the layout must be there with its shape; one that is there and not in the layout is an error, except
+ * a tied lm_head. Weights that are NaN, infinite, or so large that hi would be (bits 0x7f7f8000 and above) are errors
+ * that name tensor and index.
+ * base: sums of the tensors of the base; NULL: not wanted.
+ */
+int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char *dir, const struct mt_base_sums *base,
+                    struct mt_err *err);
+/** On a resume: loads the tensors that the checkpoint names instead of holding them, from DIR's files. */
+int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
+                         const struct mt_base_sums *base, struct mt_err *err);
+
+/** Compares the tensors of `want` (mt_base_sums, with other_forms) with DIR's files, without loading them; not packed ones
+ * of which the layout does not say so. *n_same: how many were compared; may be NULL. */
+int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,
+                           struct mt_err *err);
+/** "BF16", "nf4": the form in which files have the tensor, if it is frozen. */
+const char *mt_weights_form(const struct mt_tensor *t, const struct mt_st_tensor *src);
+
+/** Loads only the tensors that stay packed, from a checkpoint, whose other tensors are in its training state. */
+int mt_weights_load_packed(const struct mt_layout *l, mt_plane_set *planes, const char *dir, struct mt_err *err);
+
+/** Smaller tensors are not worth reading in place: they stay in host memory. */
+enum { MT_IN_FILE_BYTES = 1 << 20 };
+
+/**
+ * Finds out which tensors DIR's safetensors have in F32 beside others in bf16, and how they hold the frozen ones: in
+ * bf16, so that masters need only hi; readable in place; or packed. Frozen ones that are not packed are marked to be
+ * packed as `wanted`, if they can be. Divides the layout into ranges again. Reads only headers and quant_state; without
+ * any file, or with dir NULL, config.json decides.
+ * only: an object with the names of the tensors that, besides packed ones, come from the files; NULL: all do.
+ * -EINVAL: packed already, in another format.
+ */
+int mt_weights_mark_stored(struct mt_layout *l, const char *dir, enum mt_packed wanted, const cJSON *only,
+                           struct mt_err *err);
+/** The same for random weights. */
+int mt_weights_mark_random(struct mt_layout *l, enum mt_packed wanted, struct mt_err *err);
+
+/** Normal(0, initializer_range) for matrices, ones for norms, zeros for biases; an element depends on
+ * (seed, tensor name, index) alone. */
+int mt_weights_init_random(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed,
+                           int n_threads, struct mt_err *err);
+
+#endif
