@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
+#include "config/schema.h"
 #include "data/helper.h"
 #include "data/samples.h"
 
@@ -72,6 +73,13 @@ static void hash_folder(XXH3_state_t *state, const char *dir)
     free(names);
 }
 
+/* Whether the chat template is a file, not the model's own or a built-in one, whatever the working folder has. */
+static bool template_is_file(const char *name)
+{
+    const struct mt_key *key = mt_key_find("data", "template");
+    return name && mt_key_is_path(key, name, name);
+}
+
 /* Hashes everything but the data file that the helper's tokens depend on. */
 static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, struct mt_err *err)
 {
@@ -93,7 +101,7 @@ static int hash_helper(XXH3_state_t *state, const struct mt_dataset_params *p, s
         free(path);
     }
     hash_text(state, p->template_);
-    if (p->template_ && mt_path_exists(p->template_))
+    if (template_is_file(p->template_))
         rc = rc ? rc : hash_file(state, p->template_, true, err);
     for (size_t i = 0; i < MT_ARRAY_LEN(folders) && helper; i++) {
         char *path = mt_path_join(helper, folders[i]);
