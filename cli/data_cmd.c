@@ -277,6 +277,8 @@ int cli_cmd_data(struct cli *cli, const struct cli_args *args)
     bool refused = !rc && !is_prepare && cfg->data.overlong == MT_OVERLONG_ERROR;
     if (refused)
         rc = mt_config_override(cfg, "data.overlong", "truncate", "data show", &err);
+    if (!rc && !is_prepare)
+        rc = mt_config_override(cfg, "data.max_untrained", "100%", "data show", &err);
     if (!rc)
         rc = mt_inputs_open(&in, cfg, MT_RUN_TRAIN, NULL, &err);
     if (!rc)

@@ -84,6 +84,7 @@ struct mt_config {
         enum mt_cfg_train_on train_on;
         bool packing;
         enum mt_cfg_overlong overlong;
+        struct mt_cfg_amount max_untrained;
         bool shuffle;
         char *cache_dir;
     } data;

@@ -49,8 +49,8 @@ const struct mt_key mt_keys[] = {
      "Continue from the adapters in this PEFT folder, with their rank, alpha and targets. Empty: start new ones."},
 
     {"data", "train", MT_NUMERICS, MT_KEY_PATHS, AT(data.train), "", NULL, ANY, NULL,
-     "Training files, globs allowed: .jsonl, .json (an array), both also .gz or .zst, .parquet, .arrow; "
-     "dataset_info.json#NAME; anything else is plain text. FILE:2 visits its samples twice an epoch."},
+     "Training files, globs allowed: .jsonl, .json (an array), .csv and .tsv (with a header), all also .gz or .zst; .parquet, "
+     ".arrow; dataset_info.json#NAME; anything else is plain text. FILE:2 visits its samples twice an epoch."},
     {"data", "eval", MT_NUMERICS, MT_KEY_NAME_OR_FILE, AT(data.eval), "", NULL, ANY, NULL,
      "Evaluation data: a file, a number of samples, or a share (2%) held out by hash."},
     {"data", "format", MT_NUMERICS, MT_KEY_CHOICE, AT(data.format), "auto",
@@ -71,6 +71,9 @@ const struct mt_key mt_keys[] = {
      "Put several samples in a row; attention and positions stay within each."},
     {"data", "overlong", MT_NUMERICS, MT_KEY_CHOICE, AT(data.overlong), "error", "error|truncate|drop|split", ANY,
      NULL, "What to do with samples longer than seq_len."},
+    {"data", "max_untrained", MT_OUTPUT, MT_KEY_AMOUNT, AT(data.max_untrained), "1%", NULL, 0, 1e15, NULL,
+     "Refuse data of which more samples than this, or a larger share, have no token to train on. Fewer are left out; three "
+     "always may be, if they are at most a tenth."},
     {"data", "shuffle", MT_NUMERICS, MT_KEY_BOOL, AT(data.shuffle), "on", NULL, ANY, NULL,
      "Visit rows in another random order each epoch."},
     {"data", "cache_dir", MT_OUTPUT, MT_KEY_PATH, AT(data.cache_dir), "auto", NULL, ANY, NULL,

@@ -32,6 +32,8 @@ struct mt_dataset {
     struct mt_dataset_params params;
     char *cache_dir;
     char overlong_at[160];
+    uint64_t n_cut; /* of stats.n_untrained: those that data.seq_len cuts before their first trained token */
+    char cut_at[160];
 };
 
 static const struct part *part_of(const mt_dataset *d, uint64_t i)
@@ -95,6 +97,8 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
     case MT_OVERLONG_TRUNCATE:
         if (!mt_shard_count_trained(&p->shard, start + 1, dp->seq_len - 1)) {
             s->n_untrained++;
+            d->n_cut++;
+            mt_note_place(d->cut_at, sizeof(d->cut_at), where);
             return 0;
         }
         s->n_truncated++;
@@ -154,13 +158,43 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
 }
 
+/* Samples without a trained token that are left out without refusing the data: a few of a small set are a slip. */
+static uint64_t most_untrained(const struct mt_dataset_params *p, uint64_t n)
+{
+    enum { FEW = 3, SHARE = 10 };
+    uint64_t most = p->max_untrained.is_ratio ? (uint64_t)(p->max_untrained.ratio * (double)n)
+                                              : (uint64_t)p->max_untrained.count;
+    return MT_MAX(most, MT_MIN((uint64_t)FEW, n / SHARE));
+}
+
+static int check_untrained(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
+{
+    const struct mt_dataset_stats *s = &d->stats;
+    const char *at = "", *why = ": no turn of them is trained (data.train_on; \"train\" or \"weight\" of their messages; labels)";
+    uint64_t all = s->n_samples + s->n_untrained;
+    char cut[160];
+    for (size_t i = 0; i < d->n_parts && !*at; i++)
+        at = d->parts[i].shard.header->untrained_at;
+    if (d->n_cut) {
+        snprintf(cut, sizeof(cut), ": data.seq_len = %zu cuts %llu of them before the first token that is trained: raise it",
+                 p->seq_len, (unsigned long long)d->n_cut);
+        why = cut;
+        at = *at ? at : d->cut_at;
+    }
+    if (!s->n_samples)
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "no sample has a token to train on (%llu samples: %s)%s",
+                       (unsigned long long)all, at, why);
+    if (s->n_untrained > most_untrained(p, all))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
+                       "%llu of %llu samples have no token to train on (%s)%s, or raise data.max_untrained",
+                       (unsigned long long)s->n_untrained, (unsigned long long)all, at, why);
+    return 0;
+}
+
 /* Errors that are known only when all files have been read. */
 static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = &d->stats;
-    const char *at = "";
-    for (size_t i = 0; i < d->n_parts && !*at; i++)
-        at = d->parts[i].shard.header->untrained_at;
     if (s->n_overlong && p->overlong == MT_OVERLONG_ERROR)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
                        "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
@@ -170,20 +204,12 @@ static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, s
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
                        "no sample is left: %llu are longer than data.seq_len = %zu (%s): raise it",
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
-    if (!s->n_samples)
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA,
-                       s->n_untrained ? "no sample has a token to train on (%s)"
-                                      : "the data files hold no samples%s",
-                       s->n_untrained ? at : "");
+    if (!s->n_samples && !s->n_untrained)
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "the data files hold no samples");
     if (s->n_samples > INT32_MAX)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples: at most 2^31 - 1 are supported",
                        (unsigned long long)s->n_samples);
-    if (s->n_untrained * 100 > s->n_samples + s->n_untrained)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%llu of %llu samples have no token to train on (%s): over 1%%",
-                       (unsigned long long)s->n_untrained,
-                       (unsigned long long)(s->n_samples + s->n_untrained), at);
-    return 0;
+    return check_untrained(d, p, err);
 }
 
 static uint64_t hash_options(const struct mt_dataset_params *p)

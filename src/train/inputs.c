@@ -70,6 +70,7 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
                                .format = in->cfg->data.format,
                                .tokenizer = in->cfg->data.tokenizer,
                                .overlong = in->cfg->data.overlong,
+                               .max_untrained = in->cfg->data.max_untrained,
                                .seq_len = (size_t)in->cfg->numerics.seq_len,
                                .vocab = (size_t)in->hf.vocab,
                                .cache_dir = cache,

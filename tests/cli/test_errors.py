@@ -179,7 +179,8 @@ def data_cases(tmp, model):
     check("data: labels length", run("a.jsonl", '{"input_ids": [1, 2], "labels": [1]}\n'), 3, "differ in length")
     check("data: labels differ", run("a.jsonl", '{"input_ids": [1, 2], "labels": [-100, 3]}\n'), 3, "labels[1]")
     check("data: nothing trained", run("a.jsonl", '{"input_ids": [1, 2], "labels": [-100, -100]}\n'), 3, "no sample has a token")
-    check("data: many untrained", run("a.jsonl", line * 20 + '{"input_ids": [1, 2], "labels": [-100, -100]}\n'), 3, "a.jsonl:21", "1%")
+    none = '{"input_ids": [1, 2], "labels": [-100, -100]}\n'
+    check("data: many untrained", run("a.jsonl", line * 40 + none * 4), 3, "a.jsonl:41", "4 of 44", "data.max_untrained")
     check("data: empty", run("a.jsonl", ""), 3, "no samples")
     check("data: over-long", run("a.jsonl", line + json.dumps({"input_ids": [1] * 99}) + "\n"), 3, "a.jsonl:2", "overlong")
     check("data: unknown format", run("a.jsonl", '{"stuff": 1}\n'), 3, "data.format")
