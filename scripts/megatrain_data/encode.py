@@ -206,9 +206,9 @@ class Encoder:
             raise Bad(f"{t.name} fails: {type(e).__name__}: {e}") from None
 
     def chat_text(self, chat):
-        """The text of a conversation and the spans of it that are trained."""
+        """The text of a conversation, the spans of it that are trained, and a message that it lacks, or None."""
         t, r = self.render(chat)
-        return r.text, t.spans(r, chat.messages, chat.flags, self.train_on)
+        return r.text, t.spans(r, chat.messages, chat.flags, self.train_on), template.unprinted(r.text, chat.messages)
 
     def around(self, ids, mask):
         """Adds the tokenizer's prefix and an end of text, unless they are there."""
@@ -224,8 +224,10 @@ class Encoder:
             full[len(ahead):len(ahead) + len(mask)] = mask
         return ids, full
 
-    def encode(self, samples):
-        """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded."""
+    def encode(self, samples, unprinted=None):
+        """[(ids, mask)] of samples; raises Bad with (index, message) if one cannot be encoded.
+
+        `unprinted`: a list to which (index, message, role) of each conversation is added whose text lacks a message."""
         plain, spanned, out = [], [], [None] * len(samples)
         for i, s in enumerate(samples):
             try:
@@ -233,8 +235,10 @@ class Encoder:
                     mask = None if s.labels is None else np.array(s.labels) != -100
                     out[i] = (self._checked_ids(s.ids), mask)
                 elif isinstance(s, Chat):
-                    text, spans = self.chat_text(s)
+                    text, spans, lost = self.chat_text(s)
                     spanned.append((i, text, spans))
+                    if lost is not None and unprinted is not None:
+                        unprinted.append((i, lost, s.messages[lost]["role"]))
                 elif isinstance(s, Pair):
                     text = s.prompt + s.completion
                     spanned.append((i, text, [(len(s.prompt), len(text))]))

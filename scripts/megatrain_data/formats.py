@@ -32,7 +32,8 @@ def detect(record):
         if key in record:
             return name
     keys = ", ".join(f'"{k}"' for k in list(record)[:8])
-    raise Bad(f"no known format has the keys {keys}: set data.format")
+    known = ", ".join(f'"{key}"' for key, _ in BY_KEY)
+    raise Bad(f"no known format has the keys {keys}: one of {known} tells the format, or set data.format")
 
 
 def text_of(record, key, default=None):
@@ -73,15 +74,35 @@ def tools_of(value):
     return value
 
 
+def words_of(content, index):
+    """A message's content; parts of type text become one string, as templates that know parts print them."""
+    if content is None or isinstance(content, (str, dict)):  # some templates print a tool's answer as JSON
+        return content
+    if not isinstance(content, list):
+        raise Bad(f'"content" of message {index} must be a string, or a list of parts of type text')
+    words = []
+    for part in content:
+        if isinstance(part, str):
+            words.append(part)
+        elif isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+            words.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise Bad(f"message {index} has a part of type {json.dumps(kind)[:40]}: only parts of type text are supported")
+    return "".join(words)
+
+
 def chat(messages, record, flags=None, tools="tools"):
     """Checks messages and drops their empty keys, as transformers does before it renders."""
     if not isinstance(messages, list) or not messages:
         raise Bad("the conversation is missing or empty")
     kept = []
-    for m in messages:
+    for i, m in enumerate(messages):
         if not isinstance(m, dict) or not isinstance(m.get("role"), str):
             raise Bad('every message must be an object with a "role"')
         m = {k: v for k, v in m.items() if v is not None}
+        if "content" in m:
+            m["content"] = words_of(m["content"], i)
         reasoning = next((m[k] for k in ("reasoning_content", "thinking", "reasoning") if k in m), None)
         if reasoning is not None:  # these names mean the same; templates read one or the other
             m = {"thinking": reasoning, **m, "reasoning_content": reasoning}

@@ -33,20 +33,21 @@ class Chunker:
             return ids, None, np.array([len(ids)]), None, 1, {}
         rows, places = sources.records(chunk)
         samples = []
-        base = 1 if chunk[0] in ("range", "lines") else 0
+        base = 1 if chunk[0] in ("range", "lines", "rows") else 0
         for place, record in rows:
             try:
                 samples.append(formats.convert(record, self.format, self.entry))
             except Bad as e:
                 raise SampleError(place - base, str(e)) from None
+        unprinted = []
         try:
-            encoded = self.encoder.encode(samples)
+            encoded = self.encoder.encode(samples, unprinted)
         except Bad as e:
             index, message = e.args[0]
             raise SampleError(rows[index][0] - base, message) from None
-        return self._pack(rows, encoded, places)
+        return self._pack(rows, encoded, places, [(rows[i][0], message, role) for i, message, role in unprinted])
 
-    def _pack(self, rows, encoded, places):
+    def _pack(self, rows, encoded, places, unprinted):
         """Joins the samples of a chunk, without those that have nothing to train."""
         ids = [i for i, _ in encoded]
         masks = [np.ones(len(i), dtype=bool) if m is None else m for i, m in encoded]
@@ -62,7 +63,8 @@ class Chunker:
         ends = all_masks & is_end[np.minimum(all_ids, len(is_end) - 1)]
         with_end = np.add.reduceat(ends, np.cumsum(lengths) - lengths) if ids else np.zeros(0)
         return all_ids, np.packbits(all_masks), lengths, at, places, {
-            "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained)}
+            "untrained": untrained, "endless": int(np.count_nonzero(with_end == 0)), "trained": sum(trained),
+            "unprinted": (len(unprinted), unprinted[:1])}
 
 
 def detect(path):
@@ -74,6 +76,8 @@ def detect(path):
             chunk = ("lines", chunk[1].split(b"\n", 1)[0])
         elif chunk[0] == "objects":
             chunk = ("objects", chunk[1][:1])
+        elif chunk[0] == "rows":
+            chunk = (*chunk[:2], chunk[2][:1], chunk[3])
         try:
             rows, _ = sources.records(chunk)
         except SampleError as e:
@@ -88,16 +92,12 @@ def detect(path):
     raise DataError(f"the data files hold no samples: {path} is empty")
 
 
-def by_line(path):
-    return sources.kind_of(path) == "jsonl"
-
-
 def where(path, at):
-    return f"{path}:{at}" if by_line(path) else f"{path}[{at}]"
+    return f"{path}:{at}" if sources.has_lines(path) else f"{path}[{at}]"
 
 
 def place(path, at, column=None):
-    return where(path, at) + (f":{column}" if column and by_line(path) else "")
+    return where(path, at) + (f":{column}" if column and sources.has_lines(path) else "")
 
 
 def format_of(source):
@@ -147,7 +147,11 @@ class Preparation:
         path, t0, base, first = source["path"], time.monotonic(), 0, True
         size = max(os.path.getsize(path), 1)
         flat = name == "plain text"
-        lines = by_line(path)
+        lines = sources.has_lines(path)
+        if flat and sources.looks_like_json(path):
+            self.say({"event": "note", "message": f"{path}: taken as plain text, as its name says, but it begins like JSON: "
+                      "name it .jsonl (an object a line) or .json (an array)"})
+        n_unprinted, first_unprinted = 0, None
         try:
             for done, (ids, mask, lengths, at, places, more) in workers.map(sources.chunks(path)):
                 if len(ids):
@@ -170,6 +174,9 @@ class Preparation:
                     w.n_untrained += 1
                     if len(w.untrained_at) < 3:
                         w.untrained_at.append(where(os.path.basename(path), p + base))
+                found, examples = more.get("unprinted", (0, []))
+                first_unprinted = first_unprinted or next(((p + base, *rest) for p, *rest in examples), None)
+                n_unprinted += found
                 base += places
                 if self.progress.due():
                     self.say({"event": "progress", "path": path, **self.progress.event(done, w)})
@@ -185,6 +192,8 @@ class Preparation:
         self.progress.pass_file(w)
         w.commit(name, shard.LINES if lines else shard.INDICES, shard.PLAIN_TEXT if flat else 0)
         seconds = time.monotonic() - t0
+        if first_unprinted:
+            self.tell_unprinted(path, n_unprinted, *first_unprinted)
         self.say({"event": "source", "path": path, "format": name, "samples": w.n_samples, "tokens": w.n_tokens,
                   "seconds": seconds})
         if w.n_endless and not flat and name != "input_ids":
@@ -196,6 +205,11 @@ class Preparation:
         if dated and name in CHAT_FORMATS:
             self.say({"event": "note", "message": f"{path}: {dated[0].name} may print the date, {self.job.get('date')}: the "
                       "cache keeps that of today (set the date with SOURCE_DATE_EPOCH)"})
+
+    def tell_unprinted(self, path, n, at, message, role):
+        more = f", and so in {n - 1} more sample{'s' if n > 2 else ''}" if n > 1 else ""
+        self.say({"event": "note", "message": f'{where(path, at)}: what message {message} (role "{role}") says is not in the text that '
+                  f"the chat template makes of it{more}: look at it with: megatrain data show"})
 
     def check_end(self):
         """Notes a template that ends turns with a token at which the model does not stop."""

@@ -5,10 +5,12 @@ A chunk is a tuple that travels to a worker, with the kind first:
     ("range", path, start, end)     lines of a plain file that begin in [start, end): the worker reads them
     ("lines", bytes)                whole lines, of a compressed file
     ("objects", [text, ...])        elements of a JSON array
+    ("rows", header, [(line, fields), ...], lines)  rows of a .csv or .tsv file; lines count from 1 in the chunk
     ("arrow", bytes)                a record batch
     ("text", path, start, end)      plain text
 """
 import codecs
+import csv
 import gzip
 import io
 import json
@@ -20,31 +22,47 @@ from .errors import DataError, SampleError
 CHUNK = 1 << 20
 ROWS = 512  # of a columnar file, in a chunk
 TABLES = (".parquet", ".arrow")
+SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 def bare_name(path):
-    """The path without .gz or .zst."""
+    """The path in lower case without .gz or .zst: what a file is does not depend on the case of its extension."""
+    path = path.lower()
     for end in (".gz", ".zst"):
         if path.endswith(end):
             return path[:-len(end)]
     return path
 
 
+def is_compressed(path):
+    return len(bare_name(path)) < len(path)
+
+
 def kind_of(path):
     name = bare_name(path)
-    for end in (".jsonl", ".ndjson", ".json", *TABLES):
+    for end in (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *TABLES):
         if name.endswith(end):
             return {".ndjson": "jsonl"}.get(end, end[1:])
     return "plain"
+
+
+def has_lines(path):
+    """Whether the places of samples are lines."""
+    return kind_of(path) in ("jsonl", *SEPARATORS)
+
+
+def looks_like_json(path):
+    with open(path, "rb") as f:
+        return f.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")
 
 
 def open_binary(path):
     """(file, function that returns how many bytes of the file on disk were read)."""
     try:
         raw = open(path, "rb")
-        if path.endswith(".gz"):
+        if path.lower().endswith(".gz"):
             return io.BufferedReader(gzip.GzipFile(fileobj=raw), CHUNK), raw.tell
-        if path.endswith(".zst"):
+        if path.lower().endswith(".zst"):
             import pyarrow
             return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"), CHUNK), raw.tell
         return raw, raw.tell
@@ -138,13 +156,52 @@ def array_elements(path):
             yield ("objects", batch), tell()
 
 
+def header_of(path, reader):
+    """The names in the first row of a table of text."""
+    names = [name.strip() for name in next(reader, [])]
+    if not any(names):
+        raise DataError(f"{path}: the first row must name the columns")
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice is not None:
+        raise DataError(f'{path}:1: two columns have the name "{twice}"')
+    return names
+
+
+def table_rows(path, separator):
+    """Chunks of the rows of a .csv or .tsv file. Its first row has the names of the columns; fields may have line breaks."""
+    csv.field_size_limit(limits.LINE)
+    f, tell = open_binary(path)
+    with f, io.TextIOWrapper(f, encoding="utf-8-sig", newline="") as text:
+        reader = csv.reader(text, delimiter=separator, strict=True)
+        rows, size, begun = [], 0, 0
+        try:
+            header = header_of(path, reader)
+            line = reader.line_num  # lines before the row
+            for fields in reader:
+                if fields and len(fields) != len(header):
+                    raise DataError(f"{path}:{line + 1}: {len(fields)} fields, but the first row names {len(header)} columns")
+                if fields:
+                    rows.append((line + 1 - begun, fields))
+                    size += sum(map(len, fields))
+                line = reader.line_num
+                if size >= CHUNK:
+                    yield ("rows", header, rows, line - begun), tell()
+                    rows, size, begun = [], 0, line
+        except csv.Error as e:
+            raise DataError(f"{path}:{reader.line_num}: {e}") from None
+        except UnicodeDecodeError as e:
+            raise DataError(f"{path}: not UTF-8: {e.reason}") from None
+        if rows:
+            yield ("rows", header, rows, line - begun), tell()
+
+
 def batches(path):
     import pyarrow
     import pyarrow.ipc
     import pyarrow.parquet
     try:
         size = os.path.getsize(path)
-        if path.endswith(".parquet"):
+        if kind_of(path) == "parquet":
             table = pyarrow.parquet.ParquetFile(path)
             rows, parts = table.metadata.num_rows, table.iter_batches(batch_size=ROWS)
         else:
@@ -175,12 +232,14 @@ def chunks(path):
     if not os.path.isfile(path):
         raise DataError(f"cannot open data file {path}: {'it is a folder' if os.path.isdir(path) else 'no such file'}")
     if kind in ("parquet", "arrow"):
-        if bare_name(path) != path:
+        if is_compressed(path):
             raise DataError(f"{path}: a compressed {kind} file: uncompress it (its columns are compressed already)")
         return batches(path)
     if kind == "json":
         return guarded(array_elements(path), path)
-    if bare_name(path) != path:
+    if kind in SEPARATORS:
+        return guarded(table_rows(path, SEPARATORS[kind]), path)
+    if is_compressed(path):
         if kind == "plain":
             raise DataError(f"{path}: compressed plain text: uncompress it, or use .jsonl.gz or .jsonl.zst")
         return guarded(line_blocks(path), path)
@@ -248,6 +307,9 @@ def records(chunk):
     if kind == "objects":
         out = [(i, json.loads(t)) for i, t in enumerate(chunk[1])]
         return out, len(out)
+    if kind == "rows":
+        _, header, rows, n_lines = chunk
+        return [(line, dict(zip(header, fields))) for line, fields in rows], n_lines
     import pyarrow.ipc
     with pyarrow.ipc.open_stream(chunk[1]) as r:
         rows = r.read_all().to_pylist()

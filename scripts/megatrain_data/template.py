@@ -337,6 +337,22 @@ class ChatTemplate:
         return kept
 
 
+def unprinted(text, messages):
+    """The first message whose content is not in the text that a template made of the conversation, or None.
+
+    Templates leave out the thoughts of earlier answers, strip white space and write tools' answers as JSON."""
+    for i, m in enumerate(messages):
+        words = m.get("content")
+        if isinstance(words, dict):
+            words = next((v for v in words.values() if isinstance(v, str)), "")
+        if m["role"] == "assistant" and isinstance(words, str):
+            words = words.rpartition("</think>")[2]
+        words = words.strip() if isinstance(words, str) else ""
+        if words and words not in text and to_json(words)[1:-1] not in text and json.dumps(words)[1:-1] not in text:
+            return i
+    return None
+
+
 def built_in_names():
     return sorted(n[:-6] for n in os.listdir(BUILT_IN) if n.endswith(".jinja"))
 

@@ -8,9 +8,11 @@
 
 #include "base/fs.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
 #include "data/dataset.h"
+#include "data/sources.h"
 
 const char *mt_format_name(enum mt_cfg_format f)
 {
@@ -277,6 +279,12 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     int rc = need_bytes(r, path, err);
     r->format = MT_FORMAT_TEXT;
     r->header.flags = MT_SHARD_PLAIN_TEXT;
+    int first = getc(f);
+    if (first != EOF)
+        ungetc(first, f);
+    if (first == '{' || first == '[')
+        mt_warn("%s: taken as plain text, as its name says, but it begins like JSON: name it .jsonl (an object a line) or "
+                ".json (an array)", path);
     while (!rc && (got = fread(buf, 1, sizeof(buf), f)) > 0) {
         if (got == 1 && !r->out->n_tokens)
             break; /* the file is one byte, which nothing predicts */
@@ -294,12 +302,6 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     return rc;
 }
 
-static bool ends_with(const char *s, const char *end)
-{
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
-}
-
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err)
 {
     FILE *f = fopen(path, "re");
@@ -313,10 +315,11 @@ int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt
     struct mt_read_progress progress;
     struct stat st;
     mt_read_progress_begin(&progress, path, fstat(fileno(f), &st) ? 0 : (uint64_t)st.st_size);
-    r->header.place_kind = ends_with(path, ".jsonl") ? MT_PLACE_LINE : MT_PLACE_INDEX;
-    if (ends_with(path, ".jsonl"))
+    bool lines = mt_source_has_extension(path, ".jsonl");
+    r->header.place_kind = lines ? MT_PLACE_LINE : MT_PLACE_INDEX;
+    if (lines)
         rc = read_lines(r, f, path, &progress, err);
-    else if (ends_with(path, ".json"))
+    else if (mt_source_has_extension(path, ".json"))
         rc = read_array(r, path, err);
     else
         rc = read_plain(r, f, path, &progress, err);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "base/fs.h"
@@ -14,10 +15,10 @@
 
 static const char INFO[] = "dataset_info.json";
 
-static bool ends_with(const char *s, const char *end)
+bool mt_source_has_extension(const char *path, const char *end)
 {
-    size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
+    size_t n = strlen(path), m = strlen(end);
+    return n >= m && !strcasecmp(path + n - m, end);
 }
 
 static int add(struct mt_source_list *l, const char *path, double weight, const char *entry,
@@ -113,7 +114,7 @@ static int add_item(struct mt_source_list *l, const char *item, struct mt_err *e
     else
         hash = NULL;
     if (!rc)
-        rc = ends_with(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
+        rc = mt_source_has_extension(pattern, INFO) ? add_info(l, pattern, hash, weight, err)
                                       : add_matches(l, pattern, weight, NULL, err);
     free(pattern);
     return rc;
@@ -168,14 +169,14 @@ static cJSON *first_record(const char *path)
 bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format format,
                             const char *tokenizer)
 {
-    static const char *const columnar[] = {".gz", ".zst", ".parquet", ".arrow", ".ndjson"};
+    static const char *const columnar[] = {".gz", ".zst", ".parquet", ".arrow", ".ndjson", ".csv", ".tsv"};
     bool bytes = !strcmp(tokenizer, "byte"), needs;
     for (size_t i = 0; i < MT_ARRAY_LEN(columnar); i++)
-        if (ends_with(f->path, columnar[i]))
+        if (mt_source_has_extension(f->path, columnar[i]))
             return true;
     if (f->entry)
         return true;
-    if (!ends_with(f->path, ".jsonl") && !ends_with(f->path, ".json"))
+    if (!mt_source_has_extension(f->path, ".jsonl") && !mt_source_has_extension(f->path, ".json"))
         return !bytes;
     cJSON *r = first_record(f->path);
     if (!r) /* empty or invalid: the reader reports the place */

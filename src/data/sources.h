@@ -27,6 +27,9 @@ int mt_sources_resolve(struct mt_source_list *out, const struct mt_cfg_list *fil
                        struct mt_err *err);
 void mt_sources_finish(struct mt_source_list *l);
 
+/** Whether the path ends so, in upper or lower case: ".jsonl". */
+bool mt_source_has_extension(const char *path, const char *end);
+
 /**
  * Whether a file needs the data helper (compressed or columnar files, chat, the model's tokenizer). Otherwise the
  * trainer reads it itself (input_ids; text and pairs of strings as bytes).

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data files to tokens through the binary: formats, chat templates, masks, cache, errors. Runs in .venv-data."""
+import csv
 import gzip
 import json
 import os
@@ -122,6 +123,73 @@ def formats_and_files_of_one_conversation_agree(tmp):
         assert show(tmp, model, path(end)) == want, end
 
 
+def parts_of_type_text_are_joined_and_others_refused(tmp):
+    model = model_of(tmp, "qwen3")
+    parts = [dict(m, content=[{"type": "text", "text": m["content"][:4]}, {"type": "text", "text": m["content"][4:]}]) for m in CHAT]
+    path = lambda messages: lines(os.path.join(tmp, "parts.jsonl"), [{"messages": CHAT}, {"messages": messages}])
+    whole, joined = show(tmp, model, path(parts))
+    assert dict(joined, sample=0) == whole
+    image = [{"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    fails(tmp, model, path([{"role": "user", "content": image}, CHAT[-1]]), 3, "parts.jsonl:2", "image_url", "message 0")
+    fails(tmp, model, path([{"role": "user", "content": 7}, CHAT[-1]]), 3, "parts.jsonl:2", "message 0", "string")
+
+
+def a_message_that_the_template_drops_is_warned_of(tmp):
+    model = model_of(tmp, "qwen3")
+    said = lambda name, records: megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, name), records))).stderr
+    thoughts = [CHAT[1], {"role": "assistant", "content": "<think>\nhm\n</think>\n\n one "}, CHAT[3], CHAT[4]]
+    tool = [CHAT[1], dict(CHAT[2], content="", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": {}}}]),
+            {"role": "tool", "content": '{"a": "\u00e4\\n"}'}, CHAT[4]]
+    assert "is not in the text" not in said("whole.jsonl", [{"messages": CHAT}, {"messages": thoughts}, {"messages": tool}])
+    lost = [dict(CHAT[0], role="developer", content="Answer in rhymes."), *CHAT[1:]]
+    few = said("lost.jsonl", [{"messages": CHAT}, {"messages": lost}, {"messages": lost}, {"messages": lost}])
+    assert 'lost.jsonl:2: what message 0 (role "developer") says' in few and "2 more samples" in few, few
+
+
+def extensions_have_any_case_and_tables_a_header(tmp):
+    model = model_of(tmp, "qwen2")
+    want = show(tmp, model, lines(os.path.join(tmp, "want.jsonl"), [
+        {"instruction": "find\nthe \"word\"", "input": "", "output": f"one, {i}"} for i in range(3)]))
+    for name in ("upper.JSONL", "upper.Jsonl"):
+        shutil.copy(os.path.join(tmp, "want.jsonl"), os.path.join(tmp, name))
+        assert show(tmp, model, os.path.join(tmp, name)) == want, name
+    rows = [["instruction", "input", "output"], *(["find\nthe \"word\"", "", f"one, {i}"] for i in range(3))]
+    for name, separator in (("t.csv", ","), ("t.TSV", "\t"), ("t.csv.gz", ",")):
+        path = os.path.join(tmp, name)
+        with (gzip.open if name.endswith("gz") else open)(path, "wt", encoding="utf-8-sig", newline="") as f:
+            csv.writer(f, delimiter=separator).writerows(rows)
+        assert show(tmp, model, path) == want, name
+        assert f"{name}:4" in text_of(tmp, model, path), name  # the line at which the second row begins
+    open(os.path.join(tmp, "bad.csv"), "w").write("prompt,completion\na,b\n\nc,d,e\n")
+    fails(tmp, model, os.path.join(tmp, "bad.csv"), 3, "bad.csv:4: 3 fields", "2 columns")
+    open(os.path.join(tmp, "odd.csv"), "w").write("question,answer\na,b\n")
+    fails(tmp, model, os.path.join(tmp, "odd.csv"), 3, "odd.csv:2", '"question", "answer"', '"messages"', "data.format")
+    shutil.copy(os.path.join(tmp, "want.jsonl"), os.path.join(tmp, "looks.txt"))
+    for tokenizer in ("model", "byte"):
+        said = megatrain("data", "prepare", ini_of(tmp, model, os.path.join(tmp, "looks.txt"), data__tokenizer=tokenizer,
+                                                   data__seq_len=128)).stderr
+        assert "looks.txt: taken as plain text" in said and ".jsonl" in said, said
+
+
+def a_template_is_a_file_only_if_its_name_is_not_built_in(tmp):
+    """What lies in the working folder under the name of a template, or of the default, is not looked at."""
+    model = model_of(tmp, "qwen2")
+    data = lines(os.path.join(tmp, "names.jsonl"), [{"messages": CHAT}])
+    here = os.path.join(tmp, "here")
+    names = ["model", "chatml", "llama3", "mistral", "gemma", "qwen3", "zephyr", "alpaca"]
+    assert sorted(n[:-6] for n in os.listdir(os.path.join(ROOT, "scripts/megatrain_data/templates"))) == sorted(names[1:])
+    for name in [None, *names]:
+        over = {"data__template": name} if name else {}
+        want = megatrain("-q", "data", "show", ini_of(tmp, model, data, **over), "--json", "--samples", 9, expect=None)
+        for make in (os.makedirs, lambda path: open(path, "w").write("{{ nothing")):
+            shutil.rmtree(here, ignore_errors=True)
+            os.makedirs(here)
+            make(os.path.join(here, name or "model"))
+            ini = ini_of(tmp, model, data, data__cache_dir=os.path.join(tmp, "cache-here"), **over)
+            got = megatrain("-q", "data", "show", ini, "--json", "--samples", 9, expect=None, cwd=here)
+            assert (got.returncode, got.stdout) == (want.returncode, want.stdout), (name, got.stderr)
+
+
 def columns_that_a_row_does_not_have_are_absent(tmp):
     """Arrow gives every message all keys: those without a value must not reach the template."""
     model = model_of(tmp, "qwen3")
@@ -232,6 +300,23 @@ def overlong_samples_are_cut_as_asked_without_new_tokens(tmp):
     only, = stats["sources"]
     assert only["overlong"] == 1 and only["duplicates"] == 1
     assert stats["overlong"] == 1 and stats["longest"] == len(full[1]["input_ids"])
+
+
+def a_few_samples_without_trained_tokens_are_left_out(tmp):
+    model, good, none = model_of(tmp, "qwen2"), {"messages": CHAT}, {"messages": CHAT[1:2]}
+    long = {"messages": [{"role": "user", "content": "find " * 300}, CHAT[-1]]}
+    prepare = lambda name, records, **over: megatrain("data", "prepare", ini_of(tmp, model, lines(os.path.join(tmp, name), records), **over))
+    assert "49 samples" in prepare("one.jsonl", [good] * 49 + [none]).stdout
+    fails(tmp, model, lines(os.path.join(tmp, "two.jsonl"), [good] * 8 + [none]), 3, "1 of 9", "two.jsonl:9", "data.max_untrained")
+    assert "8 samples" in prepare("two.jsonl", [good] * 8 + [none], data__max_untrained=1).stdout
+    assert "8 samples" in prepare("two.jsonl", [good] * 8 + [none], data__max_untrained="20%").stdout
+    cut = lines(os.path.join(tmp, "cut.jsonl"), [good, long])
+    over = {"data__seq_len": 128, "data__overlong": "truncate"}
+    fails(tmp, model, cut, 3, "1 of 2", "cut.jsonl:2", "data.seq_len = 128 cuts 1 of them", **over)
+    stats = json.loads(megatrain("-q", "data", "stats", ini_of(tmp, model, cut, **over), "--json").stdout)
+    assert stats["untrained"] == 1 and stats["longest"] > 300, stats
+    off = {"messages": [dict(m, weight=0) if m["role"] == "assistant" else m for m in CHAT]}
+    fails(tmp, model, lines(os.path.join(tmp, "off.jsonl"), [off] * 9), 3, "no sample has a token", "9 samples", "off.jsonl:1", '"weight"')
 
 
 def any_number_of_processes_gives_the_same_shard(tmp):
@@ -436,7 +521,7 @@ def errors_name_the_place_and_the_mend(tmp):
     bad(good.replace('"content": "one"', '"content": "one", "train": 1'), 3, "bad.jsonl:1", "true or false")
     bad('{"conversations": [{"from": "narrator", "value": "a"}]}\n', 3, "bad.jsonl:1", '"narrator"', "human")
     bad('{"messages": [{"role": "user", "content": "a"}]}\n' + good * 200, 0)
-    bad(('{"messages": [{"role": "user", "content": "a"}]}\n' + good) * 10, 3, "10 of 20", "bad.jsonl:1", "1%")
+    bad(('{"messages": [{"role": "user", "content": "a"}]}\n' + good) * 10, 3, "10 of 20", "bad.jsonl:1", "data.max_untrained", "data.train_on")
     bad('{"messages": [{"role": "user", "content": "a"}]}\n', 3, "no sample has a token to train on", "bad.jsonl:1")
     bad("", 3, "no samples")
     bad(b"x", 3, "cannot read", "bad.jsonl.gz", name="bad.jsonl.gz")
