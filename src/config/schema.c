@@ -179,8 +179,6 @@ const struct mt_key mt_keys[] = {
      "Where adapters' weights are during a step: sent to the device with their layer, each time it is loaded, or resident: "
      "all of them on the device, sent once a step. Those of a layer of which other weights are trained, too, are always "
      "streamed. auto: where the search finds it faster."},
-    {"memory", "schedule", MT_NUMERICS, MT_KEY_CHOICE, AT(numerics.schedule), "layered", MT_STEP_ORDER_NAMES, ANY,
-     NULL, "Layered: all micro-batches pass a layer before the next is loaded."},
     {"memory", "logits_chunk", MT_NUMERICS, MT_KEY_COUNT_AUTO, AT(numerics.logits_chunk), "auto", NULL, 64, 1 << 24,
      NULL, "Rows of logits whose gradients are on the device at once, and enter the output matrix's gradient in one matrix "
      "product; a multiple of 64. Changes the order of sums."},

@@ -186,7 +186,6 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .one_ring = saving & ONE_RING,
         .join = p->numerics.dtype == MT_F32,
         .cast = p->numerics.grad_dtype != MT_F32 && !(saving & CAST_IN_PLACE),
-        .microbatch = p->numerics.schedule == MT_SCHEDULE_MICROBATCH,
         .gather = gathers(p),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),

@@ -188,7 +188,7 @@ static void most_buffers(const struct mt_program_params *p, const size_t bytes[M
     size_t most[MT_N_POOLS] = {0};
     count_live(p, most);
     count_units(p, MT_OBJ_WEIGHTS, false, most);
-    count_units(p, MT_OBJ_GRAD, !p->microbatch, most); /* by micro-batch: all are in use until the end */
+    count_units(p, MT_OBJ_GRAD, true, most);
     count_units(p, MT_OBJ_CAST, true, most);
     count_units(p, MT_OBJ_STAGED, false, most);
     count_units(p, MT_OBJ_GRAD_OUT, true, most);

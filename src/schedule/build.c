@@ -185,27 +185,11 @@ static void write_layered(struct writer *w)
         write_pass(w, u, &p->units[u].backward);
 }
 
-static void write_by_microbatch(struct writer *w)
-{
-    const struct mt_program_params *p = w->p;
-    for (size_t mb = 0; mb < p->n_micro; mb++) {
-        for (size_t u = 0; u < p->n_units; u++)
-            if (mt_forward_call(p, u)->n_uses)
-                write_call(w, u, mt_forward_call(p, u), mb);
-        for (size_t u = p->n_units; p->mode == MT_MODE_TRAIN && u-- > first_trained(p);)
-            if (p->units[u].backward.n_uses)
-                write_call(w, u, &p->units[u].backward, mb);
-    }
-}
-
 /* Counts the contributions to each value; refuses calls that cannot be scheduled. */
 static int survey_call(struct writer *w, size_t unit, const struct mt_call *c, struct mt_err *err)
 {
     const struct mt_program_params *p = w->p;
     bool once = c->scope == MT_SCOPE_STEP;
-    if (once && c->n_uses && p->microbatch)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL,
-                       "unit %zu runs once a step, over all micro-batches: train.schedule must be layered", unit);
     for (int k = 0; k < c->n_uses; k++) {
         const struct mt_use *u = &c->use[k];
         bool of_step = p->values[u->value].life != MT_LIFE_MICROBATCH;
@@ -328,10 +312,7 @@ static void write_draft(struct writer *w)
     write_updates(w);
     if (p->mode == MT_MODE_UPDATE)
         return;
-    if (p->microbatch)
-        write_by_microbatch(w);
-    else
-        write_layered(w);
+    write_layered(w);
     if (p->mode != MT_MODE_LOGITS)
         add_instr(w, MT_OP_STATS, p->n_units - 1, 0);
 }
@@ -361,7 +342,7 @@ int mt_draft_write(struct mt_draft *d, const struct mt_program_params *p, struct
 
 bool mt_program_gathers(const struct mt_program_params *p)
 {
-    return p->gather && p->units[0].trainable && !p->microbatch && !mt_program_uses_disk(p);
+    return p->gather && p->units[0].trainable && !mt_program_uses_disk(p);
 }
 
 size_t mt_program_part_elems(const struct mt_program_params *p, size_t unit)

@@ -92,7 +92,6 @@ struct mt_program_params {
     bool one_ring;   /* units of the vocabulary's class share the layers' buffers */
     bool join;       /* weights are loaded as hi and lo, and joined after each load */
     bool cast;       /* gradients are cast into separate buffers; else in place */
-    bool microbatch; /* the comparison schedule: all units for a micro-batch before the next */
     bool gather;     /* rows of the embedding are gathered on the host where that is possible (mt_program_gathers) */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t grad_bytes;            /* of a gradient element as cast */

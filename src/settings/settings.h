@@ -18,8 +18,6 @@
 #define MT_AUTO (-1) /* a number that is not resolved yet */
 
 /** The order of a step. Layered: all micro-batches pass through a layer before the next layer is loaded. */
-enum mt_step_order { MT_SCHEDULE_LAYERED, MT_SCHEDULE_MICROBATCH };
-#define MT_STEP_ORDER_NAMES "layered|microbatch"
 
 struct mt_optimizer;
 
@@ -32,7 +30,6 @@ struct mt_optimizer_keys {
 struct mt_numerics {
     enum mt_dtype dtype;         /* of compute */
     enum mt_dtype grad_dtype;    /* of gradients on their way to the host, or MT_DTYPE_AUTO */
-    enum mt_step_order schedule;
     int64_t seq_len;             /* tokens in a row */
     int64_t rows_per_step;       /* 0 until resolved from the batch size in rows or in tokens */
     int64_t micro_batch;         /* rows on the device at once, or MT_AUTO */

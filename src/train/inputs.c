@@ -13,23 +13,11 @@
 #include "hw/hw.h"
 #include "plan/resolve.h"
 
-static int check_mixture(const struct mt_inputs *in, struct mt_err *err)
-{
-    const struct mt_numerics *n = &in->cfg->numerics;
-    if (n->schedule == MT_SCHEDULE_MICROBATCH)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                       "memory.schedule = microbatch: %s has experts, which run once a step over the tokens of all "
-                       "micro-batches: set it to layered", in->model_dir);
-    return 0;
-}
-
 static int open_model(struct mt_inputs *in, struct mt_err *err)
 {
     int rc = mt_hf_find_model(&in->model_dir, in->cfg->model.path, err);
     if (!rc)
         rc = mt_hf_config_read(&in->hf, in->model_dir, err);
-    if (!rc && in->hf.moe.n_experts)
-        rc = check_mixture(in, err);
     if (!rc && in->cfg->numerics.router_aux_loss > 0 && !in->hf.moe.n_experts)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.router_aux_loss balances the experts of a mixture, and %s is none: "
                      "remove it", in->model_dir);

@@ -52,8 +52,4 @@ with tempfile.TemporaryDirectory() as tmp:
     figure("throttled link over no throttle, three slots", slow["t_step"] / three["t_step"], "<= 1.10")
     figure("  of the step, waiting for the link", slow["t_wait_h2d"] / slow["t_step"], "")
 
-    # engine/test_program shows that the layers' weights alone are an eighth; here is all that crosses the link, with
-    # the FP32 gradients that the comparison schedule brings back for each micro-batch
-    micro = run(tmp, "microbatch", model, data, memory__slots=2, memory__schedule="microbatch", train__steps=4)
-    figure("bytes in of the layered schedule, in passes of the layers", two["h2d_bytes"] / one_pass, f"{(2 * LAYERS - 2) / LAYERS:.3f} and the vocabulary's")
-    figure(f"bytes in, layered over microbatch, {MICRO} micro-batches", two["h2d_bytes"] / micro["h2d_bytes"], f"<= 1/{MICRO} = {1 / MICRO:.3f}")
+    figure("bytes in, in passes of the layers", two["h2d_bytes"] / one_pass, f"{(2 * LAYERS - 2) / LAYERS:.3f} and the vocabulary's")

@@ -341,7 +341,6 @@ def refusals(tmp, model, data):
         ini = write_ini(os.path.join(tmp, "refused.ini"), base(model, data, os.path.join(tmp, "refused"), **over))
         p = megatrain("run", ini, expect=None)
         assert p.returncode != 0 and all(w in p.stderr for w in words), p.stderr
-    fails(["memory.schedule", "layered"], memory__schedule="microbatch")
     fails(["for its experts", "would fit"], train__batch_size=400, memory__device_budget="32MiB")
 
 

@@ -371,16 +371,6 @@ def accumulation_does_not_change_the_loss(tmp, model, data):
             assert abs(l - l2) <= 1e-5 * l and abs(n - n2) <= 1e-4 * n, (l, l2, n, n2)
 
 
-def layered_and_microbatch_agree(tmp, model, data):
-    got = []
-    for schedule in ("layered", "microbatch"):
-        out = os.path.join(tmp, schedule)
-        megatrain("-q", "run", write_ini(out + ".ini", base(model, data, out, memory__schedule=schedule)))
-        got.append(losses(out))
-    for (_, l, n), (_, l2, n2) in zip(*got):
-        assert abs(l - l2) <= 1e-6 * l and abs(n - n2) <= 1e-5 * n
-
-
 def small_updates_survive(tmp, model, data):
     """A learning rate below bf16's resolution still moves the masters."""
     out = os.path.join(tmp, "small")

@@ -353,11 +353,10 @@ static void changes_on_resume_are_told_apart(void **state)
     struct mt_err err = {0};
     mt_config_print(c, false, &old);
     d = load("[model]\npath = m\n[data]\ntrain = d.jsonl\n[train]\nsteps = 5\nbatch_size = 4\nseed = 7\n"
-             "[memory]\nslots = 4\nlogits_chunk = 128\nschedule = microbatch\n[device]\ncpu_threads = 1\n[log]\nevery = 3\n"
+             "[memory]\nslots = 4\nlogits_chunk = 128\n[device]\ncpu_threads = 1\n[log]\nevery = 3\n"
              "[eval]\nevery = 9\n[checkpoint]\nkeep = 5\n");
     assert_int_equal(mt_config_diff(d, old.p, &diff, &grown, &err), 0);
-    assert_string_equal(diff.p, "  train.seed: 42 -> 7\n  memory.schedule: layered -> microbatch\n"
-                                "  memory.logits_chunk: auto -> 128\n");
+    assert_string_equal(diff.p, "  train.seed: 42 -> 7\n  memory.logits_chunk: auto -> 128\n");
     assert_string_equal(grown.p, "  train.steps: 3 -> 5\n");
     mt_config_destroy(&d);
     mt_str_finish(&diff);

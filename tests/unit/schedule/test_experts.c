@@ -579,10 +579,6 @@ static void what_cannot_be_scheduled_is_refused(void **state)
     struct mt_program p = {0};
     struct mt_err err = {0};
     make_experts(&e, 1, 2, false);
-    e.p.microbatch = true;
-    assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
-    assert_non_null(strstr(err.msg, "layered"));
-    make_experts(&e, 1, 2, false);
     e.values[e.units[0].backward.use[1].value].life = MT_LIFE_RUN; /* the embedding's gradient */
     assert_int_equal(mt_program_build(&p, &e.p, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "only weights"));

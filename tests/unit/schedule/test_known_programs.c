@@ -15,7 +15,7 @@
 
 #include "made_program.h"
 
-enum { TIED = 1, ONE_RING = 2, JOIN = 4, IN_PLACE = 8, BY_MICROBATCH = 16, POISON = 32, RECORDS = 64, FROZEN = 128 };
+enum { TIED = 1, ONE_RING = 2, JOIN = 4, IN_PLACE = 8, POISON = 32, RECORDS = 64, FROZEN = 128 };
 
 struct known {
     unsigned flags, disk; /* disk: of put_on_disk(), from the second unit on */
@@ -30,8 +30,6 @@ static const struct known known[] = {
     {TIED, 0, MT_MODE_TRAIN, 3, 2, 0, 75, 0x27f2007a325695e8},
     {TIED | JOIN | RECORDS, 0, MT_MODE_TRAIN, 5, 4, 1, 216, 0x29037458a9f9884b},
     {ONE_RING | IN_PLACE, 0, MT_MODE_TRAIN, 5, 2, 1, 79, 0x5ed07932d177ee19},
-    {BY_MICROBATCH | RECORDS, 0, MT_MODE_TRAIN, 3, 3, 0, 108, 0x130fb1868a55bf1d},
-    {BY_MICROBATCH | TIED | JOIN, 0, MT_MODE_TRAIN, 4, 2, 2, 63, 0xf232ec3fc6b80f03},
     {POISON | RECORDS, 0, MT_MODE_TRAIN, 4, 3, 1, 206, 0xe0d7332cac57f7ce},
     {FROZEN | JOIN, 0, MT_MODE_TRAIN, 4, 2, 0, 81, 0x065c17ae4902d524},
     {TIED | FROZEN | RECORDS, 0, MT_MODE_TRAIN, 3, 3, 1, 69, 0x79a379504eec7516},
@@ -43,7 +41,6 @@ static const struct known known[] = {
     {0, 13, MT_MODE_TRAIN, 3, 4, 2, 167, 0xdb78968f74580640},
     {FROZEN, 7, MT_MODE_UPDATE, 5, 2, 0, 82, 0x2156637d714913b3},
     {JOIN, 2, MT_MODE_EVAL, 4, 2, 0, 46, 0x2dbcfbf9af633c7e},
-    {BY_MICROBATCH, 15, MT_MODE_TRAIN, 3, 2, 1, 106, 0x2c98354871834da9},
 };
 
 static uint64_t hash_text(uint64_t h, const char *text)
@@ -60,7 +57,6 @@ static void make_known(struct fixture *f, const struct known *k)
     f->p.one_ring = k->flags & ONE_RING;
     f->p.join = k->flags & JOIN;
     f->p.cast = !(k->flags & IN_PLACE);
-    f->p.microbatch = k->flags & BY_MICROBATCH;
     f->p.poison = k->flags & POISON;
     f->p.mode = k->mode;
     for (size_t u = 0; u < f->p.n_units; u++) {
