@@ -153,18 +153,6 @@ static int begin_history(struct run *r, struct mt_err *err)
     return mt_lineage_go_on(&st->lineage, st->step, st->sum, err);
 }
 
-/* Checkpoints of adapters by earlier builds have one checksum, over the ends of the base's tensors. */
-static int check_earlier_sum(const struct run *r, struct mt_err *err)
-{
-    uint64_t sum = 0, want = r->state.base_sum;
-    int rc = want ? mt_base_sum(&sum, r->setup.layout, r->in.model_dir, err) : 0;
-    if (rc || sum == want)
-        return rc;
-    return mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                   "%s is not the model that the adapters of %s were trained on: its weights differ (--force continues nevertheless)",
-                   r->in.model_dir, r->resume);
-}
-
 static int check_resume(struct run *r, struct mt_err *err)
 {
     struct mt_str diff = {0}, grown = {0};
@@ -175,12 +163,9 @@ static int check_resume(struct run *r, struct mt_err *err)
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
                      "%s was made with other settings (--force continues nevertheless):\n%s", r->resume,
                      diff.p);
-    if (!rc && !mt_dataset_is(r->in.data, r->state.data_hash) && !cli_arg(r->args, "force"))
+    if (!rc && mt_dataset_hash(r->in.data) != r->state.data_hash && !cli_arg(r->args, "force"))
         rc = mt_fail(err, MT_ERR_USAGE, -EINVAL,
-                     "the training data are not those that %s was made with%s (--force continues nevertheless)",
-                     r->resume, r->state.lineage.run[0] ? "" : ", or its build's token cache (data.cache_dir) is gone");
-    if (!rc && !cli_arg(r->args, "force"))
-        rc = check_earlier_sum(r, err);
+                     "the training data are not those that %s was made with (--force continues nevertheless)", r->resume);
     mt_str_finish(&diff);
     mt_str_finish(&grown);
     return rc;

@@ -59,7 +59,6 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                              struct mt_err *err)
 {
     struct mt_train_state s = {.best_loss = NAN};
-    const cJSON *base = mt_json_get(o, "base_sum");
     const cJSON *version = mt_json_get(o, "version"), *config = mt_json_get(o, "config");
     const cJSON *best = mt_json_get(o, "best_loss"), *sec = mt_json_get(o, "seconds");
     const cJSON *log = mt_json_get(o, "log_history"), *found = mt_json_get(o, "device_findings");
@@ -74,8 +73,6 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));
     }
-    if (cJSON_IsString(base))
-        s.base_sum = strtoull(base->valuestring, NULL, 16);
     if (cJSON_IsNumber(best))
         s.best_loss = best->valuedouble;
     if (cJSON_IsNumber(sec))

@@ -17,8 +17,6 @@ struct mt_train_state {
     uint64_t tokens, loss_tokens;
     uint64_t steps_per_epoch, total_steps;
     uint64_t data_hash;
-    uint64_t base_sum;        /* in checkpoints of adapters that do not name the base's tensors: mt_base_sum(); else 0.
-                                 Not written */
     double best_loss;         /* NaN: none yet */
     uint64_t best_step;
     uint64_t bad_evals;       /* in a row, for early stopping */

@@ -119,8 +119,7 @@ struct wanted {
     bool helper;
 };
 
-/* The source's hash as a build that makes shards of `version` computes it. */
-static int hash_source(struct wanted *w, const struct mt_source_file *f, const struct mt_dataset_params *p, int version,
+static int hash_source(struct wanted *w, const struct mt_source_file *f, const struct mt_dataset_params *p,
                        struct mt_err *err)
 {
     bool helper = w->helper;
@@ -130,7 +129,7 @@ static int hash_source(struct wanted *w, const struct mt_source_file *f, const s
     if (!state)
         return mt_fail_nomem(err, "a hash", 576);
     XXH3_64bits_reset(state);
-    snprintf(options, sizeof(options), "v%d %d %d %d %zu", version, helper, (int)p->format,
+    snprintf(options, sizeof(options), "v%d %d %d %d %zu", MT_SHARD_VERSION, helper, (int)p->format,
              helper ? (int)p->train_on : 0, p->vocab);
     hash_text(state, options);
     hash_text(state, p->tokenizer);
@@ -346,7 +345,7 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
                          l->items[i].path);
         want[i].helper = !rc && mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
         if (!rc)
-            rc = hash_source(&want[i], &l->items[i], p, MT_SHARD_VERSION, err);
+            rc = hash_source(&want[i], &l->items[i], p, err);
         snprintf(want[i].path, sizeof(want[i].path), "%.4000s/%016llx.tokens", p->cache_dir,
                  (unsigned long long)want[i].hash);
     }
@@ -358,34 +357,4 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
         close(fd);
     free(want);
     return rc;
-}
-
-static int is_shard(const struct dirent *e)
-{
-    const char *dot = strrchr(e->d_name, '.');
-    return dot && !strcmp(dot, ".tokens");
-}
-
-size_t mt_cache_old_hashes(uint64_t hash[MT_CACHE_OLD_HASHES], const struct mt_source_file *f, const struct mt_shard *s,
-                           const struct mt_dataset_params *p)
-{
-    struct wanted w = {.helper = mt_source_needs_helper(f, p->format, p->tokenizer)};
-    struct dirent **names = NULL;
-    size_t n = 0;
-    if (!w.helper) {
-        if (s->header->flags & MT_SHARD_UNPADDED || hash_source(&w, f, p, 2, NULL))
-            return 0;
-        hash[n++] = w.hash;
-        return n;
-    }
-    int n_names = scandir(p->cache_dir, &names, is_shard, alphasort);
-    for (int i = 0; i < n_names; i++) {
-        char *path = mt_path_join(p->cache_dir, names[i]->d_name);
-        if (path && n < MT_CACHE_OLD_HASHES && mt_shard_was(s, path, &hash[n]))
-            n++;
-        free(path);
-        free(names[i]);
-    }
-    free(names);
-    return n;
 }

@@ -15,13 +15,4 @@
 int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_source_list *l,
                          const struct mt_dataset_params *p, struct mt_err *err);
 
-enum { MT_CACHE_OLD_HASHES = 8 };
-/**
- * The hashes that builds with shards of version 2 may have given the source, provided they made the same tokens: for a
- * file that C code reads, computed as they did; for others, taken from version 2 shards that are still in the cache.
- * Returns their number.
- */
-size_t mt_cache_old_hashes(uint64_t hash[MT_CACHE_OLD_HASHES], const struct mt_source_file *f, const struct mt_shard *s,
-                           const struct mt_dataset_params *p);
-
 #endif

@@ -231,38 +231,6 @@ static uint64_t hash_whole(const mt_dataset *d, const struct mt_dataset_params *
     return h | 1;
 }
 
-/* Hashes that earlier builds may have given a part's source. */
-struct old_hashes {
-    uint64_t hash[MT_CACHE_OLD_HASHES];
-    size_t n;
-};
-
-/* Whether some choice of them, for the parts from `part` on, gives `hash`. */
-static bool is_old(const mt_dataset *d, const struct old_hashes *old, size_t part, uint64_t so_far, uint64_t hash)
-{
-    if (part == d->n_parts)
-        return (so_far | 1) == hash;
-    for (size_t i = 0; i < old[part].n; i++)
-        if (is_old(d, old, part + 1, add_part(d, part, old[part].hash[i], so_far), hash))
-            return true;
-    return false;
-}
-
-bool mt_dataset_is(const mt_dataset *d, uint64_t hash)
-{
-    if (hash == d->hash)
-        return true;
-    struct old_hashes *old = mt_calloc(d->n_parts, sizeof(*old));
-    bool all = old;
-    for (size_t i = 0; i < d->n_parts && all; i++) {
-        old[i].n = mt_cache_old_hashes(old[i].hash, &d->files.items[i], &d->parts[i].shard, &d->params);
-        all = old[i].n > 0;
-    }
-    bool is = all && is_old(d, old, 0, hash_options(&d->params), hash);
-    free(old);
-    return is;
-}
-
 static int open_parts(mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     struct mt_shard *shards = mt_calloc(d->files.n, sizeof(*shards));

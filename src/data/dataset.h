@@ -60,9 +60,6 @@ size_t mt_dataset_n_sources(const mt_dataset *d);
 const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
 /** XXH3 of tokens, loss masks and options: kept in checkpoints, compared on resume. */
 uint64_t mt_dataset_hash(const mt_dataset *d);
-/** Whether `hash` is the hash of these data: today's, or that of earlier builds, which hashed files and code instead of
- * tokens. The tokenizer, model_dir and template_ that it was opened with must still exist. */
-bool mt_dataset_is(const mt_dataset *d, uint64_t hash);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
 /** Copies a sample to `ids` and `trained` (the caller's, of seq_len elements); *n: its tokens. For training: fails if

@@ -152,8 +152,6 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
     int rc = find_padding(mt_json_get(o, "attention_mask"), end, where, &first, &end, err);
     if (rc)
         return rc;
-    if (end - first < (size_t)cJSON_GetArraySize(ids))
-        r->header.flags |= MT_SHARD_UNPADDED;
     const cJSON *l = labels ? labels->child : NULL;
     for (const cJSON *v = ids->child; v; v = v->next, i++, l = l ? l->next : NULL) {
         double id = cJSON_IsNumber(v) ? v->valuedouble : -1;

@@ -191,26 +191,6 @@ int mt_shard_seal(const char *path, struct mt_err *err)
     return rc;
 }
 
-bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash)
-{
-    struct mt_shard_header h;
-    struct stat st;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    bool same = fd >= 0 && !fstat(fd, &st) && pread(fd, &h, sizeof(h), 0) == sizeof(h) &&
-                !memcmp(h.magic, s->header->magic, 8) && h.version == 2 && h.n_tokens == s->header->n_tokens &&
-                h.n_samples == s->header->n_samples && (uint64_t)st.st_size == s->map_bytes;
-    size_t bytes = (size_t)((const char *)s->places - (const char *)s->tokens);
-    void *old = same ? mmap(NULL, s->map_bytes, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-    if (fd >= 0)
-        close(fd);
-    if (old == MAP_FAILED)
-        return false;
-    same = !memcmp((const char *)old + HEADER, s->tokens, bytes);
-    munmap(old, s->map_bytes);
-    *source_hash = h.source_hash;
-    return same;
-}
-
 uint64_t mt_shard_count_trained(const struct mt_shard *s, uint64_t first, uint64_t n)
 {
     uint64_t sum = 0, end = first + n;

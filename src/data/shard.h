@@ -14,7 +14,6 @@ enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 3 };
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
     MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut into rows */
-    MT_SHARD_UNPADDED = 2,   /* flag: padding was removed, which shards of version 2 kept */
 };
 
 /**
@@ -56,9 +55,6 @@ void mt_shard_close(struct mt_shard *s);
 int mt_shard_seal(const char *path, struct mt_err *err);
 /** Reads all of it. -EBADMSG: it does not match its checksums. */
 int mt_shard_verify(const struct mt_shard *s, const char *path, struct mt_err *err);
-/** Whether the file is a shard of version 2 with the same tokens, mask and offsets; *source_hash is then that in its
- * header. */
-bool mt_shard_was(const struct mt_shard *s, const char *path, uint64_t *source_hash);
 /** Copies tokens [first, first + n) to `ids`, and which of them are trained to `mask` (may be NULL). It reads the file:
  * one that is truncated or unreadable is an error, whereas an access to the mapping would end the process. */
 int mt_shard_read(const struct mt_shard *s, uint64_t first, size_t n, uint32_t *ids, uint8_t *mask, struct mt_err *err);

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/fs.h"
 #include "base/json.h"
@@ -357,53 +356,6 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
         if (l->tensors[i].trainable)
             rc = find_tensor(&src, &st, l, &l->tensors[i], err);
-    mt_st_close(&st);
-    return rc;
-}
-
-/* --- the model under the adapters ------------------------------------------------------------------------ */
-
-static int add_to_sum(XXH3_state_t *sum, const struct mt_st_model *st, const struct mt_st_tensor *t, char *buf,
-                      size_t size, struct mt_err *err)
-{
-    size_t n = MT_MIN(size, t->n_bytes);
-    XXH3_64bits_update(sum, t->name, strlen(t->name) + 1);
-    XXH3_64bits_update(sum, &t->dtype, sizeof(t->dtype));
-    XXH3_64bits_update(sum, t->shape, (size_t)t->n_dims * sizeof(t->shape[0]));
-    int rc = mt_st_read_raw(st, t, 0, n, buf, err);
-    if (!rc)
-        XXH3_64bits_update(sum, buf, n);
-    if (!rc)
-        rc = mt_st_read_raw(st, t, t->n_bytes - n, n, buf, err);
-    if (!rc)
-        XXH3_64bits_update(sum, buf, n);
-    return rc;
-}
-
-int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err)
-{
-    const size_t size = 64 << 10;
-    struct mt_st_model st;
-    int rc = mt_st_open_dir(&st, dir, err);
-    if (rc)
-        return rc;
-    XXH3_state_t *state = XXH3_createState();
-    char *buf = mt_calloc(size, 1);
-    rc = state && buf ? 0 : mt_fail_nomem(err, dir, size);
-    if (!rc)
-        XXH3_64bits_reset(state);
-    for (size_t i = 0; i < l->n_stored && !rc; i++) {
-        const struct mt_st_tensor *t = mt_stored_find(&st, l->stored[i].name);
-        char blocks[256];
-        snprintf(blocks, sizeof(blocks), "%.200s_blocks", l->stored[i].name); /* of MXFP4 */
-        t = t ? t : mt_stored_find(&st, blocks);
-        rc = t ? add_to_sum(state, &st, t, buf, size, err)
-               : mt_fail(err, MT_ERR_INPUT, -ENOENT, "%s: tensor \"%s\" is missing", dir, l->stored[i].name);
-    }
-    if (!rc)
-        *sum = XXH3_64bits_digest(state) | 1;
-    XXH3_freeState(state);
-    free(buf);
     mt_st_close(&st);
     return rc;
 }

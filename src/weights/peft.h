@@ -36,12 +36,6 @@ int mt_peft_check(const struct mt_layout *l, const char *dir, struct mt_err *err
  * magnitudes the lengths of W's rows. -EINVAL (MT_ERR_USAGE): DoRA on a packed W. */
 int mt_adapter_init(const struct mt_layout *l, mt_plane_set *planes, uint64_t seed, struct mt_err *err);
 
-/**
- * The checksum by which checkpoints of earlier versions identify the model under adapters: the XXH3 of names, shapes,
- * dtypes and of the first and last 64 KiB of every tensor of DIR that the layout has. Never 0.
- */
-int mt_base_sum(uint64_t *sum, const struct mt_layout *l, const char *dir, struct mt_err *err);
-
 /** The text of adapter_config.json of the layout's adapters on the model `base`; to be freed. NULL: no memory. */
 char *mt_peft_config_text(const struct mt_layout *l, const char *base);
 

@@ -314,7 +314,7 @@ static void a_damaged_shard_is_made_again(void **state)
     free(items[0]);
 }
 
-/* By their tokens, masks and cuts; builds before told them by their files and code. */
+/* By their tokens, masks and cuts. */
 static void data_are_told_by_their_tokens(void **state)
 {
     const struct folder *f = *state;
@@ -326,74 +326,16 @@ static void data_are_told_by_their_tokens(void **state)
     fclose(out);
     assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
     uint64_t hash = mt_dataset_hash(d);
-    assert_true(mt_dataset_is(d, hash) && !mt_dataset_is(d, hash ^ 2));
-    assert_true(mt_dataset_is(d, UINT64_C(18082652891578833893))); /* as a build with shards of version 2 saved it */
     mt_dataset_destroy(&d);
     assert_int_equal(open_set(&d, f, &same, MT_OVERLONG_ERROR, 16, NULL), 0);
     assert_false(mt_dataset_stats(d)->from_cache);
-    assert_true(mt_dataset_hash(d) == hash && !mt_dataset_is(d, UINT64_C(18082652891578833893)));
+    assert_true(mt_dataset_hash(d) == hash);
     mt_dataset_destroy(&d);
     assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 32, NULL), 0);
-    assert_false(mt_dataset_is(d, hash));
+    assert_false(mt_dataset_hash(d) == hash);
     mt_dataset_destroy(&d);
     free(items[0]);
     free(other[0]);
-}
-
-/* Padding that is cut off now was trained on then. */
-static void what_old_builds_read_otherwise_is_not_taken_for_theirs(void **state)
-{
-    const struct folder *f = *state;
-    struct mt_source_file file = {mt_path_join(f->dir, "p.jsonl"), 1, NULL};
-    struct mt_dataset_params p = {NULL, MT_FORMAT_AUTO, "byte", MT_OVERLONG_ERROR, 16, 1000, f->cache};
-    uint64_t hash[MT_CACHE_OLD_HASHES];
-    for (int cut = 0; cut < 2; cut++) {
-        struct mt_shard s;
-        bool made = false;
-        char text[128];
-        snprintf(text, sizeof(text), "{\"input_ids\": [1, 2, 3, 4], \"attention_mask\": [1, 1, 1, %d]}\n", !cut);
-        assert_int_equal(mt_write_file(file.path, text, strlen(text), NULL), 0);
-        assert_int_equal(mt_cache_open_shards(&s, &made, &(struct mt_source_list){&file, 1, 1}, &p, NULL), 0);
-        assert_int_equal(s.header->n_tokens, 4 - cut);
-        assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), !cut);
-        mt_shard_close(&s);
-    }
-    free(file.path);
-}
-
-/* What the helper makes: by a shard of that time, if it has the same tokens. */
-static void old_shards_in_the_cache_tell_what_data_were_called(void **state)
-{
-    const struct folder *f = *state;
-    char *items[] = {write_ids(f, "a.jsonl", 3, 5, 2)}, text[8192];
-    struct mt_cfg_list files = {items, 1};
-    struct mt_dataset_params p = {&files, MT_FORMAT_AUTO, "byte", MT_OVERLONG_ERROR, 16, 1000, f->cache};
-    struct mt_source_file file = {mt_path_join(f->dir, "k.parquet"), 1, NULL};
-    uint64_t hash[MT_CACHE_OLD_HASHES], old = 77;
-    const uint32_t version = 2, token = 3;
-    mt_dataset *d = NULL;
-    struct mt_shard s;
-    assert_int_equal(open_set(&d, f, &files, MT_OVERLONG_ERROR, 16, NULL), 0);
-    mt_dataset_destroy(&d);
-    char *now = only_shard(f), *then = mt_path_join(f->cache, "000000000000004d.tokens");
-    FILE *in = fopen(now, "r");
-    size_t n = fread(text, 1, sizeof(text), in);
-    fclose(in);
-    assert_int_equal(mt_shard_open(&s, now, 0, NULL), 0);
-    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0);
-    assert_int_equal(mt_write_file(then, text, n, NULL), 0);
-    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0); /* of this version: no checkpoint has its hash */
-    poke(then, offsetof(struct mt_shard_header, version), &version, 4);
-    poke(then, offsetof(struct mt_shard_header, source_hash), &old, 8);
-    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 1);
-    assert_int_equal(hash[0], old);
-    poke(then, 4096, &token, 4);
-    assert_int_equal(mt_cache_old_hashes(hash, &file, &s, &p), 0);
-    mt_shard_close(&s);
-    free(now);
-    free(then);
-    free(file.path);
-    free(items[0]);
 }
 
 int main(void)
@@ -406,8 +348,6 @@ int main(void)
                                         close_folder),
         cmocka_unit_test_setup_teardown(a_damaged_shard_is_made_again, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(data_are_told_by_their_tokens, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(what_old_builds_read_otherwise_is_not_taken_for_theirs, open_folder, close_folder),
-        cmocka_unit_test_setup_teardown(old_shards_in_the_cache_tell_what_data_were_called, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(a_shard_that_lies_is_refused, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(
             files_that_need_the_helper_are_told_from_those_that_do_not, open_folder, close_folder),
