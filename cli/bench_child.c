@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
@@ -60,7 +61,7 @@ static int read_metrics(struct mt_sweep_run *r, const char *dir, int skip, struc
     double *v[N_FIELDS] = {NULL};
     cJSON *lines = NULL;
     const cJSON *o;
-    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
+    mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
     int rc = mt_json_read_lines(&lines, path, err);
     size_t most = rc ? 0 : (size_t)cJSON_GetArraySize(lines);
     for (int k = 0; k < N_FIELDS && !rc; k++)
@@ -90,7 +91,7 @@ static void read_run_json(struct mt_sweep_run *r, const char *dir)
 {
     char path[4200];
     cJSON *o;
-    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/run.json", dir);
     if (mt_json_read_file(&o, path, MT_ERR_RUNTIME, NULL))
         return;
     r->device_bytes = number(o, "device_bytes");

@@ -230,7 +230,7 @@ static int export(const struct bench *b, const char *option, const char *name, c
 {
     char path[4200];
     const char *also = cli_arg(b->args, option);
-    snprintf(path, sizeof(path), "%.4000s/%s", b->dir, name);
+    mt_path_printf(path, sizeof(path), "%s/%s", b->dir, name);
     int rc = text->failed ? mt_fail_nomem(err, path, text->len)
                           : mt_write_file(path, text->p ? text->p : "", text->len, err);
     return rc || !also ? rc : mt_write_file(also, text->p ? text->p : "", text->len, err);
@@ -341,7 +341,7 @@ static int remove_own(const char *dir, bool (*is_own)(const char *), struct mt_e
 static int remove_results(const char *dir, struct mt_err *err)
 {
     char runs[4200];
-    snprintf(runs, sizeof(runs), "%.4000s/runs", dir);
+    mt_path_printf(runs, sizeof(runs), "%s/runs", dir);
     int rc = remove_own(runs, is_own_run, err);
     return rc ? rc : remove_own(dir, is_own_file, err);
 }
@@ -364,7 +364,7 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
                        "choose --out",
                        b->dir);
     char runs[4200];
-    snprintf(runs, sizeof(runs), "%.4000s/runs", b->dir);
+    mt_path_printf(runs, sizeof(runs), "%s/runs", b->dir);
     if (!rc)
         rc = mt_mkdir_p(runs, err);
     return rc ? rc : mt_checkpoint_lock(runs, &b->lock, err);
@@ -409,7 +409,7 @@ static int run_sweep(struct bench *b, struct mt_err *err)
 static int read_table(cJSON **out, const char *path, struct mt_err *err)
 {
     char file[4200];
-    snprintf(file, sizeof(file), mt_is_dir(path) ? "%.4000s/sweep.json" : "%.4000s", path);
+    mt_path_printf(file, sizeof(file), mt_is_dir(path) ? "%s/sweep.json" : "%s", path);
     return mt_json_read_file(out, file, MT_ERR_INPUT, err);
 }
 

@@ -28,14 +28,14 @@ static int write_svgs(const struct mt_report *r, const char *dir, struct mt_err 
         if (!p->name[0])
             continue;
         mt_chart_standalone(&s, p->content);
-        snprintf(path, sizeof(path), "%.4000s/%s.svg", dir, p->name);
+        mt_path_printf(path, sizeof(path), "%s/%s.svg", dir, p->name);
         for (int k = 2; mt_path_exists(path) && k < 1000; k++) {
             bool ours = false;
             for (size_t j = 0; j < i; j++)
                 ours |= !strcmp(r->panels[j].name, p->name);
             if (!ours)
                 break;
-            snprintf(path, sizeof(path), "%.4000s/%s-%d.svg", dir, p->name, k);
+            mt_path_printf(path, sizeof(path), "%s/%s-%d.svg", dir, p->name, k);
         }
         rc = s.failed ? mt_fail_nomem(err, path, s.len) : mt_write_file(path, s.p, s.len, err);
         mt_str_finish(&s);
@@ -52,7 +52,7 @@ int cli_cmd_report(struct cli *cli, const struct cli_args *args)
     int rc = mt_report_make(&r, (const char *const *)args->operands, (size_t)args->n_operands, &err);
     if (rc)
         return cli_fail(&err);
-    snprintf(html, sizeof(html), "%.4000s/report.html", args->operands[0]);
+    mt_path_printf(html, sizeof(html), "%s/report.html", args->operands[0]);
     path = path ? path : html;
     rc = write_html(&r, path, args->n_operands > 1 ? "megatrain: several runs" : args->operands[0], &err);
     if (!rc && svg)

@@ -86,7 +86,7 @@ static void remove_requests(const char *dir)
     static const char *const names[] = {"STOP", "SAVE"};
     char path[4200];
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
-        snprintf(path, sizeof(path), "%.4000s/%s", dir, names[i]);
+        mt_path_printf(path, sizeof(path), "%s/%s", dir, names[i]);
         if (!unlink(path))
             mt_warn("removed %s, which was older than this run", path);
     }
@@ -146,7 +146,7 @@ static int begin_history(struct run *r, struct mt_err *err)
         h->removes = force && !cli_arg(r->args, "resume");
         return rc || !force ? rc : mt_history_set_all_aside(h, NULL, dir, err);
     }
-    snprintf(path, sizeof(path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)st->step);
+    mt_path_printf(path, sizeof(path), "%s/checkpoint-%llu", dir, (unsigned long long)st->step);
     h->has = h->full = same_folder(path, r->resume);
     h->step = st->step;
     memcpy(h->sum, st->sum, sizeof(h->sum));
@@ -201,7 +201,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
     mt_config_print(r->cfg, false, &plain);
     free(r->state.config);
     r->state.config = plain.p; /* now the state's */
-    snprintf(path, sizeof(path), "%.4000s/config.effective.ini", dir);
+    mt_path_printf(path, sizeof(path), "%s/config.effective.ini", dir);
     int rc = ini.failed || plain.failed ? mt_fail_nomem(err, "the configuration", ini.len)
                                         : mt_write_file(path, ini.p, ini.len, err);
     mt_json_begin();
@@ -220,7 +220,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
     add_prediction(o, &r->setup);
     char *text = mt_json_print(o, true);
-    snprintf(path, sizeof(path), "%.4000s/run.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/run.json", dir);
     if (!rc)
         rc = text && mt_json_complete() ? mt_write_file(path, text, strlen(text), err) : mt_fail_nomem(err, path, 0);
     free(text);

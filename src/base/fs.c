@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,18 @@ static int fail_path(struct mt_err *err, const char *verb, const char *path)
 {
     int e = errno ? errno : EIO;
     return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot %s %s: %s", verb, path, strerror(e));
+}
+
+int mt_path_printf(char *path, size_t size, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, size, format, args);
+    va_end(args);
+    if (n >= 0 && (size_t)n < size)
+        return 0;
+    path[0] = '\0';
+    return -ENAMETOOLONG;
 }
 
 int mt_write_all(int fd, const void *data, size_t len)

@@ -28,6 +28,8 @@ bool mt_is_dir(const char *path);
 /** The absolute path with links, "." and ".." resolved. Where the path does not exist, only its folder is resolved;
  * where that does not exist either, the path is only made absolute. The caller frees it; NULL: out of memory. */
 char *mt_path_canonical(const char *path);
+/** snprintf() of a path. Returns 0; -ENAMETOOLONG: it does not fit, and becomes "", which no file is called. */
+int mt_path_printf(char *path, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /** "dir/name", or `name` alone if it is absolute. The caller frees it; NULL: out of memory. */
 char *mt_path_join(const char *dir, const char *name);
 /**

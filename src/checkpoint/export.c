@@ -146,13 +146,13 @@ static int seal(struct exporter *x, const char *dir, struct mt_err *err)
     char *text = mt_json_print(o, true);
     char *sealed = text ? mt_seal_text(MT_MANIFEST_NAME, XXH3_64bits(text, strlen(text))) : NULL;
     int rc = sealed && mt_json_complete() ? 0 : mt_fail_nomem(err, "an export's list of files", 0);
-    snprintf(path, sizeof(path), "%.4000s/megatrain", dir);
+    mt_path_printf(path, sizeof(path), "%s/megatrain", dir);
     if (!rc)
         rc = mt_mkdir_p(path, err);
-    snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_MANIFEST_NAME, dir);
+    mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
     if (!rc)
         rc = mt_write_file(path, text, strlen(text), err);
-    snprintf(path, sizeof(path), "%.4000s/megatrain/seal.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
     if (!rc)
         rc = mt_write_file(path, sealed, strlen(sealed), err);
     free(text);
@@ -165,14 +165,14 @@ static int open_states(struct exporter *x, const char *from, struct mt_err *err)
 {
     char path[4096];
     size_t n = 0;
-    while (snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, n),
+    while (mt_path_printf(path, sizeof(path), "%s/megatrain/state-%05zu.safetensors", from, n),
            mt_path_exists(path))
         n++;
     x->states = mt_calloc(n, sizeof(*x->states));
     if (!x->states)
         return mt_fail_nomem(err, "an export", n * sizeof(*x->states));
     for (; x->n_states < n; x->n_states++) {
-        snprintf(path, sizeof(path), "%.4000s/megatrain/state-%05zu.safetensors", from, x->n_states);
+        mt_path_printf(path, sizeof(path), "%s/megatrain/state-%05zu.safetensors", from, x->n_states);
         int rc = mt_st_open_file(&x->states[x->n_states], path, err);
         if (rc)
             return rc;
@@ -312,10 +312,10 @@ static int open_adapter(struct exporter *x, const char *from, struct mt_err *err
 {
     char path[4200];
     size_t n;
-    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_CONFIG, from);
+    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_CONFIG, from);
     int rc = mt_read_file(path, &x->adapter_config, &n, err);
     x->f32 = false; /* its tensors are f32 already */
-    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, from);
+    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, from);
     return rc ? rc : mt_st_open_file(&x->weights, path, err);
 }
 

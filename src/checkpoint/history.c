@@ -19,7 +19,7 @@ static const struct mt_lineage no_lineage;
 
 static void name_checkpoint(char path[4096], const char *dir, uint64_t step, const char *suffix)
 {
-    snprintf(path, 4096, "%.4000s/checkpoint-%llu%s", dir, (unsigned long long)step, suffix);
+    mt_path_printf(path, 4096, "%s/checkpoint-%llu%s", dir, (unsigned long long)step, suffix);
 }
 
 bool mt_history_holds(const struct mt_history *h, const char *dir, uint64_t step, bool full)
@@ -130,7 +130,7 @@ static int remove_those(const struct mt_history *h, const struct mt_vfs *vfs, co
     char path[4400];
     int rc = 0;
     for (struct dirent *e; d && !rc && (e = readdir(d));) {
-        snprintf(path, sizeof(path), "%.4000s/%s", dir, e->d_name);
+        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
         if (!which(h, path, e->d_name))
             continue;
         rc = vfs->remove_tree(vfs->ctx, path);

@@ -155,7 +155,7 @@ int mt_checkpoint_verify_model(const char *dir, bool all, bool states, struct mt
     char sum[MT_SUM_TEXT], path[4096];
     bool full;
     struct mt_err why = {0};
-    snprintf(path, sizeof(path), "%.4000s/megatrain/seal.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/megatrain/seal.json", dir);
     if (!mt_path_exists(path))
         return 0;
     int rc = mt_seal_read(dir, &sealed, sum, &full, &why);
@@ -228,7 +228,7 @@ static int compare_candidates(const void *a, const void *b)
 static int identify(struct candidate *c, const char *dir, uint64_t step, bool pass, bool *weights, struct mt_err *err)
 {
     struct mt_err why = {0};
-    snprintf(c->path, sizeof(c->path), "%.4000s/checkpoint-%llu", dir, (unsigned long long)step);
+    mt_path_printf(c->path, sizeof(c->path), "%s/checkpoint-%llu", dir, (unsigned long long)step);
     int rc = mt_checkpoint_identify(c->path, &c->id, &why);
     if (!rc && c->id.step != step) {
         mt_warn("passing over %s: it is a checkpoint of step %llu", c->path, (unsigned long long)c->id.step);
@@ -430,7 +430,7 @@ static int load_unit(struct reader *r, const char *dir, const cJSON *files, cons
     if (!n)
         return 0;
     snprintf(name, sizeof(name), "megatrain/state-%05d.safetensors", u->block);
-    snprintf(path, sizeof(path), "%.4000s/%s", dir, name);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, name);
     r->sums = mt_json_get(mt_json_get(files, name), "tensors");
     r->summed = NULL;
     if (!r->sums)
@@ -474,7 +474,7 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
 int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
 {
     char path[4096], pid[32] = "";
-    snprintf(path, sizeof(path), "%.4000s/.lock", dir);
+    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
     int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (f < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/dtype.h"
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/packed.h"
 #include "hf/hf_config.h"
@@ -279,7 +280,7 @@ int mt_merge_open(struct mt_merge **out, const char *dir, const struct mt_st_mod
         return mt_fail_nomem(err, dir, sizeof(*m));
     m->f32 = f32;
     m->base = base;
-    snprintf(path, sizeof(path), "%.4000s/" MT_PEFT_WEIGHTS, dir);
+    mt_path_printf(path, sizeof(path), "%s/" MT_PEFT_WEIGHTS, dir);
     int rc = read_family(&m->family, model_dir, err);
     if (!rc)
         rc = mt_peft_read_spec(&m->spec, dir, err);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/fs.h"
 #include "checkpoint/checkpoint.h"
 
 enum { HOLE = 128 << 10 };
@@ -34,8 +35,8 @@ int mt_checkpoint_rehearse(const struct mt_vfs *vfs, const char *dir, struct mt_
     char from[4096], to[4096], file[4200], link[4200];
     const char *what = "create a folder";
     vfs = vfs ? vfs : &mt_vfs_posix;
-    snprintf(from, sizeof(from), "%.4000s/.rehearsal-%ld.tmp", dir, (long)getpid());
-    snprintf(to, sizeof(to), "%.4000s/.rehearsal-%ld", dir, (long)getpid());
+    mt_path_printf(from, sizeof(from), "%s/.rehearsal-%ld.tmp", dir, (long)getpid());
+    mt_path_printf(to, sizeof(to), "%s/.rehearsal-%ld", dir, (long)getpid());
     snprintf(file, sizeof(file), "%s/file", from);
     snprintf(link, sizeof(link), "%s/link", to);
     vfs->remove_tree(vfs->ctx, from); /* left by a killed process with the same id */

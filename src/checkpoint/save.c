@@ -191,7 +191,7 @@ static int make_known(struct mt_saver *v, const char *name, struct mt_err *err)
         s->history->step = s->state->step;
         memcpy(s->history->sum, v->sum, sizeof(v->sum));
     }
-    snprintf(latest, sizeof(latest), "%.4080s/latest", s->dir);
+    mt_path_printf(latest, sizeof(latest), "%s/latest", s->dir);
     int rc = v->vfs->link(v->vfs->ctx, name, latest); /* a convenience: not needed to resume */
     if (rc)
         mt_warn("cannot link %s to %s: %s", latest, name, strerror(-rc));
@@ -229,7 +229,7 @@ int mt_checkpoint_save(const struct mt_checkpoint_save *s, struct mt_err *err)
     snprintf(name, sizeof(name), "checkpoint-%llu", (unsigned long long)s->state->step);
     if (snprintf(final, sizeof(final), "%s/%s", s->dir, name) >= 4000)
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", s->dir);
-    snprintf(v.tmp, sizeof(v.tmp), "%.4080s.tmp", final);
+    mt_path_printf(v.tmp, sizeof(v.tmp), "%s.tmp", final);
     if (s->history && mt_history_holds(s->history, s->dir, s->state->step, s->full))
         return sync_dir(&v, s->dir, err); /* the sync may have failed after it was written */
     if (s->base_dir && !realpath(s->base_dir, v.base_dir))

@@ -43,14 +43,14 @@ int mt_seal_read(const char *dir, cJSON **out, char sum_text[MT_SUM_TEXT], bool 
     char path[4096], seal[4096], want[MT_SUM_TEXT];
     uint64_t sum, size;
     const char *name = MT_STATE_NAME;
-    snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_STATE_NAME, dir);
-    snprintf(seal, sizeof(seal), "%.4000s/megatrain/seal.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_STATE_NAME, dir);
+    mt_path_printf(seal, sizeof(seal), "%s/megatrain/seal.json", dir);
     *full = mt_path_exists(path);
     if (!*full) {
         name = MT_MANIFEST_NAME;
-        snprintf(path, sizeof(path), "%.4000s/megatrain/" MT_MANIFEST_NAME, dir);
+        mt_path_printf(path, sizeof(path), "%s/megatrain/" MT_MANIFEST_NAME, dir);
         if (!mt_path_exists(path)) {
-            snprintf(seal, sizeof(seal), "%.4000s/latest", dir);
+            mt_path_printf(seal, sizeof(seal), "%s/latest", dir);
             return mt_path_exists(seal)
                        ? mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
                                  "%s is the folder of a run: name one of its checkpoints, such as %s", dir, seal)

@@ -346,7 +346,7 @@ int mt_cache_open_shards(struct mt_shard *shards, bool *made, const struct mt_so
         want[i].helper = !rc && mt_source_needs_helper(&l->items[i], p->format, p->tokenizer);
         if (!rc)
             rc = hash_source(&want[i], &l->items[i], p, err);
-        snprintf(want[i].path, sizeof(want[i].path), "%.4000s/%016llx.tokens", p->cache_dir,
+        mt_path_printf(want[i].path, sizeof(want[i].path), "%s/%016llx.tokens", p->cache_dir,
                  (unsigned long long)want[i].hash);
     }
     if (!rc)

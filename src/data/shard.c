@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
 
@@ -213,8 +214,8 @@ int mt_shard_writer_open(struct mt_shard_writer *w, const char *path, struct mt_
 {
     char zero[HEADER] = {0};
     *w = (struct mt_shard_writer){0};
-    if (snprintf(w->path, sizeof(w->path), "%s", path) >= (int)sizeof(w->path) ||
-        snprintf(w->tmp, sizeof(w->tmp), "%.4000s.%d.tmp", path, (int)getpid()) < 0)
+    if (mt_path_printf(w->path, sizeof(w->path), "%s", path) ||
+        mt_path_printf(w->tmp, sizeof(w->tmp), "%s.%d.tmp", path, (int)getpid()))
         return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", path);
     w->f = fopen(w->tmp, "wbxe");
     if (!w->f || fwrite(zero, HEADER, 1, w->f) != 1)

@@ -34,7 +34,7 @@ void mt_report_finish(struct mt_report *r)
 static bool has(const char *dir, const char *file)
 {
     char path[4200];
-    snprintf(path, sizeof(path), "%.4000s/%s", dir, file);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, file);
     return mt_path_exists(path);
 }
 
@@ -42,7 +42,7 @@ static int add_sweep(struct mt_report *r, const char *dir, struct mt_err *err)
 {
     char path[4200];
     cJSON *table;
-    snprintf(path, sizeof(path), "%.4000s/sweep.json", dir);
+    mt_path_printf(path, sizeof(path), "%s/sweep.json", dir);
     int rc = mt_json_read_file(&table, path, MT_ERR_INPUT, err);
     if (rc)
         return rc;

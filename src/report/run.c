@@ -20,7 +20,7 @@ static cJSON *read_json(const char *dir, const char *file)
 {
     char path[4200];
     cJSON *o = NULL;
-    snprintf(path, sizeof(path), "%.4000s/%s", dir, file);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, file);
     return mt_path_exists(path) && !mt_json_read_file(&o, path, MT_ERR_INPUT, NULL) ? o : NULL;
 }
 
@@ -109,7 +109,7 @@ int mt_run_data_read(struct mt_run_data *r, const char *dir, struct mt_err *err)
     while (at > 0 && dir[at - 1] != '/')
         at--;
     snprintf(r->name, sizeof(r->name), "%.*s", (int)(len - at), dir + at);
-    snprintf(path, sizeof(path), "%.4000s/metrics.jsonl", dir);
+    mt_path_printf(path, sizeof(path), "%s/metrics.jsonl", dir);
     int rc = mt_read_file(path, &text, &len, err);
     if (!rc)
         rc = read_metrics(r, text, err);

@@ -86,7 +86,7 @@ static int open_file(struct mt_metrics *m, int kind, const char *dir, uint64_t s
     struct mt_str kept = {0};
     size_t len = 0;
     int rc = 0;
-    snprintf(path, sizeof(path), "%.4000s/%s", dir, file_names[kind]);
+    mt_path_printf(path, sizeof(path), "%s/%s", dir, file_names[kind]);
     put_header(&kept, &tables[kind]);
     if (mt_path_exists(path))
         rc = mt_read_file(path, &old, &len, err);

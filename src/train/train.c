@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/fs.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -146,7 +147,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
 bool mt_train_file_request(const struct mt_train_params *p, const char *name)
 {
     char path[4200];
-    snprintf(path, sizeof(path), "%.4000s/%s", p->dir, name);
+    mt_path_printf(path, sizeof(path), "%s/%s", p->dir, name);
     return !remove(path);
 }
 

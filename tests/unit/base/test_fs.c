@@ -194,6 +194,16 @@ static void one_file_has_one_canonical_path(void **state)
     free(missing);
 }
 
+static void a_path_that_does_not_fit_names_no_file(void **state)
+{
+    (void)state;
+    char path[16];
+    assert_int_equal(mt_path_printf(path, sizeof(path), "%s/%s", "0123456789", "abcd"), 0);
+    assert_string_equal(path, "0123456789/abcd");
+    assert_int_equal(mt_path_printf(path, sizeof(path), "%s/%s", "0123456789", "abcde"), -ENAMETOOLONG);
+    assert_string_equal(path, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -203,6 +213,7 @@ int main(void)
         cmocka_unit_test(two_writers_have_names_of_their_own),
         cmocka_unit_test(folders_are_made_and_removed_whole),
         cmocka_unit_test(paths_are_joined),
+        cmocka_unit_test(a_path_that_does_not_fit_names_no_file),
         cmocka_unit_test(short_reads_are_told),
         cmocka_unit_test(one_file_has_one_canonical_path),
     };
