@@ -79,7 +79,7 @@ void cli_print_setup(const struct mt_setup *s)
     cli_say("Model    %s, %.1fM parameters%s, %lld layers, hidden %lld, vocabulary %lld, %s\n",
             in->hf.family->architecture, (double)s->layout->n_params / 1e6,
             cli_active_params(active, sizeof(active), s->layout), (long long)in->hf.n_layers,
-            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->numerics.dtype));
+            (long long)in->hf.hidden, (long long)in->hf.vocab, mt_dtype_name(s->choice.numerics.dtype));
     if (s->layout->n_adapters)
         cli_say("Adapters rank %lld, alpha %g, %.2fM parameters trained in FP32; learning rate %g\n",
                 (long long)s->layout->adapter_default.rank, s->layout->adapter_default.alpha,
@@ -95,10 +95,10 @@ void cli_print_setup(const struct mt_setup *s)
                 (unsigned long long)d->n_truncated, (unsigned long long)d->n_dropped,
                 (unsigned long long)d->n_split, (unsigned long long)d->n_untrained);
     cli_say("Steps    %llu of %zu sequences in %zu micro-batches; %llu a pass over the data\n",
-            (unsigned long long)in->total_steps, (size_t)s->numerics.rows_per_step, s->choice.n_micro,
+            (unsigned long long)in->total_steps, (size_t)s->choice.numerics.rows_per_step, s->choice.n_micro,
             (unsigned long long)mt_sampler_steps_per_epoch(in->sampler));
     cli_say("Device   %s, %d threads, %s %s, budget %s\n", mt_device_limits(s->dev)->name,
-            (int)s->placement.threads, s->numerics.optimizer->title,
+            (int)s->choice.placement.threads, s->choice.numerics.optimizer->title,
             mt_isa_name(s->engine_params.isa ? s->engine_params.isa : mt_isa_best()),
             mt_format_bytes(a, sizeof(a), mt_device_limits(s->dev)->budget_bytes));
     size_t sharing = s->layout->n_units - (p->program.one_ring ? 0 : 2);

@@ -180,7 +180,7 @@ static void add_prediction(cJSON *o, const struct mt_setup *s)
         cJSON_AddNumberToObject(o, "device_bytes", (double)m.device_bytes);
         cJSON_AddNumberToObject(o, "host_bytes", (double)m.host_bytes);
     }
-    cJSON_AddNumberToObject(o, "device_budget", (double)s->placement.device_budget.bytes);
+    cJSON_AddNumberToObject(o, "device_budget", (double)s->choice.placement.device_budget.bytes);
     if (!s->predicted)
         return;
     const struct mt_sim_result *sim = &s->choice.sim;
@@ -211,7 +211,7 @@ static int write_run_files(struct run *r, struct mt_err *err)
     cJSON_AddStringToObject(o, "version", MT_VERSION);
     cJSON_AddStringToObject(o, "host", host);
     cJSON_AddStringToObject(o, "device", mt_device_limits(r->setup.dev)->name);
-    cJSON_AddNumberToObject(o, "threads", (double)r->setup.placement.threads);
+    cJSON_AddNumberToObject(o, "threads", (double)r->setup.choice.placement.threads);
     cJSON_AddStringToObject(o, "model", r->in.model_dir);
     cJSON_AddNumberToObject(o, "parameters", (double)r->setup.layout->n_params);
     snprintf(host, sizeof(host), "%016llx", (unsigned long long)mt_dataset_hash(r->in.data));

@@ -102,7 +102,7 @@ static int fill_model(struct mt_session *s, struct mt_err *err)
     const struct mt_config *cfg = setup->in->cfg;
     if (setup->request.train && cfg->model.init == MT_INIT_RANDOM)
         return mt_weights_init_random(setup->layout, s->planes, (uint64_t)cfg->train.seed,
-                                      (int)setup->placement.threads, err);
+                                      (int)setup->choice.placement.threads, err);
     const char *dir = setup->in->model_dir;
     struct mt_base_sums base = base_sums(s);
     struct mt_train_state of_adapters = {.step = 0};

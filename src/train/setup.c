@@ -27,13 +27,14 @@ static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
 {
     struct mt_hw_memory hw;
     const struct mt_config *c = s->in->cfg;
-    uint64_t budget = s->placement.device_budget.bytes;
+    const struct mt_placement *p = &s->request.placement;
+    uint64_t budget = p->device_budget.bytes;
     int n = 0, rc = mt_hw_memory(&hw, "", err);
     if (!rc)
         rc = mt_hw_cores(&s->cpus, &n, err);
     if (rc)
         return rc;
-    if (s->placement.threads > n) { /* more threads than cores are not bound */
+    if (p->threads > n) { /* more threads than cores are not bound */
         free(s->cpus);
         s->cpus = NULL;
     }
@@ -44,7 +45,7 @@ static int open_device(struct mt_setup *s, const char *kind, struct mt_err *err)
                               .kind = kind,
                               .index = (int)c->device.index,
                               .budget_bytes = (size_t)budget,
-                              .n_threads = (int)s->placement.threads,
+                              .n_threads = (int)p->threads,
                               .cpus = s->cpus,
                               .link_gbps = c->device.link_gbps,
                               .warm = warm,
@@ -59,7 +60,7 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
     const struct mt_device_limits *lim = mt_device_limits(s->dev);
     struct mt_err why = {0};
     *found = false;
-    int rc = mt_machine_load(&s->machine, lim, (int)s->placement.threads, &why);
+    int rc = mt_machine_load(&s->machine, lim, (int)s->request.placement.threads, &why);
     if (!rc) {
         s->request.machine = &s->machine;
         rc = mt_resolve(&s->choice, &s->request, &why);
@@ -77,13 +78,11 @@ static int search(struct mt_setup *s, bool *found, struct mt_err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-/* Adopts the chosen settings, and the layout that they belong to. */
-static void take_choice(struct mt_setup *s)
+/* Adopts the layout that the chosen settings belong to. */
+static void take_layout(struct mt_setup *s)
 {
     s->layout = s->request.layout = s->choice.layout;
     s->request.halves = NULL;
-    s->numerics = s->choice.numerics;
-    s->placement = s->choice.placement;
 }
 
 /* From the chosen placement, as the planner itself derives them: what is planned is what is run. */
@@ -102,7 +101,6 @@ static void take_engine_params(struct mt_setup *s)
 static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
 {
     spread_memory(s);
-    s->placement = s->request.placement;
     s->request.layout = s->in->layout;
     s->request.halves = s->in->halves;
     int rc = open_device(s, kind, err);
@@ -112,7 +110,7 @@ static int decide(struct mt_setup *s, const char *kind, struct mt_err *err)
         rc = mt_resolve_by_rules(&s->choice, &s->request, s->dev, err);
     if (rc)
         return rc;
-    take_choice(s);
+    take_layout(s);
     take_engine_params(s);
     return 0;
 }
@@ -138,11 +136,11 @@ int mt_setup_open(struct mt_setup *s, struct mt_inputs *in, enum mt_inputs_use u
     if (!rc)
         rc = decide(s, limits.kind, err);
     if (!rc && (in->data || in->eval_data))
-        rc = mt_inputs_lay_out_steps(in, &s->numerics, err);
+        rc = mt_inputs_lay_out_steps(in, &s->choice.numerics, err);
     if (!rc)
         rc = check_copies(s, err);
     if (!rc)
-        rc = mt_config_adopt(in->cfg, &s->numerics, &s->placement, "chosen", err);
+        rc = mt_config_adopt(in->cfg, &s->choice.numerics, &s->choice.placement, "chosen", err);
     if (!rc && s->request.train && in->lr.warmup >= in->total_steps)
         mt_warn("train.warmup is %llu steps of a run of %llu: the learning rate never reaches its peak",
                 (unsigned long long)in->lr.warmup, (unsigned long long)in->total_steps);
@@ -187,11 +185,11 @@ bool mt_setup_names_base(const struct mt_setup *s)
 
 int mt_setup_plane_params(const struct mt_setup *s, struct mt_plane_set_params *p, struct mt_err *err)
 {
-    const struct mt_numerics *n = &s->numerics;
+    const struct mt_numerics *n = &s->choice.numerics;
     int rc = mt_layout_plane_params(p, s->layout, s->request.train ? n->optimizer : NULL, n->grad_dtype, err);
     p->on_disk = s->choice.engine.on_disk;
     p->in_files = s->choice.engine.in_files;
-    p->sums = s->placement.nvme_checksums;
+    p->sums = s->choice.placement.nvme_checksums;
     p->numa = &s->numa;
     p->piece_elems = s->choice.engine.program.piece_elems;
     return rc;

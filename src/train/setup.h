@@ -10,15 +10,13 @@
 struct mt_setup {
     struct mt_inputs *in;          /* borrowed; its steps are laid out once the micro-batch is decided */
     const struct mt_layout *layout; /* one of the two of `in` */
-    struct mt_numerics numerics;   /* these two: the configuration's, every `auto` decided */
-    struct mt_placement placement;
 
     mt_device *dev;
     int *cpus;                     /* [placement.threads] or NULL */
     struct mt_numa numa;           /* homes of the planes */
     struct mt_machine machine;     /* the profile: measured, or a stored one, which has no fingerprint */
     struct mt_plan_request request;
-    struct mt_plan_choice choice;  /* settings, the engine's plan, memory */
+    struct mt_plan_choice choice;  /* numerics and placement, every `auto` decided; the engine's plan, memory */
     bool predicted;                /* the search chose, with `machine`; then choice.sim describes the step */
     struct mt_engine_params engine_params; /* without planes, drives and files, which a session adds */
 };
