@@ -24,7 +24,7 @@ static int print_samples(struct mt_session *s, bool json, struct mt_err *err)
             rc = mt_fail_nomem(err, "losses", docs * sizeof(*loss));
         struct mt_eval_result sum = {.doc_loss = loss};
         if (!rc)
-            rc = mt_engine_eval(s->engine, &data, &sum, err);
+            rc = mt_engine_eval(s->engine, 0, &data, &sum, err);
         for (size_t m = 0; m < data.n && !rc; m++)
             for (size_t d = 0; d < data.micro[m].n_docs; d++, at++)
                 printf(json ? "{\"sample\": %d, \"loss_sum\": %.17g}\n" : "sample %d loss_sum %.17g\n",

@@ -16,6 +16,7 @@
 struct mt_batch {
     size_t cap_tokens, cap_docs;
     size_t n_tokens, n_docs, max_doc_len;
+    int learner;           /* whose: an index of the run's learners; 0 unless it says so */
     size_t n_loss;         /* rows with a target */
     int32_t *ids;          /* [n_tokens] */
     int32_t *positions;    /* [n_tokens] from 0 in each document */

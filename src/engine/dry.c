@@ -64,7 +64,8 @@ void mt_dry_engine_destroy(mt_dry_engine **dry)
 
 int mt_dry_engine_upload(mt_dry_engine *d, const struct mt_batch *micro, size_t n, struct mt_err *err)
 {
-    return mt_model_upload(d->b.model, &(struct mt_model_step){.micro = micro, .n = n, .loss_scale = 1}, err);
+    const struct mt_model_learner learner = {.loss_scale = 1};
+    return mt_model_upload(d->b.model, &(struct mt_model_step){.micro = micro, .n = n, .learner = &learner}, err);
 }
 
 int mt_dry_engine_submit(mt_dry_engine *d, const struct mt_program *prog, const struct mt_instr *in,

@@ -10,94 +10,6 @@
 #include "engine/engine_priv.h"
 #include "optim/lr.h"
 
-static int alloc_pools(mt_engine *e, struct mt_err *err)
-{
-    int rc = 0;
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(&e->plan.program, bytes);
-    for (int i = 0; i < MT_N_POOLS && !rc; i++) {
-        int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
-        e->b.buffers[i] = mt_calloc((size_t)n + 1, sizeof(void *)); /* NULL at the end */
-        if (!e->b.buffers[i])
-            return mt_fail_nomem(err, "device pools", (size_t)n * sizeof(void *));
-        for (int k = 0; k < n && mt_pools[i].device && !rc; k++)
-            rc = mt_device_alloc(e->b.dev, bytes[i], mt_pools[i].name, &e->b.buffers[i][k], err);
-    }
-    return rc;
-}
-
-/* Buffers of the host pools, in one mapping that is registered with the device and the kernel. */
-static int alloc_staging(mt_engine *e, struct mt_err *err)
-{
-    size_t bytes[MT_N_POOLS], at = 0;
-    void *base = NULL;
-    mt_program_buffer_bytes(&e->plan.program, bytes);
-    for (int i = 0; i < MT_N_POOLS; i++)
-        e->staging_bytes += mt_pools[i].device ? 0 : e->plan.pool_bytes[i];
-    if (!e->staging_bytes)
-        return 0;
-    int rc = mt_host_alloc(&base, e->staging_bytes, "staging between device and disk", err);
-    if (rc)
-        return rc;
-    e->staging = base;
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        if (mt_pools[i].device)
-            continue;
-        int n = bytes[i] ? e->plan.program.n_buffers[i] : 0;
-        e->x.disk_ops[i] = mt_calloc((size_t)n, sizeof(struct mt_disk_op));
-        if (!e->x.disk_ops[i])
-            return mt_fail_nomem(err, "disk transfers", (size_t)n * sizeof(struct mt_disk_op));
-        for (int k = 0; k < n; k++, at += bytes[i])
-            e->b.buffers[i][k] = e->staging + at;
-    }
-    if (e->p.disk)
-        mt_disk_set_buffers(e->p.disk, &(struct iovec){e->staging, e->staging_bytes}, 1);
-    return mt_device_register_host(e->b.dev, e->staging, e->staging_bytes, err);
-}
-
-/* Whether planes and spill memory are page-locked; else they are copied through the device's staging ring. */
-static bool locks_all(const mt_engine *e)
-{
-    return e->p.placement.pin != MT_PIN_STAGING;
-}
-
-/* Locks planes that are copied to or from the device: not states. */
-static int lock_planes(mt_engine *e, struct mt_err *err)
-{
-    int rc = 0;
-    mt_plane_bits loaded = mt_layout_loaded_planes(e->p.layout, e->p.numerics.dtype);
-    for (int k = 0; k < MT_N_PLANES && !rc && locks_all(e); k++) {
-        size_t bytes;
-        void *p = mt_plane_set_range(e->p.planes, (enum mt_plane_kind)k, &bytes);
-        bool gradient = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k)->role == MT_ROLE_GRADIENT;
-        if (!p || !(gradient || loaded >> k & 1))
-            continue;
-        rc = mt_device_register_host(e->b.dev, p, bytes, err);
-        if (!rc)
-            e->locked_planes[k] = p;
-    }
-    return rc;
-}
-
-static int alloc_host(mt_engine *e, struct mt_err *err)
-{
-    void *spill = NULL;
-    int rc = 0;
-    if (e->plan.uses_disk && !e->p.disk)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan uses a disk, but none is open");
-    if (e->plan.uses_files && !e->p.files)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the plan reads the model's files, but none are open");
-    if (e->plan.spill_bytes) {
-        rc = mt_host_alloc(&spill, e->plan.spill_bytes, "boundaries and activations", err);
-        e->b.spill = spill;
-        if (!rc && locks_all(e))
-            rc = mt_device_register_host(e->b.dev, spill, e->plan.spill_bytes, err);
-    }
-    if (!rc)
-        rc = alloc_staging(e, err);
-    return rc ? rc : lock_planes(e, err);
-}
-
 /* A save makes the pending update: it must not need memory at that time. */
 static int prepare_update(mt_engine *e, struct mt_err *err)
 {
@@ -105,18 +17,21 @@ static int prepare_update(mt_engine *e, struct mt_err *err)
     return e->p.train ? mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err) : 0;
 }
 
+static int create_lanes(mt_engine *e, struct mt_err *err)
+{
+    int rc = mt_host_memory_alloc(e, err);
+    for (size_t i = 0; i < e->n_lanes && !rc; i++)
+        rc = mt_lane_init(&e->lane[i], &e->b, e->p.dev, &e->p, &e->plan, err);
+    return rc ? rc : mt_host_memory_lock(e, err);
+}
+
 static int create_parts(mt_engine *e, struct mt_err *err)
 {
     const struct mt_engine_params *p = &e->p;
-    struct mt_model_params mp = mt_engine_model_params(p);
     struct mt_pool_params update = {"update", p->train ? (int)p->placement.threads : 1, p->update_cpus, NULL};
-    if (!mt_device_limits(e->b.dev)->shares_host_memory) /* the threads that submit need little time, but at once */
+    if (!mt_device_limits(p->dev)->shares_host_memory) /* the threads that submit need little time, but at once */
         update.thread_init = mt_thread_gives_way;
-    int rc = mt_model_create(&e->b.model, e->b.dev, &mp, err);
-    if (!rc)
-        rc = alloc_pools(e, err);
-    if (!rc)
-        rc = alloc_host(e, err);
+    int rc = create_lanes(e, err);
     if (!rc)
         rc = mt_pool_create(&e->update_pool, &update, err);
     if (!rc && e->p.planes)
@@ -126,6 +41,24 @@ static int create_parts(mt_engine *e, struct mt_err *err)
     return rc ? rc : prepare_update(e, err);
 }
 
+/* The lists that the number of devices and of results decides. */
+static int create_lists(mt_engine *e, struct mt_err *err)
+{
+    const struct mt_engine_params *p = &e->p;
+    e->n_lanes = 1;
+    e->n_learners = MT_MAX(p->n_learners, (size_t)1);
+    e->x.lane = e->lane = mt_calloc(e->n_lanes, sizeof(*e->lane));
+    e->learner = mt_calloc(e->n_learners, sizeof(*e->learner));
+    e->step_learner = mt_calloc(e->n_learners, sizeof(*e->step_learner));
+    e->micro = mt_calloc(p->max_micro, sizeof(*e->micro));
+    if (!e->lane || !e->learner || !e->step_learner || !e->micro)
+        return mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro));
+    e->x.n_lanes = e->n_lanes;
+    for (size_t i = 0; i < e->n_learners; i++)
+        e->learner[i].numerics = p->n_learners ? p->learner[i] : p->numerics;
+    return 0;
+}
+
 int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct mt_err *err)
 {
     mt_engine *e = mt_calloc(1, sizeof(*e));
@@ -133,7 +66,6 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         return mt_fail_nomem(err, "the engine", sizeof(*e));
     e->p = *p;
     e->b = (struct mt_binding){
-        .dev = p->dev,
         .layout = p->layout,
         .planes = p->planes,
         .dtype = p->numerics.dtype,
@@ -147,9 +79,8 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
     e->x.update = mt_optimizer_update;
     e->x.ctx = e;
     int rc = mt_exec_start(&e->x, err);
-    e->x.resident = mt_calloc(e->b.layout->n_units, sizeof(*e->x.resident));
-    if (!rc && !e->x.resident)
-        rc = mt_fail_nomem(err, "the engine", e->b.layout->n_units);
+    if (!rc)
+        rc = create_lists(e, err);
     if (!rc)
         rc = mt_engine_plan(&e->plan, p, err);
     if (!rc)
@@ -170,30 +101,18 @@ void mt_engine_destroy(mt_engine **engine)
     if (!e)
         return;
     mt_exec_stop(&e->x);
-    mt_device_sync(e->b.dev, NULL);
+    for (size_t i = 0; e->lane && i < e->n_lanes; i++)
+        if (e->lane[i].b.dev)
+            mt_device_sync(e->lane[i].b.dev, NULL);
     mt_runnable_destroy_all(e);
-    mt_model_destroy(&e->b.model);
-    for (int i = 0; i < MT_N_POOLS; i++) {
-        for (void **b = e->b.buffers[i]; b && *b && mt_pools[i].device; b++)
-            mt_device_free(e->b.dev, *b);
-        free(e->b.buffers[i]);
-    }
-    for (int k = 0; k < MT_N_PLANES; k++)
-        if (e->locked_planes[k])
-            mt_device_unregister_host(e->b.dev, e->locked_planes[k]);
-    if (e->b.spill) {
-        mt_device_unregister_host(e->b.dev, e->b.spill);
-        mt_host_free(e->b.spill, e->plan.spill_bytes);
-    }
-    if (e->staging) {
-        if (e->p.disk)
-            mt_disk_set_buffers(e->p.disk, NULL, 0);
-        mt_device_unregister_host(e->b.dev, e->staging);
-        mt_host_free(e->staging, e->staging_bytes);
-    }
-    for (int i = 0; i < MT_N_POOLS; i++)
-        free(e->x.disk_ops[i]);
-    free(e->x.resident);
+    mt_host_memory_unlock(e);
+    for (size_t i = 0; e->lane && i < e->n_lanes; i++)
+        mt_lane_finish(&e->lane[i]);
+    mt_host_memory_free(e);
+    free(e->lane);
+    free(e->learner);
+    free(e->step_learner);
+    free(e->micro);
     free(e->rows.ids);
     mt_pool_destroy(&e->update_pool);
     mt_engine_plan_finish(&e->plan);
@@ -206,13 +125,19 @@ const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e)
     return &e->plan;
 }
 
-/* FP32 token losses, summed in double in their order. */
-static double sum_losses(const mt_engine *e, const struct mt_step_data *data)
+/* The model of the lane that computes losses. */
+static mt_model *head_of(const mt_engine *e)
+{
+    return mt_engine_model_of(e, e->b.layout->n_units - 1);
+}
+
+/* FP32 token losses of a learner's micro-batches, summed in double in their order. */
+static double sum_losses(const mt_engine *e, const struct mt_learner *l)
 {
     double sum = 0;
-    for (size_t mb = 0; mb < data->n; mb++) {
-        const float *loss = mt_model_losses(e->b.model, mb);
-        for (size_t i = 0; i < data->micro[mb].n_loss; i++)
+    for (size_t mb = l->first_micro; mb < l->first_micro + l->n_micro; mb++) {
+        const float *loss = mt_model_losses(head_of(e), mb);
+        for (size_t i = 0; i < e->micro[mb].n_loss; i++)
             sum += (double)loss[i];
     }
     return sum;
@@ -260,11 +185,20 @@ static void read_disk(const mt_engine *e, const struct mt_disk_stats *before, st
     res->t_disk_sums = seconds(before->sum_ns, now.sum_ns);
 }
 
-static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
+/* The first of a mixture's routers whose logits were not finite; NULL: none. */
+static const char *bad_router(const mt_engine *e)
+{
+    const char *bad = NULL;
+    for (size_t i = 0; i < e->n_lanes && !bad; i++)
+        bad = mt_model_bad_router(e->lane[i].b.model);
+    return bad;
+}
+
+static void decide_update(mt_engine *e, size_t learner, double lr, struct mt_step_result *res)
 {
     const struct mt_tensor *bad;
-    const char *router = mt_model_bad_router(e->b.model);
-    res->grad_norm = mt_optimizer_grad_norm(e, &bad);
+    const char *router = bad_router(e);
+    res->grad_norm = mt_optimizer_grad_norm(e, (int)learner, &bad);
     res->skipped = !isfinite(res->grad_norm) || router;
     res->bad_router = router;
     res->clip = 1;
@@ -273,41 +207,74 @@ static void decide_update(mt_engine *e, double lr, struct mt_step_result *res)
             snprintf(res->bad_tensor, sizeof(res->bad_tensor), "%s", router ? router : bad->name);
         return;
     }
-    res->clip = mt_clip_factor(res->grad_norm, e->p.numerics.grad_clip);
-    e->pending = (struct mt_pending){true, lr, res->clip, e->updates + 1};
+    res->clip = mt_clip_factor(res->grad_norm, e->learner[learner].numerics.grad_clip);
+    mt_learner_decide(&e->learner[learner], lr, res->clip);
 }
 
-/* The pending update has been applied to every unit. */
+/* The pending updates have been made in every unit. */
 static void retire_pending(mt_engine *e)
 {
-    e->updates += e->pending.any;
-    e->pending.any = false;
+    for (size_t i = 0; i < e->n_learners; i++)
+        mt_learner_retire(&e->learner[i]);
 }
 
 static int run_program(mt_engine *e, struct mt_runnable *r, struct mt_err *err)
 {
-    int rc = mt_model_load_constants(e->b.model, e->p.planes, err);
+    int rc = 0;
+    for (size_t i = 0; i < e->n_lanes && !rc; i++)
+        rc = mt_model_load_constants(e->lane[i].b.model, e->p.planes, err);
     if (rc)
         return rc;
-    e->x.pending = e->pending.any;
+    e->x.pending = mt_engine_is_pending(e);
     rc = mt_exec_run(&e->x, r, err);
     e->torn |= rc && e->x.broken;
     return rc;
 }
 
-int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
-                   struct mt_step_result *res, struct mt_err *err)
+/* Lists the micro-batches of all learners, of one after the other; *n: how many. */
+static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_model_learner *what, size_t *n,
+                      struct mt_err *err)
+{
+    *n = 0;
+    for (size_t k = 0; k < e->n_learners; k++) {
+        struct mt_learner *l = &e->learner[k];
+        const struct mt_step_data *data = of[k].data;
+        l->first_micro = *n;
+        l->n_micro = data ? data->n : 0;
+        what[k] = mt_learner_of_model(l, data ? data->step : 0, data ? data->n_loss : 0);
+        if (data && !data->n_loss)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
+        if (l->n_micro > e->p.max_micro - *n)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "a step of more than the %zu micro-batches that were planned",
+                           e->p.max_micro);
+        for (size_t i = 0; i < l->n_micro; i++, ++*n) {
+            e->micro[*n] = data->micro[i];
+            e->micro[*n].learner = (int)k;
+        }
+    }
+    return 0;
+}
+
+/* Sends the inputs of the listed micro-batches to all lanes. learner: NULL for an evaluation. */
+static int upload(mt_engine *e, size_t n, const struct mt_model_learner *learner, struct mt_err *err)
+{
+    const struct mt_model_step step = {.micro = e->micro, .n = n, .learner = learner};
+    int rc = 0;
+    for (size_t i = 0; i < e->n_lanes && !rc; i++)
+        rc = mt_model_upload(e->lane[i].b.model, &step, err);
+    return rc;
+}
+
+int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err)
 {
     struct mt_runnable *r;
     struct mt_step_result out = {0};
-    if (!data->n_loss)
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
-    int rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, data->n, err);
+    size_t n;
+    int rc = list_micro(e, of, e->step_learner, &n, err);
     if (!rc)
-        rc = mt_model_upload(e->b.model,
-                             &(struct mt_model_step){.micro = data->micro, .n = data->n, .step = data->step,
-                                                     .loss_scale = (float)(1.0 / (double)data->n_loss)},
-                             err);
+        rc = mt_runnable_get(&r, e, MT_MODE_TRAIN, n, err);
+    if (!rc)
+        rc = upload(e, n, e->step_learner, err);
     if (rc)
         return rc;
     struct mt_disk_stats drives = drive_stats(e);
@@ -318,19 +285,23 @@ int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
     }
     if (rc)
         return rc;
-    out.loss = sum_losses(e, data) / (double)data->n_loss;
-    out.aux_loss = mt_model_aux_loss(e->b.model);
+    out.aux_loss = mt_model_aux_loss(head_of(e));
     read_times(e, r, &out);
     read_disk(e, &drives, &out);
-    decide_update(e, lr, &out);
-    *res = out;
+    for (size_t k = 0; k < e->n_learners; k++) {
+        if (!of[k].data)
+            continue;
+        res[k] = out;
+        res[k].loss = sum_losses(e, &e->learner[k]) / (double)of[k].data->n_loss;
+        decide_update(e, k, of[k].lr, &res[k]);
+    }
     return 0;
 }
 
 int mt_engine_flush(mt_engine *e, struct mt_err *err)
 {
     struct mt_runnable *r;
-    if (!e->pending.any)
+    if (!mt_engine_is_pending(e))
         return 0;
     int rc = mt_runnable_get(&r, e, MT_MODE_UPDATE, 1, err);
     if (!rc)
@@ -350,8 +321,8 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
     double *doc_loss = res->doc_loss;
     for (size_t mb = 0; mb < data->n; mb++) {
         const struct mt_batch *b = &data->micro[mb];
-        const float *loss = mt_model_losses(e->b.model, mb);
-        const int32_t *correct = mt_model_correct(e->b.model, mb);
+        const float *loss = mt_model_losses(head_of(e), mb);
+        const int32_t *correct = mt_model_correct(head_of(e), mb);
         size_t row = 0;
         for (size_t d = 0; d < b->n_docs; d++) {
             double sum = 0;
@@ -367,22 +338,26 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
     }
 }
 
-static int run_forward(mt_engine *e, enum mt_program_mode mode, const struct mt_batch *micro,
+static int run_forward(mt_engine *e, enum mt_program_mode mode, int learner, const struct mt_batch *micro,
                        size_t n, struct mt_err *err)
 {
     struct mt_runnable *r;
-    if (e->pending.any)
+    if (mt_engine_is_pending(e))
         return mt_fail(err, MT_ERR_RUNTIME, -EBUSY, "an update is pending: flush the engine first");
     int rc = mt_runnable_get(&r, e, mode, n, err);
+    for (size_t i = 0; i < n && i < e->p.max_micro; i++) {
+        e->micro[i] = micro[i];
+        e->micro[i].learner = learner;
+    }
     if (!rc)
-        rc = mt_model_upload(e->b.model, &(struct mt_model_step){.micro = micro, .n = n}, err);
+        rc = upload(e, n, NULL, err);
     return rc ? rc : run_program(e, r, err);
 }
 
-int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res,
+int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,
                    struct mt_err *err)
 {
-    int rc = run_forward(e, MT_MODE_EVAL, data->micro, data->n, err);
+    int rc = run_forward(e, MT_MODE_EVAL, learner, data->micro, data->n, err);
     if (!rc)
         add_eval(e, data, res);
     return rc;
@@ -390,8 +365,8 @@ int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval
 
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err)
 {
-    e->b.host_logits = logits;
-    return run_forward(e, MT_MODE_LOGITS, batch, 1, err);
+    mt_exec_lane(&e->x, (int32_t)(e->b.layout->n_units - 1))->b.host_logits = logits;
+    return run_forward(e, MT_MODE_LOGITS, 0, batch, 1, err);
 }
 
 size_t mt_engine_loaded_bytes(const mt_engine *e)
@@ -401,7 +376,11 @@ size_t mt_engine_loaded_bytes(const mt_engine *e)
 
 const int32_t *mt_engine_expert_rows(const mt_engine *e, int layer)
 {
-    return mt_model_expert_rows(e->b.model, layer);
+    const int32_t *rows = NULL;
+    for (size_t u = 0; u < e->b.layout->n_units && !rows; u++)
+        if (e->b.layout->units[u].layer == layer)
+            rows = mt_model_expert_rows(mt_engine_model_of(e, u), layer);
+    return rows;
 }
 
 void mt_engine_interrupt(mt_engine *e)
@@ -414,17 +393,17 @@ void mt_engine_clear_interrupt(mt_engine *e)
     atomic_store(&e->x.interrupted, false);
 }
 
-uint64_t mt_engine_next_update(const mt_engine *e)
+uint64_t mt_engine_next_update(const mt_engine *e, size_t learner)
 {
-    return e->updates + e->pending.any;
+    return e->learner[learner].updates + e->learner[learner].pending.any;
 }
 
-uint64_t mt_engine_updates(const mt_engine *e)
+uint64_t mt_engine_updates(const mt_engine *e, size_t learner)
 {
-    return e->updates;
+    return e->learner[learner].updates;
 }
 
-void mt_engine_set_updates(mt_engine *e, uint64_t updates)
+void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates)
 {
-    e->updates = updates;
+    e->learner[learner].updates = updates;
 }

@@ -26,8 +26,10 @@ struct mt_engine_params {
     const struct mt_layout *layout;
     mt_plane_set *planes;           /* may be NULL for mt_engine_plan() */
     struct mt_numerics numerics;    /* nothing auto; consistent with the sizes below */
+    const struct mt_numerics *learner; /* [n_learners] of each: its optimizer's keys, clipping and seed are read */
+    size_t n_learners;              /* 0: one, with `numerics` */
     struct mt_placement placement;  /* auto: decided by budget.c; unit and budgets are not read */
-    size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: micro-batches of a step */
+    size_t max_tokens, max_docs, max_len, max_micro; /* of a micro-batch; max_micro: of a step, of all learners */
     size_t assumed_rows;            /* to predict times: tokens of a step, spread evenly over experts; else 0 */
     bool train;                     /* false: evaluation only, no gradients or optimizer */
     enum mt_isa isa;
@@ -109,17 +111,23 @@ struct mt_step_result {
     struct mt_disk_traffic traffic;
 };
 
+/** What a learner does in a step: its micro-batches, and the rate of their update. data NULL: nothing. */
+struct mt_learner_step {
+    const struct mt_step_data *data;
+    double lr;
+};
+
 /**
- * One optimizer step: the pending update, forward, backward; then the update of this step with rate `lr` is pending.
+ * One optimizer step of all learners: the pending updates, forward, backward; then the updates of this step are
+ * pending. of: [n_learners]; res: [n_learners], those without data stay as they are; times are the whole step's.
  * -ECANCELED after mt_engine_interrupt(): the step is abandoned. Then, and after an error of the device, the pending
- * update has still been made, once.
+ * updates have still been made, once.
  */
-int mt_engine_step(mt_engine *e, const struct mt_step_data *data, double lr,
-                   struct mt_step_result *res, struct mt_err *err);
-/** Makes the pending update. After this the planes have the current weights. */
+int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_step_result *res, struct mt_err *err);
+/** Makes the pending updates. After this the planes have the current weights. */
 int mt_engine_flush(mt_engine *e, struct mt_err *err);
 /**
- * Whether the planes and the pending update, if there is one, are the state after the last step: true after errors,
+ * Whether the planes and the pending updates, if there are any, are the state after the last step: true after errors,
  * too, unless an update was made in part or a drive that holds planes failed. Then the state is lost.
  */
 bool mt_engine_whole(const mt_engine *e);
@@ -129,8 +137,8 @@ struct mt_eval_result {
     uint64_t n_loss, n_correct;
     double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum by document */
 };
-/** Losses of micro-batches (data->n of them), added to *res. Flush first. */
-int mt_engine_eval(mt_engine *e, const struct mt_step_data *data, struct mt_eval_result *res,
+/** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
+int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,
                    struct mt_err *err);
 /** Logits of the batch's last token, f32 [vocab]. Flush first. */
 int mt_engine_logits(mt_engine *e, const struct mt_batch *batch, float *logits, struct mt_err *err);
@@ -156,10 +164,10 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
 void mt_engine_interrupt(mt_engine *e);
 void mt_engine_clear_interrupt(mt_engine *e);
 
-/** Index (from 0) of the next step's update, on which its learning rate depends. */
-uint64_t mt_engine_next_update(const mt_engine *e);
+/** Index (from 0) of a learner's update of the next step, on which its learning rate depends. */
+uint64_t mt_engine_next_update(const mt_engine *e, size_t learner);
 /** Updates applied so far (Adam's t), without the pending one; set it on resume. */
-uint64_t mt_engine_updates(const mt_engine *e);
-void mt_engine_set_updates(mt_engine *e, uint64_t updates);
+uint64_t mt_engine_updates(const mt_engine *e, size_t learner);
+void mt_engine_set_updates(mt_engine *e, size_t learner, uint64_t updates);
 
 #endif

@@ -5,14 +5,8 @@
 #include "base/pool.h"
 #include "engine/engine.h"
 #include "engine/exec.h"
-
-/** The pending update. */
-struct mt_pending {
-    bool any;
-    double lr;
-    float clip;
-    uint64_t t;
-};
+#include "engine/lane.h"
+#include "engine/learner.h"
 
 /** Rows of the embedding's gradient at the beginning of its plane, until UNPACK; then at their places, until the
  * update (row_gradient.c). */
@@ -26,18 +20,54 @@ struct mt_row_gradient {
 struct mt_engine {
     struct mt_engine_params p;
     struct mt_engine_plan plan;
-    struct mt_binding b;
+    struct mt_binding b;        /* what all lanes share: no device, no model, host pools alone */
+    struct mt_lane *lane;       /* [n_lanes] devices, as many as there are */
+    size_t n_lanes;
+    struct mt_learner *learner; /* [n_learners] results, as many as there are */
+    size_t n_learners;
+    struct mt_model_learner *step_learner; /* [n_learners] of the step under way */
+    struct mt_batch *micro;     /* [p.max_micro] the micro-batches of a step, of one learner after the other */
     struct mt_exec x;
     char *staging; /* host pools' buffers */
     size_t staging_bytes;
-    void *locked_planes[MT_N_PLANES]; /* ranges registered with the device, or NULL */
+    void *locked_planes[MT_N_PLANES]; /* ranges registered with the devices, or NULL */
     struct mt_runnable *programs;
     mt_pool *update_pool;
-    struct mt_pending pending;
     struct mt_row_gradient rows;
     bool torn; /* an update was made in part, or planes could not be written */
-    uint64_t updates;
 };
+
+/** Whether any learner has a pending update. */
+static inline bool mt_engine_is_pending(const mt_engine *e)
+{
+    bool any = false;
+    for (size_t i = 0; i < e->n_learners; i++)
+        any |= e->learner[i].pending.any;
+    return any;
+}
+/** The learner whose the tensor is. */
+static inline const struct mt_learner *mt_engine_learner_of(const mt_engine *e, const struct mt_tensor *t)
+{
+    return &e->learner[t->learner];
+}
+/** The model of the lane that computes the unit's forward and backward: it has their statistics. */
+static inline mt_model *mt_engine_model_of(const mt_engine *e, size_t unit)
+{
+    return mt_exec_lane(&e->x, (int32_t)unit)->b.model;
+}
+/** The model that is asked for the inputs of a step: they are the same on all lanes. */
+static inline mt_model *mt_engine_inputs(const mt_engine *e)
+{
+    return e->lane[0].b.model;
+}
+
+/* host_memory.c */
+/** Before the lanes are made: spill space and host pools. */
+int mt_host_memory_alloc(mt_engine *e, struct mt_err *err);
+/** When they are: registers that memory, and planes that are copied, with all devices. */
+int mt_host_memory_lock(mt_engine *e, struct mt_err *err);
+void mt_host_memory_unlock(mt_engine *e);
+void mt_host_memory_free(mt_engine *e);
 
 /* runnable.c */
 /** The program of the mode, built on first use. */
@@ -72,11 +102,11 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
                         struct mt_err *err);
 /** Whether rows can be updated apart: states have at most 4 bytes an element. NULL: nothing is updated. */
 bool mt_optimizer_gathers(const struct mt_optimizer *o);
-/** Sums the partial squares; not finite if the gradient is not. *bad: the first such tensor. */
-double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad);
-/** Sums per-tensor squares in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
+/** Sums the partial squares of a learner's tensors; not finite if its gradient is not. *bad: the first such tensor. */
+double mt_optimizer_grad_norm(const mt_engine *e, int learner, const struct mt_tensor **bad);
+/** Sums squares by tensor in a fixed order (blocks last to first, tensors in layout order) so that splitting layers
  * does not change the result. */
-double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
-                    const struct mt_tensor **bad);
+double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),
+                    const void *ctx, const struct mt_tensor **bad);
 
 #endif

@@ -77,37 +77,40 @@ static bool await_dependencies(struct mt_exec *x, struct mt_runnable *r, size_t 
 {
     const struct mt_instr *in = &r->prog.instrs[i];
     enum mt_stream s = mt_queues[in->queue].stream;
+    mt_device *dev = mt_exec_lane(x, in->unit)->b.dev;
     if (r->before[i])
-        *rc = mt_event_record(x->b->dev, r->before[i], s, err);
+        *rc = mt_event_record(dev, r->before[i], s, err);
     for (int q = 0; q < MT_N_QUEUES && !*rc; q++) {
         if (in->wait[q] < 0)
             continue;
         if (await(x, q, in->wait[q], false) != REACHED)
             return false;
         if (mt_queues[q].device)
-            *rc = mt_event_wait(x->b->dev, r->done[in->wait[q]], s, err);
+            *rc = mt_event_wait(dev, r->done[in->wait[q]], s, err);
     }
     if (!*rc && r->after[i])
-        *rc = mt_event_record(x->b->dev, r->after[i], s, err);
+        *rc = mt_event_record(dev, r->after[i], s, err);
     return true;
 }
 
 /* Whether an earlier run has loaded the instruction's object, which stays on the device. */
 static bool is_resident(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return in->once && x->resident[in->unit];
+    return in->once && mt_exec_lane(x, in->unit)->resident[in->unit];
 }
 
 /* Whether the instruction has nothing to do in this run. */
 static bool is_skipped(const struct mt_exec *x, const struct mt_instr *in)
 {
-    return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(x->b->model, (size_t)in->unit));
+    mt_model *m = mt_exec_lane(x, in->unit)->b.model;
+    return is_resident(x, in) || (in->if_rows && mt_model_unit_is_idle(m, (size_t)in->unit));
 }
 
 /* Submits one instruction of a device queue; false: the queue stops. */
 static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
 {
     const struct mt_instr *in = &r->prog.instrs[i];
+    const struct mt_lane *lane = mt_exec_lane(x, in->unit);
     struct mt_err err = {0};
     int rc = 0;
     if (!await_dependencies(x, r, i, &rc, &err))
@@ -115,14 +118,14 @@ static bool issue(struct mt_exec *x, struct mt_runnable *r, size_t i)
     if (!rc)
         rc = mt_exec_trace_begin(x, r, i, &err);
     if (!rc && !is_skipped(x, in)) {
-        rc = mt_exec_submit(x->b, &r->prog, in, &err);
+        rc = mt_exec_submit(&lane->b, &r->prog, in, &err);
         if (in->op == MT_OP_LOAD) /* of one queue: others do not touch it */
             x->loaded += in->bytes;
     }
     if (!rc)
         rc = mt_exec_trace_end(x, r, i, &err);
     if (!rc && r->done[i])
-        rc = mt_event_record(x->b->dev, r->done[i], mt_queues[in->queue].stream, &err);
+        rc = mt_event_record(lane->b.dev, r->done[i], mt_queues[in->queue].stream, &err);
     if (rc) {
         give_up(x, rc, &err, false);
         return false;
@@ -139,8 +142,19 @@ static void run_copies(struct mt_exec *x, struct mt_runnable *r, enum mt_queue q
             return;
 }
 
+/* Waits until all devices are idle; returns the first error. */
+static int sync_lanes(const struct mt_exec *x, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < x->n_lanes; i++) {
+        int lane = mt_device_sync(x->lane[i].b.dev, rc ? NULL : err);
+        rc = rc ? rc : lane;
+    }
+    return rc;
+}
+
 /*
- * Waits until the device is idle. In an abandoned run an update may wait for an instruction that is never submitted;
+ * Waits until the devices are idle. In an abandoned run an update may wait for an instruction that is never submitted;
  * device work submitted before may still be reading the buffer that the update is about to write.
  */
 static void drain_device(struct mt_exec *x)
@@ -152,7 +166,7 @@ static void drain_device(struct mt_exec *x)
     pthread_mutex_unlock(&x->lock);
     pthread_mutex_lock(&x->drain_lock); /* no thread submits any more; one of those waiting here synchronises */
     if (!x->drained)
-        mt_device_sync(x->b->dev, NULL); /* its error is reported at the end of the run */
+        sync_lanes(x, NULL); /* its error is reported at the end of the run */
     x->drained = true;
     pthread_mutex_unlock(&x->drain_lock);
 }
@@ -193,7 +207,8 @@ static bool await_on_host(struct mt_exec *x, struct mt_runnable *r, const struct
         if (w == ABANDONED && !await_its_waits(x, r, in->wait[q]))
             return false;
         struct mt_err err = {0};
-        int rc = w == REACHED ? mt_event_sync(x->b->dev, r->done[in->wait[q]], &err) : 0;
+        mt_device *dev = mt_exec_lane(x, r->prog.instrs[in->wait[q]].unit)->b.dev;
+        int rc = w == REACHED ? mt_event_sync(dev, r->done[in->wait[q]], &err) : 0;
         if (rc)
             give_up(x, rc, &err, false);
     }
@@ -473,7 +488,7 @@ static void await_workers(struct mt_exec *x)
 static void run_compute(struct mt_exec *x, struct mt_runnable *r)
 {
     struct mt_err err = {0};
-    int rc = mt_event_record(x->b->dev, r->start, MT_STREAM_COMPUTE, &err);
+    int rc = mt_event_record(mt_exec_lane(x, 0)->b.dev, r->start, MT_STREAM_COMPUTE, &err);
     for (size_t i = 0; !rc && i < r->prog.n_instrs; i++) {
         /* checked at each instruction, of any queue */
         if (atomic_load_explicit(&x->interrupted, memory_order_relaxed)) {
@@ -485,10 +500,10 @@ static void run_compute(struct mt_exec *x, struct mt_runnable *r)
         if (!issue(x, r, i))
             return;
         if (i == r->turn_at)
-            rc = mt_event_record(x->b->dev, r->turn, MT_STREAM_COMPUTE, &err);
+            rc = mt_event_record(mt_exec_lane(x, r->prog.instrs[i].unit)->b.dev, r->turn, MT_STREAM_COMPUTE, &err);
     }
     if (!rc)
-        rc = mt_event_record(x->b->dev, r->end, MT_STREAM_COMPUTE, &err);
+        rc = mt_event_record(mt_exec_lane(x, 0)->b.dev, r->end, MT_STREAM_COMPUTE, &err);
     if (rc)
         give_up(x, rc, &err, false);
 }
@@ -498,7 +513,7 @@ static void note_residents(struct mt_exec *x, const struct mt_program *p)
 {
     for (size_t i = 0; i < p->n_instrs; i++)
         if (p->instrs[i].once)
-            x->resident[p->instrs[i].unit] = true;
+            mt_exec_lane(x, p->instrs[i].unit)->resident[p->instrs[i].unit] = true;
 }
 
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
@@ -516,7 +531,7 @@ int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err)
     close_queue(x, MT_Q_COMPUTE);
     await_workers(x);
     if (mt_runnable_uses_device(r))
-        rc = mt_device_sync(x->b->dev, &sync_err);
+        rc = sync_lanes(x, &sync_err);
     if (x->error_code) {
         if (err)
             *err = x->error;

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "device/device.h"
-#include "engine/binding.h"
+#include "engine/lane.h"
 #include "schedule/program.h"
 #include "store/disk.h"
 
@@ -52,11 +52,12 @@ struct mt_disk_op {
 
 struct mt_exec {
     /* set by the owner before the first run */
-    struct mt_binding *b;
+    struct mt_lane *lane;                    /* [n_lanes] */
+    size_t n_lanes;
+    const struct mt_binding *b;              /* what they share */
     mt_disk *disk;                           /* NULL: programs use none */
     mt_file_weights *files;                  /* NULL: nothing is read in place */
     struct mt_disk_op *disk_ops[MT_N_POOLS]; /* by buffer of a host pool */
-    bool *resident; /* [n_units] weights that stay on the device are loaded; constant during a run */
     /** Executes an instruction of the host queue (an update, UNPACK, GATHER) on its thread. */
     int (*update)(void *ctx, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err);
     void *ctx;
@@ -103,6 +104,13 @@ struct mt_exec {
 int mt_exec_start(struct mt_exec *x, struct mt_err *err);
 void mt_exec_stop(struct mt_exec *x);
 int mt_exec_run(struct mt_exec *x, struct mt_runnable *r, struct mt_err *err);
+
+/** The lane that a unit's device instructions run on. */
+static inline struct mt_lane *mt_exec_lane(const struct mt_exec *x, int32_t unit)
+{
+    (void)unit; /* programs have the instructions of one lane */
+    return &x->lane[0];
+}
 
 /** False for a program of only an update: an interruption or a failed device does not stop it. */
 static inline bool mt_runnable_uses_device(const struct mt_runnable *r)

@@ -25,18 +25,19 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
  * finite. */
 static uint64_t update_run(const mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n)
 {
-    const struct mt_optimizer *o = e->p.numerics.optimizer;
+    const struct mt_learner *l = mt_engine_learner_of(e, t);
+    const struct mt_optimizer *o = l->numerics.optimizer;
     struct mt_update u = {
         .n = n,
         .hi = element(e, v, MT_PLANE_HI, first),
         .lo = element(e, v, MT_PLANE_LO, first),
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
-        .keys = &e->p.numerics.optimizer_keys,
-        .lr = e->pending.lr * t->lr_scale,
-        .weight_decay = t->decay ? e->p.numerics.optimizer_keys.weight_decay : 0,
-        .t = e->pending.t,
-        .clip = e->pending.clip,
+        .keys = &l->numerics.optimizer_keys,
+        .lr = l->pending.lr * t->lr_scale,
+        .weight_decay = t->decay ? l->numerics.optimizer_keys.weight_decay : 0,
+        .t = l->pending.t,
+        .clip = l->pending.clip,
     };
     for (int i = 0; i < o->n_states; i++)
         u.state[i] = element(e, v, MT_PLANE_STATE + i, first);
@@ -48,7 +49,7 @@ static int fail_update(const mt_engine *e, const struct mt_tensor *t, uint64_t b
     return mt_fail(err, MT_ERR_TRAINING, -EDOM,
                    "update %llu made %llu weights of %s not finite: lower "
                    "train.learning_rate or raise optimizer.eps",
-                   (unsigned long long)e->pending.t, (unsigned long long)bad, t->name);
+                   (unsigned long long)mt_engine_learner_of(e, t)->pending.t, (unsigned long long)bad, t->name);
 }
 
 /* --- rows of the embedding, for forward, before its own update ------------------------------------------------ */
@@ -88,7 +89,7 @@ static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t un
                    : k >= MT_PLANE_STATE && k < MT_PLANE_GRAD ? s->state[k - MT_PLANE_STATE] : NULL;
         const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
         v->plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, 0, NULL, NULL);
-        if (!to || !d->block || !v->plane[k].data || (d->role == MT_ROLE_STATE && !e->pending.any))
+        if (!to || !d->block || !v->plane[k].data || (d->role == MT_ROLE_STATE && !mt_engine_is_pending(e)))
             continue;
         memcpy(to, v->plane[k].data + mt_plane_desc_bytes(d, first), mt_plane_desc_bytes(d, n));
         v->plane[k] = (struct mt_plane_view){to, first};
@@ -136,7 +137,8 @@ static void gather_row(void *ctx, size_t run, int thread)
     for (size_t at = begin / SLICE * SLICE; at < end; at += SLICE) {
         size_t first = MT_MAX(at, g->t->at), to = MT_MIN(at + SLICE, last);
         copy_slice(g->e, &s, &v, 0, first, to - first);
-        uint64_t bad = g->e->pending.any ? update_run(g->e, &v, g->t, first, to - first) : 0;
+        bool pending = mt_engine_learner_of(g->e, g->t)->pending.any;
+        uint64_t bad = pending ? update_run(g->e, &v, g->t, first, to - first) : 0;
         if (bad)
             __atomic_fetch_add(&g->bad, bad, __ATOMIC_RELAXED);
         size_t from = MT_MAX(first, begin), n = MT_MIN(to, end) - from;
@@ -154,7 +156,7 @@ static void gather_row(void *ctx, size_t run, int thread)
 static int gather(mt_engine *e, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
 {
     const struct mt_layout *l = e->b.layout;
-    struct mt_token_runs runs = mt_model_token_runs(e->b.model, (size_t)in->mb);
+    struct mt_token_runs runs = mt_model_token_runs(mt_engine_inputs(e), (size_t)in->mb);
     const struct mt_tensor *table = &l->tensors[l->units[in->unit].first_tensor];
     struct gather g = {.e = e, .runs = &runs, .cols = (size_t)l->cfg.hidden, .t = table,
                        .out = e->b.spill + prog->objects[in->operand[0].object].spill};
@@ -200,7 +202,9 @@ static void update_chunk(void *ctx, size_t from, size_t n)
     const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor], *last = t + u->unit->n_tensors;
     for (; t < last; t++) {
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, from + n);
-        uint64_t bad = t->trainable && first < end ? update_run(u->e, &u->v, t, first, end - first) : 0;
+        if (!t->trainable || first >= end || !mt_engine_learner_of(u->e, t)->pending.any)
+            continue;
+        uint64_t bad = update_run(u->e, &u->v, t, first, end - first);
         if (bad)
             note_bad(u, t, bad);
     }
@@ -216,7 +220,7 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
         return gather(e, prog, in, err);
     if (in->op == MT_OP_SCATTER)
         return mt_row_gradient_scatter(e);
-    if (!e->pending.any)
+    if (!mt_engine_is_pending(e))
         return 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         u.v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
@@ -233,15 +237,15 @@ static double tensor_square_sum(const void *ctx, size_t t)
 {
     const mt_engine *e = ctx;
     size_t n;
-    const float *part = mt_model_partials(e->b.model, t, &n);
+    const float *part = mt_model_partials(mt_engine_model_of(e, e->b.layout->tensors[t].unit), t, &n);
     double sum = 0;
     for (size_t i = 0; i < n; i++)
         sum += (double)part[i];
     return sum;
 }
 
-double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *ctx, size_t tensor), const void *ctx,
-                    const struct mt_tensor **bad)
+double mt_grad_norm(const struct mt_layout *l, int learner, double (*square_sum)(const void *ctx, size_t tensor),
+                    const void *ctx, const struct mt_tensor **bad)
 {
     double sum = 0;
     *bad = NULL;
@@ -250,7 +254,7 @@ double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *
             first--;
         const struct mt_unit *last = &l->units[end - 1];
         for (size_t i = l->units[first].first_tensor; i < last->first_tensor + last->n_tensors; i++) {
-            if (!l->tensors[i].trainable)
+            if (!l->tensors[i].trainable || l->tensors[i].learner != learner)
                 continue;
             double s = square_sum(ctx, i);
             if (!isfinite(s) && !*bad)
@@ -261,7 +265,7 @@ double mt_grad_norm(const struct mt_layout *l, double (*square_sum)(const void *
     return sqrt(sum);
 }
 
-double mt_optimizer_grad_norm(const mt_engine *e, const struct mt_tensor **bad)
+double mt_optimizer_grad_norm(const mt_engine *e, int learner, const struct mt_tensor **bad)
 {
-    return mt_grad_norm(e->b.layout, tensor_square_sum, e, bad);
+    return mt_grad_norm(e->b.layout, learner, tensor_square_sum, e, bad);
 }

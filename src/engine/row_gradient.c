@@ -32,7 +32,7 @@ void mt_row_gradient_note(mt_engine *e)
 {
     if (!e->rows.table)
         return;
-    struct mt_used_rows used = mt_model_used_rows(e->b.model);
+    struct mt_used_rows used = mt_model_used_rows(mt_engine_inputs(e));
     memcpy(e->rows.ids, used.ids, used.n * sizeof(*used.ids));
     e->rows.n = used.n;
 }
@@ -59,11 +59,11 @@ static void scatter_strip(void *ctx, size_t strip, int thread)
 
 int mt_row_gradient_scatter(mt_engine *e)
 {
-    if (e->pending.any)
+    if (mt_engine_is_pending(e))
         mt_pool_run(e->update_pool, scatter_strip, &e->rows, mt_div_up(e->rows.row_bytes, (size_t)STRIP));
     else
         memset(e->rows.table, 0, e->rows.n * e->rows.row_bytes);
-    e->rows.n = e->pending.any ? e->rows.n : 0;
+    e->rows.n = mt_engine_is_pending(e) ? e->rows.n : 0;
     return 0;
 }
 

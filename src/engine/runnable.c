@@ -62,19 +62,20 @@ static int create_events(mt_engine *e, struct mt_runnable *r, struct mt_err *err
     r->after = r->before + n;
     if (!mt_runnable_uses_device(r))
         return 0;
-    int rc = mt_event_create(e->b.dev, &r->start, err);
+    int rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->start, err);
     if (!rc)
-        rc = mt_event_create(e->b.dev, &r->turn, err);
+        rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->turn, err);
     if (!rc)
-        rc = mt_event_create(e->b.dev, &r->end, err);
+        rc = mt_event_create(mt_exec_lane(&e->x, 0)->b.dev, &r->end, err);
     for (size_t i = 0; !rc && i < n; i++) {
         const struct mt_instr *in = &r->prog.instrs[i];
+        mt_device *dev = mt_exec_lane(&e->x, in->unit)->b.dev;
         if (in->signals && mt_queues[in->queue].device)
-            rc = mt_event_create(e->b.dev, &r->done[i], err);
+            rc = mt_event_create(dev, &r->done[i], err);
         if (!rc && in->queue == MT_Q_COMPUTE && in->wait[MT_Q_H2D] >= 0) {
-            rc = mt_event_create(e->b.dev, &r->before[i], err);
+            rc = mt_event_create(dev, &r->before[i], err);
             if (!rc)
-                rc = mt_event_create(e->b.dev, &r->after[i], err);
+                rc = mt_event_create(dev, &r->after[i], err);
         }
         if (mt_opcodes[in->op].ends_forward)
             r->turn_at = i;

@@ -39,7 +39,7 @@ static int make_trace(struct mt_exec *x, struct mt_runnable *r, struct mt_err *e
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++)
         for (int k = 0; k < 2 && !rc && mt_queues[r->prog.instrs[i].queue].device; k++)
-            rc = mt_event_create(x->b->dev, &r->trace->at[i].event[k], err);
+            rc = mt_event_create(mt_exec_lane(x, r->prog.instrs[i].unit)->b.dev, &r->trace->at[i].event[k], err);
     return rc;
 }
 
@@ -57,11 +57,12 @@ void mt_exec_trace_prepare(struct mt_exec *x, struct mt_runnable *r)
 
 static int mark(struct mt_exec *x, struct mt_runnable *r, size_t i, int k, struct mt_err *err)
 {
-    const struct mt_queue_desc *q = &mt_queues[r->prog.instrs[i].queue];
+    const struct mt_instr *in = &r->prog.instrs[i];
+    const struct mt_queue_desc *q = &mt_queues[in->queue];
     if (!x->tracing || !r->trace)
         return 0;
     if (q->device)
-        return mt_event_record(x->b->dev, r->trace->at[i].event[k], q->stream, err);
+        return mt_event_record(mt_exec_lane(x, in->unit)->b.dev, r->trace->at[i].event[k], q->stream, err);
     r->trace->at[i].ns[k] = mt_now_ns();
     return 0;
 }

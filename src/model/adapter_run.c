@@ -44,9 +44,9 @@ static int inner(mt_model *m, const struct mt_adapter_run *a, struct rows r, con
                       err);
 }
 
-static bool drops(const mt_model *m)
+static bool drops(const mt_model *m, const struct mt_adapter *ad)
 {
-    return m->layout->adapter_default.dropout > 0 && m->loss_scale > 0;
+    return ad->dropout > 0 && m->training;
 }
 
 /* x after the target's dropout: added to `sum`, or if that is NULL written to m->adapter_in. */
@@ -59,10 +59,10 @@ static int drop(mt_model *m, const struct mt_adapter_run *a, const struct mt_ada
                              .c = a->adapter->in,
                              .dtype = m->dt,
                              .out_dtype = sum ? a->dx_dtype : m->dt,
-                             .p = (float)m->layout->adapter_default.dropout,
-                             .seed = m->p.seed,
-                             .stream = m->step << 32 | t->key,
-                             .first_row = m->first_row,
+                             .p = (float)a->adapter->dropout,
+                             .seed = m->running->of.seed,
+                             .stream = m->running->of.step << 32 | t->key,
+                             .first_row = m->running->first_row,
                              .rows = m->rows,
                              .x = x,
                              .add = sum,
@@ -76,7 +76,7 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
 {
     const struct mt_adapter *ad = a->adapter;
     int rc = 0;
-    if (!drops(m))
+    if (!drops(m, ad))
         return inner(m, a, all_rows(ad), a->x, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
         rc = drop(m, a, &ad->target[i], a->x, NULL, err);
@@ -86,8 +86,17 @@ static int inner_of_all(mt_model *m, const struct mt_adapter_run *a, struct mt_e
     return rc;
 }
 
-int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+/* The same, of the learner whose micro-batch is running. */
+static struct mt_adapter_run of_running(const mt_model *m, const struct mt_adapter_run *a)
 {
+    struct mt_adapter_run own = *a;
+    own.adapter = mt_running_adapter(m, a->adapter);
+    return own;
+}
+
+int mt_adapter_forward(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)
+{
+    const struct mt_adapter_run own = of_running(m, layer), *a = &own;
     const struct mt_adapter *ad = a->adapter;
     int rc = ad ? inner_of_all(m, a, err) : 0;
     for (size_t i = 0; ad && i < ad->n_targets && !rc; i++) {
@@ -161,15 +170,16 @@ static int input_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r
                       err);
 }
 
-int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+int mt_adapter_input_grad(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)
 {
+    const struct mt_adapter_run own = of_running(m, layer), *a = &own;
     const struct mt_adapter *ad = a->adapter;
     int rc = 0;
     if (!ad)
         return 0;
     for (size_t i = 0; i < ad->n_targets && !rc; i++)
         rc = outer_grad(m, a, &ad->target[i], err);
-    if (rc || !drops(m))
+    if (rc || !drops(m, ad))
         return rc ? rc : input_grad(m, a, all_rows(ad), a->dx, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
         rc = input_grad(m, a, rows_of(&ad->target[i]), NULL, err);
@@ -234,13 +244,14 @@ static int a_grad(mt_model *m, const struct mt_adapter_run *a, struct rows r, co
                       err);
 }
 
-int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *a, struct mt_err *err)
+int mt_adapter_weight_grad(mt_model *m, const struct mt_adapter_run *layer, struct mt_err *err)
 {
+    const struct mt_adapter_run own = of_running(m, layer), *a = &own;
     const struct mt_adapter *ad = a->adapter;
-    bool dropped = drops(m);
     int rc = 0;
     if (!ad)
         return 0;
+    bool dropped = drops(m, ad);
     if (!dropped)
         rc = inner(m, a, all_rows(ad), a->x, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {

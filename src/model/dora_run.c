@@ -79,7 +79,7 @@ static int no_scale(mt_model *m, size_t first, size_t end, const struct dora_scr
 static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_adapter_target *t,
                     const struct dora_scratch *s, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->p.adapter;
+    const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     const void *w = mt_elem(m, a->w, a->p.at + t->col * ad->in);
     int rc = times_a(m, ad, t, a->w, w, t->out, s->wa, err);
     if (!rc)
@@ -105,7 +105,7 @@ static int scale_of(mt_model *m, const struct mt_dora_run *a, const struct mt_ad
 /* g and 1 / |W + s B A| of all columns of the layer's output; 1 and 0 for columns without an adapter. */
 static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_scratch *s, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->p.adapter;
+    const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     size_t done = 0;
     int rc = 0;
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {
@@ -120,7 +120,7 @@ static int scales(mt_model *m, const struct mt_dora_run *a, const struct dora_sc
 /* z: the layer's output without DoRA, bias and residual. */
 static int product(mt_model *m, const struct mt_dora_run *a, void *z, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->p.adapter;
+    const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
                             .m = a->n,
@@ -148,7 +148,7 @@ static int by_scale(mt_model *m, const struct mt_dora_run *a, const void *x, con
     return mt_op_scale_columns(m->dev,
                                &(struct mt_scale_columns){
                                    .n = a->n,
-                                   .c = a->p.adapter->out,
+                                   .c = mt_running_adapter(m, a->p.adapter)->out,
                                    .dtype = m->dt,
                                    .x = x,
                                    .scale = scratch_of(m).scale,
@@ -184,7 +184,7 @@ const void *mt_dora_kept_grad(const mt_model *m)
 
 int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void *dy, float *g, struct mt_err *err)
 {
-    const struct mt_adapter *ad = a->p.adapter;
+    const struct mt_adapter *ad = mt_running_adapter(m, a->p.adapter);
     struct dora_scratch s = scratch_of(m);
     int rc = product(m, a, s.z, err);
     for (size_t i = 0; i < ad->n_targets && !rc; i++) {

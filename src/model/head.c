@@ -191,7 +191,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, 
                                         .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
                                         .dlogits = a->dx ? mt_elem(m, dlogits.p, at * dlogits.ld) : NULL,
                                         .ld_dlogits = dlogits.ld,
-                                        .scale = m->loss_scale,
+                                        .scale = m->running->of.loss_scale,
                                     },
                                     err);
 }

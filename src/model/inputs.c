@@ -151,13 +151,23 @@ static int upload_used_rows(mt_model *m, const struct mt_model_step *step, struc
                           &(struct mt_copy){m->used_dev, bytes, m->used_host, bytes, bytes, 1}, err);
 }
 
+/* Whose the micro-batch is, and where its rows are among those of that learner's step. */
+static void place_among_learners(mt_model *m, size_t i, const struct mt_model_step *step)
+{
+    struct mt_micro_inputs *in = &m->inputs[i];
+    in->learner = step->micro[i].learner;
+    in->of = step->learner ? step->learner[in->learner] : (struct mt_model_learner){0};
+    in->first_row = 0;
+    for (size_t k = 0; k < i; k++)
+        in->first_row += m->inputs[k].learner == in->learner ? m->inputs[k].n_tokens : 0;
+}
+
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
 {
     const struct mt_batch *micro = step->micro;
-    size_t n = step->n, first_row = 0;
-    m->loss_scale = step->loss_scale;
+    size_t n = step->n;
+    m->training = step->learner;
     m->n_micro = n;
-    m->step = step->step;
     for (size_t i = 0; i < n; i++) {
         if (micro[i].n_tokens > m->p.max_tokens || micro[i].n_docs > m->p.max_docs ||
             micro[i].max_doc_len > m->p.max_len)
@@ -174,8 +184,7 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
                            "tokens is damaged; remove data.cache_dir",
                            i, largest, (long long)m->layout->cfg.vocab);
         fill_block(m, i, &micro[i]);
-        m->inputs[i].first_row = first_row;
-        first_row += micro[i].n_tokens;
+        place_among_learners(m, i, step);
     }
     size_t bytes = n * m->input_bytes, experts = (size_t)m->layout->cfg.moe.n_experts;
     int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),

@@ -30,7 +30,7 @@ static bool decays(const struct mt_layout_builder *b, const char *name)
 
 bool mt_layout_has_adapters(const struct mt_layout_builder *b)
 {
-    return b->p->adapter && b->p->adapter->on;
+    return b->p->adapter && mt_layout_spec(b)->on;
 }
 
 void mt_layout_module_of(char *module, size_t len, const char *name)
@@ -45,7 +45,7 @@ static bool frozen(struct mt_layout_builder *b, const char *name)
     bool hit = false;
     if (mt_layout_has_adapters(b)) {
         mt_layout_module_of(module, sizeof(module), name);
-        return !mt_adapter_match(&b->p->adapter->train_also, module);
+        return !mt_adapter_match(&mt_layout_spec(b)->train_also, module);
     }
     for (size_t i = 0; i < b->p->n_freeze; i++)
         if (!fnmatch(b->p->freeze[i], name, 0))
@@ -270,8 +270,9 @@ static int check_parts(const struct mt_family *f, const char *const *parts, stru
     return 0;
 }
 
-/* Allocates upper bounds of units, parts, experts and adapters: the arrays must not move while they are filled. */
-static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, bool with_adapters, struct mt_err *err)
+/* Allocates upper bounds of units, parts, experts and adapters (n_learners: that have some): the arrays must not move
+ * while they are filled. */
+static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, size_t n_learners, struct mt_err *err)
 {
     size_t groups = l->cut.expert_group ? mt_div_up((size_t)cfg->moe.n_experts, l->cut.expert_group) : 0;
     size_t n = 2, experts = 0;
@@ -282,9 +283,11 @@ static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, bool wi
     l->units = mt_calloc(n, sizeof(*l->units));
     l->parts = mt_calloc(n, sizeof(*l->parts));
     l->experts = mt_calloc(experts, sizeof(*l->experts));
-    if (with_adapters)
-        l->adapters = mt_calloc(n * MT_PART_MAX_PARAMS + experts * MT_EXPERT_MAX_PARAMS, sizeof(*l->adapters));
-    return l->units && l->parts && l->experts && (l->adapters || !with_adapters) ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
+    if (n_learners)
+        l->adapters = mt_calloc(n_learners * (n * MT_PART_MAX_PARAMS + experts * MT_EXPERT_MAX_PARAMS),
+                                sizeof(*l->adapters));
+    bool all = l->units && l->parts && l->experts && (l->adapters || !n_learners);
+    return all ? 0 : mt_fail_nomem(err, "the model's layout", n * sizeof(*l->parts));
 }
 
 static int compare_names(const void *a, const void *b)
@@ -335,17 +338,16 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
     l->cut.expert_group = group_of(cfg, b->p->cut.expert_group);
     l->tied = cfg->tied;
     if (mt_layout_has_adapters(b)) {
-        l->adapter_default.rank = b->p->adapter->rank;
-        l->adapter_default.alpha = b->p->adapter->alpha;
-        l->adapter_default.rslora = b->p->adapter->rslora;
-        l->adapter_default.dora = b->p->adapter->dora;
-        l->adapter_default.dropout = b->p->adapter->dropout;
+        l->adapter_default.rank = mt_layout_spec(b)->rank;
+        l->adapter_default.alpha = mt_layout_spec(b)->alpha;
+        l->adapter_default.rslora = mt_layout_spec(b)->rslora;
+        l->adapter_default.dora = mt_layout_spec(b)->dora;
     }
     int rc = check_parts(cfg->family, cfg->family->parts, err);
     if (!rc)
         rc = check_parts(cfg->family, cfg->family->sparse_parts, err);
     if (!rc)
-        rc = allocate(l, cfg, mt_layout_has_adapters(b), err);
+        rc = allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
     if (rc)
         return rc;
     add_end(b, MT_UNIT_EMBED, &mt_part_embed);
@@ -434,7 +436,8 @@ static bool same_param(const struct mt_param *a, const struct mt_param *b)
 static bool same_adapter(const struct mt_adapter *a, const struct mt_adapter *b)
 {
     bool same = a && b && a->in == b->in && a->rank == b->rank && a->n_targets == b->n_targets &&
-                a->dora == b->dora && same_param(&a->a, &b->a);
+                a->dora == b->dora && a->dropout == b->dropout && same_param(&a->a, &b->a) &&
+                same_adapter(a->next, b->next);
     for (size_t i = 0; same && i < a->n_targets; i++) {
         const struct mt_adapter_target *x = &a->target[i], *y = &b->target[i];
         same = x->col == y->col && x->out == y->out && x->rank == y->rank && same_param(&x->b, &y->b) &&

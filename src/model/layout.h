@@ -55,6 +55,7 @@ struct mt_tensor {
     int expert;             /* index of the expert in its layer, or -1 */
     size_t first, n;  /* elements [first, first + n) of the unit */
     bool trainable;   /* not frozen */
+    int learner;      /* trainable: whose it is, an index of the run's learners */
     bool decay;       /* weight decay applies */
     const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
     double lr_scale;  /* factor of the learning rate */
@@ -75,11 +76,12 @@ struct mt_tensor {
 /**
  * Neighbouring tensors of a unit that are kept, moved and updated alike: from the first element of the first tensor to
  * the last of the last; the whole unit, if all its tensors are alike. On the device a unit is in the order of `first`;
- * a plane holds the ranges of its kind end to end. Further differences between tensors (format of the planes, compute
+ * a plane holds the ranges of its kind end to end. The trained tensors of a range are one learner's. Further differences between tensors (format of the planes, compute
  * dtype, scale of the learning rate, count of updates, tier) belong here.
  */
 struct mt_range {
     enum mt_range_kind kind;
+    int learner;     /* trained: whose */
     size_t first, n; /* elements [first, first + n) of the unit, in the order of the device */
     size_t at;       /* first element in each plane of its kind */
     size_t grad;     /* trained: first element in the unit's FP32 gradient on the device */
@@ -94,7 +96,7 @@ struct mt_param {
     bool trainable; /* any of its tensors is */
     size_t grad;    /* trainable: first element in the unit's FP32 gradient, which holds all its tensors */
     size_t plane;   /* of an adapter: first element in the planes of what is trained */
-    struct mt_adapter *adapter; /* of a linear layer with adapters, else NULL; owned by the layout */
+    struct mt_adapter *adapter; /* of a linear layer with adapters: the first learner's; else NULL. The layout's */
 };
 
 /**
@@ -103,6 +105,8 @@ struct mt_param {
  */
 enum { MT_ADAPTER_MAX_TARGETS = 3 };
 struct mt_adapter {
+    int learner;             /* whose: an index of the run's learners */
+    struct mt_adapter *next; /* of the same layer, another learner's */
     size_t in, out;    /* of the layer */
     const struct mt_fused_tensor *whole; /* PEFT has one adapter for all experts, on this parameter of theirs, and this
                                             is an expert's share; NULL: each target is a module */
@@ -110,6 +114,7 @@ struct mt_adapter {
                           its names */
     size_t rank;       /* of all targets together */
     bool dora;
+    double dropout;    /* share of the elements of x that training zeroes before A */
     struct mt_param a; /* [rank, in] */
     size_t n_targets;
     struct mt_adapter_target {
@@ -207,8 +212,7 @@ struct mt_layout {
         int64_t rank;          /* of most adapters */
         double alpha;          /* of the same */
         bool rslora, dora;
-        double dropout;        /* of all */
-    } adapter_default;         /* only with adapters */
+    } adapter_default;         /* only with adapters; of the first learner's */
     uint64_t n_trained;        /* trained parameters, including those of adapters */
     uint64_t n_params;         /* of the model, without padding; a tied table counts once */
     uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
@@ -221,7 +225,8 @@ struct mt_layout_params {
     size_t n_freeze;
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
-    struct mt_adapter_spec *adapter; /* borrowed; its items are marked as used. NULL or off: there are none */
+    struct mt_adapter_spec *adapter; /* [n_learners] borrowed; their items are marked as used. NULL or off: none */
+    size_t n_learners;         /* that train adapters of their own on this base, all with adapters; 0: one */
 };
 
 /**
@@ -231,6 +236,11 @@ struct mt_layout_params {
 int mt_layout_create(struct mt_layout **out, const struct mt_hf_config *cfg, const struct mt_layout_params *p,
                      struct mt_err *err);
 void mt_layout_destroy(struct mt_layout **l);
+/**
+ * Lets the layout of one learner alone say where its tensors, and the base's, are in the planes of a layout of several
+ * learners: to load and save them. -EINVAL: it is not that learner's.
+ */
+int mt_layout_share(struct mt_layout *alone, const struct mt_layout *shared, int learner, struct mt_err *err);
 /** Divides units into ranges again, after tensors' trainable, is_bf16, in_file or packed was changed. */
 int mt_layout_set_ranges(struct mt_layout *l, struct mt_err *err);
 /** The unit's tensor that is FP32 on the device although its weights are in `dtype`; NULL: none, or all are FP32. */

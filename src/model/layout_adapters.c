@@ -27,10 +27,10 @@ static const struct mt_fused_tensor *whole_of(struct mt_layout_builder *b, const
     if (!joined || mt_stored_fused(b->l, t))
         return joined;
     mt_stored_module(name, b->l, t);
-    if (mt_adapter_match(&b->p->adapter->targets, name))
+    if (mt_adapter_match(&mt_layout_spec(b)->targets, name))
         return NULL;
     mt_stored_joined_name(name, b->l, t, joined);
-    return mt_adapter_match(&b->p->adapter->targets, name) ? joined : NULL;
+    return mt_adapter_match(&mt_layout_spec(b)->targets, name) ? joined : NULL;
 }
 
 /* By which name PEFT adapts the tensor. */
@@ -47,7 +47,7 @@ static void module_of(char module[MT_TENSOR_NAME], const struct mt_layout *l, co
 static bool is_target(struct mt_layout_builder *b, const struct mt_part *part, const struct mt_tensor *t, int role,
                       const struct mt_fused_tensor *whole)
 {
-    struct mt_adapter_spec *s = b->p->adapter;
+    struct mt_adapter_spec *s = mt_layout_spec(b);
     char module[MT_TENSOR_NAME];
     const struct mt_adapter_item *item;
     if (t->n_dims != 2)
@@ -102,10 +102,13 @@ static void add_factor(struct mt_layout_builder *b, const struct mt_adapter *ad,
     if (ad->whole) /* "model.layers.N.mlp.experts.E" and ".gate_up_proj" */
         snprintf(strrchr(module, '.'), 40, "%.39s", strrchr(ad->whole->name, '.'));
     snprintf(t->name, sizeof(t->name), "%.90s.%s%s", module, factor, cols ? ".weight" : "");
+    if (b->learner) /* names are a learner's own: in its layout alone they are without the number */
+        snprintf(t->name + strlen(t->name), sizeof(t->name) - strlen(t->name), " %d", b->learner + 1);
     t->adapter = ad;
+    t->learner = b->learner;
     t->decay = true;
     if (!strcmp(factor, MT_LORA_B))
-        t->lr_scale = b->p->adapter->lr_ratio_b;
+        t->lr_scale = mt_layout_spec(b)->lr_ratio_b;
     mt_layout_set_trainable(b, t, true);
 }
 
@@ -125,12 +128,16 @@ static void lay_out_adapter(struct mt_layout_builder *b, const struct mt_part *p
         if (!is_target(b, part, t, role, whole) || b->rc)
             continue;
         if (!ad) {
-            p->adapter = ad = &b->l->adapters[b->n_adapters++];
+            struct mt_adapter **last = &p->adapter;
+            while (*last)
+                last = &(*last)->next;
+            *last = ad = &b->l->adapters[b->n_adapters++];
             *ad = (struct mt_adapter){.in = (size_t)t->shape[1], .out = p->n / (size_t)t->shape[1],
-                                      .dora = b->p->adapter->dora, .whole = whole};
+                                      .dora = mt_layout_spec(b)->dora, .whole = whole, .learner = b->learner,
+                                      .dropout = mt_layout_spec(b)->dropout};
         }
         module_of(module, l, t, whole);
-        struct mt_adapter_shape s = mt_adapter_shape_of(b->p->adapter, module);
+        struct mt_adapter_shape s = mt_adapter_shape_of(mt_layout_spec(b), module);
         ad->target[ad->n_targets++] = (struct mt_adapter_target){
             .tensor = i, .col = (t->first - p->at) / ad->in, .out = whole ? ad->out : (size_t)t->shape[0],
             .row = ad->rank, .rank = (size_t)s.rank, .scale = (float)s.scale, .alpha = s.alpha,
@@ -165,8 +172,9 @@ void mt_layout_add_adapters(struct mt_layout_builder *b, struct mt_part *part, s
             from++;
         for (to = from; to < end && b->l->tensors[to].first < p->at + p->n;)
             to++;
-        if (p->n && !b->failed)
+        for (b->learner = 0; p->n && (size_t)b->learner < mt_layout_n_learners(b) && !b->failed; b->learner++)
             lay_out_adapter(b, part, p, from, to, role);
+        b->learner = 0;
     }
 }
 
@@ -198,7 +206,7 @@ static int check_used(const struct mt_adapter_list *list, const char *key, const
 /* A tied model's output matrix is the embedding. If modules_to_save has only one of them, PEFT trains a copy of it. */
 static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
 {
-    struct mt_adapter_list *also = &b->p->adapter->train_also;
+    struct mt_adapter_list *also = &mt_layout_spec(b)->train_also;
     bool head = mt_adapter_match(also, "lm_head"), table = mt_adapter_match(also, "model.embed_tokens");
     if (!b->l->tied || head == table)
         return 0;
@@ -211,7 +219,7 @@ static int check_tied(const struct mt_layout_builder *b, struct mt_err *err)
 static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
 {
     static const char *const kinds[] = {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
-    const struct mt_adapter_spec *s = b->p->adapter;
+    const struct mt_adapter_spec *s = mt_layout_spec(b);
     size_t all = 0, n[3] = {0}, odd = 0;
     bool whole = false;
     for (size_t i = 0; i < b->l->n_parts; i++)
@@ -241,9 +249,24 @@ static int check_experts(const struct mt_layout_builder *b, struct mt_err *err)
                    "experts.down_proj), or leave experts out");
 }
 
-int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *err)
+/* What learners cannot share a base with. */
+static int check_shared(const struct mt_layout_builder *b, struct mt_err *err)
 {
-    struct mt_adapter_spec *s = b->p->adapter;
+    if (mt_layout_n_learners(b) == 1)
+        return 0;
+    if (b->l->cfg.moe.n_experts)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "several adapters at once on a mixture of experts are not supported: its "
+                       "experts process the tokens of all of them together");
+    if (mt_layout_spec(b)->train_also.n)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.train_also with several adapters at once is not supported: the "
+                       "weights are shared");
+    return mt_layout_spec(b)->on ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "runs share a base if all of them train adapters "
+                                               "(adapter.kind)");
+}
+
+static int check_learner(const struct mt_layout_builder *b, struct mt_err *err)
+{
+    struct mt_adapter_spec *s = mt_layout_spec(b);
     const struct mt_layout *l = b->l;
     if (b->p->n_freeze)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL,
@@ -254,7 +277,9 @@ int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *e
     if (s->dora && s->dropout > 0)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with adapter.kind = dora is not supported",
                        s->dropout);
-    int rc = check_tied(b, err);
+    int rc = check_shared(b, err);
+    if (!rc)
+        rc = check_tied(b, err);
     if (!rc && l->cfg.moe.n_experts)
         rc = check_experts(b, err);
     for (size_t i = 0; i < l->n_tensors && !rc; i++)
@@ -270,4 +295,33 @@ int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *e
     if (!rc)
         rc = check_used(&s->train_also, "train_also", "lm_head and model.norm", err);
     return rc || b->n_adapters ? rc : mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.targets names no layer");
+}
+
+int mt_layout_check_adapters(struct mt_layout_builder *b, struct mt_err *err)
+{
+    int rc = 0;
+    for (b->learner = 0; (size_t)b->learner < mt_layout_n_learners(b) && !rc; b->learner++)
+        rc = check_learner(b, err);
+    b->learner = 0;
+    return rc;
+}
+
+/* --- learners that share a base ---------------------------------------------------------------------------- */
+
+int mt_layout_share(struct mt_layout *alone, const struct mt_layout *shared, int learner, struct mt_err *err)
+{
+    size_t from = 0;
+    for (size_t i = 0; i < alone->n_tensors; i++) {
+        struct mt_tensor *t = &alone->tensors[i];
+        const struct mt_tensor *s;
+        do {
+            s = from < shared->n_tensors ? &shared->tensors[from++] : NULL;
+        } while (s && s->adapter && s->learner != learner);
+        if (!s || s->unit != t->unit || s->n != t->n || !s->adapter != !t->adapter)
+            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "the layout of %s is not that of learner %d", t->name, learner + 1);
+        t->kind = s->kind;
+        t->at = s->at;
+        t->aux = s->aux;
+    }
+    return 0;
 }

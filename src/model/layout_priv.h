@@ -14,6 +14,7 @@ struct mt_layout_builder {
     bool *glob_used;
     size_t cap_tensors, n_experts; /* n_experts: rows of l->experts in use */
     size_t n_adapters;             /* of l->adapters in use */
+    int learner;                   /* whose adapters are being laid out */
     bool failed;
     struct mt_err *err;            /* for the first adapter that is not possible, */
     int rc;                        /* with its code */
@@ -29,6 +30,15 @@ struct mt_layout_place {
 /* layout.c */
 
 bool mt_layout_has_adapters(const struct mt_layout_builder *b);
+/** The adapters of the learner under way. */
+static inline struct mt_adapter_spec *mt_layout_spec(const struct mt_layout_builder *b)
+{
+    return &b->p->adapter[b->learner];
+}
+static inline size_t mt_layout_n_learners(const struct mt_layout_builder *b)
+{
+    return b->p->n_learners ? b->p->n_learners : 1;
+}
 /** A tensor's name without its last part. */
 void mt_layout_module_of(char *module, size_t len, const char *name);
 /** Adds a tensor whose name is not set yet to the unit; NULL: no memory. */
@@ -42,6 +52,6 @@ void mt_layout_set_trainable(struct mt_layout_builder *b, struct mt_tensor *t, b
 void mt_layout_add_adapters(struct mt_layout_builder *b, struct mt_part *part, struct mt_param *params, int n_params,
                             size_t first);
 /** Whether all names of the adapters' keys match, and PEFT can read what is trained. */
-int mt_layout_check_adapters(const struct mt_layout_builder *b, struct mt_err *err);
+int mt_layout_check_adapters(struct mt_layout_builder *b, struct mt_err *err);
 
 #endif

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/model_priv.h"
 
-static bool has_dora(struct mt_param p)
+static bool has_dora(const mt_model *m, struct mt_param p)
 {
-    return p.adapter && p.adapter->dora;
+    const struct mt_adapter *ad = mt_running_adapter(m, p.adapter);
+    return ad && ad->dora;
 }
 
 int mt_linear(mt_model *m, size_t n, size_t in, size_t out, const void *x, const void *w,
               struct mt_param p, struct mt_param bias, const void *residual, void *y,
               struct mt_err *err)
 {
-    if (has_dora(p))
+    if (has_dora(m, p))
         return mt_dora_forward(m, &(struct mt_dora_run){.n = n, .x = x, .w = w, .p = p}, bias, residual, y, err);
     int rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){
@@ -92,7 +93,7 @@ int mt_linear_weight_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_
                             },
                             err);
     struct mt_adapter_run run = adapter_run(m, a);
-    if (!rc && has_dora(a->p)) {
+    if (!rc && has_dora(m, a->p)) {
         struct mt_dora_run dora = dora_run(a);
         rc = mt_dora_magnitude_grad(m, &dora, a->dy, a->g, err);
         run.dy = mt_dora_kept_grad(m);
@@ -104,7 +105,7 @@ int mt_linear_input_grad(mt_model *m, const struct mt_linear_bwd *a, struct mt_e
 {
     struct mt_adapter_run run = adapter_run(m, a);
     struct mt_dora_run dora = dora_run(a);
-    int rc = has_dora(a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
+    int rc = has_dora(m, a->p) ? mt_dora_output_grad(m, &dora, a->dy, &run.dy, err) : 0;
     if (!rc)
         rc = mt_op_gemm(m->dev,
                         &(struct mt_gemm){

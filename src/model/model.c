@@ -104,8 +104,9 @@ static size_t adapter_bytes(const struct mt_model_params *p, mt_device *dev)
 static size_t dropped_bytes(const struct mt_model_params *p)
 {
     size_t in = 0;
-    for (size_t i = 0; p->backward && p->layout->adapter_default.dropout > 0 && i < p->layout->n_adapters; i++)
-        in = MT_MAX(in, p->layout->adapters[i].in);
+    for (size_t i = 0; p->backward && i < p->layout->n_adapters; i++)
+        if (p->layout->adapters[i].dropout > 0)
+            in = MT_MAX(in, p->layout->adapters[i].in);
     return p->max_tokens * in * mt_dtype_size(p->dtype);
 }
 
@@ -284,7 +285,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->used_bytes = used_bytes(p);
     m->stats_bytes = stats_bytes(p);
     m->counts_bytes = mt_model_counts_bytes(p->layout);
-    m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
+    m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
     int rc = 0;
     m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;

@@ -29,7 +29,6 @@ struct mt_model_params {
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
-    uint64_t seed;                  /* of the adapters' dropout */
     bool used_rows;                 /* mt_model_used_rows() is needed */
     bool backward;                  /* false: memory for the forward pass alone */
 };
@@ -54,12 +53,18 @@ size_t mt_model_boundary_bytes(const mt_model *m);
 /** Copies the constants that stay on the device during the run; once, when the planes hold the weights. */
 int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err);
 
+/** What a learner's micro-batches of a step have in common. */
+struct mt_model_learner {
+    float loss_scale; /* multiplies every token's gradient */
+    uint64_t step;    /* number of its step since the beginning, for dropout */
+    uint64_t seed;    /* of its adapters' dropout */
+};
+
 /** The micro-batches of a step, or of an evaluation. */
 struct mt_model_step {
     const struct mt_batch *micro; /* [n]; unchanged until the COMPUTE stream has passed the upload */
     size_t n;
-    float loss_scale; /* multiplies every token's gradient; 0: evaluation, without dropout */
-    uint64_t step;    /* number of the step since the beginning, for dropout */
+    const struct mt_model_learner *learner; /* by mt_batch.learner; NULL: an evaluation, without dropout */
 };
 /** Uploads the inputs of the micro-batches. */
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err);

@@ -23,7 +23,9 @@ struct mt_micro_inputs {
     const float *cos_t, *sin_t;
     size_t n_table_rows;
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
-    size_t first_row; /* index of its first row in the step's rows */
+    size_t first_row; /* index of its first row in its learner's rows of the step */
+    int learner;      /* whose adapters it runs through */
+    struct mt_model_learner of; /* of that learner; zero in an evaluation */
     const int32_t *cu_seqlens_host;
 };
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
@@ -35,7 +37,7 @@ struct mt_model {
     const struct mt_layout *layout;
     struct mt_widths wd;
     enum mt_dtype dt;
-    float loss_scale;
+    bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
 
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */
@@ -64,10 +66,8 @@ struct mt_model {
     char *stats_dev, *stats_host; /* losses and correct by micro-batch, then partials */
     size_t *partials_at;          /* [n_tensors + 1] first partial of a tensor */
 
-    uint64_t step;          /* number of the step that was uploaded last */
-    /* The running micro-batch: index of its first row in the step's rows; the indices in it of the tokens that products
-     * have as rows, NULL: all */
-    size_t first_row;
+    /* The running micro-batch, and the indices in it of the tokens that products have as rows, NULL: all */
+    const struct mt_micro_inputs *running;
     const int32_t *rows;
     const void *adapters;   /* of the running unit, if they are not among its weights */
     size_t n_micro;         /* micro-batches of the step that was uploaded last */
@@ -112,7 +112,7 @@ size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev);
 /** Is the loss that balances experts part of the step? */
 static inline bool mt_model_balances(const mt_model *m)
 {
-    return m->p.router_aux_loss > 0 && m->loss_scale > 0;
+    return m->p.router_aux_loss > 0 && m->training;
 }
 /** The factor of a row's contribution to that loss's gradient. */
 float mt_model_balance_scale(const mt_model *m);
@@ -140,8 +140,16 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err);
 /** Sets the rows of the following products, for dropout: these tokens of the micro-batch, NULL: all. */
 static inline void mt_model_set_rows(mt_model *m, size_t mb, const int32_t *rows)
 {
-    m->first_row = m->inputs[mb].first_row;
+    m->running = &m->inputs[mb];
     m->rows = rows;
+}
+
+/** Of a layer's adapters, from the first learner's on: that of the running micro-batch's learner; NULL: it has none. */
+static inline const struct mt_adapter *mt_running_adapter(const mt_model *m, const struct mt_adapter *a)
+{
+    while (a && a->learner != m->running->learner)
+        a = a->next;
+    return a;
 }
 
 /** Element `at` of an array of the compute dtype. */
@@ -205,7 +213,8 @@ bool mt_linear_is_trained(const struct mt_linear_bwd *a);
 
 /**
  * The adapters of a linear layer, added to its products (adapter_run.c). Rows of y and dy begin every ld elements; y
- * and dx are of the compute dtype, or f32. `adapter` NULL: does nothing.
+ * and dx are of the compute dtype, or f32. `adapter`: the layer's, of which the running micro-batch's learner's is used;
+ * NULL: does nothing.
  */
 struct mt_adapter_run {
     const struct mt_adapter *adapter;

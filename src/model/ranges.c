@@ -220,10 +220,11 @@ static void place_gradients(struct mt_layout *l, struct mt_unit *u)
 static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tensor *t, size_t cursor)
 {
     struct mt_range *r = u->n_ranges ? &l->ranges[l->n_ranges - 1] : NULL;
-    if (!r || r->kind != t->kind) {
+    if (!r || r->kind != t->kind || r->learner != t->learner) {
         r = &l->ranges[l->n_ranges++];
         u->n_ranges++;
-        *r = (struct mt_range){.kind = t->kind, .first = t->first, .at = place(cursor, t->first), .grad = t->grad};
+        *r = (struct mt_range){.kind = t->kind, .learner = t->learner, .first = t->first, .at = place(cursor, t->first),
+                                .grad = t->grad};
     }
     r->n = t->first + t->n - r->first;
     t->at = r->at + (t->first - r->first);

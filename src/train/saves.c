@@ -100,7 +100,7 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
         rc = mt_disk_sync(p->session->disk, err);
         *lost = rc;
     }
-    st->updates = mt_engine_updates(p->session->engine);
+    st->updates = mt_engine_updates(p->session->engine, 0);
     bool named = full && mt_setup_names_base(p->session->setup);
     if (!rc && named) {
         rc = mt_session_sum_base(p->session, err);

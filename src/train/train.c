@@ -81,7 +81,7 @@ static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *
         rc = mt_sampler_fill(sampler, i, &data, err);
         *unread = rc;
         if (!rc) {
-            rc = mt_engine_eval(s->engine, &data, &sum, err);
+            rc = mt_engine_eval(s->engine, 0, &data, &sum, err);
             *unread = rc == -ENOMEM && mt_engine_whole(s->engine);
         }
     }
@@ -242,8 +242,8 @@ static int run_step(struct loop *l, struct mt_err *err)
         l->sound = true;
         return rc;
     }
-    r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine));
-    rc = mt_engine_step(l->s->engine, data, r.lr, &r.result, err);
+    r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, 0));
+    rc = mt_engine_step(l->s->engine, &(struct mt_learner_step){data, r.lr}, &r.result, err);
     l->sound = rc && mt_engine_whole(l->s->engine);
     if (rc)
         return rc;
@@ -379,7 +379,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     l.first_step = p->state->step;
     p->state->steps_per_epoch = mt_sampler_steps_per_epoch(l.in->sampler);
     p->state->total_steps = l.in->total_steps;
-    mt_engine_set_updates(l.s->engine, p->state->updates);
+    mt_engine_set_updates(l.s->engine, 0, p->state->updates);
     int rc = mt_loader_create(&l.loader, l.in->sampler, p->state->step, l.in->total_steps, err);
     if (!rc)
         rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step,

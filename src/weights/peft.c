@@ -560,7 +560,7 @@ char *mt_peft_config_text(const struct mt_layout *l, const char *base)
     cJSON_AddBoolToObject(o, "inference_mode", true);
     cJSON_AddBoolToObject(o, "init_lora_weights", true);
     cJSON_AddNumberToObject(o, "lora_alpha", l->adapter_default.alpha);
-    cJSON_AddNumberToObject(o, "lora_dropout", parameters ? 0 : l->adapter_default.dropout);
+    cJSON_AddNumberToObject(o, "lora_dropout", parameters || !l->n_adapters ? 0 : l->adapters[0].dropout);
     mt_json_add(o, "modules_to_save", modules_to_save(l));
     cJSON_AddStringToObject(o, "peft_type", "LORA");
     cJSON_AddNumberToObject(o, "r", (double)l->adapter_default.rank);

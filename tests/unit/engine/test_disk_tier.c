@@ -238,7 +238,7 @@ static void train(struct outcome *o, const struct placing *p, struct mt_disk_tra
     if (begin(&t, p, &err))
         fail_msg("%s", err.msg);
     for (int i = 0; i < STEPS; i++) {
-        if (mt_engine_step(t.engine, &t.data, 1e-2, &r, &err))
+        if (mt_engine_step(t.engine, &(struct mt_learner_step){&t.data, 1e-2}, &r, &err))
             fail_msg("step %d: %s", i, err.msg);
         o->loss[i] = r.loss;
         o->norm[i] = r.grad_norm;
@@ -316,25 +316,25 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
         assert_int_equal(begin(&a, &host, &err), 0);
         assert_int_equal(begin(&b, &on_disk, &err), 0);
         for (int k = 0; k < 2; k++) {
-            assert_int_equal(mt_engine_step(a.engine, &a.data, 1e-2, &r, &err), 0);
-            assert_int_equal(mt_engine_step(b.engine, &b.data, 1e-2, &r, &err), 0);
+            assert_int_equal(mt_engine_step(a.engine, &(struct mt_learner_step){&a.data, 1e-2}, &r, &err), 0);
+            assert_int_equal(mt_engine_step(b.engine, &(struct mt_learner_step){&b.data, 1e-2}, &r, &err), 0);
         }
         pthread_t thread;
         if (i % 3)
             assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, &b), 0);
         else
             mt_engine_interrupt(b.engine); /* before its first instruction */
-        int rc = mt_engine_step(b.engine, &b.data, 1e-2, &r, &err);
+        int rc = mt_engine_step(b.engine, &(struct mt_learner_step){&b.data, 1e-2}, &r, &err);
         if (i % 3)
             pthread_join(thread, NULL);
         mt_engine_clear_interrupt(b.engine);
         assert_true(rc == 0 || rc == -ECANCELED);
         abandoned += rc != 0;
         if (!rc)
-            assert_int_equal(mt_engine_step(a.engine, &a.data, 1e-2, &r, &err), 0);
+            assert_int_equal(mt_engine_step(a.engine, &(struct mt_learner_step){&a.data, 1e-2}, &r, &err), 0);
         assert_int_equal(mt_engine_flush(a.engine, &err), 0);
         assert_int_equal(mt_engine_flush(b.engine, &err), 0);
-        assert_int_equal(mt_engine_updates(a.engine), mt_engine_updates(b.engine));
+        assert_int_equal(mt_engine_updates(a.engine, 0), mt_engine_updates(b.engine, 0));
         size_t n, m;
         char *x = snapshot(&a, &n), *y = snapshot(&b, &m);
         assert_int_equal(n, m);
@@ -342,7 +342,7 @@ static void an_abandoned_step_completes_the_pending_update(void **state)
         free(x);
         free(y);
         /* and training continues from there */
-        assert_int_equal(mt_engine_step(b.engine, &b.data, 1e-2, &r, &err), 0);
+        assert_int_equal(mt_engine_step(b.engine, &(struct mt_learner_step){&b.data, 1e-2}, &r, &err), 0);
         end(&a);
         end(&b);
     }
@@ -361,10 +361,10 @@ static int run_broken(const char *fault, bool interrupted)
     int rc = begin(&t, &p, &err);
     least = t.device_bytes;
     for (int i = 0; i < 2 && !rc; i++)
-        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, &err);
+        rc = mt_engine_step(t.engine, &(struct mt_learner_step){&t.data, 1e-2}, &r, &err);
     if (interrupted && !rc) {
         mt_engine_interrupt(t.engine);
-        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, &err);
+        rc = mt_engine_step(t.engine, &(struct mt_learner_step){&t.data, 1e-2}, &r, &err);
         rc = rc == -ECANCELED ? 0 : rc;
     } else if (!rc) {
         rc = mt_engine_flush(t.engine, &err);
@@ -413,7 +413,7 @@ static int run_deceived(struct placing *p, struct outcome *o, uint64_t *written,
     int rc = begin(&t, p, err);
     p->device_bytes = t.device_bytes; /* searched for once */
     for (int i = 0; i < STEPS && !rc; i++) {
-        rc = mt_engine_step(t.engine, &t.data, 1e-2, &r, err);
+        rc = mt_engine_step(t.engine, &(struct mt_learner_step){&t.data, 1e-2}, &r, err);
         o->loss[i] = r.loss;
         o->norm[i] = r.grad_norm;
     }

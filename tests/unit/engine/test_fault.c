@@ -116,7 +116,7 @@ static uint64_t state_hash(void)
 static int step(struct rig *r, struct mt_err *err)
 {
     struct mt_step_result res;
-    int rc = mt_engine_step(r->engine, &r->data, 1e-2, &res, err);
+    int rc = mt_engine_step(r->engine, &(struct mt_learner_step){&r->data, 1e-2}, &res, err);
     assert_true(rc || (!res.skipped && res.loss == res.loss));
     return rc;
 }
@@ -131,7 +131,7 @@ static void make_reference(uint64_t want[3])
     for (int i = 1; i < 3; i++) {
         assert_int_equal(step(&r, NULL), 0);
         assert_int_equal(mt_engine_flush(r.engine, NULL), 0);
-        assert_int_equal(mt_engine_updates(r.engine), i);
+        assert_int_equal(mt_engine_updates(r.engine, 0), i);
         want[i] = state_hash();
     }
     assert_true(want[0] != want[1] && want[1] != want[2]);
@@ -157,7 +157,7 @@ static bool run_with_fault(const char *what, int64_t nth, const uint64_t want[3]
     if (r.engine) {
         /* the update that was pending in the failed step is made exactly once */
         assert_int_equal(mt_engine_flush(r.engine, &err), 0);
-        uint64_t n = mt_engine_updates(r.engine);
+        uint64_t n = mt_engine_updates(r.engine, 0);
         assert_true(n <= 2 && (rc || n == 2));
         if (state_hash() != want[n])
             fail_msg("%s %lld: the planes are not those of %d updates", what, (long long)nth, (int)n);
@@ -284,10 +284,10 @@ static uint64_t run_with_skip(enum mt_embedding_place home)
     assert_int_equal(mt_engine_flush(r.engine, NULL), 0);
     old = hi[3];
     hi[3] = 0x7fc0; /* NaN */
-    assert_int_equal(mt_engine_step(r.engine, &r.data, 1e-2, &res, NULL), 0);
+    assert_int_equal(mt_engine_step(r.engine, &(struct mt_learner_step){&r.data, 1e-2}, &res, NULL), 0);
     assert_true(res.skipped);
     hi[3] = old;
-    assert_int_equal(mt_engine_step(r.engine, &other, 1e-2, &res, NULL), 0);
+    assert_int_equal(mt_engine_step(r.engine, &(struct mt_learner_step){&other, 1e-2}, &res, NULL), 0);
     assert_false(res.skipped);
     assert_int_equal(step(&r, NULL), 0);
     assert_int_equal(mt_engine_flush(r.engine, NULL), 0);

@@ -47,9 +47,9 @@ static void the_order_is_the_same_however_layers_are_cut(void **state)
     assert_true(sum != other); /* else the order would not matter */
     for (size_t i = 0; i < whole->n_tensors; i++)
         assert_string_equal(whole->tensors[i].name, halves->tensors[i].name);
-    assert_true(mt_grad_norm(whole, far_apart, NULL, &bad) == sqrt(sum));
+    assert_true(mt_grad_norm(whole, 0, far_apart, NULL, &bad) == sqrt(sum));
     assert_null(bad);
-    assert_true(mt_grad_norm(halves, far_apart, NULL, &bad) == sqrt(sum));
+    assert_true(mt_grad_norm(halves, 0, far_apart, NULL, &bad) == sqrt(sum));
     assert_null(bad);
     mt_layout_destroy(&whole);
     mt_layout_destroy(&halves);
@@ -63,7 +63,7 @@ static void the_first_bad_tensor_of_the_last_bad_layer_is_named(void **state)
         const struct mt_tensor *bad, *k = mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight");
         size_t both[] = {(size_t)(k - l->tensors),
                          (size_t)(mt_layout_find(l, "model.layers.1.mlp.up_proj.weight") - l->tensors)};
-        assert_true(isnan(mt_grad_norm(l, far_apart, both, &bad)));
+        assert_true(isnan(mt_grad_norm(l, 0, far_apart, both, &bad)));
         assert_ptr_equal(bad, k);
         mt_layout_destroy(&l);
     }

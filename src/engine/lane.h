@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_LANE_H
+#define MT_ENGINE_LANE_H
+
+#include "engine/binding.h"
+#include "engine/engine.h"
+
+/**
+ * A lane: a device that units stream through, and what lives on it: a model's scratch and inputs, the buffers of the
+ * device pools. An engine has as many as devices. Its binding shares planes, spill memory and host pools with all
+ * others. Whose gradients are computed is no matter of a lane: learner.h.
+ */
+struct mt_lane {
+    struct mt_binding b;
+    bool *resident; /* [n_units] weights that stay on the device are loaded; constant during a run */
+};
+
+/** shared: what is not a lane's own, with the host pools' buffers. The caller finishes the lane, on failure too. */
+int mt_lane_init(struct mt_lane *lane, const struct mt_binding *shared, mt_device *dev,
+                 const struct mt_engine_params *p, const struct mt_engine_plan *plan, struct mt_err *err);
+/** Accepts a lane of zeros. The device becomes idle. */
+void mt_lane_finish(struct mt_lane *lane);
+
+#endif

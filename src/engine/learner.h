@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_ENGINE_LEARNER_H
+#define MT_ENGINE_LEARNER_H
+
+#include "model/model.h"
+#include "optim/optimizer.h"
+#include "settings/settings.h"
+
+/**
+ * A learner: by which rule the weights of one result change. An engine has as many as a run has results; tensors
+ * (mt_tensor.learner) and micro-batches (mt_batch.learner) name theirs by index. A learner knows no device: lane.h.
+ */
+
+/** The update of a learner's last step, until it is made. */
+struct mt_pending {
+    bool any;
+    double lr;
+    float clip;
+    uint64_t t;
+};
+
+struct mt_learner {
+    struct mt_numerics numerics; /* its optimizer's keys, clipping and seed; the rest is equal for all */
+    struct mt_pending pending;
+    uint64_t updates; /* made so far */
+    size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
+};
+
+/** With which rate, norm and clipping the update of a step is made. */
+void mt_learner_decide(struct mt_learner *l, double lr, float clip);
+/** The pending update has been made in every unit. */
+void mt_learner_retire(struct mt_learner *l);
+/** What its micro-batches have in common; n_loss: their loss tokens, 0: it takes no part. */
+struct mt_model_learner mt_learner_of_model(const struct mt_learner *l, uint64_t step, size_t n_loss);
+
+#endif
