@@ -135,7 +135,7 @@ const struct mt_key mt_keys[] = {
     {"memory", "host_budget", MT_MACHINE, MT_KEY_SIZE, AT(placement.host_budget), "90%", NULL, ANY, NULL,
      "Host memory to use, or a share of what is available."},
     {"memory", "states", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.states), "auto", MT_STATES_NAMES, ANY,
-     "device", "Where master weights and moments live; auto: in host memory, and on the disk where that is "
+     NULL, "Where master weights and moments live; auto: in host memory, and on the disk where that is "
      "too small and nvme_paths is set."},
     {"memory", "base", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.base), "auto", MT_BASE_NAMES, ANY, NULL,
      "Where frozen weights live: in host memory, copied to the disk (nvme_paths), or in the model's own files, read in place "

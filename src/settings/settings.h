@@ -60,8 +60,8 @@ enum mt_record_part {
 };
 
 /** Where master weights and moments live. Auto: in host memory, and on the disk what does not fit there. */
-enum mt_states { MT_STATES_AUTO, MT_STATES_DEVICE, MT_STATES_HOST, MT_STATES_DISK };
-#define MT_STATES_NAMES "auto|device|host|disk"
+enum mt_states { MT_STATES_AUTO, MT_STATES_HOST, MT_STATES_DISK };
+#define MT_STATES_NAMES "auto|host|disk"
 
 /** Where frozen weights live. Auto: in host memory if they fit. Files: read in place from the model's own files. */
 enum mt_base_place { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };

@@ -67,8 +67,6 @@ static inline size_t mt_plane_desc_bytes(const struct mt_plane_desc *d, size_t n
 /** A set of kinds of planes: bit k is kind k. */
 typedef uint32_t mt_plane_bits;
 
-enum mt_tier { MT_TIER_DEVICE, MT_TIER_HOST, MT_TIER_DISK };
-
 enum { MT_PLANE_WINDOW = 8 << 20 }; /* default bytes of a window */
 
 /** Elements of a unit's planes, by kind; 0: the unit has none. */
