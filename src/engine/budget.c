@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "engine/engine_priv.h"
 #include "model/packing.h"
-#include "model/parts.h"
 
 struct budget {
     size_t free, alignment;
@@ -103,21 +102,10 @@ static size_t grad_row_bytes(const struct mt_layout *l, const struct mt_unit *u,
     return rows ? (size_t)l->cfg.hidden * mt_dtype_size(dtype) : 0;
 }
 
-/* The last part of a unit determines its place. */
-static enum mt_unit_place place_of(const struct mt_layout *l, const struct mt_unit *u)
+static enum mt_size_class class_of(const struct mt_layout *l, const struct mt_unit *u)
 {
-    const struct {
-        const struct mt_part_kind *last;
-        enum mt_unit_place place;
-    } places[] = {
-        {&mt_part_embed, MT_PLACE_EMBEDDING}, {&mt_part_router, MT_PLACE_ROUTER},   {&mt_part_lists, MT_PLACE_LISTS},
-        {&mt_part_experts, MT_PLACE_EXPERTS}, {&mt_part_combine, MT_PLACE_COMBINE}, {&mt_part_head, MT_PLACE_HEAD},
-    };
-    const struct mt_part_kind *last = l->parts[u->first_part + u->n_parts - 1].kind;
-    for (size_t i = 0; i < MT_ARRAY_LEN(places); i++)
-        if (places[i].last == last)
-            return places[i].place;
-    return MT_PLACE_LAYER;
+    bool vocab = u->kind == MT_UNIT_EMBED || (u->kind == MT_UNIT_HEAD && !l->tied);
+    return vocab ? MT_CLASS_VOCAB : u->kind == MT_UNIT_HEAD ? MT_CLASS_NORM : MT_CLASS_LAYER;
 }
 
 static struct mt_unit_record record_of(const struct mt_engine_plan *plan, const struct mt_engine_params *p, size_t unit,
@@ -138,11 +126,13 @@ static bool is_prepared(const struct mt_layout *l, size_t unit, enum mt_dtype dt
 static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_params *p)
 {
     const struct mt_layout *l = p->layout;
-    struct mt_step_bytes step = mt_layout_step_bytes(l, p->numerics.dtype, p->max_micro * p->max_tokens);
+    size_t rows = p->max_micro * p->max_tokens;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         plan->units[u] = (struct mt_unit_shape){
-            .place = place_of(l, unit),
+            .layer = unit->layer,
+            .scope = unit->per_step ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH,
+            .size_class = class_of(l, unit),
             .weight_bytes = mt_unit_slot_bytes(l, u, p->numerics.dtype),
             .prepared = is_prepared(l, u, p->numerics.dtype),
             .link_bytes = link_bytes(p, unit),
@@ -154,15 +144,13 @@ static void describe_units(struct mt_engine_plan *plan, const struct mt_engine_p
             .update_elems = unit->n_in_planes[MT_RANGE_TRAINED],
             .trainable = unit->trainable,
         };
+        plan->units[u].n_ports =
+            (uint8_t)mt_unit_ports(l, u, p->numerics.dtype, p->max_tokens, rows, plan->units[u].port);
         for (int i = 0; i < MT_N_RECORD_PARTS; i++)
             plan->units[u].record[i] = record_of(plan, p, u, i);
     }
-    plan->program.n_values = mt_flow_describe(
-        plan->units, plan->values,
-        &(struct mt_flow){.n_units = l->n_units, .tied = l->tied, .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
-                          .boundary_bytes = mt_layout_boundary_bytes(l, p->numerics.dtype, p->max_tokens),
-                          .rows_bytes = step.rows, .sum_bytes = step.sum, .routing_bytes = step.routing,
-                          .dweights_bytes = step.dweights});
+    size_t grad_bytes = mt_dtype_size(p->numerics.grad_dtype);
+    plan->program.n_values = mt_flow_describe(plan->units, l->n_units, grad_bytes, plan->values);
 }
 
 static bool gathers(const struct mt_engine_params *p)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device operations of each instruction. */
+#include <string.h>
+
 #include "base/mem.h"
 #include "device/ops.h"
 #include "engine/binding.h"
@@ -7,9 +9,9 @@
 
 /* The buffers of an instruction by role; NULL: none. */
 struct roles {
-    void *of[MT_N_USE_ROLES];
-    bool begins[MT_N_USE_ROLES]; /* written without being read */
-    bool writes[MT_N_USE_ROLES];
+    void *of[MT_N_ROLES];
+    bool begins[MT_N_ROLES]; /* written without being read */
+    bool writes[MT_N_ROLES];
 };
 
 static void *buffer_of(const struct mt_binding *b, const struct mt_program *prog,
@@ -260,15 +262,15 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
     bool tied = b->layout->tied;
     struct mt_model_head a = {
         .mb = (size_t)in->mb,
-        .w = r->of[MT_USE_WEIGHTS],
-        .table = r->of[tied ? MT_USE_TABLE : MT_USE_WEIGHTS],
-        .x = r->of[MT_USE_X],
-        .dx = r->of[MT_USE_DX],
-        .g = r->of[MT_USE_GRAD],
-        .g_table = r->of[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
-        .adapters = r->of[MT_USE_ADAPTERS],
-        .first = r->begins[MT_USE_GRAD],
-        .first_table = r->begins[tied ? MT_USE_TABLE_GRAD : MT_USE_GRAD],
+        .w = r->of[MT_ROLE_WEIGHTS],
+        .table = r->of[tied ? MT_ROLE_TABLE : MT_ROLE_WEIGHTS],
+        .x = r->of[MT_ROLE_X],
+        .dx = r->of[MT_ROLE_DX],
+        .g = r->of[MT_ROLE_GRAD],
+        .g_table = r->of[tied ? MT_ROLE_TABLE_GRAD : MT_ROLE_GRAD],
+        .adapters = r->of[MT_ROLE_ADAPTERS],
+        .first = r->begins[MT_ROLE_GRAD],
+        .first_table = r->begins[tied ? MT_ROLE_TABLE_GRAD : MT_ROLE_GRAD],
     };
     if (in->op == MT_OP_LOGITS)
         return mt_model_logits(b->model, &a, b->host_logits, err);
@@ -277,33 +279,18 @@ static int submit_head(const struct mt_binding *b, const struct mt_instr *in, co
 
 static struct mt_unit_run unit_run(const struct mt_binding *b, const struct mt_instr *in, const struct roles *r)
 {
-    return (struct mt_unit_run){
-        .unit = (size_t)in->unit,
-        .mb = (size_t)in->mb,
-        .w = r->of[MT_USE_WEIGHTS],
-        .adapters = r->of[MT_USE_ADAPTERS],
-        .x = r->of[MT_USE_X],
-        .y = r->of[MT_USE_Y],
-        .record = {[MT_RECORD_ATTENTION] = r->of[MT_USE_RECORD_ATTENTION], [MT_RECORD_REST] = r->of[MT_USE_RECORD]},
-        .dx = r->of[MT_USE_DX],
-        .g = r->of[MT_USE_GRAD],
-        .first = r->begins[MT_USE_GRAD],
-        .rows = r->of[MT_USE_ROWS],
-        .sum = r->of[MT_USE_SUM],
-        .routing = r->of[MT_USE_ROUTING],
-        .dy = r->of[MT_USE_DY],
-        .dn = r->of[MT_USE_DN],
-        .dweights = r->of[MT_USE_DWEIGHTS],
-        .cast = r->of[MT_USE_CAST],
-        .cast_dtype = b->grad_dtype,
-    };
+    struct mt_unit_run run = {.unit = (size_t)in->unit, .mb = (size_t)in->mb, .first = r->begins[MT_ROLE_GRAD],
+                              .cast_dtype = b->grad_dtype};
+    memcpy(run.at, r->of, sizeof(run.at));
+    return run;
 }
 
 /* Casts to a buffer of its own, or in place. If the FP32 gradient is written beside that, it takes the packed rows. */
 static int cast_gradient(const struct mt_binding *b, const struct mt_unit_run *run, bool compacts, struct mt_err *err)
 {
-    int rc = mt_model_grad_cast(b->model, run->unit, run->g, run->cast ? run->cast : run->g, b->grad_dtype, err);
-    return rc || !compacts ? rc : mt_model_compact_rows(b->model, run->cast, b->grad_dtype, run->g, err);
+    void *g = run->at[MT_ROLE_GRAD], *cast = run->at[MT_ROLE_CAST];
+    int rc = mt_model_grad_cast(b->model, run->unit, g, cast ? cast : g, b->grad_dtype, err);
+    return rc || !compacts ? rc : mt_model_compact_rows(b->model, cast, b->grad_dtype, g, err);
 }
 
 static int submit_compute(const struct mt_binding *b, const struct mt_program *prog, const struct mt_instr *in,
@@ -331,7 +318,7 @@ static int submit_compute(const struct mt_binding *b, const struct mt_program *p
     case MT_OP_EMBED_BWD:
         return mt_model_backward(b->model, &run, err);
     case MT_OP_GRAD_CAST:
-        return cast_gradient(b, &run, run.cast && r.writes[MT_USE_GRAD], err);
+        return cast_gradient(b, &run, run.at[MT_ROLE_CAST] && r.writes[MT_ROLE_GRAD], err);
     default:
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "instruction %s on the compute queue",
                        mt_opcodes[in->op].name);

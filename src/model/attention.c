@@ -377,6 +377,7 @@ const struct mt_part_kind mt_part_attention = {
     .name = "attention",
     .adapted = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
     .products = 1u << MT_ATTENTION_QKV | 1u << MT_ATTENTION_OUT,
+    .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
     .record_part = MT_RECORD_ATTENTION,
     .record_bytes = record_bytes,

@@ -52,6 +52,10 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
 
 const struct mt_part_kind mt_part_embed = {
     .name = "embed",
+    .port = {{MT_ROLE_TABLE, MT_READ, MT_NO_ACCESS},
+             {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes},
+             {MT_ROLE_DX, MT_NO_ACCESS, MT_READ, mt_hidden_bytes},
+             {MT_ROLE_TABLE_GRAD, MT_NO_ACCESS, MT_ADD}},
     .lay_out = lay_out,
     .finish = finish,
     .backward = backward,

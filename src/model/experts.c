@@ -201,7 +201,7 @@ static int open_tile(const struct tile *t, struct mt_err *err)
 {
     mt_model *m = t->run->m;
     size_t width = (size_t)m->layout->cfg.moe.width;
-    int rc = gather(t, t->run->of->rows, NULL, t->s.x, err);
+    int rc = gather(t, mt_value(t->run, MT_ROLE_ROWS), NULL, t->s.x, err);
     return rc ? rc : mt_linear(m, t->n_padded, m->wd.c, 2 * width, t->s.x, t->w, param_of(t, MT_EXPERT_GATE_UP),
                                param_of(t, MT_EXPERT_GATE_UP_BIAS), NULL, t->s.gate_up, err);
 }
@@ -228,7 +228,7 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
     if (!rc)
         rc = mt_linear(m, t->n_padded, width, m->wd.c, t->s.act, t->w, param_of(t, MT_EXPERT_DOWN),
                        param_of(t, MT_EXPERT_DOWN_BIAS), NULL, t->s.out, err);
-    return rc ? rc : combine(t, t->routing.weights, t->run->of->sum, err);
+    return rc ? rc : combine(t, t->routing.weights, mt_value(t->run, MT_ROLE_SUM), err);
 }
 
 /* dW = dy^T x; the second tile and later ones add to it. */
@@ -237,7 +237,7 @@ static int weight_gradient(const struct tile *t, int role, size_t out, size_t in
 {
     const mt_model *m = t->run->m;
     float *dw = t->s.grad + t->at[role];
-    if (!t->p[role].trainable || !t->run->of->cast)
+    if (!t->p[role].trainable || !mt_value(t->run, MT_ROLE_CAST))
         return 0;
     return mt_op_gemm(m->dev,
                       &(struct mt_gemm){
@@ -265,7 +265,7 @@ static int bias_gradient(const struct tile *t, int role, const void *dy, struct 
     const mt_model *m = t->run->m;
     size_t n = t->p[role].n;
     float *db = t->s.grad + t->at[role];
-    if (!n || !t->p[role].trainable || !t->run->of->cast)
+    if (!n || !t->p[role].trainable || !mt_value(t->run, MT_ROLE_CAST))
         return 0;
     int rc = t->first ? mt_op_zero(m->dev, &(struct mt_zero){db, n * sizeof(*db)}, err) : 0;
     return rc ? rc : mt_op_bias_bwd(m->dev,
@@ -286,7 +286,7 @@ static int adapter_gradient(const struct tile *t, const struct mt_linear_bwd *of
 {
     struct mt_adapter_run run = {.adapter = of->p.adapter, .n = t->n_padded, .ld = of->out, .x = x, .w = of->w,
                                  .dy = of->dy, .g = t->s.grad + t->adapters_at, .g_first = t->adapters.first};
-    return t->run->of->cast ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
+    return mt_value(t->run, MT_ROLE_CAST) ? mt_adapter_weight_grad(t->run->m, &run, err) : 0;
 }
 
 static int gated_backward(const struct tile *t, struct mt_err *err)
@@ -313,7 +313,7 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
                                     .d_o = bias ? t->s.d_o : NULL,
                                     .dgate_up = t->s.gate_up,
                                     .out = t->s.act,
-                                    .dweights = t->run->of->dweights,
+                                    .dweights = mt_value(t->run, MT_ROLE_DWEIGHTS),
                                 },
                                 err);
 }
@@ -327,10 +327,11 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
                                  .p = param_of(t, MT_EXPERT_DOWN), .dx = t->s.act};
     struct mt_linear_bwd gate_up = {.n = t->n_padded, .in = hidden, .out = 2 * width, .w = t->w,
                                     .dy = t->s.gate_up, .p = param_of(t, MT_EXPERT_GATE_UP), .dx = t->s.out};
-    bool weighted = t->p[MT_EXPERT_DOWN_BIAS].n && t->p[MT_EXPERT_DOWN_BIAS].trainable && t->run->of->cast;
+    const struct mt_param *bias = &t->p[MT_EXPERT_DOWN_BIAS];
+    bool weighted = bias->n && bias->trainable && mt_value(t->run, MT_ROLE_CAST);
     int rc = open_tile(t, err);
     if (!rc)
-        rc = gather(t, t->run->of->dy, NULL, t->s.d_o, err);
+        rc = gather(t, mt_value(t->run, MT_ROLE_DY), NULL, t->s.d_o, err);
     if (!rc)
         rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
@@ -340,7 +341,7 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
     if (!rc)
         rc = adapter_gradient(t, &down, t->s.act, err);
     if (!rc && weighted)
-        rc = gather(t, t->run->of->dy, t->routing.weights, t->s.out, err);
+        rc = gather(t, mt_value(t->run, MT_ROLE_DY), t->routing.weights, t->s.out, err);
     if (!rc && weighted)
         rc = bias_gradient(t, MT_EXPERT_DOWN_BIAS, t->s.out, err);
     if (!rc)
@@ -351,14 +352,14 @@ static int backward_tile(const struct tile *t, struct mt_err *err)
         rc = mt_linear_input_grad(m, &gate_up, err);
     if (!rc)
         rc = adapter_gradient(t, &gate_up, t->s.x, err);
-    return rc ? rc : combine(t, NULL, t->run->of->dn, err);
+    return rc ? rc : combine(t, NULL, mt_value(t->run, MT_ROLE_DN), err);
 }
 
 static struct tile begin_expert(const struct mt_part_run *r, int expert)
 {
     struct tile t = {.run = r, .p = r->part->expert[expert], .w = r->w};
     mt_model *m = r->m;
-    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), r->of->routing);
+    mt_routing_layout(&t.routing, &m->layout->cfg.moe, mt_model_step_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     t.adapters = adapters_of(t.p);
     t.adapters_at = lay_out_gradient(t.at, t.p);
     lay_out_scratch(&t.s, &m->p, m->dev, gradient_elems(m->layout), r->scratch);
@@ -415,7 +416,7 @@ static int cast_gradients(const struct tile *t, int expert, struct mt_err *err)
             continue;
         const float *src = t->s.grad + (ten->adapter ? t->adapters_at + (ten->grad - t->adapters.first)
                                                      : t->at[ten->param - t->p] + (ten->grad - ten->param->grad));
-        rc = mt_model_cast_tensor(m, k, src, t->run->of->cast, t->run->of->cast_dtype, err);
+        rc = mt_model_cast_tensor(m, k, src, mt_value(t->run, MT_ROLE_CAST), t->run->of->cast_dtype, err);
     }
     return rc;
 }
@@ -429,14 +430,14 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         struct tile t = begin_expert(r, i);
         int expert = r->part->first_expert + i;
         bool idle = !mt_model_expert_list(m, r->part->layer, expert).n;
-        if (r->of->cast && t.adapters.end)
+        if (mt_value(r, MT_ROLE_CAST) && t.adapters.end)
             rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad + t.adapters_at, (t.adapters.end - t.adapters.first) *
                                                                                     sizeof(float)}, err);
         if (!rc)
             rc = run_tiles(&t, expert, backward_tile, err);
-        if (!rc && r->of->cast && idle)
+        if (!rc && mt_value(r, MT_ROLE_CAST) && idle)
             rc = mt_op_zero(m->dev, &(struct mt_zero){t.s.grad, gradient_elems(m->layout) * sizeof(float)}, err);
-        if (!rc && r->of->cast)
+        if (!rc && mt_value(r, MT_ROLE_CAST))
             rc = cast_gradients(&t, expert, err);
     }
     return rc;
@@ -455,6 +456,14 @@ const struct mt_part_kind mt_part_experts = {
     .per_step = true,
     .per_group = true,
     .adapted = 1u << MT_EXPERT_GATE_UP | 1u << MT_EXPERT_DOWN,
+    .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
+             {MT_ROLE_ROWS, MT_READ, MT_READ},
+             {MT_ROLE_SUM, MT_ADD, MT_NO_ACCESS},
+             {MT_ROLE_ROUTING, MT_READ, MT_READ},
+             {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, mt_rows_bytes},
+             {MT_ROLE_DN, MT_NO_ACCESS, MT_ADD},
+             {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_FILL},
+             {MT_ROLE_CAST, MT_NO_ACCESS, MT_WRITE}}, /* by expert: there is no FP32 gradient of the whole unit */
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

@@ -59,10 +59,21 @@ static double macs_per_token(const struct mt_hf_config *c, const struct mt_part 
     return (double)c->hidden * (double)c->vocab;
 }
 
+static bool is_tied(const struct mt_hf_config *cfg)
+{
+    return cfg->tied;
+}
+
 /* Run by mt_model_head(): its result is a loss, and a tied head also uses the embedding's weights and gradient. */
 const struct mt_part_kind mt_part_head = {
     .name = "head",
     .adapted = 1u << MT_HEAD_TABLE,
+    .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_NO_ACCESS},
+             {MT_ROLE_TABLE, MT_READ, MT_NO_ACCESS, NULL, is_tied},
+             {MT_ROLE_X, MT_READ, MT_NO_ACCESS},
+             {MT_ROLE_DX, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes},
+             {MT_ROLE_GRAD, MT_SUM, MT_NO_ACCESS},
+             {MT_ROLE_TABLE_GRAD, MT_SUM, MT_NO_ACCESS, NULL, is_tied}},
     .lay_out = lay_out,
     .scratch_bytes = scratch_bytes,
     .workspace_bytes = workspace_bytes,

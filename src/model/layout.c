@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/layout.h"
 
+#include <assert.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -419,15 +420,6 @@ const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *na
     return t ? *t : NULL;
 }
 
-struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const char *part, int role)
-{
-    const struct mt_unit *u = &l->units[unit];
-    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++)
-        if (!strcmp(l->parts[i].kind->name, part))
-            return l->parts[i].param[role];
-    return (struct mt_param){0};
-}
-
 static bool same_param(const struct mt_param *a, const struct mt_param *b)
 {
     return a->at == b->at && a->n == b->n && a->trainable == b->trainable && a->grad == b->grad;
@@ -470,16 +462,81 @@ bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b)
     return same;
 }
 
+size_t mt_hidden_bytes(const struct mt_part_shape *s)
+{
+    return mt_align_up(s->max_tokens * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
+}
+
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
 {
-    return mt_align_up(max_tokens * (size_t)l->cfg.hidden * mt_dtype_size(dtype), MT_RECORD_ALIGN);
+    return mt_hidden_bytes(&(struct mt_part_shape){&l->cfg, dtype, max_tokens, 0});
+}
+
+static struct mt_port *find_port(struct mt_port *port, size_t n, enum mt_role role)
+{
+    size_t i = 0;
+    while (i < n && port[i].role != role)
+        i++;
+    return i < n ? &port[i] : NULL;
+}
+
+/* Adds a port of one of the unit's parts, unless another has one of that role. */
+static size_t add_port(struct mt_port port[MT_MAX_PORTS], size_t n, const struct mt_part_port *p,
+                       const struct mt_part_shape *s)
+{
+    struct mt_port *old = find_port(port, n, p->role);
+    size_t bytes = p->bytes ? p->bytes(s) : 0;
+    if (p->has && !p->has(s->cfg))
+        return n;
+    if (old) {
+        old->bytes = MT_MAX(old->bytes, bytes);
+        return n;
+    }
+    assert(n < MT_MAX_PORTS);
+    port[n] = (struct mt_port){(uint8_t)p->role, (uint8_t)p->forward, (uint8_t)p->backward, bytes};
+    return n + 1;
+}
+
+/* A part's output that the next part of the unit takes is no value of the unit. */
+static size_t drop_output(struct mt_port port[MT_MAX_PORTS], size_t n)
+{
+    struct mt_port *y = find_port(port, n, MT_ROLE_Y);
+    if (y)
+        *y = port[n - 1];
+    return n - (y != NULL);
+}
+
+size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t step_rows,
+                     struct mt_port port[MT_MAX_PORTS])
+{
+    const struct mt_unit *u = &l->units[unit];
+    const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens, step_rows};
+    size_t n = 0;
+    for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
+        n = drop_output(port, n);
+        for (const struct mt_part_port *p = l->parts[i].kind->port; p->role != MT_ROLE_NONE; p++)
+            n = add_port(port, n, p, &shape);
+    }
+    return n;
+}
+
+size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum mt_dtype dtype, size_t max_tokens,
+                             size_t step_rows)
+{
+    size_t bytes = 0;
+    for (size_t u = 0; u < l->n_units; u++) {
+        struct mt_port port[MT_MAX_PORTS], *p;
+        p = find_port(port, mt_unit_ports(l, u, dtype, max_tokens, step_rows, port), role);
+        bytes = p ? MT_MAX(bytes, p->bytes) : bytes;
+    }
+    return bytes;
 }
 
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
                             size_t max_tokens)
 {
     const struct mt_unit *u = &l->units[unit];
-    const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens};
+    const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens, 0};
     size_t bytes = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
         const struct mt_part_kind *k = l->parts[i].kind;

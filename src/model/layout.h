@@ -11,6 +11,7 @@
 #include "base/packed.h"
 #include "hf/hf_config.h"
 #include "model/adapter.h"
+#include "schedule/port.h"
 #include "settings/settings.h"
 #include "store/planes.h"
 
@@ -248,9 +249,6 @@ const struct mt_tensor *mt_unit_f32_tensor(const struct mt_layout *l, size_t uni
 /** NULL: no tensor has that name. */
 const struct mt_tensor *mt_layout_find(const struct mt_layout *l, const char *name);
 
-/** A parameter of the unit's part of that kind ("attention"), by its role in that kind; n = 0: none. */
-struct mt_param mt_layout_param(const struct mt_layout *l, size_t unit, const char *part, int role);
-
 /** Whether two units are the same computation on the same shapes, so that both take the same time. */
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b);
 
@@ -259,11 +257,15 @@ size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, 
 size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_record_part part, enum mt_dtype dtype,
                             size_t max_tokens);
 
-/** Bytes that layers with experts keep for `rows` tokens of a step (model.h, mt_unit_run); 0: the model has none. */
-struct mt_step_bytes {
-    size_t rows, sum, routing, dweights;
-};
-struct mt_step_bytes mt_layout_step_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t rows);
+/**
+ * What a unit's operations use, beside its record and its adapters, from the ports of its parts; step_rows: tokens of a
+ * step. A hidden state between two of its parts is not among it. Returns how many.
+ */
+size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype, size_t max_tokens, size_t step_rows,
+                     struct mt_port port[MT_MAX_PORTS]);
+/** Bytes of the largest value of that role that the units' ports say. */
+size_t mt_layout_value_bytes(const struct mt_layout *l, enum mt_role role, enum mt_dtype dtype, size_t max_tokens,
+                             size_t step_rows);
 
 /**
  * Floating-point operations of a token's forward and backward in documents of seq_len tokens, without

@@ -27,7 +27,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
     struct mt_route_lists a = arguments(moe, mt_model_rows_in_use(m));
     struct mt_routing t;
     (void)y; /* the lists are in the routing */
-    mt_routing_layout(&t, moe, mt_model_step_rows(&m->p), r->of->routing);
+    mt_routing_layout(&t, moe, mt_model_step_rows(&m->p), mt_value(r, MT_ROLE_ROUTING));
     a.ids = t.ids;
     a.weights = t.weights;
     a.counts = t.counts;
@@ -41,6 +41,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 const struct mt_part_kind mt_part_lists = {
     .name = "lists",
     .per_step = true,
+    .port = {{MT_ROLE_ROUTING, MT_UPDATE, MT_NO_ACCESS}},
     .lay_out = lay_out,
     .workspace_bytes = workspace_bytes,
     .finish = finish,

@@ -135,6 +135,7 @@ const struct mt_part_kind mt_part_mlp = {
     .name = "mlp",
     .adapted = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
     .products = 1u << MT_MLP_GATE_UP | 1u << MT_MLP_DOWN,
+    .port = {MT_PORTS_OF_HIDDEN_STATE},
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

@@ -5,6 +5,7 @@
 #include "data/batch.h"
 #include "device/device.h"
 #include "model/layout.h"
+#include "schedule/port.h"
 
 /**
  * Forward and backward of a unit as device operations. Holds the device memory that all units share:
@@ -87,26 +88,20 @@ struct mt_used_rows mt_model_used_rows(const mt_model *m);
 /** The most of them that a step can have. */
 size_t mt_model_max_used_rows(const struct mt_model_params *p);
 
-/** One run of a unit other than the head, over a micro-batch. Device pointers; NULL for what a unit does not have. */
+/**
+ * One run of a unit other than the head, over a micro-batch or over the whole step, with the buffers of its values by
+ * role. Device pointers; NULL for what the unit does not use.
+ *
+ * WEIGHTS, X (input), Y (forward: output), DX (backward: in, the gradient of the unit's output; out, of x; embed:
+ * unchanged), GRAD, CAST (units of experts: the gradient after the cast, laid out like GRAD). ADAPTERS: the unit's
+ * adapters, in the order of the trained plane; NULL: they are among its weights. RECORD...: forward: receives what
+ * backward needs, NULL: not kept; backward: consumed, NULL: recomputed from x and the other part of the record. The
+ * others are of the whole step, in layers with experts (hf/moe.h): the ports of their parts say how large they are.
+ */
 struct mt_unit_run {
     size_t unit, mb;
-    const void *w;
-    const void *adapters; /* its adapters, in the order of the trained plane; NULL: they are in w */
-    const void *x; /* input; embed has none */
-    void *y;       /* forward: output */
-    void *record[MT_N_RECORD_PARTS]; /* forward: receives what backward needs, NULL: not kept; backward: consumed, NULL:
-                                        recomputed from x and the other part of the record */
-    void *dx;      /* backward: in, the gradient of the unit's output; out, of x (embed: unchanged) */
-    float *g;
-    bool first;    /* backward: the content of g is undefined, and is overwritten */
-    /* of the whole step, in layers with experts (hf/moe.h); units that run once a step take no micro-batch */
-    void *rows;       /* [step rows, hidden] the router's norm of x */
-    float *sum;       /* [step rows, hidden] the layer's output, as far as it has been summed */
-    void *routing;    /* mt_layout_step_bytes().routing bytes */
-    void *dy;         /* [step rows, hidden] gradient of the sum */
-    float *dn;        /* [step rows, hidden] gradient of rows, as far as experts have added to it */
-    float *dweights;  /* [step rows, top_k] gradient of the routing's weights */
-    void *cast;       /* units of experts: the gradient after the cast, laid out like g; NULL: none is trained */
+    void *at[MT_N_ROLES];
+    bool first; /* backward: the content of the gradient is undefined, and is overwritten */
     enum mt_dtype cast_dtype;
 };
 int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err);

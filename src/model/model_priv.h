@@ -88,6 +88,13 @@ static inline size_t mt_model_step_rows(const struct mt_model_params *p)
 /** Rows of the current step, including those of padding, which go to no expert. */
 size_t mt_model_rows_in_use(const mt_model *m);
 
+/** Bytes of values of a whole step: the router's norm of x, the sums in FP32, the routing, its weights. */
+struct mt_part_shape;
+size_t mt_rows_bytes(const struct mt_part_shape *s);   /* [rows, hidden] */
+size_t mt_sum_bytes(const struct mt_part_shape *s);    /* [rows, hidden] */
+size_t mt_routing_bytes(const struct mt_part_shape *s);
+size_t mt_routing_weights_bytes(const struct mt_part_shape *s); /* [rows, top_k] */
+
 /** The routing of a layer (device/ops_moe.h). */
 struct mt_routing {
     uint16_t *ids;  /* [rows, top_k] */

@@ -4,18 +4,25 @@
 #include "model/model_priv.h"
 #include "model/part.h"
 
-struct mt_step_bytes mt_layout_step_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t rows)
+size_t mt_rows_bytes(const struct mt_part_shape *s)
+{
+    return mt_align_up(s->step_rows * (size_t)s->cfg->hidden * mt_dtype_size(s->dtype), MT_RECORD_ALIGN);
+}
+
+size_t mt_sum_bytes(const struct mt_part_shape *s)
+{
+    return mt_align_up(s->step_rows * (size_t)s->cfg->hidden * sizeof(float), MT_RECORD_ALIGN);
+}
+
+size_t mt_routing_bytes(const struct mt_part_shape *s)
 {
     struct mt_routing t;
-    size_t hidden = (size_t)l->cfg.hidden;
-    if (!l->cfg.moe.n_experts)
-        return (struct mt_step_bytes){0};
-    return (struct mt_step_bytes){
-        .rows = mt_align_up(rows * hidden * mt_dtype_size(dtype), MT_RECORD_ALIGN),
-        .sum = mt_align_up(rows * hidden * sizeof(float), MT_RECORD_ALIGN),
-        .routing = mt_routing_layout(&t, &l->cfg.moe, rows, NULL),
-        .dweights = mt_align_up(rows * (size_t)l->cfg.moe.top_k * sizeof(float), MT_RECORD_ALIGN),
-    };
+    return mt_routing_layout(&t, &s->cfg->moe, s->step_rows, NULL);
+}
+
+size_t mt_routing_weights_bytes(const struct mt_part_shape *s)
+{
+    return mt_align_up(s->step_rows * (size_t)s->cfg->moe.top_k * sizeof(float), MT_RECORD_ALIGN);
 }
 
 size_t mt_routing_layout(struct mt_routing *out, const struct mt_moe *moe, size_t rows, void *base)

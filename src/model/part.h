@@ -14,11 +14,12 @@
 struct mt_layout_builder;
 struct mt_micro_inputs; /* model_priv.h */
 
-/** The size of a record depends on these. */
+/** The sizes of records and of other values depend on these. */
 struct mt_part_shape {
     const struct mt_hf_config *cfg;
     enum mt_dtype dtype;  /* of activations */
     size_t max_tokens;    /* of a micro-batch */
+    size_t step_rows;     /* tokens of a step; 0: not known, as where only records are measured */
 };
 
 /** One run of a part, over one micro-batch. Device pointers, borrowed until the COMPUTE stream has run it. */
@@ -56,6 +57,27 @@ enum { MT_RECORD_ALIGN = 256 };
         return r;                                                 \
     }
 
+/** A value that a part reads or writes. Of a unit's parts that have a port of one role, the first says how it is used. */
+struct mt_part_port {
+    enum mt_role role;
+    enum mt_access forward, backward;               /* MT_NO_ACCESS: not used in that pass */
+    size_t (*bytes)(const struct mt_part_shape *s); /* NULL: another port of the role says, or the unit's sizes */
+    bool (*has)(const struct mt_hf_config *cfg);    /* NULL: always */
+};
+
+/** Of a part that makes a hidden state of another. */
+#define MT_PORTS_OF_HIDDEN_STATE                                                                                       \
+    {MT_ROLE_WEIGHTS, MT_READ, MT_READ}, {MT_ROLE_X, MT_READ, MT_READ},                                                \
+        {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, mt_hidden_bytes},                                                          \
+        {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes}, {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}
+size_t mt_hidden_bytes(const struct mt_part_shape *s);
+
+/** The buffer of a value, in a run of a part that has a port of that role; NULL: the run does not use it. */
+static inline void *mt_value(const struct mt_part_run *r, enum mt_role role)
+{
+    return r->of->at[role];
+}
+
 struct mt_part_kind {
     const char *name;
     /** Runs once a step, over the rows of all micro-batches; else for each micro-batch. */
@@ -68,6 +90,8 @@ struct mt_part_kind {
     unsigned adapted_by_name;
     /** Bit i: role i's gradient is a single product (mt_linear_weight_grad()), which can overwrite it. */
     unsigned products;
+    /** What it reads and writes, beside its record and its adapters; up to the first without a role. */
+    struct mt_part_port port[MT_MAX_PORTS];
     /** Adds the parameters, in the order in which they lie in the unit. */
     void (*lay_out)(struct mt_layout_builder *b, struct mt_part *p);
     /** The part of the unit's record that holds its own. */
@@ -80,10 +104,11 @@ struct mt_part_kind {
     size_t (*workspace_bytes)(const struct mt_model_params *p, mt_device *dev);
     /** From x to the record. NULL: nothing to do. */
     int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
-    /** From x and the record to y, which must not overlap x; or with y NULL to the buffers of layers with experts for
-     * the whole step (r->of). NULL: the part is not run by itself (head). */
+    /** From x and the record to y, which must not overlap x; or with y NULL to other values (mt_value()). NULL: the
+     * part is not run by itself (head). */
     int (*finish)(const struct mt_part_run *r, void *y, struct mt_err *err);
-    /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients; experts: from and to r->of. */
+    /** From dy in r->dx, x and the record, which is consumed, to dx and the gradients; experts: from and to other
+     * values. */
     int (*backward)(const struct mt_part_run *r, struct mt_err *err);
     /** Multiply-adds of a token's forward in documents of seq_len tokens; of experts on average over tokens. */
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);

@@ -146,7 +146,7 @@ static struct mt_routing own_routing(const struct mt_part_run *r)
 {
     struct mt_routing t;
     size_t first = r->of->mb * r->m->p.max_tokens * (size_t)r->m->layout->cfg.moe.top_k;
-    mt_routing_layout(&t, &r->m->layout->cfg.moe, mt_model_step_rows(&r->m->p), r->of->routing);
+    mt_routing_layout(&t, &r->m->layout->cfg.moe, mt_model_step_rows(&r->m->p), mt_value(r, MT_ROLE_ROUTING));
     t.ids += first;
     t.weights += first;
     return t;
@@ -272,7 +272,8 @@ static int add_product(const struct mt_part_run *r, const struct sum_product *p,
 /* The norm's output goes to the step's rows; if only the record is recomputed, to scratch. */
 static void *norm_output(const struct mt_part_run *r)
 {
-    return r->of->rows ? own_rows(r, r->of->rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
+    void *rows = mt_value(r, MT_ROLE_ROWS);
+    return rows ? own_rows(r, rows, r->m->wd.c * mt_dtype_size(r->m->dt)) : r->m->h;
 }
 
 /* The shared expert's gated product, to scratch, if the output or the gate's value needs it. */
@@ -291,7 +292,7 @@ static int prepare_shared(const struct mt_part_run *r, const struct record *rec,
     void *score = scratch_of(r).score;
     int rc = mt_linear(m, rows, m->wd.c, 2 * width, n, r->w, p[MT_ROUTER_SHARED_GATE_UP], none, NULL, rec->gate_up,
                        err);
-    if (!rc && (r->of->rows || moe->shared_gate))
+    if (!rc && (mt_value(r, MT_ROLE_ROWS) || moe->shared_gate))
         rc = mt_op_glu(m->dev, &glu, err);
     if (!rc && p[MT_ROUTER_SHARED_GATE].adapter) { /* the product is a linear layer's, the rest the operation's */
         rc = mt_linear(m, rows, m->wd.c, 1, n, r->w, p[MT_ROUTER_SHARED_GATE], none, NULL, score, err);
@@ -331,7 +332,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
     mt_model *m = r->m;
     struct scratch s = scratch_of(r);
-    float *sum = own_rows(r, r->of->sum, m->wd.c * sizeof(float));
+    float *sum = own_rows(r, mt_value(r, MT_ROLE_SUM), m->wd.c * sizeof(float));
     struct sum_product shared = {.in = (size_t)m->layout->cfg.moe.shared_width, .out = m->wd.c, .a = s.act,
                                  .dtype = m->dt, .w = mt_elem(m, r->w, r->part->param[MT_ROUTER_SHARED_DOWN].at),
                                  .transposed = true, .c = sum, .d = sum};
@@ -355,6 +356,7 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
 {
     const mt_model *m = r->m;
     const struct mt_moe *moe = &m->layout->cfg.moe;
+    float *dweights = own_rows(r, mt_value(r, MT_ROLE_DWEIGHTS), (size_t)moe->top_k * sizeof(float));
     return mt_op_router_bwd(m->dev,
                             &(struct mt_router_bwd){
                                 .n = r->in->n_tokens,
@@ -365,7 +367,7 @@ static int router_backward(const struct mt_part_run *r, const struct scratch *s,
                                 .rule = rule_of(moe),
                                 .logits = s->logits,
                                 .ids = own_routing(r).ids,
-                                .dweights = own_rows(r, r->of->dweights, (size_t)moe->top_k * sizeof(float)),
+                                .dweights = dweights,
                                 .aux = mt_model_balances(m) ? m->shares : NULL,
                                 .aux_scale = mt_model_balances(m) ? mt_model_balance_scale(m) : 0,
                                 .dlogits = s->dlogits,
@@ -486,7 +488,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct scratch s = scratch_of(r);
     struct sum_product sum = {.in = experts, .out = m->wd.c, .a = s.dlogits,
                               .dtype = product_dtype(m->layout, m->dt), .w = router_weight(r),
-                              .c = own_rows(r, r->of->dn, m->wd.c * sizeof(float)), .d = s.dn};
+                              .c = own_rows(r, mt_value(r, MT_ROLE_DN), m->wd.c * sizeof(float)), .d = s.dn};
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
                                  .bias = p[MT_ROUTER_BIAS], .g = r->g};
@@ -521,6 +523,15 @@ const struct mt_part_kind mt_part_router = {
     .name = "router",
     .adapted = 1u << MT_ROUTER_SHARED_GATE_UP | 1u << MT_ROUTER_SHARED_DOWN,
     .adapted_by_name = 1u << MT_ROUTER_WEIGHT | 1u << MT_ROUTER_SHARED_GATE,
+    .port = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
+             {MT_ROLE_X, MT_READ, MT_READ},
+             {MT_ROLE_ROWS, MT_FILL, MT_NO_ACCESS, mt_rows_bytes},
+             {MT_ROLE_SUM, MT_FILL, MT_NO_ACCESS, mt_sum_bytes},
+             {MT_ROLE_ROUTING, MT_FILL, MT_READ, mt_routing_bytes},
+             {MT_ROLE_DN, MT_NO_ACCESS, MT_READ, mt_sum_bytes},
+             {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_READ, mt_routing_weights_bytes},
+             {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE, mt_hidden_bytes},
+             {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
     .lay_out = lay_out,
     .record_part = MT_RECORD_REST,
     .record_bytes = record_bytes,

@@ -24,27 +24,39 @@ struct stage {
 
 enum { MAX_STAGES = MT_FAMILY_MAX_PARTS };
 
+static const enum mt_role record_roles[MT_N_RECORD_PARTS] = {
+    [MT_RECORD_ATTENTION] = MT_ROLE_RECORD_ATTENTION,
+    [MT_RECORD_REST] = MT_ROLE_RECORD,
+};
+
+/* The unit's weights, or their gradient: the embedding's have roles of their own. */
+static void *either(const struct mt_unit_run *r, enum mt_role role, enum mt_role of_table)
+{
+    return r->at[role] ? r->at[role] : r->at[of_table];
+}
+
 static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)
 {
     const struct mt_unit *u = &m->layout->units[r->unit];
-    const struct mt_part_shape shape = {&m->layout->cfg, m->dt, m->p.max_tokens};
+    const struct mt_part_shape shape = {&m->layout->cfg, m->dt, m->p.max_tokens, mt_model_step_rows(&m->p)};
     char *at[MT_N_RECORD_PARTS], *scratch = m->unit_scratch;
     for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
-        at[i] = r->record[i] ? r->record[i] : scratch;
+        at[i] = r->at[record_roles[i]] ? r->at[record_roles[i]] : scratch;
         scratch += mt_unit_record_bytes(m->layout, r->unit, (enum mt_record_part)i, m->dt, m->p.max_tokens);
     }
     for (size_t i = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
         char **record = &at[part->kind->record_part];
-        const void *x = r->x;
+        const void *x = r->at[MT_ROLE_X];
         if (i) {
             x = s[i - 1].y = *record;
             *record += mt_model_boundary_bytes(m);
         }
-        s[i] = (struct stage){.kept = r->record[part->kind->record_part],
+        s[i] = (struct stage){.kept = r->at[record_roles[part->kind->record_part]],
                               .run = {.m = m, .part = part, .shape = shape, .in = &m->inputs[r->mb], .of = r,
-                                      .w = r->w, .x = x, .record = *record, .scratch = scratch, .dx = r->dx,
-                                      .g = r->g}};
+                                      .w = either(r, MT_ROLE_WEIGHTS, MT_ROLE_TABLE), .x = x, .record = *record,
+                                      .scratch = scratch, .dx = r->at[MT_ROLE_DX],
+                                      .g = either(r, MT_ROLE_GRAD, MT_ROLE_TABLE_GRAD)}};
         *record += part->kind->record_bytes ? part->kind->record_bytes(&shape) : 0;
     }
     return u->n_parts;
@@ -60,12 +72,12 @@ int mt_model_forward(mt_model *m, const struct mt_unit_run *r, struct mt_err *er
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
-    m->adapters = r->adapters;
+    m->adapters = r->at[MT_ROLE_ADAPTERS];
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = prepare(&s[i], err);
         if (!rc)
-            rc = s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->y, err);
+            rc = s[i].run.part->kind->finish(&s[i].run, s[i].y ? s[i].y : r->at[MT_ROLE_Y], err);
     }
     return rc;
 }
@@ -119,7 +131,7 @@ static int begin_grad(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
         for (int role = 0; role < MT_PART_MAX_PARAMS; role++)
             if (m->layout->parts[i].kind->products >> role & 1)
                 products[n++] = m->layout->parts[i].param[role];
-    return mt_model_begin_grad(m, r->unit, r->g, products, n, err);
+    return mt_model_begin_grad(m, r->unit, r->at[MT_ROLE_GRAD], products, n, err);
 }
 
 int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *err)
@@ -127,8 +139,8 @@ int mt_model_backward(mt_model *m, const struct mt_unit_run *r, struct mt_err *e
     struct stage s[MAX_STAGES];
     size_t n = stages_of(s, m, r);
     mt_model_set_rows(m, r->mb, NULL);
-    m->adapters = r->adapters;
-    int rc = r->g && r->first ? begin_grad(m, r, err) : 0;
+    m->adapters = r->at[MT_ROLE_ADAPTERS];
+    int rc = r->at[MT_ROLE_GRAD] && r->first ? begin_grad(m, r, err) : 0;
     if (!rc)
         rc = recompute(s, n, err);
     for (size_t i = n; i-- > 0 && !rc;)

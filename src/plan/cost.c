@@ -163,7 +163,7 @@ static uint64_t roles_of(const struct mt_instr *in)
 {
     uint64_t roles = 0;
     for (int k = 0; k < in->n_operands; k++)
-        roles |= (uint64_t)(in->operand[k].access & MT_READ ? 1 : 1 << MT_N_USE_ROLES | 1) << in->operand[k].role;
+        roles |= (uint64_t)(in->operand[k].access & MT_READ ? 1 : 1 << MT_N_ROLES | 1) << in->operand[k].role;
     return roles;
 }
 

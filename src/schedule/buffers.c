@@ -95,13 +95,6 @@ static void least_buffers(const struct mt_program_params *p, const size_t bytes[
             n[mt_program_pool(p, p->values[v].kind, (size_t)p->values[v].unit)]++;
 }
 
-void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS])
-{
-    size_t bytes[MT_N_POOLS];
-    mt_program_buffer_bytes(p, bytes);
-    least_buffers(p, bytes, n);
-}
-
 /* When the objects of a value are in use: positions of operations, forward and then back. */
 struct span {
     size_t first, last;

@@ -53,7 +53,7 @@ static struct mt_instr *add_instr(struct writer *w, enum mt_opcode op, size_t un
     return in;
 }
 
-static void operand(struct mt_instr *in, int32_t object, enum mt_access access, enum mt_use_role role)
+static void operand(struct mt_instr *in, int32_t object, enum mt_access access, enum mt_role role)
 {
     in->operand[in->n_operands++] = (struct mt_operand){object, NONE, (uint8_t)access, (uint8_t)role};
 }
@@ -78,7 +78,7 @@ static int32_t make_object(struct writer *w, int32_t value, size_t mb)
 static void write_store_grad(struct writer *w, size_t unit, int32_t object)
 {
     struct mt_instr *in = add_instr(w, MT_OP_STORE_GRAD, unit, 0);
-    operand(in, object, MT_READ, MT_USE_NONE);
+    operand(in, object, MT_READ, MT_ROLE_NONE);
     in->bytes = w->p->units[unit].grad_out_bytes;
     in->row_bytes = mt_program_compacts(w->p, unit) ? w->p->units[unit].grad_row_bytes : 0;
 }
@@ -92,10 +92,10 @@ static void write_grad_out(struct writer *w, int32_t gradient)
     size_t bytes = p->units[unit].grad_elems * p->grad_bytes; /* as cast, at the FP32 elements' indices */
     struct mt_instr *in = add_instr(w, MT_OP_GRAD_CAST, unit, 0);
     bool compacts = mt_program_compacts(p, unit);
-    operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_USE_GRAD);
+    operand(in, g, p->cast && !compacts ? MT_READ : MT_UPDATE, MT_ROLE_GRAD);
     if (p->cast) {
         out = add_object(w, &(struct mt_object){.kind = MT_OBJ_CAST, .unit = (int32_t)unit, .bytes = bytes});
-        operand(in, out, MT_WRITE, MT_USE_CAST);
+        operand(in, out, MT_WRITE, MT_ROLE_CAST);
     }
     write_store_grad(w, unit, compacts ? g : out);
 }
@@ -119,7 +119,7 @@ static enum mt_access begin_part(struct writer *w, const struct mt_use *u, size_
         return MT_FILL;
     if (u->access == MT_ADD) {
         int32_t o = make_object(w, u->value, mb);
-        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE, MT_USE_NONE);
+        operand(add_instr(w, MT_OP_ZERO, (size_t)w->p->values[u->value].unit, mb), o, MT_WRITE, MT_ROLE_NONE);
     }
     return (enum mt_access)u->access;
 }
@@ -145,7 +145,7 @@ static void write_call(struct writer *w, size_t unit, const struct mt_call *c, s
     struct mt_instr *in = add_instr(w, c->op, unit, mb);
     for (int k = 0; k < c->n_uses; k++)
         if (has_operand(p, &c->use[k], mb))
-            operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_use_role)c->use[k].role);
+            operand(in, make_object(w, c->use[k].value, mb), access[k], (enum mt_role)c->use[k].role);
     for (int k = 0; k < c->n_uses; k++)
         if (is_gradient(p, &c->use[k]))
             write_gradient(w, c->use[k].value);

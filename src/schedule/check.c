@@ -327,7 +327,7 @@ static int check_lists(struct checker *c, size_t i)
     int rc = 0;
     for (int k = 0; !rc && in->queue == MT_Q_COMPUTE && k < in->n_operands; k++) {
         const struct mt_operand *op = &in->operand[k];
-        if (op->role != MT_USE_ROUTING || !(op->access & MT_READ))
+        if (op->role != MT_ROLE_ROUTING || !(op->access & MT_READ))
             continue;
         if (op->access & MT_WRITE) {
             c->routed[op->object] = (int)i;

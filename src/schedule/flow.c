@@ -1,38 +1,132 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A model as units with values. A unit reads the boundary before it and writes the next; backward updates one gradient
- * of a boundary in place, from the head down. In a layer with experts the router fills rows of the whole step, the
- * experts add into a sum, and only the combining unit makes the next boundary, from that sum.
+ * A model as units with values: each unit's operations from its ports. A unit reads the boundary before it and writes
+ * the next; backward updates one gradient of a boundary in place, from the head down. An operation names what it reads
+ * before what it writes, each in the order of roles.
  */
 #include <string.h>
 
 #include "schedule/unit.h"
 
-struct flow {
-    struct mt_unit_shape *units;
-    struct mt_value *values;
-    const struct mt_flow *f;
-    size_t n_values;
-    int32_t x, dx;                            /* newest boundary; the gradient that all boundaries share */
-    int32_t table, table_grad;                /* of the embedding */
-    int32_t rows, sum, routing;               /* of the layer with experts that is being described */
-    int32_t dy, dn, dweights;
+const struct mt_role_desc mt_roles[MT_N_ROLES] = {
+#define ROLE_ROW(role, kind, life, reach) [MT_ROLE_##role] = {MT_OBJ_##kind, MT_LIFE_##life, MT_REACH_##reach},
+    MT_ROLES(ROLE_ROW)
+#undef ROLE_ROW
 };
 
-static int32_t add_value(struct flow *d, enum mt_object_kind kind, enum mt_lifetime life, size_t unit, size_t bytes)
+enum { NONE = -1 };
+
+struct flow {
+    struct mt_unit_shape *units;
+    size_t n_units, grad_bytes;
+    struct mt_value *values;
+    size_t n_values;
+    int32_t newest[MT_N_ROLES]; /* value of each role, or NONE */
+    int32_t owner[MT_N_ROLES];  /* the unit, or the layer, that it belongs to */
+    bool seen[MT_N_ROLES];      /* forward uses it */
+};
+
+static int32_t add_value(struct flow *d, enum mt_role role, size_t unit, size_t bytes)
 {
-    d->values[d->n_values] = (struct mt_value){kind, life, (int32_t)unit, bytes};
+    const struct mt_role_desc *r = &mt_roles[role];
+    d->values[d->n_values] = (struct mt_value){r->kind, r->life, (int32_t)unit, bytes};
     return (int32_t)d->n_values++;
 }
 
-static void use(struct mt_call *c, enum mt_use_role role, int32_t value, enum mt_access access)
+static void use(struct mt_call *c, enum mt_role role, int32_t value, enum mt_access access)
 {
     c->use[c->n_uses++] = (struct mt_use){value, (uint8_t)access, (uint8_t)role};
 }
 
-static int32_t weights(struct flow *d, size_t u)
+/* Bytes of a value of the unit, if the unit's sizes say; else 0. */
+static size_t own_bytes(const struct flow *d, const struct mt_unit_shape *s, enum mt_role role)
 {
-    return add_value(d, MT_OBJ_WEIGHTS, MT_LIFE_STEP, u, d->units[u].weight_bytes);
+    switch (role) {
+    case MT_ROLE_WEIGHTS:
+    case MT_ROLE_TABLE:
+        return s->weight_bytes;
+    case MT_ROLE_GRAD:
+    case MT_ROLE_TABLE_GRAD:
+        return s->grad_elems * sizeof(float);
+    case MT_ROLE_CAST:
+        return s->grad_elems * d->grad_bytes;
+    default:
+        return 0;
+    }
+}
+
+static int32_t value_of(struct flow *d, size_t u, const struct mt_port *p)
+{
+    enum mt_role role = (enum mt_role)p->role;
+    enum mt_reach reach = mt_roles[role].reach;
+    const struct mt_unit_shape *s = &d->units[u];
+    int32_t owner = reach == MT_REACH_MODEL ? 0 : reach == MT_REACH_LAYER ? s->layer : (int32_t)u;
+    if (d->newest[role] == NONE || d->owner[role] != owner) {
+        d->newest[role] = add_value(d, role, u + (reach == MT_REACH_NEXT), own_bytes(d, s, role));
+        d->owner[role] = owner;
+        d->seen[role] = false;
+    }
+    int32_t v = d->newest[role];
+    d->values[v].bytes = p->bytes > d->values[v].bytes ? p->bytes : d->values[v].bytes;
+    d->seen[role] |= p->forward != MT_NO_ACCESS;
+    if (reach == MT_REACH_LAYER && !d->seen[role])
+        d->values[v].unit = (int32_t)u; /* that of the first use in backward */
+    if (reach == MT_REACH_NEXT)
+        d->newest[MT_ROLE_X] = v;
+    return v;
+}
+
+static const struct mt_port *port_of(const struct mt_unit_shape *s, enum mt_role role)
+{
+    for (int i = 0; i < s->n_ports; i++)
+        if (s->port[i].role == role)
+            return &s->port[i];
+    return NULL;
+}
+
+static bool is_asked(uint8_t access, bool written)
+{
+    return access != MT_NO_ACCESS && (access != MT_READ) == written;
+}
+
+/* What the unit's operations only read, or what they write. */
+static void use_ports(struct flow *d, size_t u, bool written)
+{
+    struct mt_unit_shape *s = &d->units[u];
+    for (int role = MT_ROLE_NONE + 1; role < MT_N_ROLES; role++) {
+        const struct mt_port *p = port_of(s, (enum mt_role)role);
+        if (!p || (!is_asked(p->forward, written) && !is_asked(p->backward, written)))
+            continue;
+        int32_t v = value_of(d, u, p);
+        if (is_asked(p->forward, written))
+            use(&s->forward, (enum mt_role)role, v, (enum mt_access)p->forward);
+        if (is_asked(p->backward, written))
+            use(&s->backward, (enum mt_role)role, v, (enum mt_access)p->backward);
+    }
+}
+
+static const enum mt_role record_roles[MT_N_RECORD_PARTS] = {
+    [MT_RECORD_ATTENTION] = MT_ROLE_RECORD_ATTENTION,
+    [MT_RECORD_REST] = MT_ROLE_RECORD,
+};
+
+static void add_records(struct flow *d, size_t u, int32_t record[MT_N_RECORD_PARTS])
+{
+    struct mt_unit_shape *s = &d->units[u];
+    for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
+        record[i] = NONE;
+        if (!s->record[i].bytes)
+            continue;
+        record[i] = add_value(d, record_roles[i], u, s->record[i].bytes);
+        d->values[record[i]].share = s->record[i].share;
+    }
+}
+
+static void use_records(struct mt_call *c, const int32_t record[MT_N_RECORD_PARTS], enum mt_access access)
+{
+    for (int i = 0; i < MT_N_RECORD_PARTS; i++)
+        if (record[i] != NONE)
+            use(c, record_roles[i], record[i], access);
 }
 
 /* The unit's adapters, if they stay on the device. */
@@ -41,187 +135,57 @@ static void use_adapters(struct flow *d, size_t u)
     struct mt_unit_shape *s = &d->units[u];
     if (!s->adapter_bytes)
         return;
-    int32_t adapters = add_value(d, MT_OBJ_ADAPTERS, MT_LIFE_RUN, u, s->adapter_bytes);
-    use(&s->forward, MT_USE_ADAPTERS, adapters, MT_READ);
+    int32_t adapters = add_value(d, MT_ROLE_ADAPTERS, u, s->adapter_bytes);
+    use(&s->forward, MT_ROLE_ADAPTERS, adapters, MT_READ);
     if (s->backward.n_uses)
-        use(&s->backward, MT_USE_ADAPTERS, adapters, MT_READ);
+        use(&s->backward, MT_ROLE_ADAPTERS, adapters, MT_READ);
 }
 
-static int32_t gradient(struct flow *d, size_t u)
+/* Who decides which experts have rows updates the routing once a step; who has those experts reads it. */
+static void mark_lists(struct mt_unit_shape *s)
 {
-    return add_value(d, MT_OBJ_GRAD, MT_LIFE_STEP, u, d->units[u].grad_elems * sizeof(float));
+    const struct mt_port *p = port_of(s, MT_ROLE_ROUTING);
+    bool once = p && s->scope == MT_SCOPE_STEP;
+    s->makes_lists = once && p->forward & MT_WRITE;
+    s->follows_lists = once && p->forward == MT_READ;
 }
 
-/* The input of unit u. */
-static int32_t boundary(struct flow *d, size_t u)
-{
-    return add_value(d, MT_OBJ_BOUNDARY, MT_LIFE_MICROBATCH, u, d->f->boundary_bytes);
-}
-
-static void describe_embedding(struct flow *d, size_t u)
+static void describe_unit(struct flow *d, size_t u)
 {
     struct mt_unit_shape *s = &d->units[u];
-    s->size_class = MT_CLASS_VOCAB;
-    d->table = weights(d, u);
-    d->table_grad = gradient(d, u);
-    d->x = boundary(d, u + 1);
-    s->forward.op = MT_OP_EMBED;
-    use(&s->forward, MT_USE_WEIGHTS, d->table, MT_READ);
-    use(&s->forward, MT_USE_Y, d->x, MT_WRITE);
+    int32_t record[MT_N_RECORD_PARTS];
+    s->forward = (struct mt_call){.op = u ? MT_OP_FORWARD : MT_OP_EMBED, .scope = s->scope};
+    s->backward = (struct mt_call){.op = u ? MT_OP_BACKWARD : MT_OP_EMBED_BWD, .scope = s->scope};
+    s->logits = s->gather = (struct mt_call){0};
+    add_records(d, u, record);
+    use_ports(d, u, false);
+    use_records(&s->backward, record, MT_READ);
+    use_ports(d, u, true);
+    use_records(&s->forward, record, MT_WRITE);
+    use_adapters(d, u);
+    mark_lists(s);
+}
+
+/* The embedding's rows may be gathered on the host instead. */
+static void describe_gather(struct mt_unit_shape *s)
+{
     s->gather.op = MT_OP_GATHER;
-    use(&s->gather, MT_USE_Y, d->x, MT_WRITE);
-    s->backward.op = MT_OP_EMBED_BWD;
-    use(&s->backward, MT_USE_DX, d->dx, MT_READ);
-    use(&s->backward, MT_USE_GRAD, d->table_grad, MT_ADD);
+    for (int k = 0; k < s->forward.n_uses; k++)
+        if (s->forward.use[k].role == MT_ROLE_Y)
+            s->gather.use[s->gather.n_uses++] = s->forward.use[k];
 }
 
-static void use_record(struct flow *d, size_t u)
+size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad_bytes, struct mt_value *values)
 {
-    static const struct {
-        enum mt_object_kind kind;
-        enum mt_use_role role;
-    } of[MT_N_RECORD_PARTS] = {
-        [MT_RECORD_ATTENTION] = {MT_OBJ_RECORD_ATTENTION, MT_USE_RECORD_ATTENTION},
-        [MT_RECORD_REST] = {MT_OBJ_RECORD, MT_USE_RECORD},
-    };
-    struct mt_unit_shape *s = &d->units[u];
-    for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
-        if (!s->record[i].bytes)
-            continue;
-        int32_t record = add_value(d, of[i].kind, MT_LIFE_MICROBATCH, u, s->record[i].bytes);
-        d->values[record].share = s->record[i].share;
-        use(&s->forward, of[i].role, record, MT_WRITE);
-        use(&s->backward, of[i].role, record, MT_READ);
-    }
-}
-
-/* A layer or a part of one: from one boundary to the next. */
-static void describe_layer(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    int32_t w = weights(d, u), x = d->x;
-    d->x = boundary(d, u + 1);
-    s->forward.op = MT_OP_FORWARD;
-    use(&s->forward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->forward, MT_USE_X, x, MT_READ);
-    use(&s->forward, MT_USE_Y, d->x, MT_WRITE);
-    s->backward.op = MT_OP_BACKWARD;
-    use(&s->backward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->backward, MT_USE_X, x, MT_READ);
-    use_record(d, u);
-    use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
-    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
-    use_adapters(d, u);
-}
-
-/* From a boundary to the rows, routing and sum of the experts. */
-static void describe_router(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    const struct mt_flow *f = d->f;
-    int32_t w = weights(d, u);
-    d->rows = add_value(d, MT_OBJ_ROWS, MT_LIFE_STEP, u, f->rows_bytes);
-    d->dy = add_value(d, MT_OBJ_ROWS, MT_LIFE_STEP, u, f->rows_bytes);
-    d->sum = add_value(d, MT_OBJ_SUM, MT_LIFE_STEP, u, f->sum_bytes);
-    d->dn = add_value(d, MT_OBJ_SUM, MT_LIFE_STEP, u, f->sum_bytes);
-    d->routing = add_value(d, MT_OBJ_ROUTING, MT_LIFE_STEP, u, f->routing_bytes);
-    d->dweights = add_value(d, MT_OBJ_ROUTING, MT_LIFE_STEP, u, f->dweights_bytes);
-    s->forward.op = MT_OP_FORWARD;
-    use(&s->forward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->forward, MT_USE_X, d->x, MT_READ);
-    use(&s->forward, MT_USE_ROWS, d->rows, MT_FILL);
-    use(&s->forward, MT_USE_SUM, d->sum, MT_FILL);
-    use(&s->forward, MT_USE_ROUTING, d->routing, MT_FILL);
-    s->backward.op = MT_OP_BACKWARD;
-    use(&s->backward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->backward, MT_USE_X, d->x, MT_READ);
-    use_record(d, u);
-    use(&s->backward, MT_USE_ROUTING, d->routing, MT_READ);
-    use(&s->backward, MT_USE_DN, d->dn, MT_READ);
-    use(&s->backward, MT_USE_DWEIGHTS, d->dweights, MT_READ);
-    use(&s->backward, MT_USE_DX, d->dx, MT_UPDATE);
-    use(&s->backward, MT_USE_GRAD, gradient(d, u), MT_SUM);
-    use_adapters(d, u);
-}
-
-static void describe_lists(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    s->forward = (struct mt_call){.op = MT_OP_FORWARD, .scope = MT_SCOPE_STEP};
-    use(&s->forward, MT_USE_ROUTING, d->routing, MT_UPDATE);
-}
-
-/* The gradient is cast expert by expert, so there is no FP32 gradient of the whole unit. */
-static void describe_experts(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    int32_t w = weights(d, u);
-    int32_t cast = add_value(d, MT_OBJ_CAST, MT_LIFE_STEP, u, s->grad_elems * d->f->grad_bytes);
-    s->forward = (struct mt_call){.op = MT_OP_FORWARD, .scope = MT_SCOPE_STEP};
-    use(&s->forward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->forward, MT_USE_ROWS, d->rows, MT_READ);
-    use(&s->forward, MT_USE_ROUTING, d->routing, MT_READ);
-    use(&s->forward, MT_USE_SUM, d->sum, MT_ADD);
-    s->backward = (struct mt_call){.op = MT_OP_BACKWARD, .scope = MT_SCOPE_STEP};
-    use(&s->backward, MT_USE_WEIGHTS, w, MT_READ);
-    use(&s->backward, MT_USE_ROWS, d->rows, MT_READ);
-    use(&s->backward, MT_USE_ROUTING, d->routing, MT_READ);
-    use(&s->backward, MT_USE_DY, d->dy, MT_READ);
-    use(&s->backward, MT_USE_DN, d->dn, MT_ADD);
-    use(&s->backward, MT_USE_DWEIGHTS, d->dweights, MT_FILL);
-    use(&s->backward, MT_USE_CAST, cast, MT_WRITE);
-    use_adapters(d, u);
-}
-
-static void describe_combine(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    int32_t unit = (int32_t)u;
-    d->x = boundary(d, u + 1);
-    d->values[d->dy].unit = d->values[d->dn].unit = d->values[d->dweights].unit = unit; /* for printed programs */
-    s->forward.op = MT_OP_FORWARD;
-    use(&s->forward, MT_USE_SUM, d->sum, MT_READ);
-    use(&s->forward, MT_USE_Y, d->x, MT_WRITE);
-    s->backward.op = MT_OP_BACKWARD;
-    use(&s->backward, MT_USE_DX, d->dx, MT_READ);
-    use(&s->backward, MT_USE_DY, d->dy, MT_FILL);
-}
-
-/* Its forward operation computes the gradients too: logits are too large to keep. */
-static void describe_head(struct flow *d, size_t u)
-{
-    struct mt_unit_shape *s = &d->units[u];
-    bool tied = d->f->tied;
-    int32_t w = weights(d, u), g = gradient(d, u);
-    s->size_class = tied ? MT_CLASS_NORM : MT_CLASS_VOCAB;
-    s->forward.op = MT_OP_HEAD;
-    use(&s->forward, MT_USE_WEIGHTS, w, MT_READ);
-    if (tied)
-        use(&s->forward, MT_USE_TABLE, d->table, MT_READ);
-    use(&s->forward, MT_USE_X, d->x, MT_READ);
-    use_adapters(d, u);
-    s->logits = s->forward;
-    s->logits.op = MT_OP_LOGITS;
-    use(&s->forward, MT_USE_DX, d->dx, MT_WRITE);
-    use(&s->forward, MT_USE_GRAD, g, MT_SUM);
-    if (tied)
-        use(&s->forward, MT_USE_TABLE_GRAD, d->table_grad, MT_SUM);
-}
-
-size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_flow *f)
-{
-    static void (*const describe[])(struct flow *d, size_t u) = {
-        [MT_PLACE_EMBEDDING] = describe_embedding, [MT_PLACE_LAYER] = describe_layer,
-        [MT_PLACE_ROUTER] = describe_router,       [MT_PLACE_LISTS] = describe_lists,
-        [MT_PLACE_EXPERTS] = describe_experts,     [MT_PLACE_COMBINE] = describe_combine,
-        [MT_PLACE_HEAD] = describe_head,
-    };
-    struct flow d = {.units = units, .values = values, .f = f};
-    d.dx = add_value(&d, MT_OBJ_DX, MT_LIFE_MICROBATCH, 0, f->boundary_bytes);
-    for (size_t u = 0; u < f->n_units; u++) {
-        units[u].size_class = MT_CLASS_LAYER;
-        units[u].forward = units[u].backward = units[u].logits = units[u].gather = (struct mt_call){0};
-        describe[units[u].place](&d, u);
-    }
+    struct flow d = {.units = units, .n_units = n_units, .grad_bytes = grad_bytes, .values = values};
+    struct mt_unit_shape *head = &units[n_units - 1];
+    for (int i = 0; i < MT_N_ROLES; i++)
+        d.newest[i] = NONE;
+    for (size_t u = 0; u < n_units; u++)
+        describe_unit(&d, u);
+    describe_gather(&units[0]);
+    head->forward.op = MT_OP_HEAD; /* it computes the gradients too: logits are too large to keep */
+    head->logits = head->forward;
+    head->logits.op = MT_OP_LOGITS;
     return d.n_values;
 }

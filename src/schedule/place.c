@@ -74,7 +74,7 @@ static struct mt_placed *push(struct placer *p, struct mt_placed_list *list, con
 static void add_operand(struct mt_instr *in, int object, int buffer, enum mt_access access)
 {
     in->operand[in->n_operands++] =
-        (struct mt_operand){object, (int16_t)buffer, (uint8_t)access, MT_USE_NONE};
+        (struct mt_operand){object, (int16_t)buffer, (uint8_t)access, MT_ROLE_NONE};
 }
 
 static bool find_next_uses(struct placer *p)
@@ -197,9 +197,9 @@ static int take_buffer(struct placer *p, int object, struct mt_err *err)
 /* Compute entry of the lists of the layer that the unit's experts belong to; NONE: it has no experts. */
 static int lists_of(const struct placer *p, int unit)
 {
-    if (p->params->units[unit].place != MT_PLACE_EXPERTS)
+    if (!p->params->units[unit].follows_lists)
         return NONE;
-    while (unit && p->params->units[unit].place != MT_PLACE_LISTS)
+    while (unit && !p->params->units[unit].makes_lists)
         unit--;
     return p->first_compute[unit];
 }

@@ -45,7 +45,7 @@ struct mt_operand {
     int32_t object;
     int16_t buffer; /* of the object's pool; given by the placer */
     uint8_t access; /* enum mt_access */
-    uint8_t role;   /* enum mt_use_role */
+    uint8_t role;   /* enum mt_role */
 };
 
 struct mt_instr {
@@ -100,13 +100,11 @@ struct mt_program_params {
     int n_buffers[MT_N_POOLS];    /* of each pool; at least what one instruction needs */
 };
 
-/** Fewest buffers of each pool with which a program can be built. */
-void mt_program_min_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Buffers beyond which more are of no use (everything resident). */
 void mt_program_max_buffers(const struct mt_program_params *p, int n[MT_N_POOLS]);
 /** Bytes of one buffer of each pool. */
 void mt_program_buffer_bytes(const struct mt_program_params *p, size_t bytes[MT_N_POOLS]);
-/** All three at once, in a third of the time. */
+/** Both at once, in less time; least: fewest buffers of each pool with which a program can be built. */
 void mt_program_size_pools(const struct mt_program_params *p, size_t bytes[MT_N_POOLS], int least[MT_N_POOLS],
                            int most[MT_N_POOLS]);
 /** Sets the entries of host pools, which depend on where planes are; reads those of device pools. */

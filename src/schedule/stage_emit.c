@@ -52,7 +52,7 @@ static int32_t emit(struct mt_stager *s, const struct mt_instr *in)
 static void add_operand(struct mt_stager *s, struct mt_instr *in, int object, enum mt_access access)
 {
     in->operand[in->n_operands++] =
-        (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access, MT_USE_NONE};
+        (struct mt_operand){object, (int16_t)s->staged[object].buffer, (uint8_t)access, MT_ROLE_NONE};
 }
 
 /* Instruction `at` of queue `q` wrote the content of a staged object: its readers wait for that. */
@@ -215,7 +215,7 @@ void mt_stage_emit_old(struct mt_stager *s, const struct mt_stage_step *t)
         need(&in, made ? buffer_of(s, object)->touched : s->staged[object].made);
     }
     int32_t at = s->map[t->old] = emit(s, &in);
-    if (in.op == MT_OP_FORWARD && s->params->units[in.unit].place == MT_PLACE_LISTS)
+    if (in.op == MT_OP_FORWARD && s->params->units[in.unit].makes_lists)
         s->lists = at;
     if (object != MT_STAGE_NONE && made) {
         set_made(s, object, in.queue, at);

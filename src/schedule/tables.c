@@ -21,7 +21,7 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_WEIGHTS] = DEVICE_POOL("weight slots", 2, MT_NO_POOL, true),
     [MT_POOL_WEIGHTS_VOCAB] = DEVICE_POOL("vocabulary weights", 1, MT_NO_POOL, true),
     [MT_POOL_WEIGHTS_NORM] = DEVICE_POOL("norm weights", 1, MT_NO_POOL, true),
-    [MT_POOL_WEIGHTS_RESIDENT] = DEVICE_POOL("resident weights", 0, MT_NO_POOL, true),
+    [MT_POOL_ADAPTERS] = DEVICE_POOL("resident weights", 0, MT_NO_POOL, true),
     [MT_POOL_BOUNDARY] = DEVICE_POOL("boundaries", 2, MT_POOL_SPILLED, true),
     [MT_POOL_RECORD_ATTENTION] = DEVICE_POOL("activations of attention", 1, MT_POOL_SPILLED_RECORD_ATTENTION, true),
     [MT_POOL_RECORD] = DEVICE_POOL("activations", 1, MT_POOL_SPILLED_RECORD, true),
@@ -31,20 +31,16 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
     [MT_POOL_GRAD] = DEVICE_POOL("gradients", 1, MT_NO_POOL, true),
     [MT_POOL_GRAD_VOCAB] = DEVICE_POOL("vocabulary gradients", 1, MT_NO_POOL, true),
     [MT_POOL_GRAD_NORM] = DEVICE_POOL("norm gradients", 1, MT_NO_POOL, true),
-    [MT_POOL_GRAD_RESIDENT] = DEVICE_POOL("resident gradients", 1, MT_NO_POOL, true),
     [MT_POOL_CAST] = DEVICE_POOL("gradient casts", 1, MT_NO_POOL, false),
     [MT_POOL_CAST_VOCAB] = DEVICE_POOL("vocabulary gradient casts", 1, MT_NO_POOL, false),
     [MT_POOL_CAST_NORM] = DEVICE_POOL("norm gradient casts", 1, MT_NO_POOL, false),
-    [MT_POOL_CAST_RESIDENT] = DEVICE_POOL("resident gradient casts", 1, MT_NO_POOL, false),
     [MT_POOL_STATE] = HOST_POOL("state staging", 2),
     [MT_POOL_STAGED] = HOST_POOL("weight staging", 2),
     [MT_POOL_STAGED_VOCAB] = HOST_POOL("vocabulary weight staging", 1),
     [MT_POOL_STAGED_NORM] = HOST_POOL("norm weight staging", 1),
-    [MT_POOL_STAGED_RESIDENT] = HOST_POOL("resident weight staging", 1),
     [MT_POOL_GRAD_OUT] = HOST_POOL("gradient staging", 1),
     [MT_POOL_GRAD_OUT_VOCAB] = HOST_POOL("vocabulary gradient staging", 1),
     [MT_POOL_GRAD_OUT_NORM] = HOST_POOL("norm gradient staging", 1),
-    [MT_POOL_GRAD_OUT_RESIDENT] = HOST_POOL("resident gradient staging", 1),
     [MT_POOL_SPILLED] = HOST_POOL("boundary staging", 2),
     [MT_POOL_SPILLED_RECORD_ATTENTION] = HOST_POOL("staging of attention's activations", 2),
     [MT_POOL_SPILLED_RECORD] = HOST_POOL("activation staging", 2),
@@ -57,15 +53,14 @@ const struct mt_pool_desc mt_pools[MT_N_POOLS] = {
 #define BY_CLASS(pool)                                                                                                 \
     {[MT_CLASS_LAYER] = pool,                                                                                          \
      [MT_CLASS_VOCAB] = pool##_VOCAB,                                                                                  \
-     [MT_CLASS_NORM] = pool##_NORM,                                                                                    \
-     [MT_CLASS_RESIDENT] = pool##_RESIDENT}
+     [MT_CLASS_NORM] = pool##_NORM}
 #define ONE_POOL(pool) {[0 ... MT_N_CLASSES - 1] = pool}
 
 const struct mt_kind_desc mt_kinds[MT_N_OBJECT_KINDS] = {
     [MT_OBJ_WEIGHTS] = {.name = "w", .device = true, .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
                         .pool = BY_CLASS(MT_POOL_WEIGHTS)},
     [MT_OBJ_ADAPTERS] = {.name = "ad", .device = true, .home = MT_HOME_PLANE, .begins_home = true, .disk_use = MT_DISK_WEIGHTS,
-                         .pool = ONE_POOL(MT_POOL_WEIGHTS_RESIDENT)},
+                         .pool = ONE_POOL(MT_POOL_ADAPTERS)},
     [MT_OBJ_BOUNDARY] = {.name = "x", .device = true, .home = MT_HOME_SPILL, .disk_use = MT_DISK_ACTIVATIONS,
                          .pool = ONE_POOL(MT_POOL_BOUNDARY)},
     [MT_OBJ_DX] = {.name = "dx", .device = true, .home = MT_HOME_SPILL, .training = true, .disk_use = MT_DISK_ACTIVATIONS,

@@ -39,7 +39,6 @@ enum mt_size_class {
     MT_CLASS_LAYER,
     MT_CLASS_VOCAB,
     MT_CLASS_NORM,
-    MT_CLASS_RESIDENT, /* small ones that stay on the device for the run: adapters */
     MT_N_CLASSES,
 };
 
@@ -47,7 +46,7 @@ enum mt_pool_id {
     MT_POOL_WEIGHTS,       /* decoder layers or parts of them: the slot ring */
     MT_POOL_WEIGHTS_VOCAB, /* embedding and untied head, if they do not share the ring */
     MT_POOL_WEIGHTS_NORM,  /* a tied head's final norm */
-    MT_POOL_WEIGHTS_RESIDENT,
+    MT_POOL_ADAPTERS,      /* those of units whose adapters stay on the device for the run */
     MT_POOL_BOUNDARY,      /* boundaries and their gradients */
     MT_POOL_RECORD_ATTENTION,
     MT_POOL_RECORD,
@@ -57,20 +56,16 @@ enum mt_pool_id {
     MT_POOL_GRAD,
     MT_POOL_GRAD_VOCAB,
     MT_POOL_GRAD_NORM,
-    MT_POOL_GRAD_RESIDENT,
     MT_POOL_CAST,
     MT_POOL_CAST_VOCAB,
     MT_POOL_CAST_NORM,
-    MT_POOL_CAST_RESIDENT,
     MT_POOL_STATE,         /* host: pieces of optimizer states */
     MT_POOL_STAGED,        /* host: weights between disk and device */
     MT_POOL_STAGED_VOCAB,
     MT_POOL_STAGED_NORM,
-    MT_POOL_STAGED_RESIDENT,
     MT_POOL_GRAD_OUT,      /* host: gradients between device and disk */
     MT_POOL_GRAD_OUT_VOCAB,
     MT_POOL_GRAD_OUT_NORM,
-    MT_POOL_GRAD_OUT_RESIDENT,
     MT_POOL_SPILLED,       /* host: boundaries and their gradients between device and disk */
     MT_POOL_SPILLED_RECORD_ATTENTION,
     MT_POOL_SPILLED_RECORD,

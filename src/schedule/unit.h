@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "schedule/tables.h"
+#include "schedule/port.h"
 #include "settings/settings.h"
 
 /**
@@ -14,13 +14,6 @@
  * a whole; its operations name the values they use, so units can be a chain, or several that add into one sum, or one
  * that works on the rows of a whole step.
  */
-
-/** How long the objects of a value live. */
-enum mt_lifetime {
-    MT_LIFE_MICROBATCH, /* an object for each micro-batch */
-    MT_LIFE_STEP,       /* one object for all micro-batches of a step */
-    MT_LIFE_RUN,        /* one object, of weights or adapters, that keeps its buffer from step to step */
-};
 
 /** Micro-batches spread evenly: `some` of each `of`, counted from the start of `before` steps earlier. of 0: all. */
 struct mt_share {
@@ -35,52 +28,12 @@ struct mt_value {
     struct mt_share share;    /* with MT_LIFE_MICROBATCH: micro-batches that have an object */
 };
 
-/**
- * How an operation uses an object. FILL and ADD are contributions: the object is complete after the last of them. FILL
- * writes the operation's own part of it (a micro-batch's rows), ADD adds to all of it (a gradient). If the first
- * contribution is an ADD, the object is zeroed before. SUM is an ADD whose operation overwrites the object if it is the
- * first contribution.
- */
-enum mt_access {
-    MT_READ = 1,
-    MT_WRITE = 2,
-    MT_UPDATE = MT_READ | MT_WRITE,
-    MT_PART = 4,
-    MT_FILL = MT_WRITE | MT_PART,
-    MT_ADD = MT_UPDATE | MT_PART,
-    MT_BEGINS = 8,
-    MT_SUM = MT_ADD | MT_BEGINS, /* only in calls: an instruction's operand is FILL or ADD */
-};
-
-enum { MT_MAX_OPERANDS = 10 };
-
-/** Role of a value in an operation, by which the executor finds its buffer. */
-enum mt_use_role {
-    MT_USE_NONE,       /* the instruction has one object (a copy, a zeroing), or it needs no name */
-    MT_USE_WEIGHTS,
-    MT_USE_TABLE,      /* the embedding's weights as a tied head's output matrix */
-    MT_USE_X,          /* boundary before the unit */
-    MT_USE_Y,          /* boundary after the unit */
-    MT_USE_RECORD_ATTENTION,
-    MT_USE_RECORD,
-    MT_USE_DX,         /* gradient of a boundary */
-    MT_USE_GRAD,       /* FP32 gradient of the unit */
-    MT_USE_TABLE_GRAD, /* of MT_USE_TABLE */
-    MT_USE_CAST,       /* gradient of the unit as cast */
-    MT_USE_ROWS,       /* the experts' input: a row for each token of the step */
-    MT_USE_SUM,        /* the sum of the experts' outputs */
-    MT_USE_ROUTING,
-    MT_USE_DY,         /* gradient of the sum */
-    MT_USE_DN,         /* gradient of the rows, which experts add into */
-    MT_USE_DWEIGHTS,   /* gradient of the routing weights */
-    MT_USE_ADAPTERS,   /* the unit's adapters, if they are not among its weights */
-    MT_N_USE_ROLES,
-};
+enum { MT_MAX_OPERANDS = 12 };
 
 struct mt_use {
     int32_t value; /* position in mt_program_params.values */
     uint8_t access;
-    uint8_t role; /* enum mt_use_role */
+    uint8_t role; /* enum mt_role */
 };
 
 /** How often an operation of a unit runs. */
@@ -102,24 +55,16 @@ struct mt_unit_record {
     struct mt_share share; /* micro-batches that have one */
 };
 
-/** A unit's place in the model, which determines its operations and their values. */
-enum mt_unit_place {
-    MT_PLACE_EMBEDDING,
-    MT_PLACE_LAYER,   /* a decoder layer or a part of one: from one boundary to the next */
-    MT_PLACE_ROUTER,  /* from a boundary to the rows, the routing and the sum of a layer with experts */
-    MT_PLACE_LISTS,   /* once a step: which rows go to which expert; no weights */
-    MT_PLACE_EXPERTS, /* once a step: some of the layer's experts */
-    MT_PLACE_COMBINE, /* from the sum to the next boundary; no weights */
-    MT_PLACE_HEAD,
-};
-
 /**
  * A unit. The program leaves out uses of a frozen unit's gradient, and in steps that do not train those of values that
  * only training has (mt_kind_desc.training).
  */
 struct mt_unit_shape {
-    enum mt_unit_place place;
+    int32_t layer;       /* units with the same number share the values of a layer */
+    enum mt_scope scope; /* of its operations */
     enum mt_size_class size_class;
+    uint8_t n_ports;
+    struct mt_port port[MT_MAX_PORTS]; /* what its operations use, beside its record and its adapters */
     size_t weight_bytes; /* of a buffer: in the compute dtype, with space for packed weights before they are decoded */
     bool prepared;       /* a JOIN after each load decodes packed weights, or joins hi and lo */
     size_t link_bytes;   /* of a load */
@@ -132,9 +77,12 @@ struct mt_unit_shape {
     size_t update_elems;   /* of the planes that updates use: states and gradients of trained parameters */
     bool trainable;
     struct mt_unit_record record[MT_N_RECORD_PARTS];
+    /* the following six are set by mt_flow_describe() */
     struct mt_call forward, backward;
     struct mt_call logits; /* replaces forward in MT_MODE_LOGITS; n_uses 0: forward is used */
     struct mt_call gather; /* replaces forward with mt_program_params.gather; n_uses 0: forward is used */
+    bool makes_lists;    /* it decides which experts have rows */
+    bool follows_lists;  /* its weights are not needed if none of its experts has rows */
     /* planes on the disk; all 0: none */
     size_t staged_bytes;      /* of the planes that are loaded from the disk or from files */
     size_t staged_bytes_adapters; /* of them, those that the load of its adapters' own buffer reads */
@@ -145,22 +93,15 @@ struct mt_unit_shape {
     bool grad_on_disk;
 };
 
-/** A model: units in forward order. Router, lists, groups of experts and the combining unit make one layer together. */
-struct mt_flow {
-    size_t n_units;        /* the first is the embedding, the last the head */
-    bool tied;             /* the head's table is the embedding's */
-    size_t boundary_bytes; /* of a micro-batch */
-    size_t grad_bytes;     /* of a gradient element as cast */
-    /* of a step, with experts */
-    size_t rows_bytes, sum_bytes, routing_bytes, dweights_bytes;
-};
-
 /** Upper bound of the number of values. */
 static inline size_t mt_flow_max_values(size_t n_units)
 {
-    return 11 * n_units + 1;
+    return (MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * n_units;
 }
-/** Sets the units' classes and operations from their places and sizes, and `values`; returns the number of values. */
-size_t mt_flow_describe(struct mt_unit_shape *units, struct mt_value *values, const struct mt_flow *f);
+/**
+ * Sets the operations of a model's units from their ports and sizes, and `values`; returns the number of values. The
+ * first unit is the embedding, the last the head. grad_bytes: of a gradient element as cast.
+ */
+size_t mt_flow_describe(struct mt_unit_shape *units, size_t n_units, size_t grad_bytes, struct mt_value *values);
 
 #endif

@@ -91,10 +91,9 @@ static void make_model(struct rig *r)
     sound(mt_model_create(&r->model, r->dev, &mp, &err), &err);
     sound(mt_model_load_constants(r->model, r->planes, &err), &err);
     sound(mt_model_upload(r->model, &(struct mt_model_step){.micro = r->micro, .n = MICRO}, &err), &err);
-    struct mt_step_bytes step = mt_layout_step_bytes(r->layout, MT_F32, MICRO * PATH);
-    r->run.rows = take(r, step.rows);
-    r->run.sum = take(r, step.sum);
-    r->run.routing = take(r, step.routing);
+    static const enum mt_role of_step[] = {MT_ROLE_ROWS, MT_ROLE_SUM, MT_ROLE_ROUTING};
+    for (size_t i = 0; i < sizeof(of_step) / sizeof(of_step[0]); i++)
+        r->run.at[of_step[i]] = take(r, mt_layout_value_bytes(r->layout, of_step[i], MT_F32, PATH, MICRO * PATH));
     for (int m = 0; m < MICRO; m++)
         r->x[m] = take(r, mt_model_boundary_bytes(r->model));
 }
@@ -122,9 +121,9 @@ static void run_unit(struct rig *r, size_t unit)
     for (int m = 0; m < (u->per_step ? 1 : MICRO); m++) {
         r->run.unit = unit;
         r->run.mb = (size_t)m;
-        r->run.w = w;
-        r->run.x = unit ? r->x[m] : NULL;
-        r->run.y = last == &mt_part_router ? NULL : r->x[m];
+        r->run.at[unit ? MT_ROLE_WEIGHTS : MT_ROLE_TABLE] = w;
+        r->run.at[MT_ROLE_X] = unit ? r->x[m] : NULL;
+        r->run.at[MT_ROLE_Y] = last == &mt_part_router ? NULL : r->x[m];
         sound(mt_model_forward(r->model, &r->run, &err), &err);
     }
     sound(mt_device_sync(r->dev, &err), &err);
@@ -142,7 +141,7 @@ static void compare_layer(struct rig *r, const char *family, int layer, const cJ
     struct mt_routing t;
     size_t k = (size_t)r->cfg.moe.top_k;
     int row = 0;
-    mt_routing_layout(&t, &r->cfg.moe, MICRO * PATH, r->run.routing);
+    mt_routing_layout(&t, &r->cfg.moe, MICRO * PATH, r->run.at[MT_ROLE_ROUTING]);
     for (size_t m = 0; m < MICRO; m++)
         for (size_t i = 0; i < r->micro[m].n_tokens; i++, row++) {
             uint16_t *ids = &t.ids[(m * PATH + i) * k];

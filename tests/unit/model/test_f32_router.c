@@ -112,14 +112,16 @@ static void weights_are_those_of_the_masters(void **state)
                                  .max_micro = 1, .logits_chunk = 16};
     sound(mt_model_create(&m, dev, &mp, &err), &err);
     sound(mt_model_upload(m, &(struct mt_model_step){.micro = &batch, .n = 1}, &err), &err);
-    struct mt_step_bytes step = mt_layout_step_bytes(l, MT_BF16, TOKENS);
     void *x = take(dev, mt_model_boundary_bytes(m));
-    struct mt_unit_run run = {.rows = take(dev, step.rows), .sum = take(dev, step.sum), .routing = take(dev, step.routing)};
+    static const enum mt_role of_step[] = {MT_ROLE_ROWS, MT_ROLE_SUM, MT_ROLE_ROUTING};
+    struct mt_unit_run run = {0};
+    for (size_t i = 0; i < MT_ARRAY_LEN(of_step); i++)
+        run.at[of_step[i]] = take(dev, mt_layout_value_bytes(l, of_step[i], MT_BF16, TOKENS, TOKENS));
     for (run.unit = 0; run.unit < 2; run.unit++) {
         void *slot = fill_slot(dev, l, planes, run.unit, router);
-        run.w = slot;
-        run.x = run.unit ? x : NULL;
-        run.y = run.unit ? NULL : x;
+        run.at[run.unit ? MT_ROLE_WEIGHTS : MT_ROLE_TABLE] = slot;
+        run.at[MT_ROLE_X] = run.unit ? x : NULL;
+        run.at[MT_ROLE_Y] = run.unit ? NULL : x;
         sound(mt_model_forward(m, &run, &err), &err);
         sound(mt_device_sync(dev, &err), &err);
         mt_device_free(dev, slot);
@@ -127,10 +129,10 @@ static void weights_are_those_of_the_masters(void **state)
     assert_true(l->f32_routers && l->units[1].f32_tensor != MT_NO_TENSOR && l->units[0].f32_tensor == MT_NO_TENSOR);
     struct mt_routing t;
     double farthest = 0, rounded = 0;
-    mt_routing_layout(&t, &cfg.moe, TOKENS, run.routing);
+    mt_routing_layout(&t, &cfg.moe, TOKENS, run.at[MT_ROLE_ROUTING]);
     for (size_t i = 0; i < TOKENS; i++) {
         size_t ids[TOP_K], other[TOP_K];
-        const uint16_t *n = (const uint16_t *)run.rows + i * HIDDEN;
+        const uint16_t *n = (const uint16_t *)run.at[MT_ROLE_ROWS] + i * HIDDEN;
         double share = share_by_hand(ids, n, router, false);
         assert_true(t.ids[i * TOP_K] == ids[0] && t.ids[i * TOP_K + 1] == ids[1]);
         farthest = fmax(farthest, fabs((double)t.weights[i * TOP_K] - share));

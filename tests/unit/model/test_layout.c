@@ -12,6 +12,7 @@
 #include "device/ops.h"
 #include "model/layout.h"
 #include "model/part.h"
+#include "param_of.h"
 
 static struct mt_hf_config cfg;
 
@@ -80,7 +81,7 @@ static const char *const variants[] = {
 static void check_param(const struct mt_layout *l, size_t unit, const char *part, int role, size_t want)
 {
     const struct mt_unit *u = &l->units[unit];
-    struct mt_param p = mt_layout_param(l, unit, part, role);
+    struct mt_param p = param_of(l, unit, part, role);
     size_t at = p.at;
     assert_int_equal(p.n, want);
     if (!p.n)
@@ -197,8 +198,8 @@ static void globs_freeze_tensors_and_whole_units(void **state)
     assert_true(!l->units[0].trainable && !l->units[1].trainable && l->units[2].trainable && l->units[3].trainable);
     assert_false(mt_layout_find(l, "model.layers.1.self_attn.q_proj.weight")->trainable);
     assert_true(mt_layout_find(l, "model.layers.1.self_attn.k_proj.weight")->trainable);
-    assert_true(mt_layout_param(l, 2, "attention", MT_ATTENTION_QKV).trainable); /* a part of it is */
-    assert_false(mt_layout_param(l, 1, "attention", MT_ATTENTION_QKV).trainable);
+    assert_true(param_of(l, 2, "attention", MT_ATTENTION_QKV).trainable); /* a part of it is */
+    assert_false(param_of(l, 1, "attention", MT_ATTENTION_QKV).trainable);
     mt_layout_destroy(&l);
     struct mt_err err = {0};
     const char *const nothing[] = {"model.layers.7.*"}, *const all[] = {"*"};

@@ -4,59 +4,70 @@
 
 #include <string.h>
 
+#include "pools.h"
 #include "schedule/program.h"
 
 /*
  * A small model with units that run once a step: of each layer a router (by micro-batch) that fills the step's rows,
  * routing and sum, lists and two expert units (once a step), and the unit that makes the next boundary (by micro-batch).
- * With adapters there are two more units before all of these, one trained and one frozen: their weights stay on the
- * device for the run, and every router uses them.
+ * With adapters, each router has some that stay on the device for the run; those of the first layer are trained.
  */
-enum { EXPERTS = 2, PER_LAYER = EXPERTS + 3, ADAPTERS = 2, MAX_LAYERS = 3, MAX_E_UNITS = 2 + ADAPTERS + MAX_LAYERS * PER_LAYER };
-enum { ROUTER = 1, LISTS, FIRST_EXPERTS, LAST_EXPERTS, COMBINE }; /* units of the first layer, without adapters */
+enum { EXPERTS = 2, PER_LAYER = EXPERTS + 3, MAX_LAYERS = 3, MAX_E_UNITS = 2 + MAX_LAYERS * PER_LAYER };
+enum { ROUTER = 1, LISTS, FIRST_EXPERTS, LAST_EXPERTS, COMBINE }; /* units of the first layer */
 
 struct experts {
     struct mt_unit_shape units[MAX_E_UNITS];
-    struct mt_value values[11 * MAX_E_UNITS + 1];
+    struct mt_value values[(MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * MAX_E_UNITS];
     struct mt_program_params p;
 };
 
-static inline void use(struct mt_call *c, int32_t value, enum mt_access access)
+/* The ports of a layer's units, for a micro-batch. */
+static const struct mt_port made_ports[][MT_MAX_PORTS] = {
+    [ROUTER] = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
+                {MT_ROLE_X, MT_READ, MT_READ},
+                {MT_ROLE_ROWS, MT_FILL, MT_NO_ACCESS, 32},
+                {MT_ROLE_SUM, MT_FILL, MT_NO_ACCESS, 64},
+                {MT_ROLE_ROUTING, MT_FILL, MT_READ, 8},
+                {MT_ROLE_DN, MT_NO_ACCESS, MT_READ, 64},
+                {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_READ, 4},
+                {MT_ROLE_DX, MT_NO_ACCESS, MT_UPDATE},
+                {MT_ROLE_GRAD, MT_NO_ACCESS, MT_SUM}},
+    [LISTS] = {{MT_ROLE_ROUTING, MT_UPDATE, MT_NO_ACCESS}},
+    [FIRST_EXPERTS] = {{MT_ROLE_WEIGHTS, MT_READ, MT_READ},
+                       {MT_ROLE_ROWS, MT_READ, MT_READ},
+                       {MT_ROLE_SUM, MT_ADD, MT_NO_ACCESS},
+                       {MT_ROLE_ROUTING, MT_READ, MT_READ},
+                       {MT_ROLE_DY, MT_NO_ACCESS, MT_READ, 32},
+                       {MT_ROLE_DN, MT_NO_ACCESS, MT_ADD},
+                       {MT_ROLE_DWEIGHTS, MT_NO_ACCESS, MT_FILL},
+                       {MT_ROLE_CAST, MT_NO_ACCESS, MT_WRITE}},
+    [COMBINE] = {{MT_ROLE_SUM, MT_READ, MT_NO_ACCESS},
+                 {MT_ROLE_Y, MT_WRITE, MT_NO_ACCESS, HIDDEN_BYTES},
+                 {MT_ROLE_DX, MT_NO_ACCESS, MT_READ},
+                 {MT_ROLE_DY, MT_NO_ACCESS, MT_FILL}},
+};
+
+static inline struct mt_unit_shape *add_unit(struct experts *e, const struct mt_port *ports, size_t bytes)
 {
-    c->use[c->n_uses++] = (struct mt_use){value, (uint8_t)access, MT_USE_NONE};
+    struct mt_unit_shape *s = &e->units[e->p.n_units++];
+    *s = (struct mt_unit_shape){.layer = -1, .weight_bytes = bytes, .link_bytes = bytes, .grad_elems = bytes / 2, .grad_out_bytes = bytes,
+                                .update_elems = bytes / 2, .trainable = bytes > 0};
+    s->n_ports = take_ports(s->port, ports);
+    return s;
 }
 
-static inline void add_unit(struct experts *e, enum mt_unit_place place, size_t bytes)
+static inline void add_layer(struct experts *e, int32_t layer, bool adapters)
 {
-    e->units[e->p.n_units++] = (struct mt_unit_shape){.place = place, .weight_bytes = bytes, .link_bytes = bytes, .grad_elems = bytes / 2, .grad_out_bytes = bytes,
-                                                      .update_elems = bytes / 2, .trainable = bytes > 0};
-}
-
-static inline int32_t add_value(struct experts *e, enum mt_object_kind kind, enum mt_lifetime life, size_t unit, size_t bytes)
-{
-    e->values[e->p.n_values] = (struct mt_value){kind, life, (int32_t)unit, bytes};
-    return (int32_t)e->p.n_values++;
-}
-
-/* Units after the embedding that all routers use. */
-static inline void insert_adapters(struct experts *e)
-{
-    memmove(e->units + 1 + ADAPTERS, e->units + 1, (e->p.n_units - 1) * sizeof(e->units[0]));
-    e->p.n_units += ADAPTERS;
-    for (size_t v = 0; v < e->p.n_values; v++)
-        e->values[v].unit += e->values[v].unit > 0 ? ADAPTERS : 0;
-    for (size_t k = 1; k <= ADAPTERS; k++) {
-        e->units[k] = (struct mt_unit_shape){.size_class = MT_CLASS_RESIDENT, .weight_bytes = 100, .link_bytes = 100, .grad_elems = 50, .grad_out_bytes = 100,
-                                             .update_elems = 50, .trainable = k == 1};
-        int32_t w = add_value(e, MT_OBJ_WEIGHTS, MT_LIFE_RUN, k, 100), g = add_value(e, MT_OBJ_GRAD, MT_LIFE_STEP, k, 200);
-        for (size_t u = 0; u < e->p.n_units; u++) {
-            struct mt_unit_shape *s = &e->units[u];
-            if (s->place != MT_PLACE_ROUTER)
-                continue;
-            use(&s->forward, w, MT_READ);
-            use(&s->backward, w, MT_READ);
-            if (k == 1)
-                use(&s->backward, g, MT_ADD);
+    for (int at = ROUTER; at <= COMBINE; at++) {
+        bool experts = at >= FIRST_EXPERTS && at <= LAST_EXPERTS;
+        struct mt_unit_shape *s = add_unit(e, made_ports[experts ? FIRST_EXPERTS : at], experts ? 1000 : at == ROUTER ? 800 : 0);
+        s->layer = layer;
+        s->scope = experts || at == LISTS ? MT_SCOPE_STEP : MT_SCOPE_MICROBATCH;
+        for (int i = 0; i < s->n_ports; i++) /* what lives for a step has the rows of all micro-batches */
+            s->port[i].bytes *= mt_roles[s->port[i].role].life == MT_LIFE_STEP ? e->p.n_micro : 1;
+        if (at == ROUTER && adapters) {
+            s->adapter_bytes = s->adapter_link_bytes = 100;
+            s->trainable = layer == 0;
         }
     }
 }
@@ -65,23 +76,14 @@ static inline void make_experts(struct experts *e, size_t layers, size_t n_micro
 {
     memset(e, 0, sizeof(*e));
     e->p = (struct mt_program_params){.mode = MT_MODE_TRAIN, .n_micro = n_micro, .cast = true, .grad_bytes = 2};
-    add_unit(e, MT_PLACE_EMBEDDING, 1200);
-    for (size_t l = 0; l < layers; l++) {
-        add_unit(e, MT_PLACE_ROUTER, 800);
-        add_unit(e, MT_PLACE_LISTS, 0);
-        for (int i = 0; i < EXPERTS; i++)
-            add_unit(e, MT_PLACE_EXPERTS, 1000);
-        add_unit(e, MT_PLACE_COMBINE, 0);
-    }
-    add_unit(e, MT_PLACE_HEAD, 1200);
-    e->p.n_values = mt_flow_describe(e->units, e->values,
-                                     &(struct mt_flow){.n_units = e->p.n_units, .boundary_bytes = 64, .grad_bytes = 2, .rows_bytes = 32 * n_micro,
-                                                       .sum_bytes = 64 * n_micro, .routing_bytes = 8 * n_micro, .dweights_bytes = 4 * n_micro});
-    if (adapters)
-        insert_adapters(e);
+    add_unit(e, embedding_ports, 1200)->size_class = MT_CLASS_VOCAB;
+    for (size_t l = 0; l < layers; l++)
+        add_layer(e, (int32_t)l, adapters);
+    add_unit(e, head_ports, 1200)->size_class = MT_CLASS_VOCAB;
+    e->p.n_values = mt_flow_describe(e->units, e->p.n_units, e->p.grad_bytes, e->values);
     e->p.units = e->units;
     e->p.values = e->values;
-    mt_program_min_buffers(&e->p, e->p.n_buffers);
+    take_fewest_buffers(&e->p, e->p.n_buffers);
 }
 
 #endif

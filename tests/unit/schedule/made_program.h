@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "pools.h"
 #include "schedule/program.h"
 
 /* A small model of made-up sizes, for tests that build step programs. */
@@ -11,7 +12,7 @@ enum { MAX_UNITS = 16 };
 
 struct fixture {
     struct mt_unit_shape units[MAX_UNITS];
-    struct mt_value values[11 * MAX_UNITS + 1];
+    struct mt_value values[(MT_MAX_PORTS + MT_N_RECORD_PARTS + 1) * MAX_UNITS];
     struct mt_program_params p;
     bool tied;
     bool keeps[MAX_UNITS]; /* units whose records are kept */
@@ -20,10 +21,15 @@ struct fixture {
 /* Describes the units again; call it after a change that affects their operations. */
 static inline void describe(struct fixture *f)
 {
-    for (size_t u = 0; u < f->p.n_units; u++)
-        f->units[u].record[MT_RECORD_REST].bytes = f->keeps[u] ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
+    size_t head = f->p.n_units - 1;
+    for (size_t u = 0; u < f->p.n_units; u++) {
+        struct mt_unit_shape *s = &f->units[u];
+        s->record[MT_RECORD_REST].bytes = f->keeps[u] && u && u < head ? 256 - 64 * (u & 1) : 0; /* halves of layers differ */
+        s->size_class = !u ? MT_CLASS_VOCAB : u < head ? MT_CLASS_LAYER : f->tied ? MT_CLASS_NORM : MT_CLASS_VOCAB;
+        s->n_ports = take_ports(s->port, !u ? embedding_ports : u < head ? layer_ports : f->tied ? tied_head_ports : head_ports);
+    }
     f->units[0].grad_row_bytes = f->tied ? 0 : 10;
-    f->p.n_values = mt_flow_describe(f->units, f->values, &(struct mt_flow){.n_units = f->p.n_units, .tied = f->tied, .boundary_bytes = 64});
+    f->p.n_values = mt_flow_describe(f->units, f->p.n_units, f->p.grad_bytes, f->values);
     f->p.values = f->values;
 }
 
@@ -32,7 +38,6 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
     memset(f, 0, sizeof(*f));
     for (size_t u = 0; u < layers + 2; u++)
         f->units[u] = (struct mt_unit_shape){
-            .place = !u ? MT_PLACE_EMBEDDING : u <= layers ? MT_PLACE_LAYER : MT_PLACE_HEAD,
             .weight_bytes = 1000,
             .link_bytes = 1000,
             .grad_elems = 500,
@@ -49,7 +54,7 @@ static inline void make(struct fixture *f, size_t layers, size_t n_micro)
         .grad_bytes = 2,
     };
     describe(f);
-    mt_program_min_buffers(&f->p, f->p.n_buffers);
+    take_fewest_buffers(&f->p, f->p.n_buffers);
 }
 
 static inline int build_and_check(struct fixture *f, struct mt_program *prog, struct mt_err *err)

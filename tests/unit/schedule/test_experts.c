@@ -99,7 +99,7 @@ static void carry_out(struct machine *m, const struct mt_instr *in)
         m->weights[in->unit] = mix(m->weights[in->unit], 7);
         break;
     case MT_OP_LOAD:
-        if (m->p->objects[object].kind == MT_OBJ_WEIGHTS)
+        if (mt_object_is_of_planes(&m->p->objects[object]))
             *a = (struct content){{m->weights[in->unit]}};
         else
             *a = b ? *b : m->home[object];
@@ -148,11 +148,11 @@ static void run(struct machine *m, const struct experts *e, const struct mt_prog
     int32_t ended[MT_N_QUEUES];
     struct content kept[MAX_BUFFERS];
     bool loaded = m->loaded;
-    memcpy(kept, m->buffer[MT_POOL_WEIGHTS_RESIDENT], sizeof(kept));
+    memcpy(kept, m->buffer[MT_POOL_ADAPTERS], sizeof(kept));
     memset(m, 0x5a, sizeof(*m)); /* nothing starts as zero */
     m->loaded = loaded;
     if (loaded)
-        memcpy(m->buffer[MT_POOL_WEIGHTS_RESIDENT], kept, sizeof(kept));
+        memcpy(m->buffer[MT_POOL_ADAPTERS], kept, sizeof(kept));
     memset(m->result, 0, sizeof(m->result));
     m->e = e;
     m->p = p;
@@ -214,7 +214,7 @@ static void place(struct experts *e, int v)
     e->p.poison = v >> 3 & 1;
     e->p.join = v >> 4 & 1;
     e->p.cast = !(v >> 5 & 1);
-    mt_program_min_buffers(&e->p, least);
+    take_fewest_buffers(&e->p, least);
     mt_program_max_buffers(&e->p, most);
     for (int i = 0; i < MT_N_POOLS; i++)
         e->p.n_buffers[i] = v >> 6 & 1 ? most[i] : MT_MIN(least[i] + (v >> 7 & 1), MT_MAX(least[i], most[i]));
@@ -275,7 +275,7 @@ static void what_lives_for_the_run_is_loaded_once_and_stays(void **state)
         mt_program_finish(&train);
         mt_program_finish(&eval);
     }
-    assert_true(first.result[1] && !first.result[2]); /* the trained adapter's gradient, the frozen one's */
+    assert_true(first.result[ROUTER] && !first.result[ROUTER + PER_LAYER]); /* the trained adapters' gradient, the frozen ones' */
 }
 
 static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state)
@@ -297,7 +297,7 @@ static void taking_the_buffer_of_what_lives_for_the_run_is_rejected(void **state
     build(&e, &p);
     for (size_t i = 0; i < p.n_instrs; i++)
         if (p.instrs[i].op == MT_OP_LOAD)
-            p.instrs[i].once |= p.instrs[i].unit == 1; /* which is trained */
+            p.instrs[i].once |= p.instrs[i].unit == ROUTER; /* which is trained */
     assert_int_equal(mt_program_check(&p, &err), -EPROTO);
     assert_non_null(strstr(err.msg, "loads only once"));
     mt_program_finish(&p);
@@ -314,7 +314,7 @@ static bool copies_weights(const struct mt_program *p, const struct mt_instr *in
 static void put_experts_away(struct experts *e)
 {
     for (size_t u = 0; u < e->p.n_units; u++)
-        if (e->units[u].place == MT_PLACE_EXPERTS) {
+        if (e->units[u].follows_lists) {
             e->units[u].trainable = false;
             e->units[u].staged_bytes = 4096;
         }
@@ -335,7 +335,7 @@ static void weights_of_idle_experts_can_be_skipped(void **state)
         build(&e, &p); /* checks the program */
         for (size_t i = 0; i < p.n_instrs; i++)
             if (copies_weights(&p, &p.instrs[i]))
-                assert_int_equal(p.instrs[i].if_rows, e.units[p.instrs[i].unit].place == MT_PLACE_EXPERTS);
+                assert_int_equal(p.instrs[i].if_rows, e.units[p.instrs[i].unit].follows_lists);
         mt_program_finish(&p);
     }
 }
@@ -345,9 +345,9 @@ static bool mark_early(const struct experts *e, struct mt_program *p, enum mt_op
 {
     for (size_t i = 0; i < p->n_instrs; i++) {
         struct mt_instr *in = &p->instrs[i];
-        if (e->units[in->unit].place == MT_PLACE_LISTS)
+        if (e->units[in->unit].makes_lists)
             return false;
-        if (in->op == op && e->units[in->unit].place == MT_PLACE_EXPERTS && copies_weights(p, in))
+        if (in->op == op && e->units[in->unit].follows_lists && copies_weights(p, in))
             return in->if_rows = true;
     }
     return false;
@@ -394,7 +394,7 @@ static void a_unit_of_the_step_runs_once_each_way(void **state)
     make_experts(&e, 2, 3, false);
     build(&e, &p);
     for (int32_t u = 0; u < (int32_t)e.p.n_units; u++) {
-        bool lists = e.units[u].place == MT_PLACE_LISTS; /* it has no backward operation */
+        bool lists = e.units[u].makes_lists; /* it has no backward operation */
         size_t forward = 0, backward = 0, want = e.units[u].forward.scope == MT_SCOPE_STEP ? 1 : 3;
         for (size_t i = 0; i < p.n_instrs; i++) {
             forward += p.instrs[i].unit == u && p.instrs[i].op == MT_OP_FORWARD;

@@ -66,7 +66,7 @@ static void make_known(struct fixture *f, const struct known *k)
     if (k->disk)
         put_on_disk(f, k->disk, 1);
     describe(f);
-    mt_program_min_buffers(&f->p, f->p.n_buffers);
+    take_fewest_buffers(&f->p, f->p.n_buffers);
     for (int i = 0; i < MT_N_POOLS; i++)
         f->p.n_buffers[i] += f->p.n_buffers[i] ? k->more : 0;
 }

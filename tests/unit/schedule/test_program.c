@@ -41,7 +41,7 @@ static void every_variant_passes_the_checker(void **state)
         }
         describe(&f);
         int least[MT_N_POOLS], most[MT_N_POOLS];
-        mt_program_min_buffers(&f.p, least);
+        take_fewest_buffers(&f.p, least);
         mt_program_max_buffers(&f.p, most);
         for (int i = 0; i < MT_N_POOLS; i++) {
             int n[] = {least[i], least[i] + 1, most[i], least[i] + 2};
@@ -73,7 +73,7 @@ static void every_variant_with_a_disk_passes_the_checker(void **state)
         }
         put_on_disk(&f, 1 + (unsigned)v % 15, (size_t)v % 3);
         int least[MT_N_POOLS], most[MT_N_POOLS];
-        mt_program_min_buffers(&f.p, least);
+        take_fewest_buffers(&f.p, least);
         mt_program_max_buffers(&f.p, most);
         for (int i = 0; i < MT_N_POOLS; i++) {
             int few = MT_MIN(least[i] + 1, MT_MAX(most[i], least[i]));
@@ -98,7 +98,7 @@ static void every_piece_is_read_updated_and_written_once(void **state)
     put_on_disk(&f, STATES | WEIGHTS | GRADS, 0);
     for (int update = 0; update < 2; update++) {
         f.p.mode = update ? MT_MODE_UPDATE : MT_MODE_TRAIN;
-        mt_program_min_buffers(&f.p, f.p.n_buffers);
+        take_fewest_buffers(&f.p, f.p.n_buffers);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         size_t pieces = 0, elems = 0, want = 0, read = 0, written = 0, in_all = 0;
         for (size_t u = 0; u < f.p.n_units; u++) {
@@ -134,7 +134,7 @@ static void forward_reads_no_weights_from_the_disk_again(void **state)
     struct mt_program prog;
     make(&f, 8, 2);
     put_on_disk(&f, STATES | WEIGHTS, 0);
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     int reads[10] = {0}, loads[10] = {0};
     for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -160,7 +160,7 @@ static void nothing_is_spilled_to_disk_that_host_memory_holds(void **state)
         f.keeps[u] = true;
     put_on_disk(&f, SPILLS, 0);
     int most[MT_N_POOLS];
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     mt_program_max_buffers(&f.p, most);
     uint64_t before = UINT64_MAX;
     for (int n = 2; n <= most[MT_POOL_SPILLED_RECORD]; n++) {
@@ -187,7 +187,7 @@ static void gathered_rows_do_not_wait_for_the_embeddings_update(void **state)
         f.p.gather = true;
         f.tied = tied;
         describe(&f);
-        mt_program_min_buffers(&f.p, f.p.n_buffers);
+        take_fewest_buffers(&f.p, f.p.n_buffers);
         assert_int_equal(build_and_check(&f, &prog, NULL), 0);
         assert_int_equal(count(&prog, MT_OP_GATHER), 3);
         assert_int_equal(count(&prog, MT_OP_EMBED), 0);
@@ -222,7 +222,7 @@ static void gathering_after_the_update_is_rejected(void **state)
     make(&f, 3, 2);
     f.tied = f.p.gather = true;
     describe(&f);
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t update = 0, gather = 0;
     for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -313,7 +313,7 @@ static void packed_rows_are_unpacked_before_they_are_read(void **state)
     struct mt_program prog;
     make(&f, 3, 2);
     f.p.gather = true;
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     struct mt_instr *scatter = of_embedding(&prog, MT_OP_SCATTER), *update = of_embedding(&prog, MT_OP_UPDATE);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 10);
@@ -326,7 +326,7 @@ static void packed_rows_are_unpacked_before_they_are_read(void **state)
     assert_non_null(strstr(err.msg, "were not scattered"));
     mt_program_finish(&prog);
     f.p.cast = false; /* then no buffer is free for the rows */
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     assert_int_equal(count(&prog, MT_OP_SCATTER), 0);
     assert_int_equal(of_embedding(&prog, MT_OP_STORE_GRAD)->row_bytes, 0);
@@ -485,8 +485,8 @@ static void adapters_that_stay_are_loaded_once(void **state)
         for (size_t u = 1; u <= layers && v & 12; u++) /* all staged planes are adapters', or some */
             f.units[u].staged_bytes_adapters = v & 4 ? f.units[u].staged_bytes : f.units[u].staged_bytes / 2;
         describe(&f);
-        mt_program_min_buffers(&f.p, f.p.n_buffers);
-        assert_int_equal(f.p.n_buffers[MT_POOL_WEIGHTS_RESIDENT], layers);
+        take_fewest_buffers(&f.p, f.p.n_buffers);
+        assert_int_equal(f.p.n_buffers[MT_POOL_ADAPTERS], layers);
         if (build_and_check(&f, &prog, &err))
             fail_msg("%u: %s", v, err.msg);
         for (size_t i = 0; i < prog.n_instrs; i++) {
@@ -523,7 +523,7 @@ static void drop_each_wait(unsigned disk, bool gather, bool tied)
         f.keeps[u] = disk;
     if (disk)
         put_on_disk(&f, disk, 0);
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t tried = 0, found = 0;
     for (size_t i = 0; i < prog.n_instrs; i++)
@@ -559,7 +559,7 @@ static void a_plane_that_stays_in_staging_is_rejected(void **state)
     struct mt_err err = {0};
     make(&f, 3, 1);
     put_on_disk(&f, STATES, 0);
-    mt_program_min_buffers(&f.p, f.p.n_buffers);
+    take_fewest_buffers(&f.p, f.p.n_buffers);
     assert_int_equal(build_and_check(&f, &prog, NULL), 0);
     size_t i = prog.n_instrs;
     while (prog.instrs[--i].op != MT_OP_WRITE)

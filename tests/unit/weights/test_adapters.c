@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "../model/param_of.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "device/ops.h"
@@ -108,7 +109,7 @@ static void factors_of_a_product_lie_together(void **state)
     struct mt_adapter_spec s = spec_of((const char *const[]){"q_proj", "v_proj", NULL});
     assert_true(mt_adapter_list_add(&s.ranks, "v_proj", 6));
     struct mt_layout *l = must_lay_out(&s, mt_cut_layer);
-    const struct mt_param qkv = mt_layout_param(l, 1, "attention", MT_ATTENTION_QKV);
+    const struct mt_param qkv = param_of(l, 1, "attention", MT_ATTENTION_QKV);
     const struct mt_adapter *a = qkv.adapter;
     assert_non_null(a);
     assert_int_equal(a->n_targets, 2);
@@ -121,7 +122,7 @@ static void factors_of_a_product_lie_together(void **state)
     const struct mt_tensor *v = mt_layout_find(l, "model.layers.0.self_attn.v_proj.lora_A.weight");
     assert_true(q && v && v->first == q->first + q->n && v->grad == q->grad + q->n);
     assert_int_equal(q->first % MT_PARAM_ALIGN, 0);
-    assert_null(mt_layout_param(l, 1, "attention", MT_ATTENTION_OUT).adapter);
+    assert_null(param_of(l, 1, "attention", MT_ATTENTION_OUT).adapter);
     mt_layout_destroy(&l);
     mt_adapter_spec_finish(&s);
 }

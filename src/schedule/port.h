@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_SCHEDULE_PORT_H
+#define MT_SCHEDULE_PORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "schedule/tables.h"
+
+/**
+ * What the units of a model read and write. Each value has a role; a unit lists its ports: the roles that it uses, and
+ * how. A value that one part hands to another is a line of MT_ROLES and a port of each of the two. Its objects,
+ * buffers, copies and pointers follow from these.
+ */
+
+/** How long the objects of a value live. */
+enum mt_lifetime {
+    MT_LIFE_MICROBATCH, /* an object for each micro-batch */
+    MT_LIFE_STEP,       /* one object for all micro-batches of a step */
+    MT_LIFE_RUN,        /* one object, of weights or adapters, that keeps its buffer from step to step */
+};
+
+/** How far a role means the same value. */
+enum mt_reach {
+    MT_REACH_UNIT,  /* each unit has a value of its own, as large as the unit's sizes say (mt_unit_shape) */
+    MT_REACH_LAYER, /* the units of a layer use one */
+    MT_REACH_MODEL, /* all units use one */
+    MT_REACH_NEXT,  /* each unit that uses it makes one, which is X of the units after it */
+};
+
+/** ROW(role, kind of its objects, lifetime, reach) for each value of a program. */
+#define MT_ROLES(ROW)                                                                                                  \
+    ROW(WEIGHTS, WEIGHTS, STEP, UNIT)                                                                                  \
+    ROW(TABLE, WEIGHTS, STEP, MODEL)       /* the embedding's weights, which a tied head uses, too */                  \
+    ROW(X, BOUNDARY, MICROBATCH, MODEL)    /* boundary before the unit */                                              \
+    ROW(Y, BOUNDARY, MICROBATCH, NEXT)     /* boundary after the unit */                                               \
+    ROW(ROWS, ROWS, STEP, LAYER)           /* the experts' input: a row for each token of the step */                  \
+    ROW(SUM, SUM, STEP, LAYER)             /* the sum of the experts' outputs */                                       \
+    ROW(ROUTING, ROUTING, STEP, LAYER)                                                                                 \
+    ROW(DY, ROWS, STEP, LAYER)             /* gradient of the sum */                                                   \
+    ROW(DN, SUM, STEP, LAYER)              /* gradient of the rows, which experts add into */                          \
+    ROW(DWEIGHTS, ROUTING, STEP, LAYER)    /* gradient of the routing weights */                                       \
+    ROW(DX, DX, MICROBATCH, MODEL)         /* gradient of a boundary, updated in place from the head down */           \
+    ROW(GRAD, GRAD, STEP, UNIT)            /* FP32 gradient of the unit */                                             \
+    ROW(TABLE_GRAD, GRAD, STEP, MODEL)     /* of TABLE */                                                              \
+    ROW(CAST, CAST, STEP, UNIT)            /* gradient of the unit as cast */                                          \
+    ROW(ADAPTERS, ADAPTERS, RUN, UNIT)     /* the unit's adapters, if they are not among its weights */                \
+    ROW(RECORD_ATTENTION, RECORD_ATTENTION, MICROBATCH, UNIT)                                                          \
+    ROW(RECORD, RECORD, MICROBATCH, UNIT)
+
+/** Role of a value in an operation, by which the executor and the model find its buffer. */
+enum mt_role {
+    MT_ROLE_NONE, /* the instruction has one object (a copy, a zeroing), or it needs no name */
+#define MT_ROLE_ENTRY(role, kind, life, reach) MT_ROLE_##role,
+    MT_ROLES(MT_ROLE_ENTRY)
+#undef MT_ROLE_ENTRY
+    MT_N_ROLES,
+};
+
+struct mt_role_desc {
+    enum mt_object_kind kind;
+    enum mt_lifetime life;
+    enum mt_reach reach;
+};
+extern const struct mt_role_desc mt_roles[MT_N_ROLES];
+
+/**
+ * How an operation uses an object. FILL and ADD are contributions: the object is complete after the last of them. FILL
+ * writes the operation's own part of it (a micro-batch's rows), ADD adds to all of it (a gradient). If the first
+ * contribution is an ADD, the object is zeroed before. SUM is an ADD whose operation overwrites the object if it is the
+ * first contribution.
+ */
+enum mt_access {
+    MT_NO_ACCESS,
+    MT_READ = 1,
+    MT_WRITE = 2,
+    MT_UPDATE = MT_READ | MT_WRITE,
+    MT_PART = 4,
+    MT_FILL = MT_WRITE | MT_PART,
+    MT_ADD = MT_UPDATE | MT_PART,
+    MT_BEGINS = 8,
+    MT_SUM = MT_ADD | MT_BEGINS, /* only in calls: an instruction's operand is FILL or ADD */
+};
+
+/** A unit's use of a value in its forward and in its backward. */
+struct mt_port {
+    uint8_t role;              /* enum mt_role */
+    uint8_t forward, backward; /* enum mt_access */
+    size_t bytes;              /* of an object, unless the unit's sizes say; 0: another port of the role says */
+};
+
+enum { MT_MAX_PORTS = 12 };
+
+#endif
