@@ -125,6 +125,13 @@ static void cuda_poison(mt_device *dev, void *ptr, size_t bytes)
                       "poison of %zu bytes", bytes);
 }
 
+static int cuda_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+{
+    struct mt_cuda_device *d = mt_cuda(dev);
+    int rc = mt_cuda_enter(d, err);
+    return rc ? rc : mt_cuda_check(d, cudaLaunchHostFunc(d->streams[MT_STREAM_COMPUTE], fn, ctx), err, "call of the host");
+}
+
 static size_t cuda_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
 {
     bool tiled = op == MT_DEV_ATTENTION && !mt_cuda(dev)->fused;
@@ -157,6 +164,7 @@ static const struct mt_device_backend cuda_backend = {
     .event_sync = mt_cuda_event_sync,
     .event_time_ns = mt_cuda_event_time_ns,
     .copy = mt_cuda_copy,
+    .call = cuda_call,
     .sync = mt_cuda_sync,
     .status = mt_cuda_status,
     .range = mt_cuda_range,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss = lse - logit[target]; dlogits = (softmax - onehot) scale. A block handles a row: one pass for the maximum
- * and the sum of exponentials together (Milakov and Gimelshein 2018, alg. 3), one for the gradient. The first pass
- * goes from the end to the beginning, so that the second finds the beginning in the cache. Bytes moved per element:
- * 4 + 4 and the width of dlogits; an ignored row is only cleared.
+ * loss = lse - logit[target]; dlogits = (softmax - onehot) scale, the same for all rows or one for each. A block
+ * handles a row: one pass for the maximum and the sum of exponentials together (Milakov and Gimelshein 2018, alg.
+ * 3), one for the gradient. The first pass goes from the end to the beginning, so that the second finds the
+ * beginning in the cache. Bytes moved per element: 4 + 4 and the width of dlogits; an ignored row is only cleared.
  *
- * In place in bf16, element i of the gradient overwrites half of logit i / 2. The whole block reads a piece and, after
- * a barrier, writes its gradient: the logits overwritten are in this piece or in earlier ones.
+ * In place in bf16, element i of the gradient overwrites half of logit i / 2. The whole block reads a piece and,
+ * after a barrier, writes its gradient: the logits overwritten are in this piece or in earlier ones.
  */
 #include "launch.cuh"
 #include "reduce.cuh"
@@ -168,7 +168,8 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
             a.correct[row] = !beaten;
     }
     if (out)
-        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse, a.scale);
+        gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse,
+                                a.row_scale ? a.row_scale[row] : a.scale);
 }
 
 template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)

@@ -26,6 +26,7 @@ struct mt_device_backend {
     int (*event_sync)(mt_device *dev, mt_event *ev, struct mt_err *err);
     int64_t (*event_time_ns)(mt_event *ev);
     int (*copy)(mt_device *dev, enum mt_stream s, const struct mt_copy *c, struct mt_err *err);
+    int (*call)(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err);
     int (*sync)(mt_device *dev, struct mt_err *err);
     int (*status)(mt_device *dev, struct mt_err *err);
     /* Optional. `name` NULL ends the calling thread's innermost range. */

@@ -141,6 +141,11 @@ int mt_device_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, st
     return c->width && c->rows ? dev->backend->copy(dev, s, c, err) : 0;
 }
 
+int mt_device_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+{
+    return dev->backend->call(dev, fn, ctx, err);
+}
+
 void mt_device_range_begin(mt_device *dev, const char *fmt, ...)
 {
     char name[80];

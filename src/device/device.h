@@ -72,7 +72,7 @@ const struct mt_device_limits *mt_device_limits(const mt_device *dev);
  * Wraps a device so that the nth call (from 1) of the kind `what` fails; the wrapper owns `inner` and
  * destroys it (if this function fails, the caller still owns it). For tests of error paths.
  *
- *   "gemm" (any operation's name), "copy", "record", "wait", or "any" of these: that submission and all
+ *   "gemm" (any operation's name), "copy", "call", "record", "wait", or "any" of these: that submission and all
  *       later ones return -EIO and are dropped.
  *   "async " before such a name: the submission is accepted, but its work and all later work are dropped;
  *       only mt_event_sync(), mt_device_sync() and mt_device_status() return the -EIO.
@@ -129,6 +129,13 @@ struct mt_copy {
  * or within the device (without overlap). */
 int mt_device_copy(mt_device *dev, enum mt_stream stream, const struct mt_copy *c,
                    struct mt_err *err);
+
+/**
+ * Runs fn(ctx) on a thread of the host when COMPUTE has come to it; later work of that stream waits for its end. fn may
+ * read what copies to the host on COMPUTE have brought, and write what later copies take; it must not call the device.
+ * It does not run if earlier work has failed.
+ */
+int mt_device_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err);
 
 /**
  * Names what the calling thread submits until mt_device_range_end(), for profilers (cuda: NVTX). Other devices

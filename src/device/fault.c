@@ -29,7 +29,7 @@ struct fault_event {
     mt_event *inner;
 };
 
-static const char *const submissions[] = {"any", "copy", "record", "wait"}; /* and every operation's name */
+static const char *const submissions[] = {"any", "copy", "call", "record", "wait"}; /* and every operation's name */
 static const char *const resources[] = {"alloc", "event", "register"};
 
 static struct fault_device *fault(mt_device *dev)
@@ -185,6 +185,13 @@ static int fault_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c,
     return drop ? rc : mt_device_copy(fault(dev)->inner, s, c, err);
 }
 
+static int fault_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+{
+    bool drop;
+    int rc = submit(fault(dev), "call", &drop, err);
+    return drop ? rc : mt_device_call(fault(dev)->inner, fn, ctx, err);
+}
+
 static int fault_sync(mt_device *dev, struct mt_err *err)
 {
     int rc = mt_device_sync(fault(dev)->inner, err);
@@ -236,6 +243,7 @@ static const struct mt_device_backend fault_backend = {
     .event_sync = fault_event_sync,
     .event_time_ns = fault_event_time_ns,
     .copy = fault_copy,
+    .call = fault_call,
     .sync = fault_sync,
     .status = fault_status,
     .findings = fault_findings,

@@ -133,6 +133,15 @@ static int meter_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c,
     return 0;
 }
 
+static int meter_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+{
+    (void)dev;
+    (void)fn;
+    (void)ctx;
+    (void)err;
+    return 0;
+}
+
 static int meter_sync(mt_device *dev, struct mt_err *err)
 {
     (void)dev;
@@ -161,6 +170,7 @@ static const struct mt_device_backend meter_backend = {
     .event_sync = meter_event_sync,
     .event_time_ns = meter_event_time,
     .copy = meter_copy,
+    .call = meter_call,
     .sync = meter_sync,
     .status = meter_sync,
     .submit = meter_submit,

@@ -201,7 +201,7 @@ struct mt_attention_sink_bwd {
 
 /**
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
- * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale.
+ * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale, or * row_scale[i].
  * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the memory of logits: row i
  * of dlogits then starts where row i of logits does, so ld_dlogits * sizeof(dtype) == ld * 4.
  */
@@ -214,7 +214,8 @@ struct mt_cross_entropy {
     int32_t *correct; /* [n] 1 if the largest logit (the first of equals) is the target, else 0; or NULL */
     void *dlogits;    /* NULL: loss only */
     size_t ld_dlogits;
-    float scale;
+    float scale;            /* factor of every row's gradient */
+    const float *row_scale; /* [n] a factor for each row, instead of `scale`; or NULL */
 };
 
 /** gather: dst[i,:] = src[rows[i],:] for i < n. scatter: dst[rows[i],:] = src[i,:], and all other of the n_dst rows of

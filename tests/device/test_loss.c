@@ -91,23 +91,27 @@ static void gated_units_survive_large_inputs(struct harness *h)
     expect_close(h, "y", got, want, F, tolerance(h, 1e-6, 3e-3));
 }
 
-/* `pad` elements between rows of logits; without them the gradient takes the logits' place. */
-static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad)
+/* `pad` elements between rows of logits; without them the gradient takes the logits' place. by_row: each row has a scale
+ * of its own, of either sign, and some have none. */
+static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, bool by_row)
 {
-    double *x, scale = 0.125;
+    double *x, *scale = scratch(h, n);
     bool in_place = pad == 0;
     size_t ld = vocab + pad, ldd = in_place ? ld * 4 / mt_dtype_size(h->dtype) : vocab + 1;
     int32_t *t = (int32_t *)(void *)scratch(h, n);
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         t[i] = i % 5 == 3 ? -100 : (int32_t)((i * 7919) % vocab);
+        scale[i] = by_row ? ((double)(i % 4) - 1) / 16 : 0.125;
+    }
     struct dbuf *logits = buf_random(h, MT_F32, n * ld, 4, &x), *targets = buf_ints(h, t, n);
     struct dbuf *loss = buf_nan(h, MT_F32, n), *correct = buf_nan(h, MT_F32, n);
     struct dbuf *d = in_place ? logits : buf_nan(h, h->dtype, n * ldd);
+    struct dbuf *scales = buf_values(h, MT_F32, n, scale);
     RUN(h, mt_op_cross_entropy,
         &(struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = h->dtype,
                                    .logits = logits->p, .targets = targets->p, .loss = loss->p,
                                    .correct = correct->p, .dlogits = d->p, .ld_dlogits = ldd,
-                                   .scale = (float)scale});
+                                   .scale = by_row ? 1000 : 0.125f, .row_scale = by_row ? scales->p : NULL});
     struct dbuf view = *d;
     view.dtype = h->dtype;
     view.n = n * ldd;
@@ -122,7 +126,7 @@ static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad)
         want_loss[i] = t[i] < 0 ? 0 : max + log(sum) - x[i * ld + (size_t)t[i]];
         for (size_t k = 0; k < vocab; k++) {
             double p = exp(x[i * ld + k] - max) / sum;
-            want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale;
+            want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale[i];
             g[i * vocab + k] = got[i * ldd + k];
         }
     }
@@ -175,24 +179,90 @@ static void the_first_of_the_largest_is_the_guess(struct harness *h)
 
 static void cross_entropy_matches(struct harness *h)
 {
-    loss_case(h, 3, 7, 3);
-    loss_case(h, 5, 20011, 0);
-    loss_case(h, 2, 20012, 3);
-    loss_case(h, 1, 8, 3);
-    loss_case(h, 23, 1001, 3);
-    loss_case(h, 9, 5003, 0);
-    loss_case(h, 40, 272, 0);
+    loss_case(h, 3, 7, 3, false);
+    loss_case(h, 5, 20011, 0, false);
+    loss_case(h, 2, 20012, 3, false);
+    loss_case(h, 1, 8, 3, false);
+    loss_case(h, 23, 1001, 3, false);
+    loss_case(h, 9, 5003, 0, false);
+    loss_case(h, 40, 272, 0, false);
     for (size_t part = 0; part < 4; part++) { /* rows that end in each part of what a GPU's thread has at once */
         for (size_t pad = 1; pad < 4; pad++)
-            loss_case(h, 4, 2048 * part + 12 - pad, pad);
-        loss_case(h, 4, 2048 * part + 11, 3); /* with rows that are not aligned */
+            loss_case(h, 4, 2048 * part + 12 - pad, pad, false);
+        loss_case(h, 4, 2048 * part + 11, 3, false); /* with rows that are not aligned */
     }
+}
+
+static void rows_of_different_weight_match(struct harness *h)
+{
+    loss_case(h, 9, 5003, 0, true);
+    loss_case(h, 23, 1001, 3, true);
+    loss_case(h, 6, 2051, 1, true);
+}
+
+/* What a call of the host needs: it makes weights of losses, as an objective does. */
+struct weighing {
+    size_t n;
+    const float *loss;
+    float *weight;
+};
+
+static void weigh(void *ctx)
+{
+    const struct weighing *w = ctx;
+    for (size_t i = 0; i < w->n; i++)
+        w->weight[i] = 2 * w->loss[i];
+}
+
+static void copy_on_compute(struct harness *h, void *dst, const void *src, size_t bytes)
+{
+    struct mt_copy c = {dst, bytes, src, bytes, bytes, 1};
+    struct mt_err err = {0};
+    must(h, "copy", mt_device_copy(h->dev, MT_STREAM_COMPUTE, &c, &err), &err);
+}
+
+/* Losses go to the host, and weights come back, in the order in which they were submitted, without a wait between. */
+static void the_host_is_called_in_the_stream_s_order(struct harness *h)
+{
+    enum { N = 300, V = 97, TIMES = 3 };
+    double *x, *want = scratch(h, (size_t)N * V);
+    float loss[N], weight[N];
+    int32_t *t = (int32_t *)(void *)scratch(h, N);
+    for (size_t i = 0; i < N; i++)
+        t[i] = (int32_t)((i * 31) % V);
+    struct dbuf *logits = buf_random(h, MT_F32, (size_t)N * V, 4, &x), *targets = buf_ints(h, t, N);
+    struct dbuf *losses = buf_nan(h, MT_F32, N), *weights = buf_nan(h, MT_F32, N);
+    struct dbuf *d = buf_nan(h, h->dtype, (size_t)N * V);
+    struct mt_cross_entropy a = {.n = N, .vocab = V, .ld = V, .dtype = h->dtype, .logits = logits->p,
+                                 .targets = targets->p, .loss = losses->p, .ld_dlogits = V};
+    struct weighing w = {N, loss, weight};
+    struct mt_err err = {0};
+    for (int k = 0; k < TIMES; k++) {
+        a.dlogits = NULL;
+        a.row_scale = NULL;
+        RUN(h, mt_op_cross_entropy, &a);
+        copy_on_compute(h, loss, losses->p, sizeof(loss));
+        must(h, "call", mt_device_call(h->dev, weigh, &w, &err), &err);
+        copy_on_compute(h, weights->p, weight, sizeof(weight));
+        a.dlogits = d->p;
+        a.row_scale = weights->p;
+        RUN(h, mt_op_cross_entropy, &a);
+    }
+    double *got = buf_get(h, d);
+    for (size_t i = 0; i < N; i++)
+        for (size_t k = 0; k < V; k++) {
+            double p = exp(x[i * V + k] - x[i * V + (size_t)t[i]] - (double)loss[i]);
+            want[i * V + k] = (p - (k == (size_t)t[i])) * 2 * (double)loss[i];
+        }
+    expect_close(h, "dlogits", got, want, (size_t)N * V, tolerance(h, 4e-6, 3e-3));
 }
 
 const struct device_test loss_tests[] = {
     {"gated_units_match", gated_units_match},
     {"gated_units_survive_large_inputs", gated_units_survive_large_inputs},
     {"cross_entropy_matches", cross_entropy_matches},
+    {"rows_of_different_weight_match", rows_of_different_weight_match},
+    {"the_host_is_called_in_the_stream_s_order", the_host_is_called_in_the_stream_s_order},
     {"the_first_of_the_largest_is_the_guess", the_first_of_the_largest_is_the_guess},
     {NULL, NULL},
 };

@@ -41,7 +41,7 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
 {
     const float *x = a->logits + row * a->ld;
     int32_t target = a->targets[row];
-    float tmp[PIECE];
+    float tmp[PIECE], scale = a->row_scale ? a->row_scale[row] : a->scale;
     for (size_t c = 0; c < a->vocab; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->vocab - c), at = row * a->ld_dlogits + c;
         float *y = mt_cpu_row_place(a->dtype, a->dlogits, at, tmp);
@@ -49,9 +49,9 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
             for (size_t i = 0; i < n; i++)
                 y[i] = 0;
         else
-            softmax_piece(y, x + c, lse, a->scale, n);
+            softmax_piece(y, x + c, lse, scale, n);
         if (target >= 0 && (size_t)target >= c && (size_t)target < c + n)
-            y[(size_t)target - c] -= a->scale;
+            y[(size_t)target - c] -= scale;
         mt_cpu_store_row(a->dtype, a->dlogits, at, n, y);
     }
 }

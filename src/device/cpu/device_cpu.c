@@ -108,6 +108,27 @@ static int cpu_copy(mt_device *dev, enum mt_stream s, const struct mt_copy *c, s
     return 0;
 }
 
+struct call {
+    void (*fn)(void *ctx);
+    void *ctx;
+};
+
+static void run_call(struct mt_cpu_device *d, struct mt_cpu_stream *s, const void *args)
+{
+    const struct call *c = args;
+    (void)d;
+    (void)s;
+    c->fn(c->ctx);
+}
+
+static int cpu_call(mt_device *dev, void (*fn)(void *ctx), void *ctx, struct mt_err *err)
+{
+    struct call c = {fn, ctx};
+    (void)err;
+    mt_cpu_stream_submit(cpu(dev)->streams[MT_STREAM_COMPUTE], run_call, &c, sizeof(c));
+    return 0;
+}
+
 static int cpu_sync(mt_device *dev, struct mt_err *err)
 {
     (void)err;
@@ -185,6 +206,7 @@ static const struct mt_device_backend cpu_backend = {
     .event_sync = cpu_event_sync,
     .event_time_ns = mt_cpu_event_time_ns,
     .copy = cpu_copy,
+    .call = cpu_call,
     .sync = cpu_sync,
     .status = cpu_status,
     .submit = cpu_submit,

@@ -152,6 +152,28 @@ static void a_failed_copy_moves_nothing(void **state)
     }
 }
 
+static void count_call(void *ctx)
+{
+    ++*(int *)ctx;
+}
+
+static void a_failed_call_does_not_run(void **state)
+{
+    (void)state;
+    for (int async = 0; async < 2; async++) {
+        struct bench b = {0};
+        struct mt_err err = {0};
+        int calls = 0;
+        open_bench(&b, async ? "async call" : "call", 2);
+        assert_int_equal(mt_device_call(b.dev, count_call, &calls, &err), 0);
+        assert_int_equal(mt_device_call(b.dev, count_call, &calls, &err), async ? 0 : -EIO);
+        expect_failed(b.dev, "call 2");
+        assert_int_equal(calls, 1);
+        expect_dead_but_firing(&b, async);
+        close_bench(&b);
+    }
+}
+
 static void records_and_waits_fail_too(void **state)
 {
     (void)state;
@@ -245,6 +267,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_operation_fails_when_it_is_its_turn),
         cmocka_unit_test(a_failed_copy_moves_nothing),
+        cmocka_unit_test(a_failed_call_does_not_run),
         cmocka_unit_test(records_and_waits_fail_too),
         cmocka_unit_test(any_counts_all_submissions),
         cmocka_unit_test(a_refused_resource_is_refused_once),
