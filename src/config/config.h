@@ -98,6 +98,7 @@ struct mt_config {
         enum mt_cfg_lr_schedule schedule;
         struct mt_cfg_amount warmup, decay;
         double min_lr_ratio;
+        char *objective; /* "cross_entropy" */
         int64_t seed;
         int64_t max_skips;
     } train;

@@ -79,6 +79,8 @@ const struct mt_key mt_keys[] = {
     {"data", "cache_dir", MT_OUTPUT, MT_KEY_PATH, AT(data.cache_dir), "auto", NULL, ANY, NULL,
      "Where token shards are kept; auto is $XDG_CACHE_HOME/megatrain."},
 
+    {"train", "objective", MT_NUMERICS, MT_KEY_WORD, AT(train.objective), "cross_entropy", "cross_entropy", ANY, NULL,
+     "What is minimized: the mean loss of the trained tokens of a step."},
     {"train", "steps", MT_LENGTH, MT_KEY_COUNT, AT(train.steps), "", NULL, 0, 1e15, NULL,
      "Optimizer steps of the run. Set exactly one of steps, epochs, tokens."},
     {"train", "epochs", MT_LENGTH, MT_KEY_REAL, AT(train.epochs), "", NULL, 0, 1e9, NULL,

@@ -387,6 +387,7 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p)
         .assumed_rows = p->assumed_rows,
         .router_aux_loss = p->numerics.router_aux_loss,
         .logits_piece = (size_t)MT_MAX(p->numerics.logits_piece, (int64_t)0),
+        .row_weights = mt_engine_weighs_rows(p),
         .used_rows = p->train && !p->layout->tied && gathers(p),
         .backward = p->train,
     };

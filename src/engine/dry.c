@@ -8,6 +8,7 @@
 
 struct mt_dry_engine {
     struct mt_binding b;
+    enum mt_row_weights rows;
 };
 
 /* Operands of an instruction have separate buffers, so one per operand is enough. */
@@ -33,6 +34,7 @@ int mt_dry_engine_create(mt_dry_engine **out, const struct mt_engine_params *p, 
     d->b = (struct mt_binding){
         .dev = p->dev, .layout = p->layout, .dtype = p->numerics.dtype, .grad_dtype = p->numerics.grad_dtype,
         .adapters_stay = p->placement.adapters == MT_ADAPTERS_RESIDENT};
+    d->rows = mt_learner_row_weights(&p->numerics);
     struct mt_model_params mp = mt_engine_model_params(p);
     int rc = mt_model_create(&d->b.model, d->b.dev, &mp, err);
     if (!rc)
@@ -64,7 +66,7 @@ void mt_dry_engine_destroy(mt_dry_engine **dry)
 
 int mt_dry_engine_upload(mt_dry_engine *d, const struct mt_batch *micro, size_t n, struct mt_err *err)
 {
-    const struct mt_model_learner learner = {.loss_scale = 1};
+    const struct mt_model_learner learner = {.rows = d->rows, .loss_scale = 1};
     return mt_model_upload(d->b.model, &(struct mt_model_step){.micro = micro, .n = n, .learner = &learner}, err);
 }
 

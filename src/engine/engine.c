@@ -131,18 +131,6 @@ static mt_model *head_of(const mt_engine *e)
     return mt_engine_model_of(e, e->b.layout->n_units - 1);
 }
 
-/* FP32 token losses of a learner's micro-batches, summed in double in their order. */
-static double sum_losses(const mt_engine *e, const struct mt_learner *l)
-{
-    double sum = 0;
-    for (size_t mb = l->first_micro; mb < l->first_micro + l->n_micro; mb++) {
-        const float *loss = mt_model_losses(head_of(e), mb);
-        for (size_t i = 0; i < e->micro[mb].n_loss; i++)
-            sum += (double)loss[i];
-    }
-    return sum;
-}
-
 static double seconds(int64_t from_ns, int64_t to_ns)
 {
     return (double)(to_ns - from_ns) * 1e-9;
@@ -241,7 +229,8 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
         const struct mt_step_data *data = of[k].data;
         l->first_micro = *n;
         l->n_micro = data ? data->n : 0;
-        what[k] = mt_learner_of_model(l, data ? data->step : 0, data ? data->n_loss : 0);
+        what[k] = mt_learner_of_model(l, data);
+        l->micro = e->micro;
         if (data && !data->n_loss)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
         if (l->n_micro > e->p.max_micro - *n)
@@ -292,7 +281,8 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         if (!of[k].data)
             continue;
         res[k] = out;
-        res[k].loss = sum_losses(e, &e->learner[k]) / (double)of[k].data->n_loss;
+        mt_engine_measure(e, &e->learner[k], e->learner[k].first_micro, of[k].data, res[k].measures);
+        res[k].loss = mt_measure_mean(&res[k].measures[0]);
         decide_update(e, k, of[k].lr, &res[k]);
     }
     return 0;
@@ -360,6 +350,8 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
     int rc = run_forward(e, MT_MODE_EVAL, learner, data->micro, data->n, err);
     if (!rc)
         add_eval(e, data, res);
+    if (!rc)
+        mt_engine_measure(e, &e->learner[learner], 0, data, res->measures);
     return rc;
 }
 

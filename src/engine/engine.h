@@ -6,6 +6,7 @@
 #include "device/device.h"
 #include "schedule/program.h"
 #include "model/layout.h"
+#include "objective/objective.h"
 #include "optim/optimizer.h"
 #include "settings/settings.h"
 #include "store/planes.h"
@@ -96,7 +97,8 @@ void mt_engine_destroy(mt_engine **e);
 const struct mt_engine_plan *mt_engine_plan_of(const mt_engine *e);
 
 struct mt_step_result {
-    double loss;          /* mean over the step's loss tokens */
+    double loss;          /* the objective's: measures[0] */
+    struct mt_measure measures[MT_MAX_MEASURES];
     double aux_loss;      /* with train.router_aux_loss: the load-balancing loss, not multiplied by its coefficient */
     double grad_norm;     /* before clipping; of the gradient as the optimizer sees it */
     float clip;           /* factor, 1 = not clipped */
@@ -135,6 +137,7 @@ bool mt_engine_whole(const mt_engine *e);
 struct mt_eval_result {
     double loss_sum;      /* over loss tokens */
     uint64_t n_loss, n_correct;
+    struct mt_measure measures[MT_MAX_MEASURES]; /* of the objective */
     double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum by document */
 };
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */

@@ -93,6 +93,13 @@ bool mt_row_gradient_read(const mt_engine *e, char *out, size_t first, size_t n)
 /** After the update: makes the rows zero again. */
 void mt_row_gradient_clear(mt_engine *e);
 
+/* objective.c */
+/** Whether rows of a learner have weights of their own. */
+bool mt_engine_weighs_rows(const struct mt_engine_params *p);
+/** Adds what a learner's objective measures of micro-batches that have run: e->micro from `first` on. */
+void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, size_t first, const struct mt_step_data *data,
+                       struct mt_measure *sum);
+
 /* budget.c */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 

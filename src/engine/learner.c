@@ -12,8 +12,34 @@ void mt_learner_retire(struct mt_learner *l)
     l->pending.any = false;
 }
 
-struct mt_model_learner mt_learner_of_model(const struct mt_learner *l, uint64_t step, size_t n_loss)
+enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)
 {
-    return (struct mt_model_learner){.loss_scale = n_loss ? (float)(1.0 / (double)n_loss) : 0,
-                                     .step = step, .seed = l->numerics.seed};
+    const struct mt_objective *o = mt_objective_of(n);
+    return !o->weights ? MT_ROWS_ALIKE : o->needs_losses ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
+}
+
+struct mt_objective_step mt_learner_objective(const struct mt_learner *l, const struct mt_step_data *data)
+{
+    return (struct mt_objective_step){.objective = mt_objective_of(&l->numerics), .n_loss = data->n_loss};
+}
+
+static void weigh(void *ctx, size_t mb, const float *loss, float *weight)
+{
+    const struct mt_learner *l = ctx;
+    l->objective.objective->weights(&l->objective, &l->micro[mb], loss, weight);
+}
+
+struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data)
+{
+    if (!data)
+        return (struct mt_model_learner){.seed = l->numerics.seed};
+    l->objective = mt_learner_objective(l, data);
+    return (struct mt_model_learner){
+        .rows = mt_learner_row_weights(&l->numerics),
+        .loss_scale = data->n_loss ? (float)(1.0 / (double)data->n_loss) : 0,
+        .weigh = weigh,
+        .weigh_ctx = l,
+        .step = data->step,
+        .seed = l->numerics.seed,
+    };
 }

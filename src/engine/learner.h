@@ -3,6 +3,7 @@
 #define MT_ENGINE_LEARNER_H
 
 #include "model/model.h"
+#include "objective/objective.h"
 #include "optim/optimizer.h"
 #include "settings/settings.h"
 
@@ -20,17 +21,23 @@ struct mt_pending {
 };
 
 struct mt_learner {
-    struct mt_numerics numerics; /* its optimizer's keys, clipping and seed; the rest is equal for all */
+    struct mt_numerics numerics; /* its objective, optimizer's keys, clipping and seed; the rest is equal for all */
     struct mt_pending pending;
     uint64_t updates; /* made so far */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
+    const struct mt_batch *micro; /* all learners' */
+    struct mt_objective_step objective; /* of the step under way */
 };
 
 /** With which rate, norm and clipping the update of a step is made. */
 void mt_learner_decide(struct mt_learner *l, double lr, float clip);
 /** The pending update has been made in every unit. */
 void mt_learner_retire(struct mt_learner *l);
-/** What its micro-batches have in common; n_loss: their loss tokens, 0: it takes no part. */
-struct mt_model_learner mt_learner_of_model(const struct mt_learner *l, uint64_t step, size_t n_loss);
+/** What its micro-batches of the step have in common. data NULL: it takes no part. `l` must outlive the step. */
+struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data);
+/** How the objective of a learner's numerics weighs rows. */
+enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n);
+/** What its objective knows of micro-batches. */
+struct mt_objective_step mt_learner_objective(const struct mt_learner *l, const struct mt_step_data *data);
 
 #endif

@@ -6,6 +6,10 @@
  * rows: the two products of backward read the matrix and read and write its FP32 gradient, once for each chunk. Logits
  * in FP32, twice as large in bf16 compute, are for `logits_piece` rows. If a piece is a whole chunk, the gradients
  * overwrite the logits.
+ *
+ * If the weight of a row depends on the losses, there are two passes over the chunks: one for the losses alone, from
+ * which the host computes the weights in the order of the COMPUTE stream, and one with gradients. The normed rows
+ * stay, so only the product with the matrix is repeated, and not even that if all rows are one piece.
  */
 #include "base/mem.h"
 #include "model/model_priv.h"
@@ -182,13 +186,23 @@ static int head_chunk_backward(mt_model *m, const struct mt_model_head *a, bool 
                       err);
 }
 
+/* What a pass over the micro-batch's rows computes. */
+enum pass { LOSSES, LOSSES_AND_GRADIENTS, GRADIENTS /* after LOSSES */ };
+
+static size_t piece_rows(const mt_model *m)
+{
+    return m->p.logits_piece ? m->p.logits_piece : m->p.logits_chunk;
+}
+
 /* Losses and logits' gradients of rows [first, first + rows) of the micro-batch, from the chunk's row `at` on. */
-static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, size_t at, size_t rows,
+static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass, size_t first, size_t at, size_t rows,
                       struct mt_err *err)
 {
     struct gradients dlogits = gradients_of(m);
+    bool weighed = pass != LOSSES && m->inputs[a->mb].of.rows != MT_ROWS_ALIKE;
+    bool there = pass == GRADIENTS && m->inputs[a->mb].n_loss <= piece_rows(m); /* of the pass before */
     mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
-    int rc = head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
+    int rc = there ? 0 : head_logits(m, rows, mt_elem(m, m->dh, first * m->wd.c), a->table, err);
     return rc ? rc
               : mt_op_cross_entropy(m->dev,
                                     &(struct mt_cross_entropy){
@@ -200,25 +214,73 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, size_t first, 
                                         .targets = m->inputs[a->mb].targets + first,
                                         .loss = mt_model_stats_loss(m, m->stats_dev, a->mb) + first,
                                         .correct = mt_model_stats_correct(m, m->stats_dev, a->mb) + first,
-                                        .dlogits = a->dx ? mt_elem(m, dlogits.p, at * dlogits.ld) : NULL,
+                                        .dlogits = pass == LOSSES ? NULL : mt_elem(m, dlogits.p, at * dlogits.ld),
                                         .ld_dlogits = dlogits.ld,
                                         .scale = m->running->of.loss_scale,
+                                        .row_scale = weighed ? m->inputs[a->mb].weights + first : NULL,
                                     },
                                     err);
 }
 
-static int head_chunk(mt_model *m, const struct mt_model_head *a, size_t first, size_t rows,
+static int head_chunk(mt_model *m, const struct mt_model_head *a, enum pass pass, size_t first, size_t rows,
                       struct mt_err *err)
 {
-    size_t piece = m->p.logits_piece ? m->p.logits_piece : rows;
+    size_t piece = piece_rows(m);
     int rc = 0;
     for (size_t at = 0; at < rows && !rc; at += piece)
-        rc = head_piece(m, a, first + at, at, MT_MIN(piece, rows - at), err);
-    if (rc || !a->dx)
+        rc = head_piece(m, a, pass, first + at, at, MT_MIN(piece, rows - at), err);
+    if (rc || pass == LOSSES)
         return rc;
     mt_model_set_rows(m, a->mb, m->inputs[a->mb].loss_rows + first);
     return head_chunk_backward(m, a, a->first_table && !first, rows, mt_elem(m, m->dh, first * m->wd.c),
                                mt_elem(m, scratch_of(m).ds, first * m->wd.c), err);
+}
+
+static int head_pass(mt_model *m, const struct mt_model_head *a, enum pass pass, struct mt_err *err)
+{
+    size_t n = m->inputs[a->mb].n_loss, chunk = m->p.logits_chunk;
+    int rc = 0;
+    for (size_t at = 0; !rc && at < n; at += chunk)
+        rc = head_chunk(m, a, pass, at, MT_MIN(chunk, n - at), err);
+    return rc;
+}
+
+/* On a thread of the device. The losses lie where mt_model_fetch_stats() will put them, too. */
+static void weigh_rows(void *ctx)
+{
+    const struct mt_weighing *w = ctx;
+    const struct mt_model_learner *of = &w->m->inputs[w->mb].of;
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &w->m->p, (char *)w->m->inputs_host + w->mb * w->m->input_bytes);
+    of->weigh(of->weigh_ctx, w->mb, mt_model_stats_loss(w->m, w->m->stats_host, w->mb), host.weights);
+}
+
+static int copy_rows(mt_model *m, float *dst, const float *src, size_t n, struct mt_err *err)
+{
+    size_t bytes = n * sizeof(float);
+    return mt_device_copy(m->dev, MT_STREAM_COMPUTE, &(struct mt_copy){dst, bytes, src, bytes, bytes, 1}, err);
+}
+
+/* Sends the losses to the host, and the weights that it computes from them to the device. */
+static int take_weights(mt_model *m, size_t mb, struct mt_err *err)
+{
+    size_t n = m->inputs[mb].n_loss;
+    struct mt_micro_inputs host;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + mb * m->input_bytes);
+    int rc = copy_rows(m, mt_model_stats_loss(m, m->stats_host, mb), mt_model_stats_loss(m, m->stats_dev, mb), n, err);
+    if (!rc)
+        rc = mt_device_call(m->dev, weigh_rows, &m->weighings[mb], err);
+    return rc ? rc : copy_rows(m, m->inputs[mb].weights, host.weights, n, err);
+}
+
+static int head_passes(mt_model *m, const struct mt_model_head *a, struct mt_err *err)
+{
+    if (!a->dx || m->inputs[a->mb].of.rows != MT_ROWS_WEIGHED_LATE)
+        return head_pass(m, a, a->dx ? LOSSES_AND_GRADIENTS : LOSSES, err);
+    int rc = head_pass(m, a, LOSSES, err);
+    if (!rc)
+        rc = take_weights(m, a->mb, err);
+    return rc ? rc : head_pass(m, a, GRADIENTS, err);
 }
 
 /* The table's gradient is overwritten by a product if there are rows, else it is zeroed. */
@@ -254,8 +316,8 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     rc = mt_op_gather_rows(m->dev, &rows, err);
     if (!rc)
         rc = mt_norm(m, in->n_loss, m->h, a->w, norm_param(m), m->dh, s.rstd, false, err);
-    for (size_t at = 0; !rc && at < in->n_loss; at += m->p.logits_chunk)
-        rc = head_chunk(m, a, at, MT_MIN(m->p.logits_chunk, in->n_loss - at), err);
+    if (!rc)
+        rc = head_passes(m, a, err);
     if (rc || !a->dx)
         return rc;
     rc = mt_norm_backward(m, in->n_loss, s.ds, m->h, a->w, norm_param(m), s.rstd, NULL, s.ds, a->g, err);

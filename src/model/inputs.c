@@ -81,6 +81,7 @@ size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params
         size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
         *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
+    in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
     in->own_cos = own ? mt_take(base, &at, own) : NULL;
     in->own_sin = own ? mt_take(base, &at, own) : NULL;
     return at;
@@ -162,6 +163,17 @@ static void place_among_learners(mt_model *m, size_t i, const struct mt_model_st
         in->first_row += m->inputs[k].learner == in->learner ? m->inputs[k].n_tokens : 0;
 }
 
+/* Weights of loss rows that do not depend on losses. */
+static void weigh_rows(mt_model *m, size_t i)
+{
+    const struct mt_model_learner *of = &m->inputs[i].of;
+    struct mt_micro_inputs host;
+    if (of->rows != MT_ROWS_WEIGHED || !of->weigh)
+        return;
+    mt_inputs_layout(&host, &m->p, (char *)m->inputs_host + i * m->input_bytes);
+    of->weigh(of->weigh_ctx, i, NULL, host.weights);
+}
+
 int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err *err)
 {
     const struct mt_batch *micro = step->micro;
@@ -185,6 +197,7 @@ int mt_model_upload(mt_model *m, const struct mt_model_step *step, struct mt_err
                            i, largest, (long long)m->layout->cfg.vocab);
         fill_block(m, i, &micro[i]);
         place_among_learners(m, i, step);
+        weigh_rows(m, i);
     }
     size_t bytes = n * m->input_bytes, experts = (size_t)m->layout->cfg.moe.n_experts;
     int rc = mt_model_balances(m) ? mt_op_zero(m->dev, &(struct mt_zero){mt_model_prob_sum(m, m->stats_dev),

@@ -287,9 +287,10 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->counts_bytes = mt_model_counts_bytes(p->layout);
     m->running = m->inputs = mt_calloc(p->max_micro, sizeof(*m->inputs));
     m->partials_at = mt_calloc(p->layout->n_tensors + 1, sizeof(*m->partials_at));
+    m->weighings = mt_calloc(p->max_micro, sizeof(*m->weighings));
     int rc = 0;
     m->seen = p->used_rows ? mt_calloc(mt_div_up((size_t)p->layout->cfg.vocab, (size_t)64), sizeof(*m->seen)) : NULL;
-    if (!m->inputs || !m->partials_at || (p->used_rows && !m->seen))
+    if (!m->inputs || !m->partials_at || !m->weighings || (p->used_rows && !m->seen))
         rc = mt_fail_nomem(err, "the model", p->max_micro * sizeof(*m->inputs));
     if (!rc)
         rc = alloc_host(m, err);
@@ -301,6 +302,8 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     }
     n_partials(p->layout, m->partials_at);
     scratch_layout(m, dev, p, m->scratch);
+    for (size_t i = 0; i < p->max_micro; i++)
+        m->weighings[i] = (struct mt_weighing){m, i};
     for (size_t i = 0; i < p->max_micro; i++)
         mt_inputs_layout(&m->inputs[i], p, (char *)m->inputs_dev + i * m->input_bytes);
     m->used_dev = (int32_t *)(void *)((char *)m->inputs_dev + p->max_micro * m->input_bytes);
@@ -338,6 +341,7 @@ void mt_model_destroy(mt_model **model)
     mt_host_free(m->stats_host, m->stats_bytes);
     free(m->inputs);
     free(m->partials_at);
+    free(m->weighings);
     free(m->seen);
     free(m);
     *model = NULL;

@@ -30,6 +30,7 @@ struct mt_model_params {
     double router_aux_loss;         /* coefficient of the loss that balances experts; 0: off */
     size_t logits_chunk;            /* rows whose logits' gradients are in memory at once */
     size_t logits_piece;            /* of these, rows of FP32 logits; 0 or logits_chunk: gradients overwrite logits */
+    bool row_weights;               /* a learner has other rows than MT_ROWS_ALIKE */
     bool used_rows;                 /* mt_model_used_rows() is needed */
     bool backward;                  /* false: memory for the forward pass alone */
 };
@@ -54,9 +55,21 @@ size_t mt_model_boundary_bytes(const mt_model *m);
 /** Copies the constants that stay on the device during the run; once, when the planes hold the weights. */
 int mt_model_load_constants(mt_model *m, mt_plane_set *planes, struct mt_err *err);
 
+/** What a loss row's gradient is multiplied by. */
+enum mt_row_weights {
+    MT_ROWS_ALIKE,       /* the same factor for all */
+    MT_ROWS_WEIGHED,     /* a weight for each, known before the step */
+    MT_ROWS_WEIGHED_LATE /* the same, when the micro-batch's losses are known: the head computes these first */
+};
+
 /** What a learner's micro-batches of a step have in common. */
 struct mt_model_learner {
-    float loss_scale; /* multiplies every token's gradient */
+    enum mt_row_weights rows;
+    float loss_scale; /* with MT_ROWS_ALIKE: multiplies every token's gradient */
+    /** Else: fills weight[n_loss] of micro-batch mb. loss[n_loss] are its losses; NULL: not known yet. Called by
+     * mt_model_upload(), or on a thread of the device while the step runs. NULL: nothing is computed. */
+    void (*weigh)(void *ctx, size_t mb, const float *loss, float *weight);
+    void *weigh_ctx;
     uint64_t step;    /* number of its step since the beginning, for dropout */
     uint64_t seed;    /* of its adapters' dropout */
 };

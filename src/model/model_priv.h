@@ -18,6 +18,7 @@ void *mt_take(void *base, size_t *at, size_t bytes);
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_micro_inputs {
     int32_t *ids, *positions, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
+    float *weights;           /* [max_tokens] of the loss rows; NULL: without row_weights */
     float *own_cos, *own_sin; /* [max_tokens, rot/2] rotary rows of this micro-batch alone; NULL: never needed */
     /* the tables that `positions` index: the model's, or own_cos and own_sin */
     const float *cos_t, *sin_t;
@@ -31,6 +32,12 @@ struct mt_micro_inputs {
 /** The arrays of a micro-batch's input block, from `base` on (NULL: sizes alone); returns its bytes. */
 size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params *p, void *base);
 
+/** A micro-batch whose rows are weighed while the step runs. */
+struct mt_weighing {
+    struct mt_model *m;
+    size_t mb;
+};
+
 struct mt_model {
     mt_device *dev;
     struct mt_model_params p;
@@ -38,6 +45,7 @@ struct mt_model {
     struct mt_widths wd;
     enum mt_dtype dt;
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
+    struct mt_weighing *weighings; /* [max_micro] */
 
     void *scratch; /* one allocation, cut into: */
     void *h, *dh;      /* [max_tokens, hidden] */

@@ -11,6 +11,7 @@
 #include "device/kind.h"
 #include "hw/hw.h"
 #include "model/packing.h"
+#include "objective/objective.h"
 #include "weights/peft.h"
 #include "weights/weights.h"
 #include "plan/evaluate.h"
@@ -245,6 +246,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "
                        "optimizer.state_dtype = %s", c->optimizer.type, mt_dtype_name(n.state_dtype),
                        mt_dtype_name(n.state_dtype == MT_F32 ? MT_BF16 : MT_F32));
+    n.objective = mt_objective_find(c->train.objective);
+    if (!n.objective)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.objective = %s: there is no such objective", c->train.objective);
     n.seed = (uint64_t)c->train.seed;
     *out = n;
     return 0;

@@ -26,6 +26,8 @@ struct mt_optimizer_keys {
     double beta1, beta2, eps, weight_decay;
 };
 
+struct mt_objective;
+
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */
 struct mt_numerics {
     enum mt_dtype dtype;         /* of compute */
@@ -40,6 +42,7 @@ struct mt_numerics {
     enum mt_dtype state_dtype;   /* of the optimizer's moments */
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */
     struct mt_optimizer_keys optimizer_keys;
+    const struct mt_objective *objective; /* what is minimized; NULL until resolved, and then cross-entropy */
     bool decay_embeddings;       /* weight decay on embeddings and head, as on other matrices */
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */
 };

@@ -151,6 +151,17 @@ static cJSON *if_complete(cJSON *record)
     return NULL;
 }
 
+/* What the objective measures beside its loss. */
+static void add_measures(cJSON *record, const char *prefix, const struct mt_objective *o, const struct mt_measure *m)
+{
+    char name[64];
+    for (int i = 1; o && i < o->n_measures; i++) {
+        snprintf(name, sizeof(name), "%s%s", prefix, o->measures[i]);
+        if (m[i].n > 0)
+            cJSON_AddNumberToObject(record, name, mt_measure_mean(&m[i]));
+    }
+}
+
 cJSON *mt_metrics_step_record(const struct mt_step_report *r)
 {
     mt_json_begin();
@@ -181,6 +192,7 @@ cJSON *mt_metrics_step_record(const struct mt_step_report *r)
     };
     for (size_t i = 0; i < MT_ARRAY_LEN(fields); i++)
         cJSON_AddNumberToObject(o, fields[i].name, fields[i].v);
+    add_measures(o, "", r->objective, s->measures);
     if (s->aux_loss > 0)
         cJSON_AddNumberToObject(o, "aux_loss", s->aux_loss);
     if (r->uses_disk) {
@@ -225,7 +237,9 @@ cJSON *mt_metrics_eval_record(const struct mt_eval_report *r)
     cJSON *o = cJSON_CreateObject();
     cJSON_AddNumberToObject(o, "step", (double)r->step);
     cJSON_AddNumberToObject(o, "eval_loss", r->loss);
-    cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
+    if (!r->objective || !r->objective->weights)
+        cJSON_AddNumberToObject(o, "eval_ppl", exp(r->loss));
+    add_measures(o, "eval_", r->objective, r->measures);
     cJSON_AddNumberToObject(o, "eval_accuracy", r->accuracy);
     cJSON_AddNumberToObject(o, "eval_tokens", (double)r->n_loss);
     return if_complete(o);

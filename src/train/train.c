@@ -89,7 +89,11 @@ static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *
     if (rc)
         return rc;
     out->n_loss = sum.n_loss;
-    out->loss = sum.n_loss ? sum.loss_sum / (double)sum.n_loss : NAN;
+    out->objective = mt_objective_of(&s->setup->choice.numerics);
+    memcpy(out->measures, sum.measures, sizeof(out->measures));
+    out->loss = out->objective->weights ? mt_measure_mean(&sum.measures[0])
+                : sum.n_loss            ? sum.loss_sum / (double)sum.n_loss
+                                        : NAN;
     out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
     out->seconds = since(t0);
     return 0;
@@ -193,6 +197,7 @@ static void report_step(struct loop *l, struct mt_step_report *r)
     r->total_steps = l->in->total_steps;
     r->epoch = (double)l->st->step / (double)l->st->steps_per_epoch;
     r->total_tokens = l->st->tokens;
+    r->objective = mt_objective_of(&l->setup->choice.numerics);
     r->h2d_bytes = l->setup->choice.engine.h2d_bytes;
     r->d2h_bytes = l->setup->choice.engine.d2h_bytes;
     r->uses_disk = l->setup->choice.engine.uses_disk || l->setup->choice.engine.uses_files;

@@ -29,6 +29,7 @@ void mt_train_request_stop(struct mt_train_control *c, int signo);
 struct mt_step_report {
     uint64_t step, total_steps; /* step: the one just done, counted from 1 */
     double epoch;
+    const struct mt_objective *objective; /* names the result's measures; NULL: there are none but the loss */
     struct mt_step_result result;
     double lr, seconds;         /* wall time of the step, with waiting for data */
     uint64_t tokens, loss_tokens; /* of this step */
@@ -39,7 +40,9 @@ struct mt_step_report {
 };
 struct mt_eval_report {
     uint64_t step, n_loss;
-    double loss, accuracy, seconds;
+    const struct mt_objective *objective; /* as in mt_step_report */
+    struct mt_measure measures[MT_MAX_MEASURES];
+    double loss, accuracy, seconds; /* loss: the objective's; accuracy: of all loss tokens */
     bool best;
 };
 

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_OBJECTIVE_OBJECTIVE_H
+#define MT_OBJECTIVE_OBJECTIVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "data/batch.h"
+#include "settings/settings.h"
+
+/** Most measures of an objective, its loss among them. */
+enum { MT_MAX_MEASURES = 12 };
+
+/** A mean over a step or an evaluation: origin + sum / n; n 0: there was nothing to measure. */
+struct mt_measure {
+    double sum, n;
+    double origin; /* what was subtracted from each value */
+};
+
+/** What an objective knows before a step. */
+struct mt_objective_step {
+    const struct mt_objective *objective;
+    size_t n_loss; /* loss rows of all micro-batches */
+};
+
+/** A micro-batch that has run; both arrays by loss row. */
+struct mt_micro_losses {
+    const struct mt_batch *batch;
+    const float *loss;
+    const int32_t *correct; /* whether the target was the likeliest token */
+};
+
+/**
+ * What a run minimizes: all that the rest of the program knows of it. The model computes the loss of each loss row (of
+ * each token that is a target), -log p; an objective turns these into a weight for each row, such that the gradient of
+ * its own loss is the sum of weight times gradient over the rows. Cross-entropy multiplies gradients by the weights;
+ * nothing else in a step differs from one objective to another.
+ *
+ * Both functions are pure: what they compute of a micro-batch depends on that micro-batch and on the step alone. They
+ * run on the host, so results have the same bits whatever the device is.
+ */
+struct mt_objective {
+    const char *name;  /* train.objective in the configuration */
+    const char *title; /* the printed name */
+    bool needs_losses; /* weights depend on the micro-batch's losses: the head computes these in a pass before */
+    int n_measures;
+    const char *measures[MT_MAX_MEASURES]; /* their names in metrics; the first is the loss that is minimized */
+    /** Fills weight[n_loss] of the batch. loss[n_loss] are its losses; NULL unless needs_losses. The function is NULL:
+     * each row has the weight 1 / n_loss of the step. */
+    void (*weights)(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *weight);
+    /** Adds a micro-batch to sum[n_measures]. */
+    void (*measure)(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum);
+};
+
+/** Finds an objective by the configuration's name; NULL: there is none. */
+const struct mt_objective *mt_objective_find(const char *name);
+/** The objective of numerics; cross-entropy if they are not resolved. */
+const struct mt_objective *mt_objective_of(const struct mt_numerics *n);
+
+/** Adds a value. Equal values have exactly that value as their mean. */
+void mt_measure_add(struct mt_measure *m, double value);
+/** Of step or evaluation; NaN if nothing was measured. */
+double mt_measure_mean(const struct mt_measure *m);
+
+#endif
