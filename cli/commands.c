@@ -126,7 +126,7 @@ static const struct cli_option config_options[] = {
     {"model", 0, "DIR", "init: the model."},
     END};
 static const struct cli_option help_options[] = {
-    {"man", 0, NULL, "Print the manual page."}, END};
+    {"man", 0, "=ini", "Print the manual page; with =ini, that of configurations."}, END};
 static const struct cli_option no_options[] = {END};
 
 const struct cli_command cli_commands[] = {
@@ -159,5 +159,5 @@ const struct cli_command cli_commands[] = {
      config_options, 1, 2, cli_cmd_config},
     {"completion", "bash|zsh|fish", "Print a shell completion script.", no_options, 1, 1,
      cli_cmd_completion},
-    {"help", "[COMMAND|environment]", "Show help.", help_options, 0, 1, cli_cmd_help},
+    {"help", "[COMMAND|TOPIC]", "Show help.", help_options, 0, 1, cli_cmd_help},
     {NULL, NULL, NULL, NULL, 0, 0, NULL}};

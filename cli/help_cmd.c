@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "base/strbuf.h"
 #include "cli.h"
+#include "help_topics.h"
 
 static const struct {
     int code;
@@ -58,6 +59,18 @@ static void print_variables(const struct variable *v, size_t n, const char *form
         printf(format, v[i].name, v[i].meaning);
 }
 
+static void print_keys_manual(void)
+{
+    struct mt_str keys = {0};
+    mt_config_describe(&keys, false);
+    printf(".TH MEGATRAIN.INI 5 \"\" \"megatrain %s\" \"File Formats\"\n.SH NAME\nmegatrain.ini \\- configurations of "
+           "megatrain\n.SH DESCRIPTION\nSections in brackets, one key a line. An unknown key is an error. Paths are relative to the "
+           "file's folder. ${NAME} stands for an environment variable, ${NAME:\\-value} has a default. \\fBmegatrain config "
+           "init\\fR writes a file with every key.\n.SH KEYS\n.nf\n%s.fi\n.SH SEE ALSO\nmegatrain(1)\n",
+           MT_VERSION, keys.p ? keys.p : "");
+    mt_str_finish(&keys);
+}
+
 static void help_environment(void)
 {
     printf("Environment variables. In a configuration, ${NAME} stands for any variable's value and\n"
@@ -101,8 +114,11 @@ void cli_help_all(void)
     printf("\nGlobal options\n");
     print_options(cli_global_options);
     printf("\nmegatrain help COMMAND shows a command's options; megatrain config keys, all keys of\n"
-           "the configuration; megatrain help environment, the environment variables;\n"
-           "megatrain help --man, the manual page with the exit codes.\n");
+           "the configuration; megatrain help --man, the manual page with the exit codes.\n"
+           "\nmegatrain help TOPIC\n");
+    for (size_t i = 0; i < cli_n_topics; i++)
+        printf("  %-11s %s\n", cli_topics[i].name, cli_topics[i].title);
+    printf("  %-11s %s\n", "environment", "the environment variables that are read");
 }
 
 static void roff_options(const struct cli_option *o)
@@ -119,7 +135,6 @@ static void roff_options(const struct cli_option *o)
 
 void cli_manual(void)
 {
-    struct mt_str keys = {0};
     printf(".TH MEGATRAIN 1 \"\" \"megatrain %s\" \"User Commands\"\n.SH NAME\nmegatrain \\- train "
            "language models far larger than the GPU\n.SH SYNOPSIS\n.B megatrain\n.I COMMAND\n"
            "[OPTION]... [ARGUMENT]...\n.SH COMMANDS\n",
@@ -130,10 +145,11 @@ void cli_manual(void)
     }
     printf(".SH GLOBAL OPTIONS\n");
     roff_options(cli_global_options);
-    printf(".SH CONFIGURATION KEYS\n.nf\n");
-    mt_config_describe(&keys, false);
-    printf("%s.fi\n.SH EXIT STATUS\n", keys.p ? keys.p : "");
-    mt_str_finish(&keys);
+    for (size_t i = 0; i < cli_n_topics; i++) {
+        printf(".SH %s\n", cli_topics[i].name);
+        cli_topics[i].print(true);
+    }
+    printf(".SH EXIT STATUS\n");
     for (size_t i = 0; i < sizeof(exit_codes) / sizeof(*exit_codes); i++)
         printf(".TP\n.B %d\n%s\n", exit_codes[i].code, exit_codes[i].meaning);
     printf(".SH ENVIRONMENT\n");
@@ -142,14 +158,22 @@ void cli_manual(void)
     print_variables(test_variables, MT_ARRAY_LEN(test_variables), ".TP\n.B %s\n%s\n");
     printf(".SH SIGNALS\nSIGINT, SIGTERM and SIGHUP abandon the current step, save the last applied update "
            "and end;\na second SIGINT ends at once. SIGUSR1 saves and goes on; SIGUSR2 prints a "
-           "status line.\nThe files STOP and SAVE in the output folder do the same.\n");
+           "status line.\nThe files STOP and SAVE in the output folder do the same.\n.SH SEE ALSO\nmegatrain.ini(5)\n");
 }
 
 int cli_cmd_help(struct cli *cli, const struct cli_args *args)
 {
     (void)cli;
-    if (cli_arg(args, "man")) {
-        cli_manual();
+    const char *man = cli_arg(args, "man");
+    if (man && *man && strcmp(man, "ini")) {
+        fprintf(stderr, "megatrain help: --man=%s: there are --man and --man=ini\n", man);
+        return EXIT_USAGE;
+    }
+    if (man) {
+        if (*man)
+            print_keys_manual();
+        else
+            cli_manual();
         return 0;
     }
     if (!args->n_operands) {
@@ -160,11 +184,17 @@ int cli_cmd_help(struct cli *cli, const struct cli_args *args)
         help_environment();
         return 0;
     }
+    for (size_t i = 0; i < cli_n_topics; i++)
+        if (!strcmp(cli_topics[i].name, args->operands[0])) {
+            cli_topics[i].print(false);
+            return 0;
+        }
     for (const struct cli_command *c = cli_commands; c->name; c++)
         if (!strcmp(c->name, args->operands[0])) {
             cli_help(c);
             return 0;
         }
-    fprintf(stderr, "megatrain: unknown command \"%s\"\n", args->operands[0]);
+    fprintf(stderr, "megatrain: \"%s\" is neither a command nor a topic: see megatrain help\n",
+            args->operands[0]);
     return EXIT_USAGE;
 }

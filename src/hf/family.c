@@ -388,6 +388,11 @@ const struct mt_family *mt_family_find(const char *architecture, const char *mod
     return NULL;
 }
 
+const struct mt_family *mt_family_at(size_t i)
+{
+    return i < MT_ARRAY_LEN(families) ? &families[i] : NULL;
+}
+
 void mt_family_list(char *buf, size_t len)
 {
     size_t at = 0;

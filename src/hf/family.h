@@ -95,6 +95,8 @@ struct mt_family {
 
 /** The family of an architecture, or of a model_type if `architecture` is NULL; NULL: not supported. */
 const struct mt_family *mt_family_find(const char *architecture, const char *model_type);
+/** The families one after the other; NULL: there are no more. */
+const struct mt_family *mt_family_at(size_t i);
 /** Supported model types for messages: "a, b, c". Writes at most `len` bytes, the terminating 0 included. */
 void mt_family_list(char *buf, size_t len);
 /** The exception for a layer's tensor, by its usual name; NULL: it has its usual name and form on disk. */

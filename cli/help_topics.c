@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pages of help that are about no command: paragraphs, folded for a terminal; roff folds its own. */
+#include "help_topics.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "hf/family.h"
+
+enum { WIDTH = 78 };
+
+/* A paragraph, folded between words. */
+static void print_folded(const char *text)
+{
+    size_t column = 0;
+    while (*text) {
+        int n = (int)strcspn(text, " ");
+        if (column && column + 1 + (size_t)n > WIDTH) {
+            printf("\n");
+            column = 0;
+        }
+        printf("%s%.*s", column ? " " : "", n, text);
+        column += (size_t)n + (column > 0);
+        text += n + (text[n] == ' ');
+    }
+    printf("\n");
+}
+
+/* Of roff, a line that begins with a dot or an apostrophe is a request, and a backslash an escape. */
+static void print_roff(const char *text)
+{
+    for (const char *p = text; *p; p++)
+        fputs(*p == '\\' ? "\\e" : (char[]){*p, 0}, stdout);
+    printf("\n");
+}
+
+static void print_paragraphs(const char *const *text, int roff)
+{
+    for (int i = 0; text[i]; i++) {
+        fputs(roff ? ".PP\n" : i ? "\n" : "", stdout);
+        if (roff)
+            print_roff(text[i]);
+        else
+            print_folded(text[i]);
+    }
+}
+
+static void print_models(int roff)
+{
+    static const char *const intro[] = {
+        "A model is a folder of Hugging Face: config.json, safetensors, the tokenizer's files. What decides is the class in "
+        "\"architectures\" of config.json:",
+        NULL};
+    static const char *const rest[] = {
+        "Grouped queries, QK-norm, biases, tied and untied embeddings, sliding windows and every RoPE scaling but multimodal ones "
+        "are read from config.json. Another class is refused by name. Layers beyond the decoder (multi-token prediction) are "
+        "copied, not trained.",
+        "Weights are safetensors, one file or sharded, in bf16, f16, f32 or f64 (rounded to f32). Without weights a run begins "
+        "with random ones. Matrices of layers may be packed: NF4 of bitsandbytes (nested scales, too), FP8 in blocks of 128x128, "
+        "and MXFP4 of gpt-oss. Frozen ones stay packed in memory, on drives and over the link; trained ones are decoded. Other "
+        "kinds of quantisation are refused by name.",
+        "model.base_dtype = nf4, fp8 or mxfp4 packs frozen matrices when they are loaded; megatrain export --base-dtype does it "
+        "once.",
+        NULL};
+    print_paragraphs(intro, roff);
+    fputs(roff ? ".nf\n" : "\n", stdout);
+    for (size_t i = 0; mt_family_at(i); i++)
+        printf("  %-30s%s\n", mt_family_at(i)->architecture, mt_family_at(i)->moe ? " mixture of experts" : "");
+    fputs(roff ? ".fi\n" : "\n", stdout);
+    print_paragraphs(rest, roff);
+}
+
+static void print_adapters(int roff)
+{
+    static const char *const text[] = {
+        "adapter.kind = lora or dora trains adapters on a frozen model, with rsLoRA, LoRA+, ranks and alphas by pattern, dropout "
+        "(not with DoRA), and modules trained whole beside them (adapter.train_also).",
+        "Names are those that transformers 5 gives the modules. all-linear means attention, dense MLPs and shared experts. The "
+        "head, routers, gates of shared experts and routed experts get adapters only if they are named.",
+        "Routed experts go by experts.gate_up_proj and experts.down_proj, in all layers or some. Where the model's files have "
+        "experts one by one, each may be named instead, all of a model or none; not of Qwen2-MoE and HY-V3, for which PEFT drops "
+        "these.",
+        "Checkpoints and exports are folders of PEFT. adapter.path continues from such a folder, megatrain export --merge writes "
+        "the whole model, and eval, sample, check and inspect take --adapter.",
+        "The base is known by a checksum of every byte. Another base is refused on resume, by eval, sample and --merge. The same "
+        "base in another format is not compared, and a warning says so.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
+static void print_base(int roff)
+{
+    static const char *const text[] = {
+        "A frozen parameter takes 2 bytes in host memory or on drives, or less if it is packed (0.52 in NF4, 0.53 in MXFP4, 1 in "
+        "FP8). It is never written.",
+        "memory.base = files reads frozen weights in place, from the model's own safetensors files and past the page cache. No "
+        "copy is made; host memory holds only what is on its way. auto does so where host memory is too small, and keeps as many "
+        "blocks there as fit (memory.base_blocks). Unpacked tensors below 1 MiB stay in host memory, and FP8 weights with scales "
+        "of BF16 or F16 are not read in place.",
+        "Each read is checked against the first one: a bit that flips in the file ends the run with file and tensor.",
+        "Full checkpoints name frozen tensors by file and checksum instead of copying them (checkpoint.frozen). megatrain export "
+        "completes the model.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
+static void print_formats(int roff)
+{
+    static const char *const text[] = {
+        "Conversations (messages, sharegpt), alpaca, prompts with completions, text and token ids are read from JSON lines, JSON, "
+        "CSV, TSV, Parquet or Arrow, and from LLaMA-Factory's dataset_info.json.",
+        "Text becomes tokens once, by the model's own tokenizer.json and chat template; a cache keyed by content keeps them "
+        "(data.cache_dir). Only the assistant's turns are trained, with the token that ends each (data.train_on).",
+        "megatrain does not check role names; the chat template decides. megatrain data show prints samples with the trained "
+        "tokens marked, megatrain data stats their lengths and shares.",
+        NULL};
+    print_paragraphs(text, roff);
+}
+
+const struct cli_topic cli_topics[] = {
+    {"models", "supported models and formats of weights", print_models},
+    {"adapters", "LoRA and DoRA: what can have adapters, and how they are named", print_adapters},
+    {"base", "frozen weights: packed, on drives, or read in place from the model's files", print_base},
+    {"formats", "formats of training data, and what is trained of them", print_formats},
+};
+const size_t cli_n_topics = MT_ARRAY_LEN(cli_topics);

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of README.md, as a newcomer types them: every indented line that begins with "megatrain", in the order of
+the page, in a folder with a model and conversations. DIR and OUT stand for the model's folder and the run's."""
+import json
+import os
+import random
+import re
+import shlex
+import tempfile
+
+import data_env
+
+data_env.enter("tokenizers")
+ROOT = data_env.ROOT
+
+from families import conversation, write_tokenizer
+from tiny import config, megatrain, write_model
+
+
+def commands(page):
+    """[(words of a command, file that its output goes to)], without what follows a #."""
+    out = []
+    for line in re.findall(r"^    (megatrain .*)$", page, re.M):
+        words, _, target = line.split("  #")[0].partition(" > ")
+        out.append((shlex.split(words)[1:], target.strip()))
+    return out
+
+
+def make(tmp):
+    model = write_model(os.path.join(tmp, "model-of-mine"),
+                        config("qwen3", vocab_size=704, num_hidden_layers=2, max_position_embeddings=8192))
+    write_tokenizer(model, "qwen3")
+    with open(os.path.join(tmp, "talk.jsonl"), "w") as f:
+        for i in range(60):
+            f.write(json.dumps(conversation(random.Random(i), "qwen3")) + "\n")
+    return model
+
+
+def fill_in(path):
+    """What a newcomer writes into the file: data, a folder, and here a short run on the cpu device."""
+    text = open(path).read()
+    for section, key, value in [("model", "init", "random"), ("data", "train", "talk.jsonl"), ("data", "seq_len", "2048"),
+                                ("data", "overlong", "truncate"), ("train", "epochs", ""), ("train", "steps", "2"),
+                                ("train", "tokens_per_step", "4096"), ("checkpoint", "dir", "out"), ("device", "kind", "cpu")]:
+        begin = text.index(f"[{section}]")
+        part, n = re.subn(rf"^{key} =.*$", f"{key} = {value}", text[begin:], count=1, flags=re.M)
+        assert n, key
+        text = text[:begin] + part
+    open(path, "w").write(text)
+
+
+with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+    asked = commands(f.read())
+assert len(asked) >= 9, asked
+os.environ["MEGATRAIN_PROBE_SMALL"] = "1" # small shapes
+with tempfile.TemporaryDirectory() as tmp:
+    model = make(tmp)
+    os.chdir(tmp)
+    for words, target in asked:
+        words = [{"DIR": model, "OUT": "out"}.get(w, w) for w in words]
+        if words == ["run", "config.ini"]: # the first line of the page says what kind of program it is
+            continue
+        said = megatrain(*words)
+        if target:
+            open(target, "w").write(said.stdout)
+            fill_in(target)
+        print(f"ok megatrain {' '.join(words)}", flush=True)
+    assert os.path.exists("out/report.html"), os.listdir("out")
