@@ -58,9 +58,9 @@ public:
 
     std::shared_ptr<fe::graph::Graph> build()
     {
-        tensor q = input("q", Q, s.n_q, s.ld_q, MT_FUSED_Q);
-        tensor k = input("k", K, s.n_kv, s.ld_k, MT_FUSED_K);
-        tensor v = input("v", V, s.n_kv, s.ld_v, MT_FUSED_V);
+        tensor q = input("q", Q, {s.n_q, s.dim, s.q}, MT_FUSED_Q);
+        tensor k = input("k", K, {s.n_kv, s.dim, s.k}, MT_FUSED_K);
+        tensor v = input("v", V, {s.n_kv, s.dim_v, s.v}, MT_FUSED_V);
         if (s.backward)
             add_backward(q, k, v);
         else
@@ -89,9 +89,14 @@ private:
         return t;
     }
 
-    template <typename T> void lay_out(T &t, int64_t heads, int64_t ld, int which)
+    struct heads {
+        int64_t n, dim;
+        mt_fused_tensor at;
+    };
+
+    template <typename T> void lay_out(T &t, const heads &h, int which)
     {
-        t.set_dim({s.batch, heads, s.len, s.head_dim}).set_stride({s.len * ld, s.head_dim, ld, 1});
+        t.set_dim({s.batch, h.n, s.len, h.dim}).set_stride({s.len * h.at.ld, h.at.stride, h.at.ld, 1});
         if (s.ragged)
             t.set_ragged_offset(table(which));
     }
@@ -105,18 +110,18 @@ private:
             t.set_stride({s.n_q * s.len, s.len, 1, 1});
     }
 
-    tensor input(const char *name, int64_t id, int64_t heads, int64_t ld, int which)
+    tensor input(const char *name, int64_t id, const heads &h, int which)
     {
         fe::graph::Tensor_attributes t;
         t.set_name(name).set_uid(id);
-        lay_out(t, heads, ld, which);
+        lay_out(t, h, which);
         return graph->tensor(t);
     }
 
-    void output(const tensor &t, int64_t id, int64_t heads, int64_t ld, int which)
+    void output(const tensor &t, int64_t id, const heads &h, int which)
     {
         t->set_output(true).set_uid(id);
-        lay_out(*t, heads, ld, which);
+        lay_out(*t, h, which);
     }
 
     // Causal: keys up to the diagonal; a window's left bound counts the token itself.
@@ -136,15 +141,15 @@ private:
         auto node = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
         mask(node);
         auto [o, stats] = graph->sdpa(q, k, v, node);
-        output(o, O, s.n_q, s.ld_o, MT_FUSED_O);
+        output(o, O, {s.n_q, s.dim_v, s.o}, MT_FUSED_O);
         stats->set_output(true).set_uid(STATS);
         lay_out_stats(*stats);
     }
 
     void add_backward(const tensor &q, const tensor &k, const tensor &v)
     {
-        tensor o = input("o", O, s.n_q, s.ld_o, MT_FUSED_O);
-        tensor d_o = input("d_o", D_O, s.n_q, s.ld_o, MT_FUSED_O);
+        tensor o = input("o", O, {s.n_q, s.dim_v, s.o}, MT_FUSED_O);
+        tensor d_o = input("d_o", D_O, {s.n_q, s.dim_v, s.o}, MT_FUSED_O);
         fe::graph::Tensor_attributes attributes;
         attributes.set_name("stats").set_uid(STATS);
         lay_out_stats(attributes);
@@ -156,9 +161,9 @@ private:
         if (s.ragged)
             node.set_max_total_seq_len_q(s.total).set_max_total_seq_len_kv(s.total);
         auto [dq, dk, dv] = graph->sdpa_backward(q, k, v, o, d_o, stats, node);
-        output(dq, DQ, s.n_q, s.ld_dq, MT_FUSED_DQ);
-        output(dk, DK, s.n_kv, s.ld_dk, MT_FUSED_DK);
-        output(dv, DV, s.n_kv, s.ld_dv, MT_FUSED_DV);
+        output(dq, DQ, {s.n_q, s.dim, s.dq}, MT_FUSED_DQ);
+        output(dk, DK, {s.n_kv, s.dim, s.dk}, MT_FUSED_DK);
+        output(dv, DV, {s.n_kv, s.dim_v, s.dv}, MT_FUSED_DV);
     }
 };
 

@@ -45,18 +45,32 @@ static void set_keys(struct tile *t, size_t k0, size_t most)
     t->ld = mt_align_up(t->n_keys, MT_CUDA_COLUMN_ALIGN);
 }
 
-/* Element (row, head) of a packed matrix. */
-static const void *at(const void *base, enum mt_dtype t, size_t row, size_t ld, size_t head, size_t d)
+/* The beginning of a head of a row. */
+static void *at(const struct mt_heads *h, enum mt_dtype t, size_t row, size_t head)
 {
-    return (const char *)base + (row * ld + head * d) * mt_dtype_size(t);
+    return (char *)h->p + mt_heads_at(h, row, head) * mt_dtype_size(t);
+}
+
+/* The same heads from a row on. */
+static struct mt_heads from_row(const struct mt_heads *h, enum mt_dtype t, size_t row)
+{
+    struct mt_heads x = *h;
+    x.p = at(h, t, row, 0);
+    return x;
+}
+
+/* The plane of a head of probabilities. */
+static const void *plane_of(const void *p, enum mt_dtype t, size_t head, size_t plane)
+{
+    return (const char *)p + head * plane * mt_dtype_size(t);
 }
 
 static struct mt_cuda_scores scores_of(const struct mt_attention *a, const struct tile *t,
                                        const struct mt_cuda_tiled_buffers *r)
 {
     return (struct mt_cuda_scores){
-        .rows = t->rows, .n_heads = a->n_q, .n_keys = t->n_keys, .ld = t->ld, .q0 = t->q0,
-        .k0 = t->k0, .window = a->window, .dtype = a->dtype, .s = r->s, .p = r->p,
+        .rows = t->rows, .n_heads = a->q.n, .n_keys = t->n_keys, .ld = t->ld, .q0 = t->q0,
+        .k0 = t->k0, .window = a->window, .dtype = a->dtype, .cap = a->cap, .s = r->s, .p = r->p,
         .lse = a->lse + t->doc + t->q0, .lse_stride = a->n};
 }
 
@@ -79,7 +93,7 @@ struct products {
 static int for_heads(struct mt_cuda_device *d, const struct mt_attention_bwd *b, const struct tile *t,
                      const struct mt_cuda_tiled_buffers *r, struct products f, struct mt_err *err)
 {
-    size_t n_kv = b->fwd.n_kv, group = b->fwd.n_q / n_kv;
+    size_t n_kv = b->fwd.k.n, group = b->fwd.q.n / n_kv;
     bool by_group = !f.sums && group > n_kv;
     int rc = 0;
     for (size_t i = 0; i < (by_group ? n_kv : group) && !rc; i++) {
@@ -99,12 +113,12 @@ static struct mt_cuda_product scores(const struct mt_attention_bwd *b, const str
                                      const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, plane = t->rows * t->ld;
+    size_t plane = t->rows * t->ld;
     return (struct mt_cuda_product){
-        .m = t->rows, .n = t->n_keys, .k = hd, .d_dtype = MT_F32, .trans_b = true, .alpha = a->scale,
-        .a = at(a->q, a->dtype, t->doc + t->q0, a->ld_q, h.q, hd), .lda = a->ld_q,
-        .stride_a = h.q_step * hd, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, h.kv, hd),
-        .ldb = a->ld_k, .stride_b = h.kv_step * hd, .d = r->s + h.q * plane, .ldd = t->ld,
+        .m = t->rows, .n = t->n_keys, .k = a->q.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = a->scale,
+        .a = at(&a->q, a->dtype, t->doc + t->q0, h.q), .lda = a->q.ld,
+        .stride_a = h.q_step * a->q.stride, .b = at(&a->k, a->dtype, t->doc + t->k0, h.kv),
+        .ldb = a->k.ld, .stride_b = h.kv_step * a->k.stride, .d = r->s + h.q * plane, .ldd = t->ld,
         .stride_d = h.q_step * plane};
 }
 
@@ -113,13 +127,12 @@ static struct mt_cuda_product outputs(const struct mt_attention_bwd *b, const st
                                       const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, plane = t->rows * t->ld;
+    size_t plane = t->rows * t->ld;
     return (struct mt_cuda_product){
-        .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = a->dtype, .alpha = 1,
-        .a = at(r->p, a->dtype, 0, 0, h.q, plane), .lda = t->ld, .stride_a = h.q_step * plane,
-        .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, h.kv, hd), .ldb = a->ld_v, .stride_b = h.kv_step * hd,
-        .d = (void *)(uintptr_t)at(a->o, a->dtype, t->doc + t->q0, a->ld_o, h.q, hd),
-        .ldd = a->ld_o, .stride_d = h.q_step * hd};
+        .m = t->rows, .n = a->v.dim, .k = t->n_keys, .d_dtype = a->dtype, .alpha = 1,
+        .a = plane_of(r->p, a->dtype, h.q, plane), .lda = t->ld, .stride_a = h.q_step * plane,
+        .b = at(&a->v, a->dtype, t->doc + t->k0, h.kv), .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride,
+        .d = at(&a->o, a->dtype, t->doc + t->q0, h.q), .ldd = a->o.ld, .stride_d = h.q_step * a->o.stride};
 }
 
 /* dP = dO V' */
@@ -128,39 +141,39 @@ static struct mt_cuda_product probability_gradient(const struct mt_attention_bwd
                                                    struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, plane = t->rows * t->ld;
+    size_t plane = t->rows * t->ld;
     return (struct mt_cuda_product){
-        .m = t->rows, .n = t->n_keys, .k = hd, .d_dtype = MT_F32, .trans_b = true, .alpha = 1,
-        .a = at(b->d_o, a->dtype, t->doc + t->q0, a->ld_o, h.q, hd), .lda = a->ld_o,
-        .stride_a = h.q_step * hd, .b = at(a->v, a->dtype, t->doc + t->k0, a->ld_v, h.kv, hd),
-        .ldb = a->ld_v, .stride_b = h.kv_step * hd, .d = r->dp + h.q * plane, .ldd = t->ld,
+        .m = t->rows, .n = t->n_keys, .k = a->v.dim, .d_dtype = MT_F32, .trans_b = true, .alpha = 1,
+        .a = at(&b->d_o, a->dtype, t->doc + t->q0, h.q), .lda = b->d_o.ld,
+        .stride_a = h.q_step * b->d_o.stride, .b = at(&a->v, a->dtype, t->doc + t->k0, h.kv),
+        .ldb = a->v.ld, .stride_b = h.kv_step * a->v.stride, .d = r->dp + h.q * plane, .ldd = t->ld,
         .stride_d = h.q_step * plane};
 }
 
 /* dV += P' dO, or with dS and Q: dK += scale dS' Q */
 static struct mt_cuda_product key_gradient(const struct mt_attention *a, const struct tile *t,
-                                           struct heads h, float alpha, const void *p, const void *x,
-                                           size_t ld_x, float *sum)
+                                           struct heads h, float alpha, const void *p, const struct mt_heads *x,
+                                           float *sum)
 {
-    size_t hd = a->head_dim, plane = t->rows * t->ld;
+    size_t hd = x->dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->n_keys, .n = hd, .k = t->rows, .d_dtype = MT_F32, .trans_a = true, .alpha = alpha,
-        .beta = 1, .a = at(p, a->dtype, 0, 0, h.q, plane), .lda = t->ld,
-        .stride_a = h.q_step * plane, .b = at(x, a->dtype, t->doc + t->q0, ld_x, h.q, hd),
-        .ldb = ld_x, .stride_b = h.q_step * hd, .d = sum + (h.kv * t->len + t->k0) * hd, .ldd = hd,
+        .beta = 1, .a = plane_of(p, a->dtype, h.q, plane), .lda = t->ld,
+        .stride_a = h.q_step * plane, .b = at(x, a->dtype, t->doc + t->q0, h.q),
+        .ldb = x->ld, .stride_b = h.q_step * x->stride, .d = sum + (h.kv * t->len + t->k0) * hd, .ldd = hd,
         .stride_d = h.kv_step * t->len * hd};
 }
 
 static struct mt_cuda_product dv_product(const struct mt_attention_bwd *b, const struct tile *t,
                                          const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
-    return key_gradient(&b->fwd, t, h, 1, r->p, b->d_o, b->fwd.ld_o, r->dv);
+    return key_gradient(&b->fwd, t, h, 1, r->p, &b->d_o, r->dv);
 }
 
 static struct mt_cuda_product dk_product(const struct mt_attention_bwd *b, const struct tile *t,
                                          const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
-    return key_gradient(&b->fwd, t, h, b->fwd.scale, r->ds, b->fwd.q, b->fwd.ld_q, r->dk);
+    return key_gradient(&b->fwd, t, h, b->fwd.scale, r->ds, &b->fwd.q, r->dk);
 }
 
 /* dQ (+)= scale dS K */
@@ -168,12 +181,13 @@ static struct mt_cuda_product dq_product(const struct mt_attention_bwd *b, const
                                          const struct mt_cuda_tiled_buffers *r, struct heads h)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t hd = a->head_dim, plane = t->rows * t->ld;
+    size_t hd = a->q.dim, plane = t->rows * t->ld;
     return (struct mt_cuda_product){
         .m = t->rows, .n = hd, .k = t->n_keys, .d_dtype = MT_F32, .alpha = a->scale,
-        .beta = t->first_keys ? 0.0f : 1.0f, .a = at(r->ds, a->dtype, 0, 0, h.q, plane), .lda = t->ld,
-        .stride_a = h.q_step * plane, .b = at(a->k, a->dtype, t->doc + t->k0, a->ld_k, h.kv, hd), .ldb = a->ld_k,
-        .stride_b = h.kv_step * hd, .d = r->dq + h.q * t->rows * hd, .ldd = hd, .stride_d = h.q_step * t->rows * hd};
+        .beta = t->first_keys ? 0.0f : 1.0f, .a = plane_of(r->ds, a->dtype, h.q, plane), .lda = t->ld,
+        .stride_a = h.q_step * plane, .b = at(&a->k, a->dtype, t->doc + t->k0, h.kv), .ldb = a->k.ld,
+        .stride_b = h.kv_step * a->k.stride, .d = r->dq + h.q * t->rows * hd, .ldd = hd,
+        .stride_d = h.q_step * t->rows * hd};
 }
 
 static int forward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
@@ -196,7 +210,7 @@ int mt_cuda_tiled_attention(struct mt_cuda_device *d, const struct mt_attention 
     int rc = 0;
     for (size_t doc = 0; doc < a->n_docs && !rc; doc++) {
         struct tile t = document(a, doc);
-        size_t rows = mt_cuda_tile_rows(t.len, a->n_q);
+        size_t rows = mt_cuda_tile_rows(t.len, a->q.n);
         for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
             t.rows = MT_MIN(rows, t.len - t.q0);
             set_keys(&t, first_key(a, t.q0), t.len);
@@ -213,10 +227,8 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
     struct mt_cuda_scores s = scores_of(a, t, r);
     s.dp = r->dp;
     s.ds = r->ds;
-    s.o = at(a->o, a->dtype, t->doc + t->q0, a->ld_o, 0, 0);
-    s.d_o = at(b->d_o, a->dtype, t->doc + t->q0, a->ld_o, 0, 0);
-    s.ld_o = a->ld_o;
-    s.head_dim = a->head_dim;
+    s.o = from_row(&a->o, a->dtype, t->doc + t->q0);
+    s.d_o = from_row(&b->d_o, a->dtype, t->doc + t->q0);
     int rc = for_heads(d, b, t, r, (struct products){scores, false, "attention_bwd, scores"}, err);
     if (!rc)
         rc = for_heads(d, b, t, r, (struct products){probability_gradient, false, "attention_bwd, dP"}, err);
@@ -232,13 +244,12 @@ static int backward_tile(struct mt_cuda_device *d, const struct mt_attention_bwd
 }
 
 /* Stores the sums of `rows` rows, from `row` of the batch on, in the caller's dtype and layout. */
-static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, void *dst, size_t ld, size_t row,
-                      const float *sums, size_t rows, size_t n_heads, struct mt_err *err)
+static int store_sums(struct mt_cuda_device *d, const struct mt_attention *a, const struct mt_heads *to, size_t row,
+                      const float *sums, size_t rows, struct mt_err *err)
 {
-    cudaError_t e = mt_cuda_store_heads((char *)dst + row * ld * mt_dtype_size(a->dtype), ld, a->dtype, sums,
-                                        rows, n_heads, a->head_dim, d->streams[MT_STREAM_COMPUTE]);
-    return mt_cuda_check(d, e, err, "attention_bwd: storing %zu rows of %zu heads of %zu", rows, n_heads,
-                         a->head_dim);
+    struct mt_heads dst = from_row(to, a->dtype, row);
+    cudaError_t e = mt_cuda_store_heads(&dst, a->dtype, sums, rows, d->streams[MT_STREAM_COMPUTE]);
+    return mt_cuda_check(d, e, err, "attention_bwd: storing %zu rows of %zu heads of %zu", rows, dst.n, dst.dim);
 }
 
 /* A tile's queries with all of their keys, one tile at a time. */
@@ -246,15 +257,14 @@ static int backward_queries(struct mt_cuda_device *d, const struct mt_attention_
                             const struct mt_cuda_tiled_buffers *r, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t first = first_key(a, t->q0), most = mt_cuda_tile_keys(a->n_q);
+    size_t first = first_key(a, t->q0), most = mt_cuda_tile_keys(a->q.n);
     int rc = 0;
     for (size_t k0 = first; k0 < t->q0 + t->rows && !rc; k0 += most) {
         set_keys(t, k0, most);
         t->first_keys = k0 == first;
         rc = backward_tile(d, b, t, r, err);
     }
-    return rc ? rc
-              : store_sums(d, a, b->dq, b->ld_dq, t->doc + t->q0, r->dq, t->rows, a->n_q, err);
+    return rc ? rc : store_sums(d, a, &b->dq, t->doc + t->q0, r->dq, t->rows, err);
 }
 
 static int backward_document(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
@@ -263,18 +273,18 @@ static int backward_document(struct mt_cuda_device *d, const struct mt_attention
     const struct mt_attention *a = &b->fwd;
     cudaStream_t stream = d->streams[MT_STREAM_COMPUTE];
     struct tile t = document(a, doc);
-    size_t bytes = a->n_kv * t.len * a->head_dim * sizeof(float);
-    cudaError_t e = cudaMemsetAsync(r->dk, 0, bytes, stream);
+    size_t of_head = a->k.n * t.len * sizeof(float);
+    cudaError_t e = cudaMemsetAsync(r->dk, 0, of_head * a->k.dim, stream);
     if (e == cudaSuccess)
-        e = cudaMemsetAsync(r->dv, 0, bytes, stream);
-    int rc = mt_cuda_check(d, e, err, "attention_bwd: zero of %zu bytes", bytes);
+        e = cudaMemsetAsync(r->dv, 0, of_head * a->v.dim, stream);
+    int rc = mt_cuda_check(d, e, err, "attention_bwd: zero of %zu bytes", of_head * (a->k.dim + a->v.dim));
     for (; t.q0 < t.len && !rc; t.q0 += t.rows) {
         t.rows = MT_MIN((size_t)MT_CUDA_TILE_ROWS, t.len - t.q0);
         rc = backward_queries(d, b, &t, r, err);
     }
     if (!rc)
-        rc = store_sums(d, a, b->dk, b->ld_dk, t.doc, r->dk, t.len, a->n_kv, err);
-    return rc ? rc : store_sums(d, a, b->dv, b->ld_dv, t.doc, r->dv, t.len, a->n_kv, err);
+        rc = store_sums(d, a, &b->dk, t.doc, r->dk, t.len, err);
+    return rc ? rc : store_sums(d, a, &b->dv, t.doc, r->dv, t.len, err);
 }
 
 int mt_cuda_tiled_attention_bwd(struct mt_cuda_device *d, const struct mt_attention_bwd *b,

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/heads.h"
 #include "fused.h"
 
 #ifdef __cplusplus
@@ -36,13 +37,14 @@ struct mt_docs_tables {
 cudaError_t mt_cuda_docs_tables(const struct mt_docs_tables *t, cudaStream_t stream);
 
 /**
- * bf16 rows of `width` elements; width and ld are multiples of 8, pointers are 16-byte aligned. Copies document i's
- * rows to `padded` (without gaps) from row i * len on, followed by zeros; or, with `back`, the other way.
+ * bf16 heads of packed rows; all distances and the width are multiples of 8, pointers are 16-byte aligned. Copies
+ * document i's rows to `padded` (without gaps) from row i * len on, followed by zeros; or, with `back`, the other way.
  */
 struct mt_docs_rows {
     struct mt_docs docs;
-    size_t len, width, ld;
-    void *packed, *padded;
+    size_t len;
+    struct mt_heads packed;
+    void *padded;
     bool back;
 };
 cudaError_t mt_cuda_docs_rows(const struct mt_docs_rows *p, cudaStream_t stream);

@@ -77,16 +77,16 @@ void mt_cuda_fused_describe(const struct mt_cuda_device *d, char *buf, size_t le
     d->fused->engine->describe(buf, len);
 }
 
-static bool rows_fit(const void *p, size_t ld)
+static bool heads_fit(const struct mt_heads *h)
 {
-    return (uintptr_t)p % 16 == 0 && ld % 8 == 0;
+    return (uintptr_t)h->p % 16 == 0 && h->ld % 8 == 0 && h->stride % 8 == 0 && h->dim % 8 == 0 &&
+           h->dim <= MAX_HEAD_DIM;
 }
 
 static bool suits(const struct mt_attention *a)
 {
-    return a->dtype == MT_BF16 && a->head_dim % 8 == 0 && a->head_dim <= MAX_HEAD_DIM &&
-           rows_fit(a->q, a->ld_q) && rows_fit(a->k, a->ld_k) && rows_fit(a->v, a->ld_v) &&
-           rows_fit(a->o, a->ld_o) && (uintptr_t)a->workspace % 16 == 0;
+    return a->dtype == MT_BF16 && !(a->cap > 0) && heads_fit(&a->q) && heads_fit(&a->k) && heads_fit(&a->v) &&
+           heads_fit(&a->o) && (uintptr_t)a->workspace % 16 == 0;
 }
 
 static size_t doc_len(const struct mt_attention *a, size_t doc)
@@ -114,16 +114,27 @@ static bool even(const struct mt_attention *a)
     return true;
 }
 
+static struct mt_fused_tensor tensor_of(const struct mt_heads *h)
+{
+    return (struct mt_fused_tensor){(int64_t)h->ld, (int64_t)h->stride};
+}
+
 static struct mt_fused_shape shape_of(const struct mt_attention *a, size_t batch, size_t len)
 {
     uint32_t scale;
     memcpy(&scale, &a->scale, sizeof(scale));
     return (struct mt_fused_shape){
-        .batch = (int64_t)batch, .n_q = (int64_t)a->n_q, .n_kv = (int64_t)a->n_kv,
-        .len = (int64_t)len, .head_dim = (int64_t)a->head_dim,
+        .batch = (int64_t)batch, .n_q = (int64_t)a->q.n, .n_kv = (int64_t)a->k.n,
+        .len = (int64_t)len, .dim = (int64_t)a->q.dim, .dim_v = (int64_t)a->v.dim,
         .window = a->window < len ? (int64_t)a->window : 0, .scale_bits = scale,
-        .ld_q = (int64_t)a->ld_q, .ld_k = (int64_t)a->ld_k, .ld_v = (int64_t)a->ld_v,
-        .ld_o = (int64_t)a->ld_o};
+        .q = tensor_of(&a->q), .k = tensor_of(&a->k), .v = tensor_of(&a->v), .o = tensor_of(&a->o)};
+}
+
+static void set_gradients(struct mt_fused_shape *s, const struct mt_attention_bwd *b)
+{
+    s->dq = tensor_of(&b->dq);
+    s->dk = tensor_of(&b->dk);
+    s->dv = tensor_of(&b->dv);
 }
 
 enum outcome { DONE, REFUSED, FAILED };
@@ -157,7 +168,7 @@ static enum outcome run(struct mt_cuda_device *d, const struct mt_cuda_fused_buf
         if (!f->notified)
             mt_info("using tiles for attention%s of %lld documents of %lld, %lld and %lld heads of %lld: %s",
                     s->backward ? "'s backward" : "", (long long)s->batch, (long long)s->len,
-                    (long long)s->n_q, (long long)s->n_kv, (long long)s->head_dim,
+                    (long long)s->n_q, (long long)s->n_kv, (long long)s->dim,
                     why[0] ? why : "its workspace would be too large");
         f->notified = true;
         return REFUSED;
@@ -198,7 +209,7 @@ static enum outcome make_ragged(struct mt_cuda_device *d, const struct mt_attent
     struct mt_docs_tables t = {
         .cu_seqlens = a->cu_seqlens, .n_docs = a->n_docs, .batch = (size_t)s->batch, .lens = r->lens,
         .tables = r->tables,
-        .multiplier = {s->ld_q, s->ld_k, s->ld_v, s->ld_o, s->n_q, s->ld_dq, s->ld_dk, s->ld_dv}};
+        .multiplier = {s->q.ld, s->k.ld, s->v.ld, s->o.ld, s->n_q, s->dq.ld, s->dk.ld, s->dv.ld}};
     c->lens = r->lens;
     for (int k = 0; k < MT_FUSED_N_TABLES; k++)
         c->offsets[k] = r->tables + (size_t)k * (t.batch + 1);
@@ -218,14 +229,14 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
     bool same = way == MT_TRIAL_FIXED;
     size_t len = same ? doc_len(a, 0) : mt_cuda_padded_len(longest(a));
     struct mt_fused_shape s = shape_of(a, batch_of(a, way), len);
-    struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .stats = r.stats};
+    struct mt_fused_call c = {.q = a->q.p, .k = a->k.p, .v = a->v.p, .o = a->o.p, .stats = r.stats};
     enum outcome rc = same ? DONE : make_ragged(d, a, &r, &s, &c, err);
     if (rc == DONE)
         rc = run(d, &r, &s, &c, err);
     if (rc == DONE)
         rc = move_stats(d, a, &r,
                         (struct mt_docs_stats){.kind = same ? MT_STATS_EVEN : MT_STATS_RAGGED,
-                                               .n = a->n, .len = len, .n_heads = a->n_q,
+                                               .n = a->n, .len = len, .n_heads = a->q.n,
                                                .to_lse = true},
                         err);
     return rc;
@@ -235,16 +246,16 @@ static enum outcome forward(struct mt_cuda_device *d, const struct mt_attention 
 static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_buffers *r, size_t len, size_t *batch,
                 size_t *kv)
 {
-    size_t group = a->n_q / a->n_kv;
-    *kv = a->n_kv;
+    size_t group = a->q.n / a->k.n;
+    *kv = a->k.n;
     while (mt_cuda_fused_quadratic_bytes(*batch, len, *kv * group) +
-               mt_cuda_fused_linear_bytes(*batch * len, *kv * group, a->head_dim) > r->lib_bytes) {
+               mt_cuda_fused_linear_bytes(*batch * len, *kv * group, a) > r->lib_bytes) {
         if (*batch > 1) {
             *batch /= 2;
         } else if (*kv > 1) {
             do
                 --*kv;
-            while (a->n_kv % *kv);
+            while (a->k.n % *kv);
         } else {
             return false;
         }
@@ -252,20 +263,24 @@ static bool fit(const struct mt_attention *a, const struct mt_cuda_fused_buffers
     return true;
 }
 
-/* First rows of the tensors, with all heads. In backward a call takes `kv` key heads from `kv0` on. */
+/* The tensors from a row on, with all heads. */
 struct rows {
-    const char *q, *k, *v, *o, *d_o;
-    char *dq, *dk, *dv;
+    struct mt_heads q, k, v, o, d_o, dq, dk, dv;
 };
 
+static void *head_at(const struct mt_heads *h, size_t head)
+{
+    return (char *)h->p + mt_heads_at(h, 0, head) * 2;
+}
+
+/* A backward call of some key heads, from `kv0` on. */
 static struct mt_fused_call heads_from(const struct mt_attention *a, const struct rows *x, size_t kv0,
                                        float *stats)
 {
-    size_t at_q = kv0 * (a->n_q / a->n_kv) * a->head_dim * 2, at_kv = kv0 * a->head_dim * 2;
-    return (struct mt_fused_call){.q = x->q + at_q, .k = x->k + at_kv, .v = x->v + at_kv,
-                                  .o = (void *)(uintptr_t)(x->o + at_q), .d_o = x->d_o + at_q,
-                                  .stats = stats, .dq = x->dq + at_q, .dk = x->dk + at_kv,
-                                  .dv = x->dv + at_kv};
+    size_t q0 = kv0 * (a->q.n / a->k.n);
+    return (struct mt_fused_call){.q = head_at(&x->q, q0), .k = head_at(&x->k, kv0), .v = head_at(&x->v, kv0),
+                                  .o = head_at(&x->o, q0), .d_o = head_at(&x->d_o, q0), .stats = stats,
+                                  .dq = head_at(&x->dq, q0), .dk = head_at(&x->dk, kv0), .dv = head_at(&x->dv, kv0)};
 }
 
 /* Backward of the documents at rows x, some heads at a time; `stats` describes the source of their log-sum-exps. */
@@ -274,13 +289,13 @@ static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_att
                                    const struct rows *x, size_t kv, struct mt_docs_stats stats,
                                    struct mt_err *err)
 {
-    size_t group = a->n_q / a->n_kv;
+    size_t group = a->q.n / a->k.n;
     enum outcome rc = DONE;
     s.backward = 1;
     s.n_kv = (int64_t)kv;
     s.n_q = (int64_t)(kv * group);
     stats.n_heads = kv * group;
-    for (size_t kv0 = 0; kv0 < a->n_kv && rc == DONE; kv0 += kv) {
+    for (size_t kv0 = 0; kv0 < a->k.n && rc == DONE; kv0 += kv) {
         struct mt_fused_call c = heads_from(a, x, kv0, r->stats);
         stats.head0 = kv0 * group;
         rc = move_stats(d, a, r, stats, err);
@@ -290,9 +305,11 @@ static enum outcome backward_heads(struct mt_cuda_device *d, const struct mt_att
     return rc;
 }
 
-static char *row_at(const void *base, size_t row, size_t ld)
+static struct mt_heads from_row(const struct mt_heads *h, size_t row)
 {
-    return (char *)(uintptr_t)base + row * ld * 2;
+    struct mt_heads x = *h;
+    x.p = (char *)h->p + row * h->ld * 2;
+    return x;
 }
 
 static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_attention_bwd *b,
@@ -306,13 +323,10 @@ static enum outcome backward_even(struct mt_cuda_device *d, const struct mt_atte
     for (size_t doc = 0; doc < a->n_docs && rc == DONE; doc += batch) {
         size_t n = MT_MIN(batch, a->n_docs - doc), row = doc * len;
         struct mt_fused_shape s = shape_of(a, n, len);
-        s.ld_dq = (int64_t)b->ld_dq;
-        s.ld_dk = (int64_t)b->ld_dk;
-        s.ld_dv = (int64_t)b->ld_dv;
-        struct rows x = {.q = row_at(a->q, row, a->ld_q), .k = row_at(a->k, row, a->ld_k),
-                         .v = row_at(a->v, row, a->ld_v), .o = row_at(a->o, row, a->ld_o),
-                         .d_o = row_at(b->d_o, row, a->ld_o), .dq = row_at(b->dq, row, b->ld_dq),
-                         .dk = row_at(b->dk, row, b->ld_dk), .dv = row_at(b->dv, row, b->ld_dv)};
+        set_gradients(&s, b);
+        struct rows x = {.q = from_row(&a->q, row), .k = from_row(&a->k, row), .v = from_row(&a->v, row),
+                         .o = from_row(&a->o, row), .d_o = from_row(&b->d_o, row), .dq = from_row(&b->dq, row),
+                         .dk = from_row(&b->dk, row), .dv = from_row(&b->dv, row)};
         rc = backward_heads(d, a, r, s, &x, kv,
                             (struct mt_docs_stats){.kind = MT_STATS_EVEN, .n = n * len, .len = len,
                                                    .first_row = row},
@@ -327,31 +341,45 @@ static enum outcome backward_ragged(struct mt_cuda_device *d, const struct mt_at
     const struct mt_attention *a = &b->fwd;
     size_t len = mt_cuda_padded_len(longest(a)), total = mt_cuda_fused_total(a);
     if (d->sm < 90 || d->sm >= 120 ||
-        mt_cuda_fused_quadratic_bytes(batch, len, a->n_q) +
-                mt_cuda_fused_linear_bytes(total, a->n_q, a->head_dim) > r->lib_bytes)
+        mt_cuda_fused_quadratic_bytes(batch, len, a->q.n) + mt_cuda_fused_linear_bytes(total, a->q.n, a) >
+            r->lib_bytes)
         return REFUSED;
     struct mt_fused_shape s = shape_of(a, batch, len);
-    struct mt_fused_call c = {.q = a->q, .k = a->k, .v = a->v, .o = a->o, .d_o = b->d_o,
-                              .stats = r->stats, .dq = b->dq, .dk = b->dk, .dv = b->dv};
+    struct mt_fused_call c = {.q = a->q.p, .k = a->k.p, .v = a->v.p, .o = a->o.p, .d_o = b->d_o.p,
+                              .stats = r->stats, .dq = b->dq.p, .dk = b->dk.p, .dv = b->dv.p};
     s.backward = 1;
     s.total = (int64_t)total;
-    s.ld_dq = (int64_t)b->ld_dq;
-    s.ld_dk = (int64_t)b->ld_dk;
-    s.ld_dv = (int64_t)b->ld_dv;
+    set_gradients(&s, b);
     enum outcome rc = make_ragged(d, a, r, &s, &c, err);
     if (rc == DONE)
         rc = move_stats(d, a, r,
-                        (struct mt_docs_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->n_q},
+                        (struct mt_docs_stats){.kind = MT_STATS_RAGGED, .n = a->n, .n_heads = a->q.n},
                         err);
     return rc == DONE ? run(d, r, &s, &c, err) : rc;
 }
 
 static cudaError_t move_rows(struct mt_cuda_device *d, const struct mt_docs *docs, size_t len,
-                             size_t width, size_t ld, const void *packed, void *padded, bool back)
+                             const struct mt_heads *packed, void *padded, bool back)
 {
-    struct mt_docs_rows p = {.docs = *docs, .len = len, .width = width, .ld = ld,
-                             .packed = (void *)(uintptr_t)packed, .padded = padded, .back = back};
+    struct mt_docs_rows p = {.docs = *docs, .len = len, .packed = *packed, .padded = padded, .back = back};
     return mt_cuda_docs_rows(&p, d->streams[MT_STREAM_COMPUTE]);
+}
+
+/* The heads of `like`, side by side in rows without gaps, at *at, which moves behind `tokens` of them. */
+static struct mt_heads padded_heads(char **at, size_t tokens, const struct mt_heads *like)
+{
+    size_t width = like->n * like->dim;
+    struct mt_heads h = mt_heads(*at, width, like->n, like->dim);
+    *at += tokens * width * 2;
+    return h;
+}
+
+static struct rows padded_rows(char *at, size_t tokens, const struct mt_attention *a)
+{
+    return (struct rows){.q = padded_heads(&at, tokens, &a->q), .o = padded_heads(&at, tokens, &a->o),
+                         .d_o = padded_heads(&at, tokens, &a->o), .dq = padded_heads(&at, tokens, &a->q),
+                         .k = padded_heads(&at, tokens, &a->k), .v = padded_heads(&at, tokens, &a->v),
+                         .dk = padded_heads(&at, tokens, &a->k), .dv = padded_heads(&at, tokens, &a->v)};
 }
 
 /* A few documents of similar length, by padded copies. */
@@ -360,36 +388,27 @@ static enum outcome backward_copies(struct mt_cuda_device *d, const struct mt_at
                                     const struct mt_docs *docs, size_t len, size_t kv, struct mt_err *err)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim, n = (size_t)docs->n;
-    size_t big = r->pad_tokens * wq * 2, small = r->pad_tokens * wk * 2;
-    char *p = r->padded, *kvs = p + 4 * big;
-    struct rows x = {.q = p, .o = p + big, .d_o = p + 2 * big, .dq = p + 3 * big, .k = kvs,
-                     .v = kvs + small, .dk = kvs + 2 * small, .dv = kvs + 3 * small};
-    struct mt_fused_shape s = shape_of(a, n, len);
-    s.ld_q = s.ld_o = s.ld_dq = (int64_t)wq;
-    s.ld_k = s.ld_v = s.ld_dk = s.ld_dv = (int64_t)wk;
-    cudaError_t e = move_rows(d, docs, len, wq, a->ld_q, a->q, p, false);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wk, a->ld_k, a->k, kvs, false);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wk, a->ld_v, a->v, kvs + small, false);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wq, a->ld_o, a->o, p + big, false);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wq, a->ld_o, b->d_o, p + 2 * big, false);
+    struct rows x = padded_rows(r->padded, r->pad_tokens, a);
+    const struct mt_heads *in[] = {&a->q, &a->k, &a->v, &a->o, &b->d_o}, *out[] = {&b->dq, &b->dk, &b->dv};
+    void *in_copy[] = {x.q.p, x.k.p, x.v.p, x.o.p, x.d_o.p}, *out_copy[] = {x.dq.p, x.dk.p, x.dv.p};
+    struct mt_attention padded = *a;
+    padded.q = x.q;
+    padded.k = x.k;
+    padded.v = x.v;
+    padded.o = x.o;
+    struct mt_fused_shape s = shape_of(&padded, (size_t)docs->n, len);
+    set_gradients(&s, &(struct mt_attention_bwd){.dq = x.dq, .dk = x.dk, .dv = x.dv});
+    cudaError_t e = cudaSuccess;
+    for (size_t i = 0; i < MT_ARRAY_LEN(in) && e == cudaSuccess; i++)
+        e = move_rows(d, docs, len, in[i], in_copy[i], false);
     enum outcome rc = launched(d, e, "padded copies", err);
     if (rc == DONE)
         rc = backward_heads(d, a, r, s, &x, kv,
                             (struct mt_docs_stats){.kind = MT_STATS_PADDED, .docs = *docs, .len = len},
                             err);
-    if (rc != DONE)
-        return rc;
-    e = move_rows(d, docs, len, wq, b->ld_dq, b->dq, x.dq, true);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wk, b->ld_dk, b->dk, x.dk, true);
-    if (e == cudaSuccess)
-        e = move_rows(d, docs, len, wk, b->ld_dv, b->dv, x.dv, true);
-    return launched(d, e, "copies back", err);
+    for (size_t i = 0; i < MT_ARRAY_LEN(out) && rc == DONE && e == cudaSuccess; i++)
+        e = move_rows(d, docs, len, out[i], out_copy[i], true);
+    return rc == DONE ? launched(d, e, "copies back", err) : rc;
 }
 
 /* All documents of padded length `len`, a power of two of them at a time. */
@@ -463,15 +482,15 @@ static struct mt_trial results_of(const struct call *c)
 {
     const struct mt_attention *a = c->a;
     const struct mt_attention_bwd *b = c->b;
-    size_t wq = a->n_q * a->head_dim, wk = a->n_kv * a->head_dim;
     if (!b)
         return (struct mt_trial){
-            .tensor = {{"o", a->o, a->dtype, a->n, wq, a->ld_o, 0, false},
-                       {"the log-sum-exp", a->lse, MT_F32, a->n_q, a->n, a->n, sqrt((double)(a->n_q * a->n)), false}},
+            .tensor = {{"o", a->o, a->dtype, a->n, 0, false},
+                       {"the log-sum-exp", mt_heads(a->lse, a->n, 1, a->n), MT_F32, a->q.n,
+                        sqrt((double)(a->q.n * a->n)), false}},
             .n = 2};
-    return (struct mt_trial){.tensor = {{"dv", b->dv, a->dtype, a->n, wk, b->ld_dv, 0.05, true},
-                                        {"dk", b->dk, a->dtype, a->n, wk, b->ld_dk, 0.05, true},
-                                        {"dq", b->dq, a->dtype, a->n, wq, b->ld_dq, 0.05, true}},
+    return (struct mt_trial){.tensor = {{"dv", b->dv, a->dtype, a->n, 0.05, true},
+                                        {"dk", b->dk, a->dtype, a->n, 0.05, true},
+                                        {"dq", b->dq, a->dtype, a->n, 0.05, true}},
                              .n = 3};
 }
 
@@ -496,7 +515,7 @@ static enum outcome compare(struct mt_cuda_device *d, const struct call *c, cons
     if (wrong)
         mt_warn("%s: attention%s with heads of %d%s%s is wrong: %s. Such calls are done in another way from now on, which is "
                 "slower; another version of the library may be correct", d->fused->trials.engine,
-                k->backward ? "'s backward" : "", k->head_dim, k->window ? ", a window" : "",
+                k->backward ? "'s backward" : "", k->dim, k->window ? ", a window" : "",
                 k->way == MT_TRIAL_ROUNDED ? ", empty sequences" : "", why);
     else if (!rc)
         rc = mt_trial_restore(d, &t, err);
@@ -509,7 +528,7 @@ static enum outcome attempt(struct mt_cuda_device *d, const struct call *c, enum
     const struct mt_attention *a = c->a;
     struct mt_cuda_fused *f = d->fused;
     struct mt_trial_kind k = {.backward = c->b, .window = a->window && a->window < a->max_len, .way = way,
-                              .head_dim = (int)a->head_dim};
+                              .dim = (int)a->q.dim, .dim_v = (int)a->v.dim};
     f->verdict = mt_trials_find(&f->trials, &k);
     if (f->verdict && *f->verdict == MT_TRIAL_TILES)
         return REFUSED;
@@ -562,7 +581,7 @@ int mt_cuda_fused_attention_bwd(struct mt_cuda_device *d, const struct mt_attent
     *done = false;
     if (!d->fused)
         return 0;
-    bool ok = suits(&b->fwd) && rows_fit(b->d_o, b->fwd.ld_o) && rows_fit(b->dq, b->ld_dq) &&
-              rows_fit(b->dk, b->ld_dk) && rows_fit(b->dv, b->ld_dv);
+    bool ok = suits(&b->fwd) && heads_fit(&b->d_o) && b->d_o.ld == b->fwd.o.ld && b->d_o.stride == b->fwd.o.stride &&
+              heads_fit(&b->dq) && heads_fit(&b->dk) && heads_fit(&b->dv);
     return count(d->fused, ok ? fused(d, &(struct call){&b->fwd, b}, err) : REFUSED, done);
 }

@@ -17,19 +17,22 @@ extern "C" {
  * program runs without cuDNN), or that of the tests. It handles batches of sequences; fused.c maps documents to
  * them, pads, and chooses between the kinds of call.
  *
- * A tensor x is [batch, heads, len, head_dim] with head_dim-element heads side by side in rows ld_x apart;
- * a sequence's rows follow each other. Fixed: sequence i begins at row i * len. Ragged: it begins at element
+ * A tensor x is [batch, heads, len, width] with heads x.stride apart in rows x.ld apart; the width of q and k is dim,
+ * that of v and o is dim_v. A sequence's rows follow each other. Fixed: sequence i begins at row i * len. Ragged: it begins at element
  * off_x[i] and has lens[i] <= len rows. stats: log-sum-exps, f32: fixed [batch, n_q, len]; ragged [rows, n_q],
  * sequence i from off_stats[i]. A window of 0 means none; else it includes the token itself. Backward is
  * deterministic.
  */
+struct mt_fused_tensor {
+    int64_t ld, stride;
+};
 struct mt_fused_shape {
     /* all fields have one type, so that there is no padding: shapes are compared as bytes */
     int64_t backward, ragged;
-    int64_t batch, n_q, n_kv, len, head_dim, window;
+    int64_t batch, n_q, n_kv, len, dim, dim_v, window;
     int64_t total; /* ragged backward: the largest total number of rows; else 0 */
     int64_t scale_bits; /* bits of the f32 scale */
-    int64_t ld_q, ld_k, ld_v, ld_o, ld_dq, ld_dk, ld_dv; /* of gradients: 0 in forward */
+    struct mt_fused_tensor q, k, v, o, dq, dk, dv; /* gradients: 0 in forward */
 };
 
 /* The tensors, in the order of ragged offset tables. */

@@ -82,7 +82,7 @@ static struct entry *find(mt_fused_plans *p, const struct mt_fused_shape *s)
     int64_t begin = mt_now_ns();
     e->rc = p->engine->plan(p->ctx, s, &e->plan, &e->workspace_bytes, e->why, sizeof(e->why));
     mt_debug("attention%s: %s plan for %lld%s documents of %lld, heads of %lld, in %.0f ms", s->backward ? "'s backward" : "",
-             e->rc ? "no" : "a", (long long)s->batch, s->ragged ? " ragged" : "", (long long)s->len, (long long)s->head_dim,
+             e->rc ? "no" : "a", (long long)s->batch, s->ragged ? " ragged" : "", (long long)s->len, (long long)s->dim,
              (double)(mt_now_ns() - begin) * 1e-6);
     if (e->rc)
         e->plan = NULL;

@@ -20,23 +20,23 @@ extern "C" {
 struct mt_cuda_scores {
     size_t rows, n_heads, n_keys, ld, q0, k0, window;
     enum mt_dtype dtype; /* of p, ds, o and d_o */
+    float cap;           /* s are to be replaced by cap tanh(s / cap); 0: no */
     float *s;            /* scaled scores */
     void *p;             /* probabilities, 0 where masked; may be s if dtype is f32 */
     float *lse;          /* of (head, i) at head * lse_stride + i: written forward, read backward */
     size_t lse_stride;
     /* backward */
     float *dp;              /* d_o V' */
-    void *ds;               /* p (dp - rowsum(d_o o)), 0 where masked; may be dp if dtype is f32 */
-    const void *o, *d_o;    /* first row and head of the tile */
-    size_t ld_o, head_dim;  /* distances of rows and of heads */
+    void *ds;               /* p (dp - rowsum(d_o o)), times the cap's slope, 0 where masked; may be dp if dtype is f32 */
+    struct mt_heads o, d_o; /* from the tile's first row on */
 };
 
 cudaError_t mt_cuda_softmax(const struct mt_cuda_scores *t, cudaStream_t stream);
 cudaError_t mt_cuda_softmax_bwd(const struct mt_cuda_scores *t, cudaStream_t stream);
 
-/** dst[row, head] = src[head, row], rounded to dtype: src [n_heads, rows, head_dim], rows of dst at distance ld. */
-cudaError_t mt_cuda_store_heads(void *dst, size_t ld, enum mt_dtype dtype, const float *src,
-                                size_t rows, size_t n_heads, size_t head_dim, cudaStream_t stream);
+/** Row `row` of head `head` of dst = src[head, row], rounded to dtype: src is [heads, rows, width]. */
+cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype, const float *src, size_t rows,
+                                cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -15,7 +15,8 @@ static const char *const verdicts[] = {"open", "fused", "tiles"};
 
 static bool same_kind(const struct mt_trial_kind *a, const struct mt_trial_kind *b)
 {
-    return a->backward == b->backward && a->window == b->window && a->way == b->way && a->head_dim == b->head_dim;
+    return a->backward == b->backward && a->window == b->window && a->way == b->way && a->dim == b->dim &&
+           a->dim_v == b->dim_v;
 }
 
 enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k)
@@ -39,8 +40,11 @@ void mt_trials_print(const struct mt_trials *t, struct mt_str *out)
             continue;
         if (first)
             mt_str_printf(out, "%s:", t->engine);
-        mt_str_printf(out, "%s %s %s%s %d %s", first ? "" : ";", k->backward ? "backward" : "forward", ways[k->way],
-                      k->window ? " window" : "", k->head_dim, verdicts[t->of[i].verdict]);
+        mt_str_printf(out, "%s %s %s%s %d", first ? "" : ";", k->backward ? "backward" : "forward", ways[k->way],
+                      k->window ? " window" : "", k->dim);
+        if (k->dim_v != k->dim)
+            mt_str_printf(out, "/%d", k->dim_v);
+        mt_str_printf(out, " %s", verdicts[t->of[i].verdict]);
         first = false;
     }
 }
@@ -55,11 +59,13 @@ static int index_of(const char *word, const char *const *words, int n)
 
 static bool read_one(struct mt_trials *t, const char *text)
 {
-    char pass[16], way[16], verdict[16];
+    char pass[16], way[16], width[16], verdict[16];
     struct mt_trial_kind k = {0};
-    k.window = sscanf(text, " %15s %15s window %d %15[a-z]", pass, way, &k.head_dim, verdict) == 4;
-    if (!k.window && sscanf(text, " %15s %15s %d %15[a-z]", pass, way, &k.head_dim, verdict) != 4)
+    k.window = sscanf(text, " %15s %15s window %15[0-9/] %15[a-z]", pass, way, width, verdict) == 4;
+    if (!k.window && sscanf(text, " %15s %15s %15[0-9/] %15[a-z]", pass, way, width, verdict) != 4)
         return false;
+    if (sscanf(width, "%d/%d", &k.dim, &k.dim_v) == 1)
+        k.dim_v = k.dim;
     int w = index_of(way, ways, (int)MT_ARRAY_LEN(ways)), v = index_of(verdict, verdicts, (int)MT_ARRAY_LEN(verdicts));
     k.backward = !strcmp(pass, "backward");
     if (w < 0 || v < 0 || (!k.backward && strcmp(pass, "forward")))
@@ -88,18 +94,22 @@ bool mt_trials_read(struct mt_trials *t, const char *text)
 
 static size_t row_bytes(const struct mt_trial_tensor *x)
 {
-    return x->width * mt_dtype_size(x->dtype);
+    return x->of.n * x->of.dim * mt_dtype_size(x->dtype);
 }
 
-/* Copies rows [row, row + rows) to `host`, or from it. */
+/* Copies rows [row, row + rows) to `host`, or from it: there, heads lie side by side. */
 static int copy_rows(struct mt_cuda_device *d, const struct mt_trial_tensor *x, size_t row, size_t rows, char *host,
                      bool back, struct mt_err *err)
 {
-    size_t pitch = x->ld * mt_dtype_size(x->dtype), width = row_bytes(x);
-    char *device = (char *)x->p + row * pitch;
-    struct mt_copy c = {back ? device : host, back ? pitch : width, back ? host : device, back ? width : pitch, width,
-                        rows};
-    int rc = mt_cuda_copy(&d->base, MT_STREAM_COMPUTE, &c, err);
+    const struct mt_heads *h = &x->of;
+    size_t e = mt_dtype_size(x->dtype), pitch = h->ld * e, width = row_bytes(x), n = mt_heads_adjoin(h) ? 1 : h->n;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        char *device = (char *)h->p + mt_heads_at(h, row, i) * e, *at = host + i * h->dim * e;
+        rc = mt_cuda_copy(&d->base, MT_STREAM_COMPUTE,
+                          &(struct mt_copy){back ? device : at, back ? pitch : width, back ? at : device,
+                                            back ? width : pitch, width / n, rows}, err);
+    }
     return rc ? rc : mt_cuda_check(d, cudaStreamSynchronize(d->streams[MT_STREAM_COMPUTE]), err, "attention's trial");
 }
 
@@ -160,7 +170,7 @@ static int measure(struct mt_cuda_device *d, const struct mt_trial_tensor *x, co
         size_t rows = MT_MIN(most, x->rows - row);
         rc = copy_rows(d, x, row, rows, tiles, false, err);
         if (!rc)
-            add_norms(s, fused + row * width, tiles, x->dtype, rows * x->width);
+            add_norms(s, fused + row * width, tiles, x->dtype, rows * x->of.n * x->of.dim);
     }
     free(tiles);
     return rc;

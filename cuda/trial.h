@@ -16,7 +16,7 @@ enum mt_trial_way { MT_TRIAL_FIXED, MT_TRIAL_RAGGED, MT_TRIAL_COPIES, MT_TRIAL_R
 struct mt_trial_kind {
     bool backward, window;
     enum mt_trial_way way;
-    int head_dim;
+    int dim, dim_v; /* of a head of queries, of values */
 };
 enum mt_trial_verdict { MT_TRIAL_OPEN, MT_TRIAL_FUSED, MT_TRIAL_TILES };
 
@@ -31,18 +31,18 @@ struct mt_trials {
 };
 /** The verdict on a kind, which the caller may change; NULL: there are too many kinds, and this one is not tried. */
 enum mt_trial_verdict *mt_trials_find(struct mt_trials *t, const struct mt_trial_kind *k);
-/** Prints "cuDNN 9.19.0, sm_90: forward fixed 128 fused; backward ragged window 128 tiles", or nothing if none was
+/** Prints "cuDNN 9.19.0, sm_90: forward fixed 128 fused; backward ragged window 192/128 tiles", or nothing if none was
  * tried. */
 void mt_trials_print(const struct mt_trials *t, struct mt_str *out);
 /** Reads verdicts in that form; false if they are of another engine or GPU, or invalid. */
 bool mt_trials_read(struct mt_trials *t, const char *text);
 
-/** A result of a call: rows of `width` elements at a distance of ld. */
+/** A result of a call: heads of some rows. */
 struct mt_trial_tensor {
     const char *name;
-    void *p;
+    struct mt_heads of;
     enum mt_dtype dtype;
-    size_t rows, width, ld;
+    size_t rows;
     double floor; /* differences are compared with the tensor's norm, or with this if it is larger */
     bool relative; /* the floor is a share of the norm of all tensors of the call together */
 };

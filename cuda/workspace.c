@@ -59,7 +59,7 @@ size_t mt_cuda_bias_bwd_workspace(const struct mt_bias_bwd *a)
 
 size_t mt_cuda_qk_rope_bwd_workspace(const struct mt_qk_rope_bwd *a)
 {
-    return partials_bytes(a->n, MIN_ROWS, 2 * a->head_dim);
+    return partials_bytes(a->n, MIN_ROWS, 2 * a->dq.dim);
 }
 
 size_t mt_cuda_router_stats_workspace(const struct mt_router_stats *a)
@@ -74,7 +74,7 @@ size_t mt_cuda_shared_gate_bwd_workspace(const struct mt_shared_gate_bwd *a)
 
 size_t mt_cuda_attention_sink_bwd_workspace(const struct mt_attention_sink_bwd *a)
 {
-    return partials_bytes(a->n, MIN_ROWS, a->n_q);
+    return partials_bytes(a->n, MIN_ROWS, a->o.n);
 }
 
 size_t mt_cuda_route_lists_workspace(const struct mt_route_lists *a)
@@ -129,15 +129,15 @@ static size_t most_scores(size_t max_len, size_t n_q)
 
 struct mt_cuda_tiled_buffers mt_cuda_tiled_buffers_of(const struct mt_attention *a)
 {
-    size_t scores = most_scores(a->max_len, a->n_q), rows = MT_MIN(a->max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
-    size_t kv = a->n_kv * a->max_len * a->head_dim, half = scores * mt_dtype_size(a->dtype);
+    size_t scores = most_scores(a->max_len, a->q.n), rows = MT_MIN(a->max_len, (size_t)MT_CUDA_TILE_ROWS), at = 0;
+    size_t keys = a->k.n * a->max_len, half = scores * mt_dtype_size(a->dtype);
     char *base = a->workspace;
     struct mt_cuda_tiled_buffers r;
     r.s = take(base, &at, scores * sizeof(float));
     r.dp = take(base, &at, scores * sizeof(float));
-    r.dq = take(base, &at, a->n_q * rows * a->head_dim * sizeof(float));
-    r.dk = take(base, &at, kv * sizeof(float));
-    r.dv = take(base, &at, kv * sizeof(float));
+    r.dq = take(base, &at, a->q.n * rows * a->q.dim * sizeof(float));
+    r.dk = take(base, &at, keys * a->k.dim * sizeof(float));
+    r.dv = take(base, &at, keys * a->v.dim * sizeof(float));
     r.p = a->dtype == MT_F32 ? r.s : take(base, &at, half);
     r.ds = a->dtype == MT_F32 ? r.dp : take(base, &at, half);
     r.bytes = at;
@@ -171,9 +171,9 @@ size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q)
     return batch * n_q * mt_align_up(len, 64) * mt_align_up(len, 128) * 2;
 }
 
-size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim)
+size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, const struct mt_attention *a)
 {
-    return tokens * n_q * (8 + head_dim * 3 * sizeof(float)) + ((size_t)1 << 20);
+    return tokens * n_q * (8 + (2 * a->q.dim + a->v.dim) * sizeof(float)) + ((size_t)1 << 20);
 }
 
 size_t mt_cuda_fused_total(const struct mt_attention *a)
@@ -191,9 +191,9 @@ static size_t longest_fused(size_t len, size_t group)
 
 struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention *a)
 {
-    size_t n = a->n, n_q = a->n_q, len = mt_cuda_padded_len(a->max_len), at = 0, batch = mt_cuda_next_power(n);
+    size_t n = a->n, n_q = a->q.n, len = mt_cuda_padded_len(a->max_len), at = 0, batch = mt_cuda_next_power(n);
     /* each term grows with n and max_len: a smaller call fits the workspace that was planned for a larger one */
-    size_t group = n_q / a->n_kv, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
+    size_t group = n_q / a->k.n, one = MT_MIN(mt_cuda_fused_quadratic_bytes(1, len, group), most_for_one);
     size_t all = MT_MIN(n_q * (n + len) * mt_align_up(len, 128) * 2, most_for_all);
     char *base = a->workspace;
     struct mt_cuda_fused_buffers r = {
@@ -202,8 +202,8 @@ struct mt_cuda_fused_buffers mt_cuda_fused_buffers_of(const struct mt_attention 
     r.stats = take(base, &at, MT_MAX(n, r.pad_tokens) * n_q * sizeof(float));
     r.lens = take(base, &at, batch * sizeof(int32_t));
     r.tables = take(base, &at, MT_CUDA_FUSED_TABLES * (batch + 1) * sizeof(int64_t));
-    r.padded = take(base, &at, r.pad_tokens * 4 * (n_q + a->n_kv) * a->head_dim * 2);
-    r.lib_bytes = mt_cuda_fused_linear_bytes(tokens, n_q, a->head_dim) + MT_MAX(one, all);
+    r.padded = take(base, &at, r.pad_tokens * 2 * (n_q + a->k.n) * (a->q.dim + a->v.dim) * 2);
+    r.lib_bytes = mt_cuda_fused_linear_bytes(tokens, n_q, a) + MT_MAX(one, all);
     r.lib = take(base, &at, r.lib_bytes);
     r.bytes = at;
     return r;

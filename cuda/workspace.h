@@ -70,9 +70,10 @@ enum { MT_CUDA_FUSED_TABLES = 8 }; /* of ragged offsets */
 /** Rounds a length up to one of 16, 32, 48, 64, 80, 96, 112, 128, 160, ... (by at most a quarter from 64 on). */
 size_t mt_cuda_padded_len(size_t len);
 size_t mt_cuda_next_power(size_t n);
-/** Workspace of cuDNN's deterministic backward, computed as its front end does: at most the sum of both. */
+/** Workspace of cuDNN's deterministic backward, computed as its front end does: at most the sum of both. Of `a`, the
+ * widths of heads count. */
 size_t mt_cuda_fused_quadratic_bytes(size_t batch, size_t len, size_t n_q);
-size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, size_t head_dim);
+size_t mt_cuda_fused_linear_bytes(size_t tokens, size_t n_q, const struct mt_attention *a);
 /** Rows that a ragged backward is planned for: those of the call, rounded up like lengths, at most most_n. */
 size_t mt_cuda_fused_total(const struct mt_attention *a);
 

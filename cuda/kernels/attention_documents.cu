@@ -22,15 +22,18 @@ static __global__ void __launch_bounds__(256) move_rows(mt_docs_rows p)
 {
     size_t i = blockIdx.x, doc = blockIdx.y;
     bool real = i < static_cast<size_t>(p.docs.rows[doc]);
-    bf16 *padded = static_cast<bf16 *>(p.padded) + (doc * p.len + i) * p.width;
-    bf16 *packed = static_cast<bf16 *>(p.packed) + (p.docs.first[doc] + i) * p.ld;
+    unsigned dim = static_cast<unsigned>(p.packed.dim), width = static_cast<unsigned>(p.packed.n) * dim;
+    bf16 *padded = static_cast<bf16 *>(p.padded) + (doc * p.len + i) * width;
+    bf16 *packed = static_cast<bf16 *>(p.packed.p) + (p.docs.first[doc] + i) * p.packed.ld;
     if (p.back && !real)
         return;
-    for (size_t c = threadIdx.x * VEC<bf16>; c < p.width; c += blockDim.x * VEC<bf16>) {
+    for (unsigned c = threadIdx.x * VEC<bf16>; c < width; c += blockDim.x * VEC<bf16>) {
+        unsigned head = c / dim;
+        bf16 *at = packed + head * p.packed.stride + (c - head * dim);
         if (p.back)
-            store16(packed + c, load16(padded + c));
+            store16(at, load16(padded + c));
         else
-            store16(padded + c, real ? load16(packed + c) : make_uint4(0, 0, 0, 0));
+            store16(padded + c, real ? load16(at) : make_uint4(0, 0, 0, 0));
     }
 }
 
@@ -66,7 +69,7 @@ cudaError_t mt_cuda_docs_tables(const mt_docs_tables *t, cudaStream_t stream)
 
 cudaError_t mt_cuda_docs_rows(const mt_docs_rows *p, cudaStream_t stream)
 {
-    unsigned threads = threads_for(p->width / VEC<bf16>, 256);
+    unsigned threads = threads_for(p->packed.n * p->packed.dim / VEC<bf16>, 256);
     dim3 grid(static_cast<unsigned>(p->len), static_cast<unsigned>(p->docs.n), 1);
     return MT_LAUNCH(move_rows, grid, threads, 0, stream, *p);
 }

@@ -19,17 +19,19 @@ static __global__ void __launch_bounds__(256)
     row_of_tile(columns, UNROLL, &row, &at);
     if (row >= a.n)
         return;
-    T *o = static_cast<T *>(a.o) + row * a.ld_o;
+    T *o = static_cast<T *>(a.o.p) + row * a.o.ld;
+    unsigned dim = static_cast<unsigned>(a.o.dim);
     MT_UNROLL(UNROLL)
     for (int u = 0; u < UNROLL; u++) {
         size_t i = (at + u * blockDim.x) * N;
         if (at + u * blockDim.x < vecs) {
-            unsigned head = static_cast<unsigned>(i) / static_cast<unsigned>(a.head_dim);
+            unsigned head = static_cast<unsigned>(i) / dim;
+            T *of_head = o + head * a.o.stride + (static_cast<unsigned>(i) - head * dim);
             float by = sigmoid<float>(a.lse[head * a.n + row] - load(static_cast<const T *>(a.sinks) + head)), x[N];
-            load_n<T, N>(o + i, x);
+            load_n<T, N>(of_head, x);
             for (int k = 0; k < N; k++)
                 x[k] *= by;
-            store_n<T, N>(o + i, x);
+            store_n<T, N>(of_head, x);
         }
     }
 }
@@ -37,7 +39,7 @@ static __global__ void __launch_bounds__(256)
 template <typename T> static __global__ void __launch_bounds__(THREADS) add_to_lse(struct mt_attention_sink a)
 {
     size_t i = blockIdx.x * static_cast<size_t>(THREADS) + threadIdx.x;
-    if (i >= a.n * a.n_q)
+    if (i >= a.n * a.o.n)
         return;
     float over = load(static_cast<const T *>(a.sinks) + i / a.n) - a.lse[i];
     a.lse[i] += (over > 0.0f ? over : 0.0f) + logf(1.0f + exp_of(over > 0.0f ? -over : over));
@@ -47,37 +49,37 @@ template <typename T, int N>
 static __global__ void __launch_bounds__(THREADS) sum_heads(struct mt_attention_sink_bwd a, size_t rows)
 {
     size_t first = blockIdx.x * rows, end = first + rows < a.n ? first + rows : a.n;
-    unsigned vecs = static_cast<unsigned>(a.head_dim / N), n = static_cast<unsigned>(end - first) * vecs;
-    for (size_t head = threadIdx.y; head < a.n_q; head += WARPS) {
+    unsigned vecs = static_cast<unsigned>(a.o.dim / N), n = static_cast<unsigned>(end - first) * vecs;
+    for (size_t head = threadIdx.y; head < a.o.n; head += WARPS) {
         float s = load(static_cast<const T *>(a.sinks) + head), sum = 0;
         MT_UNROLL(1)
         for (unsigned i = threadIdx.x; i < n; i += WARP) {
-            size_t row = first + i / vecs, at = row * a.ld_o + head * a.head_dim + i % vecs * N;
+            size_t row = first + i / vecs, at = i % vecs * N;
             float o[N], d_o[N], dot = 0;
-            load_n<T, N>(static_cast<const T *>(a.o) + at, o);
-            load_n<T, N>(static_cast<const T *>(a.d_o) + at, d_o);
+            load_n<T, N>(static_cast<const T *>(a.o.p) + row * a.o.ld + head * a.o.stride + at, o);
+            load_n<T, N>(static_cast<const T *>(a.d_o.p) + row * a.d_o.ld + head * a.d_o.stride + at, d_o);
             for (int k = 0; k < N; k++)
                 dot = fmaf(o[k], d_o[k], dot);
             sum = fmaf(exp_of(s - a.lse[head * a.n + row]), dot, sum);
         }
         sum = warp_sum(sum);
         if (threadIdx.x == 0)
-            static_cast<float *>(a.workspace)[blockIdx.x * a.n_q + head] = -sum;
+            static_cast<float *>(a.workspace)[blockIdx.x * a.o.n + head] = -sum;
     }
 }
 
 template <typename T, int N> static cudaError_t forward(const struct mt_attention_sink *a, cudaStream_t stream)
 {
-    size_t vecs = a->n_q * a->head_dim / N;
+    size_t vecs = a->o.n * a->o.dim / N;
     row_tiles t = tile_rows(a->n, vecs, UNROLL);
     return MT_LAUNCH((scale_heads<T, N>), grid_of(t.blocks), dim3(t.x, t.y), 0, stream, *a, vecs, t.columns);
 }
 
 template <typename T> static cudaError_t run_forward(const struct mt_attention_sink *a, cudaStream_t stream)
 {
-    bool vector = a->head_dim % VEC<T> == 0 && rows_aligned<T>(a->o, a->ld_o);
+    bool vector = heads_aligned<T>(a->o);
     cudaError_t rc = vector ? forward<T, VEC<T>>(a, stream) : forward<T, 1>(a, stream);
-    dim3 grid = grid_of(ceil_div(a->n * a->n_q, THREADS));
+    dim3 grid = grid_of(ceil_div(a->n * a->o.n, THREADS));
     return rc == cudaSuccess ? MT_LAUNCH(add_to_lse<T>, grid, THREADS, 0, stream, *a) : rc;
 }
 
@@ -90,7 +92,7 @@ template <typename T>
 static cudaError_t run_backward(const struct mt_attention_sink_bwd *a, size_t rows, cudaStream_t stream)
 {
     dim3 grid = grid_of(ceil_div(a->n, rows)), block(WARP, WARPS);
-    if (a->head_dim % VEC<T> == 0 && rows_aligned<T>(a->o, a->ld_o) && aligned_to(a->d_o, 16))
+    if (heads_aligned<T>(a->o) && heads_aligned<T>(a->d_o))
         return MT_LAUNCH((sum_heads<T, VEC<T>>), grid, block, 0, stream, *a, rows);
     return MT_LAUNCH((sum_heads<T, 1>), grid, block, 0, stream, *a, rows);
 }
@@ -101,5 +103,5 @@ cudaError_t mt_cuda_attention_sink_bwd(const struct mt_attention_sink_bwd *a, cu
     cudaError_t rc =
         a->dtype == MT_BF16 ? run_backward<bf16>(a, rows, stream) : run_backward<float>(a, rows, stream);
     const float *partials = static_cast<const float *>(a->workspace);
-    return rc == cudaSuccess ? mt_cuda_fold(a->dsinks, partials, ceil_div(a->n, rows), a->n_q, a->n_q, stream) : rc;
+    return rc == cudaSuccess ? mt_cuda_fold(a->dsinks, partials, ceil_div(a->n, rows), a->o.n, a->o.n, stream) : rc;
 }

@@ -3,6 +3,7 @@
  * The steps between the matrix products of tiled attention (softmax.h). A block handles one row of one head.
  *   softmax      p = exp(s - max) / sum, lse = max + log(sum)
  *   softmax_bwd  p = exp(s - lse), ds = p (dp - rowsum(d_o o))
+ * With a cap, s is first replaced by cap tanh(s / cap), and ds multiplied by 1 - tanh(s / cap)^2.
  * Forward reads a score three times (twice from cache) and writes p: 4 + 4 bytes in f32, 4 + 2 in bf16.
  * Backward reads s and dp and writes p and ds: 8 + 8 or 8 + 4.
  */
@@ -48,7 +49,20 @@ static __device__ __forceinline__ row row_of(const mt_cuda_scores &t)
     return r;
 }
 
-/* f(x) for each column of this thread's vectors that the row attends to. A thread reads what it will write,
+/* The cap of scores; none of them pays for it. */
+template <bool CAP> struct capped {
+    float cap, inverse;
+    __device__ __forceinline__ explicit capped(float cap) : cap(cap), inverse(CAP ? 1.0f / cap : 0.0f) {}
+    __device__ __forceinline__ float operator()(float x) const { return CAP ? cap * tanhf(x * inverse) : x; }
+    /* Of the cap at a score that it gave. */
+    __device__ __forceinline__ float slope(float capped) const
+    {
+        float t = capped * inverse;
+        return CAP ? 1.0f - t * t : 1.0f;
+    }
+};
+
+/* f(x) for each column of this thread's vecs that the row attends to. A thread reads only vecs that it will write,
  * since p may be s. */
 template <typename F> static __device__ __forceinline__ void for_seen(const float *s, const row &r, F f)
 {
@@ -62,17 +76,18 @@ template <typename F> static __device__ __forceinline__ void for_seen(const floa
     }
 }
 
-template <typename T>
+template <typename T, bool CAP>
 static __global__ void __launch_bounds__(256) softmax_rows(mt_cuda_scores t)
 {
     __shared__ float of_max[WARP], of_sum[WARP];
     row r = row_of(t);
+    capped<CAP> cap(t.cap);
     const float *s = t.s + r.at;
     T *p = static_cast<T *>(t.p) + r.at;
     float max = -INFINITY, sum = 0;
-    for_seen(s, r, [&](float x) { max = fmaxf(max, x); });
+    for_seen(s, r, [&](float x) { max = fmaxf(max, cap(x)); });
     max = block_max(max, of_max);
-    for_seen(s, r, [&](float x) { sum += exp_of(x - max); });
+    for_seen(s, r, [&](float x) { sum += exp_of(cap(x) - max); });
     sum = block_sum(sum, of_sum);
     float inverse = 1.0f / sum;
     for (size_t c = threadIdx.x * COLUMNS; c < t.n_keys;
@@ -80,7 +95,7 @@ static __global__ void __launch_bounds__(256) softmax_rows(mt_cuda_scores t)
         float x[COLUMNS];
         load_four(s + c, x);
         for (int k = 0; k < COLUMNS; k++)
-            x[k] = c + k >= r.from && c + k < r.to ? exp_of(x[k] - max) * inverse : 0.0f;
+            x[k] = c + k >= r.from && c + k < r.to ? exp_of(cap(x[k]) - max) * inverse : 0.0f;
         store_four(p + c, x);
     }
     if (threadIdx.x == 0)
@@ -95,14 +110,14 @@ template <typename T> static __device__ float row_dot(const T *a, const T *b, si
     return sum;
 }
 
-template <typename T>
+template <typename T, bool CAP>
 static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
 {
     __shared__ float of_delta[WARP];
     row r = row_of(t);
-    size_t out = blockIdx.x * t.ld_o + blockIdx.y * t.head_dim;
-    float delta = row_dot(static_cast<const T *>(t.o) + out, static_cast<const T *>(t.d_o) + out,
-                          t.head_dim);
+    capped<CAP> cap(t.cap);
+    float delta = row_dot(static_cast<const T *>(t.o.p) + blockIdx.x * t.o.ld + blockIdx.y * t.o.stride,
+                          static_cast<const T *>(t.d_o.p) + blockIdx.x * t.d_o.ld + blockIdx.y * t.d_o.stride, t.o.dim);
     delta = block_sum(delta, of_delta);
     float lse = t.lse[r.lse];
     const float *s = t.s + r.at, *dp = t.dp + r.at;
@@ -114,8 +129,11 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
         load_four(dp + c, g);
         for (int k = 0; k < COLUMNS; k++) {
             bool seen = c + k >= r.from && c + k < r.to;
-            x[k] = seen ? exp_of(x[k] - lse) : 0.0f;
+            float score = cap(x[k]);
+            x[k] = seen ? exp_of(score - lse) : 0.0f;
             g[k] = seen ? x[k] * (g[k] - delta) : 0.0f;
+            if (CAP)
+                g[k] = seen ? g[k] * cap.slope(score) : 0.0f;
         }
         store_four(p + c, x);
         store_four(ds + c, g);
@@ -125,12 +143,13 @@ static __global__ void __launch_bounds__(256) softmax_bwd_rows(mt_cuda_scores t)
 /* A block handles a row of all heads. Bytes moved per element: 4 in, 4 or 2 out. */
 template <typename T>
 static __global__ void __launch_bounds__(256)
-    store_heads(T *dst, size_t ld, const float *__restrict__ src, size_t rows, size_t n_heads,
-                size_t head_dim)
+    store_heads(struct mt_heads dst, const float *__restrict__ src, size_t rows)
 {
     size_t i = blockIdx.x;
-    for (size_t c = threadIdx.x; c < n_heads * head_dim; c += blockDim.x)
-        store(dst + i * ld + c, src[(c / head_dim * rows + i) * head_dim + c % head_dim]);
+    for (size_t c = threadIdx.x; c < dst.n * dst.dim; c += blockDim.x) {
+        size_t head = c / dst.dim, at = c - head * dst.dim;
+        store(static_cast<T *>(dst.p) + i * dst.ld + head * dst.stride + at, src[(head * rows + i) * dst.dim + at]);
+    }
 }
 
 static dim3 grid_of_rows(const mt_cuda_scores *t)
@@ -138,29 +157,31 @@ static dim3 grid_of_rows(const mt_cuda_scores *t)
     return dim3(static_cast<unsigned>(t->rows), static_cast<unsigned>(t->n_heads), 1);
 }
 
+/* The kernel of a tile's dtype, with a cap or without. */
+#define BY_KIND(kernel)                                                                                               \
+    (t->dtype == MT_F32                                                                                               \
+         ? (t->cap > 0 ? MT_LAUNCH((kernel<float, true>), grid_of_rows(t), threads, 0, stream, *t)                    \
+                       : MT_LAUNCH((kernel<float, false>), grid_of_rows(t), threads, 0, stream, *t))                  \
+         : (t->cap > 0 ? MT_LAUNCH((kernel<bf16, true>), grid_of_rows(t), threads, 0, stream, *t)                     \
+                       : MT_LAUNCH((kernel<bf16, false>), grid_of_rows(t), threads, 0, stream, *t)))
+
 cudaError_t mt_cuda_softmax(const mt_cuda_scores *t, cudaStream_t stream)
 {
     unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
-    if (t->dtype == MT_F32)
-        return MT_LAUNCH(softmax_rows<float>, grid_of_rows(t), threads, 0, stream, *t);
-    return MT_LAUNCH(softmax_rows<bf16>, grid_of_rows(t), threads, 0, stream, *t);
+    return BY_KIND(softmax_rows);
 }
 
 cudaError_t mt_cuda_softmax_bwd(const mt_cuda_scores *t, cudaStream_t stream)
 {
     unsigned threads = threads_for(ceil_div(t->n_keys, COLUMNS), 256);
-    if (t->dtype == MT_F32)
-        return MT_LAUNCH(softmax_bwd_rows<float>, grid_of_rows(t), threads, 0, stream, *t);
-    return MT_LAUNCH(softmax_bwd_rows<bf16>, grid_of_rows(t), threads, 0, stream, *t);
+    return BY_KIND(softmax_bwd_rows);
 }
 
-cudaError_t mt_cuda_store_heads(void *dst, size_t ld, enum mt_dtype dtype, const float *src,
-                                size_t rows, size_t n_heads, size_t head_dim, cudaStream_t stream)
+cudaError_t mt_cuda_store_heads(const struct mt_heads *dst, enum mt_dtype dtype, const float *src, size_t rows,
+                                cudaStream_t stream)
 {
-    unsigned threads = threads_for(n_heads * head_dim, 256);
+    unsigned threads = threads_for(dst->n * dst->dim, 256);
     if (dtype == MT_F32)
-        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream,
-                         static_cast<float *>(dst), ld, src, rows, n_heads, head_dim);
-    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, static_cast<bf16 *>(dst),
-                     ld, src, rows, n_heads, head_dim);
+        return MT_LAUNCH(store_heads<float>, grid_of(rows), threads, 0, stream, *dst, src, rows);
+    return MT_LAUNCH(store_heads<bf16>, grid_of(rows), threads, 0, stream, *dst, src, rows);
 }

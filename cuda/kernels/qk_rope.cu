@@ -8,7 +8,8 @@
  * upper half, or one vector of the tail that is not rotated. Forward, and backward without norm: each group handles one
  * head, 2 s bytes per element of s bytes. Backward with norm: a block takes a few rows, first all their q heads, then
  * their k heads, and adds up the weights' gradients over its groups in order; 3 s bytes. Head sizes that do not divide
- * into vectors: a warp handles a head element by element.
+ * into vectors: a warp handles a head element by element. Backward where heads share their input: a warp sums a token's
+ * heads in order, and rotates the sum.
  */
 #include "workspace.h"
 #include "launch.cuh"
@@ -144,22 +145,30 @@ static __device__ __forceinline__ size_t quotient(size_t n, unsigned d)
     return n >> 32 ? n / d : static_cast<unsigned>(n) / d;
 }
 
+/* A head of a row, where queries are counted before keys. */
+template <typename T>
+static __device__ __forceinline__ T *head_of(const struct mt_heads &q, const struct mt_heads &k, size_t row,
+                                             size_t head)
+{
+    return head < q.n ? static_cast<T *>(q.p) + row * q.ld + head * q.stride
+                      : static_cast<T *>(k.p) + row * k.ld + (head - q.n) * k.stride;
+}
+
 /* --- forward ---------------------------------------------------------------------------------- */
 
 template <typename T, bool NORM>
-static __global__ void __launch_bounds__(THREADS) rope_forward(struct mt_qk_rope a, cut c, float sign)
+static __global__ void __launch_bounds__(THREADS, NORM ? 5 : 6) rope_forward(struct mt_qk_rope a, cut c, float sign)
 {
-    unsigned heads = static_cast<unsigned>(a.n_q + a.n_kv), groups = THREADS >> c.shift;
+    unsigned heads = static_cast<unsigned>(a.q.n + a.k.n), groups = THREADS >> c.shift;
     size_t item = static_cast<size_t>(blockIdx.x) * groups + (threadIdx.x >> c.shift);
     size_t row = quotient(item, heads), head = item - row * heads;
     int lane = static_cast<int>(threadIdx.x) & (c.lanes - 1);
     bool active = row < a.n && lane < c.vecs;
-    part<T> p = load_part(static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * a.head_dim, c, lane,
-                          a.rot, active);
+    part<T> p = load_part<T>(head_of<T>(a.q, a.k, row, head), c, lane, a.rot, active);
     if constexpr (NORM) {
         float squares = group_sum(dot(p, p), c.lanes);
-        float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.head_dim) + a.eps);
-        part<T> w = load_part(static_cast<const T *>(head < a.n_q ? a.q_norm : a.k_norm), c, lane, a.rot,
+        float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.q.dim) + a.eps);
+        part<T> w = load_part(static_cast<const T *>(head < a.q.n ? a.q_norm : a.k_norm), c, lane, a.rot,
                               active);
         scale_and_round<T>(p.lo, rstd, w.lo);
         scale_and_round<T>(p.hi, rstd, w.hi);
@@ -168,22 +177,23 @@ static __global__ void __launch_bounds__(THREADS) rope_forward(struct mt_qk_rope
     }
     if (!active)
         return;
-    size_t at = static_cast<size_t>(a.positions[row]) * (a.rot / 2);
-    if (lane < c.pairs)
+    if (lane < c.pairs) {
+        size_t at = static_cast<size_t>(a.positions[row]) * (a.rot / 2);
         rotate(p, a.cos_t + at, a.sin_t + at, lane, sign);
-    store_part(static_cast<T *>(a.qk) + row * a.ld_qk + head * a.head_dim, c, lane, a.rot, p);
+    }
+    store_part(head_of<T>(a.to_q, a.to_k, row, head), c, lane, a.rot, p);
 }
 
 /* For any head size: a warp handles a head. */
 template <typename T>
 static __global__ void __launch_bounds__(WARP) rope_forward_any(struct mt_qk_rope a, float sign)
 {
-    unsigned heads = static_cast<unsigned>(a.n_q + a.n_kv);
-    size_t row = blockIdx.x / heads, head = blockIdx.x % heads, half = a.rot / 2, d = a.head_dim;
-    size_t at = static_cast<size_t>(a.positions[row]) * half;
-    const T *x = static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * d;
-    const T *w = static_cast<const T *>(head < a.n_q ? a.q_norm : a.k_norm);
-    T *y = static_cast<T *>(a.qk) + row * a.ld_qk + head * d;
+    unsigned heads = static_cast<unsigned>(a.q.n + a.k.n);
+    size_t row = blockIdx.x / heads, head = blockIdx.x % heads, half = a.rot / 2, d = a.q.n ? a.q.dim : a.k.dim;
+    size_t at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
+    const T *x = head_of<T>(a.q, a.k, row, head);
+    const T *w = static_cast<const T *>(head < a.q.n ? a.q_norm : a.k_norm);
+    T *y = head_of<T>(a.to_q, a.to_k, row, head);
     float rstd = 1, squares = 0;
     if (w) {
         for (size_t i = threadIdx.x; i < d; i += WARP)
@@ -204,6 +214,12 @@ static __global__ void __launch_bounds__(WARP) rope_forward_any(struct mt_qk_rop
         store(y + i, value(i));
 }
 
+/* Are these heads aligned for vectors, or are there none? */
+template <typename T> static bool fits(const struct mt_heads &h)
+{
+    return !h.n || heads_aligned<T>(h);
+}
+
 /* False if heads do not divide into vectors, or have more than a warp's lanes can own. */
 template <typename T> static bool cut_head(size_t d, size_t rot, cut *c)
 {
@@ -220,10 +236,10 @@ template <typename T> static bool cut_head(size_t d, size_t rot, cut *c)
 template <typename T>
 static cudaError_t run_forward(const struct mt_qk_rope *a, float sign, cudaStream_t stream)
 {
-    size_t items = a->n * (a->n_q + a->n_kv);
+    size_t items = a->n * (a->q.n + a->k.n);
     cut c;
-    if (!cut_head<T>(a->head_dim, a->rot, &c) || !rows_aligned<T>(a->qkv, a->ld_qkv) ||
-        !rows_aligned<T>(a->qk, a->ld_qk) || !aligned_to(a->cos_t, 16) || !aligned_to(a->sin_t, 16) ||
+    if (!cut_head<T>(a->q.n ? a->q.dim : a->k.dim, a->rot, &c) || !fits<T>(a->q) || !fits<T>(a->k) ||
+        !fits<T>(a->to_q) || !fits<T>(a->to_k) || !aligned_to(a->cos_t, 16) || !aligned_to(a->sin_t, 16) ||
         !aligned_to(a->q_norm, 16) || !aligned_to(a->k_norm, 16))
         return MT_LAUNCH(rope_forward_any<T>, grid_of(items), WARP, 0, stream, *a, sign);
     dim3 grid = grid_of(ceil_div(items * static_cast<size_t>(c.lanes), THREADS));
@@ -245,11 +261,9 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
                                                      unsigned row, unsigned head, packed_part &weights,
                                                      bool active, part<T> &dw)
 {
-    packed_part input = load_packed(static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * a.head_dim, c,
-                                    lane, a.rot, active);
-    part<T> g = load_part(static_cast<const T *>(a.dqk) + row * a.ld_dqk + head * a.head_dim, c, lane,
-                          a.rot, active);
-    float rstd = active ? a.rstd[row * (a.n_q + a.n_kv) + head] : 0.0f;
+    packed_part input = load_packed<T>(head_of<T>(a.q, a.k, row, head), c, lane, a.rot, active);
+    part<T> g = load_part<T>(head_of<T>(a.dq, a.dk, row, head), c, lane, a.rot, active);
+    float rstd = active ? a.rstd[row * (a.dq.n + a.dk.n) + head] : 0.0f;
     if (active && lane < c.pairs) {
         size_t at = static_cast<size_t>(a.positions[row]) * (a.rot / 2);
         rotate(g, a.cos_t + at, a.sin_t + at, lane, -1.0f);
@@ -263,13 +277,13 @@ static __device__ __forceinline__ void norm_backward(const struct mt_qk_rope_bwd
     }
     weight_gradient<T>(g.lo, x.lo, w.lo, dw.lo);
     weight_gradient<T>(g.hi, x.hi, w.hi, dw.hi);
-    float mean = group_sum(dot(g, x), c.lanes) / static_cast<float>(a.head_dim);
+    float mean = group_sum(dot(g, x), c.lanes) / static_cast<float>(a.dq.dim);
     for (int k = 0; k < VEC<T>; k++) {
         g.lo[k] = rstd * (g.lo[k] - x.lo[k] * mean);
         g.hi[k] = rstd * (g.hi[k] - x.hi[k] * mean);
     }
     if (active)
-        store_part(static_cast<T *>(a.dqkv) + row * a.ld_dqkv + head * a.head_dim, c, lane, a.rot, g);
+        store_part(head_of<T>(a.to_dq, a.to_dk, row, head), c, lane, a.rot, g);
 }
 
 /* Sums the groups' parts, in order, into the block's row of the workspace. */
@@ -305,7 +319,7 @@ static __global__ void __launch_bounds__(THREADS, 3)
     unsigned here = n - first < rows ? n - first : rows;
     unsigned groups = THREADS >> c.shift, group = threadIdx.x >> c.shift;
     int lane = static_cast<int>(threadIdx.x) & (c.lanes - 1);
-    unsigned n_q = static_cast<unsigned>(a.n_q), n_kv = static_cast<unsigned>(a.n_kv);
+    unsigned n_q = static_cast<unsigned>(a.dq.n), n_kv = static_cast<unsigned>(a.dk.n);
     MT_UNROLL(1)
     for (int kind = 0; kind < 2; kind++) {
         unsigned heads = kind ? n_kv : n_q, items = here * heads;
@@ -317,8 +331,8 @@ static __global__ void __launch_bounds__(THREADS, 3)
             norm_backward(a, c, lane, first + row, item - row * heads + (kind ? n_q : 0), w,
                           item < items && lane < c.vecs, dw);
         }
-        sum_groups(c, lane, a.head_dim, a.rot, dw,
-                   static_cast<float *>(a.workspace) + (static_cast<size_t>(blockIdx.x) * 2 + kind) * a.head_dim);
+        sum_groups(c, lane, a.dq.dim, a.rot, dw,
+                   static_cast<float *>(a.workspace) + (static_cast<size_t>(blockIdx.x) * 2 + kind) * a.dq.dim);
     }
 }
 
@@ -327,19 +341,18 @@ template <typename T>
 static __global__ void __launch_bounds__(WARP)
     rope_norm_backward_any(struct mt_qk_rope_bwd a, unsigned rows)
 {
-    size_t first = static_cast<size_t>(blockIdx.x) * rows, half = a.rot / 2, d = a.head_dim;
+    size_t first = static_cast<size_t>(blockIdx.x) * rows, half = a.rot / 2, d = a.dq.dim, n_q = a.dq.n;
     size_t end = first + rows < a.n ? first + rows : a.n;
     float *partial = static_cast<float *>(a.workspace) + static_cast<size_t>(blockIdx.x) * 2 * d;
     for (size_t row = first; row < end; row++)
-        for (size_t head = 0; head < a.n_q + a.n_kv; head++) {
-            bool query = head < a.n_q, fresh = row == first && (head == 0 || head == a.n_q);
+        for (size_t head = 0; head < n_q + a.dk.n; head++) {
+            bool query = head < n_q, fresh = row == first && (head == 0 || head == n_q);
             const T *w = static_cast<const T *>(query ? a.q_norm : a.k_norm);
-            const T *dy = static_cast<const T *>(a.dqk) + row * a.ld_dqk + head * d;
-            const T *x = static_cast<const T *>(a.qkv) + row * a.ld_qkv + head * d;
-            T *dx = static_cast<T *>(a.dqkv) + row * a.ld_dqkv + head * d;
-            const float *cos_row = a.cos_t + static_cast<size_t>(a.positions[row]) * half;
-            const float *sin_row = a.sin_t + static_cast<size_t>(a.positions[row]) * half;
-            float *dw = partial + (query ? 0 : d), rstd = a.rstd[row * (a.n_q + a.n_kv) + head], sum = 0;
+            const T *dy = head_of<T>(a.dq, a.dk, row, head), *x = head_of<T>(a.q, a.k, row, head);
+            T *dx = head_of<T>(a.to_dq, a.to_dk, row, head);
+            size_t at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
+            const float *cos_row = a.cos_t + at, *sin_row = a.sin_t + at;
+            float *dw = partial + (query ? 0 : d), rstd = a.rstd[row * (n_q + a.dk.n) + head], sum = 0;
             auto turned_lo = [&](size_t i) {
                 return load(dy + i) * cos_row[i] + load(dy + i + half) * sin_row[i];
             };
@@ -377,30 +390,70 @@ static cudaError_t run_norm_backward(const struct mt_qk_rope_bwd *a, size_t rows
     dim3 grid = grid_of(ceil_div(a->n, rows));
     unsigned few = static_cast<unsigned>(rows);
     cut c;
-    if (!cut_head<T>(a->head_dim, a->rot, &c) || !rows_aligned<T>(a->qkv, a->ld_qkv) ||
-        !rows_aligned<T>(a->dqk, a->ld_dqk) || !rows_aligned<T>(a->dqkv, a->ld_dqkv) ||
-        !aligned_to(a->cos_t, 16) || !aligned_to(a->sin_t, 16) || !aligned_to(a->q_norm, 16) ||
-        !aligned_to(a->k_norm, 16))
+    if (!cut_head<T>(a->dq.dim, a->rot, &c) || !fits<T>(a->q) || !fits<T>(a->k) || !fits<T>(a->dq) ||
+        !fits<T>(a->dk) || !fits<T>(a->to_dq) || !fits<T>(a->to_dk) || !aligned_to(a->cos_t, 16) ||
+        !aligned_to(a->sin_t, 16) || !aligned_to(a->q_norm, 16) || !aligned_to(a->k_norm, 16))
         return MT_LAUNCH(rope_norm_backward_any<T>, grid, WARP, 0, stream, *a, few);
     return MT_LAUNCH(rope_norm_backward<T>, grid, THREADS, 0, stream, *a, c, few);
 }
 
-/* Without a norm, backward is the inverse rotation. */
+/* --- backward without a norm ------------------------------------------------------------------ */
+
+/* The sum of a row's heads in `from`, rotated back, into the one place that `to` has for them. */
+template <typename T>
+static __global__ void __launch_bounds__(WARP)
+    rope_shared_backward(struct mt_qk_rope_bwd a, struct mt_heads from, struct mt_heads to)
+{
+    size_t row = blockIdx.x, half = a.rot / 2, at = half ? static_cast<size_t>(a.positions[row]) * half : 0;
+    const T *x = static_cast<const T *>(from.p) + row * from.ld;
+    T *y = static_cast<T *>(to.p) + row * to.ld;
+    auto sum = [&](size_t i) {
+        float s = 0;
+        MT_UNROLL(8)
+        for (size_t head = 0; head < from.n; head++)
+            s += load(x + head * from.stride + i);
+        return s;
+    };
+    for (size_t i = threadIdx.x; i < half; i += WARP) {
+        float p = sum(i), q = sum(i + half), cosine = a.cos_t[at + i], sine = a.sin_t[at + i];
+        store(y + i, p * cosine + q * sine);
+        store(y + i + half, q * cosine - p * sine);
+    }
+    for (size_t i = a.rot + threadIdx.x; i < from.dim; i += WARP)
+        store(y + i, sum(i));
+}
+
+/* Takes a side whose heads share their input out of the rotation *from -> *to, and does it. */
+static cudaError_t sum_shared(const struct mt_qk_rope_bwd *a, struct mt_heads *from, struct mt_heads *to,
+                              cudaStream_t stream)
+{
+    if (to->n <= 1 || to->stride)
+        return cudaSuccess;
+    struct mt_heads x = *from;
+    from->n = to->n = 0;
+    if (a->dtype == MT_BF16)
+        return MT_LAUNCH(rope_shared_backward<bf16>, grid_of(a->n), WARP, 0, stream, *a, x, *to);
+    return MT_LAUNCH(rope_shared_backward<float>, grid_of(a->n), WARP, 0, stream, *a, x, *to);
+}
+
+/* Where heads have inputs of their own, backward is the inverse rotation. */
 static cudaError_t rotate_back(const struct mt_qk_rope_bwd *a, cudaStream_t stream)
 {
     struct mt_qk_rope f = {};
     f.n = a->n;
-    f.n_q = a->n_q;
-    f.n_kv = a->n_kv;
-    f.head_dim = a->head_dim;
     f.rot = a->rot;
-    f.qkv = a->dqk;
-    f.ld_qkv = a->ld_dqk;
-    f.qk = a->dqkv;
-    f.ld_qk = a->ld_dqkv;
+    f.q = a->dq;
+    f.k = a->dk;
+    f.to_q = a->to_dq;
+    f.to_k = a->to_dk;
     f.positions = a->positions;
     f.cos_t = a->cos_t;
     f.sin_t = a->sin_t;
+    cudaError_t rc = sum_shared(a, &f.q, &f.to_q, stream);
+    if (rc == cudaSuccess)
+        rc = sum_shared(a, &f.k, &f.to_k, stream);
+    if (rc != cudaSuccess || !(f.q.n + f.k.n))
+        return rc;
     return a->dtype == MT_BF16 ? run_forward<bf16>(&f, -1, stream) : run_forward<float>(&f, -1, stream);
 }
 
@@ -410,7 +463,7 @@ cudaError_t mt_cuda_qk_rope_bwd(const struct mt_qk_rope_bwd *a, cudaStream_t str
         return rotate_back(a, stream);
     if (a->n > INT_MAX)
         return cudaErrorInvalidValue;
-    size_t rows = mt_cuda_qk_rope_bwd_rows(a->n), blocks = ceil_div(a->n, rows), d = a->head_dim;
+    size_t rows = mt_cuda_qk_rope_bwd_rows(a->n), blocks = ceil_div(a->n, rows), d = a->dq.dim;
     const float *partials = static_cast<const float *>(a->workspace);
     cudaError_t rc = a->dtype == MT_BF16 ? run_norm_backward<bf16>(a, rows, stream)
                                          : run_norm_backward<float>(a, rows, stream);

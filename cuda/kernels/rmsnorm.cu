@@ -17,6 +17,22 @@
 
 static constexpr size_t MAX_BACKWARD_THREADS = 512;
 
+/* The first element of a row. Kernels for rows side by side (not APART) are made without the division. */
+template <bool APART>
+static __device__ __forceinline__ size_t row_at(const struct mt_row_groups &g, size_t c, size_t row)
+{
+    if (!APART || !g.group)
+        return row * c;
+    size_t outer = row / g.group;
+    return outer * g.ld + (row - outer * g.group) * g.stride;
+}
+
+/* Can rows be read by vectors? Those that lie side by side can, if their length can. */
+template <typename T> static bool vecs_fit(const void *p, const struct mt_row_groups &g)
+{
+    return !g.group || (rows_aligned<T>(p, g.ld) && (g.group == 1 || g.stride % VEC<T> == 0));
+}
+
 /* --- forward ---------------------------------------------------------------------------------- */
 
 template <typename T>
@@ -48,11 +64,11 @@ static __device__ __forceinline__ float rstd_of(float squares, size_t c, float e
 }
 
 /* Loads this thread's V vectors of the row. */
-template <typename T, int V>
+template <typename T, int V, bool APART>
 static __device__ __forceinline__ void load_row(const struct mt_rmsnorm &a, size_t row, unsigned vecs,
                                                 uint4 (&x)[V])
 {
-    const T *src = static_cast<const T *>(a.x) + row * a.c;
+    const T *src = static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row);
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
         unsigned i = v * blockDim.x + threadIdx.x;
@@ -75,7 +91,7 @@ static __device__ __forceinline__ float square_sum(const uint4 (&x)[V])
 }
 
 /* A block has several rows only if a row is one warp: then there is no barrier, and warps may return early. */
-template <typename T, int V>
+template <typename T, int V, bool APART>
 static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm a, unsigned vecs)
 {
     constexpr int N = VEC<T>;
@@ -84,7 +100,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
     if (row >= a.n)
         return;
     uint4 x[V];
-    load_row<T, V>(a, row, vecs, x);
+    load_row<T, V, APART>(a, row, vecs, x);
     float rstd;
     if (a.use_rstd) {
         rstd = a.rstd[row];
@@ -94,7 +110,7 @@ static __global__ void __launch_bounds__(1024) rmsnorm_forward(struct mt_rmsnorm
             a.rstd[row] = rstd;
     }
     const T *w = static_cast<const T *>(a.w);
-    T *y = static_cast<T *>(a.y) + row * a.c;
+    T *y = static_cast<T *>(a.y) + row_at<APART>(a.y_at, a.c, row);
     MT_UNROLL(V)
     for (int v = 0; v < V; v++) {
         unsigned i = v * blockDim.x + threadIdx.x;
@@ -113,9 +129,8 @@ template <typename T>
 static __global__ void __launch_bounds__(256) rmsnorm_forward_any(struct mt_rmsnorm a)
 {
     __shared__ float scratch[WARP];
-    size_t first = blockIdx.x * a.c;
-    const T *x = static_cast<const T *>(a.x) + first, *w = static_cast<const T *>(a.w);
-    T *y = static_cast<T *>(a.y) + first;
+    const T *x = static_cast<const T *>(a.x) + row_at<true>(a.x_at, a.c, blockIdx.x), *w = static_cast<const T *>(a.w);
+    T *y = static_cast<T *>(a.y) + row_at<true>(a.y_at, a.c, blockIdx.x);
     float squares = 0;
     if (!a.use_rstd) {
         for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
@@ -136,14 +151,16 @@ static cudaError_t launch_forward(const struct mt_rmsnorm *a, cudaStream_t strea
 {
     size_t vecs = a->c / VEC<T>;
     unsigned x = threads_for(ceil_div(vecs, V), 1024), y = x == WARP ? 4 : 1;
-    return MT_LAUNCH((rmsnorm_forward<T, V>), grid_of(ceil_div(a->n, y)), dim3(x, y), 0, stream,
-                     *a, static_cast<unsigned>(vecs));
+    dim3 grid = grid_of(ceil_div(a->n, y)), block(x, y);
+    if (a->x_at.group || a->y_at.group)
+        return MT_LAUNCH((rmsnorm_forward<T, V, true>), grid, block, 0, stream, *a, static_cast<unsigned>(vecs));
+    return MT_LAUNCH((rmsnorm_forward<T, V, false>), grid, block, 0, stream, *a, static_cast<unsigned>(vecs));
 }
 
 template <typename T> static cudaError_t run_forward(const struct mt_rmsnorm *a, cudaStream_t stream)
 {
     size_t vecs = a->c / VEC<T>;
-    if (a->c % VEC<T> || vecs > 4 * 1024)
+    if (a->c % VEC<T> || vecs > 4 * 1024 || !vecs_fit<T>(a->x, a->x_at) || !vecs_fit<T>(a->y, a->y_at))
         return MT_LAUNCH(rmsnorm_forward_any<T>, grid_of(a->n), 256, 0, stream, *a);
     if (vecs <= 2 * 512)
         return launch_forward<T, 2>(a, stream);
@@ -157,7 +174,7 @@ cudaError_t mt_cuda_rmsnorm(const struct mt_rmsnorm *a, cudaStream_t stream)
 
 /* --- backward --------------------------------------------------------------------------------- */
 
-template <typename T, int V>
+template <typename T, int V, bool APART>
 static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
     rmsnorm_backward(struct mt_rmsnorm_bwd a, size_t rows, unsigned vecs)
 {
@@ -173,10 +190,11 @@ static __global__ void __launch_bounds__(MAX_BACKWARD_THREADS)
         w[v] = i < vecs ? load16(weights + i * N) : make_uint4(0, 0, 0, 0);
     }
     for (int turn = 0; row < end; row++, turn ^= 1) {
-        const T *px = static_cast<const T *>(a.x) + row * a.c;
-        const T *pdy = static_cast<const T *>(a.dy) + row * a.c;
-        const T *pres = static_cast<const T *>(a.dres) + (a.dres ? row * a.c : 0);
-        T *pdx = static_cast<T *>(a.dx) + row * a.c;
+        size_t at = row_at<APART>(a.dx_at, a.c, row);
+        const T *px = static_cast<const T *>(a.x) + row_at<APART>(a.x_at, a.c, row);
+        const T *pdy = static_cast<const T *>(a.dy) + at;
+        const T *pres = static_cast<const T *>(a.dres) + (a.dres ? at : 0);
+        T *pdx = static_cast<T *>(a.dx) + at;
         uint4 x[V], dy[V], res[V];
         MT_UNROLL(V)
         for (int v = 0; v < V; v++) {
@@ -243,9 +261,11 @@ static __global__ void __launch_bounds__(256) rmsnorm_backward_any(struct mt_rms
     float *dw = static_cast<float *>(a.workspace) + (a.dw ? blockIdx.x * a.c : 0);
     int turn = 0;
     for (size_t row = first; row < end; row++, turn ^= 1) {
-        const T *x = static_cast<const T *>(a.x) + row * a.c, *dy = static_cast<const T *>(a.dy) + row * a.c;
-        const T *res = static_cast<const T *>(a.dres) + (a.dres ? row * a.c : 0);
-        T *dx = static_cast<T *>(a.dx) + row * a.c;
+        size_t at = row_at<true>(a.dx_at, a.c, row);
+        const T *x = static_cast<const T *>(a.x) + row_at<true>(a.x_at, a.c, row);
+        const T *dy = static_cast<const T *>(a.dy) + at;
+        const T *res = static_cast<const T *>(a.dres) + (a.dres ? at : 0);
+        T *dx = static_cast<T *>(a.dx) + at;
         float rstd = a.rstd[row], dot = 0;
         for (size_t i = threadIdx.x; i < a.c; i += blockDim.x)
             dot = fmaf(load(dy + i) * (load(w + i) + plus), load(x + i), dot);
@@ -265,14 +285,20 @@ static cudaError_t launch_backward(const struct mt_rmsnorm_bwd *a, size_t rows, 
 {
     size_t vecs = a->c / VEC<T>;
     unsigned threads = threads_for(ceil_div(vecs, V), MAX_BACKWARD_THREADS);
-    return MT_LAUNCH((rmsnorm_backward<T, V>), grid_of(ceil_div(a->n, rows)), threads, 0, stream, *a, rows,
+    dim3 grid = grid_of(ceil_div(a->n, rows));
+    if (a->x_at.group || a->dx_at.group)
+        return MT_LAUNCH((rmsnorm_backward<T, V, true>), grid, threads, 0, stream, *a, rows,
+                         static_cast<unsigned>(vecs));
+    return MT_LAUNCH((rmsnorm_backward<T, V, false>), grid, threads, 0, stream, *a, rows,
                      static_cast<unsigned>(vecs));
 }
 
 template <typename T> static cudaError_t run_backward(const struct mt_rmsnorm_bwd *a, cudaStream_t stream)
 {
     size_t vecs = a->c / VEC<T>, rows = mt_cuda_rmsnorm_bwd_rows(a->n);
-    if (a->c % VEC<T> || vecs > 4 * MAX_BACKWARD_THREADS)
+    if (a->c % VEC<T> || vecs > 4 * MAX_BACKWARD_THREADS || !vecs_fit<T>(a->x, a->x_at) ||
+        !vecs_fit<T>(a->dy, a->dx_at) || !vecs_fit<T>(a->dx, a->dx_at) ||
+        (a->dres && !vecs_fit<T>(a->dres, a->dx_at)))
         return MT_LAUNCH(rmsnorm_backward_any<T>, grid_of(ceil_div(a->n, rows)), 256, 0, stream, *a, rows);
     return vecs <= 2 * MAX_BACKWARD_THREADS ? launch_backward<T, 2>(a, rows, stream)
                                              : launch_backward<T, 4>(a, rows, stream);

@@ -9,6 +9,8 @@
 
 #include <cuda_runtime.h>
 
+#include "device/heads.h"
+
 /**
  * Elements in memory are float or bf16; arithmetic is in float. A vector is what one 16-byte access has: 4 floats
  * or 8 bf16. All inline assembly of the kernels is here.
@@ -317,6 +319,12 @@ static inline bool aligned_to(const void *p, size_t bytes)
 template <typename T> static inline bool rows_aligned(const void *p, size_t ld)
 {
     return aligned_to(p, 16) && ld % VEC<T> == 0;
+}
+
+/** Whether vectors divide a view's heads, and each begins at a multiple of 16 bytes. */
+template <typename T> static inline bool heads_aligned(const struct mt_heads &h)
+{
+    return h.dim % VEC<T> == 0 && rows_aligned<T>(h.p, h.ld) && (h.n <= 1 || h.stride % VEC<T> == 0);
 }
 
 #endif

@@ -14,7 +14,7 @@ enum {
 };
 /** Variants of gemm, as in its row; the variants of decode are the formats after MT_PACKED_NONE. */
 enum { MT_GEMM_NT /* a linear layer */, MT_GEMM_NN /* its input gradient */, MT_GEMM_TN /* its weight gradient */ };
-enum { MT_METER_DIMS = 5 };
+enum { MT_METER_DIMS = 6 };
 
 /** An operation as the counting device reports it: its shape, floating-point operations and least memory traffic. */
 struct mt_metered {
@@ -32,6 +32,10 @@ struct mt_metered {
 const char *mt_metered_name(const struct mt_metered *m);
 /** Sets op and variant by name; false: there is none. */
 bool mt_metered_find(struct mt_metered *m, const char *name);
+
+/** A dimension that a stored operation lacks, since its row had fewer then, is the one before it: a head of values had
+ * the width of one of keys. */
+void mt_metered_complete(struct mt_metered *m);
 
 struct mt_op_sizes;
 /** The operation's example number `which` (all its variants and flags) at these sizes, with flops and bytes. -ERANGE:

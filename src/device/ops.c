@@ -45,13 +45,20 @@ size_t mt_device_workspace(mt_device *dev, enum mt_dev_op op, const void *args)
     return dev->backend->workspace(dev, op, args);
 }
 
+static int n_dims_of(const struct mt_op *row)
+{
+    int n = 0;
+    while (n < MT_METER_DIMS && row->dim[n] != MT_SIZE_NONE)
+        n++;
+    return n;
+}
+
 void mt_dev_op_cost(enum mt_dev_op op, const void *args, struct mt_metered *out)
 {
     const struct mt_op *row = table[op].row;
     *out = (struct mt_metered){.op = op, .dtype = MT_F32};
     row->cost(args, out);
-    while (out->n_dims < MT_METER_DIMS && row->dim[out->n_dims] != MT_SIZE_NONE)
-        out->n_dims++;
+    out->n_dims = n_dims_of(row);
 }
 
 const char *mt_dev_op_describe(char *buf, size_t len, enum mt_dev_op op, const void *args)
@@ -69,6 +76,12 @@ const char *mt_dev_op_describe(char *buf, size_t len, enum mt_dev_op op, const v
 const char *mt_metered_name(const struct mt_metered *m)
 {
     return table[m->op].row->name[m->variant];
+}
+
+void mt_metered_complete(struct mt_metered *m)
+{
+    for (int n = n_dims_of(table[m->op].row); m->n_dims && m->n_dims < n; m->n_dims++)
+        m->dim[m->n_dims] = m->dim[m->n_dims - 1];
 }
 
 bool mt_metered_find(struct mt_metered *m, const char *name)

@@ -4,6 +4,7 @@
 
 #include "base/packed.h"
 #include "device/device.h"
+#include "device/heads.h"
 #include "device/ops_mlp.h"
 
 /**
@@ -62,6 +63,7 @@ struct mt_rmsnorm {
     void *y;       /* [n, c] */
     float *rstd;   /* [n] written; with use_rstd read instead */
     bool use_rstd;
+    struct mt_row_groups x_at, y_at; /* where rows of x and y are; 0: side by side */
 };
 
 /** dx = dres + J^T dy (dres NULL: 0); dw += sum over rows of dy * xhat, with xhat rounded as in the forward. */
@@ -76,6 +78,7 @@ struct mt_rmsnorm_bwd {
     void *dx;         /* [n, c]; may alias dy or dres */
     float *dw;        /* [c] accumulated; NULL: not wanted */
     void *workspace;  /* mt_op_rmsnorm_bwd_workspace() bytes */
+    struct mt_row_groups x_at, dx_at; /* where rows of x are, and those of dy, dres and dx; 0: side by side */
 };
 
 /**
@@ -109,70 +112,68 @@ struct mt_bias_bwd {
 };
 
 /**
- * QK-norm (if the weights are not NULL) and rotary embedding (Su et al. 2021; pairs i and i + rot/2) of the query and
- * key heads of a packed row [q heads | k heads | v heads] of head_dim each. Reads q and k from `qkv` and writes them to
- * `qk`; v is not touched. Without QK-norm qk may be qkv (then ld_qk == ld_qkv).
+ * QK-norm (if the weights are not NULL) and rotary embedding (Su et al. 2021; pairs i and i + rot/2) of query and key
+ * heads, each from one place to another. The heads are one width; of queries or of keys there may be none (n = 0).
+ * Without QK-norm a result may be its input, of the same view. rot = 0 copies heads. A shared input (stride 0) is
+ * written to every head of the result, if there is no QK-norm.
  */
 struct mt_qk_rope {
-    size_t n, n_q, n_kv, head_dim, rot; /* rot <= head_dim, even: dimensions that are rotated */
+    size_t n, rot; /* tokens; rot <= the width, even: dimensions that are rotated */
     enum mt_dtype dtype;
     float eps;
-    const void *qkv;
-    size_t ld_qkv;
-    void *qk;
-    size_t ld_qk;
-    const int32_t *positions;    /* [n] */
-    const float *cos_t, *sin_t;  /* [max_pos, rot/2] */
+    struct mt_heads q, k;          /* inputs */
+    struct mt_heads to_q, to_k;    /* results, as many heads of the same width */
+    const int32_t *positions;      /* [n]; this and the tables: unless rot is 0 */
+    const float *cos_t, *sin_t;    /* [max_pos, rot/2] */
     size_t max_pos;
-    const void *q_norm, *k_norm; /* [head_dim], both or none */
-    float *rstd;                 /* [n, n_q + n_kv] written with QK-norm */
+    const void *q_norm, *k_norm;   /* [width], both or none */
+    float *rstd;                   /* [n, heads of q and of k] written with QK-norm */
 };
 
-/** dqkv's q and k parts from dqk (may be the same memory); accumulates dq_norm and dk_norm. */
+/**
+ * Gradients of the inputs from those of the results (may be the same memory, in the same view); accumulates dq_norm and
+ * dk_norm. Without QK-norm the gradient of a shared input (stride 0) is the sum over the heads, in order, in f32.
+ */
 struct mt_qk_rope_bwd {
-    size_t n, n_q, n_kv, head_dim, rot;
+    size_t n, rot;
     enum mt_dtype dtype;
-    const void *dqk;
-    size_t ld_dqk;
-    void *dqkv;
-    size_t ld_dqkv;
-    const void *qkv; /* the forward's input, for QK-norm */
-    size_t ld_qkv;
+    struct mt_heads dq, dk;       /* of the results */
+    struct mt_heads to_dq, to_dk; /* of the inputs, written */
+    struct mt_heads q, k;         /* the forward's inputs, for QK-norm */
     const int32_t *positions;
     const float *cos_t, *sin_t;
     size_t max_pos;
     const void *q_norm, *k_norm;
     const float *rstd;
-    float *dq_norm, *dk_norm; /* [head_dim]; NULL: not wanted */
+    float *dq_norm, *dk_norm; /* [width]; NULL: not wanted */
     void *workspace;          /* mt_op_qk_rope_bwd_workspace() bytes */
 };
 
 /**
  * Causal attention with grouped queries, block-diagonal over documents: token i attends to tokens j <= i
- * of its own document, and of these to the last `window` (itself included; 0 = all).
- * lse[h, i] = log-sum-exp of the scaled scores. Memory linear in the document's length.
+ * of its own document, and of these to the last `window` (itself included; 0 = all). Head h of q attends to head
+ * h / (q.n / k.n) of k and v. A score s is scale * q k, or with a cap: cap * tanh(scale * q k / cap) (Gemma 2).
+ * lse[h, i] = log-sum-exp of the scores. Memory linear in the document's length.
  */
 struct mt_attention {
-    size_t n, n_q, n_kv, head_dim, window;
+    size_t n, window;
     size_t n_docs, max_len;
     size_t most_n, most_len; /* n and max_len that the workspace was sized for; 0: those of this call */
     enum mt_dtype dtype;
     float scale;
+    float cap;                      /* 0: none */
     const int32_t *cu_seqlens;      /* [n_docs + 1], device */
     const int32_t *cu_seqlens_host; /* the same on the host; read before the call returns */
-    const void *q, *k, *v;          /* rows of heads, in one or more packed buffers */
-    size_t ld_q, ld_k, ld_v;
-    void *o; /* [n, n_q * head_dim], ld_o */
-    size_t ld_o;
-    float *lse;      /* [n_q, n] */
+    struct mt_heads q, k, v;        /* q and k of one width, k and v of one number; not shared */
+    struct mt_heads o;              /* as many as q, as wide as v */
+    float *lse;      /* [q.n, n] */
     void *workspace; /* mt_op_attention_workspace() bytes: for forward and backward of up to n tokens */
 };
 
 struct mt_attention_bwd {
-    struct mt_attention fwd; /* the forward's arguments; o and lse are read */
-    const void *d_o;         /* ld_o */
-    void *dq, *dk, *dv;      /* written, not accumulated; ld_dq ... */
-    size_t ld_dq, ld_dk, ld_dv;
+    struct mt_attention fwd;    /* the forward's arguments; o and lse are read */
+    struct mt_heads d_o;        /* as o */
+    struct mt_heads dq, dk, dv; /* as q, k, v: written, not accumulated */
 };
 
 /**
@@ -181,21 +182,20 @@ struct mt_attention_bwd {
  * mt_op_attention_bwd() then takes this o and lse; nothing else changes for it.
  */
 struct mt_attention_sink {
-    size_t n, n_q, head_dim;
+    size_t n;
     enum mt_dtype dtype;
-    const void *sinks; /* [n_q] */
-    void *o;           /* [n, n_q * head_dim], in place */
-    size_t ld_o;
-    float *lse; /* [n_q, n], in place */
+    const void *sinks; /* [o.n] */
+    struct mt_heads o; /* in place */
+    float *lse;        /* [o.n, n], in place */
 };
 /** dsinks[h] -= sum over i of e^(s - lse[h, i]) * sum of d_o[i, h] * o[i, h], with o and lse after the sinks. */
 struct mt_attention_sink_bwd {
-    size_t n, n_q, head_dim;
+    size_t n;
     enum mt_dtype dtype;
-    const void *sinks, *o, *d_o; /* d_o: laid out as o */
-    size_t ld_o;
+    const void *sinks;
+    struct mt_heads o, d_o; /* of one number and width */
     const float *lse;
-    float *dsinks;   /* [n_q] accumulated */
+    float *dsinks;   /* [o.n] accumulated */
     void *workspace; /* mt_op_attention_sink_bwd_workspace() bytes */
 };
 

@@ -111,7 +111,7 @@ struct mt_metered mt_measure_gemm(unsigned variant, enum mt_dtype t, uint64_t m,
 /* n tokens in documents of `len`. */
 static struct mt_metered attention_op(enum mt_dev_op id, enum mt_dtype t, uint64_t n, uint64_t len)
 {
-    struct mt_metered op = {.op = id, .dtype = t, .n_dims = 5, .dim = {n, len + 1, 8, 4, 64}};
+    struct mt_metered op = {.op = id, .dtype = t, .n_dims = 6, .dim = {n, len + 1, 8, 4, 64, 64}};
     mt_metered_count(&op);
     return op;
 }

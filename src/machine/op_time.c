@@ -73,6 +73,7 @@ bool mt_operation_parse(struct mt_metered *op, const char *text)
             break;
         p = end + 1;
     }
+    mt_metered_complete(op);
     return flops > 0 || bytes > 0;
 }
 

@@ -39,20 +39,41 @@ MT_PART_RECORD()
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
-    void *rows[2];    /* [n, q]: for a norm of queries and keys that is an operation of its own */
     void *workspace;  /* of the attention operations, last in the scratch */
 };
 
 static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
 {
     struct mt_widths w = mt_widths(&p->layout->cfg);
-    size_t at = 0, column = p->max_tokens * mt_dtype_size(p->dtype), bytes = p->backward ? column : 0;
+    size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
     s->d_o = mt_take(base, &at, bytes * w.q);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
-    for (int i = 0; i < 2; i++)
-        s->rows[i] = mt_take(base, &at, mt_qk_norm_is_apart(&p->layout->cfg) ? column * w.q : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
+}
+
+/* Views of rows [q | k | v], or [q | k]: of those, only q and k are there. */
+struct qkv {
+    struct mt_heads q, k, v;
+};
+
+static struct qkv split(const struct mt_hf_config *c, enum mt_dtype t, const void *rows, size_t ld)
+{
+    size_t n_q = (size_t)c->n_heads, n_kv = (size_t)c->n_kv_heads, d = (size_t)c->head_dim, e = mt_dtype_size(t);
+    const char *p = rows;
+    return (struct qkv){mt_heads(p, ld, n_q, d), mt_heads(p ? p + n_q * d * e : NULL, ld, n_kv, d),
+                        mt_heads(p ? p + (n_q + n_kv) * d * e : NULL, ld, n_kv, d)};
+}
+
+static struct qkv split_rows(const mt_model *m, const void *rows, size_t ld)
+{
+    return split(&m->layout->cfg, m->dt, rows, ld);
+}
+
+static struct mt_heads outputs(const struct mt_hf_config *c, const void *o)
+{
+    size_t n = (size_t)c->n_heads, d = (size_t)c->head_dim;
+    return mt_heads(o, n * d, n, d);
 }
 
 static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
@@ -60,8 +81,9 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
     const struct mt_hf_config *c = &p->layout->cfg;
     struct scratch s;
     size_t at = lay_out_scratch(&s, p, NULL);
-    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .n_q = (size_t)c->n_heads,
-                             .n_kv = (size_t)c->n_kv_heads, .head_dim = (size_t)c->head_dim, .dtype = p->dtype};
+    struct qkv x = split(c, p->dtype, NULL, mt_widths(c).qkv);
+    struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = x.q, .k = x.k, .v = x.v,
+                             .o = outputs(c, NULL), .dtype = p->dtype};
     mt_take(NULL, &at, mt_op_attention_workspace(dev, &a));
     return at;
 }
@@ -80,11 +102,10 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     size_t n = p->max_tokens;
     struct mt_rmsnorm_bwd norm = {.n = n, .c = w.c};
     struct mt_bias_bwd bias = {.n = n, .c = MT_MAX(w.qkv, w.c)};
-    struct mt_qk_rope_bwd rope = {.n = n, .n_q = (size_t)c->n_heads, .n_kv = (size_t)c->n_kv_heads,
-                                  .head_dim = (size_t)c->head_dim};
+    struct qkv x = split(c, p->dtype, NULL, w.qkv);
+    struct mt_qk_rope_bwd rope = {.n = n, .dq = x.q, .dk = x.k};
     size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
-    struct mt_attention_sink_bwd sink = {.n = n, .n_q = (size_t)c->n_heads, .head_dim = (size_t)c->head_dim,
-                                         .dtype = p->dtype};
+    struct mt_attention_sink_bwd sink = {.n = n, .o = outputs(c, NULL), .dtype = p->dtype};
     need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
     if (c->sinks)
         need = MT_MAX(need, mt_op_attention_sink_bwd_workspace(dev, &sink));
@@ -121,13 +142,10 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
 {
     const mt_model *m = r->m;
     const struct mt_hf_config *cfg = &m->layout->cfg;
-    const struct mt_widths *wd = &m->wd;
-    size_t ld_qk = cfg->qk_norm ? wd->qk : wd->qkv;
+    struct qkv x = split_rows(m, rec->qkv, m->wd.qkv);
+    struct qkv qk = cfg->qk_norm ? split_rows(m, rec->qk, m->wd.qk) : x;
     return (struct mt_attention){
         .n = r->in->n_tokens,
-        .n_q = (size_t)cfg->n_heads,
-        .n_kv = (size_t)cfg->n_kv_heads,
-        .head_dim = (size_t)cfg->head_dim,
         .window = (size_t)cfg->window[r->part->layer],
         .n_docs = r->in->n_docs,
         .max_len = r->in->max_len,
@@ -137,14 +155,10 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
         .scale = (float)(1.0 / sqrt((double)cfg->head_dim)),
         .cu_seqlens = r->in->cu_seqlens,
         .cu_seqlens_host = r->in->cu_seqlens_host,
-        .q = rec->qk,
-        .ld_q = ld_qk,
-        .k = mt_elem(m, rec->qk, wd->q),
-        .ld_k = ld_qk,
-        .v = mt_elem(m, rec->qkv, wd->qk),
-        .ld_v = wd->qkv,
-        .o = rec->o,
-        .ld_o = wd->q,
+        .q = qk.q,
+        .k = qk.k,
+        .v = x.v,
+        .o = outputs(cfg, rec->o),
         .lse = rec->lse,
         .workspace = scratch_of(r).workspace,
     };
@@ -165,9 +179,8 @@ static float *norm_grad(const struct mt_part_run *r, int role)
 /* The norm as an operation of its own: from rec->qkv to rec->qk. */
 static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct record *rec)
 {
-    struct scratch s = scratch_of(r);
     return (struct mt_qk_norm){.run = r, .qkv = rec->qkv, .qk = rec->qk, .rstd = rec->rstd_qk,
-                               .rows = {s.rows[0], s.rows[1]}, .dqkv = s.dqkv};
+                               .dqkv = scratch_of(r).dqkv};
 }
 
 /* Applies the rotary embedding to q and k in `from`; `to` may be `from`. */
@@ -175,20 +188,17 @@ static int rotate(const struct mt_part_run *r, const struct record *rec, const v
                   size_t ld_to, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    const struct mt_hf_config *cfg = &m->layout->cfg;
+    struct qkv x = split_rows(m, from, ld_from), y = split_rows(m, to, ld_to);
     return mt_op_qk_rope(m->dev,
                          &(struct mt_qk_rope){
                              .n = r->in->n_tokens,
-                             .n_q = (size_t)cfg->n_heads,
-                             .n_kv = (size_t)cfg->n_kv_heads,
-                             .head_dim = (size_t)cfg->head_dim,
                              .rot = m->wd.rot,
                              .dtype = m->dt,
-                             .eps = (float)cfg->rms_eps,
-                             .qkv = from,
-                             .ld_qkv = ld_from,
-                             .qk = to,
-                             .ld_qk = ld_to,
+                             .eps = (float)m->layout->cfg.rms_eps,
+                             .q = x.q,
+                             .k = x.k,
+                             .to_q = y.q,
+                             .to_k = y.k,
                              .positions = r->in->positions,
                              .cos_t = r->in->cos_t,
                              .sin_t = r->in->sin_t,
@@ -220,21 +230,18 @@ static int make_qk(const struct mt_part_run *r, const struct record *rec, struct
 static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    const struct mt_hf_config *cfg = &m->layout->cfg;
+    struct qkv d = split_rows(m, dqkv, m->wd.qkv), x = split_rows(m, rec->qkv, m->wd.qkv);
     return mt_op_qk_rope_bwd(m->dev,
                              &(struct mt_qk_rope_bwd){
                                  .n = r->in->n_tokens,
-                                 .n_q = (size_t)cfg->n_heads,
-                                 .n_kv = (size_t)cfg->n_kv_heads,
-                                 .head_dim = (size_t)cfg->head_dim,
                                  .rot = m->wd.rot,
                                  .dtype = m->dt,
-                                 .dqk = dqkv,
-                                 .ld_dqk = m->wd.qkv,
-                                 .dqkv = dqkv,
-                                 .ld_dqkv = m->wd.qkv,
-                                 .qkv = rec->qkv,
-                                 .ld_qkv = m->wd.qkv,
+                                 .dq = d.q,
+                                 .dk = d.k,
+                                 .to_dq = d.q,
+                                 .to_dk = d.k,
+                                 .q = x.q,
+                                 .k = x.k,
                                  .positions = r->in->positions,
                                  .cos_t = r->in->cos_t,
                                  .sin_t = r->in->sin_t,
@@ -263,10 +270,9 @@ static int make_qk_backward(const struct mt_part_run *r, const struct record *re
 static struct mt_attention_sink sink_args(const struct mt_part_run *r, const struct record *rec)
 {
     const mt_model *m = r->m;
-    return (struct mt_attention_sink){.n = r->in->n_tokens, .n_q = (size_t)m->layout->cfg.n_heads,
-                                      .head_dim = (size_t)m->layout->cfg.head_dim, .dtype = m->dt,
-                                      .sinks = mt_elem(m, r->w, r->part->param[MT_ATTENTION_SINKS].at), .o = rec->o,
-                                      .ld_o = m->wd.q, .lse = rec->lse};
+    return (struct mt_attention_sink){.n = r->in->n_tokens, .dtype = m->dt,
+                                      .sinks = mt_elem(m, r->w, r->part->param[MT_ATTENTION_SINKS].at),
+                                      .o = outputs(&m->layout->cfg, rec->o), .lse = rec->lse};
 }
 
 /* The gradient of the sinks, if they are trained. */
@@ -279,13 +285,10 @@ static int sink_backward(const struct mt_part_run *r, const struct record *rec, 
     return mt_op_attention_sink_bwd(r->m->dev,
                                     &(struct mt_attention_sink_bwd){
                                         .n = f.n,
-                                        .n_q = f.n_q,
-                                        .head_dim = f.head_dim,
                                         .dtype = f.dtype,
                                         .sinks = f.sinks,
                                         .o = f.o,
-                                        .d_o = d_o,
-                                        .ld_o = f.ld_o,
+                                        .d_o = outputs(&r->m->layout->cfg, d_o),
                                         .lse = f.lse,
                                         .dsinks = dsinks,
                                         .workspace = r->m->workspace,
@@ -332,16 +335,9 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct mt_linear_bwd o = {.n = n, .in = wd->q, .out = wd->c, .x = rec.o, .w = r->w, .dy = r->dx,
                               .p = p[MT_ATTENTION_OUT], .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o,
                               .first = r->of->first};
-    struct mt_attention_bwd at = {
-        .fwd = attention_args(r, &rec),
-        .d_o = s.d_o,
-        .dq = s.dqkv,
-        .ld_dq = wd->qkv,
-        .dk = mt_elem(m, s.dqkv, wd->q),
-        .ld_dk = wd->qkv,
-        .dv = mt_elem(m, s.dqkv, wd->qk),
-        .ld_dv = wd->qkv,
-    };
+    struct qkv d = split_rows(m, s.dqkv, wd->qkv);
+    struct mt_attention_bwd at = {.fwd = attention_args(r, &rec), .d_o = outputs(&m->layout->cfg, s.d_o), .dq = d.q,
+                                  .dk = d.k, .dv = d.v};
     struct mt_linear_bwd qkv = {.n = n, .in = wd->c, .out = wd->qkv, .x = m->h, .w = r->w, .dy = s.dqkv,
                                 .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh,
                                 .first = r->of->first};

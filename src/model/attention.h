@@ -17,7 +17,6 @@ struct mt_qk_norm {
     const void *qkv; /* [n, qkv] what is normalised */
     void *qk;        /* forward: [n, qk] */
     float *rstd;     /* [n, n_heads + n_kv_heads]; backward reads it */
-    void *rows[2];   /* scratch, [n, q] each */
     void *dqkv;      /* backward: [n, qkv], its q and k in place */
 };
 int mt_qk_norm(const struct mt_qk_norm *a, struct mt_err *err);

@@ -4,10 +4,15 @@
 #include "base/mem.h"
 #include "plan/warm.h"
 
+static bool same_view(const struct mt_heads *a, const struct mt_heads *b)
+{
+    return a->n == b->n && a->dim == b->dim && a->ld == b->ld && a->stride == b->stride;
+}
+
 static bool same_forward(const struct mt_attention *a, const struct mt_attention *b)
 {
-    return a->n_q == b->n_q && a->n_kv == b->n_kv && a->head_dim == b->head_dim && a->window == b->window &&
-           a->dtype == b->dtype && a->ld_q == b->ld_q && a->ld_k == b->ld_k && a->ld_v == b->ld_v && a->ld_o == b->ld_o;
+    return a->window == b->window && a->dtype == b->dtype && a->cap == b->cap && same_view(&a->q, &b->q) &&
+           same_view(&a->k, &b->k) && same_view(&a->v, &b->v) && same_view(&a->o, &b->o);
 }
 
 void mt_warm_attention_note(void *ctx, enum mt_dev_op op, const void *args)
@@ -60,7 +65,7 @@ static void upload(struct buffers *r, void *dst, const void *src, size_t bytes)
 /* The documents of a micro-batch, and buffers of its size: what is read may be the same zeros. */
 static void fill_forward(struct buffers *r, struct mt_attention *a, const struct mt_batch *b)
 {
-    size_t e = mt_dtype_size(a->dtype), widest = MT_MAX(MT_MAX(a->ld_q, a->ld_k), MT_MAX(a->ld_v, a->ld_o));
+    size_t e = mt_dtype_size(a->dtype), widest = MT_MAX(MT_MAX(a->q.ld, a->k.ld), MT_MAX(a->v.ld, a->o.ld));
     size_t bytes = (b->n_docs + 1) * sizeof(int32_t);
     struct mt_attention most = *a;
     most.n = a->most_n;
@@ -72,19 +77,19 @@ static void fill_forward(struct buffers *r, struct mt_attention *a, const struct
     upload(r, cu, b->cu_seqlens, bytes);
     a->cu_seqlens = cu;
     a->cu_seqlens_host = b->cu_seqlens;
-    a->q = a->k = a->v = take(r, a->n * widest * e, true);
-    a->o = take(r, a->n * a->ld_o * e, true);
-    a->lse = take(r, a->n * a->n_q * sizeof(float), true);
+    a->q.p = a->k.p = a->v.p = take(r, a->n * widest * e, true);
+    a->o.p = take(r, a->n * a->o.ld * e, true);
+    a->lse = take(r, a->n * a->q.n * sizeof(float), true);
     a->workspace = take(r, mt_op_attention_workspace(r->dev, &most), false);
 }
 
 static void fill_backward(struct buffers *r, struct mt_attention_bwd *b)
 {
     size_t e = mt_dtype_size(b->fwd.dtype);
-    b->d_o = b->fwd.o;
-    b->dq = take(r, b->fwd.n * b->ld_dq * e, false);
-    b->dk = take(r, b->fwd.n * b->ld_dk * e, false);
-    b->dv = take(r, b->fwd.n * b->ld_dv * e, false);
+    b->d_o.p = b->fwd.o.p;
+    b->dq.p = take(r, b->fwd.n * b->dq.ld * e, false);
+    b->dk.p = take(r, b->fwd.n * b->dk.ld * e, false);
+    b->dv.p = take(r, b->fwd.n * b->dv.ld * e, false);
 }
 
 /* *ran: whether there was memory for it. */

@@ -59,9 +59,10 @@ static struct mt_fused_shape shape_of(const struct heads *h, const struct batch 
     memcpy(&bits, &scale, sizeof(bits));
     int64_t ld = (h->n_q + 2 * h->n_kv) * h->d, ld_o = h->n_q * h->d;
     return (struct mt_fused_shape){.batch = b->batch, .n_q = h->n_q, .n_kv = h->n_kv, .len = b->len,
-                                   .head_dim = h->d, .window = window < b->len ? window : 0,
-                                   .scale_bits = bits, .ld_q = ld, .ld_k = ld, .ld_v = ld, .ld_o = ld_o,
-                                   .ld_dq = ld, .ld_dk = ld, .ld_dv = ld};
+                                   .dim = h->d, .dim_v = h->d, .window = window < b->len ? window : 0,
+                                   .scale_bits = bits, .q = {ld, h->d}, .k = {ld, h->d},
+                                   .v = {ld, h->d}, .o = {ld_o, h->d}, .dq = {ld, h->d}, .dk = {ld, h->d},
+                                   .dv = {ld, h->d}};
 }
 
 /* What fused.c counts on; for the rest it asks and takes a no. */
@@ -69,7 +70,7 @@ static bool expected(const struct gpu *g, const struct mt_fused_shape *s)
 {
     if (!s->backward)
         return true;
-    if (s->head_dim > 128)
+    if (s->dim > 128)
         return g->sm == 90;
     return !s->ragged || (g->sm >= 90 && g->sm < 120);
 }
@@ -78,14 +79,14 @@ static int check(const struct gpu *g, const char *properties, struct mt_fused_sh
 {
     char why[256] = "";
     if (!s.backward)
-        s.ld_dq = s.ld_dk = s.ld_dv = 0;
+        s.dq = s.dk = s.dv = (struct mt_fused_tensor){0, 0};
     s.total = s.ragged ? s.batch * s.len / 2 : 0;
     bool got = !engine->supports(&s, g->sm, properties, why, sizeof(why));
     if (got == expected(g, &s))
         return 0;
     printf("sm_%d %s %s: %d documents of %d, %d and %d heads of %d, window %d: %s %s\n", g->sm,
            s.backward ? "backward" : "forward", s.ragged ? "packed" : "fixed", (int)s.batch, (int)s.len,
-           (int)s.n_q, (int)s.n_kv, (int)s.head_dim, (int)s.window, got ? "supported" : "refused:", why);
+           (int)s.n_q, (int)s.n_kv, (int)s.dim, (int)s.window, got ? "supported" : "refused:", why);
     return 1;
 }
 
@@ -142,7 +143,7 @@ static const struct mt_fused_shape *asked(size_t i)
     s.ragged = (i & 2) != 0;
     s.backward = (i & 16) != 0;
     if (!s.backward)
-        s.ld_dq = s.ld_dk = s.ld_dv = 0;
+        s.dq = s.dk = s.dv = (struct mt_fused_tensor){0, 0};
     s.total = s.ragged ? s.batch * s.len / 2 : 0;
     return &s;
 }
@@ -158,7 +159,7 @@ static void each_call_has_an_engine_with_a_name(void **state)
         if ((i & PACKED) && (i & LONGER)) /* the same again */
             continue;
         printf("%-8s %-6s %2lld documents of %4lld, heads of %3lld%s:", s->backward ? "backward" : "forward",
-               s->ragged ? "packed" : "fixed", (long long)s->batch, (long long)s->len, (long long)s->head_dim,
+               s->ragged ? "packed" : "fixed", (long long)s->batch, (long long)s->len, (long long)s->dim,
                s->window ? ", window" : "");
         for (size_t g = 0; g < MT_ARRAY_LEN(gpus); g++) {
             char properties[1024], text[256] = "";

@@ -64,15 +64,14 @@ static void attend(mt_device *dev, char *memory, const int32_t *cu, size_t n_doc
 {
     enum { TENSOR = PACK_TOKENS * HEAD * 2 };
     struct mt_err err = {0};
+    struct mt_heads tensor[10];
+    for (size_t i = 0; i < 10; i++)
+        tensor[i] = mt_heads(memory + 4096 + i * TENSOR, HEAD, 1, HEAD);
     struct mt_attention a = {
-        .n = (size_t)cu[n_docs], .n_q = 1, .n_kv = 1, .head_dim = HEAD, .n_docs = n_docs, .most_n = PACK_TOKENS,
-        .most_len = PACK_LEN, .dtype = MT_BF16, .scale = scale, .cu_seqlens = (const int32_t *)memory,
-        .cu_seqlens_host = cu, .q = memory + 4096, .k = memory + 4096 + TENSOR, .v = memory + 4096 + 2 * TENSOR,
-        .ld_q = HEAD, .ld_k = HEAD, .ld_v = HEAD, .o = memory + 4096 + 3 * TENSOR, .ld_o = HEAD,
-        .lse = (float *)(memory + 4096 + 4 * TENSOR), .workspace = memory + 4096 + 10 * TENSOR};
-    struct mt_attention_bwd b = {.d_o = memory + 4096 + 6 * TENSOR, .dq = memory + 4096 + 7 * TENSOR,
-                                 .dk = memory + 4096 + 8 * TENSOR, .dv = memory + 4096 + 9 * TENSOR,
-                                 .ld_dq = HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+        .n = (size_t)cu[n_docs], .n_docs = n_docs, .most_n = PACK_TOKENS, .most_len = PACK_LEN, .dtype = MT_BF16,
+        .scale = scale, .cu_seqlens = (const int32_t *)memory, .cu_seqlens_host = cu, .q = tensor[0], .k = tensor[1],
+        .v = tensor[2], .o = tensor[3], .lse = (float *)tensor[4].p, .workspace = memory + 4096 + 10 * TENSOR};
+    struct mt_attention_bwd b = {.d_o = tensor[6], .dq = tensor[7], .dk = tensor[8], .dv = tensor[9]};
     for (size_t i = 0; i < n_docs; i++)
         a.max_len = MT_MAX(a.max_len, (size_t)(cu[i + 1] - cu[i]));
     b.fwd = a;
@@ -360,14 +359,14 @@ static void products_of_a_group_are_batches(void **state)
     unsetenv("MEGATRAIN_ATTENTION");
     char *x = memory_to_attend(dev);
     put_documents(dev, x, cu, 1);
-    struct mt_attention a = {.n = LEN, .n_q = N_Q, .n_kv = 1, .head_dim = HEAD, .n_docs = 1, .max_len = LEN,
-                             .dtype = MT_BF16, .scale = 1, .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu,
-                             .q = x + 4096, .k = x + 4096, .v = x + 4096, .ld_q = N_Q * HEAD, .ld_k = HEAD, .ld_v = HEAD,
-                             .o = x + 4096 + TENSOR, .ld_o = N_Q * HEAD, .lse = (float *)(x + 4096 + 2 * TENSOR),
+    char *at = x + 4096, *d = at + 3 * TENSOR;
+    struct mt_heads q = mt_heads(at, N_Q * HEAD, N_Q, HEAD), kv = mt_heads(at, HEAD, 1, HEAD);
+    struct mt_attention a = {.n = LEN, .n_docs = 1, .max_len = LEN, .dtype = MT_BF16, .scale = 1,
+                             .cu_seqlens = (const int32_t *)x, .cu_seqlens_host = cu, .q = q, .k = kv, .v = kv,
+                             .o = mt_heads(at + TENSOR, N_Q * HEAD, N_Q, HEAD), .lse = (float *)(at + 2 * TENSOR),
                              .workspace = x + MIB};
-    char *d = x + 4096 + 3 * TENSOR;
-    struct mt_attention_bwd b = {.fwd = a, .d_o = x + 4096, .dq = d, .dk = d + TENSOR, .dv = d + 2 * TENSOR,
-                                 .ld_dq = N_Q * HEAD, .ld_dk = HEAD, .ld_dv = HEAD};
+    struct mt_attention_bwd b = {.fwd = a, .d_o = q, .dq = mt_heads(d, N_Q * HEAD, N_Q, HEAD),
+                                 .dk = mt_heads(d + TENSOR, HEAD, 1, HEAD), .dv = mt_heads(d + 2 * TENSOR, HEAD, 1, HEAD)};
     size_t before = mt_emu_products();
     assert_int_equal(mt_op_attention(dev, &a, &err), 0);
     assert_int_equal(mt_emu_products() - before, 2);

@@ -438,14 +438,14 @@ static void the_planner_knows_the_workspaces(void **state)
         size_t n = tokens[i];
         struct mt_rmsnorm_bwd norm = {.n = n, .c = 896};
         struct mt_bias_bwd bias = {.n = n, .c = 4608};
-        struct mt_qk_rope_bwd rope = {.n = n, .n_q = 28, .n_kv = 4, .head_dim = 128};
+        struct mt_qk_rope_bwd rope = {.n = n, .dq = mt_heads(NULL, 4608, 28, 128), .dk = mt_heads(NULL, 4608, 4, 128)};
         assert_int_equal(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_rmsnorm_bwd_workspace(meter, &norm));
         assert_int_equal(mt_op_bias_bwd_workspace(dev, &bias), mt_op_bias_bwd_workspace(meter, &bias));
         assert_int_equal(mt_op_qk_rope_bwd_workspace(dev, &rope), mt_op_qk_rope_bwd_workspace(meter, &rope));
         for (size_t k = 0; k < MT_ARRAY_LEN(lens) && lens[k] <= n; k++)
             for (int t = MT_F32; t <= MT_BF16; t++) {
-                struct mt_attention a = {.n = n, .max_len = lens[k], .n_q = 28, .n_kv = 4, .head_dim = 128,
-                                         .dtype = (enum mt_dtype)t};
+                struct mt_heads q = mt_heads(NULL, 4608, 28, 128), kv = mt_heads(NULL, 4608, 4, 128);
+                struct mt_attention a = {.n = n, .max_len = lens[k], .q = q, .k = kv, .v = kv, .o = q, .dtype = (enum mt_dtype)t};
                 assert_true(mt_op_attention_workspace(dev, &a) > 0);
                 assert_int_equal(mt_op_attention_workspace(dev, &a), mt_op_attention_workspace(meter, &a));
             }

@@ -121,25 +121,32 @@ static void bias_bwd(const struct place *at)
     keep(a.db, MT_F32, WIDTH);
 }
 
+/* Queries and keys in rows of both. */
+static void sides(void *rows, size_t ld, struct mt_heads *q, struct mt_heads *k)
+{
+    *q = mt_heads(rows, ld, N_Q, HEAD);
+    *k = mt_heads((char *)rows + N_Q * HEAD * sizeof(uint16_t), ld, N_KV, HEAD);
+}
+
 static void qk_rope(const struct place *at)
 {
     static const int32_t positions[ROWS] = {0, 1, 2, 1, 0};
     enum { HEADS = N_Q + N_KV };
-    struct mt_qk_rope a = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .rot = HEAD, .dtype = MT_BF16,
-                           .eps = 1e-6f, .qkv = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 1), .ld_qkv = at->ld,
-                           .qk = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0), .ld_qk = at->ld,
+    struct mt_qk_rope a = {.n = ROWS, .rot = HEAD, .dtype = MT_BF16, .eps = 1e-6f,
                            .positions = upload(positions, sizeof(positions)), .cos_t = rows_of(MT_F32, 3, 8, 8, 4),
                            .sin_t = rows_of(MT_F32, 3, 8, 8, 5), .max_pos = 3, .q_norm = rows_of(MT_BF16, 1, HEAD, HEAD, 6),
                            .k_norm = rows_of(MT_BF16, 1, HEAD, HEAD, 7), .rstd = take(256)};
+    sides(rows_of(MT_BF16, ROWS, WIDTH, at->ld, 1), at->ld, &a.q, &a.k);
+    sides(rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0), at->ld, &a.to_q, &a.to_k);
     must(mt_op_qk_rope(dev, &a, &err));
-    keep_rows(a.qk, MT_BF16, ROWS, HEADS * HEAD, at->ld);
+    keep_rows(a.to_q.p, MT_BF16, ROWS, HEADS * HEAD, at->ld);
     void *dqkv = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 0);
-    struct mt_qk_rope_bwd b = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .rot = HEAD, .dtype = MT_BF16,
-                               .dqk = rows_of(MT_BF16, ROWS, WIDTH, at->ld, 8), .ld_dqk = at->ld, .dqkv = dqkv,
-                               .ld_dqkv = at->ld, .qkv = a.qkv, .ld_qkv = at->ld, .positions = a.positions,
+    struct mt_qk_rope_bwd b = {.n = ROWS, .rot = HEAD, .dtype = MT_BF16, .q = a.q, .k = a.k, .positions = a.positions,
                                .cos_t = a.cos_t, .sin_t = a.sin_t, .max_pos = 3, .q_norm = a.q_norm,
                                .k_norm = a.k_norm, .rstd = a.rstd, .dq_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0),
                                .dk_norm = rows_of(MT_F32, 1, HEAD, HEAD, 0)};
+    sides(rows_of(MT_BF16, ROWS, WIDTH, at->ld, 8), at->ld, &b.dq, &b.dk);
+    sides(dqkv, at->ld, &b.to_dq, &b.to_dk);
     b.workspace = take(mt_op_qk_rope_bwd_workspace(dev, &b));
     must(mt_op_qk_rope_bwd(dev, &b, &err));
     keep_rows(dqkv, MT_BF16, ROWS, HEADS * HEAD, at->ld);
@@ -152,27 +159,28 @@ static void attention(const struct place *at)
     static const int32_t cu[] = {0, 2, ROWS};
     enum { Q = N_Q * HEAD, KV = N_KV * HEAD };
     const enum mt_dtype t = MT_BF16;
-    struct mt_attention a = {.n = ROWS, .n_q = N_Q, .n_kv = N_KV, .head_dim = HEAD, .n_docs = 2, .max_len = 3,
-                             .dtype = t, .scale = 0.25f, .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu,
-                             .q = rows_of(t, ROWS, Q, at->ld, 1), .k = rows_of(t, ROWS, KV, at->ld, 2),
-                             .v = rows_of(t, ROWS, KV, at->ld, 3), .ld_q = at->ld, .ld_k = at->ld, .ld_v = at->ld,
-                             .o = rows_of(t, ROWS, Q, at->ld, 0), .ld_o = at->ld, .lse = take(256)};
-    struct mt_attention_bwd b = {.d_o = rows_of(t, ROWS, Q, at->ld, 4), .dq = rows_of(t, ROWS, Q, at->ld, 0),
-                                 .dk = rows_of(t, ROWS, KV, at->ld, 0), .dv = rows_of(t, ROWS, KV, at->ld, 0),
-                                 .ld_dq = at->ld, .ld_dk = at->ld, .ld_dv = at->ld};
+    struct mt_attention a = {.n = ROWS, .n_docs = 2, .max_len = 3, .dtype = t, .scale = 0.25f,
+                             .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu,
+                             .q = mt_heads(rows_of(t, ROWS, Q, at->ld, 1), at->ld, N_Q, HEAD),
+                             .k = mt_heads(rows_of(t, ROWS, KV, at->ld, 2), at->ld, N_KV, HEAD),
+                             .v = mt_heads(rows_of(t, ROWS, KV, at->ld, 3), at->ld, N_KV, HEAD),
+                             .o = mt_heads(rows_of(t, ROWS, Q, at->ld, 0), at->ld, N_Q, HEAD), .lse = take(256)};
+    struct mt_attention_bwd b = {.d_o = mt_heads(rows_of(t, ROWS, Q, at->ld, 4), at->ld, N_Q, HEAD),
+                                 .dq = mt_heads(rows_of(t, ROWS, Q, at->ld, 0), at->ld, N_Q, HEAD),
+                                 .dk = mt_heads(rows_of(t, ROWS, KV, at->ld, 0), at->ld, N_KV, HEAD),
+                                 .dv = mt_heads(rows_of(t, ROWS, KV, at->ld, 0), at->ld, N_KV, HEAD)};
     a.workspace = take(mt_op_attention_workspace(dev, &a));
     must(mt_op_attention(dev, &a, &err));
-    keep_rows(a.o, t, ROWS, Q, at->ld);
+    keep_rows(a.o.p, t, ROWS, Q, at->ld);
     b.fwd = a;
     must(mt_op_attention_bwd(dev, &b, &err));
-    keep_rows(b.dq, t, ROWS, Q, at->ld);
-    keep_rows(b.dk, t, ROWS, KV, at->ld);
-    keep_rows(b.dv, t, ROWS, KV, at->ld);
+    keep_rows(b.dq.p, t, ROWS, Q, at->ld);
+    keep_rows(b.dk.p, t, ROWS, KV, at->ld);
+    keep_rows(b.dv.p, t, ROWS, KV, at->ld);
     void *sinks = rows_of(t, 1, N_Q, N_Q, 5);
-    must(mt_op_attention_sink(dev, &(struct mt_attention_sink){ROWS, N_Q, HEAD, t, sinks, a.o, at->ld, a.lse}, &err));
-    keep_rows(a.o, t, ROWS, Q, at->ld);
-    struct mt_attention_sink_bwd s = {.n = ROWS, .n_q = N_Q, .head_dim = HEAD, .dtype = t, .sinks = sinks, .o = a.o,
-                                      .d_o = b.d_o, .ld_o = at->ld, .lse = a.lse, .dsinks = rows_of(MT_F32, 1, N_Q, N_Q, 0)};
+    must(mt_op_attention_sink(dev, &(struct mt_attention_sink){ROWS, t, sinks, a.o, a.lse}, &err));
+    keep_rows(a.o.p, t, ROWS, Q, at->ld);
+    struct mt_attention_sink_bwd s = {.n = ROWS, .dtype = t, .sinks = sinks, .o = a.o, .d_o = b.d_o, .lse = a.lse, .dsinks = rows_of(MT_F32, 1, N_Q, N_Q, 0)};
     s.workspace = take(mt_op_attention_sink_bwd_workspace(dev, &s));
     must(mt_op_attention_sink_bwd(dev, &s, &err));
     keep(s.dsinks, MT_F32, N_Q);

@@ -148,42 +148,47 @@ static void rope(enum mt_dtype t, size_t n, size_t d, bool norm)
     int32_t pos[64] = {0};
     for (size_t i = 0; i < n; i++)
         pos[i] = (int32_t)i;
-    void *qkv = numbers(t, n * ld), *qw = norm ? numbers(t, d) : NULL, *kw = norm ? numbers(t, d) : NULL;
+    char *qkv = numbers(t, n * ld);
+    void *qw = norm ? numbers(t, d) : NULL, *kw = norm ? numbers(t, d) : NULL;
     float *cs = numbers(MT_F32, n * d / 2), *sn = numbers(MT_F32, n * d / 2);
     int32_t *p = upload(pos, n * sizeof(int32_t));
     float *rstd = norm ? output("rstd", MT_F32, n * heads) : NULL;
-    RUN(mt_op_qk_rope, (struct mt_qk_rope){.n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d, .dtype = t,
-                                           .eps = 1e-6f, .qkv = qkv, .ld_qkv = ld,
-                                           .qk = output("qk", t, n * heads * d), .ld_qk = heads * d,
+    char *qk = output("qk", t, n * heads * d), *dqk = numbers(t, n * heads * d), *dqkv = numbers(t, n * ld);
+    size_t k = n_q * d * mt_dtype_size(t);
+    struct mt_heads q_in = mt_heads(qkv, ld, n_q, d), k_in = mt_heads(qkv + k, ld, n_kv, d);
+    RUN(mt_op_qk_rope, (struct mt_qk_rope){.n = n, .rot = d, .dtype = t, .eps = 1e-6f, .q = q_in, .k = k_in,
+                                           .to_q = mt_heads(qk, heads * d, n_q, d),
+                                           .to_k = mt_heads(qk + k, heads * d, n_kv, d),
                                            .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n,
                                            .q_norm = qw, .k_norm = kw, .rstd = rstd});
     RUN(mt_op_qk_rope_bwd,
         (struct mt_qk_rope_bwd){
-            .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .rot = d, .dtype = t,
-            .dqk = numbers(t, n * heads * d), .ld_dqk = heads * d, .dqkv = numbers(t, n * ld), .ld_dqkv = ld,
-            .qkv = qkv, .ld_qkv = ld, .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw,
+            .n = n, .rot = d, .dtype = t, .dq = mt_heads(dqk, heads * d, n_q, d),
+            .dk = mt_heads(dqk + k, heads * d, n_kv, d), .to_dq = mt_heads(dqkv, ld, n_q, d),
+            .to_dk = mt_heads(dqkv + k, ld, n_kv, d), .q = q_in, .k = k_in, .positions = p, .cos_t = cs, .sin_t = sn, .max_pos = n, .q_norm = qw,
             .k_norm = kw, .rstd = rstd, .dq_norm = norm ? numbers(MT_F32, d) : NULL,
             .dk_norm = norm ? numbers(MT_F32, d) : NULL,
-            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, &(struct mt_qk_rope_bwd){.n = n, .n_q = n_q, .head_dim = d}))});
+            .workspace = take(mt_op_qk_rope_bwd_workspace(dev, &(struct mt_qk_rope_bwd){.n = n, .dq = q_in}))});
     check_all();
 }
 
-static void attention(enum mt_dtype t, size_t window)
+static void attention(enum mt_dtype t, size_t window, size_t d_v, float cap)
 {
     static const int32_t cu[] = {0, 5, 38};
-    size_t n = 38, n_q = 4, n_kv = 2, d = 24, qw = n_q * d, kw = n_kv * d, ld = qw + 2 * kw;
+    size_t n = 38, n_q = 4, n_kv = 2, d = 24, qw = n_q * d, kw = n_kv * d, ow = n_q * d_v, ld = qw + kw + n_kv * d_v;
     size_t e = mt_dtype_size(t);
     char *qkv = numbers(t, n * ld), *dqkv = output("dqkv", t, n * ld);
     struct mt_attention a = {
-        .n = n, .n_q = n_q, .n_kv = n_kv, .head_dim = d, .window = window, .n_docs = 2, .max_len = 33, .dtype = t,
-        .scale = 0.2f, .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu, .q = qkv, .k = qkv + qw * e,
-        .v = qkv + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = output("o", t, n * qw), .ld_o = qw,
-        .lse = output("lse", MT_F32, n_q * n)};
+        .n = n, .window = window, .n_docs = 2, .max_len = 33, .dtype = t, .scale = 0.2f, .cap = cap,
+        .cu_seqlens = upload(cu, sizeof(cu)), .cu_seqlens_host = cu, .q = mt_heads(qkv, ld, n_q, d),
+        .k = mt_heads(qkv + qw * e, ld, n_kv, d), .v = mt_heads(qkv + (qw + kw) * e, ld, n_kv, d_v),
+        .o = mt_heads(output("o", t, n * ow), ow, n_q, d_v), .lse = output("lse", MT_F32, n_q * n)};
     a.workspace = take(mt_op_attention_workspace(dev, &a));
     RUN(mt_op_attention, a);
     RUN(mt_op_attention_bwd,
-        (struct mt_attention_bwd){.fwd = a, .d_o = numbers(t, n * qw), .dq = dqkv, .dk = dqkv + qw * e,
-                                  .dv = dqkv + (qw + kw) * e, .ld_dq = ld, .ld_dk = ld, .ld_dv = ld});
+        (struct mt_attention_bwd){.fwd = a, .d_o = mt_heads(numbers(t, n * ow), ow, n_q, d_v),
+                                  .dq = mt_heads(dqkv, ld, n_q, d), .dk = mt_heads(dqkv + qw * e, ld, n_kv, d),
+                                  .dv = mt_heads(dqkv + (qw + kw) * e, ld, n_kv, d_v)});
     check_all();
 }
 
@@ -267,12 +272,12 @@ static void experts(enum mt_dtype t)
 static void sinks(enum mt_dtype t)
 {
     size_t n = 9, n_q = 10, d = 24, width = n_q * d;
-    void *o = numbers(t, n * width), *s = numbers(t, n_q);
+    struct mt_heads o = mt_heads(numbers(t, n * width), width, n_q, d);
+    void *s = numbers(t, n_q);
     float *lse = numbers(MT_F32, n * n_q);
-    RUN(mt_op_attention_sink, (struct mt_attention_sink){.n = n, .n_q = n_q, .head_dim = d, .dtype = t, .sinks = s, .o = o,
-                                                         .ld_o = width, .lse = lse});
-    struct mt_attention_sink_bwd b = {.n = n, .n_q = n_q, .head_dim = d, .dtype = t, .sinks = s, .o = o, .ld_o = width,
-                                      .d_o = numbers(t, n * width), .lse = lse, .dsinks = numbers(MT_F32, n_q)};
+    RUN(mt_op_attention_sink, (struct mt_attention_sink){.n = n, .dtype = t, .sinks = s, .o = o, .lse = lse});
+    struct mt_attention_sink_bwd b = {.n = n, .dtype = t, .sinks = s, .o = o,
+                                      .d_o = mt_heads(numbers(t, n * width), width, n_q, d), .lse = lse, .dsinks = numbers(MT_F32, n_q)};
     b.workspace = take(mt_op_attention_sink_bwd_workspace(dev, &b));
     RUN(mt_op_attention_sink_bwd, b);
     check_all();
@@ -325,8 +330,9 @@ int main(int argc, char **argv)
         rope(t, 5, 24, false);
         rope(t, 6, 128, true);
         rope(t, 3, 72, true);
-        attention(t, 0);
-        attention(t, 7);
+        attention(t, 0, 24, 0);
+        attention(t, 7, 24, 0);
+        attention(t, 0, 8, 2);
         products(t);
         units_and_loss(t);
         routing(t, 16, 1);

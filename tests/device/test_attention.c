@@ -11,26 +11,65 @@ struct shape {
     int32_t len[6];
     size_t most_n, most_len; /* 0: of these documents */
     bool sinks;
+    size_t d_v; /* 0: d */
+    bool apart; /* a gap after each head of queries, and each head's values behind its keys */
+    double cap;
 };
 
+/* Where heads begin in a row of queries, keys and values. */
+struct place {
+    size_t at, stride, n, dim;
+};
+struct places {
+    struct place q, k, v;
+    size_t ld;
+};
+
+static struct places places_of(const struct shape *s)
+{
+    size_t d = s->d, d_v = s->d_v ? s->d_v : d, qw = s->n_q * d, kw = s->n_kv * d;
+    if (!s->apart)
+        return (struct places){{0, d, s->n_q, d}, {qw, d, s->n_kv, d}, {qw + kw, d_v, s->n_kv, d_v},
+                               qw + kw + s->n_kv * d_v};
+    size_t q = d + 8, kv = d + d_v + 16, first = s->n_q * q;
+    return (struct places){{0, q, s->n_q, d}, {first, kv, s->n_kv, d}, {first + d, kv, s->n_kv, d_v},
+                           first + s->n_kv * kv};
+}
+
+static struct mt_heads view(const struct places *p, const struct place *x, const struct dbuf *b, enum mt_dtype t)
+{
+    return (struct mt_heads){(char *)b->p + x->at * mt_dtype_size(t), p->ld, x->stride, x->n, x->dim};
+}
+
+static size_t element(const struct places *p, const struct place *x, size_t row, size_t head)
+{
+    return row * p->ld + x->at + head * x->stride;
+}
+
 struct reference {
-    double *o, *dq, *dk, *dv;
+    double *o, *dx;         /* dx: laid out as the rows */
     double *sinks, *dsinks; /* NULL where there are none */
 };
 
 /* One query row of one head, forward and backward, in double. */
-static void reference_row(const struct shape *s, const double *x, size_t ld, const double *dO, size_t doc,
-                          size_t i, size_t head, double scale, double *p, struct reference *r)
+static void reference_row(const struct shape *s, const struct places *at, const double *x, const double *dO, size_t doc,
+                          size_t i, size_t head, double *p, struct reference *r)
 {
-    size_t kv = head / (s->n_q / s->n_kv), d = s->d, row = doc + i, qw = s->n_q * d, kw = s->n_kv * d;
+    size_t kv = head / (s->n_q / s->n_kv), d = s->d, d_v = at->v.dim, row = doc + i, out = (row * s->n_q + head) * d_v;
     size_t first = s->window && i + 1 > s->window ? i + 1 - s->window : 0;
-    const double *q = x + row * ld + head * d;
-    double max = -1e300, sum = 0, delta = 0;
+    const double *q = x + element(at, &at->q, row, head), *g = dO + out;
+    double max = -1e300, sum = 0, delta = 0, scale = 1 / sqrt((double)d), *slope = p + i + 1;
     for (size_t j = first; j <= i; j++) {
-        const double *k = x + (doc + j) * ld + qw + kv * d;
+        const double *k = x + element(at, &at->k, doc + j, kv);
         p[j] = 0;
         for (size_t c = 0; c < d; c++)
             p[j] += q[c] * k[c] * scale;
+        slope[j] = 1;
+        if (s->cap > 0) {
+            double t = tanh(p[j] / s->cap);
+            p[j] = s->cap * t;
+            slope[j] = 1 - t * t;
+        }
         max = fmax(max, p[j]);
     }
     for (size_t j = first; j <= i; j++)
@@ -38,27 +77,26 @@ static void reference_row(const struct shape *s, const double *x, size_t ld, con
     double sink = r->sinks ? exp(r->sinks[head] - max) : 0;
     sum += sink;
     for (size_t j = first; j <= i; j++) {
-        const double *v = x + (doc + j) * ld + qw + kw + kv * d;
+        const double *v = x + element(at, &at->v, doc + j, kv);
         p[j] /= sum;
-        for (size_t c = 0; c < d; c++)
-            r->o[row * qw + head * d + c] += p[j] * v[c];
+        for (size_t c = 0; c < d_v; c++)
+            r->o[out + c] += p[j] * v[c];
     }
-    const double *g = dO + row * qw + head * d;
-    for (size_t c = 0; c < d; c++)
-        delta += g[c] * r->o[row * qw + head * d + c];
+    for (size_t c = 0; c < d_v; c++)
+        delta += g[c] * r->o[out + c];
     if (r->sinks)
         r->dsinks[head] -= sink / sum * delta;
     for (size_t j = first; j <= i; j++) {
-        const double *k = x + (doc + j) * ld + qw + kv * d, *v = k + kw;
+        size_t key = element(at, &at->k, doc + j, kv), value = element(at, &at->v, doc + j, kv);
         double dp = 0;
-        for (size_t c = 0; c < d; c++) {
-            dp += g[c] * v[c];
-            r->dv[(doc + j) * kw + kv * d + c] += p[j] * g[c];
+        for (size_t c = 0; c < d_v; c++) {
+            dp += g[c] * x[value + c];
+            r->dx[value + c] += p[j] * g[c];
         }
-        double ds = p[j] * (dp - delta) * scale;
+        double ds = p[j] * (dp - delta) * slope[j] * scale;
         for (size_t c = 0; c < d; c++) {
-            r->dq[row * qw + head * d + c] += ds * k[c];
-            r->dk[(doc + j) * kw + kv * d + c] += ds * q[c];
+            r->dx[element(at, &at->q, row, head) + c] += ds * x[key + c];
+            r->dx[key + c] += ds * q[c];
         }
     }
 }
@@ -66,60 +104,72 @@ static void reference_row(const struct shape *s, const double *x, size_t ld, con
 /* What comes between forward and backward; of r, the sinks. */
 static struct mt_attention_sink_bwd run_sinks(struct harness *h, const struct mt_attention *a, struct reference *r)
 {
-    struct dbuf *sinks = buf_random(h, h->dtype, a->n_q, 2, &r->sinks);
-    struct mt_attention_sink f = {.n = a->n, .n_q = a->n_q, .head_dim = a->head_dim, .dtype = a->dtype, .sinks = sinks->p,
-                                  .o = a->o, .ld_o = a->ld_o, .lse = a->lse};
+    struct dbuf *sinks = buf_random(h, h->dtype, a->q.n, 2, &r->sinks);
+    struct mt_attention_sink f = {.n = a->n, .dtype = a->dtype, .sinks = sinks->p, .o = a->o, .lse = a->lse};
     RUN(h, mt_op_attention_sink, &f);
-    return (struct mt_attention_sink_bwd){.n = a->n, .n_q = a->n_q, .head_dim = a->head_dim, .dtype = a->dtype,
-                                          .sinks = sinks->p, .o = a->o, .ld_o = a->ld_o, .lse = a->lse};
+    return (struct mt_attention_sink_bwd){.n = a->n, .dtype = a->dtype, .sinks = sinks->p, .o = a->o, .lse = a->lse};
+}
+
+/* Gaps between heads keep what they held, which is not a number; then they count as 0. */
+static void check_gaps(struct harness *h, const struct places *at, size_t n, double *got)
+{
+    bool *head = (bool *)scratch(h, at->ld);
+    const struct place *all[] = {&at->q, &at->k, &at->v};
+    for (size_t k = 0; k < 3; k++)
+        for (size_t i = 0; i < all[k]->n * all[k]->dim; i++)
+            head[element(at, all[k], 0, i / all[k]->dim) + i % all[k]->dim] = true;
+    double touched = 0;
+    for (size_t i = 0; i < n * at->ld; i++)
+        if (!head[i % at->ld]) {
+            touched += !isnan(got[i]);
+            got[i] = 0;
+        }
+    expect_close(h, "gaps that were written", &touched, &(double){0}, 1, 0);
 }
 
 static void attention_case(struct harness *h, const struct shape *s)
 {
-    size_t n = 0, max_len = 0, d = s->d, qw = s->n_q * d, kw = s->n_kv * d, ld = qw + 2 * kw;
+    size_t n = 0, max_len = 0;
+    struct places at = places_of(s);
     int32_t cu[8] = {0};
     for (int i = 0; i < s->n_docs; i++) {
         cu[i + 1] = cu[i] + s->len[i];
         max_len = MT_MAX(max_len, (size_t)s->len[i]);
     }
     n = (size_t)cu[s->n_docs];
-    double *x, *dO, scale = 1 / sqrt((double)d);
-    struct dbuf *qkv = buf_random(h, h->dtype, n * ld, 1.2, &x), *o = buf_nan(h, h->dtype, n * qw);
-    struct dbuf *g = buf_random(h, h->dtype, n * qw, 1, &dO), *lse = buf_nan(h, MT_F32, s->n_q * n);
-    struct dbuf *dqkv = buf_nan(h, h->dtype, n * ld), *bcu = buf_ints(h, cu, (size_t)s->n_docs + 1);
-    size_t e = mt_dtype_size(h->dtype);
+    double *x, *dO;
+    size_t ow = s->n_q * at.v.dim;
+    struct dbuf *qkv = buf_random(h, h->dtype, n * at.ld, 1.2, &x), *o = buf_nan(h, h->dtype, n * ow);
+    struct dbuf *g = buf_random(h, h->dtype, n * ow, 1, &dO), *lse = buf_nan(h, MT_F32, s->n_q * n);
+    struct dbuf *dqkv = buf_nan(h, h->dtype, n * at.ld), *bcu = buf_ints(h, cu, (size_t)s->n_docs + 1);
     struct mt_attention a = {
-        .n = n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = d, .window = s->window,
-        .n_docs = (size_t)s->n_docs, .max_len = max_len, .most_n = s->most_n, .most_len = s->most_len, .dtype = h->dtype, .scale = (float)scale,
-        .cu_seqlens = bcu->p, .cu_seqlens_host = cu, .q = qkv->p, .k = (char *)qkv->p + qw * e,
-        .v = (char *)qkv->p + (qw + kw) * e, .ld_q = ld, .ld_k = ld, .ld_v = ld, .o = o->p, .ld_o = qw,
-        .lse = lse->p};
+        .n = n, .window = s->window, .n_docs = (size_t)s->n_docs, .max_len = max_len, .most_n = s->most_n,
+        .most_len = s->most_len, .dtype = h->dtype, .scale = (float)(1 / sqrt((double)s->d)), .cap = (float)s->cap,
+        .cu_seqlens = bcu->p, .cu_seqlens_host = cu, .q = view(&at, &at.q, qkv, h->dtype),
+        .k = view(&at, &at.k, qkv, h->dtype), .v = view(&at, &at.v, qkv, h->dtype),
+        .o = mt_heads(o->p, ow, s->n_q, at.v.dim), .lse = lse->p};
     a.workspace = workspace(h, mt_op_attention_workspace(h->dev, &a));
     RUN(h, mt_op_attention, &a);
-    struct reference r = {scratch(h, n * qw), scratch(h, n * qw), scratch(h, n * kw), scratch(h, n * kw), NULL, NULL};
+    struct reference r = {scratch(h, n * ow), scratch(h, n * at.ld), NULL, NULL};
     struct mt_attention_sink_bwd sink = {0};
     struct dbuf *dsinks = s->sinks ? buf_random(h, MT_F32, s->n_q, 1, &r.dsinks) : NULL;
     if (s->sinks)
         sink = run_sinks(h, &a, &r);
-    struct mt_attention_bwd b = {.fwd = a, .d_o = g->p, .dq = dqkv->p, .dk = (char *)dqkv->p + qw * e,
-                                 .dv = (char *)dqkv->p + (qw + kw) * e, .ld_dq = ld, .ld_dk = ld,
-                                 .ld_dv = ld};
+    struct mt_attention_bwd b = {.fwd = a, .d_o = mt_heads(g->p, ow, s->n_q, at.v.dim),
+                                 .dq = view(&at, &at.q, dqkv, h->dtype), .dk = view(&at, &at.k, dqkv, h->dtype),
+                                 .dv = view(&at, &at.v, dqkv, h->dtype)};
     RUN(h, mt_op_attention_bwd, &b);
-    double *p = scratch(h, max_len), *want = scratch(h, n * ld);
+    double *p = scratch(h, 2 * max_len), *got = buf_get(h, dqkv);
     for (int doc = 0; doc < s->n_docs; doc++)
         for (int32_t i = 0; i < s->len[doc]; i++)
             for (size_t head = 0; head < s->n_q; head++)
-                reference_row(s, x, ld, dO, (size_t)cu[doc], (size_t)i, head, scale, p, &r);
-    for (size_t i = 0; i < n; i++) {
-        memcpy(want + i * ld, r.dq + i * qw, qw * sizeof(double));
-        memcpy(want + i * ld + qw, r.dk + i * kw, kw * sizeof(double));
-        memcpy(want + i * ld + qw + kw, r.dv + i * kw, kw * sizeof(double));
-    }
-    expect_close(h, "o", buf_get(h, o), r.o, n * qw, tolerance(h, 2e-6, 4e-3));
-    expect_close(h, "dqkv", buf_get(h, dqkv), want, n * ld, tolerance(h, 4e-6, 8e-3));
+                reference_row(s, &at, x, dO, (size_t)cu[doc], (size_t)i, head, p, &r);
+    check_gaps(h, &at, n, got);
+    expect_close(h, "o", buf_get(h, o), r.o, n * ow, tolerance(h, 2e-6, 4e-3));
+    expect_close(h, "dqkv", got, r.dx, n * at.ld, tolerance(h, 4e-6, 8e-3));
     if (!s->sinks)
         return;
-    sink.d_o = g->p;
+    sink.d_o = b.d_o;
     sink.dsinks = dsinks->p;
     sink.workspace = workspace(h, mt_op_attention_sink_bwd_workspace(h->dev, &sink));
     RUN(h, mt_op_attention_sink_bwd, &sink);
@@ -151,6 +201,24 @@ static void attention_of_odd_shapes(struct harness *h)
         attention_case(h, &shapes[i]);
 }
 
+/* As multi-head latent attention, output gates and capped scores have them. */
+static void attention_of_heads_anywhere(struct harness *h)
+{
+    static const struct shape shapes[] = {
+        {.n_q = 2, .n_kv = 2, .d = 24, .d_v = 16, .n_docs = 2, .len = {70, 9}},
+        {.n_q = 2, .n_kv = 1, .d = 16, .d_v = 40, .n_docs = 1, .len = {131}},
+        {.n_q = 4, .n_kv = 2, .d = 192, .d_v = 128, .n_docs = 2, .len = {40, 3}, .apart = true},
+        {.n_q = 3, .n_kv = 3, .d = 10, .d_v = 7, .n_docs = 2, .len = {33, 65}, .apart = true},
+        {.n_q = 4, .n_kv = 2, .d = 64, .window = 20, .n_docs = 3, .len = {64, 1, 50}, .apart = true},
+        {.n_q = 2, .n_kv = 1, .d = 16, .d_v = 8, .n_docs = 1, .len = {600}, .apart = true, .sinks = true},
+        {.n_q = 2, .n_kv = 1, .d = 32, .n_docs = 2, .len = {100, 7}, .cap = 1.5},
+        {.n_q = 1, .n_kv = 1, .d = 16, .d_v = 24, .window = 30, .n_docs = 1, .len = {150}, .cap = 50},
+        {.n_q = 2, .n_kv = 2, .d = 9, .n_docs = 1, .len = {620}, .apart = true, .cap = 0.7},
+    };
+    for (size_t i = 0; i < MT_ARRAY_LEN(shapes); i++)
+        attention_case(h, &shapes[i]);
+}
+
 static void attention_sinks_take_their_part(struct harness *h)
 {
     static const struct shape shapes[] = {
@@ -175,20 +243,20 @@ static void attention_keeps_documents_apart(struct harness *h)
     struct dbuf *la = buf_nan(h, MT_F32, 2 * LEN), *lb = buf_nan(h, MT_F32, LEN);
     int32_t cu[] = {0, LEN, 2 * LEN};
     size_t e = mt_dtype_size(h->dtype);
-    struct mt_attention a = {.n = 2 * LEN, .n_q = 1, .n_kv = 1, .head_dim = D, .n_docs = 2,
-                             .max_len = LEN, .dtype = h->dtype, .scale = 0.25f,
-                             .cu_seqlens = buf_ints(h, cu, 3)->p, .cu_seqlens_host = cu, .q = two->p,
-                             .k = (char *)two->p + D * e, .v = (char *)two->p + 2 * D * e, .ld_q = 3 * D,
-                             .ld_k = 3 * D, .ld_v = 3 * D, .o = oa->p, .ld_o = D, .lse = la->p};
+    struct mt_attention a = {.n = 2 * LEN, .n_docs = 2, .max_len = LEN, .dtype = h->dtype, .scale = 0.25f,
+                             .cu_seqlens = buf_ints(h, cu, 3)->p, .cu_seqlens_host = cu,
+                             .q = mt_heads(two->p, 3 * D, 1, D), .k = mt_heads((char *)two->p + D * e, 3 * D, 1, D),
+                             .v = mt_heads((char *)two->p + 2 * D * e, 3 * D, 1, D), .o = mt_heads(oa->p, D, 1, D),
+                             .lse = la->p};
     a.workspace = workspace(h, mt_op_attention_workspace(h->dev, &a));
     RUN(h, mt_op_attention, &a);
     size_t skip = (size_t)LEN * 3 * D * e;
     a.n = LEN;
     a.n_docs = 1;
-    a.q = (char *)two->p + skip;
-    a.k = (char *)two->p + skip + D * e;
-    a.v = (char *)two->p + skip + 2 * D * e;
-    a.o = ob->p;
+    a.q.p = (char *)two->p + skip;
+    a.k.p = (char *)two->p + skip + D * e;
+    a.v.p = (char *)two->p + skip + 2 * D * e;
+    a.o.p = ob->p;
     a.lse = lb->p;
     RUN(h, mt_op_attention, &a);
     /* cuDNN may have one kernel for a batch of one, and another for two */
@@ -198,6 +266,7 @@ static void attention_keeps_documents_apart(struct harness *h)
 
 const struct device_test attention_tests[] = {
     {"attention_of_odd_shapes", attention_of_odd_shapes},
+    {"attention_of_heads_anywhere", attention_of_heads_anywhere},
     {"attention_sinks_take_their_part", attention_sinks_take_their_part},
     {"attention_keeps_documents_apart", attention_keeps_documents_apart},
     {NULL, NULL},

@@ -174,14 +174,22 @@ struct rope_buffers {
     struct dbuf *qkv, *qk, *dqk, *dqkv, *positions, *cos_t, *sin_t, *q_norm, *k_norm, *rstd;
 };
 
+/* Queries, and behind them keys, in rows of `ld`. */
+static struct mt_heads rope_side(const struct rope *s, const struct dbuf *b, enum mt_dtype t, size_t ld, bool keys)
+{
+    return mt_heads((char *)b->p + (keys ? s->n_q * s->d * mt_dtype_size(t) : 0), ld, keys ? s->n_kv : s->n_q, s->d);
+}
+#define SIDES(q_field, k_field, b, ld) \
+    .q_field = rope_side(s, b, h->dtype, ld, false), .k_field = rope_side(s, b, h->dtype, ld, true)
+
 /* Backward over its own gradient, and without a norm forward over its own input: the same bits. */
 static void rope_in_place(struct harness *h, const struct rope *s, const struct rope_buffers *b)
 {
     size_t qk = (s->n_q + s->n_kv) * s->d, ld = qk + s->n_kv * s->d;
     double *want = scratch(h, s->n * qk), *want_dx = buf_get(h, b->dqkv), *out = buf_get(h, b->qk);
     struct mt_qk_rope_bwd a = {
-        .n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot, .dtype = h->dtype,
-        .dqk = b->dqk->p, .ld_dqk = qk, .dqkv = b->dqk->p, .ld_dqkv = qk, .qkv = b->qkv->p, .ld_qkv = ld,
+        .n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(dq, dk, b->dqk, qk), SIDES(to_dq, to_dk, b->dqk, qk),
+        SIDES(q, k, b->qkv, ld),
         .positions = b->positions->p, .cos_t = b->cos_t->p, .sin_t = b->sin_t->p, .max_pos = s->n + 3,
         .q_norm = s->norm ? b->q_norm->p : NULL, .k_norm = s->norm ? b->k_norm->p : NULL,
         .rstd = b->rstd->p};
@@ -193,9 +201,8 @@ static void rope_in_place(struct harness *h, const struct rope *s, const struct 
     if (s->norm)
         return;
     RUN(h, mt_op_qk_rope,
-        &(struct mt_qk_rope){.n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
-                             .dtype = h->dtype, .qkv = b->qkv->p, .ld_qkv = ld, .qk = b->qkv->p,
-                             .ld_qk = ld, .positions = b->positions->p, .cos_t = b->cos_t->p,
+        &(struct mt_qk_rope){.n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(q, k, b->qkv, ld),
+                             SIDES(to_q, to_k, b->qkv, ld), .positions = b->positions->p, .cos_t = b->cos_t->p,
                              .sin_t = b->sin_t->p, .max_pos = s->n + 3});
     double *got = buf_get(h, b->qkv);
     for (size_t i = 0; i < s->n; i++)
@@ -218,18 +225,16 @@ static void rope_case(struct harness *h, const struct rope *s)
     struct dbuf *bk = s->norm ? buf_random(h, h->dtype, s->d, 1, &wk) : NULL;
     struct dbuf *qk = buf_nan(h, h->dtype, s->n * ldo), *rstd = buf_nan(h, MT_F32, s->n * heads);
     RUN(h, mt_op_qk_rope,
-        &(struct mt_qk_rope){.n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
-                             .dtype = h->dtype, .eps = (float)eps, .qkv = qkv->p, .ld_qkv = ld,
-                             .qk = qk->p, .ld_qk = ldo, .positions = bp->p, .cos_t = bc->p,
+        &(struct mt_qk_rope){.n = s->n, .rot = s->rot, .dtype = h->dtype, .eps = (float)eps, SIDES(q, k, qkv, ld),
+                             SIDES(to_q, to_k, qk, ldo), .positions = bp->p, .cos_t = bc->p,
                              .sin_t = bs->p, .max_pos = pos_max, .q_norm = bq ? bq->p : NULL,
                              .k_norm = bk ? bk->p : NULL, .rstd = rstd->p});
     struct dbuf *g = buf_random(h, h->dtype, s->n * ldo, 1, &dy), *dqkv = buf_nan(h, h->dtype, s->n * ld);
     struct dbuf *bdq = s->norm ? buf_random(h, MT_F32, s->d, 1, &dq0) : NULL;
     struct dbuf *bdk = s->norm ? buf_random(h, MT_F32, s->d, 1, &dk0) : NULL;
     struct mt_qk_rope_bwd a = {
-        .n = s->n, .n_q = s->n_q, .n_kv = s->n_kv, .head_dim = s->d, .rot = s->rot,
-        .dtype = h->dtype, .dqk = g->p, .ld_dqk = ldo, .dqkv = dqkv->p, .ld_dqkv = ld,
-        .qkv = qkv->p, .ld_qkv = ld, .positions = bp->p, .cos_t = bc->p, .sin_t = bs->p,
+        .n = s->n, .rot = s->rot, .dtype = h->dtype, SIDES(dq, dk, g, ldo), SIDES(to_dq, to_dk, dqkv, ld),
+        SIDES(q, k, qkv, ld), .positions = bp->p, .cos_t = bc->p, .sin_t = bs->p,
         .max_pos = pos_max, .q_norm = bq ? bq->p : NULL, .k_norm = bk ? bk->p : NULL,
         .rstd = rstd->p, .dq_norm = bdq ? bdq->p : NULL, .dk_norm = bdk ? bdk->p : NULL};
     a.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &a));
@@ -294,11 +299,116 @@ static void rope_turns_pairs(struct harness *h)
     rope_case(h, &(struct rope){4200, 1, 1, 16, 16, true});
 }
 
+/* A key part that all heads share, as in multi-head latent attention: written to a part of each head; its gradient is
+ * the sum. Queries lie apart. rot 0 copies. */
+static void rope_shared_case(struct harness *h, size_t n, size_t heads, size_t d, size_t rot, size_t gap)
+{
+    size_t half = rot / 2, ld = heads * (d + gap);
+    double *x, *key, *cs, *sn, *dy;
+    int32_t *pos = (int32_t *)(void *)scratch(h, n);
+    for (size_t i = 0; i < n; i++)
+        pos[i] = (int32_t)((i * 3 + 1) % n);
+    struct dbuf *bx = buf_random(h, h->dtype, n * ld, 1, &x), *bkey = buf_random(h, h->dtype, n * (d + 8), 1, &key);
+    struct dbuf *bp = buf_ints(h, pos, n), *bc = buf_random(h, MT_F32, n * (half + 1), 1, &cs);
+    struct dbuf *bs = buf_random(h, MT_F32, n * (half + 1), 1, &sn), *out = buf_nan(h, h->dtype, n * 2 * ld);
+    size_t e = mt_dtype_size(h->dtype);
+    struct mt_heads q = {bx->p, ld, d + gap, heads, d}, shared = {(char *)bkey->p + 8 * e, d + 8, 0, heads, d};
+    struct mt_heads to_q = {(char *)out->p + gap * e, 2 * ld, d + gap, heads, d}, to_k = to_q;
+    to_k.p = (char *)out->p + (ld + gap) * e;
+    struct mt_qk_rope a = {.n = n, .rot = rot, .dtype = h->dtype, .q = q, .k = shared, .to_q = to_q, .to_k = to_k,
+                           .positions = rot ? bp->p : NULL, .cos_t = rot ? bc->p : NULL, .sin_t = rot ? bs->p : NULL,
+                           .max_pos = n};
+    RUN(h, mt_op_qk_rope, &a);
+    struct dbuf *g = buf_random(h, h->dtype, n * 2 * ld, 1, &dy), *dx = buf_nan(h, h->dtype, n * ld);
+    struct dbuf *dkey = buf_nan(h, h->dtype, n * (d + 8));
+    struct mt_qk_rope_bwd b = {.n = n, .rot = rot, .dtype = h->dtype, .dq = to_q, .dk = to_k, .to_dq = q,
+                               .to_dk = shared, .positions = a.positions, .cos_t = a.cos_t, .sin_t = a.sin_t,
+                               .max_pos = n};
+    b.dq.p = (char *)g->p + gap * e;
+    b.dk.p = (char *)g->p + (ld + gap) * e;
+    b.to_dq.p = dx->p;
+    b.to_dk.p = (char *)dkey->p + 8 * e;
+    b.workspace = workspace(h, mt_op_qk_rope_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_qk_rope_bwd, &b);
+    double *got = buf_get(h, out), *got_dx = buf_get(h, dx), *got_key = buf_get(h, dkey), *want = scratch(h, d);
+    for (size_t i = 0; i < n; i++) {
+        const double *c = cs + (size_t)pos[i] * half, *s = sn + (size_t)pos[i] * half;
+        double *sum = scratch(h, d);
+        for (size_t k = 0; k < heads; k++) {
+            size_t at = (i * 2) * ld + gap + k * (d + gap);
+            memcpy(want, x + i * ld + k * (d + gap), d * sizeof(double));
+            turn(want, c, s, rot, 1);
+            expect_close(h, "a query", got + at, want, d, tolerance(h, 1e-6, 6e-3));
+            memcpy(want, key + i * (d + 8) + 8, d * sizeof(double));
+            turn(want, c, s, rot, 1);
+            expect_close(h, "a shared key", got + at + ld, want, d, tolerance(h, 1e-6, 6e-3));
+            memcpy(want, dy + at, d * sizeof(double));
+            turn(want, c, s, rot, -1);
+            expect_close(h, "its gradient", got_dx + i * ld + k * (d + gap), want, d, tolerance(h, 1e-6, 6e-3));
+            for (size_t m = 0; m < d; m++)
+                sum[m] += dy[at + ld + m];
+        }
+        turn(sum, c, s, rot, -1);
+        expect_close(h, "the shared key's gradient", got_key + i * (d + 8) + 8, sum, d, tolerance(h, 2e-6, 6e-3));
+    }
+}
+
+static void rope_of_heads_anywhere(struct harness *h)
+{
+    rope_shared_case(h, 9, 4, 16, 16, 24);
+    rope_shared_case(h, 5, 3, 64, 64, 0);
+    rope_shared_case(h, 7, 2, 8, 0, 16);
+    rope_shared_case(h, 6, 5, 10, 6, 3);
+}
+
+/* Heads inside wider rows, and a projection's columns among others: the bits of rows side by side. */
+static void rmsnorm_of_rows_apart(struct harness *h, size_t n, size_t group, size_t c, size_t gap, size_t first)
+{
+    size_t rows = n * group, stride = c + gap, ld = first + group * stride, e = mt_dtype_size(h->dtype);
+    double *x, *w, *dy;
+    struct dbuf *bx = buf_random(h, h->dtype, n * ld, 1, &x), *bw = buf_random(h, h->dtype, c, 1, &w);
+    struct dbuf *bd = buf_random(h, h->dtype, n * ld, 1, &dy), *y = buf_nan(h, h->dtype, n * ld);
+    struct dbuf *rstd = buf_nan(h, MT_F32, rows), *dw = buf_random(h, MT_F32, c, 1, NULL);
+    struct mt_row_groups at = {group, ld, stride};
+    struct mt_rmsnorm a = {.n = rows, .c = c, .dtype = h->dtype, .eps = 1e-6f, .x = (char *)bx->p + first * e, .w = bw->p,
+                           .y = (char *)y->p + first * e, .rstd = rstd->p, .x_at = at, .y_at = at};
+    RUN(h, mt_op_rmsnorm, &a);
+    struct mt_rmsnorm_bwd b = {.n = rows, .c = c, .dtype = h->dtype, .dy = (char *)bd->p + first * e, .x = a.x, .w = bw->p,
+                               .rstd = rstd->p, .dx = (char *)bd->p + first * e, .x_at = at, .dx_at = at, .dw = dw->p};
+    b.workspace = workspace(h, mt_op_rmsnorm_bwd_workspace(h->dev, &b));
+    RUN(h, mt_op_rmsnorm_bwd, &b);
+    double *got = buf_get(h, y), *got_dx = buf_get(h, bd);
+    for (size_t r = 0; r < rows; r++) {
+        size_t k = r / group * ld + first + r % group * stride;
+        double squares = 0, dot = 0, *want = scratch(h, c), *want_dx = scratch(h, c);
+        for (size_t i = 0; i < c; i++)
+            squares += x[k + i] * x[k + i];
+        double s = 1 / sqrt(squares / (double)c + 1e-6);
+        for (size_t i = 0; i < c; i++) {
+            want[i] = x[k + i] * s * w[i];
+            dot += dy[k + i] * w[i] * x[k + i] * s;
+        }
+        for (size_t i = 0; i < c; i++)
+            want_dx[i] = s * (dy[k + i] * w[i] - x[k + i] * s * dot / (double)c);
+        expect_close(h, "y of a row apart", got + k, want, c, tolerance(h, 1e-6, 8e-3));
+        expect_close(h, "dx of a row apart", got_dx + k, want_dx, c, tolerance(h, 3e-6, 8e-3));
+    }
+}
+
+static void rmsnorm_takes_rows_apart(struct harness *h)
+{
+    rmsnorm_of_rows_apart(h, 7, 3, 64, 0, 32);
+    rmsnorm_of_rows_apart(h, 5, 1, 40, 0, 8);
+    rmsnorm_of_rows_apart(h, 6, 2, 24, 5, 3);
+}
+
 const struct device_test norm_tests[] = {
     {"rmsnorm_matches_the_definition", rmsnorm_matches_the_definition},
     {"rmsnorm_can_round_once", rmsnorm_can_round_once},
     {"rmsnorm_backward_matches_the_derivative", rmsnorm_backward_matches_the_derivative},
     {"bias_gradient_is_the_column_sum", bias_gradient_is_the_column_sum},
     {"rope_turns_pairs", rope_turns_pairs},
+    {"rope_of_heads_anywhere", rope_of_heads_anywhere},
+    {"rmsnorm_takes_rows_apart", rmsnorm_takes_rows_apart},
     {NULL, NULL},
 };

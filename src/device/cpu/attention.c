@@ -7,6 +7,8 @@
  *   backward  P = exp(S - lse), dV += P^T dO, dP = dO V^T, dS = P (dP - rowsum(dO O)),
  *             dQ = scale dS K, dK += dS^T (scale Q)
  *
+ * With a cap, scores are c = cap tanh(S / cap), and dS is multiplied by the slope 1 - (c / cap)^2.
+ *
  * Scores are kept transposed, a few queries side by side for each key: the product kernels write them in the strips
  * that the next product reads (gemm_kernel.h), and softmax runs down columns (columns.h). Keys and values are packed
  * once for all queries that attend to them.
@@ -29,16 +31,17 @@ _Static_assert(KEYS % MT_CPU_GEMM_ROWS == 0, "KEYS must be whole strips");
 /* A thread's part of the operation's workspace. */
 struct workspace {
     const struct mt_cpu_gemm_isa *isa;
-    float *k, *v, *t;         /* strips of [len, d]: keys; values; values (in backward keys) with dimensions as lanes */
+    float *k, *v, *t;         /* strips: keys; values; values (in backward keys) with dimensions as lanes */
     float *s;                 /* scores [key][query] of a strip of queries; in backward of KEYS keys, BLOCK queries */
     float *ds, *dp;           /* gradients of scores: laid out as s; and in strips of queries */
-    float *q, *dO;            /* strips of [BLOCK, d], lanes are queries */
+    float *slope;             /* of the cap: laid out as s */
+    float *q, *dO;            /* strips of BLOCK rows, lanes are queries */
     float *q_rows, *dO_rows;  /* the same, lanes are dimensions */
     float *dk, *dv;           /* [len, width] */
-    float *out, *rows;        /* a product [d][query]; its transpose */
+    float *out, *rows;        /* a product [dimension][query]; its transpose */
     float *lse, *delta, *row; /* of BLOCK queries; one row */
-    size_t width;             /* d, rounded up to whole strips of columns */
-    size_t wide;              /* the same, plus a strip of rows */
+    size_t width, width_v;    /* of a head of keys and of values, rounded up to whole strips of columns */
+    size_t wide;              /* the larger, plus a strip of rows */
 };
 
 static size_t take(float **at, float **p, size_t floats)
@@ -52,20 +55,22 @@ static size_t take(float **at, float **p, size_t floats)
 }
 
 /* Lays the buffers out from `at`; returns the number of floats. `at` NULL: only counts. */
-static size_t lay_out(struct workspace *r, float *at, size_t max_len, size_t d)
+static size_t lay_out(struct workspace *r, float *at, const struct mt_attention *a)
 {
-    size_t len = max_len + MT_CPU_GEMM_ROWS, wide = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
+    size_t d = a->q.dim, d_v = a->v.dim, len = a->max_len + MT_CPU_GEMM_ROWS;
+    size_t wide_k = mt_align_up(d, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS;
+    size_t wide_v = mt_align_up(d_v, MT_CPU_GEMM_COLS) + MT_CPU_GEMM_ROWS, wide = MT_MAX(wide_k, wide_v);
     size_t scores = MT_MAX(len * MT_CPU_GEMM_COLS, (size_t)KEYS * BLOCK);
     r->wide = wide;
     struct {
         float **p;
         size_t n;
-    } parts[] = {{&r->k, len * d},        {&r->v, len * d},           {&r->t, len * wide},
-                 {&r->dk, len * wide},    {&r->dv, len * wide},       {&r->s, scores},
-                 {&r->ds, KEYS * BLOCK},   {&r->q, BLOCK * d},         {&r->dO, BLOCK * d},
-                 {&r->q_rows, BLOCK * wide}, {&r->dO_rows, BLOCK * wide}, {&r->dp, KEYS * BLOCK},
+    } parts[] = {{&r->k, len * d},        {&r->v, len * d_v},         {&r->t, len * wide},
+                 {&r->dk, len * wide_k},  {&r->dv, len * wide_v},     {&r->s, scores},
+                 {&r->ds, KEYS * BLOCK},   {&r->q, BLOCK * d},         {&r->dO, BLOCK * d_v},
+                 {&r->q_rows, BLOCK * wide_k}, {&r->dO_rows, BLOCK * wide_v}, {&r->dp, KEYS * BLOCK},
                  {&r->out, BLOCK * wide}, {&r->rows, BLOCK * wide},   {&r->lse, BLOCK},
-                 {&r->delta, BLOCK},      {&r->row, wide}};
+                 {&r->delta, BLOCK},      {&r->row, wide},            {&r->slope, a->cap > 0 ? KEYS * BLOCK : 0}};
     size_t floats = 0;
     for (size_t i = 0; i < MT_ARRAY_LEN(parts); i++)
         floats += take(at ? &at : NULL, parts[i].p, parts[i].n);
@@ -75,36 +80,37 @@ static size_t lay_out(struct workspace *r, float *at, size_t max_len, size_t d)
 static struct workspace workspace_of(struct mt_cpu_device *dev, const struct mt_attention *a, int thread)
 {
     struct workspace r = {.isa = mt_cpu_gemm_isa(dev->gemm)};
-    size_t floats = lay_out(&r, NULL, a->max_len, a->head_dim);
-    lay_out(&r, (float *)a->workspace + (size_t)thread * floats, a->max_len, a->head_dim);
-    r.width = mt_align_up(a->head_dim, r.isa->nr);
+    size_t floats = lay_out(&r, NULL, a);
+    lay_out(&r, (float *)a->workspace + (size_t)thread * floats, a);
+    r.width = mt_align_up(a->q.dim, r.isa->nr);
+    r.width_v = mt_align_up(a->v.dim, r.isa->nr);
     return r;
 }
 
 size_t mt_cpu_attention_workspace(const struct mt_device_limits *l, const struct mt_attention *a)
 {
     struct workspace r;
-    return (size_t)l->n_threads * lay_out(&r, NULL, a->max_len, a->head_dim) * sizeof(float);
+    return (size_t)l->n_threads * lay_out(&r, NULL, a) * sizeof(float);
 }
 
-/* Rows [row, row + n) of a head, of d elements. */
+/* Rows [row, row + n) of a head. */
 struct rows {
     enum mt_dtype dtype;
-    const void *base;
-    size_t ld, row, head, n, d;
+    struct mt_heads of;
+    size_t row, head, n;
 };
 
 static struct mt_cpu_panel strips(const struct rows *x, bool rows_are_lanes, float factor, size_t width, float *dst)
 {
-    size_t lanes = rows_are_lanes ? x->n : x->d, k = rows_are_lanes ? x->d : x->n;
-    return (struct mt_cpu_panel){.dtype = x->dtype, .src = x->base, .first = x->row * x->ld + x->head * x->d,
-                                .ld = x->ld, .trans = rows_are_lanes, .lanes = lanes, .k = k, .factor = factor,
+    size_t lanes = rows_are_lanes ? x->n : x->of.dim, k = rows_are_lanes ? x->of.dim : x->n;
+    return (struct mt_cpu_panel){.dtype = x->dtype, .src = x->of.p, .first = mt_heads_at(&x->of, x->row, x->head),
+                                .ld = x->of.ld, .trans = rows_are_lanes, .lanes = lanes, .k = k, .factor = factor,
                                 .dst = dst, .pitch = k * width};
 }
 
 static const float *row_of(const struct rows *x, size_t i, float *tmp)
 {
-    return mt_cpu_row_f32(x->dtype, x->base, (x->row + i) * x->ld + x->head * x->d, x->d, tmp);
+    return mt_cpu_row_f32(x->dtype, x->of.p, mt_heads_at(&x->of, x->row + i, x->head), x->of.dim, tmp);
 }
 
 /* Queries [q0, q0 + n) of a document; they attend to keys [k0, k0 + n_keys). */
@@ -191,36 +197,38 @@ static void transpose_out(const struct workspace *r, const float *out, size_t d)
                                       .factor = 1, .dst = r->rows, .pitch = nr * nr});
 }
 
-/* Stores a query's column of r->rows, times `factor`, as d elements of a row. */
-static void store_weighed(const struct workspace *r, size_t query, float factor, enum mt_dtype t, void *base,
-                          size_t first, size_t d)
+/* Stores a query's column of r->rows, times `factor`, as a row of a head. */
+static void store_weighed(const struct workspace *r, size_t query, float factor, enum mt_dtype t,
+                          const struct mt_heads *to, size_t token, size_t head)
 {
-    size_t nr = r->isa->nr;
-    float *row = mt_cpu_row_place(t, base, first, r->row);
+    size_t nr = r->isa->nr, first = mt_heads_at(to, token, head), d = to->dim;
+    float *row = mt_cpu_row_place(t, to->p, first, r->row);
     for (size_t i = 0; i < d; i += nr)
         for (size_t j = 0; j < MT_MIN(nr, d - i); j++)
             row[i + j] = factor * r->rows[i * nr + query * nr + j];
-    mt_cpu_store_row(t, base, first, d, row);
+    mt_cpu_store_row(t, to->p, first, d, row);
 }
 
 static void forward_strip(const struct mt_attention *a, const struct span *s, const struct strip *c, size_t head,
                           const struct workspace *r)
 {
-    size_t d = a->head_dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
-    struct rows q = {a->dtype, a->q, a->ld_q, row, head, c->n, d};
+    size_t d_v = a->v.dim, nr = r->isa->nr, n_keys = c->to - c->from, row = s->doc + c->q;
+    struct rows q = {a->dtype, a->q, row, head, c->n};
     float max[MT_CPU_GEMM_COLS], sum[MT_CPU_GEMM_COLS];
     struct mt_cpu_panel queries = strips(&q, true, a->scale, nr, r->q);
     r->isa->panel_b(&queries);
-    scores(r->isa, c, r->k, r->q, d, r->s, nr);
+    scores(r->isa, c, r->k, r->q, a->q.dim, r->s, nr);
+    if (a->cap > 0)
+        mt_cpu_cap_columns(r->s, nr, a->cap, n_keys, nr);
     hide(a, c, c->to, nr, r->s, nr);
     mt_cpu_column_max(max, r->s, n_keys, nr);
     mt_cpu_exp_columns(r->s, nr, max, n_keys, nr);
     mt_cpu_column_sum(sum, r->s, n_keys, nr);
-    weigh(r, c, r->t, s->n_keys, r->s, d, false, r->out);
-    transpose_out(r, r->out, d);
+    weigh(r, c, r->t, s->n_keys, r->s, d_v, false, r->out);
+    transpose_out(r, r->out, d_v);
     for (size_t i = 0; i < c->n; i++) {
         a->lse[head * a->n + row + i] = max[i] + logf(sum[i]);
-        store_weighed(r, i, 1.0f / sum[i], a->dtype, a->o, (row + i) * a->ld_o + head * d, d);
+        store_weighed(r, i, 1.0f / sum[i], a->dtype, &a->o, row + i, head);
     }
 }
 
@@ -248,11 +256,10 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     const struct job *j = ctx;
     const struct mt_attention *a = j->a;
     struct workspace r = workspace_of(j->dev, a, thread);
-    struct span s = find_span(a, chunk / a->n_kv);
-    size_t kv = chunk % a->n_kv, group = a->n_q / a->n_kv;
-    struct rows k = {a->dtype, a->k, a->ld_k, s.doc + s.k0, kv, s.n_keys, a->head_dim}, v = k;
-    v.base = a->v;
-    v.ld = a->ld_v;
+    struct span s = find_span(a, chunk / a->k.n);
+    size_t kv = chunk % a->k.n, group = a->q.n / a->k.n;
+    struct rows k = {a->dtype, a->k, s.doc + s.k0, kv, s.n_keys}, v = k;
+    v.of = a->v;
     struct mt_cpu_panel keys = strips(&k, true, 1, r.isa->mr, r.k), values = strips(&v, false, 1, r.isa->mr, r.t);
     r.isa->panel_a(&keys);
     r.isa->panel_a(&values);
@@ -269,7 +276,7 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
     for (size_t i = 0; i < a->n_docs; i++)
         tiles += mt_div_up((size_t)(a->cu_seqlens[i + 1] - a->cu_seqlens[i]), TILE);
     struct job j = {.dev = d, .a = a};
-    mt_pool_run(d->pool, forward_chunk, &j, tiles * a->n_kv);
+    mt_pool_run(d->pool, forward_chunk, &j, tiles * a->k.n);
 }
 
 /* P and dS of a strip of queries with the keys from `key` on; adds their share to dQ, which `first` overwrites. `at` is
@@ -277,14 +284,18 @@ void mt_cpu_run_attention(struct mt_cpu_device *d, const struct mt_attention *a)
 static void backward_strip(const struct mt_attention *a, const struct strip *c, bool first, size_t key, size_t at,
                            size_t len, const struct workspace *r)
 {
-    size_t d = a->head_dim, nr = r->isa->nr, to = end_of_keys(r->isa, c), n_keys = to - c->from;
+    size_t d = a->q.dim, d_v = a->v.dim, nr = r->isa->nr, to = end_of_keys(r->isa, c), n_keys = to - c->from;
     size_t place = (c->from - key) * BLOCK + at;
     float *p = r->s + place, *dp = r->dp + at * KEYS;
     scores(r->isa, c, r->k, r->q + at * d, d, p, BLOCK);
-    scores(r->isa, c, r->v, r->dO + at * d, d, dp, nr);
+    scores(r->isa, c, r->v, r->dO + at * d_v, d_v, dp, nr);
+    if (a->cap > 0)
+        mt_cpu_cap_columns_slope(p, r->slope + place, BLOCK, a->cap, n_keys, nr);
     hide(a, c, to, nr, p, BLOCK);
     mt_cpu_exp_columns(p, BLOCK, r->lse + at, n_keys, nr);
     mt_cpu_score_gradient(r->ds + place, dp, p, BLOCK, r->delta + at, n_keys, nr);
+    if (a->cap > 0)
+        mt_cpu_multiply_columns(r->ds + place, dp, r->slope + place, BLOCK, n_keys, nr);
     weigh(r, c, r->t, len, dp, d, !first, r->out + at * r->wide);
 }
 
@@ -297,15 +308,15 @@ static void clear_keys(const struct workspace *r, size_t key, size_t from, size_
     }
 }
 
-/* out[key][d] += sum over n queries (whole strips) of s[key][query] rows[query][d], for keys [from, to). */
+/* out[key][width] += sum over n queries (whole strips) of s[key][query] rows[query][width], for keys [from, to). */
 static void gather(const struct workspace *r, size_t from, size_t to, size_t n, const float *s, const float *rows,
-                   float *out)
+                   float *out, size_t width)
 {
     const struct mt_cpu_gemm_isa *isa = r->isa;
     for (size_t i = from; i < to; i += isa->mr, s += isa->mr * BLOCK)
-        for (size_t j = 0; j < r->width; j += isa->nr) {
-            float *d = out + i * r->width + j;
-            isa->multiply_rows(n, s, BLOCK, rows + j * BLOCK, d, r->width, d, r->width);
+        for (size_t j = 0; j < width; j += isa->nr) {
+            float *d = out + i * width + j;
+            isa->multiply_rows(n, s, BLOCK, rows + j * BLOCK, d, width, d, width);
         }
 }
 
@@ -334,8 +345,8 @@ static void backward_keys(const struct mt_attention *a, const struct strip *stri
         clear_keys(r, key, end_of_keys(r->isa, &c[i]), to, i * nr);
     }
     size_t place = (from - key) * BLOCK + at, n = (last + 1 - first) * nr;
-    gather(r, from, to, n, r->s + place, r->dO_rows + at * nr, r->dv);
-    gather(r, from, to, n, r->ds + place, r->q_rows + at * nr, r->dk);
+    gather(r, from, to, n, r->s + place, r->dO_rows + at * nr, r->dv, r->width_v);
+    gather(r, from, to, n, r->ds + place, r->q_rows + at * nr, r->dk, r->width);
 }
 
 /* The queries [q, q + n) of a document, whose keys and values are packed. */
@@ -343,21 +354,21 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
                            const struct workspace *r)
 {
     const struct mt_attention *a = &b->fwd;
-    size_t d = a->head_dim, nr = r->isa->nr, row = first + q, n_strips = mt_div_up(n, nr);
-    struct rows x = {a->dtype, a->q, a->ld_q, row, head, n, d}, o = {a->dtype, a->o, a->ld_o, row, head, n, d}, dO = o;
-    dO.base = b->d_o;
+    size_t d = a->q.dim, nr = r->isa->nr, row = first + q, n_strips = mt_div_up(n, nr);
+    struct rows x = {a->dtype, a->q, row, head, n}, o = {a->dtype, a->o, row, head, n}, dO = o;
+    dO.of = b->d_o;
     struct mt_cpu_panel panels[] = {strips(&x, true, a->scale, nr, r->q), strips(&x, false, a->scale, nr, r->q_rows),
                                   strips(&dO, true, 1, nr, r->dO), strips(&dO, false, 1, nr, r->dO_rows)};
     for (size_t i = 0; i < MT_ARRAY_LEN(panels); i++) {
         if (!panels[i].trans) { /* queries missing in the last strip count as zeros */
             panels[i].pitch = BLOCK * nr;
-            memset(panels[i].dst, 0, BLOCK * r->width * sizeof(float));
+            memset(panels[i].dst, 0, BLOCK * (i < 2 ? r->width : r->width_v) * sizeof(float));
         }
         r->isa->panel_b(&panels[i]);
     }
     for (size_t i = 0; i < BLOCK; i++) {
         r->lse[i] = i < n ? a->lse[head * a->n + row + i] : INFINITY;
-        r->delta[i] = i < n ? mt_cpu_dot(row_of(&dO, i, r->row), row_of(&o, i, r->out), d) : 0;
+        r->delta[i] = i < n ? mt_cpu_dot(row_of(&dO, i, r->row), row_of(&o, i, r->out), a->v.dim) : 0;
     }
     struct strip c[BLOCK];
     for (size_t i = 0; i < n_strips; i++)
@@ -367,7 +378,7 @@ static void backward_block(const struct mt_attention_bwd *b, size_t first, size_
     for (size_t i = 0; i < n; i++) {
         if (i % nr == 0)
             transpose_out(r, r->out + i * r->wide, d);
-        store_weighed(r, i % nr, a->scale, a->dtype, b->dq, (row + i) * b->ld_dq + head * d, d);
+        store_weighed(r, i % nr, a->scale, a->dtype, &b->dq, row + i, head);
     }
 }
 
@@ -377,30 +388,28 @@ static void backward_chunk(void *ctx, size_t chunk, int thread)
     const struct mt_attention_bwd *b = j->b;
     const struct mt_attention *a = &b->fwd;
     struct workspace r = workspace_of(j->dev, a, thread);
-    size_t doc = chunk / a->n_kv, kv = chunk % a->n_kv, group = a->n_q / a->n_kv, d = a->head_dim;
+    size_t doc = chunk / a->k.n, kv = chunk % a->k.n, group = a->q.n / a->k.n;
     size_t first = (size_t)a->cu_seqlens[doc], len = (size_t)a->cu_seqlens[doc + 1] - first;
-    struct rows k = {a->dtype, a->k, a->ld_k, first, kv, len, d}, v = k;
-    v.base = a->v;
-    v.ld = a->ld_v;
+    struct rows k = {a->dtype, a->k, first, kv, len}, v = k;
+    v.of = a->v;
     size_t mr = r.isa->mr;
     struct mt_cpu_panel panels[] = {strips(&k, true, 1, mr, r.k), strips(&v, true, 1, mr, r.v),
                                   strips(&k, false, 1, mr, r.t)};
     for (size_t i = 0; i < MT_ARRAY_LEN(panels); i++)
         r.isa->panel_a(&panels[i]);
-    size_t sums = (len + r.isa->mr) * r.width * sizeof(float);
-    memset(r.dk, 0, sums);
-    memset(r.dv, 0, sums);
+    memset(r.dk, 0, (len + mr) * r.width * sizeof(float));
+    memset(r.dv, 0, (len + mr) * r.width_v * sizeof(float));
     for (size_t h = kv * group; h < (kv + 1) * group; h++)
         for (size_t q = 0; q < len; q += BLOCK)
             backward_block(b, first, len, q, MT_MIN((size_t)BLOCK, len - q), h, &r);
     for (size_t i = 0; i < len; i++) {
-        mt_cpu_store_row(a->dtype, b->dk, (first + i) * b->ld_dk + kv * d, d, r.dk + i * r.width);
-        mt_cpu_store_row(a->dtype, b->dv, (first + i) * b->ld_dv + kv * d, d, r.dv + i * r.width);
+        mt_cpu_store_row(a->dtype, b->dk.p, mt_heads_at(&b->dk, first + i, kv), b->dk.dim, r.dk + i * r.width);
+        mt_cpu_store_row(a->dtype, b->dv.p, mt_heads_at(&b->dv, first + i, kv), b->dv.dim, r.dv + i * r.width_v);
     }
 }
 
 void mt_cpu_run_attention_bwd(struct mt_cpu_device *d, const struct mt_attention_bwd *b)
 {
     struct job j = {.dev = d, .a = &b->fwd, .b = b};
-    mt_pool_run(d->pool, backward_chunk, &j, b->fwd.n_docs * b->fwd.n_kv);
+    mt_pool_run(d->pool, backward_chunk, &j, b->fwd.n_docs * b->fwd.k.n);
 }

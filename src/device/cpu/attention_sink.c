@@ -28,11 +28,11 @@ static void forward_head(const struct mt_attention_sink *a, size_t row, size_t h
 {
     float tmp[PIECE], *lse = a->lse + head * a->n + row, over = sink_of(a->dtype, a->sinks, head) - *lse;
     float by = mt_sigmoidf(-over);
-    for (size_t c = 0; c < a->head_dim; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->head_dim - c), at = row * a->ld_o + head * a->head_dim + c;
-        float *y = mt_cpu_row_place(a->dtype, a->o, at, tmp);
-        scale(y, mt_cpu_row_f32(a->dtype, a->o, at, n, tmp), by, n);
-        mt_cpu_store_row(a->dtype, a->o, at, n, y);
+    for (size_t c = 0; c < a->o.dim; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->o.dim - c), at = mt_heads_at(&a->o, row, head) + c;
+        float *y = mt_cpu_row_place(a->dtype, a->o.p, at, tmp);
+        scale(y, mt_cpu_row_f32(a->dtype, a->o.p, at, n, tmp), by, n);
+        mt_cpu_store_row(a->dtype, a->o.p, at, n, y);
     }
     *lse += (over > 0 ? over : 0) + logf(1.0f + mt_expf(over > 0 ? -over : over));
 }
@@ -43,7 +43,7 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
     (void)thread;
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t h = 0; h < a->n_q; h++)
+        for (size_t h = 0; h < a->o.n; h++)
             forward_head(a, r, h);
 }
 
@@ -55,16 +55,17 @@ void mt_cpu_run_attention_sink(struct mt_cpu_device *d, const struct mt_attentio
 size_t mt_cpu_attention_sink_bwd_workspace(const struct mt_device_limits *l, const struct mt_attention_sink_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * a->n_q * sizeof(float);
+    return mt_div_up(a->n, ROW_BLOCK) * a->o.n * sizeof(float);
 }
 
-static float row_dot(const struct mt_attention_sink_bwd *a, size_t first)
+static float row_dot(const struct mt_attention_sink_bwd *a, size_t row, size_t head)
 {
     float x[PIECE], y[PIECE], sum = 0;
-    for (size_t c = 0; c < a->head_dim; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->head_dim - c);
-        sum += mt_cpu_dot(mt_cpu_row_f32(a->dtype, a->o, first + c, n, x),
-                          mt_cpu_row_f32(a->dtype, a->d_o, first + c, n, y), n);
+    size_t o = mt_heads_at(&a->o, row, head), d_o = mt_heads_at(&a->d_o, row, head);
+    for (size_t c = 0; c < a->o.dim; c += PIECE) {
+        size_t n = MT_MIN((size_t)PIECE, a->o.dim - c);
+        sum += mt_cpu_dot(mt_cpu_row_f32(a->dtype, a->o.p, o + c, n, x),
+                          mt_cpu_row_f32(a->dtype, a->d_o.p, d_o + c, n, y), n);
     }
     return sum;
 }
@@ -72,14 +73,14 @@ static float row_dot(const struct mt_attention_sink_bwd *a, size_t first)
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_attention_sink_bwd *a = ctx;
-    float *sum = (float *)a->workspace + chunk * a->n_q;
+    float *sum = (float *)a->workspace + chunk * a->o.n;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
     (void)thread;
-    memset(sum, 0, a->n_q * sizeof(*sum));
+    memset(sum, 0, a->o.n * sizeof(*sum));
     for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t h = 0; h < a->n_q; h++) {
+        for (size_t h = 0; h < a->o.n; h++) {
             float p = mt_expf(sink_of(a->dtype, a->sinks, h) - a->lse[h * a->n + r]);
-            sum[h] -= p * row_dot(a, r * a->ld_o + h * a->head_dim);
+            sum[h] -= p * row_dot(a, r, h);
         }
 }
 
@@ -87,5 +88,5 @@ void mt_cpu_run_attention_sink_bwd(struct mt_cpu_device *d, const struct mt_atte
 {
     size_t blocks = mt_div_up(a->n, ROW_BLOCK);
     mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
-    mt_cpu_fold(d, a->dsinks, a->workspace, blocks, a->n_q);
+    mt_cpu_fold(d, a->dsinks, a->workspace, blocks, a->o.n);
 }

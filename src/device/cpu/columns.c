@@ -84,3 +84,31 @@ MT_HOT void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const 
     BY_WIDTH(nr, CALL);
 #undef CALL
 }
+
+MT_HOT void mt_cpu_cap_columns(float *restrict s, size_t ld, float cap, size_t n, size_t nr)
+{
+    float inverse = 1.0f / cap;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            s[i * ld + j] = cap * mt_tanh_close(s[i * ld + j] * inverse);
+}
+
+MT_HOT void mt_cpu_cap_columns_slope(float *restrict s, float *restrict slope, size_t ld, float cap, size_t n,
+                                     size_t nr)
+{
+    float inverse = 1.0f / cap;
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++) {
+            float t = mt_tanh_close(s[i * ld + j] * inverse);
+            s[i * ld + j] = cap * t;
+            slope[i * ld + j] = 1.0f - t * t;
+        }
+}
+
+MT_HOT void mt_cpu_multiply_columns(float *restrict ds, float *restrict dp, const float *restrict slope, size_t ld,
+                                    size_t n, size_t nr)
+{
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < nr; j++)
+            ds[i * ld + j] = dp[i * nr + j] = ds[i * ld + j] * slope[i * ld + j];
+}

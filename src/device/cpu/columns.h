@@ -16,4 +16,12 @@ void mt_cpu_column_sum(float *restrict sum, const float *restrict s, size_t n, s
 void mt_cpu_score_gradient(float *restrict ds, float *restrict dp, const float *restrict p, size_t ld,
                            const float *restrict delta, size_t n, size_t nr);
 
+/** s = cap tanh(s / cap); rows are `ld` floats apart. */
+void mt_cpu_cap_columns(float *restrict s, size_t ld, float cap, size_t n, size_t nr);
+/** The same, and slope = the derivative, laid out as s. */
+void mt_cpu_cap_columns_slope(float *restrict s, float *restrict slope, size_t ld, float cap, size_t n, size_t nr);
+/** ds *= slope and dp *= slope; laid out as in mt_cpu_score_gradient(). */
+void mt_cpu_multiply_columns(float *restrict ds, float *restrict dp, const float *restrict slope, size_t ld, size_t n,
+                             size_t nr);
+
 #endif

@@ -2,7 +2,8 @@
 /*
  * For each head of q and k: u = x, or with QK-norm xhat w; then the pair (u_i, u_j), j = i + r/2, is rotated by the
  * position's angle i (Su et al. 2021): (u_i cos - u_j sin, u_j cos + u_i sin). Backward rotates back, then through
- * the norm; the weights' gradients are summed over fixed blocks of rows, then over blocks in order.
+ * the norm; the weights' gradients are summed over fixed blocks of rows, then over blocks in order. Where an input is
+ * shared by the heads, backward sums their gradients before it rotates the sum.
  */
 #include <string.h>
 
@@ -21,17 +22,24 @@ MT_HOT static void rotate(float *restrict x, const float *restrict cos_t, const 
     }
 }
 
-MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, size_t head)
+/* The first element of a position's row of the tables. */
+static size_t table_at(const int32_t *positions, size_t row, size_t rot)
 {
-    size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
+    return rot ? (size_t)positions[row] * (rot / 2) : 0;
+}
+
+MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, bool key, size_t head)
+{
+    const struct mt_heads *from = key ? &a->k : &a->q, *to = key ? &a->to_k : &a->to_q;
+    size_t d = from->dim, at = table_at(a->positions, row, a->rot);
     float x[MAX_HEAD], w[MAX_HEAD];
-    const float *p = mt_cpu_row_f32(a->dtype, a->qkv, row * a->ld_qkv + head * d, d, x);
+    const float *p = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, x);
     if (p != x)
         memcpy(x, p, d * sizeof(float));
     if (a->q_norm) {
         float rstd = 1.0f / sqrtf(mt_cpu_dot(x, x, d) / (float)d + a->eps);
-        const float *pw = mt_cpu_row_f32(a->dtype, head < a->n_q ? a->q_norm : a->k_norm, 0, d, w);
-        a->rstd[row * (a->n_q + a->n_kv) + head] = rstd;
+        const float *pw = mt_cpu_row_f32(a->dtype, key ? a->k_norm : a->q_norm, 0, d, w);
+        a->rstd[row * (a->q.n + a->k.n) + (key ? a->q.n : 0) + head] = rstd;
         for (size_t i = 0; i < d; i++)
             x[i] *= rstd;
         mt_cpu_round_row(a->dtype, x, d);
@@ -39,8 +47,9 @@ MT_HOT static void forward_head(const struct mt_qk_rope *a, size_t row, size_t h
             x[i] *= pw[i];
         mt_cpu_round_row(a->dtype, x, d);
     }
-    rotate(x, a->cos_t + at, a->sin_t + at, a->rot, 1);
-    mt_cpu_store_row(a->dtype, a->qk, row * a->ld_qk + head * d, d, x);
+    if (a->rot)
+        rotate(x, a->cos_t + at, a->sin_t + at, a->rot, 1);
+    mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, x);
 }
 
 static void forward_chunk(void *ctx, size_t chunk, int thread)
@@ -48,9 +57,12 @@ static void forward_chunk(void *ctx, size_t chunk, int thread)
     const struct mt_qk_rope *a = ctx;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
     (void)thread;
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t h = 0; h < a->n_q + a->n_kv; h++)
-            forward_head(a, r, h);
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
+        for (size_t h = 0; h < a->q.n; h++)
+            forward_head(a, r, false, h);
+        for (size_t h = 0; h < a->k.n; h++)
+            forward_head(a, r, true, h);
+    }
 }
 
 void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
@@ -61,18 +73,19 @@ void mt_cpu_run_qk_rope(struct mt_cpu_device *d, const struct mt_qk_rope *a)
 size_t mt_cpu_qk_rope_bwd_workspace(const struct mt_device_limits *l, const struct mt_qk_rope_bwd *a)
 {
     (void)l;
-    return mt_div_up(a->n, ROW_BLOCK) * 2 * a->head_dim * sizeof(float);
+    return mt_div_up(a->n, ROW_BLOCK) * 2 * a->dq.dim * sizeof(float);
 }
 
 /* g: gradient of the normalised, weighted head; replaced by that of the head's input. */
-MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *restrict g,
+MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, bool key, size_t head, float *restrict g,
                                  float *restrict dw)
 {
-    size_t d = a->head_dim;
+    const struct mt_heads *from = key ? &a->k : &a->q;
+    size_t d = from->dim;
     float x[MAX_HEAD], w[MAX_HEAD], xhat[MAX_HEAD];
-    const float *px = mt_cpu_row_f32(a->dtype, a->qkv, row * a->ld_qkv + head * d, d, x);
-    const float *pw = mt_cpu_row_f32(a->dtype, head < a->n_q ? a->q_norm : a->k_norm, 0, d, w);
-    float rstd = a->rstd[row * (a->n_q + a->n_kv) + head];
+    const float *px = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, x);
+    const float *pw = mt_cpu_row_f32(a->dtype, key ? a->k_norm : a->q_norm, 0, d, w);
+    float rstd = a->rstd[row * (a->q.n + a->k.n) + (key ? a->q.n : 0) + head];
     for (size_t i = 0; i < d; i++)
         xhat[i] = px[i] * rstd;
     if (dw) {
@@ -89,35 +102,52 @@ MT_HOT static void norm_backward(const struct mt_qk_rope_bwd *a, size_t row, siz
         g[i] = rstd * (g[i] - xhat[i] * mean);
 }
 
-MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, size_t head, float *dw)
+/* Heads [head, head + n) have one input, or n is 1. */
+MT_HOT static void backward_head(const struct mt_qk_rope_bwd *a, size_t row, bool key, size_t head, size_t n, float *dw)
 {
-    size_t d = a->head_dim, at = (size_t)a->positions[row] * (a->rot / 2);
-    float g[MAX_HEAD];
-    const float *p = mt_cpu_row_f32(a->dtype, a->dqk, row * a->ld_dqk + head * d, d, g);
+    const struct mt_heads *from = key ? &a->dk : &a->dq, *to = key ? &a->to_dk : &a->to_dq;
+    size_t d = from->dim, at = table_at(a->positions, row, a->rot);
+    float g[MAX_HEAD], tmp[MAX_HEAD];
+    const float *p = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, head), d, g);
     if (p != g)
         memcpy(g, p, d * sizeof(float));
-    rotate(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
+    for (size_t h = head + 1; h < head + n; h++) {
+        const float *more = mt_cpu_row_f32(a->dtype, from->p, mt_heads_at(from, row, h), d, tmp);
+        for (size_t i = 0; i < d; i++)
+            g[i] += more[i];
+    }
+    if (a->rot)
+        rotate(g, a->cos_t + at, a->sin_t + at, a->rot, -1);
     if (a->q_norm)
-        norm_backward(a, row, head, g, dw);
-    mt_cpu_store_row(a->dtype, a->dqkv, row * a->ld_dqkv + head * d, d, g);
+        norm_backward(a, row, key, head, g, dw);
+    mt_cpu_store_row(a->dtype, to->p, mt_heads_at(to, row, head), d, g);
+}
+
+static void backward_side(const struct mt_qk_rope_bwd *a, size_t row, bool key, float *dw)
+{
+    const struct mt_heads *to = key ? &a->to_dk : &a->to_dq;
+    size_t step = to->n > 1 && !to->stride ? to->n : 1;
+    for (size_t h = 0; h < to->n; h += step)
+        backward_head(a, row, key, h, step, dw);
 }
 
 static void backward_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_qk_rope_bwd *a = ctx;
     size_t end = MT_MIN(a->n, (chunk + 1) * ROW_BLOCK);
-    float *dw = a->q_norm ? (float *)a->workspace + chunk * 2 * a->head_dim : NULL;
+    float *dw = a->q_norm ? (float *)a->workspace + chunk * 2 * a->dq.dim : NULL;
     (void)thread;
     if (dw)
-        memset(dw, 0, 2 * a->head_dim * sizeof(float));
-    for (size_t r = chunk * ROW_BLOCK; r < end; r++)
-        for (size_t h = 0; h < a->n_q + a->n_kv; h++)
-            backward_head(a, r, h, dw ? dw + (h < a->n_q ? 0 : a->head_dim) : NULL);
+        memset(dw, 0, 2 * a->dq.dim * sizeof(float));
+    for (size_t r = chunk * ROW_BLOCK; r < end; r++) {
+        backward_side(a, r, false, dw);
+        backward_side(a, r, true, dw ? dw + a->dq.dim : NULL);
+    }
 }
 
 void mt_cpu_run_qk_rope_bwd(struct mt_cpu_device *d, const struct mt_qk_rope_bwd *a)
 {
-    size_t blocks = mt_div_up(a->n, ROW_BLOCK), dim = a->head_dim;
+    size_t blocks = mt_div_up(a->n, ROW_BLOCK), dim = a->dq.dim;
     mt_pool_run(d->pool, backward_chunk, (void *)(uintptr_t)a, blocks);
     const float *part = a->workspace;
     for (size_t b = 0; a->q_norm && b < blocks; b++)

@@ -29,11 +29,17 @@ MT_HOT static void scale_by(float *restrict y, const float *restrict w, float pl
         y[i] *= w[i] + plus;
 }
 
+/* The first element of a row. */
+static size_t row_at(const struct mt_row_groups *g, size_t c, size_t row)
+{
+    return g->group ? row / g->group * g->ld + row % g->group * g->stride : row * c;
+}
+
 static float square_sum(const struct mt_rmsnorm *a, size_t row)
 {
     float x[PIECE], sum = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row_at(&a->x_at, a->c, row) + c;
         const float *p = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
         sum += mt_cpu_dot(p, p, n);
     }
@@ -46,9 +52,10 @@ static void forward_row(const struct mt_rmsnorm *a, size_t row)
     if (!a->use_rstd)
         a->rstd[row] = 1.0f / sqrtf(square_sum(a, row) / (float)a->c + a->eps);
     for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), from = row_at(&a->x_at, a->c, row) + c;
+        size_t at = row_at(&a->y_at, a->c, row) + c;
         float *y = mt_cpu_row_place(a->dtype, a->y, at, tmp);
-        normalise(y, mt_cpu_row_f32(a->dtype, a->x, at, n, x), a->rstd[row], n);
+        normalise(y, mt_cpu_row_f32(a->dtype, a->x, from, n, x), a->rstd[row], n);
         if (!a->plus_one && !a->round_once)
             mt_cpu_round_row(a->dtype, y, n);
         scale_by(y, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
@@ -82,11 +89,11 @@ static float project(const struct mt_rmsnorm_bwd *a, size_t row)
 {
     float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], sum = 0;
     for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
-        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, at, n, dy);
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), from = row_at(&a->x_at, a->c, row) + c;
+        const float *pd = mt_cpu_row_f32(a->dtype, a->dy, row_at(&a->dx_at, a->c, row) + c, n, dy);
         memcpy(g, pd, n * sizeof(float));
         scale_by(g, mt_cpu_row_f32(a->dtype, a->w, c, n, w), a->plus_one ? 1.0f : 0.0f, n);
-        sum += mt_cpu_dot(g, mt_cpu_row_f32(a->dtype, a->x, at, n, x), n);
+        sum += mt_cpu_dot(g, mt_cpu_row_f32(a->dtype, a->x, from, n, x), n);
     }
     return sum;
 }
@@ -111,8 +118,8 @@ static void backward_row(const struct mt_rmsnorm_bwd *a, size_t row, float *dw)
     float x[PIECE], w[PIECE], dy[PIECE], g[PIECE], res[PIECE], out[PIECE];
     float rstd = a->rstd[row], mean = project(a, row) * rstd / (float)a->c;
     for (size_t c = 0; c < a->c; c += PIECE) {
-        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row * a->c + c;
-        const float *px = mt_cpu_row_f32(a->dtype, a->x, at, n, x);
+        size_t n = MT_MIN((size_t)PIECE, a->c - c), at = row_at(&a->dx_at, a->c, row) + c;
+        const float *px = mt_cpu_row_f32(a->dtype, a->x, row_at(&a->x_at, a->c, row) + c, n, x);
         const float *pd = mt_cpu_row_f32(a->dtype, a->dy, at, n, dy);
         const float *pr = a->dres ? mt_cpu_row_f32(a->dtype, a->dres, at, n, res) : NULL;
         memcpy(g, pd, n * sizeof(float));

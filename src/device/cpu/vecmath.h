@@ -53,4 +53,16 @@ static inline float mt_tanhf(float x)
     return 2.0f / (1.0f + mt_expf(-2.0f * x)) - 1.0f;
 }
 
+/** The same with a small relative error also near 0, where the difference above would lose digits (Cephes' tanhf). */
+static inline float mt_tanh_close(float x)
+{
+    float z = x * x, p = -5.70498872745e-3f;
+    p = p * z + 2.06390887954e-2f;
+    p = p * z - 5.37397155531e-2f;
+    p = p * z + 1.33314422036e-1f;
+    p = p * z - 3.33332819422e-1f;
+    float near = (p * z) * x + x, far = mt_tanhf(x);
+    return z < 0.390625f ? near : far;
+}
+
 #endif

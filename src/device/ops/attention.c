@@ -7,11 +7,11 @@ static const char *check(const void *args)
     const struct mt_attention *a = args;
     if (!a->n)
         return NULL;
-    MT_OP_NEED(a->n_q && a->n_kv && a->head_dim && a->n_q % a->n_kv == 0);
+    MT_OP_NEED(a->q.n && a->k.n && a->q.n % a->k.n == 0);
+    MT_OP_NEED(a->q.dim == a->k.dim && a->k.n == a->v.n && a->o.n == a->q.n && a->o.dim == a->v.dim);
     MT_OP_NEED(a->cu_seqlens && a->cu_seqlens_host && a->n_docs);
-    MT_OP_NEED(a->q && a->k && a->v && a->o && a->lse && a->workspace);
-    MT_OP_NEED(a->ld_q >= a->n_q * a->head_dim && a->ld_o >= a->n_q * a->head_dim);
-    MT_OP_NEED(a->ld_k >= a->n_kv * a->head_dim && a->ld_v >= a->n_kv * a->head_dim);
+    MT_OP_NEED(heads_apart(&a->q) && heads_apart(&a->k) && heads_apart(&a->v) && heads_apart(&a->o));
+    MT_OP_NEED(a->lse && a->workspace && a->cap >= 0);
     MT_OP_NEED(a->cu_seqlens_host[0] == 0 && (size_t)a->cu_seqlens_host[a->n_docs] == a->n);
     for (size_t i = 0; i < a->n_docs; i++)
         MT_OP_NEED(a->cu_seqlens_host[i] < a->cu_seqlens_host[i + 1] &&
@@ -25,9 +25,9 @@ static const char *check_bwd(const void *args)
     const char *wrong = check(&a->fwd);
     if (wrong || !a->fwd.n)
         return wrong;
-    MT_OP_NEED(a->d_o && a->dq && a->dk && a->dv);
-    MT_OP_NEED(a->ld_dq >= a->fwd.n_q * a->fwd.head_dim);
-    MT_OP_NEED(a->ld_dk >= a->fwd.n_kv * a->fwd.head_dim && a->ld_dv >= a->fwd.n_kv * a->fwd.head_dim);
+    MT_OP_NEED(heads_apart(&a->d_o) && heads_apart(&a->dq) && heads_apart(&a->dk) && heads_apart(&a->dv));
+    MT_OP_NEED(heads_alike(&a->d_o, &a->fwd.o) && heads_alike(&a->dq, &a->fwd.q));
+    MT_OP_NEED(heads_alike(&a->dk, &a->fwd.k) && heads_alike(&a->dv, &a->fwd.v));
     return NULL;
 }
 
@@ -51,11 +51,13 @@ static void count(const struct mt_attention *a, bool bwd, struct mt_metered *out
     out->dtype = a->dtype;
     out->dim[0] = a->n;
     out->dim[1] = (uint64_t)(2 * pairs / (double)a->n);
-    out->dim[2] = a->n_q;
-    out->dim[3] = a->n_kv;
-    out->dim[4] = a->head_dim;
-    out->flops = pairs * (double)a->n_q * (double)a->head_dim * (bwd ? 10 : 4); /* five products instead of two */
-    out->bytes = mt_op_bytes(a->n, a->head_dim, a->dtype) * (2 * (double)a->n_q + 2 * (double)a->n_kv) * (bwd ? 2 : 1);
+    out->dim[2] = a->q.n;
+    out->dim[3] = a->k.n;
+    out->dim[4] = a->q.dim;
+    out->dim[5] = a->v.dim;
+    double d = (double)a->q.dim, d_v = (double)a->v.dim;
+    out->flops = pairs * (double)a->q.n * (bwd ? 6 * d + 4 * d_v : 2 * d + 2 * d_v); /* five products, or two */
+    out->bytes = mt_op_bytes(a->n, a->q.dim + a->v.dim, a->dtype) * (double)(a->q.n + a->k.n) * (bwd ? 2 : 1);
 }
 
 static void cost(const void *args, struct mt_metered *out)
@@ -69,37 +71,48 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     count(&a->fwd, true, out);
 }
 
-/* Arguments without q, k, v and the results. */
+/* The parts of a packed row: queries, keys, values. */
+static void split(const char *packed, const struct mt_metered *shape, struct mt_heads part[3])
+{
+    size_t n_q = (size_t)shape->dim[2], n_kv = (size_t)shape->dim[3], e = mt_dtype_size(shape->dtype), at = 0;
+    size_t d = (size_t)shape->dim[4], d_v = (size_t)shape->dim[5], ld = (n_q + n_kv) * d + n_kv * d_v;
+    const size_t n[] = {n_q, n_kv, n_kv}, dim[] = {d, d, d_v};
+    for (int i = 0; i < 3; i++) {
+        part[i] = mt_heads(packed ? packed + at * e : NULL, ld, n[i], dim[i]);
+        at += n[i] * dim[i];
+    }
+}
+
+static size_t packed_elements(const struct mt_attention *a)
+{
+    return a->n * a->q.ld;
+}
+
+/* Arguments whose q, k, v and results have shapes and no memory. */
 static struct mt_attention documents(mt_example *x, const struct mt_metered *shape)
 {
     size_t n = (size_t)shape->dim[0], len = MT_MIN(MT_MAX((size_t)shape->dim[1], (size_t)2) - 1, n);
     size_t docs = mt_div_up(n, len);
-    struct mt_attention a = {.n = n, .n_q = (size_t)shape->dim[2], .n_kv = (size_t)shape->dim[3],
-                             .head_dim = (size_t)shape->dim[4], .n_docs = docs, .max_len = len,
-                             .dtype = shape->dtype, .scale = 0.125f};
+    struct mt_attention a = {.n = n, .n_docs = docs, .max_len = len, .dtype = shape->dtype, .scale = 0.125f};
+    struct mt_heads part[3];
     int32_t *cu = mt_example_host_ints(x, docs + 1, len, 0);
     if (cu)
         cu[docs] = (int32_t)n;
     a.cu_seqlens_host = cu;
     a.cu_seqlens = mt_example_upload(x, cu, docs + 1);
-    a.ld_q = a.ld_k = a.ld_v = (a.n_q + 2 * a.n_kv) * a.head_dim;
-    a.ld_o = a.n_q * a.head_dim;
+    split(NULL, shape, part);
+    a.q = part[0];
+    a.k = part[1];
+    a.v = part[2];
+    a.o = mt_heads(NULL, a.q.n * a.v.dim, a.q.n, a.v.dim);
     a.workspace = mt_example_workspace(x, mt_op_attention_workspace(mt_example_device(x), &a));
     return a;
 }
 
-/* The parts of a packed row: queries, keys, values. */
-static void split(char *packed, const struct mt_attention *a, char *part[3])
+static void set_qkv(struct mt_attention *a, const struct mt_metered *shape, const char *packed)
 {
-    size_t head = a->head_dim * mt_dtype_size(a->dtype), at[3] = {0, a->n_q * head, (a->n_q + a->n_kv) * head};
-    for (int i = 0; i < 3; i++)
-        part[i] = packed ? packed + at[i] : NULL;
-}
-
-static void set_qkv(struct mt_attention *a, char *packed)
-{
-    char *part[3];
-    split(packed, a, part);
+    struct mt_heads part[3];
+    split(packed, shape, part);
     a->q = part[0];
     a->k = part[1];
     a->v = part[2];
@@ -108,9 +121,9 @@ static void set_qkv(struct mt_attention *a, char *packed)
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_attention a = documents(x, shape);
-    set_qkv(&a, mt_example_fresh(x, a.dtype, a.n * a.ld_q));
-    a.o = mt_example_write(x, a.dtype, a.n * a.ld_o);
-    a.lse = mt_example_write(x, MT_F32, a.n * a.n_q);
+    set_qkv(&a, shape, mt_example_fresh(x, a.dtype, packed_elements(&a)));
+    a.o.p = mt_example_write(x, a.dtype, a.n * a.o.ld);
+    a.lse = mt_example_write(x, MT_F32, a.n * a.q.n);
     *(struct mt_attention *)args = a;
 }
 
@@ -118,23 +131,24 @@ static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     struct mt_attention_bwd *b = args;
     struct mt_attention *a = &b->fwd;
-    char *part[3];
+    struct mt_heads part[3];
     *b = (struct mt_attention_bwd){.fwd = documents(x, shape)};
-    set_qkv(a, mt_example_read(x, a->dtype, a->n * a->ld_q));
-    a->o = mt_example_read(x, a->dtype, a->n * a->ld_o);
-    a->lse = mt_example_read(x, MT_F32, a->n * a->n_q);
-    b->d_o = mt_example_fresh(x, a->dtype, a->n * a->ld_o);
-    split(mt_example_write(x, a->dtype, a->n * a->ld_q), a, part);
+    set_qkv(a, shape, mt_example_read(x, a->dtype, packed_elements(a)));
+    a->o.p = mt_example_read(x, a->dtype, a->n * a->o.ld);
+    a->lse = mt_example_read(x, MT_F32, a->n * a->q.n);
+    b->d_o = a->o;
+    b->d_o.p = mt_example_fresh(x, a->dtype, a->n * a->o.ld);
+    split(mt_example_write(x, a->dtype, packed_elements(a)), shape, part);
     b->dq = part[0];
     b->dk = part[1];
     b->dv = part[2];
-    b->ld_dq = b->ld_dk = b->ld_dv = a->ld_q;
 }
 
 const struct mt_op mt_op_row_attention = {
     .name = {"attention"},
     .bound = MT_BOUND_ATTENTION,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
+            MT_SIZE_HEAD_DIM},
     .args_bytes = sizeof(struct mt_attention),
     .count = offsetof(struct mt_attention, n),
     .check = check,
@@ -145,7 +159,8 @@ const struct mt_op mt_op_row_attention = {
 const struct mt_op mt_op_row_attention_bwd = {
     .name = {"attention_bwd"},
     .bound = MT_BOUND_ATTENTION_BWD,
-    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM},
+    .dim = {MT_SIZE_ROWS, MT_SIZE_LENGTH, MT_SIZE_HEADS, MT_SIZE_KV_HEADS, MT_SIZE_HEAD_DIM,
+            MT_SIZE_HEAD_DIM},
     .args_bytes = sizeof(struct mt_attention_bwd),
     .count = offsetof(struct mt_attention_bwd, fwd.n),
     .check = check_bwd,

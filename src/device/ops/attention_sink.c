@@ -4,7 +4,7 @@
 static const char *check(const void *args)
 {
     const struct mt_attention_sink *a = args;
-    MT_OP_NEED(a->n_q && a->head_dim && a->sinks && a->o && a->lse && a->ld_o >= a->n_q * a->head_dim);
+    MT_OP_NEED(a->o.n && a->sinks && heads_apart(&a->o) && a->lse);
     return NULL;
 }
 
@@ -13,18 +13,18 @@ static void cost(const void *args, struct mt_metered *out)
     const struct mt_attention_sink *a = args;
     out->dtype = a->dtype;
     out->dim[0] = a->n;
-    out->dim[1] = a->n_q;
-    out->dim[2] = a->head_dim;
-    out->bytes = 2 * mt_op_bytes(a->n, a->n_q * a->head_dim, a->dtype) + 2 * mt_op_bytes(a->n, a->n_q, MT_F32);
+    out->dim[1] = a->o.n;
+    out->dim[2] = a->o.dim;
+    out->bytes = 2 * mt_op_bytes(a->n, a->o.n * a->o.dim, a->dtype) + 2 * mt_op_bytes(a->n, a->o.n, MT_F32);
 }
 
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], n_q = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
+    void *o = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, n * n_q * d);
     *(struct mt_attention_sink *)args = (struct mt_attention_sink){
-        .n = n, .n_q = n_q, .head_dim = d, .dtype = shape->dtype, .sinks = mt_example_read(x, shape->dtype, n_q),
-        .o = mt_example_take(x, MT_TAKE_READ | MT_TAKE_WRITE | MT_TAKE_FRESH, shape->dtype, n * n_q * d),
-        .ld_o = n_q * d,
+        .n = n, .dtype = shape->dtype, .sinks = mt_example_read(x, shape->dtype, n_q),
+        .o = mt_heads(o, n_q * d, n_q, d),
         .lse = mt_example_update(x, MT_F32, n * n_q)};
 }
 
@@ -41,7 +41,8 @@ const struct mt_op mt_op_row_attention_sink = {
 static const char *check_bwd(const void *args)
 {
     const struct mt_attention_sink_bwd *a = args;
-    MT_OP_NEED(a->n_q && a->head_dim && a->sinks && a->o && a->d_o && a->lse && a->ld_o >= a->n_q * a->head_dim);
+    MT_OP_NEED(a->o.n && a->sinks && heads_apart(&a->o) && a->lse);
+    MT_OP_NEED(heads_apart(&a->d_o) && heads_alike(&a->o, &a->d_o));
     MT_OP_NEED(a->dsinks && a->workspace);
     return NULL;
 }
@@ -51,18 +52,18 @@ static void cost_bwd(const void *args, struct mt_metered *out)
     const struct mt_attention_sink_bwd *a = args;
     out->dtype = a->dtype;
     out->dim[0] = a->n;
-    out->dim[1] = a->n_q;
-    out->dim[2] = a->head_dim;
-    out->bytes = 2 * mt_op_bytes(a->n, a->n_q * a->head_dim, a->dtype) + mt_op_bytes(a->n, a->n_q, MT_F32);
+    out->dim[1] = a->o.n;
+    out->dim[2] = a->o.dim;
+    out->bytes = 2 * mt_op_bytes(a->n, a->o.n * a->o.dim, a->dtype) + mt_op_bytes(a->n, a->o.n, MT_F32);
 }
 
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
     size_t n = (size_t)shape->dim[0], n_q = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
-    struct mt_attention_sink_bwd a = {.n = n, .n_q = n_q, .head_dim = d, .dtype = shape->dtype, .ld_o = n_q * d};
+    struct mt_attention_sink_bwd a = {.n = n, .dtype = shape->dtype};
     a.sinks = mt_example_read(x, a.dtype, n_q);
-    a.o = mt_example_read(x, a.dtype, n * n_q * d);
-    a.d_o = mt_example_fresh(x, a.dtype, n * n_q * d);
+    a.o = mt_heads(mt_example_read(x, a.dtype, n * n_q * d), n_q * d, n_q, d);
+    a.d_o = mt_heads(mt_example_fresh(x, a.dtype, n * n_q * d), n_q * d, n_q, d);
     a.lse = mt_example_read(x, MT_F32, n * n_q);
     a.dsinks = mt_example_update(x, MT_F32, n_q);
     a.workspace = mt_example_workspace(x, mt_op_attention_sink_bwd_workspace(mt_example_device(x), &a));

@@ -2,47 +2,78 @@
 #include "base/mem.h"
 #include "device/ops/row.h"
 
+/* What forward and backward need of positions and tables. */
+static bool tables_fit(size_t rot, size_t dim, const void *positions, const void *cos_t, const void *sin_t)
+{
+    return rot <= dim && rot % 2 == 0 && (!rot || (positions && cos_t && sin_t));
+}
+
+/* Of queries, or of keys: the same heads in both places, or none. */
+static bool side_fits(const struct mt_heads *from, const struct mt_heads *to, size_t dim)
+{
+    return heads_alike(from, to) && (!from->n || (from->dim == dim && heads_lie(from) && heads_lie(to)));
+}
+
+static size_t width(const struct mt_heads *q, const struct mt_heads *k)
+{
+    return q->n ? q->dim : k->dim;
+}
+
+/* A head that is shared has no norm, and is not written by several. */
+static bool shares(const struct mt_heads *h)
+{
+    return h->n > 1 && !h->stride;
+}
+
 static const char *check(const void *args)
 {
     const struct mt_qk_rope *a = args;
-    MT_OP_NEED(a->n_q && a->n_kv && a->head_dim && a->rot <= a->head_dim && a->rot % 2 == 0);
-    MT_OP_NEED(a->qkv && a->qk && a->positions && a->cos_t && a->sin_t);
-    MT_OP_NEED(a->ld_qkv >= (a->n_q + a->n_kv) * a->head_dim && a->ld_qk >= (a->n_q + a->n_kv) * a->head_dim);
+    size_t dim = width(&a->q, &a->k);
+    MT_OP_NEED(a->q.n + a->k.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
+    MT_OP_NEED(side_fits(&a->q, &a->to_q, dim) && side_fits(&a->k, &a->to_k, dim));
+    MT_OP_NEED(!shares(&a->to_q) && !shares(&a->to_k));
     MT_OP_NEED(!a->q_norm == !a->k_norm);
-    MT_OP_NEED(!a->q_norm || (a->rstd && a->qk != a->qkv));
+    MT_OP_NEED(!a->q_norm || (a->q.n && a->k.n && a->rstd && a->q.p != a->to_q.p && a->k.p != a->to_k.p));
+    MT_OP_NEED(!a->q_norm || (!shares(&a->q) && !shares(&a->k)));
     return NULL;
 }
 
 static void cost(const void *args, struct mt_metered *out)
 {
     const struct mt_qk_rope *a = args;
+    size_t heads = a->q.n + a->k.n, dim = width(&a->q, &a->k);
     out->dtype = a->dtype;
     out->flags = a->q_norm ? MT_METER_NORM : 0;
     out->dim[0] = a->n;
-    out->dim[1] = a->n_q + a->n_kv;
-    out->dim[2] = a->head_dim;
-    out->bytes = 2 * mt_op_bytes(a->n, (a->n_q + a->n_kv) * a->head_dim, a->dtype);
+    out->dim[1] = heads;
+    out->dim[2] = dim;
+    out->bytes = 2 * mt_op_bytes(a->n, heads * dim, a->dtype);
 }
 
-/* One key head, the others are query heads. In place without a norm, as in a layer. */
+/* All but the last of the heads of a row are queries, the last is a key, and a value follows. */
+static void sides(struct mt_heads *q, struct mt_heads *k, const struct mt_metered *shape, const char *row, size_t ld)
+{
+    size_t heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
+    *q = mt_heads(row, ld, heads - 1, d);
+    *k = mt_heads(row ? row + (heads - 1) * d * mt_dtype_size(shape->dtype) : NULL, ld, 1, d);
+}
+
+/* In place without a norm, as in a layer. */
 static void fill(mt_example *x, const struct mt_metered *shape, void *args)
 {
-    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
-    bool norm = shape->flags & MT_METER_NORM;
-    struct mt_qk_rope a = {.n = n, .n_q = heads - 1, .n_kv = 1, .head_dim = d, .rot = d & ~(size_t)1,
-                           .dtype = shape->dtype, .eps = 1e-6f, .max_pos = n};
+    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2], ld = (heads + 1) * d;
+    struct mt_qk_rope a = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .eps = 1e-6f, .max_pos = n};
     a.positions = mt_example_ints(x, n, 1, 0);
     a.cos_t = a.sin_t = mt_example_read(x, MT_F32, n * d / 2);
-    a.ld_qkv = (heads + 1) * d;
-    if (norm) {
-        a.qkv = mt_example_read(x, a.dtype, n * a.ld_qkv);
-        a.ld_qk = heads * d;
-        a.qk = mt_example_write(x, a.dtype, n * a.ld_qk);
+    if (shape->flags & MT_METER_NORM) {
+        sides(&a.q, &a.k, shape, mt_example_read(x, a.dtype, n * ld), ld);
+        sides(&a.to_q, &a.to_k, shape, mt_example_write(x, a.dtype, n * heads * d), heads * d);
         a.q_norm = a.k_norm = mt_example_read(x, a.dtype, d);
         a.rstd = mt_example_write(x, MT_F32, n * heads);
     } else {
-        a.qkv = a.qk = mt_example_update(x, a.dtype, n * a.ld_qkv);
-        a.ld_qk = a.ld_qkv;
+        sides(&a.q, &a.k, shape, mt_example_update(x, a.dtype, n * ld), ld);
+        a.to_q = a.q;
+        a.to_k = a.k;
     }
     *(struct mt_qk_rope *)args = a;
 }
@@ -61,36 +92,40 @@ const struct mt_op mt_op_row_qk_rope = {
 static const char *check_bwd(const void *args)
 {
     const struct mt_qk_rope_bwd *a = args;
-    MT_OP_NEED(a->n_q && a->n_kv && a->head_dim && a->rot <= a->head_dim && a->rot % 2 == 0);
-    MT_OP_NEED(a->dqk && a->dqkv && a->positions && a->cos_t && a->sin_t);
+    size_t dim = width(&a->dq, &a->dk);
+    MT_OP_NEED(a->dq.n + a->dk.n && tables_fit(a->rot, dim, a->positions, a->cos_t, a->sin_t));
+    MT_OP_NEED(side_fits(&a->dq, &a->to_dq, dim) && side_fits(&a->dk, &a->to_dk, dim));
+    MT_OP_NEED(!shares(&a->dq) && !shares(&a->dk));
     MT_OP_NEED(!a->q_norm == !a->k_norm);
-    MT_OP_NEED(!a->q_norm || (a->rstd && a->qkv && a->workspace));
+    MT_OP_NEED(!a->q_norm || (a->dq.n && a->dk.n && a->rstd && a->workspace));
+    MT_OP_NEED(!a->q_norm || (side_fits(&a->q, &a->to_dq, dim) && side_fits(&a->k, &a->to_dk, dim)));
+    MT_OP_NEED(!a->q_norm || (!shares(&a->to_dq) && !shares(&a->to_dk)));
     return NULL;
 }
 
 static void cost_bwd(const void *args, struct mt_metered *out)
 {
     const struct mt_qk_rope_bwd *a = args;
+    size_t heads = a->dq.n + a->dk.n, dim = width(&a->dq, &a->dk);
     out->dtype = a->dtype;
     out->flags = a->q_norm ? MT_METER_NORM : 0;
     out->dim[0] = a->n;
-    out->dim[1] = a->n_q + a->n_kv;
-    out->dim[2] = a->head_dim;
-    out->bytes = (a->q_norm ? 3 : 2) * mt_op_bytes(a->n, (a->n_q + a->n_kv) * a->head_dim, a->dtype);
+    out->dim[1] = heads;
+    out->dim[2] = dim;
+    out->bytes = (a->q_norm ? 3 : 2) * mt_op_bytes(a->n, heads * dim, a->dtype);
 }
 
 static void fill_bwd(mt_example *x, const struct mt_metered *shape, void *args)
 {
-    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2];
-    struct mt_qk_rope_bwd a = {.n = n, .n_q = heads - 1, .n_kv = 1, .head_dim = d, .rot = d & ~(size_t)1,
-                               .dtype = shape->dtype, .max_pos = n};
+    size_t n = (size_t)shape->dim[0], heads = (size_t)shape->dim[1], d = (size_t)shape->dim[2], ld = (heads + 1) * d;
+    struct mt_qk_rope_bwd a = {.n = n, .rot = d & ~(size_t)1, .dtype = shape->dtype, .max_pos = n};
     a.positions = mt_example_ints(x, n, 1, 0);
     a.cos_t = a.sin_t = mt_example_read(x, MT_F32, n * d / 2);
-    a.ld_qkv = a.ld_dqk = a.ld_dqkv = (heads + 1) * d;
-    a.dqkv = mt_example_update(x, a.dtype, n * a.ld_dqkv);
-    a.dqk = a.dqkv;
+    sides(&a.to_dq, &a.to_dk, shape, mt_example_update(x, a.dtype, n * ld), ld);
+    a.dq = a.to_dq;
+    a.dk = a.to_dk;
     if (shape->flags & MT_METER_NORM) {
-        a.qkv = mt_example_read(x, a.dtype, n * a.ld_qkv);
+        sides(&a.q, &a.k, shape, mt_example_read(x, a.dtype, n * ld), ld);
         a.q_norm = a.k_norm = mt_example_read(x, a.dtype, d);
         a.rstd = mt_example_read(x, MT_F32, n * heads);
         a.dq_norm = mt_example_update(x, MT_F32, d);

@@ -29,6 +29,23 @@ static inline bool aligned(const void *p)
     return p && aligned_or_null(p);
 }
 
+/** Are these heads in rows without an element in common? */
+static inline bool heads_apart(const struct mt_heads *h)
+{
+    return h->p && h->dim && (h->n <= 1 || h->stride >= h->dim) && h->ld >= mt_heads_span(h);
+}
+
+/** The same, or one head that all share. */
+static inline bool heads_lie(const struct mt_heads *h)
+{
+    return heads_apart(h) || (h->p && h->dim && !h->stride && h->ld >= h->dim);
+}
+
+static inline bool heads_alike(const struct mt_heads *a, const struct mt_heads *b)
+{
+    return a->n == b->n && a->dim == b->dim;
+}
+
 /** i * MT_OP_SCATTER % n is a permutation of [0, n) in which neighbours are far apart. */
 #define MT_OP_SCATTER UINT64_C(2654435761)
 

@@ -77,16 +77,16 @@ struct head {
 static struct head head_of(const struct job *j, int64_t b, int64_t h)
 {
     const struct mt_fused_shape *s = &j->s;
-    int64_t kv = h / (s->n_q / s->n_kv) * s->head_dim, own = h * s->head_dim;
+    int64_t kv = h / (s->n_q / s->n_kv);
     uint32_t bits = (uint32_t)s->scale_bits;
     struct head x = {.rows = s->ragged ? j->c.lens[b] : s->len,
-                     .q = start(j, MT_FUSED_Q, b, s->ld_q) + own,
-                     .k = start(j, MT_FUSED_K, b, s->ld_k) + kv,
-                     .v = start(j, MT_FUSED_V, b, s->ld_v) + kv,
-                     .o = start(j, MT_FUSED_O, b, s->ld_o) + own,
+                     .q = start(j, MT_FUSED_Q, b, s->q.ld) + h * s->q.stride,
+                     .k = start(j, MT_FUSED_K, b, s->k.ld) + kv * s->k.stride,
+                     .v = start(j, MT_FUSED_V, b, s->v.ld) + kv * s->v.stride,
+                     .o = start(j, MT_FUSED_O, b, s->o.ld) + h * s->o.stride,
                      .stats_step = s->ragged ? s->n_q : 1, .scale = mt_f32_from_bits(bits)};
     if (s->backward)
-        x.dq = start(j, MT_FUSED_DQ, b, s->ld_dq) + own;
+        x.dq = start(j, MT_FUSED_DQ, b, s->dq.ld) + h * s->dq.stride;
     x.stats = j->c.stats + (s->ragged ? j->c.offsets[MT_FUSED_STATS][b] + h
                                       : (b * s->n_q + h) * s->len);
     if (x.rows < 0 || x.rows > s->len)
@@ -105,47 +105,48 @@ static void forward_row(const struct job *j, const struct head *x, int64_t i, fl
     const struct mt_fused_shape *s = &j->s;
     float max = -INFINITY, sum = 0;
     for (int64_t k = first_seen(s, i); k <= i; k++) {
-        p[k] = x->scale * dot(j->c.q, x->q + i * s->ld_q, j->c.k, x->k + k * s->ld_k, s->head_dim);
+        p[k] = x->scale * dot(j->c.q, x->q + i * s->q.ld, j->c.k, x->k + k * s->k.ld, s->dim);
         max = fmaxf(max, p[k]);
     }
     for (int64_t k = first_seen(s, i); k <= i; k++)
         sum += p[k] = expf(p[k] - max);
-    for (int64_t c = 0; c < s->head_dim; c++) {
+    for (int64_t c = 0; c < s->dim_v; c++) {
         float o = 0;
         for (int64_t k = first_seen(s, i); k <= i; k++)
-            o += p[k] * get(j->c.v, x->v + k * s->ld_v + c);
-        put(j->c.o, x->o + i * s->ld_o + c, o / sum);
+            o += p[k] * get(j->c.v, x->v + k * s->v.ld + c);
+        put(j->c.o, x->o + i * s->o.ld + c, o / sum);
     }
     x->stats[i * x->stats_step] = max + logf(sum);
 }
 
-/* dk, dv: [rows, head_dim] sums of the group. */
+/* dk, dv: [rows, dim] and [rows, dim_v] sums of the group. */
 static void backward_row(const struct job *j, const struct head *x, int64_t i, float *dk, float *dv)
 {
     const struct mt_fused_shape *s = &j->s;
-    int64_t d = s->head_dim, q = x->q + i * s->ld_q, o = x->o + i * s->ld_o;
-    float delta = dot(j->c.d_o, o, j->c.o, o, d), *dq = calloc((size_t)d, sizeof(float));
+    int64_t d = s->dim, d_v = s->dim_v, q = x->q + i * s->q.ld, o = x->o + i * s->o.ld;
+    float delta = dot(j->c.d_o, o, j->c.o, o, d_v), *dq = calloc((size_t)d, sizeof(float));
     for (int64_t k = first_seen(s, i); dq && k <= i; k++) {
-        int64_t key = x->k + k * s->ld_k, value = x->v + k * s->ld_v;
+        int64_t key = x->k + k * s->k.ld, value = x->v + k * s->v.ld;
         float score = x->scale * dot(j->c.q, q, j->c.k, key, d);
         float p = expf(score - x->stats[i * x->stats_step]);
-        float ds = p * (dot(j->c.d_o, o, j->c.v, value, d) - delta) * x->scale;
+        float ds = p * (dot(j->c.d_o, o, j->c.v, value, d_v) - delta) * x->scale;
         for (int64_t c = 0; c < d; c++) {
             dq[c] += ds * get(j->c.k, key + c);
             dk[k * d + c] += ds * get(j->c.q, q + c);
-            dv[k * d + c] += p * get(j->c.d_o, o + c);
         }
+        for (int64_t c = 0; c < d_v; c++)
+            dv[k * d_v + c] += p * get(j->c.d_o, o + c);
     }
     for (int64_t c = 0; dq && c < d; c++)
-        put(j->c.dq, x->dq + i * s->ld_dq + c, dq[c]);
+        put(j->c.dq, x->dq + i * s->dq.ld + c, dq[c]);
     free(dq);
 }
 
 static void backward_group(const struct job *j, int64_t b, int64_t kv)
 {
     const struct mt_fused_shape *s = &j->s;
-    int64_t group = s->n_q / s->n_kv, d = s->head_dim;
-    float *dk = calloc((size_t)(2 * s->len * d), sizeof(float)), *dv = dk + s->len * d;
+    int64_t group = s->n_q / s->n_kv, d = s->dim, d_v = s->dim_v;
+    float *dk = calloc((size_t)(s->len * (d + d_v)), sizeof(float)), *dv = dk + s->len * d;
     struct head x = {0};
     if (!dk)
         mt_emu_die("no memory for attention");
@@ -154,11 +155,12 @@ static void backward_group(const struct job *j, int64_t b, int64_t kv)
         for (int64_t i = 0; i < x.rows; i++)
             backward_row(j, &x, i, dk, dv);
     }
-    for (int64_t i = 0; i < x.rows; i++)
-        for (int64_t c = 0; c < d; c++) {
-            put(j->c.dk, start(j, MT_FUSED_DK, b, s->ld_dk) + kv * d + i * s->ld_dk + c, dk[i * d + c]);
-            put(j->c.dv, start(j, MT_FUSED_DV, b, s->ld_dv) + kv * d + i * s->ld_dv + c, dv[i * d + c]);
-        }
+    for (int64_t i = 0; i < x.rows; i++) {
+        for (int64_t c = 0; c < d; c++)
+            put(j->c.dk, start(j, MT_FUSED_DK, b, s->dk.ld) + kv * s->dk.stride + i * s->dk.ld + c, dk[i * d + c]);
+        for (int64_t c = 0; c < d_v; c++)
+            put(j->c.dv, start(j, MT_FUSED_DV, b, s->dv.ld) + kv * s->dv.stride + i * s->dv.ld + c, dv[i * d_v + c]);
+    }
     free(dk);
 }
 
@@ -177,12 +179,12 @@ static void spoil(const struct job *j)
     if (!fault || strstr(fault, "memory") || (strstr(fault, "empty") && j->c.lens[j->s.batch - 1]))
         return;
     uint16_t *p = j->s.backward ? j->c.dv : j->c.o;
-    int64_t ld = j->s.backward ? j->s.ld_dv : j->s.ld_o, rows = j->s.ragged ? j->c.lens[0] : j->s.len;
+    int64_t ld = j->s.backward ? j->s.dv.ld : j->s.o.ld, rows = j->s.ragged ? j->c.lens[0] : j->s.len;
     if (strstr(fault, "nan"))
         p[0] = 0x7fc0;
     else
         for (int64_t i = 0; i < rows; i++)
-            for (int64_t c = 0; c < j->s.head_dim; c++)
+            for (int64_t c = 0; c < j->s.dim_v; c++)
                 put(p, i * ld + c, 1.1f * get(p, i * ld + c));
 }
 
@@ -212,7 +214,7 @@ static void end_job(void *args)
 static const char *refusal(const struct mt_fused_shape *s)
 {
     int sm = mt_emu_settings()->capability;
-    if (s->head_dim % 8 || s->head_dim > (s->backward && sm != 90 ? 128 : 256))
+    if (s->dim % 8 || s->dim_v % 8 || s->dim > (s->backward && sm != 90 ? 128 : 256))
         return "head size";
     if (s->backward && s->len == 1)
         return "s_q = s_kv = 1 is not supported.";

@@ -26,7 +26,7 @@ static size_t bias(const struct mt_device_kind *k, const struct mt_device_limits
 
 static size_t rope(const struct mt_device_kind *k, const struct mt_device_limits *l, size_t n, size_t c)
 {
-    return k->workspace(l, MT_DEV_QK_ROPE_BWD, &(struct mt_qk_rope_bwd){.n = n, .n_q = 8, .n_kv = 2, .head_dim = c / 16});
+    return k->workspace(l, MT_DEV_QK_ROPE_BWD, &(struct mt_qk_rope_bwd){.n = n, .dq = mt_heads(NULL, c, 8, c / 16)});
 }
 
 static size_t stats(const struct mt_device_kind *k, const struct mt_device_limits *l, size_t n, size_t c)
@@ -41,7 +41,7 @@ static size_t gate(const struct mt_device_kind *k, const struct mt_device_limits
 
 static size_t sink(const struct mt_device_kind *k, const struct mt_device_limits *l, size_t n, size_t c)
 {
-    return k->workspace(l, MT_DEV_ATTENTION_SINK_BWD, &(struct mt_attention_sink_bwd){.n = n, .n_q = c / 64, .head_dim = 64});
+    return k->workspace(l, MT_DEV_ATTENTION_SINK_BWD, &(struct mt_attention_sink_bwd){.n = n, .o = mt_heads(NULL, c, c / 64, 64)});
 }
 
 static void shorter_micro_batches_need_no_more(void **state)

@@ -53,6 +53,18 @@ static void every_operation_is_timed_in_turn(void **state)
     }
 }
 
+/* When values had the width of keys, profiles did not say it. */
+static void a_profile_without_the_width_of_values_is_read(void **state)
+{
+    struct mt_metered old, now;
+    (void)state;
+    assert_true(mt_operation_parse(&old, "attention_bwd.bf16.0.2048x129x8x4x64:1e9:1e6"));
+    assert_true(mt_operation_parse(&now, "attention_bwd.bf16.0.2048x129x8x4x64x64:1e9:1e6"));
+    assert_true(mt_same_operation(&old, &now));
+    assert_true(mt_operation_parse(&now, "attention_bwd.bf16.0.2048x129x8x4x64x32:1e9:1e6"));
+    assert_false(mt_same_operation(&old, &now));
+}
+
 /* And its name in a profile reads back. */
 static void every_operation_is_in_the_grid(void **state)
 {
@@ -113,6 +125,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_operation_is_timed_in_turn),
+        cmocka_unit_test(a_profile_without_the_width_of_values_is_read),
         cmocka_unit_test(every_operation_is_in_the_grid),
         cmocka_unit_test(more_work_takes_longer),
         cmocka_unit_test(all_is_timed_where_something_is_not_known),
