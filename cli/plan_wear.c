@@ -27,8 +27,8 @@ void plan_wear(struct plan_wear *w, const struct plan_view *v)
 static double state_bytes(const struct plan_view *v, uint64_t n)
 {
     const struct mt_numerics *num = &v->choice.numerics;
-    double of_one = sizeof(float) + (double)mt_dtype_size(num->grad_dtype);
-    return (double)n * (of_one + num->optimizer->n_states * (double)sizeof(float));
+    double master = sizeof(float), gradient = (double)mt_dtype_size(num->grad_dtype);
+    return (double)n * (master + gradient + mt_optimizer_state_bytes(num->optimizer));
 }
 
 static void print_alternatives(const struct plan_view *v)

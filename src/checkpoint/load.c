@@ -17,6 +17,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hf_dir.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/save_priv.h"
 #include "checkpoint/seal.h"
 #include "hf/safetensors.h"
 #include "weights/peft.h"
@@ -368,8 +369,10 @@ static int load_piece(const struct reader *r, const struct mt_st_tensor *src, co
     if (rc)
         return rc;
     XXH3_64bits_update(r->hash, r->buf, n * size);
-    return p->state ? mt_planes_write(r->planes, p->t->unit, p->kind, p->t->at + at, n, r->buf, err)
-                    : mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err);
+    if (!p->state)
+        return mt_tensor_write_masters(r->planes, p->t, at, n, r->buf, err);
+    struct mt_tensor_span span = mt_tensor_span(p->t, p->state, p->kind);
+    return mt_planes_write_bytes(r->planes, p->t->unit, p->kind, span.at + at * size, n * size, r->buf, err);
 }
 
 static int check_sum(struct reader *r, const char *name, struct mt_err *err)
@@ -387,16 +390,18 @@ static int load_part(struct reader *r, const struct part *p, struct mt_err *err)
 {
     const struct mt_st_model *st = r->st;
     char name[192];
-    enum mt_dtype dtype = p->state ? p->state->dtype : MT_F32;
+    struct mt_st_decl want = p->state ? mt_state_decl(p->t, p->state, p->kind)
+                                      : (struct mt_st_decl){.dtype = MT_ST_F32, .n_dims = p->t->n_dims};
+    size_t bytes = p->state ? mt_tensor_span(p->t, p->state, p->kind).bytes : p->t->n * sizeof(float);
     snprintf(name, sizeof(name), "%s.%s", p->t->name, p->state ? p->state->saved_as : "master");
     const struct mt_st_tensor *src = mt_st_find(st, name);
-    if (!src || src->dtype != (dtype == MT_F32 ? MT_ST_F32 : MT_ST_BF16) || src->n_elems != p->t->n)
+    if (!src || src->dtype != want.dtype || src->n_bytes != bytes)
         return mt_fail(err, MT_ERR_CHECKPOINT, -EBADMSG, "%s: tensor \"%s\" is missing or has "
                        "another shape or dtype than the model and its optimizer", st->files[0].path, name);
     int rc = 0;
     XXH3_64bits_reset(r->hash);
-    for (size_t at = 0; at < p->t->n && !rc; at += r->piece)
-        rc = load_piece(r, src, p, at, MT_MIN(r->piece, p->t->n - at), err);
+    for (size_t at = 0; at < src->n_elems && !rc; at += r->piece)
+        rc = load_piece(r, src, p, at, MT_MIN(r->piece, src->n_elems - at), err);
     return rc ? rc : check_sum(r, name, err);
 }
 
@@ -405,7 +410,7 @@ static int load_tensor(struct reader *r, const struct mt_tensor *t, struct mt_er
     int rc = load_part(r, &(struct part){.t = t}, err);
     for (int k = 0; k < MT_N_PLANES && t->trainable && !rc; k++) {
         struct part p = {t, mt_plane_desc_of(r->planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k};
-        if (p.state->saved_as)
+        if (p.state->saved_as && mt_tensor_span(t, p.state, p.kind).bytes)
             rc = load_part(r, &p, err);
     }
     return rc;

@@ -36,6 +36,11 @@ int mt_save_find_copied(struct mt_saver *v, struct mt_err *err);
 int mt_save_adapter(struct mt_saver *v, struct mt_err *err);
 /** A folder as transformers writes it, with all weights. */
 int mt_save_weights(struct mt_saver *v, struct mt_err *err);
+/**
+ * A tensor's state in a file, but for its name: in the tensor's shape if it has an F32 or BF16 number for each element,
+ * else as numbers in a row, or as the bytes of its blocks.
+ */
+struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k);
 /** Masters and optimizer states, a file for each block. */
 int mt_save_state(struct mt_saver *v, struct mt_err *err);
 /** Adds a file that is complete to the list of files; struct mt_hf_dir's `done`, with a mt_saver as ctx. */

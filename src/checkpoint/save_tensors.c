@@ -29,7 +29,8 @@ bool mt_save_names_only(const struct mt_checkpoint_save *s, const struct mt_tens
 
 static bool has_part(const struct mt_plane_desc *d, int part, const struct mt_tensor *t)
 {
-    return part == MASTER ? t->kind != MT_RANGE_PACKED : d->saved_as && t->trainable;
+    return part == MASTER ? t->kind != MT_RANGE_PACKED
+                          : d->saved_as && mt_tensor_span(t, d, (enum mt_plane_kind)part).bytes;
 }
 
 static uint64_t packed_bytes(const struct mt_tensor *t)
@@ -61,7 +62,7 @@ uint64_t mt_checkpoint_bytes(const struct mt_layout *l, const struct mt_plane_de
                                         : mt_plane_desc_bytes(&desc[MT_PLANE_HI], t->n);
         for (int k = 0; full && k < N_PARTS; k++)
             if (has_part(&desc[k], k, t))
-                n += k == MASTER ? t->n * sizeof(float) : mt_plane_desc_bytes(&desc[k], t->n);
+                n += k == MASTER ? t->n * sizeof(float) : mt_tensor_span(t, &desc[k], (enum mt_plane_kind)k).bytes;
     }
     return n;
 }
@@ -93,6 +94,21 @@ int mt_save_file_done(void *ctx, const char *name, const struct mt_out_file *f, 
     mt_json_add(v->files, path, o);
     (void)err;
     return 0;
+}
+
+struct mt_st_decl mt_state_decl(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k)
+{
+    size_t bytes = mt_tensor_span(t, d, k).bytes, size = mt_dtype_size(d->dtype), block = d->block_bytes;
+    struct mt_st_decl decl = {.dtype = d->dtype == MT_F32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = 1};
+    if (bytes == t->n * size) {
+        decl.n_dims = t->n_dims;
+        memcpy(decl.shape, t->shape, sizeof(t->shape));
+    } else if (d->apart) {
+        decl.shape[0] = (int64_t)(bytes / size);
+    } else {
+        decl = (struct mt_st_decl){.dtype = MT_ST_U8, .n_dims = 2, .shape = {(int64_t)(bytes / block), (int64_t)block}};
+    }
+    return decl;
 }
 
 /* The result of reading the planes: a later retry would fail again. */
@@ -280,18 +296,22 @@ static int state_source(void *ctx, size_t index, size_t first, size_t n, void *d
     const struct mt_tensor *t = &v->s->layout->tensors[v->first_tensor + index / N_PARTS];
     int part = (int)(index % N_PARTS);
     enum mt_plane_kind kind = (enum mt_plane_kind)part;
-    return noted(v, part == MASTER ? mt_tensor_read_masters(v->s->planes, t, first, n, dst, err)
-                                   : mt_planes_read(v->s->planes, t->unit, kind, t->at + first, n, dst, err));
+    if (part == MASTER)
+        return noted(v, mt_tensor_read_masters(v->s->planes, t, first, n, dst, err));
+    size_t size = mt_st_dtype_size(v->decls[index].dtype);
+    struct mt_tensor_span span = mt_tensor_span(t, mt_plane_desc_of(v->s->planes, kind), kind);
+    return noted(v, mt_planes_read_bytes(v->s->planes, t->unit, kind, span.at + first * size, n * size, dst, err));
 }
 
 static void declare_state(const struct mt_saver *v, const struct mt_tensor *t, int part, struct mt_st_decl *decl,
                           char name[160])
 {
     const struct mt_plane_desc *d = mt_plane_desc_of(v->s->planes, (enum mt_plane_kind)part);
-    bool f32 = part == MASTER || d->dtype == MT_F32;
     snprintf(name, 160, "%s.%s", t->name, part == MASTER ? "master" : d->saved_as);
-    *decl = (struct mt_st_decl){.name = name, .dtype = f32 ? MT_ST_F32 : MT_ST_BF16, .n_dims = t->n_dims,
-                                .shape = {t->shape[0], t->shape[1]}};
+    *decl = part == MASTER ? (struct mt_st_decl){.dtype = MT_ST_F32, .n_dims = t->n_dims,
+                                                 .shape = {t->shape[0], t->shape[1]}}
+                           : mt_state_decl(t, d, (enum mt_plane_kind)part);
+    decl->name = name;
 }
 
 /* Writes the units of one block, from *unit on, to one file, whichever way layers are cut. */

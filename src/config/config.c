@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "config/ini.h"
 #include "config/schema.h"
+#include "optim/optimizer.h"
 
 enum { MAX_KEYS = 128 };
 
@@ -19,19 +20,14 @@ struct mt_config_priv {
     int set_line[MAX_KEYS];
 };
 
-static size_t index_of(const struct mt_key *key)
-{
-    return (size_t)(key - mt_keys);
-}
-
 static int set_origin(struct mt_config *cfg, const struct mt_key *key, const char *origin,
                       struct mt_err *err)
 {
     char *copy = strdup(origin);
     if (!copy)
         return mt_fail_nomem(err, "the configuration", strlen(origin));
-    free(cfg->priv->origin[index_of(key)]);
-    cfg->priv->origin[index_of(key)] = copy;
+    free(cfg->priv->origin[mt_key_index(key)]);
+    cfg->priv->origin[mt_key_index(key)] = copy;
     return 0;
 }
 
@@ -56,8 +52,8 @@ static int find_key(const struct mt_key **out, const char *section, const char *
     *out = mt_key_find(section, name);
     if (*out)
         return 0;
-    for (size_t i = 0; i < mt_n_keys; i++)
-        known |= !strcmp(mt_keys[i].section, section);
+    for (size_t i = 0; i < mt_n_keys(); i++)
+        known |= !strcmp(mt_key_at(i)->section, section);
     guess = known ? mt_key_suggest(section, name) : mt_key_suggest(NULL, section);
     return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: unknown %s \"%s%s%s\"%s%s%s", origin,
                    known ? "key" : "section", section, known ? "." : "", known ? name : "",
@@ -125,7 +121,7 @@ static int on_key(void *ctx, const char *file, int line, const char *section, co
     int rc = find_key(&key, section, name, origin, err);
     if (rc)
         return rc;
-    size_t i = index_of(key);
+    size_t i = mt_key_index(key);
     if (cfg->priv->set_file[i] && !strcmp(cfg->priv->set_file[i], file))
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: key \"%s.%s\" appears twice (first in line %d)",
                        origin, section, name, cfg->priv->set_line[i]);
@@ -191,8 +187,8 @@ static int check_keys(const struct mt_config *c, const char *path, struct mt_err
 static int set_defaults(struct mt_config *cfg, struct mt_err *err)
 {
     int rc = 0;
-    for (size_t i = 0; i < mt_n_keys && !rc; i++)
-        rc = set_key(cfg, &mt_keys[i], mt_keys[i].def, "default", err);
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++)
+        rc = set_key(cfg, mt_key_at(i), mt_key_at(i)->def, "default", err);
     return rc;
 }
 
@@ -224,8 +220,8 @@ void mt_config_destroy(struct mt_config **config)
     struct mt_config *cfg = *config;
     if (!cfg)
         return;
-    for (size_t i = 0; i < mt_n_keys; i++) {
-        mt_key_free(cfg, &mt_keys[i]);
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        mt_key_free(cfg, mt_key_at(i));
         free(cfg->priv->origin[i]);
         free(cfg->priv->set_file[i]);
     }
@@ -237,13 +233,13 @@ void mt_config_destroy(struct mt_config **config)
 void mt_config_print(const struct mt_config *cfg, bool origins, struct mt_str *out)
 {
     const char *section = "";
-    for (size_t i = 0; i < mt_n_keys; i++) {
-        if (strcmp(section, mt_keys[i].section)) {
-            section = mt_keys[i].section;
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        if (strcmp(section, mt_key_at(i)->section)) {
+            section = mt_key_at(i)->section;
             mt_str_printf(out, "%s[%s]\n", i ? "\n" : "", section);
         }
-        mt_str_printf(out, "%s = ", mt_keys[i].name);
-        mt_key_print(cfg, &mt_keys[i], out);
+        mt_str_printf(out, "%s = ", mt_key_at(i)->name);
+        mt_key_print(cfg, mt_key_at(i), out);
         mt_str_printf(out, origins ? " ; %s\n" : "\n", cfg->priv->origin[i]);
     }
 }
@@ -269,7 +265,7 @@ int mt_config_override(struct mt_config *cfg, const char *key, const char *value
 bool mt_config_is_default(const struct mt_config *cfg, const char *key)
 {
     const struct mt_key *k = key_named(key);
-    return k && !strcmp(cfg->priv->origin[index_of(k)], "default");
+    return k && !strcmp(cfg->priv->origin[mt_key_index(k)], "default");
 }
 
 int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
@@ -279,13 +275,33 @@ int mt_config_reset(struct mt_config *cfg, const char *key, struct mt_err *err)
              : mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "there is no key %s", key);
 }
 
+static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
+{
+    struct mt_str text = {0};
+    mt_key_print(cfg, key, &text);
+    bool yes = text.p && !strcmp(text.p, "auto");
+    mt_str_finish(&text);
+    return yes;
+}
+
+/* The value; for auto of an optimizer's own key, what that is. */
+static void print_settled(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
+{
+    double def;
+    if (key->offset == MT_KEY_NO_OFFSET && is_auto(cfg, key) &&
+        mt_optimizer_default(cfg->optimizer.type, key->name, &def))
+        mt_str_number(out, def);
+    else
+        mt_key_print(cfg, key, out);
+}
+
 /* 1 or 0, or -ENOMEM. */
 static int has_same_value(const struct mt_config *a, const struct mt_config *b, const struct mt_key *key,
                            struct mt_str *of_a, struct mt_str *of_b)
 {
     *of_a = *of_b = (struct mt_str){0};
-    mt_key_print(a, key, of_a);
-    mt_key_print(b, key, of_b);
+    print_settled(a, key, of_a);
+    print_settled(b, key, of_b);
     mt_str_append(of_a, "", 0); /* NULL only if memory is short */
     mt_str_append(of_b, "", 0);
     return of_a->failed || of_b->failed ? -ENOMEM : !strcmp(of_a->p, of_b->p);
@@ -312,9 +328,9 @@ int mt_config_adopt(struct mt_config *cfg, const struct mt_numerics *numerics, c
     int rc = 0;
     decided.numerics = *numerics;
     decided.placement = *placement;
-    for (size_t i = 0; i < mt_n_keys && !rc; i++)
-        if (mt_keys[i].role == MT_NUMERICS || mt_keys[i].role == MT_PLACEMENT)
-            rc = take_value(cfg, &decided, &mt_keys[i], why, err);
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++)
+        if (mt_key_at(i)->role == MT_NUMERICS || mt_key_at(i)->role == MT_PLACEMENT)
+            rc = take_value(cfg, &decided, mt_key_at(i), why, err);
     return rc;
 }
 
@@ -367,22 +383,13 @@ static int load_earlier(struct mt_config **out, const char *ini, bool warn, stru
     return rc;
 }
 
-static bool is_auto(const struct mt_config *cfg, const struct mt_key *key)
-{
-    struct mt_str text = {0};
-    mt_key_print(cfg, key, &text);
-    bool yes = text.p && !strcmp(text.p, "auto");
-    mt_str_finish(&text);
-    return yes;
-}
-
 int mt_config_keep(struct mt_config *cfg, const char *earlier_ini, const char *why, struct mt_err *err)
 {
     struct mt_config *earlier = NULL;
     int rc = load_earlier(&earlier, earlier_ini, true, err);
-    for (size_t i = 0; i < mt_n_keys && !rc; i++)
-        if (mt_keys[i].role == MT_NUMERICS && is_auto(cfg, &mt_keys[i]))
-            rc = take_value(cfg, earlier, &mt_keys[i], why, err);
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++)
+        if (mt_key_at(i)->role == MT_NUMERICS && is_auto(cfg, mt_key_at(i)))
+            rc = take_value(cfg, earlier, mt_key_at(i), why, err);
     mt_config_destroy(&earlier);
     return rc;
 }
@@ -392,8 +399,8 @@ int mt_config_diff(const struct mt_config *cfg, const char *earlier_ini, struct 
 {
     struct mt_config *earlier = NULL;
     int rc = load_earlier(&earlier, earlier_ini, false, err);
-    for (size_t i = 0; i < mt_n_keys && !rc; i++) {
-        const struct mt_key *k = &mt_keys[i];
+    for (size_t i = 0; i < mt_n_keys() && !rc; i++) {
+        const struct mt_key *k = mt_key_at(i);
         struct mt_str then, now;
         if (k->role != MT_NUMERICS && k->role != MT_LENGTH)
             continue;
@@ -427,11 +434,21 @@ static void list_values(struct mt_str *out, const char *what, const char *values
     mt_str_printf(out, ".");
 }
 
+/* What auto is in an optimizer's own key. */
+static void add_defaults(struct mt_str *out, const struct mt_key *key)
+{
+    if (key->offset != MT_KEY_NO_OFFSET)
+        return;
+    mt_str_printf(out, " auto: ");
+    mt_optimizer_defaults(mt_optimizer_slot_of(key->name), out);
+    mt_str_printf(out, ".");
+}
+
 void mt_config_describe(struct mt_str *out, bool markdown)
 {
     const char *section = "";
-    for (size_t i = 0; i < mt_n_keys; i++) {
-        const struct mt_key *k = &mt_keys[i];
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        const struct mt_key *k = mt_key_at(i);
         bool first = strcmp(section, k->section) != 0;
         section = k->section;
         if (markdown) {
@@ -439,12 +456,15 @@ void mt_config_describe(struct mt_str *out, bool markdown)
                 mt_str_printf(out, "%s### [%s]\n\n| key | default | meaning |\n|---|---|---|\n",
                               i ? "\n" : "", section);
             mt_str_printf(out, "| `%s` | `%s` | %s", k->name, k->def, k->help);
+            add_defaults(out, k);
             list_values(out, " One of", k->choices);
             list_values(out, " Not supported yet:", k->unsupported);
             mt_str_printf(out, " |\n");
         } else {
-            mt_str_printf(out, "%s%s.%s = %s\n    %s\n", first && i ? "\n" : "", k->section, k->name,
+            mt_str_printf(out, "%s%s.%s = %s\n    %s", first && i ? "\n" : "", k->section, k->name,
                           k->def, k->help);
+            add_defaults(out, k);
+            mt_str_printf(out, "\n");
             if (k->choices)
                 mt_str_printf(out, "    One of: %s\n", k->choices);
             if (k->unsupported)
@@ -456,8 +476,8 @@ void mt_config_describe(struct mt_str *out, bool markdown)
 void mt_config_write_template(struct mt_str *out, const char *model_path)
 {
     const char *section = "";
-    for (size_t i = 0; i < mt_n_keys; i++) {
-        const struct mt_key *k = &mt_keys[i];
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        const struct mt_key *k = mt_key_at(i);
         const char *value = k->def;
         if (strcmp(section, k->section))
             mt_str_printf(out, "%s[%s]\n", i ? "\n" : "", section = k->section);
@@ -469,6 +489,8 @@ void mt_config_write_template(struct mt_str *out, const char *model_path)
             value = "64Ki";
         else if (!strcmp(section, "data") && !strcmp(k->name, "train"))
             value = "data/train.jsonl";
-        mt_str_printf(out, "# %s\n%s = %s\n", k->help, k->name, value);
+        mt_str_printf(out, "# %s", k->help);
+        add_defaults(out, k);
+        mt_str_printf(out, "\n%s = %s\n", k->name, value);
     }
 }

@@ -23,7 +23,6 @@ enum mt_cfg_format {
 };
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
-enum mt_cfg_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 /** Frozen tensors in full checkpoints: named by file and checksum, or copied. */
 enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
@@ -95,7 +94,7 @@ struct mt_config {
         int64_t tokens_per_step; /* exactly one of this and batch_size is > 0 */
         int64_t batch_size;
         double learning_rate; /* or MT_AUTO */
-        enum mt_cfg_lr_schedule schedule;
+        enum mt_lr_schedule schedule;
         struct mt_cfg_amount warmup, decay;
         double min_lr_ratio;
         char *objective; /* "cross_entropy" */

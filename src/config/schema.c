@@ -4,11 +4,12 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "optim/optimizer.h"
 
 #define AT(field) offsetof(struct mt_config, field)
 #define ANY 1, 0
 
-const struct mt_key mt_keys[] = {
+static const struct mt_key keys[] = {
     /* clang-format off */
     {"model", "path", MT_NUMERICS, MT_KEY_NAME_OR_PATH, AT(model.path), "", NULL, ANY, NULL,
      "Folder of the model, or its name (org/name) in the Hugging Face cache. Nothing is downloaded."},
@@ -113,15 +114,9 @@ const struct mt_key mt_keys[] = {
     {"train", "max_skips", MT_NUMERICS, MT_KEY_COUNT, AT(train.max_skips), "5", NULL, 1, 1e9, NULL,
      "Stop the run after this many steps in a row whose gradient is not finite."},
 
-    {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", "adamw", ANY, NULL,
-     "w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled."},
-    {"optimizer", "beta1", MT_NUMERICS, MT_KEY_REAL, AT(numerics.optimizer_keys.beta1), "0.9", NULL, 0, 0.999999, NULL,
-     "Decay of the first moment."},
-    {"optimizer", "beta2", MT_NUMERICS, MT_KEY_REAL, AT(numerics.optimizer_keys.beta2), "0.999", NULL, 0, 0.9999999, NULL,
-     "Decay of the second moment."},
-    {"optimizer", "eps", MT_NUMERICS, MT_KEY_REAL, AT(numerics.optimizer_keys.eps), "1e-8", NULL, 0, 1, NULL,
-     "Added outside the square root."},
-    {"optimizer", "weight_decay", MT_NUMERICS, MT_KEY_REAL, AT(numerics.optimizer_keys.weight_decay), "0.0", NULL, 0, 1e3, NULL,
+    {"optimizer", "type", MT_NUMERICS, MT_KEY_WORD, AT(optimizer.type), "adamw", mt_optimizer_types + 1, ANY, NULL,
+     "adamw: w -= lr wd w + lr m / (sqrt(v) + eps), bias-corrected, decay decoupled."},
+    {"optimizer", "weight_decay", MT_NUMERICS, MT_KEY_REAL, AT(numerics.weight_decay), "0.0", NULL, 0, 1e3, NULL,
      "Decoupled weight decay; never for biases and norms."},
     {"optimizer", "decay_embeddings", MT_NUMERICS, MT_KEY_BOOL, AT(numerics.decay_embeddings), "on", NULL, ANY,
      NULL, "Decay embeddings and lm_head too, as transformers does."},
@@ -247,13 +242,40 @@ const struct mt_key mt_keys[] = {
      "(unless numactl has set a policy); system leaves it to the kernel."},
     /* clang-format on */
 };
-const size_t mt_n_keys = MT_ARRAY_LEN(mt_keys);
+
+/* Where the keys of optimizers are: after optimizer.type. */
+static size_t first_own(void)
+{
+    size_t i = 0;
+    while (keys[i].offset != AT(optimizer.type))
+        i++;
+    return i + 1;
+}
+
+size_t mt_n_keys(void)
+{
+    return MT_ARRAY_LEN(keys) + mt_optimizer_n_slots();
+}
+
+const struct mt_key *mt_key_at(size_t i)
+{
+    size_t own = first_own(), n = mt_optimizer_n_slots();
+    return i < own ? &keys[i] : i < own + n ? &mt_optimizer_slot(i - own)->key : &keys[i - n];
+}
+
+size_t mt_key_index(const struct mt_key *key)
+{
+    size_t i = 0;
+    while (mt_key_at(i) != key)
+        i++;
+    return i;
+}
 
 const struct mt_key *mt_key_find(const char *section, const char *name)
 {
-    for (size_t i = 0; i < mt_n_keys; i++)
-        if (!strcmp(mt_keys[i].section, section) && !strcmp(mt_keys[i].name, name))
-            return &mt_keys[i];
+    for (size_t i = 0; i < mt_n_keys(); i++)
+        if (!strcmp(mt_key_at(i)->section, section) && !strcmp(mt_key_at(i)->name, name))
+            return mt_key_at(i);
     return NULL;
 }
 
@@ -261,10 +283,10 @@ const char *mt_key_suggest(const char *section, const char *name)
 {
     const char *best = NULL;
     int least = 4; /* edits; beyond that it is another word */
-    for (size_t i = 0; i < mt_n_keys; i++) {
-        if (section && strcmp(mt_keys[i].section, section))
+    for (size_t i = 0; i < mt_n_keys(); i++) {
+        if (section && strcmp(mt_key_at(i)->section, section))
             continue;
-        const char *word = section ? mt_keys[i].name : mt_keys[i].section;
+        const char *word = section ? mt_key_at(i)->name : mt_key_at(i)->section;
         int d = mt_edit_distance(word, name);
         if (d < least && d < (int)strlen(word)) {
             least = d;

@@ -14,10 +14,18 @@
 #include "base/mem.h"
 #include "base/units.h"
 #include "config/schema.h"
+#include "optim/optimizer.h"
+
+static const void *field_of(const struct mt_config *cfg, const struct mt_key *key)
+{
+    if (key->offset == MT_KEY_NO_OFFSET)
+        return &cfg->numerics.optimizer_keys[mt_optimizer_slot_of(key->name)];
+    return (const char *)cfg + key->offset;
+}
 
 static void *field(struct mt_config *cfg, const struct mt_key *key)
 {
-    return (char *)cfg + key->offset;
+    return (char *)cfg + ((const char *)field_of(cfg, key) - (const char *)cfg);
 }
 
 static int fail(char *buf, size_t len, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
@@ -368,7 +376,7 @@ static void print_list(const struct mt_cfg_list *l, bool paths, struct mt_str *o
 
 void mt_key_print(const struct mt_config *cfg, const struct mt_key *key, struct mt_str *out)
 {
-    const void *f = (const char *)cfg + key->offset;
+    const void *f = field_of(cfg, key);
     const struct mt_size *size = f;
     const struct mt_cfg_amount *amount = f;
     const struct mt_cfg_interval *interval = f;

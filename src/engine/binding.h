@@ -17,7 +17,7 @@ struct mt_binding {
     mt_plane_set *planes; /* NULL: only the COMPUTE queue is used */
     enum mt_dtype dtype, grad_dtype;
     bool adapters_stay;     /* in buffers of their own, where a unit's can (mt_unit.adapters_alone) */
-    size_t piece_elems;     /* of updates from disk */
+    size_t piece_elems, piece_align; /* of updates from disk */
     uint64_t disk_spill_at; /* offset of the spill space on the disk */
     mt_model *model;
     void **buffers[MT_N_POOLS];

@@ -164,6 +164,8 @@ static const int savings[] = {0, ONE_RING, CAST_IN_PLACE, ONE_RING | CAST_IN_PLA
 
 static void describe_program(struct mt_engine_plan *plan, const struct mt_engine_params *p, int saving)
 {
+    struct mt_plane_desc desc[MT_N_PLANES];
+    mt_plane_descs(desc, p->train ? p->numerics.optimizer : NULL, p->numerics.grad_dtype);
     plan->program = (struct mt_program_params){
         .mode = p->train ? MT_MODE_TRAIN : MT_MODE_EVAL,
         .units = plan->units,
@@ -177,6 +179,7 @@ static void describe_program(struct mt_engine_plan *plan, const struct mt_engine
         .gather = gathers(p),
         .poison = p->placement.poison,
         .grad_bytes = mt_dtype_size(p->numerics.grad_dtype),
+        .piece_align = mt_piece_align(desc),
     };
 }
 

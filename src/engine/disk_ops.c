@@ -19,11 +19,11 @@ static bool is_loaded(const struct mt_binding *b, size_t unit, enum mt_plane_kin
 
 _Static_assert(MT_RANGE_ALIGN % MT_PIECE_ALIGN == 0, "planes are cut at pieces");
 
-/* Bytes that plane k of the unit takes in a buffer, staged whole or in pieces. */
+/* Bytes that plane k of the unit takes in a buffer, staged whole or in pieces: whole pages. */
 static size_t bytes_in(const struct mt_binding *b, size_t unit, enum mt_plane_kind k, bool staged)
 {
     size_t n = mt_plane_elems(b->planes, unit, k);
-    return bytes_of(b, k, staged ? n : MT_MIN(n, b->piece_elems));
+    return bytes_of(b, k, staged ? n : MT_MIN(mt_align_up(n, b->piece_align), b->piece_elems));
 }
 
 static bool is_updated(const struct mt_binding *b, enum mt_plane_kind k)

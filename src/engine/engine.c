@@ -55,7 +55,7 @@ static int create_lists(mt_engine *e, struct mt_err *err)
         return mt_fail_nomem(err, "the engine", p->max_micro * sizeof(*e->micro));
     e->x.n_lanes = e->n_lanes;
     for (size_t i = 0; i < e->n_learners; i++)
-        e->learner[i].numerics = p->n_learners ? p->learner[i] : p->numerics;
+        mt_learner_init(&e->learner[i], p->n_learners ? &p->learner[i] : &p->numerics);
     return 0;
 }
 
@@ -83,8 +83,8 @@ int mt_engine_create(mt_engine **out, const struct mt_engine_params *p, struct m
         rc = create_lists(e, err);
     if (!rc)
         rc = mt_engine_plan(&e->plan, p, err);
-    if (!rc)
-        e->b.piece_elems = e->plan.program.piece_elems;
+    e->b.piece_elems = e->plan.program.piece_elems;
+    e->b.piece_align = e->plan.program.piece_align;
     if (!rc)
         rc = create_parts(e, err);
     if (rc) {

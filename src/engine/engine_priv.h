@@ -107,8 +107,6 @@ struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);
 /** Executes an ADAM, UNPACK or GATHER instruction; `engine` is the mt_engine. */
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in,
                         struct mt_err *err);
-/** Whether rows can be updated apart: states have at most 4 bytes an element. NULL: nothing is updated. */
-bool mt_optimizer_gathers(const struct mt_optimizer *o);
 /** Sums the partial squares of a learner's tensors; not finite if its gradient is not. *bad: the first such tensor. */
 double mt_optimizer_grad_norm(const mt_engine *e, int learner, const struct mt_tensor **bad);
 /** Sums squares by tensor in a fixed order (blocks last to first, tensors in layout order) so that splitting layers

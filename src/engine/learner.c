@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "engine/learner.h"
 
+void mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics)
+{
+    l->numerics = *numerics;
+    if (numerics->optimizer)
+        mt_optimizer_own_keys(numerics->optimizer, numerics->optimizer_keys, l->keys);
+}
+
 void mt_learner_decide(struct mt_learner *l, double lr, float clip)
 {
     l->pending = (struct mt_pending){true, lr, clip, l->updates + 1};

@@ -22,6 +22,7 @@ struct mt_pending {
 
 struct mt_learner {
     struct mt_numerics numerics; /* its objective, optimizer's keys, clipping and seed; the rest is equal for all */
+    double keys[MT_OPTIMIZER_SLOTS]; /* of its optimizer, in the optimizer's order */
     struct mt_pending pending;
     uint64_t updates; /* made so far */
     size_t first_micro, n_micro; /* its micro-batches of the step under way; 0: it takes no part */
@@ -29,6 +30,8 @@ struct mt_learner {
     struct mt_objective_step objective; /* of the step under way */
 };
 
+/** Sets what does not change in the run; all else must be 0. */
+void mt_learner_init(struct mt_learner *l, const struct mt_numerics *numerics);
 /** With which rate, norm and clipping the update of a step is made. */
 void mt_learner_decide(struct mt_learner *l, double lr, float clip);
 /** The pending update has been made in every unit. */

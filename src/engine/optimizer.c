@@ -21,6 +21,19 @@ static void *element(const mt_engine *e, const struct views *v, int k, size_t i)
     return v->plane[k].data + mt_plane_desc_bytes(d, i - v->plane[k].first);
 }
 
+/* State i of the tensor from element `first` on; NULL: it has no such state. */
+static void *state_at(const mt_engine *e, const struct views *v, const struct mt_tensor *t, int i, size_t first)
+{
+    const struct mt_optimizer_state *s = &mt_engine_learner_of(e, t)->numerics.optimizer->state[i];
+    int k = MT_PLANE_STATE + i;
+    struct mt_tensor_span span =
+        mt_tensor_span(t, mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k), (enum mt_plane_kind)k);
+    if (!span.bytes)
+        return NULL;
+    return s->apart ? v->plane[k].data + span.at + (first - t->at) / s->block * s->block_bytes
+                    : element(e, v, k, first);
+}
+
 /* Updates elements [first, first + n) of the trained planes, all of tensor t. Returns how many weights are then not
  * finite. */
 static uint64_t update_run(const mt_engine *e, const struct views *v, const struct mt_tensor *t, size_t first, size_t n)
@@ -33,14 +46,14 @@ static uint64_t update_run(const mt_engine *e, const struct views *v, const stru
         .lo = element(e, v, MT_PLANE_LO, first),
         .grad = element(e, v, MT_PLANE_GRAD, first),
         .grad_dtype = e->p.numerics.grad_dtype,
-        .keys = &l->numerics.optimizer_keys,
+        .keys = l->keys,
         .lr = l->pending.lr * t->lr_scale,
-        .weight_decay = t->decay ? l->numerics.optimizer_keys.weight_decay : 0,
+        .weight_decay = t->decay ? l->numerics.weight_decay : 0,
         .t = l->pending.t,
         .clip = l->pending.clip,
     };
     for (int i = 0; i < o->n_states; i++)
-        u.state[i] = element(e, v, MT_PLANE_STATE + i, first);
+        u.state[i] = state_at(e, v, t, i, first);
     return o->update(o, &u, e->p.isa);
 }
 
@@ -54,12 +67,12 @@ static int fail_update(const mt_engine *e, const struct mt_tensor *t, uint64_t b
 
 /* --- rows of the embedding, for forward, before its own update ------------------------------------------------ */
 
-enum { SLICE = MT_PIECE_ALIGN, MAX_STATE_BYTES = 4 };
+enum { SLICE = MT_PIECE_ALIGN };
 
 /* A slice of a row: copies of what its update changes. */
 struct slice {
     uint16_t hi[SLICE], lo[SLICE];
-    char state[MT_MAX_STATES][SLICE * MAX_STATE_BYTES];
+    char state[MT_MAX_STATES][SLICE * MT_GATHER_STATE_BYTES];
     char grad[SLICE * sizeof(float)]; /* if it was stored packed */
 };
 
@@ -72,14 +85,6 @@ struct gather {
     uint64_t bad; /* atomic */
 };
 
-bool mt_optimizer_gathers(const struct mt_optimizer *o)
-{
-    bool fits = true;
-    for (int i = 0; o && i < o->n_states; i++)
-        fits &= o->state[i].block_bytes <= MAX_STATE_BYTES * o->state[i].block && SLICE % o->state[i].block == 0;
-    return fits;
-}
-
 /* Copies elements [first, first + n) of the planes to the slice; *v: views of the copies, and of the gradient. */
 static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t unit, size_t first, size_t n)
 {
@@ -89,7 +94,8 @@ static void copy_slice(mt_engine *e, struct slice *s, struct views *v, size_t un
                    : k >= MT_PLANE_STATE && k < MT_PLANE_GRAD ? s->state[k - MT_PLANE_STATE] : NULL;
         const struct mt_plane_desc *d = mt_plane_desc_of(e->p.planes, (enum mt_plane_kind)k);
         v->plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, 0, NULL, NULL);
-        if (!to || !d->block || !v->plane[k].data || (d->role == MT_ROLE_STATE && !mt_engine_is_pending(e)))
+        if (!to || !d->block || d->apart || !v->plane[k].data ||
+            (d->role == MT_ROLE_STATE && !mt_engine_is_pending(e)))
             continue;
         memcpy(to, v->plane[k].data + mt_plane_desc_bytes(d, first), mt_plane_desc_bytes(d, n));
         v->plane[k] = (struct mt_plane_view){to, first};
@@ -210,6 +216,17 @@ static void update_chunk(void *ctx, size_t from, size_t n)
     }
 }
 
+/* A whole tensor, for an optimizer that needs it. */
+static void update_tensor(void *ctx, size_t i, int thread)
+{
+    struct update *u = ctx;
+    const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor + i];
+    uint64_t bad = t->trainable ? update_run(u->e, &u->v, t, t->at, t->n) : 0;
+    (void)thread;
+    if (bad)
+        note_bad(u, t, bad);
+}
+
 int mt_optimizer_update(void *engine, const struct mt_program *prog, const struct mt_instr *in, struct mt_err *err)
 {
     mt_engine *e = engine;
@@ -225,7 +242,10 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
     for (int k = 0; k < MT_N_PLANES; k++)
         u.v.plane[k] = mt_plane_view(&e->b, unit, (enum mt_plane_kind)k, piece, state, staged);
     size_t first = state ? piece * prog->piece_elems : in->first;
-    mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->update_pool, update_chunk, &u);
+    if (e->p.numerics.optimizer->grain == MT_GRAIN_TENSOR)
+        mt_pool_run(e->update_pool, update_tensor, &u, u.unit->n_tensors);
+    else
+        mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->update_pool, update_chunk, &u);
     if (u.bad)
         return fail_update(e, u.bad, u.n_bad, err);
     if (unit == 0)

@@ -25,7 +25,7 @@ struct tiers {
     struct mt_plane_desc desc[MT_N_PLANES];
     mt_plane_bits trained;   /* kinds that updates read and write */
     mt_plane_bits gradients; /* that backward writes and updates read */
-    mt_plane_bits fixed;     /* whose home the configuration fixes, besides those in files */
+    mt_plane_bits fixed;     /* whose home is fixed, besides those in files */
     enum mt_base_place base;  /* where frozen weights are kept */
     uint64_t host; /* bytes of host memory to divide */
     size_t device_bytes[MT_N_POOLS]; /* of a buffer of each device pool: independent of where planes are */
@@ -41,6 +41,8 @@ static void sort_kinds(struct tiers *t)
         mt_plane_bits bit = (mt_plane_bits)1 << k;
         if (t->desc[k].role == MT_ROLE_GRADIENT)
             t->gradients |= bit;
+        else if (t->desc[k].range == MT_RANGE_TRAINED && t->desc[k].apart)
+            t->fixed |= bit;
         else if (t->desc[k].range == MT_RANGE_TRAINED)
             t->trained |= bit;
     }
@@ -69,21 +71,21 @@ static void measure_units(const struct tiers *t)
         struct mt_unit_planes *planes = &t->plan->planes[u];
         planes->has = 0;
         for (int k = 0; k < MT_N_PLANES; k++) {
-            size_t n = mt_unit_n_elems(&t->p->layout->units[u], &t->desc[k]);
+            size_t n = mt_unit_n_elems(&t->p->layout->units[u], t->desc, (enum mt_plane_kind)k);
             planes->has |= (mt_plane_bits)(n > 0) << k;
             planes->bytes[k] = mt_align_up(mt_plane_desc_bytes(&t->desc[k], n), MT_DISK_ALIGN);
         }
     }
 }
 
-/* Bytes of an element of several planes. Pieces are whole blocks of all of them. */
-static size_t elem_bytes(const struct tiers *t, mt_plane_bits kinds)
+/* Bytes that several planes have of piece_align elements. */
+static size_t aligned_bytes(const struct tiers *t, mt_plane_bits kinds)
 {
     size_t sum = 0;
     for (int k = 0; k < MT_N_PLANES; k++)
         if (kinds >> k & 1)
-            sum += mt_plane_desc_bytes(&t->desc[k], MT_PIECE_ALIGN);
-    return sum / MT_PIECE_ALIGN;
+            sum += mt_plane_desc_bytes(&t->desc[k], t->plan->program.piece_align);
+    return sum;
 }
 
 /* Sets the fields of the unit's shape that depend on where its planes are. */
@@ -106,8 +108,8 @@ static void describe(const struct tiers *t, size_t unit)
         }
     s->staged_bytes_read = converted ? s->staged_bytes - converted + t->p->layout->units[unit].wide_file_bytes : 0;
     s->grad_on_disk = disk & t->gradients;
-    s->state_elem_bytes_written = updates ? elem_bytes(t, disk & t->trained & ~loaded) : 0;
-    s->state_elem_bytes = updates ? s->state_elem_bytes_written + elem_bytes(t, disk & t->gradients) : 0;
+    s->state_bytes_written = updates ? aligned_bytes(t, disk & t->trained & ~loaded) : 0;
+    s->state_bytes = updates ? s->state_bytes_written + aligned_bytes(t, disk & t->gradients) : 0;
 }
 
 static void describe_all(const struct tiers *t)
@@ -197,20 +199,23 @@ static void least_buffers(const struct tiers *t)
 static void choose_piece(const struct tiers *t)
 {
     struct mt_program_params *p = &t->plan->program;
-    size_t largest = MT_PIECE_ALIGN, widest = 1;
+    size_t largest = MT_PIECE_ALIGN, widest = p->piece_align;
     for (size_t u = 0; u < p->n_units; u++) {
         largest = MT_MAX(largest, t->plan->units[u].update_elems);
-        widest = MT_MAX(widest, t->plan->units[u].state_elem_bytes);
+        widest = MT_MAX(widest, t->plan->units[u].state_bytes);
     }
     size_t piece = t->p->placement.piece_elems;
     if (!piece) {
         size_t most = MT_MAX((size_t)LARGE_PIECE, largest / MANY_PIECES);
-        piece = (size_t)MT_MIN(t->host / 8 / RING / widest, (uint64_t)most);
+        uint64_t bytes = t->host / 8 / RING;
+        uint64_t fit = bytes / widest * p->piece_align + bytes % widest * p->piece_align / widest;
+        piece = (size_t)MT_MIN(fit, (uint64_t)most);
         piece = MT_MAX(piece, (size_t)MIN_PIECE);
     }
     /* a lower bound of the piece keeps the step's program short */
     piece = MT_MAX(piece, mt_div_up(largest, 30000));
-    p->piece_elems = mt_align_up(MT_MIN(piece, largest), MT_PIECE_ALIGN);
+    bool whole = t->p->train && t->p->numerics.optimizer->grain == MT_GRAIN_TENSOR;
+    p->piece_elems = mt_align_up(whole ? largest : MT_MIN(piece, largest), p->piece_align);
 }
 
 static void put(const struct tiers *t, size_t unit, mt_plane_bits planes, bool on_disk)

@@ -72,13 +72,16 @@ struct mt_tensor {
     size_t at;        /* first element in each plane of its kind of range; packed: first byte of its codes */
     size_t aux;       /* packed: first byte of its scales and the like */
     size_t grad;      /* trainable: first element in the unit's FP32 gradient on the device */
+    size_t apart[MT_MAX_STATES]; /* trainable: first byte in the plane of each state that is kept apart */
 };
 
 /**
  * Neighbouring tensors of a unit that are kept, moved and updated alike: from the first element of the first tensor to
  * the last of the last; the whole unit, if all its tensors are alike. On the device a unit is in the order of `first`;
- * a plane holds the ranges of its kind end to end. The trained tensors of a range are one learner's. Further differences between tensors (format of the planes, compute
- * dtype, scale of the learning rate, count of updates, tier) belong here.
+ * a plane holds the ranges of its kind end to end. The trained tensors of a range are one learner's, and each begins at
+ * a multiple of the optimizer's grain in its planes: where its place in the unit does not give that, it begins a range.
+ * Further differences between tensors (format of the planes, compute dtype, scale of the learning rate, count of
+ * updates, tier) belong here.
  */
 struct mt_range {
     enum mt_range_kind kind;
@@ -142,6 +145,8 @@ struct mt_part {
     struct mt_param (*expert)[MT_EXPERT_MAX_PARAMS]; /* [n_experts] parameters of each, by the kind's roles */
 };
 
+struct mt_optimizer; /* optim/optimizer.h */
+
 #define MT_NO_TENSOR SIZE_MAX
 enum mt_unit_kind { MT_UNIT_EMBED, MT_UNIT_LAYER, MT_UNIT_HEAD };
 
@@ -161,11 +166,13 @@ struct mt_unit {
     size_t f32_tensor;           /* tensor that is used in FP32 whatever the compute dtype; MT_NO_TENSOR: none */
     size_t n_grad;               /* elements of its FP32 gradient: parameters with a trained tensor */
     size_t n_in_planes[MT_N_RANGE_KINDS]; /* elements of the planes of each kind of range */
+    size_t n_apart[MT_MAX_STATES]; /* bytes of the plane of each state that is kept apart */
     bool trainable;              /* any of its tensors is */
     size_t wide_file_bytes;      /* in files, of its ranges of kind MT_RANGE_IN_FILE_WIDE */
     bool packed_in_files;        /* it has packed tensors, and all of them are packed in the model's files */
-    bool adapters_alone;         /* all that is trained of it are adapters, not of the embedding's table: they can have
-                                    a buffer of their own, in the order of the trained plane (memory.adapters) */
+    bool adapters_alone;         /* all that is trained of it are adapters, not of the embedding's table, and each of
+                                    their parameters is in one range: they can have a buffer of their own, in the
+                                    order of the trained plane (memory.adapters) */
     bool codes_stay;             /* it runs once a step, has packed tensors and no adapters: in bf16 compute its packed
                                     plane stays in its buffer (model/packing.h) */
 };
@@ -214,6 +221,7 @@ struct mt_layout {
         double alpha;          /* of the same */
         bool rslora, dora;
     } adapter_default;         /* only with adapters; of the first learner's */
+    const struct mt_optimizer *optimizer; /* borrowed; NULL: unknown, its grain is an element and no state is apart */
     uint64_t n_trained;        /* trained parameters, including those of adapters */
     uint64_t n_params;         /* of the model, without padding; a tied table counts once */
     uint64_t n_active;         /* parameters used by one token: of the experts those it is sent to; without the
@@ -226,6 +234,7 @@ struct mt_layout_params {
     size_t n_freeze;
     bool decay_embeddings;     /* embed_tokens and lm_head decay; biases and norms never do */
     struct mt_cut cut;
+    const struct mt_optimizer *optimizer; /* of the run, borrowed; NULL: nothing will be trained, or by elements */
     struct mt_adapter_spec *adapter; /* [n_learners] borrowed; their items are marked as used. NULL or off: none */
     size_t n_learners;         /* that train adapters of their own on this base, all with adapters; 0: one */
 };

@@ -322,6 +322,7 @@ int mt_layout_share(struct mt_layout *alone, const struct mt_layout *shared, int
         t->kind = s->kind;
         t->at = s->at;
         t->aux = s->aux;
+        memcpy(t->apart, s->apart, sizeof(t->apart));
     }
     return 0;
 }

@@ -2,6 +2,7 @@
 #include "model/ranges.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "device/ops.h"
@@ -34,11 +35,23 @@ void mt_plane_descs(struct mt_plane_desc desc[MT_N_PLANES], const struct mt_opti
         return;
     for (int i = 0; i < optimizer->n_states; i++) {
         const struct mt_optimizer_state *s = &optimizer->state[i];
-        desc[MT_PLANE_STATE + i] = (struct mt_plane_desc){s->use, s->name, MT_ROLE_STATE, MT_RANGE_TRAINED, s->dtype,
-                                                          s->block, s->block_bytes};
+        desc[MT_PLANE_STATE + i] = (struct mt_plane_desc){
+            .use = s->use, .saved_as = s->name, .role = MT_ROLE_STATE, .range = MT_RANGE_TRAINED, .dtype = s->dtype,
+            .block = s->apart ? 1 : s->block, .block_bytes = s->apart ? 1 : s->block_bytes, .bytes = s->bytes,
+            .apart = s->apart};
     }
     desc[MT_PLANE_GRAD] = (struct mt_plane_desc){"gradients", NULL, MT_ROLE_GRADIENT, MT_RANGE_TRAINED, grad, 1,
                                                  mt_dtype_size(grad)};
+}
+
+size_t mt_piece_align(const struct mt_plane_desc desc[MT_N_PLANES])
+{
+    size_t align = MT_PIECE_ALIGN;
+    for (int k = 0; k < MT_N_PLANES; k++)
+        while (desc[k].block && desc[k].range == MT_RANGE_TRAINED && !desc[k].apart &&
+               mt_plane_desc_bytes(&desc[k], align) % MT_DISK_ALIGN)
+            align *= 2;
+    return align;
 }
 
 static const struct mt_range_planes planes_of[MT_N_RANGE_KINDS] = {
@@ -105,11 +118,32 @@ bool mt_plane_is_loaded(enum mt_plane_kind k, enum mt_dtype dtype)
     return k != MT_NO_PLANE && mt_loaded_planes(dtype) >> k & 1;
 }
 
+size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES], enum mt_plane_kind k)
+{
+    return !desc[k].block ? 0 : desc[k].apart ? u->n_apart[k - MT_PLANE_STATE] : u->n_in_planes[desc[k].range];
+}
+
+static size_t state_bytes(const struct mt_tensor *t, size_t (*bytes)(const struct mt_state_shape *))
+{
+    size_t cols = t->n_dims > 1 ? (size_t)t->shape[1] : 1;
+    return bytes(&(struct mt_state_shape){.n_dims = t->n_dims, .rows = t->n / cols, .cols = cols, .n = t->n});
+}
+
+struct mt_tensor_span mt_tensor_span(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k)
+{
+    struct mt_tensor_span all = {mt_plane_desc_bytes(d, t->at), mt_plane_desc_bytes(d, t->n)}, none = {0};
+    if (!d->block || d->range != t->kind)
+        return none;
+    if (d->apart)
+        return (struct mt_tensor_span){t->apart[k - MT_PLANE_STATE], state_bytes(t, d->bytes)};
+    return d->bytes && !state_bytes(t, d->bytes) ? none : all;
+}
+
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES])
 {
     struct mt_plane_elems e = {{0}};
     for (int k = 0; k < MT_N_PLANES; k++)
-        e.n[k] = mt_unit_n_elems(u, &desc[k]);
+        e.n[k] = mt_unit_n_elems(u, desc, (enum mt_plane_kind)k);
     return e;
 }
 
@@ -192,10 +226,30 @@ static enum mt_range_kind kind_of(const struct mt_tensor *t)
                          : MT_RANGE_FROZEN;
 }
 
-/* The next element at or after `cursor` with the alignment of element `first` of the unit. */
-static size_t place(size_t cursor, size_t first)
+/* Elements at multiples of which tensors of that kind begin. */
+static size_t grain_of(const struct mt_layout *l, enum mt_range_kind kind)
 {
-    return mt_align_up(cursor, MT_PARAM_ALIGN) + first % MT_PARAM_ALIGN;
+    const struct mt_optimizer *o = kind == MT_RANGE_TRAINED ? l->optimizer : NULL;
+    return o && o->grain != MT_GRAIN_TENSOR ? o->grain : 1;
+}
+
+/* The next place at or after `cursor` with the alignment of element `first` of the unit; or between two grains, if that
+ * is in the middle of one. */
+static size_t place(size_t cursor, size_t first, size_t grain)
+{
+    size_t at = mt_align_up(cursor, MT_PARAM_ALIGN) + first % MT_PARAM_ALIGN;
+    return at % grain ? mt_align_up(cursor, MT_MAX((size_t)MT_PARAM_ALIGN, grain)) : at;
+}
+
+/* Gives the tensor its bytes in the planes of states that are kept apart. */
+static void place_apart(const struct mt_layout *l, struct mt_unit *u, struct mt_tensor *t)
+{
+    enum { ALIGN = 64 };
+    for (int i = 0; t->trainable && l->optimizer && i < l->optimizer->n_states; i++) {
+        const struct mt_optimizer_state *s = &l->optimizer->state[i];
+        t->apart[i] = u->n_apart[i];
+        u->n_apart[i] += s->apart ? mt_align_up(state_bytes(t, s->bytes), (size_t)ALIGN) : 0;
+    }
 }
 
 /* Places the gradients of parameters with a trained tensor, one after the other. */
@@ -220,12 +274,15 @@ static void place_gradients(struct mt_layout *l, struct mt_unit *u)
 static void add_to_range(struct mt_layout *l, struct mt_unit *u, struct mt_tensor *t, size_t cursor)
 {
     struct mt_range *r = u->n_ranges ? &l->ranges[l->n_ranges - 1] : NULL;
-    if (!r || r->kind != t->kind || r->learner != t->learner) {
+    size_t grain = grain_of(l, t->kind);
+    bool cut = r && r->kind == t->kind && (r->at + (t->first - r->first)) % grain;
+    if (!r || r->kind != t->kind || r->learner != t->learner || cut) {
         r = &l->ranges[l->n_ranges++];
         u->n_ranges++;
-        *r = (struct mt_range){.kind = t->kind, .learner = t->learner, .first = t->first, .at = place(cursor, t->first),
-                                .grad = t->grad};
+        *r = (struct mt_range){.kind = t->kind, .learner = t->learner, .first = t->first,
+                               .at = place(cursor, t->first, grain), .grad = t->grad};
     }
+    u->adapters_alone &= !(cut && t->adapter && t->first != t->param->at);
     r->n = t->first + t->n - r->first;
     t->at = r->at + (t->first - r->first);
     if (t->adapter && t->first == t->param->at)
@@ -240,11 +297,13 @@ static void divide_unit(struct mt_layout *l, struct mt_unit *u)
     u->n_ranges = 0;
     u->wide_file_bytes = 0;
     u->adapters_alone = u->trainable && u->kind != MT_UNIT_EMBED;
+    memset(u->n_apart, 0, sizeof(u->n_apart));
     place_gradients(l, u);
     for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++) {
         struct mt_tensor *t = &l->tensors[i];
         t->kind = kind_of(t);
         add_to_range(l, u, t, end[t->kind]);
+        place_apart(l, u, t);
         end[t->kind] = t->at + t->n;
         u->adapters_alone &= t->adapter || !t->trainable;
         u->wide_file_bytes += t->kind == MT_RANGE_IN_FILE_WIDE ? t->n * t->file_elem : 0;

@@ -30,11 +30,8 @@ struct mt_range_planes {
 };
 struct mt_range_planes mt_range_planes(enum mt_range_kind range);
 
-/** Elements of the unit's plane that a row describes; and of each of its planes. */
-static inline size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc *d)
-{
-    return d->block ? u->n_in_planes[d->range] : 0;
-}
+/** Elements of the unit's plane of kind k, and of each of its planes. */
+size_t mt_unit_n_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES], enum mt_plane_kind k);
 struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct mt_plane_desc desc[MT_N_PLANES]);
 
 /**
@@ -42,6 +39,15 @@ struct mt_plane_elems mt_unit_plane_elems(const struct mt_unit *u, const struct 
  */
 int mt_layout_plane_params(struct mt_plane_set_params *out, const struct mt_layout *l,
                            const struct mt_optimizer *optimizer, enum mt_dtype grad, struct mt_err *err);
+
+/** The bytes that a tensor has of plane k of its unit, a weight's or a state's; bytes 0: none. */
+struct mt_tensor_span {
+    size_t at, bytes;
+};
+struct mt_tensor_span mt_tensor_span(const struct mt_tensor *t, const struct mt_plane_desc *d, enum mt_plane_kind k);
+
+/** Elements at multiples of which pieces of updates end, so that they are whole pages of every plane. */
+size_t mt_piece_align(const struct mt_plane_desc desc[MT_N_PLANES]);
 
 /** FP32 masters of the tensor's elements [first, first + n), to and from the planes that hold them. */
 int mt_tensor_write_masters(mt_plane_set *planes, const struct mt_tensor *t, size_t first, size_t n,

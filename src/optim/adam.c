@@ -60,6 +60,13 @@ uint64_t mt_adam_run(const struct mt_adam *a, enum mt_isa isa)
     return kernel_of(isa)(a, &s, 0, a->n);
 }
 
+enum { BETA1, BETA2, EPS, N_KEYS };
+static const struct mt_optimizer_key keys[] = {
+    [BETA1] = MT_OPTIMIZER_KEY("beta1", 0.9, 0, 0.999999, "Decay of the first moment."),
+    [BETA2] = MT_OPTIMIZER_KEY("beta2", 0.999, 0, 0.9999999, "Decay of the second moment."),
+    [EPS] = MT_OPTIMIZER_KEY("eps", 1e-8, 0, 1, "Added outside the square root."),
+};
+
 static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa)
 {
     struct mt_adam a = {
@@ -72,9 +79,9 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
         .state_dtype = o->state_dtype,
         .grad_dtype = u->grad_dtype,
         .lr = u->lr,
-        .beta1 = u->keys->beta1,
-        .beta2 = u->keys->beta2,
-        .eps = u->keys->eps,
+        .beta1 = u->keys[BETA1],
+        .beta2 = u->keys[BETA2],
+        .eps = u->keys[EPS],
         .weight_decay = u->weight_decay,
         .t = u->t,
         .clip = u->clip,
@@ -82,12 +89,14 @@ static uint64_t update(const struct mt_optimizer *o, const struct mt_update *u, 
     return mt_adam_run(&a, isa);
 }
 
-#define ADAMW(dtype_, bytes)                                                                                       \
+#define ADAMW(dtype_, bytes_)                                                                                      \
     {                                                                                                              \
-        .type = "adamw", .title = "AdamW", .state_dtype = dtype_, .n_states = 2, .update = update,                 \
-        .state = {{"exp_avg", "first moments", dtype_, 1, bytes},                                                  \
-                  {"exp_avg_sq", "second moments", dtype_, 1, bytes}},                                             \
+        .type = "adamw", .title = "AdamW", .state_dtype = dtype_, .grain = 1, .n_states = 2, .n_keys = N_KEYS,     \
+        .keys = keys, .update = update,                                                                            \
+        .state = {{.name = "exp_avg", .use = "first moments", .dtype = dtype_, .block = 1, .block_bytes = bytes_}, \
+                  {.name = "exp_avg_sq", .use = "second moments", .dtype = dtype_, .block = 1,                     \
+                   .block_bytes = bytes_}},                                                                        \
     }
 const struct mt_optimizer mt_adamw = ADAMW(MT_F32, 4);
-extern const struct mt_optimizer mt_adamw_bf16;
-const struct mt_optimizer mt_adamw_bf16 = ADAMW(MT_BF16, 2);
+static const struct mt_optimizer adamw_bf16 = ADAMW(MT_BF16, 2);
+MT_OPTIMIZER(adamw, &mt_adamw, &adamw_bf16);

@@ -4,10 +4,10 @@
 
 #include <stdint.h>
 
-#include "config/config.h"
+#include "settings/settings.h"
 
 struct mt_lr {
-    enum mt_cfg_lr_schedule schedule;
+    enum mt_lr_schedule schedule;
     double peak, min_ratio;        /* the lowest rate is peak * min_ratio */
     uint64_t warmup, decay, total; /* updates; decay: the last ones, for MT_LR_WSD only */
 };

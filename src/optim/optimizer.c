@@ -5,26 +5,162 @@
 
 #include "base/mem.h"
 
-/* Each is defined in a file of its own. A new optimizer is that file, an entry here and a choice of optimizer.type. */
-#define OPTIMIZERS(X) X(mt_adamw) X(mt_adamw_bf16)
+/* Each is defined in a file of its own (MT_OPTIMIZER). A new optimizer is that file and an entry here. */
+#define OPTIMIZERS(X) \
+    X(adamw)
 
-#define DECLARE(name) extern const struct mt_optimizer name;
+#define DECLARE(type) extern const struct mt_optimizer *const mt_optimizer_##type[];
 OPTIMIZERS(DECLARE)
-#define ROW(name) &name,
-static const struct mt_optimizer *const optimizers[] = {OPTIMIZERS(ROW)};
+#define ROW(type) mt_optimizer_##type,
+static const struct mt_optimizer *const *const optimizers[] = {OPTIMIZERS(ROW)};
+#define NAME(type) "|" #type
+const char mt_optimizer_types[] = OPTIMIZERS(NAME);
 
 const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_dtype state_dtype)
 {
     for (size_t i = 0; i < MT_ARRAY_LEN(optimizers); i++)
-        if (!strcmp(optimizers[i]->type, type) && optimizers[i]->state_dtype == state_dtype)
-            return optimizers[i];
+        for (const struct mt_optimizer *const *o = optimizers[i]; *o; o++)
+            if (!strcmp((*o)->type, type) && (*o)->state_dtype == state_dtype)
+                return *o;
     return NULL;
+}
+
+/* --- keys ----------------------------------------------------------------------------------------------------- */
+
+/* Key k of all types' keys, each time that it is named; NULL: there are fewer. */
+static const struct mt_optimizer_key *named(size_t k, const struct mt_optimizer **of)
+{
+    for (size_t i = 0; i < MT_ARRAY_LEN(optimizers); i++) {
+        *of = *optimizers[i];
+        if (k < (size_t)(*of)->n_keys)
+            return &(*of)->keys[k];
+        k -= (size_t)(*of)->n_keys;
+    }
+    return NULL;
+}
+
+static bool is_first(size_t k)
+{
+    const struct mt_optimizer *of;
+    const char *name = named(k, &of)->key.name;
+    for (size_t i = 0; i < k; i++)
+        if (!strcmp(named(i, &of)->key.name, name))
+            return false;
+    return true;
+}
+
+const struct mt_optimizer_key *mt_optimizer_slot(size_t slot)
+{
+    const struct mt_optimizer *of;
+    const struct mt_optimizer_key *key;
+    for (size_t k = 0; (key = named(k, &of)); k++)
+        if (is_first(k) && !slot--)
+            return key;
+    return NULL;
+}
+
+size_t mt_optimizer_n_slots(void)
+{
+    size_t n = 0;
+    while (mt_optimizer_slot(n))
+        n++;
+    return n;
+}
+
+size_t mt_optimizer_slot_of(const char *key)
+{
+    size_t slot = 0;
+    while (strcmp(mt_optimizer_slot(slot)->key.name, key))
+        slot++;
+    return slot;
+}
+
+void mt_optimizer_defaults(size_t slot, struct mt_str *out)
+{
+    const char *name = mt_optimizer_slot(slot)->key.name, *sep = "";
+    const struct mt_optimizer *of;
+    const struct mt_optimizer_key *key;
+    for (size_t k = 0; (key = named(k, &of)); k++) {
+        if (strcmp(key->key.name, name))
+            continue;
+        mt_str_printf(out, "%s%s ", sep, of->type);
+        mt_str_number(out, key->def);
+        sep = ", ";
+    }
+}
+
+bool mt_optimizer_default(const char *type, const char *name, double *def)
+{
+    const struct mt_optimizer *of;
+    const struct mt_optimizer_key *key;
+    for (size_t k = 0; (key = named(k, &of)); k++)
+        if (!strcmp(of->type, type) && !strcmp(key->key.name, name)) {
+            *def = key->def;
+            return true;
+        }
+    return false;
+}
+
+static const struct mt_optimizer_key *own_key(const struct mt_optimizer *o, const char *name)
+{
+    for (int i = 0; i < o->n_keys; i++)
+        if (!strcmp(o->keys[i].key.name, name))
+            return &o->keys[i];
+    return NULL;
+}
+
+int mt_optimizer_resolve_keys(const struct mt_optimizer *o, double slots[MT_OPTIMIZER_SLOTS], struct mt_err *err)
+{
+    for (size_t s = 0; s < mt_optimizer_n_slots(); s++) {
+        const char *name = mt_optimizer_slot(s)->key.name;
+        const struct mt_optimizer_key *key = own_key(o, name);
+        if (!key && slots[s] != MT_AUTO)
+            return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.%s is set, but optimizer.type = %s has no such key: "
+                           "remove it", name, o->type);
+        if (key && slots[s] == MT_AUTO)
+            slots[s] = key->def;
+    }
+    return 0;
+}
+
+void mt_optimizer_own_keys(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS],
+                           double own[MT_OPTIMIZER_SLOTS])
+{
+    for (int i = 0; i < o->n_keys; i++)
+        own[i] = slots[mt_optimizer_slot_of(o->keys[i].key.name)];
+}
+
+/* --- bytes ---------------------------------------------------------------------------------------------------- */
+
+static const struct mt_state_shape a_matrix = {.n_dims = 2, .rows = MT_PIECE_ALIGN, .cols = 1, .n = MT_PIECE_ALIGN};
+
+static double bytes_of(const struct mt_optimizer_state *s)
+{
+    if (s->bytes)
+        return (double)s->bytes(&a_matrix) / (double)a_matrix.n;
+    return (double)s->block_bytes / (double)s->block;
+}
+
+double mt_optimizer_state_bytes(const struct mt_optimizer *o)
+{
+    double sum = 0;
+    for (int i = 0; i < o->n_states; i++)
+        sum += bytes_of(&o->state[i]);
+    return sum;
 }
 
 double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_dtype grad_dtype)
 {
-    double state = 2 * (double)mt_dtype_size(MT_BF16); /* hi and lo */
-    for (int i = 0; i < o->n_states; i++)
-        state += (double)o->state[i].block_bytes / (double)o->state[i].block;
-    return 2 * state + (double)mt_dtype_size(grad_dtype);
+    double master = 2 * (double)mt_dtype_size(MT_BF16); /* hi and lo */
+    return 2 * (master + mt_optimizer_state_bytes(o)) + (double)mt_dtype_size(grad_dtype);
+}
+
+bool mt_optimizer_gathers(const struct mt_optimizer *o)
+{
+    bool fits = !o || o->grain != MT_GRAIN_TENSOR;
+    for (int i = 0; o && i < o->n_states; i++) {
+        const struct mt_optimizer_state *s = &o->state[i];
+        fits &= s->apart ? bytes_of(s) <= 0 : s->block_bytes <= MT_GATHER_STATE_BYTES * s->block;
+    }
+    return fits;
 }

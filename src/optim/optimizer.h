@@ -6,61 +6,113 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "base/err.h"
+#include "base/strbuf.h"
 #include "optim/adam.h"
+#include "settings/key.h"
 #include "settings/settings.h"
 #include "store/planes.h"
 
-/** A state that an optimizer keeps for every trained element. */
+/** A state that an optimizer keeps of the trained tensors. */
 struct mt_optimizer_state {
     const char *name; /* in checkpoints, appended to the tensor's name: "exp_avg" */
     const char *use;  /* in the memory table: "first moments" */
-    enum mt_dtype dtype;
-    size_t block, block_bytes; /* number of elements that are encoded together (a divisor of MT_PIECE_ALIGN), and
-                                  their bytes */
+    enum mt_dtype dtype; /* of an element; blocks of several elements are bytes */
+    size_t block, block_bytes; /* elements that are encoded together (a divisor of the grain), and their bytes */
+    size_t (*bytes)(const struct mt_state_shape *t); /* of a tensor, 0: it has no such state; NULL: its blocks, for all
+                                                        tensors. If not apart, it is either none or all blocks */
+    bool apart; /* few bytes, or of few tensors: its plane holds one tensor's after the other's, in host memory. Else
+                   a block has the same place in its plane as its elements have in those of the weights */
 };
 
 /**
- * An update, in place and on the calling thread, of consecutive parameters of one tensor. The weight is the split
- * master (hi, lo).
+ * An update, in place and on the calling thread, of consecutive parameters of one tensor, which begin at a multiple of
+ * the optimizer's grain from its first. The weight is the split master (hi, lo).
  *
  * Memory   host pointers, borrowed; any alignment; planes do not overlap.
  */
 struct mt_update {
     size_t n;
     uint16_t *hi, *lo;
-    void *state[MT_MAX_STATES];
+    void *state[MT_MAX_STATES]; /* NULL: the tensor has no such state */
     const void *grad;
     enum mt_dtype grad_dtype;
-    const struct mt_optimizer_keys *keys;
+    const double *keys;      /* values of the optimizer's own keys, in its order */
     double lr, weight_decay; /* weight_decay: 0 for tensors that do not decay */
     uint64_t t;              /* number of the update, from 1 */
     float clip;              /* factor of the gradient, 1 = none */
 };
 
+/** A number that an optimizer reads: a key of the section [optimizer]. Optimizers with keys of one name share the key
+ * of the first of them, with its help and bounds; each has its own default. */
+struct mt_optimizer_key {
+    struct mt_key key;
+    double def;
+};
+#define MT_OPTIMIZER_KEY(name_, def_, min_, max_, help_)                                                           \
+    {                                                                                                              \
+        {.section = "optimizer", .name = name_, .role = MT_NUMERICS, .type = MT_KEY_REAL_AUTO,                     \
+         .offset = MT_KEY_NO_OFFSET, .def = "auto", .min = min_, .max = max_, .help = help_},                      \
+            def_                                                                                                   \
+    }
+
 /**
- * An optimizer: all that the rest of the program knows of it. Planes, tiers, memory table, traffic, simulator
- * and checkpoints read the states; only update() computes.
+ * An optimizer: all that the rest of the program knows of it. Planes, tiers, memory table, traffic, simulator,
+ * checkpoints and the configuration read this row; only update() computes.
  *
- * The update of an element depends on that element alone (or on its block), so that threads, instruction sets, pieces
- * and tiers do not change a bit.
+ * The update of an element depends on the elements of its grain alone: on itself, on those of its block, or on its
+ * tensor. Where the program cuts anything (planes, pieces, chunks), it cuts between grains, so that threads,
+ * instruction sets, pieces and tiers do not change a bit.
  */
 struct mt_optimizer {
     const char *type;  /* optimizer.type in the configuration */
     const char *title; /* the printed name */
     enum mt_dtype state_dtype; /* optimizer.state_dtype */
+    size_t grain; /* elements from a tensor's first, a divisor of MT_PIECE_ALIGN; or MT_GRAIN_TENSOR */
     int n_states;
     struct mt_optimizer_state state[MT_MAX_STATES];
+    int n_keys;
+    const struct mt_optimizer_key *keys; /* [n_keys] */
     /** Returns the number of elements whose new weight is not finite or has an infinite `hi` (0 = good). */
     uint64_t (*update)(const struct mt_optimizer *o, const struct mt_update *u, enum mt_isa isa);
 };
+#define MT_GRAIN_TENSOR SIZE_MAX
+
+/** Defines an optimizer of the list in optimizer.c, by its type's name and its variants by state_dtype. */
+#define MT_OPTIMIZER(type, ...)                                    \
+    extern const struct mt_optimizer *const mt_optimizer_##type[]; \
+    const struct mt_optimizer *const mt_optimizer_##type[] = {__VA_ARGS__, NULL}
 
 /** AdamW with f32 moments. With bf16 gradients, it is what a machine's optimizer rate is measured with. */
 extern const struct mt_optimizer mt_adamw;
 
+/** The types, each after a bar: "|adamw". */
+extern const char mt_optimizer_types[];
 /** Finds an optimizer by the configuration's values; NULL: there is no such variant. */
 const struct mt_optimizer *mt_optimizer_find(const char *type, enum mt_dtype state_dtype);
 
+/** Slots: the names of all optimizers' own keys, in the order of mt_numerics.optimizer_keys; the row of the first. */
+size_t mt_optimizer_n_slots(void);
+const struct mt_optimizer_key *mt_optimizer_slot(size_t slot);
+size_t mt_optimizer_slot_of(const char *key);
+/** Appends the defaults of a slot: "adamw 0.9, lion 0.95". */
+void mt_optimizer_defaults(size_t slot, struct mt_str *out);
+/** The default that a type has for a key; false: it has no such key. */
+bool mt_optimizer_default(const char *type, const char *key, double *def);
+/** Replaces MT_AUTO by the optimizer's defaults. -EINVAL: a key is set that it does not have. */
+int mt_optimizer_resolve_keys(const struct mt_optimizer *o, double slots[MT_OPTIMIZER_SLOTS], struct mt_err *err);
+/** From slots to the optimizer's own order; the rest stays as it is. */
+void mt_optimizer_own_keys(const struct mt_optimizer *o, const double slots[MT_OPTIMIZER_SLOTS],
+                           double own[MT_OPTIMIZER_SLOTS]);
+
+/** Bytes of the states of an element of a matrix. */
+double mt_optimizer_state_bytes(const struct mt_optimizer *o);
 /** Bytes that the update of an element moves: master and states are read and written, the gradient is read. */
 double mt_optimizer_bytes(const struct mt_optimizer *o, enum mt_dtype grad_dtype);
+
+/** Whether a slice of MT_PIECE_ALIGN elements of a matrix can be updated in a copy of it: at most
+ * MT_GATHER_STATE_BYTES of each state an element, and nothing else. */
+enum { MT_GATHER_STATE_BYTES = 4 };
+bool mt_optimizer_gathers(const struct mt_optimizer *o);
 
 #endif

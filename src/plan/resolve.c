@@ -134,6 +134,7 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
         .decay_embeddings = c->numerics.decay_embeddings,
         .cut = c->placement.unit == MT_CUT_HALVES ? mt_cut_half : mt_cut_layer,
         .adapter = &adapter,
+        .optimizer = mt_optimizer_find(c->optimizer.type, c->numerics.state_dtype),
     };
     if (c->placement.expert_group != MT_AUTO)
         p.cut.expert_group = (size_t)c->placement.expert_group;
@@ -246,6 +247,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "optimizer.type = %s keeps no states in %s: set "
                        "optimizer.state_dtype = %s", c->optimizer.type, mt_dtype_name(n.state_dtype),
                        mt_dtype_name(n.state_dtype == MT_F32 ? MT_BF16 : MT_F32));
+    rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
+    if (rc)
+        return rc;
     n.objective = mt_objective_find(c->train.objective);
     if (!n.objective)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.objective = %s: there is no such objective", c->train.objective);

@@ -43,10 +43,10 @@ void mt_program_host_buffer_bytes(const struct mt_program_params *p, size_t byte
 {
     for (size_t u = 0; u < p->n_units; u++) {
         const struct mt_unit_shape *s = &p->units[u];
-        size_t piece = MT_MIN(p->piece_elems, mt_align_up(s->update_elems, MT_PIECE_ALIGN));
         hold(p, bytes, MT_OBJ_STAGED, u, s->staged_bytes);
-        if (s->trainable)
-            hold(p, bytes, MT_OBJ_STATE, u, piece * s->state_elem_bytes);
+        if (s->trainable && s->state_bytes)
+            hold(p, bytes, MT_OBJ_STATE, u,
+                 mt_div_up(MT_MIN(p->piece_elems, s->update_elems), p->piece_align) * s->state_bytes);
         if (s->trainable && s->grad_on_disk)
             hold(p, bytes, MT_OBJ_GRAD_OUT, u, mt_align_up(s->update_elems * p->grad_bytes, PAGE));
     }

@@ -362,7 +362,7 @@ bool mt_program_uses_disk(const struct mt_program_params *p)
 {
     bool any = p->spill_disk;
     for (size_t u = 0; u < p->n_units && !any; u++)
-        any = p->units[u].staged_bytes || p->units[u].state_elem_bytes || p->units[u].grad_on_disk;
+        any = p->units[u].staged_bytes || p->units[u].state_bytes || p->units[u].grad_on_disk;
     return any;
 }
 

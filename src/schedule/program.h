@@ -39,7 +39,7 @@ struct mt_pool_shape {
     size_t bytes; /* of each */
 };
 
-enum { MT_MAX_BUFFERS = INT16_MAX, MT_NO_WAIT = -1, MT_PIECE_ALIGN = 2048 };
+enum { MT_MAX_BUFFERS = INT16_MAX, MT_NO_WAIT = -1 };
 
 struct mt_operand {
     int32_t object;
@@ -95,7 +95,8 @@ struct mt_program_params {
     bool gather;     /* rows of the embedding are gathered on the host where that is possible (mt_program_gathers) */
     bool poison;     /* dead buffers are overwritten, so that a stale read shows */
     size_t grad_bytes;            /* of a gradient element as cast */
-    size_t piece_elems;           /* of updates from disk: a multiple of MT_PIECE_ALIGN */
+    size_t piece_elems;           /* of updates from disk: a multiple of piece_align */
+    size_t piece_align;           /* elements that are whole pages of every plane, a multiple of MT_PIECE_ALIGN */
     bool spill_disk;              /* activations that leave the device may be spilled to the disk */
     int n_buffers[MT_N_POOLS];    /* of each pool; at least what one instruction needs */
 };

@@ -26,20 +26,20 @@ enum { UPDATES_AHEAD = 1 };
 size_t mt_stage_n_pieces(const struct mt_stager *s, size_t unit)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
-    return u->state_elem_bytes ? mt_div_up(u->update_elems, s->params->piece_elems) : 1;
+    return u->state_bytes ? mt_div_up(u->update_elems, s->params->piece_elems) : 1;
 }
 
 size_t mt_stage_piece_elems(const struct mt_stager *s, size_t unit, size_t piece)
 {
     const struct mt_unit_shape *u = &s->params->units[unit];
-    if (!u->state_elem_bytes)
+    if (!u->state_bytes)
         return u->update_elems;
     return MT_MIN(s->params->piece_elems, u->update_elems - piece * s->params->piece_elems);
 }
 
-static size_t on_disk(size_t elems, size_t elem_bytes)
+static size_t piece_bytes(const struct mt_stager *s, size_t unit, size_t piece)
 {
-    return mt_align_up(elems, MT_PIECE_ALIGN) * elem_bytes;
+    return mt_div_up(mt_stage_piece_elems(s, unit, piece), s->params->piece_align) * s->params->units[unit].state_bytes;
 }
 
 /* --- objects --------------------------------------------------------------------------------- */
@@ -71,9 +71,8 @@ static void add_unit_objects(struct mt_stager *s, size_t unit, bool updated)
     if (u->grad_on_disk)
         s->unit_grad[unit] = add_unit_object(s, MT_OBJ_GRAD_OUT, unit, 0,
                                              mt_align_up(u->update_elems * s->params->grad_bytes, 4096));
-    for (size_t p = 0; updated && u->state_elem_bytes && p < mt_stage_n_pieces(s, unit); p++) {
-        int o = add_unit_object(s, MT_OBJ_STATE, unit, p,
-                                on_disk(mt_stage_piece_elems(s, unit, p), u->state_elem_bytes));
+    for (size_t p = 0; updated && u->state_bytes && p < mt_stage_n_pieces(s, unit); p++) {
+        int o = add_unit_object(s, MT_OBJ_STATE, unit, p, piece_bytes(s, unit, p));
         if (!p)
             s->unit_state[unit] = o;
     }

@@ -81,8 +81,7 @@ static void write_home(struct mt_stager *s, int object, bool update)
     struct mt_instr in = transfer(MT_OP_WRITE, o);
     in.update = update;
     if (o->kind == MT_OBJ_STATE)
-        in.bytes = o->bytes / s->params->units[o->unit].state_elem_bytes *
-                   s->params->units[o->unit].state_elem_bytes_written;
+        in.bytes = o->bytes / s->params->units[o->unit].state_bytes * s->params->units[o->unit].state_bytes_written;
     else if (o->kind == MT_OBJ_STAGED)
         in.bytes = s->params->units[o->unit].staged_bytes_written;
     add_operand(s, &in, object, MT_READ);

@@ -88,8 +88,8 @@ struct mt_unit_shape {
     size_t staged_bytes_adapters; /* of them, those that the load of its adapters' own buffer reads */
     size_t staged_bytes_read; /* what is read for that, if files have it in other formats; 0: the same */
     size_t staged_bytes_written; /* of them, those that an update changes */
-    size_t state_elem_bytes;  /* per element, of planes that only updates read from the disk, gradient included */
-    size_t state_elem_bytes_written; /* of them, those that updates write */
+    size_t state_bytes;  /* of piece_align elements of planes that only updates read from the disk, gradient included */
+    size_t state_bytes_written; /* of them, those that updates write */
     bool grad_on_disk;
 };
 

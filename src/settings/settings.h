@@ -17,14 +17,14 @@
 
 #define MT_AUTO (-1) /* a number that is not resolved yet */
 
-/** The order of a step. Layered: all micro-batches pass through a layer before the next layer is loaded. */
+/** Updates are cut at multiples of so many elements: whole blocks of every state. */
+enum { MT_PIECE_ALIGN = 2048 };
 
 struct mt_optimizer;
+enum { MT_OPTIMIZER_SLOTS = 16 };
 
-/** Configuration of updates; an optimizer reads the fields that it needs. */
-struct mt_optimizer_keys {
-    double beta1, beta2, eps, weight_decay;
-};
+/** The learning rate after its warm-up. */
+enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
 struct mt_objective;
 
@@ -41,7 +41,9 @@ struct mt_numerics {
     double grad_clip;            /* largest norm of the whole gradient; 0: off */
     enum mt_dtype state_dtype;   /* of the optimizer's moments */
     const struct mt_optimizer *optimizer; /* NULL until resolved from its type and state_dtype */
-    struct mt_optimizer_keys optimizer_keys;
+    double optimizer_keys[MT_OPTIMIZER_SLOTS]; /* of the optimizers' own keys (optim/optimizer.h), by slot; MT_AUTO
+                                    until resolved, and in those that the optimizer does not have */
+    double weight_decay;         /* decoupled; of tensors that decay */
     const struct mt_objective *objective; /* what is minimized; NULL until resolved, and then cross-entropy */
     bool decay_embeddings;       /* weight decay on embeddings and head, as on other matrices */
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */

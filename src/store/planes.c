@@ -184,7 +184,7 @@ static size_t choose_stripe(const struct mt_plane_desc desc[MT_N_PLANES])
 {
     size_t stripe = MT_PLANE_STRIPE;
     for (int k = 0; k < MT_N_PLANES; k++)
-        while (desc[k].block && desc[k].range == MT_RANGE_TRAINED &&
+        while (desc[k].block && desc[k].range == MT_RANGE_TRAINED && !desc[k].apart &&
                mt_plane_desc_bytes(&desc[k], stripe) < MT_HUGE_PAGE)
             stripe *= 2;
     return stripe;
@@ -209,7 +209,7 @@ static int home_in_kind(const void *ctx, size_t at, size_t bytes)
     const mt_plane_set *s = in->set;
     const struct mt_plane_desc *d = &s->desc[in->k];
     size_t middle = at + bytes / 2, unit = 0;
-    if (d->range != MT_RANGE_TRAINED)
+    if (d->range != MT_RANGE_TRAINED || d->apart)
         return (int)(at / MT_HUGE_PAGE % (size_t)s->numa.n);
     for (size_t u = 0; u < s->n_units; u++)
         if (s->at[u][in->k] <= middle)
@@ -462,18 +462,18 @@ static int open_window(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_
     return 0;
 }
 
-static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
-                      char *dst, const char *src, struct mt_err *err)
+/* Copies bytes [at, at + left). */
+static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t at, size_t left, char *dst,
+                      const char *src, struct mt_err *err)
 {
-    size_t at = mt_plane_desc_bytes(&s->desc[k], first), left = mt_plane_desc_bytes(&s->desc[k], first + n) - at;
     char *host = mt_plane(s, unit, k);
     int rc = 0;
     if (!host && s->disk_at[unit][k] == UINT64_MAX)
         return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "unit %zu has no plane of %s", unit,
                        s->desc[k].use ? s->desc[k].use : "this kind");
-    if (first > s->elems[unit].n[k] || n > s->elems[unit].n[k] - first)
-        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "elements %zu to %zu of %s of unit %zu, which has %zu", first,
-                       first + n, s->desc[k].use, unit, s->elems[unit].n[k]);
+    if (at > bytes_of(s, unit, k) || left > bytes_of(s, unit, k) - at)
+        return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "bytes %zu to %zu of %s of unit %zu, which has %zu", at,
+                       at + left, s->desc[k].use, unit, bytes_of(s, unit, k));
     if (!dst && mt_plane_in_files(s, unit, k))
         return mt_fail(err, MT_ERR_RUNTIME, -EROFS, "%s of unit %zu are in the model's files, which are never written",
                        s->desc[k].use, unit);
@@ -501,11 +501,25 @@ static int copy_plane(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t
 int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                    void *dst, struct mt_err *err)
 {
-    return copy_plane(s, unit, k, first, n, dst, NULL, err);
+    size_t at = mt_plane_desc_bytes(&s->desc[k], first);
+    return copy_plane(s, unit, k, at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, dst, NULL, err);
 }
 
 int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                     const void *src, struct mt_err *err)
+{
+    size_t at = mt_plane_desc_bytes(&s->desc[k], first);
+    return copy_plane(s, unit, k, at, mt_plane_desc_bytes(&s->desc[k], first + n) - at, NULL, src, err);
+}
+
+int mt_planes_read_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, void *dst,
+                         struct mt_err *err)
+{
+    return copy_plane(s, unit, k, first, n, dst, NULL, err);
+}
+
+int mt_planes_write_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, const void *src,
+                          struct mt_err *err)
 {
     return copy_plane(s, unit, k, first, n, NULL, src, err);
 }

@@ -49,6 +49,12 @@ enum mt_range_kind {
     MT_N_RANGE_KINDS,
 };
 
+/** What the bytes of a tensor's state may depend on. */
+struct mt_state_shape {
+    int n_dims;
+    size_t rows, cols, n; /* of a vector: n rows */
+};
+
 struct mt_plane_desc {
     const char *use;      /* for the memory table and messages: "first moments" */
     const char *saved_as; /* states: suffix of the tensor's name in checkpoints, "exp_avg" */
@@ -56,6 +62,9 @@ struct mt_plane_desc {
     enum mt_range_kind range; /* range of its parameters */
     enum mt_dtype dtype;
     size_t block, block_bytes; /* elements that are encoded together, and their bytes; block 0: no such kind */
+    size_t (*bytes)(const struct mt_state_shape *t); /* states: bytes of a tensor; NULL: its blocks, for all tensors */
+    bool apart; /* an element of the plane is a byte; it has those of the tensors that have any, end to end, and is
+                   always in host memory */
 };
 
 /** Bytes of n elements. */
@@ -123,11 +132,16 @@ const struct mt_disk_sums *mt_plane_sums(const mt_plane_set *s, size_t unit, enu
 /** Whether the unit has a plane of that kind that is read in place from files. */
 bool mt_plane_in_files(const mt_plane_set *s, size_t unit, enum mt_plane_kind k);
 
-/** Reads and writes elements [first, first + n) of a plane in any tier. */
+/** Reads and writes elements [first, first + n) of a plane in any tier; `first` begins a block. */
 int mt_planes_read(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                    void *dst, struct mt_err *err);
 int mt_planes_write(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n,
                     const void *src, struct mt_err *err);
+/** The same for bytes. */
+int mt_planes_read_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, void *dst,
+                         struct mt_err *err);
+int mt_planes_write_bytes(mt_plane_set *s, size_t unit, enum mt_plane_kind k, size_t first, size_t n, const void *src,
+                          struct mt_err *err);
 /** Writes changed windows to the disk and drops all windows. Call it before the engine transfers planes. */
 int mt_planes_settle(mt_plane_set *s, struct mt_err *err);
 

@@ -217,17 +217,17 @@ static size_t count_items(const char *list)
 /* Configuration text of a list of dotted keys, section by section. */
 static bool write_ini(struct mt_str *out, const struct mt_sweep_list *l)
 {
-    for (size_t k = 0; k < mt_n_keys; k++) {
-        bool first = !k || strcmp(mt_keys[k].section, mt_keys[k - 1].section);
+    for (size_t k = 0; k < mt_n_keys(); k++) {
+        bool first = !k || strcmp(mt_key_at(k)->section, mt_key_at(k - 1)->section);
         if (!first)
             continue;
-        size_t len = strlen(mt_keys[k].section);
+        size_t len = strlen(mt_key_at(k)->section);
         bool any = false;
         for (size_t i = 0; i < l->n; i++) {
-            if (strncmp(l->p[i].key, mt_keys[k].section, len) || l->p[i].key[len] != '.')
+            if (strncmp(l->p[i].key, mt_key_at(k)->section, len) || l->p[i].key[len] != '.')
                 continue;
             if (!any)
-                mt_str_printf(out, "[%s]\n", mt_keys[k].section);
+                mt_str_printf(out, "[%s]\n", mt_key_at(k)->section);
             any = true;
             const char *v = l->p[i].value;
             bool quote = strstr(v, " ;") || *v == ';' || *v == '#';

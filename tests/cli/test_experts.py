@@ -268,6 +268,9 @@ def drives_wear_out(ini, freeze):
     assert bool(told) == (not freeze) and ("the others are frozen" in text) == bool(freeze), text
     if told:  # master, two moments and a gradient in bf16
         assert abs((float(told[2]) - float(told[1])) * 1e9 / (14 * experts) - 1) < 1e-2, told
+        in_bf16 = megatrain(*plan, "--set", "optimizer.state_dtype=bf16").stdout
+        sums = [float(re.search(r"host memory for the states: (\S+) GB", t)[1]) for t in (in_bf16, text)]
+        assert abs(sums[0] / sums[1] * 14 / 10 - 1) < 1e-3, sums
 
 
 def frozen_experts_take_nothing(tmp, model, data):

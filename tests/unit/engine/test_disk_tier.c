@@ -168,7 +168,7 @@ static int begin(struct trainer *t, const struct placing *p, struct mt_err *err)
         .layout = t->layout, .numerics.dtype = p->dtype, .numerics.grad_dtype = p->dtype,
         .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO, .numerics.logits_chunk = 64,
         .train = true, .placement.slots = 2, .placement.activations = p->act, .placement.poison = true,
-        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.99, 1e-8, 0.1}, .numerics.grad_clip = 0.5, .placement.threads = 2, .placement.states = p->states,
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.99, 1e-8}, .numerics.weight_decay = 0.1, .numerics.grad_clip = 0.5, .placement.threads = 2, .placement.states = p->states,
         .may_use_disk = p->states != MT_STATES_HOST || p->act == MT_ACT_DISK,
         .host_bytes = p->host_bytes, .placement.piece_elems = MT_PIECE_ALIGN,
         .placement.nvme_checksums = !p->without_sums};

@@ -73,7 +73,7 @@ static int create_engine(struct rig *r, struct mt_err *err)
         .dev = r->dev, .layout = model.layout, .planes = model.planes, .numerics.dtype = MT_BF16,
         .numerics.grad_dtype = MT_BF16, .max_tokens = TOKENS, .max_docs = 2, .max_len = TOKENS, .max_micro = MICRO,
         .numerics.logits_chunk = 64, .train = true, .placement.slots = 2, .placement.activations = MT_ACT_OFFLOAD,
-        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8, 0.1}, .numerics.grad_clip = 1, .isa = MT_ISA_SCALAR,
+        .numerics.optimizer = &mt_adamw, .numerics.optimizer_keys = {0.9, 0.999, 1e-8}, .numerics.weight_decay = 0.1, .numerics.grad_clip = 1, .isa = MT_ISA_SCALAR,
         .placement.threads = 1, .placement.pin = pin, .placement.embedding = embedding};
     return mt_engine_create(&r->engine, &p, err);
 }

@@ -12,6 +12,7 @@
 #include "device/ops.h"
 #include "model/layout.h"
 #include "model/part.h"
+#include "model/ranges.h"
 #include "param_of.h"
 
 static struct mt_hf_config cfg;
@@ -276,6 +277,69 @@ static void what_is_trained_lies_together_and_nothing_else_does(void **state)
     mt_layout_destroy(&l);
 }
 
+static size_t of_matrices(const struct mt_state_shape *t)
+{
+    return t->n_dims > 1 ? mt_div_up(t->n, (size_t)32) * 34 : 0;
+}
+
+static size_t of_vectors(const struct mt_state_shape *t)
+{
+    return t->n_dims > 1 ? 0 : t->n * 4;
+}
+
+/* Each state's bytes lie one after the other, and in the unit's plane. */
+static void check_states(const struct mt_layout *l, const struct mt_unit *u, const struct mt_plane_desc *desc)
+{
+    size_t end[MT_N_PLANES] = {0}, held = 0;
+    for (size_t i = u->first_tensor; i < u->first_tensor + u->n_tensors; i++)
+        for (int k = MT_PLANE_STATE; k < MT_PLANE_STATE + 2; k++) {
+            const struct mt_tensor *t = &l->tensors[i];
+            struct mt_tensor_span s = mt_tensor_span(t, &desc[k], (enum mt_plane_kind)k);
+            const struct mt_state_shape shape = {.n_dims = t->n_dims, .n = t->n};
+            size_t want = t->trainable ? desc[k].bytes(&shape) : 0;
+            assert_int_equal(s.bytes, want);
+            if (!s.bytes)
+                continue;
+            assert_true(s.at >= end[k]);
+            end[k] = s.at + s.bytes;
+            held++;
+        }
+    for (int k = MT_PLANE_STATE; k < MT_PLANE_STATE + 2; k++)
+        assert_true(end[k] <= mt_plane_desc_bytes(&desc[k], mt_unit_n_elems(u, desc, (enum mt_plane_kind)k)));
+    assert_true(held || !u->trainable);
+}
+
+/* Blocks are of one tensor each, wherever tensors begin in a parameter that several share. */
+static void trained_tensors_begin_between_grains(void **state)
+{
+    (void)state;
+    const char *const globs[] = {"model.layers.1.mlp.gate_proj.weight"};
+    for (size_t grain = 1; grain <= 2048; grain *= 2) {
+        struct mt_optimizer o = {
+            .grain = grain, .n_states = 2,
+            .state = {{.name = "a", .block = 32, .block_bytes = 34, .bytes = of_matrices},
+                      {.name = "b", .dtype = MT_F32, .block = 1, .block_bytes = 4, .bytes = of_vectors, .apart = true}}};
+        const char *json = SMALL("Qwen2ForCausalLM", "");
+        struct mt_plane_desc desc[MT_N_PLANES];
+        struct mt_layout *l = NULL;
+        size_t cuts = 0;
+        assert_int_equal(mt_hf_config_parse(&cfg, json, strlen(json), "config.json", NULL), 0);
+        assert_int_equal(mt_layout_create(&l, &cfg, &(struct mt_layout_params){globs, 1, .cut = mt_cut_layer,
+                                                                               .optimizer = &o}, NULL), 0);
+        mt_plane_descs(desc, &o, MT_BF16);
+        assert_int_equal(mt_piece_align(desc), 65536);
+        for (size_t i = 0; i < l->n_tensors; i++)
+            assert_true(!l->tensors[i].trainable || l->tensors[i].at % grain == 0);
+        for (size_t u = 0; u < l->n_units; u++) {
+            cuts += l->units[u].n_ranges;
+            if (grain % 32 == 0)
+                check_states(l, &l->units[u], desc);
+        }
+        assert_true(grain <= 8 ? cuts == l->n_units + 2 : grain < 32 || cuts > l->n_units + 2);
+        mt_layout_destroy(&l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +349,7 @@ int main(void)
         cmocka_unit_test(decay_spares_biases_norms_and_perhaps_embeddings),
         cmocka_unit_test(globs_freeze_tensors_and_whole_units),
         cmocka_unit_test(what_is_trained_lies_together_and_nothing_else_does),
+        cmocka_unit_test(trained_tensors_begin_between_grains),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

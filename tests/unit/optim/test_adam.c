@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -166,7 +168,7 @@ static struct moments16 *make16(uint64_t seed)
     return x;
 }
 
-static struct mt_update update16(struct moments16 *x, const struct mt_optimizer_keys *keys, size_t n)
+static struct mt_update update16(struct moments16 *x, const double *keys, size_t n)
 {
     return (struct mt_update){.n = n, .hi = x->s.hi, .lo = x->s.lo, .state = {x->m, x->v}, .grad = x->s.grad16,
                               .grad_dtype = MT_BF16, .keys = keys, .lr = 1e-3, .weight_decay = 0.1, .t = 3,
@@ -177,7 +179,7 @@ static struct mt_update update16(struct moments16 *x, const struct mt_optimizer_
 static void moments_in_bf16_are_rounded_once(void **state)
 {
     (void)state;
-    const struct mt_optimizer_keys keys = {0.9, 0.99, 1e-8, 0.1};
+    const double keys[] = {0.9, 0.99, 1e-8};
     const struct mt_optimizer *o = mt_optimizer_find("adamw", MT_BF16);
     assert_non_null(o);
     assert_int_equal(o->state[0].block_bytes, 2);
@@ -187,7 +189,7 @@ static void moments_in_bf16_are_rounded_once(void **state)
         want->s.m[i] = mt_bf16_to_f32(want->m[i]);
         want->s.v[i] = mt_bf16_to_f32(want->v[i]);
     }
-    struct mt_update f32 = update16(want, &keys, MAX);
+    struct mt_update f32 = update16(want, keys, MAX);
     f32.state[0] = want->s.m;
     f32.state[1] = want->s.v;
     assert_int_equal(mt_adamw.update(&mt_adamw, &f32, MT_ISA_SCALAR), 0);
@@ -195,7 +197,7 @@ static void moments_in_bf16_are_rounded_once(void **state)
         if (!mt_isa_available(isa))
             continue;
         struct moments16 *got = make16(7);
-        struct mt_update u = update16(got, &keys, MAX);
+        struct mt_update u = update16(got, keys, MAX);
         assert_int_equal(o->update(o, &u, isa), 0);
         assert_memory_equal(got->s.hi, want->s.hi, sizeof(want->s.hi));
         assert_memory_equal(got->s.lo, want->s.lo, sizeof(want->s.lo));
@@ -249,6 +251,47 @@ static void updates_below_bf16_survive(void **state)
     free(s);
 }
 
+static void optimizers_are_whole(const char *type, enum mt_dtype dtype)
+{
+    const struct mt_optimizer *o = mt_optimizer_find(type, dtype);
+    assert_non_null(o);
+    assert_true(o->grain == MT_GRAIN_TENSOR || (o->grain && MT_PIECE_ALIGN % o->grain == 0));
+    for (int i = 0; i < o->n_states; i++) {
+        assert_true(o->state[i].name && o->state[i].use && o->state[i].block);
+        assert_true(o->grain % o->state[i].block == 0 && (!o->state[i].apart || o->state[i].bytes));
+    }
+    assert_true(mt_optimizer_n_slots() <= MT_OPTIMIZER_SLOTS);
+}
+
+static void each_optimizer_cuts_between_its_blocks(void **state)
+{
+    (void)state;
+    char name[32];
+    for (const char *at = mt_optimizer_types; *at; at += strlen(name) + 1) {
+        snprintf(name, sizeof(name), "%.*s", (int)strcspn(at + 1, "|"), at + 1);
+        optimizers_are_whole(name, MT_F32);
+    }
+    optimizers_are_whole("adamw", MT_BF16);
+    assert_null(mt_optimizer_find("no", MT_F32));
+}
+
+/* auto becomes the optimizer's own default; a key that it does not have must stay auto. */
+static void keys_that_are_auto_become_defaults(void **state)
+{
+    (void)state;
+    double slots[MT_OPTIMIZER_SLOTS], own[MT_OPTIMIZER_SLOTS];
+    for (size_t i = 0; i < MT_OPTIMIZER_SLOTS; i++)
+        slots[i] = MT_AUTO;
+    slots[mt_optimizer_slot_of("beta2")] = 0.95;
+    assert_int_equal(mt_optimizer_resolve_keys(&mt_adamw, slots, NULL), 0);
+    mt_optimizer_own_keys(&mt_adamw, slots, own);
+    assert_true(own[0] == 0.9 && own[1] == 0.95 && own[2] == 1e-8);
+    struct mt_optimizer none = {.type = "none"};
+    struct mt_err err = {0};
+    assert_int_equal(mt_optimizer_resolve_keys(&none, slots, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "optimizer.beta1 is set, but optimizer.type = none has no such key"));
+}
+
 static void clip_factor_is_norm_over_limit(void **state)
 {
     (void)state;
@@ -257,7 +300,7 @@ static void clip_factor_is_norm_over_limit(void **state)
     assert_true(mt_clip_factor(1e9, 0) == 1.0f);
 }
 
-static double lr_at(enum mt_cfg_lr_schedule schedule, double peak, uint64_t k, uint64_t warmup, uint64_t total, double min_ratio)
+static double lr_at(enum mt_lr_schedule schedule, double peak, uint64_t k, uint64_t warmup, uint64_t total, double min_ratio)
 {
     return mt_lr_at(&(struct mt_lr){schedule, peak, min_ratio, warmup, total / 10, total}, k);
 }
@@ -292,6 +335,8 @@ int main(void)
         cmocka_unit_test(nothing_outside_the_run_is_touched),
         cmocka_unit_test(results_that_are_not_finite_are_counted),
         cmocka_unit_test(updates_below_bf16_survive),
+        cmocka_unit_test(each_optimizer_cuts_between_its_blocks),
+        cmocka_unit_test(keys_that_are_auto_become_defaults),
         cmocka_unit_test(clip_factor_is_norm_over_limit),
         cmocka_unit_test(schedules_match_transformers),
     };

@@ -12,12 +12,12 @@
 #include "base/json.h"
 #include "optim/lr.h"
 
-static enum mt_cfg_lr_schedule schedule_of(const char *name)
+static enum mt_lr_schedule schedule_of(const char *name)
 {
     static const char *const names[] = {"constant", "linear", "cosine", "wsd"};
     for (int i = 0; i < 4; i++)
         if (!strcmp(names[i], name))
-            return (enum mt_cfg_lr_schedule)i;
+            return (enum mt_lr_schedule)i;
     fail_msg("no schedule is called %s", name);
     return MT_LR_CONSTANT;
 }
@@ -55,7 +55,7 @@ static void rates_stay_between_zero_and_the_peak(void **state)
         for (uint64_t total = 1; total < 40; total++)
             for (uint64_t warmup = 0; warmup < 45; warmup += 3)
                 for (uint64_t k = 0; k < 50; k++) {
-                    struct mt_lr lr = {(enum mt_cfg_lr_schedule)s, 1, 0.1, warmup, k % 7, total};
+                    struct mt_lr lr = {(enum mt_lr_schedule)s, 1, 0.1, warmup, k % 7, total};
                     double r = mt_lr_at(&lr, k);
                     assert_true(r >= 0 && r <= 1);
                     assert_true(k < warmup || r >= 0.1 - 1e-15);

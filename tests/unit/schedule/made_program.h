@@ -67,15 +67,15 @@ static inline int build_and_check(struct fixture *f, struct mt_program *prog, st
 enum { STATES = 1, WEIGHTS = 2, GRADS = 4, SPILLS = 8 };
 static inline void put_on_disk(struct fixture *f, unsigned what, size_t from)
 {
-    f->p.piece_elems = MT_PIECE_ALIGN;
+    f->p.piece_elems = f->p.piece_align = MT_PIECE_ALIGN;
     f->p.spill_disk = what & SPILLS;
     for (size_t u = from; u < f->p.n_units; u++) {
         struct mt_unit_shape *s = &f->units[u];
         s->grad_elems = s->update_elems = 5000 + 900 * u; /* at least three pieces */
         s->staged_bytes = s->staged_bytes_written = what & WEIGHTS ? 2 * MT_PIECE_ALIGN * ((s->grad_elems + MT_PIECE_ALIGN - 1) / MT_PIECE_ALIGN) : 0;
-        s->state_elem_bytes_written = what & STATES ? 10 : 0;
+        s->state_bytes_written = what & STATES ? 10 * MT_PIECE_ALIGN : 0;
         s->grad_on_disk = what & GRADS && s->trainable;
-        s->state_elem_bytes = s->state_elem_bytes_written + (s->grad_on_disk ? 2 : 0);
+        s->state_bytes = s->state_bytes_written + (s->grad_on_disk ? 2 * MT_PIECE_ALIGN : 0);
     }
     describe(f);
 }
