@@ -60,7 +60,7 @@ def broken_transfers_end_the_run_and_leave_the_checkpoint(p):
             for n in range(3, 900, 40 if FULL else 421 if SLOW else 211):
                 name = f"{direction}-{kind}-{n}"
                 out, ini = p.ini(name)
-                r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": f"{direction}:{kind}:{n}"}, expect=None)
+                r = megatrain("-q", "run", ini, env={**PIECES, "MEGATRAIN_IO_FAULT": f"{direction}:{kind}:{n}:60"}, expect=None)
                 seen.add(r.returncode)
                 if r.returncode == 0:
                     continue

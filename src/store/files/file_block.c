@@ -42,7 +42,7 @@ void mt_file_block_begin(struct mt_file_block *b, struct mt_summed_part *p, size
         b->to = *to;
     b->at = b->first = index * MT_SUM_BLOCK;
     b->end = b->first + mt_file_block_bytes(p, index);
-    b->summed = false;
+    b->summed = b->changed = false;
     b->run = (struct mt_file_run){.piece = 0};
     for (int l = 0; l < p->p.n_lanes; l++)
         XXH3_64bits_reset(b->state[l]);
@@ -173,10 +173,10 @@ static int fail_changed(const struct mt_direct_file *f, const struct mt_summed_p
 {
     uint64_t at = p->p.piece[0].offset + (uint64_t)block * MT_SUM_BLOCK * (uint64_t)p->p.n_lanes;
     if (p->p.n_pieces > 1)
-        return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+        return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,
                        "%s: tensor \"%s\" has changed: its codes or scales have another checksum than when they were "
                        "first read; the file was changed during the run, or its drive is failing", f->path, p->p.name);
-    return mt_fail(err, MT_ERR_INPUT, -EBADMSG,
+    return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,
                    "%s: tensor \"%s\" has changed: bytes %llu to %llu of the file have another checksum than when "
                    "they were first read; the file was changed during the run, or its drive is failing",
                    f->path, p->p.name, (unsigned long long)at,
@@ -217,6 +217,7 @@ int mt_file_block_end(struct mt_file_block *b, struct mt_err *err)
     bool whole = (p->n_known += !known) == p->n_blocks;
     pthread_mutex_unlock(&f->lock);
     const struct mt_direct_file *file = &f->files[p->p.piece[0].file].f;
+    b->changed = !same;
     if (known)
         return same ? 0 : fail_changed(file, p, b->index, err);
     for (int i = 0; i < p->p.n_tensors && whole; i++)

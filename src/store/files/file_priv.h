@@ -38,6 +38,7 @@ struct mt_file_block {
     size_t first, end; /* bytes of each lane */
     size_t at;         /* where the next run begins */
     bool inspect, summed; /* summed: sum[0] is that of all its bytes */
+    bool changed;      /* its sums are not those of the first read */
     uint64_t sum[MT_FILE_LANES];
     struct mt_file_run {
         size_t piece, before;  /* bytes of a lane in the pieces before that one */
@@ -77,6 +78,7 @@ struct mt_file_slot {
     size_t drive;
     char *buf;         /* [MT_FILE_BUFFER], aligned */
     bool more;         /* the block has another run */
+    bool reread;       /* it is read for the second time, since its first sums were wrong */
     int rc;
     struct mt_err err;
     struct mt_file_slot *next; /* of those that are free */

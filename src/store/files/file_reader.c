@@ -3,6 +3,7 @@
  * One thread cuts requests into blocks, starts their reads and takes the results; each drive has buffers of its own, so
  * that a slow one does not stop the others. What was read is summed and put to its place by a pool of threads.
  */
+#include <fcntl.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,6 +179,24 @@ static void take_run(struct mt_job *job)
         s->rc = mt_file_block_end(&s->b, &s->err);
 }
 
+/* The block has other sums than when it was first read: reads it once more, from its drive. */
+static void read_again(mt_file_weights *f, struct mt_file_slot *s)
+{
+    const struct mt_file_target to = s->b.to;
+    const struct mt_direct_file *file = &f->files[s->b.p->p.piece[0].file].f;
+    mt_warn("%s; reading them again", s->err.msg);
+    if (!file->direct)
+        posix_fadvise(file->fd, 0, 0, POSIX_FADV_DONTNEED);
+    pthread_mutex_lock(&f->lock);
+    f->stats.n_reread++;
+    pthread_mutex_unlock(&f->lock);
+    s->reread = true;
+    s->rc = 0;
+    mt_file_block_begin(&s->b, s->b.p, s->b.index, s->b.put ? &to : NULL);
+    mt_file_block_next(&s->b);
+    read_run(f, s);
+}
+
 static void transfer_ended(struct mt_transfer *x, void *file_weights)
 {
     mt_file_weights *f = file_weights;
@@ -187,7 +206,7 @@ static void transfer_ended(struct mt_transfer *x, void *file_weights)
         mt_job_pool_add(f->jobs, &s->job);
         return;
     }
-    s->rc = mt_fail(&s->err, MT_ERR_INPUT, x->rc, "cannot read %zu bytes at offset %llu of %s: %s", x->least - x->done,
+    s->rc = mt_fail(&s->err, MT_ERR_RUNTIME, x->rc, "cannot read %zu bytes at offset %llu of %s: %s", x->least - x->done,
                     (unsigned long long)(x->offset + x->done), f->files[x->file].f.path,
                     x->rc == -ENODATA ? "the file has become shorter" : strerror(-x->rc));
     end_slot(f, s);
@@ -201,6 +220,7 @@ static void start_block(mt_file_weights *f, struct mt_file_slot *s, struct mt_fi
     f->n_busy++;
     s->r = r;
     s->rc = 0;
+    s->reread = false;
     mt_file_block_begin(&s->b, &f->parts[part], block, r->sum_only ? NULL : &to);
     mt_file_block_next(&s->b);
     read_run(f, s);
@@ -223,7 +243,7 @@ static bool start_next(mt_file_weights *f, size_t drive)
     pthread_mutex_unlock(&f->lock);
     if (any && rc) { /* the rest of a failed request is not read */
         struct mt_err err = {0};
-        mt_fail(&err, MT_ERR_INPUT, rc, "cannot read %s: reading was given up: %s",
+        mt_fail(&err, MT_ERR_RUNTIME, rc, "cannot read %s: reading was given up: %s",
                 f->files[f->parts[part].p.piece[0].file].f.path, strerror(-rc));
         end_block(f, r, rc, &err, 0);
     } else if (any) {
@@ -239,6 +259,8 @@ static void take_jobs(mt_file_weights *f)
         struct mt_file_slot *s = (struct mt_file_slot *)j;
         if (s->more)
             read_run(f, s);
+        else if (s->rc && s->b.changed && !s->reread)
+            read_again(f, s);
         else
             end_slot(f, s);
     }

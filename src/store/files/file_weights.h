@@ -22,8 +22,8 @@
  *
  * A part's pieces, end to end, are read in blocks of MT_SUM_BLOCK bytes, bypassing the page cache (O_DIRECT) if the file
  * system allows it: the aligned bytes around a run of them to a buffer, where they are summed, and from there to their
- * destination. Later reads of a block are compared with its first sum; if it has changed, the request ends with
- * -EBADMSG and names file and tensor. Reads are continued, retried and given up like those of the disk (transfer.h).
+ * destination. Later reads of a block are compared with its first sum; if it has changed, it is read once more, and if
+ * it is still wrong, the request ends with -EBADMSG and names file and tensor. Reads are continued, retried and given up like those of the disk (transfer.h).
  *
  * Each drive has its own share of the buffers, so that files on several drives are read at once.
  *
@@ -140,6 +140,7 @@ void mt_file_weights_expect(mt_file_weights *f, size_t i, uint64_t sum);
 struct mt_file_weights_stats {
     uint64_t bytes;   /* read so far */
     int64_t busy_ns;  /* with at least one request under way */
+    uint64_t n_reread; /* blocks whose sums were wrong at first */
 };
 void mt_file_weights_stats(mt_file_weights *f, struct mt_file_weights_stats *out);
 /** Whether all files are read with O_DIRECT; *n_drives: on how many drives they are. */

@@ -10,7 +10,10 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { MAX_RESULTS = 64, MAX_FAILED = 10000, MAX_STUCK = 100 };
+enum { MAX_RESULTS = 64, MAX_FAILED = 10000, MAX_STUCK = 100, MAX_SAID = 20 };
+/* Pauses before a transfer with an error of its drive is tried again, as parts of the deadline: at once, after 0.1 s and
+ * after 1 s of the usual 300 s. Cables are touched, and servers start again. */
+static const double PAUSE[] = {0, 1.0 / 3000, 1.0 / 300};
 
 struct mt_transfers {
     struct mt_transfers_params p;
@@ -18,7 +21,8 @@ struct mt_transfers {
     mt_io *io;
     const char *io_name;
     struct mt_transfer **going; /* [depth] those that the backend has */
-    unsigned n_going;
+    unsigned n_going, n_said;
+    struct mt_transfer *waiting; /* to be tried again when due */
     int broken;
     bool lost;
     int64_t clock_ns, seen_ns; /* time while the thread could run; when it was last advanced */
@@ -47,6 +51,11 @@ static void give_up(mt_transfers *t, int rc, const char *why)
         t->going[i]->lost = true;
     while (t->n_going)
         end(t, t->going[--t->n_going], rc);
+    while (t->waiting) {
+        struct mt_transfer *x = t->waiting;
+        t->waiting = x->next;
+        end(t, x, rc);
+    }
 }
 
 static void submit(mt_transfers *t, struct mt_transfer *x)
@@ -75,8 +84,45 @@ void mt_transfers_start(mt_transfers *t, struct mt_transfer *x)
     x->lost = false;
     x->done = 0;
     x->moved = 0;
-    x->n_short = x->n_retried = x->n_failed = x->n_stuck = 0;
+    x->n_short = x->n_retried = x->n_failed = x->n_stuck = x->n_errors = 0;
     submit(t, x);
+}
+
+/* Errors of drives, of the way to them, and of servers. */
+static bool may_pass(int64_t res)
+{
+    return res == -EIO || res == -ETIMEDOUT || res == -ESTALE || res == -ENODATA || res == -EREMOTEIO || res == -ENXIO;
+}
+
+/* Has the transfer tried again, unless that was done often enough. */
+static bool try_again(mt_transfers *t, struct mt_transfer *x, int rc)
+{
+    const struct mt_transfer_file *f = &t->files[x->file];
+    if (x->n_errors == MT_ARRAY_LEN(PAUSE))
+        return false;
+    if (t->n_said++ < MAX_SAID)
+        mt_warn("%s: %zu bytes at offset %llu of a file on %s cannot be %s: %s; trying again", t->p.what, x->bytes - x->done,
+                (unsigned long long)(x->offset + x->done), f->drive, x->write ? "written" : "read", strerror(-rc));
+    x->n_retried++;
+    x->due_ns = mt_now_ns() + (int64_t)(PAUSE[x->n_errors++] * (double)t->deadline_ns);
+    x->next = t->waiting;
+    t->waiting = x;
+    return true;
+}
+
+static void submit_due(mt_transfers *t)
+{
+    int64_t now = mt_now_ns();
+    for (struct mt_transfer **at = &t->waiting; *at && !t->broken;) {
+        struct mt_transfer *x = *at;
+        if (x->due_ns > now) {
+            at = &x->next;
+            continue;
+        }
+        *at = x->next;
+        submit(t, x);
+        at = &t->waiting; /* what was submitted may have ended, and others with it */
+    }
 }
 
 static void take_result(mt_transfers *t, struct mt_transfer *x, int64_t res)
@@ -91,6 +137,8 @@ static void take_result(mt_transfers *t, struct mt_transfer *x, int64_t res)
         return;
     }
     int none = x->write ? -EIO : -ENODATA;
+    if (may_pass(res) && try_again(t, x, (int)res))
+        return;
     if (res <= 0) {
         end(t, x, res ? (int)res : none);
         return;
@@ -134,8 +182,9 @@ void mt_transfers_wait(mt_transfers *t)
 {
     struct mt_io_result r[MAX_RESULTS];
     int n = 0;
-    if (t->broken)
-        nanosleep(&(struct timespec){0, 10000000}, NULL); /* the backend cannot be woken any more */
+    submit_due(t);
+    if (t->broken || (t->waiting && !t->n_going))
+        nanosleep(&(struct timespec){0, 10000000}, NULL); /* broken: the backend cannot be woken any more */
     else
         n = mt_io_wait(t->io, r, MAX_RESULTS);
     if (n < 0)

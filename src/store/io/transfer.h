@@ -11,7 +11,7 @@
 
 /**
  * Transfers between memory and files, each carried to its end over a backend (io.h): short ones are continued, EINTR
- * and EAGAIN retried. If a drive does not answer in time (-ETIMEDOUT) or the backend fails, all transfers under way end
+ * and EAGAIN retried, errors of drives that may pass tried again a few times within seconds. If a drive does not answer in time (-ETIMEDOUT) or the backend fails, all transfers under way end
  * with that error and are lost: they may still be done, so that their memory must stay. Later ones end at once.
  *
  * Thread-safety: one thread, except mt_transfers_wake().
@@ -42,8 +42,9 @@ struct mt_transfer {
     uint64_t moved;  /* done, and what was transferred again to continue at an aligned offset */
     unsigned n_short, n_retried;
     /* used by the module */
-    unsigned at, n_failed, n_stuck;
-    int64_t since;
+    unsigned at, n_failed, n_stuck, n_errors;
+    int64_t since, due_ns;
+    struct mt_transfer *next; /* of those that wait to be tried again */
 };
 
 struct mt_transfers_params {
