@@ -13,6 +13,7 @@
 #include "bench_child.h"
 #include "bench_predict.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/output.h"
 #include "cli.h"
 #include "sweep/sweep.h"
 
@@ -367,7 +368,7 @@ static int open_folder(struct bench *b, const char *sweep_path, struct mt_err *e
     mt_path_printf(runs, sizeof(runs), "%s/runs", b->dir);
     if (!rc)
         rc = mt_mkdir_p(runs, err);
-    return rc ? rc : mt_checkpoint_lock(runs, &b->lock, err);
+    return rc ? rc : mt_output_lock(runs, &b->lock, err);
 }
 
 static size_t n_chosen(const struct bench *b)

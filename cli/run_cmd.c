@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/output.h"
 #include "cli.h"
 #include "heartbeat.h"
 #include "log_lines.h"
@@ -77,7 +78,7 @@ struct run {
     struct mt_history history;
     struct mt_hf_files files; /* of the model's folder */
     char *resume; /* checkpoint to continue from, or NULL */
-    int lock;
+    struct mt_output out;
 };
 
 /* Removes request files that an earlier run has not seen. */
@@ -96,9 +97,7 @@ static void remove_requests(const char *dir)
 static int open_output(struct run *r, struct mt_err *err)
 {
     const char *dir = r->cfg->checkpoint.dir, *resume = cli_arg(r->args, "resume");
-    int rc = mt_mkdir_p(dir, err);
-    if (!rc)
-        rc = mt_checkpoint_lock(dir, &r->lock, err);
+    int rc = mt_output_open(&r->out, dir, err);
     if (rc)
         return rc;
     remove_requests(dir);
@@ -304,7 +303,8 @@ static int train(struct run *r, enum mt_train_end *end, struct mt_err *err)
                                 .files = &r->files,
                                 .start_ns = r->cli->start_ns,
                                 .control = &control,
-                                .dir = r->cfg->checkpoint.dir,
+                                .dir = r->out.dir,
+                                .output = &r->out,
                                 .trace = cli_arg(r->args, "trace"),
                                 .no_save = cli_arg(r->args, "no-save") != NULL,
                                 .max_steps = (uint64_t)cli_whole(r->args, "max-steps", 0)};
@@ -344,11 +344,12 @@ static int exit_code(enum mt_train_end end)
 
 int cli_cmd_run(struct cli *cli, const struct cli_args *args)
 {
-    struct run r = {.cli = cli, .args = args, .lock = -1, .state = {.best_loss = NAN}};
+    struct run r = {.cli = cli, .args = args, .out = {.fd = -1, .lock = -1}, .state = {.best_loss = NAN}};
     struct mt_err err = {0};
     enum mt_train_end end = MT_END_DONE;
     const char *out = cli_arg(args, "out");
     bool dry = cli_arg(args, "dry-run") != NULL;
+    catch_signals(); /* a request that comes while data or weights are read is met later, and does not end the run */
     int rc = cli_load_config(&r.cfg, args, &err);
     if (!rc && out)
         rc = mt_config_override(r.cfg, "checkpoint.dir", out, "--out", &err);
@@ -369,12 +370,13 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     if (!rc && !dry)
         rc = begin_history(&r, &err);
     if (!rc && !dry) {
-        catch_signals();
         if (r.resume && !cli->quiet)
             cli_say("resuming from %s\n", r.resume);
         rc = train(&r, &end, &err);
     }
     int code = rc ? cli_fail(&err) : exit_code(end);
+    if (rc && end == MT_END_TIME && err.kind != MT_ERR_TRAINING && r.history.has && r.history.full)
+        code = EXIT_REQUEUE; /* the last save failed, but there is a checkpoint from which a next run goes on */
     mt_session_finish(&r.session);
     mt_setup_finish(&r.setup);
     mt_inputs_finish(&r.in);
@@ -382,7 +384,6 @@ int cli_cmd_run(struct cli *cli, const struct cli_args *args)
     mt_hf_files_finish(&r.files);
     mt_config_destroy(&r.cfg);
     free(r.resume);
-    if (r.lock >= 0)
-        close(r.lock);
+    mt_output_close(&r.out);
     return code;
 }

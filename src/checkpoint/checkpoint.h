@@ -82,10 +82,4 @@ struct mt_export {
 /** Writes a Hugging Face folder without training state, synced, with checksums of its files. Its source is verified. */
 int mt_checkpoint_export(const struct mt_export *e, struct mt_err *err);
 
-/**
- * Takes DIR/.lock for this process; the error names the holder. Closing the descriptor releases the lock. A file system
- * without locks is only a warning.
- */
-int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err);
-
 #endif

@@ -475,28 +475,3 @@ int mt_checkpoint_load(const char *dir, const struct mt_layout *l, mt_plane_set 
         rc = mt_weights_load_packed(l, planes, dir, err);
     return rc ? rc : mt_planes_settle(planes, err);
 }
-
-int mt_checkpoint_lock(const char *dir, int *fd, struct mt_err *err)
-{
-    char path[4096], pid[32] = "";
-    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
-    int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (f < 0)
-        return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
-    int rc = mt_lock_file(f, false);
-    if (rc && rc != -EWOULDBLOCK)
-        mt_warn("%s cannot be locked (%s): make sure that no other run writes to this folder", path, strerror(-rc));
-    if (rc == -EWOULDBLOCK) {
-        ssize_t n = read(f, pid, sizeof(pid) - 1);
-        close(f);
-        pid[n > 0 ? strcspn(pid, "\n") : 0] = 0;
-        return mt_fail(err, MT_ERR_USAGE, -EBUSY,
-                       "%s is in use by another run (process %s): choose another checkpoint.dir", dir,
-                       pid[0] ? pid : "unknown");
-    }
-    int n = snprintf(pid, sizeof(pid), "%d\n", (int)getpid());
-    if (ftruncate(f, 0) || pwrite(f, pid, (size_t)n, 0) != n)
-        mt_debug("the lock file does not name its holder");
-    *fd = f;
-    return 0;
-}

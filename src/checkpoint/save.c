@@ -161,6 +161,7 @@ static int put_in_place(struct mt_saver *v, const char *final, struct mt_err *er
     char aside[4096] = "";
     int rc = 0;
     bool weaker = s->history && mt_history_holds(s->history, s->dir, s->state->step, false); /* weights alone */
+    bool ours = s->history && s->history->has && s->history->step == s->state->step;
     if (mt_path_exists(final))
         rc = mt_history_set_aside(s->history, v->vfs, s->dir, s->state->step, aside, err);
     if (rc)
@@ -175,7 +176,8 @@ static int put_in_place(struct mt_saver *v, const char *final, struct mt_err *er
     if (weaker)
         v->vfs->remove_tree(v->vfs->ctx, aside);
     else if (aside[0])
-        mt_warn("%s existed and is not of this run: renamed to %s", final, aside);
+        mt_warn("%s %s: renamed to %s", final, ours ? "is not what this run saved there" : "existed and is not of this run",
+                aside);
     return 0;
 }
 

@@ -13,7 +13,10 @@
 #include "checkpoint/checkpoint.h"
 
 static const int64_t SECOND_NS = 1000000000;
-enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600, FINAL_WAIT_S = 15 };
+enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600 };
+/* Pauses between tries of the last save: most failures pass soon, some when a person has mended their cause. */
+static const double FINAL_WAIT_S[] = {0, 0.5, 0.5, 1, 2, 4, 8, 15};
+static const double LEAST_FINAL_S = 1; /* it is tried for so long in any case: for four tries, if they fail at once */
 static const double GUESSED_RATE = 1e9; /* bytes a second: assumed until a first save was timed */
 
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
@@ -90,11 +93,14 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     struct mt_train_state *st = p->state;
     int64_t t0 = mt_now_ns();
     *lost = false;
+    int rc = p->output ? mt_output_find(p->output, st->lineage.run, err) : 0;
+    if (rc)
+        return rc;
     if (!s->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
         return 0;
     s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
-    int rc = mt_engine_flush(p->session->engine, err);
+    rc = mt_engine_flush(p->session->engine, err);
     *lost = !mt_engine_whole(p->session->engine);
     if (!rc && p->session->disk && !config(s)->placement.nvme_checksums) {
         rc = mt_disk_sync(p->session->disk, err);
@@ -155,45 +161,80 @@ int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)
     return 0;
 }
 
-/* Waits until the next try. Returns false when it is time to give up. */
-static bool wait_for_more(const struct mt_saves *s, int64_t until_ns, int signals)
+/* A last save that is tried until it succeeds. */
+struct trial {
+    struct mt_saves *s;
+    bool full;
+    double seconds;
+    int64_t until_ns;
+    int signals;          /* that had come when it began: another one gives up */
+    size_t n_waits;
+    enum pruning pruned;
+    bool late;            /* the last try was begun at the deadline or later */
+};
+
+static bool given_up(const struct trial *t)
 {
-    int64_t next = mt_now_ns() + FINAL_WAIT_S * SECOND_NS;
-    while (atomic_load(&s->p->control->signals) == signals && mt_now_ns() < MT_MIN(until_ns, next) &&
-           !mt_train_file_request(s->p, "SAVE"))
-        usleep(100000);
-    return atomic_load(&s->p->control->signals) == signals && mt_now_ns() < until_ns;
+    return atomic_load(&t->s->p->control->signals) != t->signals;
+}
+
+/* Waits until the next try, the last of which is at the deadline; false: it is time to give up. */
+static bool wait_for_next(struct trial *t, const struct mt_err *why)
+{
+    const struct mt_train_params *p = t->s->p;
+    size_t n = MT_MIN(t->n_waits, MT_ARRAY_LEN(FINAL_WAIT_S) - 1);
+    int64_t now = mt_now_ns(), next = now + (int64_t)(FINAL_WAIT_S[n] * 1e9);
+    if ((t->late && t->n_waits) || given_up(t))
+        return false;
+    if (t->n_waits++ == 0)
+        mt_warn("checkpoint of step %llu not saved: %s; trying again for %.0f s: free space or mend the cause (touch "
+                "%s/SAVE tries at once), a signal gives up",
+                (unsigned long long)p->state->step, why->msg, t->seconds, p->dir);
+    next = MT_MIN(next, MT_MAX(t->until_ns, now));
+    atomic_store(&p->control->waiting, true);
+    while (!given_up(t) && mt_now_ns() < next && !mt_train_file_request(p, "SAVE"))
+        usleep(50000);
+    atomic_store(&p->control->waiting, false);
+    t->late = mt_now_ns() >= t->until_ns;
+    return !given_up(t);
+}
+
+/* Removes older checkpoints that stand in the way of a new one; false: that is not what it needs. */
+static bool make_room(struct trial *t, int rc, const struct mt_err *why)
+{
+    if (t->pruned == NEWEST_ALONE || (rc != -ENOSPC && rc != -EDQUOT))
+        return false;
+    mt_warn("checkpoint of step %llu not saved: %s; removing older ones of this run%s",
+            (unsigned long long)t->s->p->state->step, why->msg,
+            t->pruned == AS_CONFIGURED ? " that are not kept for good" : ", but for one");
+    prune(t->s, ++t->pruned);
+    return true;
 }
 
 static int try_until(struct mt_saves *s, bool full, double seconds, bool *lost, struct mt_err *why)
 {
-    struct mt_train_control *c = s->p->control;
-    int64_t until = mt_now_ns() + (int64_t)(seconds * 1e9);
-    enum pruning pruned = AS_CONFIGURED;
-    bool said = false;
-    int rc = save(s, full, lost, why), signals = atomic_load(&c->signals);
-    while (rc && !*lost) {
-        if (pruned != NEWEST_ALONE && (rc == -ENOSPC || rc == -EDQUOT)) {
-            mt_warn("checkpoint of step %llu not saved: %s; removing older ones of this run%s",
-                    (unsigned long long)s->p->state->step, why->msg,
-                    pruned == AS_CONFIGURED ? " that are not kept for good" : ", but for one");
-            pruned++;
-            prune(s, pruned);
-        } else {
-            if (!said)
-                mt_warn("checkpoint of step %llu not saved: %s; trying again for %.0f s: free space or mend the cause (touch "
-                        "%s/SAVE tries at once), a signal gives up",
-                        (unsigned long long)s->p->state->step, why->msg, seconds, s->p->dir);
-            said = true;
-            atomic_store(&c->waiting, true);
-            bool more = wait_for_more(s, until, signals);
-            atomic_store(&c->waiting, false);
-            if (!more)
-                break;
-        }
+    struct trial t = {.s = s, .full = full, .seconds = MT_MAX(seconds, LEAST_FINAL_S),
+                      .signals = atomic_load(&s->p->control->signals)};
+    t.until_ns = mt_now_ns() + (int64_t)(t.seconds * 1e9);
+    int rc = save(s, full, lost, why);
+    while (rc && !*lost && (make_room(&t, rc, why) || wait_for_next(&t, why)))
         rc = save(s, full, lost, why);
-    }
     return rc;
+}
+
+/* Which checkpoint there is to go on from; by its seal alone: reading all of it would take long. */
+static void name_newest(const struct mt_saves *s, char *text, size_t len)
+{
+    const struct mt_history *h = s->p->history;
+    char *newest = mt_checkpoint_find_whole(s->p->dir);
+    if (newest)
+        snprintf(text, len, "the newest checkpoint is %s", newest);
+    else if (h->has)
+        snprintf(text, len, "the newest checkpoint is of step %llu, which cannot be read at the moment",
+                 (unsigned long long)h->step);
+    else
+        snprintf(text, len, "there is no other checkpoint");
+    free(newest);
 }
 
 int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err *err)
@@ -203,11 +244,10 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
     int rc = try_until(s, full, seconds, &lost, &why);
     if (!rc)
         return 0;
-    bool weights = full && !lost && !save(s, false, &lost, &inner);
-    char *newest = mt_checkpoint_find_whole(s->p->dir); /* by its seal alone: reading all of it would take long */
-    mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s%s", (unsigned long long)s->p->state->step, why.msg,
-            weights ? "its weights alone are saved; " : "",
-            newest ? "the newest checkpoint is " : "there is no other checkpoint", newest ? newest : "");
-    free(newest);
+    bool weights = full && !lost && (!save(s, false, &lost, &inner) || (!lost && !save(s, false, &lost, &inner)));
+    char newest[4200];
+    name_newest(s, newest, sizeof(newest));
+    mt_fail(err, why.kind, rc, "step %llu was not saved: %s; %s%s", (unsigned long long)s->p->state->step, why.msg,
+            weights ? "its weights alone are saved; " : "", newest);
     return rc;
 }

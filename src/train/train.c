@@ -271,10 +271,10 @@ static double time_left(const struct loop *l)
     return l->in->cfg->checkpoint.time_limit - since(l->p->start_ns);
 }
 
-/* Time of the limit to reserve for the last save: one and a half times what it is likely to take, at most a quarter. */
+/* Time of the limit to reserve for the last save: twice what it is likely to take, for a second try, at most a quarter. */
 static double time_for_save(const struct loop *l)
 {
-    return l->p->no_save ? 0 : MT_MIN(1.5 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
+    return l->p->no_save ? 0 : MT_MIN(2 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);
 }
 
 /* What is due between two steps. *over: the run is to end, for the reason *end. */

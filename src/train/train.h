@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "checkpoint/hf_dir.h"
+#include "checkpoint/output.h"
 #include "checkpoint/state.h"
 #include "train/session.h"
 
@@ -66,7 +67,8 @@ struct mt_train_params {
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */
-    const char *dir;
+    const char *dir;               /* the output folder; output->dir where there is one */
+    struct mt_output *output;      /* looked for again before a save; NULL: it is taken to stay */
     bool no_save;                  /* do not save at the end: for benchmarks */
     const char *trace;             /* file for the trace of this run's third step (or its last); or NULL */
 };

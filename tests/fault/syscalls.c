@@ -72,7 +72,7 @@ enum { N_CALLS = sizeof(calls) / sizeof(calls[0]) };
 static const struct {
     const char *name;
     int code;
-} errors[] = {{"EIO", EIO}, {"EINTR", EINTR}, {"ENOSPC", ENOSPC}, {"EINVAL", EINVAL},
+} errors[] = {{"EIO", EIO}, {"ESTALE", ESTALE}, {"EINTR", EINTR}, {"ENOSPC", ENOSPC}, {"EINVAL", EINVAL},
             {"ENOSYS", ENOSYS}, {"EROFS", EROFS}};
 
 static struct {

@@ -4,6 +4,7 @@ A live state is worth more than any write, and than any signal that was not mean
 cannot be written, streams that are gone, folders that are gone. What is there in the end is compared bit for bit.
 """
 import fcntl
+import glob
 import os
 import resource
 import shutil
@@ -329,6 +330,38 @@ def a_signal_during_an_evaluation_saves_as_any(p):
         code = run.wait(60)
         assert code in (143, 0), code  # 0: the last evaluation was over
         megatrain("verify", out + "/latest")
+
+
+def a_folder_that_goes_away_does_not_lose_the_run(p):
+    """It is removed, renamed, replaced by another run's, or its lock is removed."""
+    keys = dict(train__steps=100000, checkpoint__every=0, train__schedule="constant", train__warmup="0")
+    def begin(name):
+        out, ini = p.ini(name, **keys)
+        run = start("run", ini)
+        return out, ini, run, wait_for(run, "step 2/")
+    def end(run, said, where):
+        run.send_signal(signal.SIGTERM)
+        said += run.communicate(timeout=60)[1]
+        assert run.returncode == 143, (run.returncode, said[-800:])
+        latest, = glob.glob(where + "/latest")
+        megatrain("verify", latest)
+        return said
+    out, ini, run, said = begin("removed")
+    shutil.rmtree(out)
+    assert "was removed while the run used it" in end(run, said, out)
+    megatrain("-q", "run", ini, "--resume", "--max-steps", 1)
+    out, ini, run, said = begin("renamed")
+    os.rename(out, out + "-2")
+    assert f"was renamed to {out}-2" in end(run, said, out + "-2") and not os.path.exists(out)
+    out, ini, run, said = begin("replaced")
+    shutil.rmtree(out)
+    other = start("run", ini)
+    end(other, wait_for(other, "step 2/"), out)
+    said = end(run, said, out + "-*")
+    assert "this run goes on in" in said and len(glob.glob(out + "/checkpoint-*")) == 1, said
+    out, ini, run, said = begin("unlocked")
+    os.remove(out + "/.lock")
+    assert "it is locked again" in end(run, said, out)
 
 
 def the_time_limit_counts_from_the_start_and_holds_the_save(p):

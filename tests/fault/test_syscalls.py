@@ -126,6 +126,25 @@ def a_save_that_fails_leaves_the_state_live(p):
                 shutil.rmtree(out)
 
 
+def a_last_save_is_tried_again_whatever_time_is_left(p):
+    """Its first calls fail, with little time left or none; for good, a queue runs again what a checkpoint can go on from."""
+    endless = {"train__steps": 100000, "checkpoint__time_limit": "3s", "train__schedule": "constant", "train__warmup": "0"}
+    for fault, keys, want in (("fsync:EIO:1:1", {"checkpoint__save_deadline": "10ms"}, 0), ("mkdir:ESTALE:1:3", {}, 0),
+                              ("fsync:EIO:1:1", endless, 75)):
+        out, ini = p.ini("again", checkpoint__every=0, **keys)
+        code, said, _ = p.watch("run", ini, fault=fault, part="again/checkpoint-")
+        assert code == want and "trying again" in said, (fault, code, said)
+        megatrain("verify", out + "/latest")
+        assert os.path.exists(out + "/latest/megatrain/state.json"), said
+        p.points += 1
+        shutil.rmtree(out)
+    out, ini = p.ini("requeued", checkpoint__every=0, **endless)
+    megatrain("-q", "run", ini, "--max-steps", 2)
+    code, said, _ = p.watch("run", ini, "--resume", fault="fsync:EIO:1:0", part="requeued/checkpoint-")
+    assert code == 75 and f"the newest checkpoint is {out}/checkpoint-2" in said, (code, said)
+    shutil.rmtree(out)
+
+
 def a_last_save_that_fails_for_good_leaves_the_one_before(p):
     for i, call in enumerate(("open", "write", "fsync", "fsync-dir", "rename", "mkdir")[:2 if SLOW else None]):
         out, ini = p.ini("last", checkpoint__save_deadline="10ms")
