@@ -52,7 +52,7 @@ struct cli_args {
 struct cli {
     bool quiet, no_progress, json_log, colour, colour_always;
     int verbose;
-    int64_t start_ns; /* when the process began */
+    int64_t start_ns; /* mt_boot_ns() when the process began */
 };
 
 struct cli_command {

@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     struct cli cli = {0};
     struct cli_args args = {0};
     int at = 1, verbose = 0;
-    cli.start_ns = mt_now_ns();
+    cli.start_ns = mt_boot_ns();
     hold_streams();
     cli_guard_terminals();
     int stack = check_stack();

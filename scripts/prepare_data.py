@@ -11,6 +11,7 @@ or "error" (with "kind": input, usage or runtime; and the message). Exit status 
 import importlib.util
 import json
 import os
+import site
 import sys
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism here
@@ -29,6 +30,8 @@ def fail(message, kind):
 def main():
     job = json.load(sys.stdin)
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    if sys.prefix == sys.base_prefix and site.check_enableusersite() is not None and not os.environ.get("PYTHONNOUSERSITE"):
+        site.addsitedir(site.getusersitepackages())  # what `pip install --user` puts there: -I leaves it out
     for name in ("jinja2", "numpy", "pyarrow", "tokenizers"):
         if importlib.util.find_spec(name) is None:
             fail(f"Python module {name} is missing in {sys.executable}", "environment")

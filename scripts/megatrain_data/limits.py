@@ -8,6 +8,7 @@ import signal
 from .errors import DataError
 
 CPU_SECONDS = 300      # for a chunk of about a MiB, which usually takes one or two
+NATIVE_SECONDS = 30    # more than that: code that is not Python's does not see the first limit, and is ended
 MEMORY = 4 << 30       # in addition to what was used before
 LINE = 256 << 20       # of a compressed file, uncompressed; an element of an array
 _bounded = False
@@ -37,12 +38,17 @@ def bounded(what):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    cpu = resource.getrlimit(resource.RLIMIT_CPU)
     limit = data_bytes() + MEMORY
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    end = int(used.ru_utime + used.ru_stime) + CPU_SECONDS + NATIVE_SECONDS
     old = signal.signal(signal.SIGVTALRM, _too_long)
     _bounded = True
     try:
         if soft == resource.RLIM_INFINITY or soft > limit:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        if cpu[0] == resource.RLIM_INFINITY or cpu[0] > end:
+            resource.setrlimit(resource.RLIMIT_CPU, (end, cpu[1]))
         signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
         yield
     except TooLong:
@@ -53,4 +59,5 @@ def bounded(what):
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, old)
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, cpu)
         _bounded = False

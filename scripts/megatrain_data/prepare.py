@@ -11,7 +11,7 @@ from .encode import Encoder
 from .errors import DataError, SampleError
 from .formats import Bad, Chat
 from .progress import Progress
-from .work import Workers
+from .work import WorkerDied, Workers
 
 CHAT_FORMATS = ("messages", "sharegpt", "alpaca")
 
@@ -184,6 +184,9 @@ class Preparation:
                     break
         except SampleError as e:
             raise DataError(f"{place(path, base + e.record + (1 if lines else 0), e.column)}: {e.message}") from None
+        except WorkerDied as e:
+            raise DataError(f"{path}: a process that turned samples into tokens was ended, at the earliest at "
+                            f"{where(path, base + (1 if lines else 0))} ({e})", "runtime") from None
         if flat and w.n_tokens:
             w.max_len, w.n_trained = w.n_tokens, w.n_tokens - 1
         w.n_bytes = size

@@ -175,6 +175,8 @@ class ChatTemplate:
                 self.compiled = env.from_string(tree)
         except jinja2.exceptions.TemplateSyntaxError as e:
             raise DataError(f"{name}, line {e.lineno}: {e.message}") from None
+        except (RecursionError, SyntaxError, ValueError, OverflowError) as e:  # too deep, or a constant that cannot be
+            raise DataError(f"{name} cannot be compiled: {e}") from None
         self.dated = "strftime_now" in source
         self._markers = None
         self._ended_by_next = False  # an answer ends with the header of the next message

@@ -3,10 +3,15 @@
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from multiprocessing import connection
 
 AHEAD = 3  # chunks for each worker
+
+
+class WorkerDied(Exception):
+    """A worker was ended with the next chunk in its hands."""
 
 
 def serve(pipe, others, work):
@@ -52,6 +57,16 @@ class Workers:
             self.pipes.append(ours)
             self.processes.append(p)
 
+    def died(self, pipe):
+        process = self.processes[self.pipes.index(pipe)]
+        process.join(5)
+        code = process.exitcode
+        if code == -signal.SIGXCPU:
+            return WorkerDied("it took too much time")
+        if code is not None and code < 0:
+            return WorkerDied(f"{signal.Signals(-code).name}: it may have had too little memory")
+        return WorkerDied("it may have had too little memory")
+
     def map(self, source):
         """Yields (item, result) in order for (chunk, item) of `source`; raises a worker's exception in place of its result."""
         if not self.pipes:
@@ -70,7 +85,10 @@ class Workers:
                 except StopIteration:
                     ended = True
                     break
-                pipe.send(chunk)
+                try:
+                    pipe.send(chunk)
+                except (BrokenPipeError, ConnectionResetError):
+                    raise self.died(pipe) from None
                 busy[pipe].append(sent)
                 sent += 1
             while given in results:
@@ -87,8 +105,8 @@ class Workers:
             for pipe in connection.wait([p for p, b in busy.items() if b]):
                 try:
                     results[busy[pipe].pop(0)] = pipe.recv()
-                except EOFError:
-                    raise RuntimeError("a worker process died (out of memory?)") from None
+                except (EOFError, ConnectionResetError):
+                    raise self.died(pipe) from None
 
     def close(self):
         for p in self.pipes:

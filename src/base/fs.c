@@ -64,15 +64,35 @@ int mt_pread_all(int fd, void *data, size_t len, uint64_t offset)
     return 0;
 }
 
-int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
+int mt_open_regular(const char *path, struct mt_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return fail_path(err, "open", path);
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* else a pipe that nobody writes to is waited for */
+    if (fd < 0 || fstat(fd, &st)) {
+        int rc = fail_path(err, "open", path);
+        if (fd >= 0)
+            close(fd);
+        return rc;
+    }
+    if (S_ISREG(st.st_mode))
+        return fd;
+    close(fd);
+    if (S_ISDIR(st.st_mode))
+        return mt_fail(err, MT_ERR_RUNTIME, -EISDIR, "cannot read %s: it is a folder", path);
+    return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "cannot read %s: it is a pipe, a socket or a device, not a file", path);
+}
+
+/* Reads and closes `fd`. */
+static int read_whole(int fd, const char *path, char **text, size_t *len, struct mt_err *err)
+{
     char *p = NULL;
     size_t n = 0, cap = 0;
     int rc = 0;
     for (;;) {
+        if (n > MT_READ_MOST) {
+            rc = mt_fail(err, MT_ERR_RUNTIME, -EFBIG, "cannot read %s: it has more than %zu bytes", path, MT_READ_MOST);
+            break;
+        }
         if (!mt_grow(&p, &cap, n + 65536 + 1, 1)) {
             rc = mt_fail_nomem(err, path, n);
             break;
@@ -95,6 +115,18 @@ int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
     *text = p;
     *len = n;
     return 0;
+}
+
+int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err)
+{
+    int fd = mt_open_regular(path, err);
+    return fd < 0 ? fd : read_whole(fd, path, text, len, err);
+}
+
+int mt_read_stream(const char *path, char **text, size_t *len, struct mt_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? fail_path(err, "open", path) : read_whole(fd, path, text, len, err);
 }
 
 int mt_lock_file(int fd, bool wait)

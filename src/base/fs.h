@@ -8,8 +8,18 @@
 
 #include "base/err.h"
 
-/** Reads the whole file and appends a NUL; the caller frees *text with free(). */
+/**
+ * Opens a file to read it, if it is a regular one: models and checkpoints of strangers may have pipes and devices in
+ * their files' places, which never end, or never begin. The descriptor, or a negative errno (MT_ERR_RUNTIME).
+ */
+int mt_open_regular(const char *path, struct mt_err *err);
+/** Larger files are not read whole: 4 GiB. */
+#define MT_READ_MOST ((size_t)4 << 30)
+/** Reads the whole regular file and appends a NUL; the caller frees *text with free(). -EFBIG: it is larger than
+ * MT_READ_MOST. */
 int mt_read_file(const char *path, char **text, size_t *len, struct mt_err *err);
+/** The same, and also of pipes: for files that the user names, such as <(...) of a shell. */
+int mt_read_stream(const char *path, char **text, size_t *len, struct mt_err *err);
 /** Writes a temporary file, syncs and renames it: readers see the old file or the new one, never a part. */
 int mt_write_file(const char *path, const void *data, size_t len, struct mt_err *err);
 /**

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <dirent.h>
+#include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -221,8 +224,28 @@ static int export_to(struct exporter *x, const struct mt_export *e, const char *
     return rc;
 }
 
-/* Makes a folder beside `to` with a unique name; the caller frees *tmp. */
-static int make_temporary(const char *to, char **tmp, struct mt_err *err)
+/* Removes folders that killed exports to `to` have left: those under way have their folders locked. */
+static void remove_abandoned(const char *parent, const char *to)
+{
+    const char *slash = strrchr(to, '/'), *name = slash ? slash + 1 : to;
+    DIR *d = opendir(parent);
+    size_t n = strlen(name);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        char *path = !strncmp(e->d_name, name, n) && !fnmatch(".tmp.??????", e->d_name + n, FNM_PERIOD)
+                         ? mt_path_join(parent, e->d_name) : NULL;
+        int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW) : -1;
+        if (fd >= 0 && !mt_lock_file(fd, false) && !mt_remove_tree(path, NULL))
+            mt_info("removed %s, which an export that was killed had left", path);
+        if (fd >= 0)
+            close(fd);
+        free(path);
+    }
+    if (d)
+        closedir(d);
+}
+
+/* Makes a folder beside `to` with a unique name; the caller frees *tmp. *lock: as long as it is open, it is in use. */
+static int make_temporary(const char *to, char **tmp, int *lock, struct mt_err *err)
 {
     char *parent = strdup(to), *slash = parent ? strrchr(parent, '/') : NULL;
     mode_t mask = umask(0);
@@ -232,9 +255,14 @@ static int make_temporary(const char *to, char **tmp, struct mt_err *err)
         *slash = 0;
         rc = mt_mkdir_p(parent, err);
     }
+    if (!rc)
+        remove_abandoned(!slash ? "." : slash == parent ? "/" : parent, to);
     free(parent);
     if (!rc && (!mkdtemp(*tmp) || chmod(*tmp, 0777 & ~mask)))
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", *tmp, strerror(errno));
+    *lock = rc ? -1 : open(*tmp, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*lock >= 0 && mt_lock_file(*lock, false))
+        mt_debug("%s cannot be locked", *tmp);
     return rc;
 }
 
@@ -395,12 +423,13 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
     const char *to = e->to;
     struct exporter x = {.f32 = e->f32};
     char *tmp = NULL;
+    int lock = -1;
     if (mt_path_exists(to))
         return mt_fail(err, MT_ERR_USAGE, -EEXIST, "%s exists already: name a new folder", to);
     int rc = open_source(&x, e, err);
     mt_json_begin();
     x.files = cJSON_CreateObject();
-    bool made = !rc && !(rc = make_temporary(to, &tmp, err));
+    bool made = !rc && !(rc = make_temporary(to, &tmp, &lock, err));
     if (!rc)
         rc = export_to(&x, e, tmp, err);
     if (!rc)
@@ -409,6 +438,8 @@ static int export_named(const struct mt_export *e, struct mt_err *err)
         rc = put_in_place(tmp, to, err);
     if (rc && made)
         mt_remove_tree(tmp, NULL);
+    if (lock >= 0)
+        close(lock);
     for (size_t i = 0; i < x.n_states; i++)
         mt_st_close(&x.states[i]);
     free(x.states);

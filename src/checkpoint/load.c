@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <fcntl.h>
+#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,13 +79,16 @@ static int verify_file(const char *dir, const cJSON *f, struct mt_err *err)
 {
     const cJSON *size = mt_json_get(f, "size"), *sum = mt_json_get(f, "xxh3");
     char path[4096], what[128], have[MT_SUM_TEXT];
-    uint64_t have_sum, have_size;
+    bool sized = cJSON_IsNumber(size) && size->valuedouble >= 0 && size->valuedouble < 0x1p63;
+    uint64_t have_sum, have_size, most = sized ? (uint64_t)size->valuedouble : 0;
     snprintf(path, sizeof(path), "%.3000s/%.1000s", dir, f->string);
-    int rc = mt_sum_file(path, 0, UINT64_MAX, &have_sum, &have_size, err);
+    int rc = mt_sum_file(path, 0, most + 1, &have_sum, &have_size, err); /* a longer one is wrong whatever follows */
     if (rc)
         return rc;
     mt_sum_format(have, have_sum);
     if (!cJSON_IsNumber(size) || (double)have_size != size->valuedouble) {
+        struct stat st;
+        have_size = !stat(path, &st) && st.st_size > 0 ? (uint64_t)st.st_size : have_size;
         snprintf(what, sizeof(what), "%llu bytes instead of %.0f", (unsigned long long)have_size,
                  size ? size->valuedouble : 0);
         return blame(path, f, what, err);
@@ -103,13 +106,25 @@ static int verify_files(const char *dir, const cJSON *files, struct mt_err *err)
     return rc;
 }
 
+/* Is it a file of the folder itself, or of its folder megatrain/? */
+static bool is_inside(const char *name)
+{
+    static const char own[] = "megatrain/";
+    if (!strncmp(name, own, sizeof(own) - 1))
+        name += sizeof(own) - 1;
+    return *name && strlen(name) < 256 && !strchr(name, '/') && strcmp(name, ".") && strcmp(name, "..");
+}
+
 /* Checks that files that every checkpoint has are in its list: a file that is not listed is not verified. */
 static int check_list(const char *dir, const cJSON *files, bool full, struct mt_err *err)
 {
     char name[64];
     size_t n = 0, states = 0;
-    for (const cJSON *f = files ? files->child : NULL; f; f = f->next)
+    for (const cJSON *f = files ? files->child : NULL; f; f = f->next) {
+        if (!is_inside(f->string))
+            return damaged(err, dir, "its list of files names one outside the folder");
         states += !strncmp(f->string, "megatrain/state-", 16);
+    }
     for (; full && n < states; n++) {
         snprintf(name, sizeof(name), "megatrain/state-%05zu.safetensors", n);
         if (!mt_json_get(files, name))
@@ -280,6 +295,44 @@ static int first_good(struct candidate **list, size_t n, const struct search *s,
     return 0;
 }
 
+/* The newest step of checkpoints with training state that a run with --force set aside; false: there are none. */
+static bool find_set_aside(const char *dir, char newest[4096])
+{
+    DIR *d = opendir(dir);
+    uint64_t most = 0;
+    bool any = false;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        const char *dot = strstr(e->d_name, ".abandoned-");
+        struct mt_checkpoint_id id;
+        char path[4400];
+        uint64_t step;
+        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        if (!dot || !mt_checkpoint_parse_name(e->d_name, dot, &step) || (any && step <= most) ||
+            mt_checkpoint_identify(path, &id, NULL))
+            continue;
+        if (id.full && strlen(path) < 4096) {
+            any = true;
+            most = step;
+            memcpy(newest, path, strlen(path) + 1);
+        }
+        mt_checkpoint_id_finish(&id);
+    }
+    if (d)
+        closedir(d);
+    return any;
+}
+
+/* A run with --force ended before its first save: what it set aside is not forgotten in silence. */
+static int fail_set_aside(const char *dir, struct mt_err *err)
+{
+    char path[4096];
+    if (!find_set_aside(dir, path))
+        return 0;
+    return mt_fail(err, MT_ERR_CHECKPOINT, -ENOENT,
+                   "%s has no checkpoint, but those of an earlier run, which one with --force set aside before it was ended "
+                   "without a save: go on from them with --resume=%s, or start over with --force", dir, path);
+}
+
 static int find_newest(const char *dir, const struct search *s, char **path, struct mt_err *err)
 {
     uint64_t *steps;
@@ -288,7 +341,7 @@ static int find_newest(const char *dir, const struct search *s, char **path, str
     *path = NULL;
     int rc = mt_checkpoint_list(dir, &steps, &n, err);
     if (rc || !n)
-        return rc;
+        return rc || s->pass ? rc : fail_set_aside(dir, err);
     struct candidate *c = mt_calloc(n, sizeof(*c)), **order = mt_calloc(n, sizeof(*order));
     rc = c && order ? 0 : mt_fail_nomem(err, dir, n * sizeof(*c));
     for (size_t i = 0; i < n && !rc; i++) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "base/fs.h"
 #include "base/mem.h"
 
 void mt_sum_format(char text[MT_SUM_TEXT], uint64_t sum)
@@ -32,10 +33,13 @@ int mt_sum_file(const char *path, uint64_t first, uint64_t n, uint64_t *sum, uin
     XXH3_state_t *state = XXH3_createState();
     enum { PIECE = 1 << 20 };
     char *buf = malloc(PIECE);
-    int fd = open(path, O_RDONLY | O_CLOEXEC), rc = 0;
+    struct mt_err why = {0};
+    int fd = mt_open_regular(path, &why), rc = 0;
     uint64_t at = 0;
-    if (fd < 0)
-        rc = mt_fail(err, MT_ERR_CHECKPOINT, -errno, "%s is missing: %s", path, strerror(errno));
+    if (fd == -ENOENT)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, fd, "%s is missing: %s", path, strerror(-fd));
+    else if (fd < 0)
+        rc = mt_fail(err, MT_ERR_CHECKPOINT, fd, "%s", why.msg);
     else if (!state || !buf)
         rc = mt_fail_nomem(err, path, PIECE);
     else

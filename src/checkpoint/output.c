@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/output.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +18,7 @@
 int mt_output_lock(const char *dir, int *fd, struct mt_err *err)
 {
     char path[4200], pid[32] = "";
-    snprintf(path, sizeof(path), "%.4000s/.lock", dir);
+    mt_path_printf(path, sizeof(path), "%s/.lock", dir);
     int f = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (f < 0)
         return mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot create %s: %s", path, strerror(errno));
@@ -48,8 +50,10 @@ static void replace(int *fd, int by)
 /* Makes the folder and takes its lock; on success, *o is that folder. */
 static int take(struct mt_output *o, const char *dir, struct mt_err *err)
 {
-    int lock = -1, rc = strlen(dir) < 4000 ? mt_mkdir_p(dir, err)
-                                           : mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "path too long: %s", dir);
+    int lock = -1;
+    if (strlen(dir) >= 4000)
+        return mt_fail(err, MT_ERR_RUNTIME, -ENAMETOOLONG, "cannot create a folder of such a long name: %s", dir);
+    int rc = mt_mkdir_p(dir, err);
     int fd = rc ? -1 : open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!rc && fd < 0 && errno != EACCES) /* it may be one that can be written and not read */
         rc = mt_fail(err, MT_ERR_RUNTIME, -errno, "cannot open %s: %s", dir, strerror(errno));
@@ -66,10 +70,34 @@ static int take(struct mt_output *o, const char *dir, struct mt_err *err)
     return 0;
 }
 
+/* A rehearsal of a save (checkpoint.h), or a file that was to replace another one (mt_write_file()). */
+static bool is_leftover(const char *name)
+{
+    static const char rehearsal[] = ".rehearsal-";
+    return !strncmp(name, rehearsal, sizeof(rehearsal) - 1) || !fnmatch("*?.??????.tmp", name, 0);
+}
+
+/* The lock's holder alone may do this: else another process may be writing them. */
+static void remove_leftovers(const char *dir)
+{
+    DIR *d = opendir(dir);
+    char path[4400];
+    for (struct dirent *e; d && (e = readdir(d));) {
+        mt_path_printf(path, sizeof(path), "%s/%s", dir, e->d_name);
+        if (is_leftover(e->d_name) && mt_remove_tree(path, NULL))
+            mt_debug("%s, which a killed run left, stays", path);
+    }
+    if (d)
+        closedir(d);
+}
+
 int mt_output_open(struct mt_output *o, const char *dir, struct mt_err *err)
 {
     *o = (struct mt_output){.fd = -1, .lock = -1};
-    return take(o, dir, err);
+    int rc = take(o, dir, err);
+    if (!rc)
+        remove_leftovers(dir);
+    return rc;
 }
 
 void mt_output_close(struct mt_output *o)
@@ -144,7 +172,7 @@ int mt_output_find(struct mt_output *o, const char *run, struct mt_err *err)
     char path[4200];
     struct mt_err why;
     int lock, rc = find_folder(o, run, err);
-    snprintf(path, sizeof(path), "%.4000s/.lock", o->dir);
+    mt_path_printf(path, sizeof(path), "%s/.lock", o->dir);
     if (rc || is_same(o->lock, path))
         return rc;
     rc = mt_output_lock(o->dir, &lock, &why);

@@ -15,7 +15,10 @@ struct mt_output {
     int fd, lock;     /* the folder, and its .lock; -1: none */
 };
 
-/** Makes the folder if it is missing, and takes its lock; the error names the process that has it (-EBUSY, MT_ERR_USAGE). */
+/**
+ * Makes the folder if it is missing, takes its lock, and removes what killed runs have left half done. The error names
+ * the process that has the lock (-EBUSY, MT_ERR_USAGE).
+ */
 int mt_output_open(struct mt_output *o, const char *dir, struct mt_err *err);
 /** Releases the lock. Accepts one that was not opened, if both descriptors are -1. */
 void mt_output_close(struct mt_output *o);

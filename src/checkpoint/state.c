@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/state.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -67,8 +68,11 @@ int mt_train_state_from_json(struct mt_train_state *out, const cJSON *o, const c
     for (size_t i = 0; i < MT_ARRAY_LEN(counts); i++) {
         const cJSON *v = mt_json_get(o, counts[i].name);
         char *end = NULL;
-        uint64_t n = cJSON_IsString(v) ? strtoull(v->valuestring, &end, 10) : 0;
-        if (!end || *end || end == v->valuestring)
+        bool digits = cJSON_IsString(v) && v->valuestring[0] >= '0' && v->valuestring[0] <= '9';
+        errno = 0;
+        uint64_t n = digits ? strtoull(v->valuestring, &end, 10) : 0;
+        bool hash = counts[i].offset == offsetof(struct mt_train_state, data_hash);
+        if (!end || *end || errno || (!hash && n > INT64_MAX))
             return mt_fail(err, MT_ERR_CHECKPOINT, -EINVAL, "%s: \"%s\" is missing or not a number", name,
                            counts[i].name);
         memcpy((char *)&s + counts[i].offset, &n, sizeof(n));

@@ -211,7 +211,7 @@ static int parse_file(const char *file, int depth, mt_ini_fn fn, void *ctx, stru
     if (!p)
         return mt_fail_nomem(err, file, sizeof(*p));
     *p = (struct parser){.file = file, .depth = depth, .fn = fn, .ctx = ctx, .err = err};
-    int rc = mt_read_file(file, &text, &len, err);
+    int rc = mt_read_stream(file, &text, &len, err);
     if (rc && rc != -ENOMEM && err)
         err->kind = MT_ERR_USAGE;
     if (!rc)

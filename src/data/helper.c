@@ -31,11 +31,18 @@ static uid_t program_owner(void)
     return stat("/proc/self/exe", &st) ? geteuid() : st.st_uid;
 }
 
+/* Who may write there besides the owner: the user's own group, or root's, is no other. */
+static bool others_may_write(const struct stat *st)
+{
+    bool own_group = !st->st_gid || st->st_gid == getegid();
+    return !S_ISLNK(st->st_mode) && ((st->st_mode & S_IWOTH) || ((st->st_mode & S_IWGRP) && !own_group));
+}
+
 /* Run as ours: belongs to root, to the user or to whoever the program belongs to, and others may not write there. */
 static bool is_trusted(const char *path, uid_t program)
 {
     struct stat st;
-    return !lstat(path, &st) && (S_ISLNK(st.st_mode) || !(st.st_mode & S_IWOTH)) &&
+    return !lstat(path, &st) && !others_may_write(&st) &&
            (!st.st_uid || st.st_uid == geteuid() || st.st_uid == program);
 }
 
@@ -88,6 +95,21 @@ char *mt_helper_dir(void)
     return path;
 }
 
+/* The first python3 of PATH's folders that have whole names: others are below the working folder. */
+static char *python_of_path(void)
+{
+    char *path = strdup(getenv("PATH") ? getenv("PATH") : "/usr/local/bin:/usr/bin:/bin"), *save = NULL, *found = NULL;
+    for (char *dir = path ? strtok_r(path, ":", &save) : NULL; dir && !found; dir = strtok_r(NULL, ":", &save)) {
+        char *p = *dir == '/' ? mt_path_join(dir, "python3") : NULL;
+        if (p && !access(p, X_OK))
+            found = p;
+        else
+            free(p);
+    }
+    free(path);
+    return found ? found : strdup("/usr/bin/python3");
+}
+
 static char *find_python(const char *script)
 {
     const char *given = getenv("MEGATRAIN_PYTHON");
@@ -101,7 +123,7 @@ static char *find_python(const char *script)
         path = join3(dir, "..", ".venv-data/bin/python");
     if (path && !(given && *given) && (!mt_path_exists(path) || !is_trusted_file(path, program_owner()))) {
         free(path);
-        path = strdup("python3");
+        path = python_of_path();
     }
     free(dir);
     return path;
@@ -125,7 +147,7 @@ static void child(const char *python, const char *script, int in, int out, int e
     signal(SIGPIPE, SIG_DFL);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(errors, 2) >= 0)
-        execlp(python, python, script, (char *)NULL);
+        execlp(python, python, "-I", script, (char *)NULL); /* neither the environment nor this folder has modules for it */
     _exit(127);
 }
 

@@ -225,8 +225,13 @@ static int add_file(struct mt_st_model *m, const char *dir, const char *name, st
     }
     struct mt_st_file *f = &m->files[m->n_files++];
     *f = (struct mt_st_file){.path = path, .name = strdup(name), .fd = -1};
-    f->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (f->fd < 0 || fstat(f->fd, &st))
+    f->fd = mt_open_regular(path, err);
+    if (f->fd < 0) {
+        if (err)
+            err->kind = MT_ERR_INPUT;
+        return f->fd;
+    }
+    if (fstat(f->fd, &st))
         return mt_fail(err, MT_ERR_INPUT, -errno, "cannot open %s: %s", path, strerror(errno));
     f->size = (uint64_t)st.st_size;
     int rc = read_header(f->fd, f->size, path, &t, &n, err);

@@ -268,10 +268,11 @@ static int run_step(struct loop *l, struct mt_err *err)
 
 static double time_left(const struct loop *l)
 {
-    return l->in->cfg->checkpoint.time_limit - since(l->p->start_ns);
+    return l->in->cfg->checkpoint.time_limit - (double)(mt_boot_ns() - l->p->start_ns) * 1e-9;
 }
 
-/* Time of the limit to reserve for the last save: twice what it is likely to take, for a second try, at most a quarter. */
+/* Time of the limit to reserve for the last save: twice what it is likely to take, so that it can be tried again; at
+ * most a quarter. */
 static double time_for_save(const struct loop *l)
 {
     return l->p->no_save ? 0 : MT_MIN(2 * mt_saves_expect(&l->saves), 0.25 * l->in->cfg->checkpoint.time_limit);

@@ -63,7 +63,7 @@ struct mt_train_params {
     struct mt_train_state *state;  /* where to start; updated */
     struct mt_history *history;    /* of dir's checkpoints; updated */
     const struct mt_hf_files *files; /* of the model's folder, for checkpoints; NULL: they are read at each save */
-    int64_t start_ns;              /* when the process began, for checkpoint.time_limit */
+    int64_t start_ns;              /* mt_boot_ns() when the process began, for checkpoint.time_limit */
     struct mt_train_control *control;
     struct mt_train_events events;
     uint64_t max_steps;            /* stop after this many in this run; 0 = none */

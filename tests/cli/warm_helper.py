@@ -15,7 +15,7 @@ HELPER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.ab
 
 def call(path, script):
     if os.path.realpath(script) != os.path.realpath(HELPER):
-        os.execv(os.environ["MT_WARM_PYTHON"], [os.environ["MT_WARM_PYTHON"], script])
+        os.execv(os.environ["MT_WARM_PYTHON"], [os.environ["MT_WARM_PYTHON"], *sys.argv[1:]])
     with socket.socket(socket.AF_UNIX) as s:
         s.connect(path)
         socket.send_fds(s, [b"!"], [0, 1, 2])
@@ -73,4 +73,4 @@ def serve(folder):
 
 
 if __name__ == "__main__":
-    call(os.environ["MT_WARM_SOCKET"], sys.argv[1])
+    call(os.environ["MT_WARM_SOCKET"], sys.argv[-1])

@@ -306,6 +306,48 @@ def the_helper_of_another_users_tree_is_run(p):
     assert r.returncode and os.path.exists(os.path.join(root, ".venv-data/bin/python.ran")), r.stderr
 
 
+def what_killed_runs_leave_is_removed(p):
+    out, ini = p.ini("leftovers")
+    os.makedirs(out + "/.rehearsal-123.tmp")
+    os.makedirs(out + "/.rehearsal-123")
+    open(out + "/metrics.jsonl.abcdef.tmp", "w").close()
+    open(out + "/notes.tmp", "w").close()
+    megatrain("-q", "run", ini, "--force")
+    assert not [n for n in os.listdir(out) if "rehearsal" in n or n.endswith("def.tmp")] and os.path.exists(out + "/notes.tmp")
+
+
+def a_run_that_starts_over_and_saves_nothing_forgets_nothing(p):
+    out, ini = p.ini("over")
+    megatrain("-q", "run", ini, "--max-steps", 2)
+    long, more = p.ini("over-long", out=out, train__steps=100000, checkpoint__every=0, train__schedule="constant",
+                       train__warmup="0")
+    run = start("run", more, "--force")
+    wait_for(run, "step 1/")
+    run.kill()
+    run.communicate()
+    r = megatrain("run", ini, "--resume", expect=7)
+    aside, = glob.glob(out + "/checkpoint-2.abandoned-*")
+    assert f"--resume={aside}" in r.stderr, r.stderr
+    megatrain("-q", "run", ini, f"--resume={aside}")
+    assert planes(os.path.join(out, f"checkpoint-{STEPS}")) == p.want[1]
+
+
+def a_request_before_the_first_step_is_met(p):
+    """USR1 and USR2, as a queue sends them, from the first line on: the run goes on."""
+    for delay in (0.002, 0.01, 0.03):
+        out, ini = p.ini("asked", checkpoint__every=0)
+        shutil.rmtree(out, ignore_errors=True)
+        run = start("run", ini)
+        time.sleep(delay)
+        while not b"run" in open(f"/proc/{run.pid}/cmdline", "rb").read().split(b"\0"):
+            time.sleep(0.001)
+        time.sleep(0.005)
+        run.send_signal(signal.SIGUSR1)
+        run.send_signal(signal.SIGUSR2)
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == 0, (delay, run.returncode, said[-500:])
+
+
 def requests_of_an_earlier_run_are_removed(p):
     out, ini = p.ini("stale")
     megatrain("-q", "run", ini, "--max-steps", 2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read is what was written, in every command that reads a checkpoint; and nobody's folder is removed."""
+import fcntl
 import glob
 import json
 import os
@@ -53,6 +54,39 @@ def an_export_has_sums_of_its_own(p):
     turn(to + "/model.safetensors")
     r = megatrain("verify", to, expect=7)
     assert "model.safetensors" in r.stderr, r.stderr
+
+
+def what_is_no_file_is_not_waited_for(p):
+    """Pipes and devices in the places of a model's files, as a folder of a stranger may have them."""
+    for name in ("config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"):
+        for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+            model = os.path.join(p.tmp, "strange")
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.copytree(p.good, model, ignore=shutil.ignore_patterns("megatrain"))
+            path = os.path.join(model, name)
+            if os.path.exists(path):
+                os.remove(path)
+            make(path)
+            ini = write_ini(p.tmp + "/strange.ini", base(model, p.data, p.tmp + "/strange-out", train__steps=1, model__init="weights"))
+            r = subprocess.run([BINARY, "check", ini], capture_output=True, text=True, timeout=60)
+            assert name == "generation_config.json" or (r.returncode == 3 and name in r.stderr), (name, r.returncode, r.stderr)
+    shutil.rmtree(model)
+
+
+def a_killed_export_leaves_nothing_for_good(p):
+    to = os.path.join(p.tmp, "again")
+    left = to + ".tmp.abcdef"
+    os.makedirs(left + "/megatrain")
+    megatrain("export", p.good, to)
+    assert not os.path.exists(left)
+    shutil.rmtree(to)
+    os.mkdir(left)
+    fd = os.open(left, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # one that is under way
+    megatrain("export", p.good, to)
+    assert os.path.exists(left)
+    os.close(fd)
+    os.rmdir(left)
 
 
 def weights_alone_have_sums(p):

@@ -16,7 +16,7 @@ enum { ALIGN = MT_DISK_ALIGN };
 /* Opens with O_DIRECT if a first read succeeds: some file systems refuse only that. */
 static bool open_direct(struct mt_direct_file *f, char *buf)
 {
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);
     if (fd < 0)
         return false;
     if (pread(fd, buf, ALIGN, 0) < 0) {
@@ -35,11 +35,13 @@ int mt_direct_file_open(struct mt_direct_file *out, const char *path, bool buffe
     if (!out->path)
         return mt_fail_nomem(err, path, strlen(path));
     if (buffered || !open_direct(out, buf))
-        out->fd = open(path, O_RDONLY | O_CLOEXEC);
+        out->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (out->fd < 0 || fstat(out->fd, &st)) {
         int rc = -errno;
         return mt_fail(err, MT_ERR_INPUT, rc, "cannot open %s: %s", path, strerror(-rc));
     }
+    if (!S_ISREG(st.st_mode))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "cannot read %s: it is not a regular file", path);
     out->dev = st.st_dev;
     out->align = mt_drive_alignment(out->fd);
     mt_drive_name(out->fd, out->drive);

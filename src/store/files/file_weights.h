@@ -23,7 +23,8 @@
  * A part's pieces, end to end, are read in blocks of MT_SUM_BLOCK bytes, bypassing the page cache (O_DIRECT) if the file
  * system allows it: the aligned bytes around a run of them to a buffer, where they are summed, and from there to their
  * destination. Later reads of a block are compared with its first sum; if it has changed, it is read once more, and if
- * it is still wrong, the request ends with -EBADMSG and names file and tensor. Reads are continued, retried and given up like those of the disk (transfer.h).
+ * it is still wrong, the request ends with -EBADMSG and names file and tensor. Reads are continued, retried and
+ * given up like those of the disk (transfer.h).
  *
  * Each drive has its own share of the buffers, so that files on several drives are read at once.
  *

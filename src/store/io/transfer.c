@@ -11,8 +11,8 @@
 #include "base/mem.h"
 
 enum { MAX_RESULTS = 64, MAX_FAILED = 10000, MAX_STUCK = 100, MAX_SAID = 20 };
-/* Pauses before a transfer with an error of its drive is tried again, as parts of the deadline: at once, after 0.1 s and
- * after 1 s of the usual 300 s. Cables are touched, and servers start again. */
+/* Pauses before a transfer with an error of its drive is tried again, as parts of the deadline: none, 0.1 s and 1 s of
+ * the usual 300 s. Cables are touched, and servers start again. */
 static const double PAUSE[] = {0, 1.0 / 3000, 1.0 / 300};
 
 struct mt_transfers {

@@ -11,8 +11,9 @@
 
 /**
  * Transfers between memory and files, each carried to its end over a backend (io.h): short ones are continued, EINTR
- * and EAGAIN retried, errors of drives that may pass tried again a few times within seconds. If a drive does not answer in time (-ETIMEDOUT) or the backend fails, all transfers under way end
- * with that error and are lost: they may still be done, so that their memory must stay. Later ones end at once.
+ * and EAGAIN retried, errors of drives that may pass tried again a few times within seconds. If a drive does not
+ * answer in time (-ETIMEDOUT) or the backend fails, all transfers under way end with that error and are lost: they may
+ * still be done, so that their memory must stay. Later ones end at once.
  *
  * Thread-safety: one thread, except mt_transfers_wake().
  */

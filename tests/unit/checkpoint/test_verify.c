@@ -207,8 +207,8 @@ static void files_cut_grown_or_gone_are_told(void **state)
     }
 }
 
-/* Seals a list of files without `name`: nothing that is still there is wrong. */
-static int verify_without(const char *name, struct mt_err *err)
+/* Verifies with a list of files, sealed as it should be, that lacks `name`, and has `more`, if it is not NULL. */
+static int verify_list_with(const char *name, const char *more, struct mt_err *err)
 {
     char path[2][200], *was[2], *text;
     size_t len[2];
@@ -220,7 +220,11 @@ static int verify_without(const char *name, struct mt_err *err)
         assert_int_equal(mt_read_file(path[i], &was[i], &len[i], NULL), 0);
     assert_int_equal(mt_json_read_file(&o, path[0], MT_ERR_CHECKPOINT, NULL), 0);
     assert_non_null(cJSON_GetObjectItem(cJSON_GetObjectItem(o, "files"), name));
-    cJSON_DeleteItemFromObject(cJSON_GetObjectItem(o, "files"), name);
+    cJSON *entry = cJSON_DetachItemFromObject(cJSON_GetObjectItem(o, "files"), name);
+    if (more)
+        cJSON_AddItemToObject(cJSON_GetObjectItem(o, "files"), more, entry);
+    else
+        cJSON_Delete(entry);
     text = cJSON_Print(o);
     assert_int_equal(mt_write_file(path[0], text, strlen(text), NULL), 0);
     cJSON_Delete(o);
@@ -245,9 +249,41 @@ static void a_list_that_lacks_a_file_is_not_complete(void **state)
                                         "megatrain/state-00001.safetensors"};
     for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
         struct mt_err err = {0};
-        if (verify_without(names[i], &err) != -EBADMSG || !strstr(err.msg, "list of files is not complete"))
+        if (verify_list_with(names[i], NULL, &err) != -EBADMSG || !strstr(err.msg, "list of files is not complete"))
             fail_msg("without %s: %s", names[i], err.msg);
     }
+    assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
+}
+
+/* It may be a stranger's: what it names is read. */
+static void a_list_names_files_of_the_folder_alone(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"../../../dev/zero", "/etc/passwd", "megatrain/../../x", "megatrain/", "..", "a/b"};
+    for (size_t i = 0; i < MT_ARRAY_LEN(names); i++) {
+        struct mt_err err = {0};
+        if (verify_list_with("trainer_state.json", names[i], &err) != -EBADMSG || !strstr(err.msg, "outside the folder"))
+            fail_msg("%s: %s", names[i], err.msg);
+    }
+}
+
+static void what_is_not_a_file_is_not_read(void **state)
+{
+    (void)state;
+    char path[200], aside[200];
+    uint64_t sum, size;
+    struct mt_err err = {0};
+    snprintf(path, sizeof(path), "%s/config.json", dir);
+    snprintf(aside, sizeof(aside), "%s/aside", dir);
+    assert_int_equal(rename(path, aside), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(mt_sum_file(path, 0, UINT64_MAX, &sum, &size, &err), -EINVAL); /* and is not waited for */
+    assert_non_null(strstr(err.msg, path));
+    assert_true(mt_checkpoint_verify(dir, NULL));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink("/dev/zero", path), 0);
+    assert_true(mt_checkpoint_verify(dir, NULL));
+    assert_int_equal(rename(aside, path), 0);
     assert_int_equal(mt_checkpoint_verify(dir, NULL), 0);
 }
 
@@ -279,6 +315,8 @@ int main(void)
         cmocka_unit_test(a_turned_bit_is_not_loaded),
         cmocka_unit_test(files_cut_grown_or_gone_are_told),
         cmocka_unit_test(a_list_that_lacks_a_file_is_not_complete),
+        cmocka_unit_test(a_list_names_files_of_the_folder_alone),
+        cmocka_unit_test(what_is_not_a_file_is_not_read),
         cmocka_unit_test(checkpoints_are_listed_newest_first),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
