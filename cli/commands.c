@@ -146,6 +146,8 @@ const struct cli_command cli_commands[] = {
      eval_options, 1, 1, cli_cmd_eval},
     {"sample", "", "Continue a text, or answer a question, to try a model.", sample_options, 0,
      0, cli_cmd_sample},
+    {"setup-data", "", "Install the Python packages that read text, chat templates and Parquet, for this user.",
+     no_options, 0, 0, cli_cmd_setup_data},
     {"inspect", "[FILE|DIR]", "Tensors, dtypes and configuration of a model, or of adapters.", inspect_options, 0, 1,
      cli_cmd_inspect},
     {"export", "CHECKPOINT_DIR OUT_DIR", "Write a Hugging Face folder without training state: the model, or adapters (PEFT).", export_options, 2, 2,

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "cli.h"
+#include "data/helper.h"
 #include "device/kind.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
@@ -35,6 +36,21 @@ static void add_gpu(cJSON *o, const struct mt_device_info *gpu)
     mt_device_destroy(&dev);
 }
 
+/* The Python that reads text, chat templates and columnar files, and whether it can. */
+static void add_data_helper(cJSON *o)
+{
+    char *python = mt_helper_python(), command[8192];
+    int rc = -1;
+    if (python && !strchr(python, '\'')) {
+        snprintf(command, sizeof(command), "'%s' -I -c 'import tokenizers, jinja2, pyarrow, numpy' 2>/dev/null", python);
+        rc = system(command);
+    }
+    cJSON_AddStringToObject(o, "data helper's Python", python ? python : "the helper is not found");
+    if (python)
+        cJSON_AddStringToObject(o, "its packages", rc ? "missing: megatrain setup-data (or scripts/setup --data)" : "complete");
+    free(python);
+}
+
 int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 {
     struct mt_hw_memory mem;
@@ -64,6 +80,7 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     add_bytes(o, "memory left by cgroup", mem.cgroup_free);
     add_bytes(o, "memory that may be locked", mem.memlock);
     cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
+    add_data_helper(o);
     cli_print_object(o, cli_arg(args, "json") != NULL);
     mt_device_destroy(&dev);
     free(cpus);

@@ -33,7 +33,7 @@ static const struct variable {
     {"HF_HOME", "the parent folder of that cache; else ~/.cache/huggingface"},
     {"XDG_CACHE_HOME", "folder for caches and this machine's measurements; else ~/.cache"},
     {"HOME", "the parent of ~/.cache"},
-    {"MEGATRAIN_PYTHON", "the Python with the data helper's modules; else .venv-data beside the scripts, or python3"},
+    {"MEGATRAIN_PYTHON", "the Python with the data helper's modules; else .venv-data beside the scripts, what setup-data made, or python3"},
     {"MEGATRAIN_DATA_HELPER", "path of prepare_data.py; else it is searched for beside the program"},
     {"SOURCE_DATE_EPOCH", "today's date for chat templates, in seconds since 1970"},
     {"NO_COLOR", "no colour, unless --color says otherwise"},

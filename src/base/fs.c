@@ -33,6 +33,15 @@ int mt_path_printf(char *path, size_t size, const char *format, ...)
     return -ENAMETOOLONG;
 }
 
+void mt_cache_dir(char *path, size_t size)
+{
+    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (xdg && *xdg)
+        mt_path_printf(path, size, "%s/megatrain", xdg);
+    else
+        mt_path_printf(path, size, "%s/.cache/megatrain", home ? home : ".");
+}
+
 int mt_write_all(int fd, const void *data, size_t len)
 {
     const char *p = data;

@@ -40,6 +40,8 @@ bool mt_is_dir(const char *path);
 char *mt_path_canonical(const char *path);
 /** snprintf() of a path. Returns 0; -ENAMETOOLONG: it does not fit, and becomes "", which no file is called. */
 int mt_path_printf(char *path, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/** The folder of caches: $XDG_CACHE_HOME/megatrain, else ~/.cache/megatrain. */
+void mt_cache_dir(char *path, size_t size);
 /** "dir/name", or `name` alone if it is absolute. The caller frees it; NULL: out of memory. */
 char *mt_path_join(const char *dir, const char *name);
 /**

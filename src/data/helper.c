@@ -15,6 +15,7 @@
 
 #include "base/fs.h"
 #include "base/log.h"
+#include "base/mem.h"
 
 static const char SCRIPT[] = "prepare_data.py";
 
@@ -110,23 +111,40 @@ static char *python_of_path(void)
     return found ? found : strdup("/usr/bin/python3");
 }
 
+/* Where setup_data.py makes an environment for a program that is installed. */
+static char *cached_python(void)
+{
+    char dir[4096];
+    mt_cache_dir(dir, sizeof(dir));
+    return mt_path_join(dir, "python/bin/python");
+}
+
 static char *find_python(const char *script)
 {
     const char *given = getenv("MEGATRAIN_PYTHON");
-    char *dir = strdup(script), *path = NULL;
-    char *slash = dir ? strrchr(dir, '/') : NULL;
+    if (given && *given)
+        return strdup(given);
+    char *dir = strdup(script), *slash = dir ? strrchr(dir, '/') : NULL;
     if (slash)
         *slash = 0;
-    if (given && *given)
-        path = strdup(given);
-    else if (slash)
-        path = join3(dir, "..", ".venv-data/bin/python");
-    if (path && !(given && *given) && (!mt_path_exists(path) || !is_trusted_file(path, program_owner()))) {
-        free(path);
-        path = python_of_path();
+    char *places[] = {slash ? join3(dir, "..", ".venv-data/bin/python") : NULL, cached_python(), python_of_path()};
+    char *found = NULL;
+    for (size_t i = 0; i < MT_ARRAY_LEN(places); i++) {
+        bool last = i + 1 == MT_ARRAY_LEN(places);
+        if (!found && places[i] && (last || (mt_path_exists(places[i]) && is_trusted_file(places[i], program_owner()))))
+            found = places[i];
+        else
+            free(places[i]);
     }
     free(dir);
-    return path;
+    return found;
+}
+
+char *mt_helper_python(void)
+{
+    char *script = find_script(), *python = script ? find_python(script) : NULL;
+    free(script);
+    return python;
 }
 
 static int no_environment(const char *script, const char *why, struct mt_err *err)
@@ -136,7 +154,7 @@ static int no_environment(const char *script, const char *why, struct mt_err *er
     int rc = mt_fail(err, MT_ERR_RUNTIME, -ENOENT,
                      "the data helper (%s) has no Python environment (%s); make it with: %s%s", script,
                      why, here ? dir : "",
-                     here ? "/setup --data" : "pip install tokenizers jinja2 pyarrow numpy");
+                     here ? "/setup --data" : "megatrain setup-data");
     free(setup);
     free(dir);
     return rc;

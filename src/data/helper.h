@@ -11,7 +11,8 @@
  *
  * Found         $MEGATRAIN_DATA_HELPER, share/megatrain/ beside the program's folder, or scripts/ at most four folders
  *               above it; where nobody but root, the user and the program's owner may write
- * Python        $MEGATRAIN_PYTHON, .venv-data beside the scripts, or python3
+ * Python        $MEGATRAIN_PYTHON, .venv-data beside the scripts, python/ in the folder of caches (made by megatrain
+ *               setup-data), or python3
  * Protocol      the job as one JSON object on its standard input; one JSON object per line on its standard
  *               output, each passed to on_event() but the last, which is the result. If the helper dies, the
  *               end of its standard error becomes part of the message.
@@ -22,6 +23,8 @@
 int mt_helper_run(const cJSON *job, void (*on_event)(void *ctx, const cJSON *event), void *ctx,
                   struct mt_err *err);
 
+/** The Python that runs it; freed with free(). NULL: the helper is not found. */
+char *mt_helper_python(void);
 /** The helper's folder, whose code is part of the hash of a shard; freed with free(). NULL: not found. */
 char *mt_helper_dir(void);
 

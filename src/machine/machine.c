@@ -307,10 +307,9 @@ int mt_machine_write(const struct mt_machine *m, const char *path, struct mt_err
 
 void mt_machine_cache_path(char *buf, size_t len, const char *kind, int threads)
 {
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    bool own = xdg && *xdg;
-    snprintf(buf, len, "%s%s/megatrain/machine-%s-%d.ini", own ? xdg : home ? home : ".",
-             own ? "" : "/.cache", kind, threads);
+    char dir[4096];
+    mt_cache_dir(dir, sizeof(dir));
+    mt_path_printf(buf, len, "%s/machine-%s-%d.ini", dir, kind, threads);
 }
 
 static void processor_name(char *buf, size_t len)

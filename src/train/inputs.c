@@ -31,16 +31,6 @@ static int open_model(struct mt_inputs *in, struct mt_err *err)
     return 0;
 }
 
-static int cache_dir(const struct mt_config *cfg, char *buf, size_t len)
-{
-    const char *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (strcmp(cfg->data.cache_dir, "auto"))
-        return snprintf(buf, len, "%s", cfg->data.cache_dir);
-    if (xdg && *xdg)
-        return snprintf(buf, len, "%s/megatrain", xdg);
-    return snprintf(buf, len, "%s/.cache/megatrain", home ? home : ".");
-}
-
 static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_list *files,
                     struct mt_err *err)
 {
@@ -51,7 +41,10 @@ static int open_set(struct mt_inputs *in, mt_dataset **out, const struct mt_cfg_
         return rc;
     if (in->cfg->placement.threads != MT_AUTO)
         n = (int)in->cfg->placement.threads;
-    cache_dir(in->cfg, cache, sizeof(cache));
+    if (!strcmp(in->cfg->data.cache_dir, "auto"))
+        mt_cache_dir(cache, sizeof(cache));
+    else
+        mt_path_printf(cache, sizeof(cache), "%s", in->cfg->data.cache_dir);
     return mt_dataset_open(out,
                            &(struct mt_dataset_params){
                                .files = files,

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Debian package of this build: what is in it, that the program runs from where it is unpacked, and names what it
+needs. With MEGATRAIN_TEST_FULL=1, and as root, it is installed in a new Debian root, trains a step, is removed, and
+leaves nothing. test_package.py ROOT BUILD"""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT, BUILD = sys.argv[1:]
+CONFIG = """[model]
+path = {model}
+init = random
+[data]
+train = {text}
+tokenizer = byte
+seq_len = 64
+[train]
+steps = 1
+batch_size = 2
+[checkpoint]
+dir = {out}
+[device]
+kind = cpu
+"""
+
+
+def run(*cmd, **more):
+    p = subprocess.run(cmd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+    assert not p.returncode, f"{cmd}: exit {p.returncode}\n{p.stdout[-3000:]}"
+    return p.stdout
+
+
+def files(root):
+    return {os.path.relpath(os.path.join(d, n), root) for d, _, names in os.walk(root) for n in names}
+
+
+def unpacked(package, tmp):
+    root = os.path.join(tmp, "unpacked")
+    run("dpkg-deb", "-x", package, root)
+    has = files(root)
+    for name in ("usr/bin/megatrain", "usr/share/man/man1/megatrain.1.gz", "usr/share/man/man5/megatrain.ini.5.gz",
+                 "usr/share/bash-completion/completions/megatrain", "usr/share/megatrain/prepare_data.py",
+                 "usr/share/megatrain/setup_data.py", "usr/share/megatrain/data_packages.txt",
+                 "usr/share/megatrain/machines/rtx4090.ini", "usr/share/megatrain/models/Qwen3-8B.json",
+                 "usr/share/doc/megatrain/copyright"):
+        assert name in has, name
+    assert all(name.startswith("usr/") for name in has), has
+    program = os.path.join(root, "usr/bin/megatrain")
+    home = {**os.environ, "HOME": tmp, "XDG_CACHE_HOME": os.path.join(tmp, "cache")}
+    said = run(program, "plan", "--model", "Qwen3-8B", "--machine", "rtx4090", "--host-mem", "256GiB", cwd=tmp, env=home)
+    assert "tokens/s" in said, said
+    control = run("dpkg-deb", "-f", package)
+    assert "Depends: libc6" in control and "libhwloc15" in control and "python3" in control, control
+    print(f"ok unpacked: {len(has)} files, {os.path.getsize(package)} bytes")
+
+
+def mirror():
+    """Where this machine's apt takes Debian from."""
+    said = run("apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages")
+    return next(line.split()[0] for line in said.splitlines() if " " in line and not line.split()[0].endswith("security"))
+
+
+def installed(package, tmp):
+    root = os.path.join(tmp, "debian")
+    run("debootstrap", "--variant=minbase", "bookworm", root, mirror())
+    shutil.copy("/etc/apt/sources.list", os.path.join(root, "etc/apt/sources.list")) if os.path.exists("/etc/apt/sources.list") else None
+    for name in ("etc/apt/sources.list.d", "etc/apt/apt.conf.d", "etc/apt/trusted.gpg.d", "etc/apt/keyrings"):
+        if os.path.isdir("/" + name):
+            shutil.copytree("/" + name, os.path.join(root, name), dirs_exist_ok=True)
+    for name in ("etc/resolv.conf", "etc/hosts"):
+        shutil.copy("/" + name, os.path.join(root, name))
+    shutil.copy(package, os.path.join(root, "tmp/megatrain.deb"))
+    inside = lambda *cmd: run("chroot", root, "env", "HOME=/root", "DEBIAN_FRONTEND=noninteractive", *cmd)
+    inside("apt-get", "-qq", "update")
+    inside("apt-get", "-qq", "install", "-y", "--no-install-recommends", "libc6")
+    before = files(os.path.join(root, "usr"))
+    inside("apt-get", "-qq", "install", "-y", "--no-install-recommends", "/tmp/megatrain.deb")
+    shutil.copytree(os.path.join(ROOT, "configs/models/demo-qwen3"), os.path.join(root, "root/model"))
+    with open(os.path.join(root, "root/text.txt"), "w") as f:
+        f.write("The river is green, and the boat is red.\n" * 400)
+    with open(os.path.join(root, "root/run.ini"), "w") as f:
+        f.write(CONFIG.format(model="model", text="text.txt", out="out"))
+    assert "step 1/1" in inside("megatrain", "run", "/root/run.ini")
+    inside("megatrain", "export", "/root/out/checkpoint-1", "/root/exported")
+    inside("apt-get", "-qq", "install", "-y", "--reinstall", "--no-install-recommends", "/tmp/megatrain.deb")
+    inside("apt-get", "-qq", "purge", "-y", "megatrain")
+    left = {f for f in files(os.path.join(root, "usr")) - before if "megatrain" in f}
+    assert not left, left
+    print("ok installed, trained a step, exported, installed again, removed")
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    package = run(os.path.join(ROOT, "scripts", "package"), BUILD, tmp).strip().splitlines()[-1]
+    unpacked(package, tmp)
+    if os.environ.get("MEGATRAIN_TEST_FULL") and os.geteuid() == 0 and shutil.which("debootstrap"):
+        installed(package, tmp)
