@@ -148,6 +148,10 @@ static const struct mt_key keys[] = {
     {"memory", "nvme_checksums", MT_PLACEMENT, MT_KEY_BOOL, AT(placement.nvme_checksums), "on", NULL, ANY, NULL,
      "Keep checksums, in host memory, of everything the run writes to the drives: a read that returns other data stops the "
      "run before it reaches a checkpoint."},
+    {"memory", "verify", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.verify), "frozen", MT_VERIFY_NAMES, ANY, NULL,
+     "What is checked for bits that change in host memory, as memory without ECC loses them. frozen: frozen weights, each block "
+     "every 16th step on a thread of its own; one that has changed is read from the model's files again. all: also weights and "
+     "states that are trained, summed by each update and compared by the next one and before a save: a change ends the run."},
     {"memory", "slots", MT_PLACEMENT, MT_KEY_COUNT_AUTO, AT(placement.slots), "auto", NULL, 2, 32767, NULL,
      "Number of layers, or halves of layers, whose weights are on the device at once; auto is 3, or all if they fit."},
     {"memory", "unit", MT_PLACEMENT, MT_KEY_CHOICE, AT(placement.unit), "auto", MT_UNIT_CUT_NAMES, ANY, NULL,

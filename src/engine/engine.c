@@ -380,6 +380,11 @@ void mt_engine_interrupt(mt_engine *e)
     atomic_store(&e->x.interrupted, true);
 }
 
+void mt_engine_set_guard(mt_engine *e, mt_guard *guard)
+{
+    e->p.guard = guard;
+}
+
 void mt_engine_clear_interrupt(mt_engine *e)
 {
     atomic_store(&e->x.interrupted, false);

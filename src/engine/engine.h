@@ -9,6 +9,7 @@
 #include "objective/objective.h"
 #include "optim/optimizer.h"
 #include "settings/settings.h"
+#include "store/guard.h"
 #include "store/planes.h"
 
 /**
@@ -41,6 +42,7 @@ struct mt_engine_params {
     uint64_t drive_bytes;           /* part of host_bytes that the process itself needs if anything is on the disk */
     mt_disk *disk;                  /* may be NULL for mt_engine_plan(), and if nothing is on the disk */
     struct mt_file_weights *files;  /* weights that are read in place; NULL as for disk */
+    mt_guard *guard;                /* of the planes in host memory; NULL: updates are not checked */
     uint64_t disk_spill_at;         /* offset of the engine's spill space (plan.disk_spill_bytes) */
 };
 
@@ -166,6 +168,8 @@ int mt_engine_trace_read(const mt_engine *e, struct mt_trace_span **spans, size_
 /** Abandons the step under way at its next instruction. Any thread, signal handlers included. */
 void mt_engine_interrupt(mt_engine *e);
 void mt_engine_clear_interrupt(mt_engine *e);
+/** From now on updates check what they read, and sum what they write. The guard is borrowed. */
+void mt_engine_set_guard(mt_engine *e, mt_guard *guard);
 
 /** Index (from 0) of a learner's update of the next step, on which its learning rate depends. */
 uint64_t mt_engine_next_update(const mt_engine *e, size_t learner);

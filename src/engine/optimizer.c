@@ -190,7 +190,28 @@ struct update {
     pthread_mutex_t lock;
     const struct mt_tensor *bad; /* under lock: the first with weights that are not finite, and their number */
     uint64_t n_bad;
+    bool corrupt; /* under lock: memory does not hold what the last update left there, at element corrupt_at */
+    size_t corrupt_at;
 };
+
+static void note_corrupt(struct update *u, size_t first)
+{
+    pthread_mutex_lock(&u->lock);
+    u->corrupt = true;
+    u->corrupt_at = first;
+    pthread_mutex_unlock(&u->lock);
+}
+
+static int fail_corrupt(const struct update *u, struct mt_err *err)
+{
+    const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor], *last = t + u->unit->n_tensors - 1;
+    while (t < last && (!t->trainable || t->at + t->n <= u->corrupt_at))
+        t++;
+    return mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,
+                   "weights or states of %s in host memory are not what their last update left there: a bit of the memory has "
+                   "changed (is it ECC memory? see megatrain doctor); nothing of it is saved: go on from the last checkpoint "
+                   "with --resume", t->name);
+}
 
 static void note_bad(struct update *u, const struct mt_tensor *t, uint64_t bad)
 {
@@ -206,6 +227,11 @@ static void update_chunk(void *ctx, size_t from, size_t n)
 {
     struct update *u = ctx;
     const struct mt_tensor *t = &u->e->b.layout->tensors[u->unit->first_tensor], *last = t + u->unit->n_tensors;
+    size_t unit = (size_t)(u->unit - u->e->b.layout->units);
+    if (!mt_guard_before(u->e->p.guard, unit, from, n)) {
+        note_corrupt(u, from);
+        return;
+    }
     for (; t < last; t++) {
         size_t first = MT_MAX(t->at, from), end = MT_MIN(t->at + t->n, from + n);
         if (!t->trainable || first >= end || !mt_engine_learner_of(u->e, t)->pending.any)
@@ -214,6 +240,7 @@ static void update_chunk(void *ctx, size_t from, size_t n)
         if (bad)
             note_bad(u, t, bad);
     }
+    mt_guard_after(u->e->p.guard, unit, from, n);
 }
 
 /* A whole tensor, for an optimizer that needs it. */
@@ -246,6 +273,8 @@ int mt_optimizer_update(void *engine, const struct mt_program *prog, const struc
         mt_pool_run(e->update_pool, update_tensor, &u, u.unit->n_tensors);
     else
         mt_planes_run(e->p.planes, unit, MT_PLANE_HI, first, in->elems, e->update_pool, update_chunk, &u);
+    if (u.corrupt)
+        return fail_corrupt(&u, err);
     if (u.bad)
         return fail_update(e, u.bad, u.n_bad, err);
     if (unit == 0)

@@ -9,6 +9,7 @@
 #include "model/ranges.h"
 #include "plan/evaluate.h"
 #include "store/planes.h"
+#include "store/guard.h"
 
 void mt_plan_choice_finish(struct mt_plan_choice *c)
 {
@@ -121,6 +122,7 @@ static int measure_planes(struct mt_plan_choice *c, const struct mt_plan_request
     pp.piece_elems = c->engine.program.piece_elems;
     c->windows_bytes = mt_plane_set_window_bytes(&pp);
     c->sums_bytes = mt_plane_set_sum_bytes(&pp);
+    c->guard_bytes = r->train && r->placement.verify == MT_VERIFY_ALL ? mt_guard_bytes(&pp, true) : 0;
     c->disk_bytes = mt_plane_set_disk_bytes(&pp) + c->engine.disk_spill_bytes;
     free(pp.elems);
     return 0;
@@ -133,6 +135,7 @@ void mt_plan_add_rows(struct mt_memory_rows *rows, const struct mt_plan_choice *
         mt_memory_add_row(rows, "host", c->plane[k].use, c->plane[k].host_bytes);
     mt_memory_add_row(rows, "host", "windows to the disk", c->windows_bytes);
     mt_memory_add_row(rows, "host", "sums of the drives' planes", c->sums_bytes);
+    mt_memory_add_row(rows, "host", "sums of host memory's planes", c->guard_bytes);
     mt_engine_add_host_rows(rows, &c->engine);
     mt_memory_add_row(rows, "host", "process", c->process_bytes);
     for (int k = 0; k < MT_N_PLANES; k++)
@@ -195,8 +198,9 @@ static int take_plan(struct mt_plan_choice *c, const struct mt_plan_request *r, 
     int rc = measure_planes(c, r, err);
     c->process_bytes = process_bytes(r, c->n_micro * (uint64_t)(c->numerics.micro_batch * c->numerics.seq_len)) +
                        (c->engine.uses_disk || c->engine.uses_files ? mt_plan_drive_bytes(r->layout) : 0);
-    c->host_bytes = c->windows_bytes + c->sums_bytes + c->engine.spill_bytes + c->engine.staging_bytes +
-                    c->engine.file_bytes + c->process_bytes + (device_in_host ? c->engine.device_bytes : 0);
+    c->host_bytes = c->windows_bytes + c->sums_bytes + c->guard_bytes + c->engine.spill_bytes +
+                    c->engine.staging_bytes + c->engine.file_bytes + c->process_bytes +
+                    (device_in_host ? c->engine.device_bytes : 0);
     for (int k = 0; k < MT_N_PLANES; k++)
         c->host_bytes += c->plane[k].host_bytes;
     for (int i = 0; i < MT_N_POOLS; i++)

@@ -54,7 +54,7 @@ struct mt_plan_choice {
     size_t n_tier[MT_N_UNIT_TIERS]; /* units in each tier */
     uint64_t host_bytes; /* planes, spill, staging, the process; on the cpu device also its arena */
     struct mt_plan_plane plane[MT_N_PLANES];
-    uint64_t windows_bytes, sums_bytes, process_bytes, disk_bytes;
+    uint64_t windows_bytes, sums_bytes, guard_bytes, process_bytes, disk_bytes;
     struct mt_sim_result sim;
     struct mt_plan_tried *tried; /* [n_tried], owned; NULL after mt_plan_evaluate() */
     size_t n_tried;

@@ -72,6 +72,10 @@ enum mt_states { MT_STATES_AUTO, MT_STATES_HOST, MT_STATES_DISK };
 enum mt_base_place { MT_BASE_AUTO, MT_BASE_HOST, MT_BASE_DISK, MT_BASE_FILES };
 #define MT_BASE_NAMES "auto|host|disk|files"
 
+/** Which planes in host memory are checked for bits that have changed by themselves (store/guard.h). */
+enum mt_verify { MT_VERIFY_FROZEN, MT_VERIFY_ALL, MT_VERIFY_OFF };
+#define MT_VERIFY_NAMES "frozen|all|off"
+
 /** Where forward takes rows of a trained embedding. Auto: on the device, or where the search finds it faster. */
 enum mt_embedding_place { MT_EMBEDDING_AUTO, MT_EMBEDDING_DEVICE, MT_EMBEDDING_HOST };
 #define MT_EMBEDDING_NAMES "auto|device|host"
@@ -107,6 +111,7 @@ struct mt_placement {
     enum mt_base_place base;
     int64_t base_blocks;         /* with the base in files: so many blocks have it in host memory; or MT_AUTO */
     enum mt_pin pin;
+    enum mt_verify verify;
     bool nvme_checksums;         /* checksums, in host memory, of what is on the drives; every read is checked */
     int64_t threads;             /* of compute and of the optimizer, or MT_AUTO */
     struct mt_size device_budget, host_budget; /* in bytes once resolved */

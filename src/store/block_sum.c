@@ -4,10 +4,11 @@
 #include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/sum64.h"
 
 uint64_t mt_block_sum(const void *data, size_t bytes)
 {
-    return XXH3_64bits(data, bytes);
+    return mt_sum64(data, bytes, 0);
 }
 
 uint64_t mt_tensor_sum(const uint64_t *sum, size_t n_blocks)

@@ -2,9 +2,9 @@
 #include "store/disk_sums.h"
 
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/mem.h"
+#include "base/sum64.h"
 
 /* At most: whole blocks, and a part of a block at each end. */
 static uint64_t sums_of_piece(uint64_t piece, size_t block)
@@ -53,7 +53,7 @@ static void run_job(struct mt_job *j)
 {
     struct mt_sum_job *job = (struct mt_sum_job *)j;
     const char *p = job->buf;
-    job->sum = XXH3_64bits_withSeed(p, job->bytes, job->seed);
+    job->sum = mt_sum64(p, job->bytes, job->seed);
     job->sum += !job->sum;
     job->zeros = !p[0] && !memcmp(p, p + 1, job->bytes - 1);
 }

@@ -102,6 +102,10 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     mt_train_phase(p->control, "saving a checkpoint");
     rc = mt_engine_flush(p->session->engine, err);
     *lost = !mt_engine_whole(p->session->engine);
+    if (!rc) {
+        rc = mt_guard_check_trained(p->session->guard, err);
+        *lost |= rc != 0;
+    }
     if (!rc && p->session->disk && !config(s)->placement.nvme_checksums) {
         rc = mt_disk_sync(p->session->disk, err);
         *lost = rc;

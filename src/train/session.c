@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
 #include "weights/peft.h"
@@ -129,6 +130,22 @@ static int fill_adapters(struct mt_session *s, struct mt_err *err)
     return rc ? rc : mt_peft_load(setup->layout, s->planes, path, err);
 }
 
+static int start_guard(struct mt_session *s, struct mt_err *err)
+{
+    const struct mt_setup *setup = s->setup;
+    enum mt_verify verify = setup->choice.placement.verify;
+    if (!setup->request.train || verify == MT_VERIFY_OFF)
+        return 0;
+    struct mt_guard_params p = {.planes = s->planes,
+                                .n_units = setup->layout->n_units,
+                                .trained = verify == MT_VERIFY_ALL,
+                                .n_threads = (int)setup->choice.placement.threads};
+    int rc = mt_guard_create(&s->guard, &p, err);
+    if (!rc)
+        mt_engine_set_guard(s->engine, s->guard);
+    return rc;
+}
+
 int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err)
 {
     const struct mt_setup *setup = s->setup;
@@ -141,11 +158,47 @@ int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_
     struct mt_base_sums base = base_sums(s);
     if (!rc && resume && !adapters)
         rc = mt_weights_load_base(setup->layout, s->planes, setup->in->model_dir, &base, err);
+    return rc ? rc : start_guard(s, err);
+}
+
+/* Reads what has changed from the model's files again. */
+static int mend(struct mt_session *s, const struct mt_guard_block *b, struct mt_err *err)
+{
+    const struct mt_layout *l = s->setup->layout;
+    const struct mt_plane_desc *d = mt_plane_desc_of(s->planes, b->kind);
+    struct mt_base_sums base = base_sums(s);
+    struct mt_err why = {0};
+    unsigned long long first = s->steps > MT_GUARD_PASSES ? s->steps - MT_GUARD_PASSES : 0;
+    if (mt_guard_is_mended(s->guard, b)) /* with another block of its unit */
+        return 0;
+    const struct mt_unit *u = &l->units[b->unit];
+    const char *name = l->tensors[u->first_tensor].name;
+    mt_warn("a bit of host memory has changed in %s of the unit that begins with %s: it is read from %s again; losses of the last "
+            "%llu steps may be wrong by it (is it ECC memory? see megatrain doctor)", d->use, name, s->setup->in->model_dir,
+            (unsigned long long)s->steps - first);
+    int rc = mt_weights_reload(l, s->planes, s->setup->in->model_dir, b->unit, b->kind, &base, &why);
+    if (!rc && !mt_guard_is_mended(s->guard, b))
+        rc = mt_fail(&why, MT_ERR_RUNTIME, -EBADMSG, "the files do not have it");
+    return rc ? mt_fail(err, MT_ERR_RUNTIME, -EBADMSG,
+                        "%s of the unit that begins with %s have changed in host memory and cannot be mended (%s): go on from the "
+                        "last checkpoint with --resume", d->use, name, why.msg) : 0;
+}
+
+int mt_session_guard(struct mt_session *s, struct mt_err *err)
+{
+    struct mt_guard_block b;
+    int rc = 0;
+    s->steps++;
+    while (s->guard && !rc && mt_guard_take(s->guard, &b))
+        rc = mend(s, &b, err);
+    if (s->guard && !rc)
+        mt_guard_pass(s->guard);
     return rc;
 }
 
 void mt_session_finish(struct mt_session *s)
 {
+    mt_guard_destroy(&s->guard);
     mt_engine_destroy(&s->engine);
     mt_plane_set_destroy(&s->planes);
     mt_disk_close(&s->disk);

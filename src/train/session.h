@@ -13,6 +13,8 @@ struct mt_session {
     mt_file_weights *files; /* NULL where nothing is read in place */
     mt_plane_set *planes;
     mt_engine *engine;
+    mt_guard *guard;        /* of planes in host memory; NULL: memory.verify = off */
+    uint64_t steps;         /* since the session began */
     uint64_t *base_sum; /* [n_tensors] what frozen tensors of the model's files are known by (in_base) */
 };
 
@@ -22,6 +24,11 @@ int mt_session_start(struct mt_session *s, const struct mt_setup *setup, struct 
 int mt_session_fill_weights(struct mt_session *s, const char *resume, struct mt_err *err);
 /** Sums of all tensors of the base (in_base), into base_sum: reads what no pass has read yet. */
 int mt_session_sum_base(struct mt_session *s, struct mt_err *err);
+/**
+ * After a step: mends frozen weights that have changed in host memory, from the model's files, and starts the next look at
+ * them. -EBADMSG: what was found cannot be mended.
+ */
+int mt_session_guard(struct mt_session *s, struct mt_err *err);
 void mt_session_finish(struct mt_session *s);
 
 #endif

@@ -263,7 +263,8 @@ static int run_step(struct loop *l, struct mt_err *err)
     l->evaluated = false;
     report_step(l, &r);
     write_trace(l);
-    return count_skip(l, &r.result, err);
+    rc = mt_session_guard(l->s, err);
+    return rc ? rc : count_skip(l, &r.result, err);
 }
 
 static double time_left(const struct loop *l)

@@ -381,6 +381,31 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
     return rc ? rc : mt_planes_settle(planes, err);
 }
 
+int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,
+                      enum mt_plane_kind k, const struct mt_base_sums *base, struct mt_err *err)
+{
+    struct mt_st_model st;
+    struct loader v;
+    int rc = mt_st_open_dir(&st, dir, err);
+    if (rc)
+        return rc;
+    rc = start_loader(&v, l, &st, planes, dir, err);
+    for (size_t i = 0; i < l->n_tensors && !rc; i++) {
+        const struct mt_tensor *t = &l->tensors[i];
+        struct mt_range_planes has = mt_range_planes(t->kind);
+        uint64_t sum = 0;
+        if (t->unit != unit || t->trainable || t->adapter || (has.hi != k && has.lo != k))
+            continue;
+        rc = load_tensor(&v, t, &sum, err);
+        if (!rc && t->in_base && sum != base->sum[i])
+            rc = mt_fail(err, MT_ERR_RUNTIME, -EBADMSG, "%s: tensor \"%s\" is not what was read when the run began", dir,
+                         t->name);
+    }
+    finish_loader(&v);
+    mt_st_close(&st);
+    return rc ? rc : mt_planes_settle(planes, err);
+}
+
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err)
 {

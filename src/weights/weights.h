@@ -37,6 +37,10 @@ int mt_weights_load(const struct mt_layout *l, mt_plane_set *planes, const char 
 int mt_weights_load_base(const struct mt_layout *l, mt_plane_set *planes, const char *dir,
                          const struct mt_base_sums *base, struct mt_err *err);
 
+/** Fills planes of kind k of a unit again from DIR's files: all of its frozen tensors there. Those of the base (in_base)
+ * must have the sum in `base`. */
+int mt_weights_reload(const struct mt_layout *l, mt_plane_set *planes, const char *dir, size_t unit,
+                      enum mt_plane_kind k, const struct mt_base_sums *base, struct mt_err *err);
 /** Compares the tensors of `want` (mt_base_sums, with other_forms) with DIR's files, without loading them; not packed ones
  * of which the layout does not say so. *n_same: how many were compared; may be NULL. */
 int mt_weights_verify_base(const struct mt_layout *l, const char *dir, const cJSON *want, size_t *n_same,

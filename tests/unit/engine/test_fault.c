@@ -305,6 +305,40 @@ static void the_gradient_of_a_skipped_step_is_in_no_update(void **state)
     assert_true(run_with_skip(MT_EMBEDDING_HOST) == run_with_skip(MT_EMBEDDING_DEVICE));
 }
 
+/* A bit of any trained plane, at any place: the next update finds it, or the look before a save; nothing later is false. */
+static void a_bit_that_changes_in_memory_is_found(void **state)
+{
+    enum { FLIPS = 58 };
+    (void)state;
+    pin = MT_PIN_AUTO;
+    embedding = MT_EMBEDDING_AUTO;
+    for (uint64_t i = 0; i < FLIPS; i++) {
+        static const enum mt_plane_kind kinds[] = {MT_PLANE_HI, MT_PLANE_LO, MT_PLANE_STATE, MT_PLANE_STATE + 1};
+        enum mt_plane_kind k = kinds[i % MT_ARRAY_LEN(kinds)];
+        struct mt_guard_params p = {.planes = model.planes, .n_units = model.layout->n_units, .trained = true, .n_threads = 1};
+        struct rig r;
+        struct mt_err err = {0};
+        mt_guard *guard = NULL;
+        size_t u = (size_t)(i * 7 % model.layout->n_units);
+        open_rig(&r, NULL, 0);
+        assert_int_equal(create_engine(&r, NULL), 0);
+        assert_int_equal(mt_guard_create(&guard, &p, NULL), 0);
+        mt_engine_set_guard(r.engine, guard);
+        for (int n = 0; n < 2; n++)
+            assert_int_equal(step(&r, NULL), 0);
+        assert_int_equal(mt_guard_check_trained(guard, NULL), 0);
+        const struct mt_plane_desc *d = mt_plane_desc_of(model.planes, k);
+        size_t bytes = mt_plane_desc_bytes(d, mt_plane_elems(model.planes, u, k));
+        ((char *)mt_plane(model.planes, u, k))[i * 1000003 % bytes] ^= (char)(1 << i % 8);
+        int rc = i & 1 ? mt_guard_check_trained(guard, &err) : step(&r, &err);
+        if (rc != -EBADMSG || !strstr(err.msg, "changed"))
+            fail_msg("flip %d of plane %d of unit %zu: %d, %s", (int)i, (int)k, u, rc, err.msg);
+        assert_true(i & 1 || !mt_engine_whole(r.engine));
+        close_rig(&r);
+        mt_guard_destroy(&guard);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +348,7 @@ int main(void)
         cmocka_unit_test(planes_and_spill_are_locked_where_they_are_to_be),
         cmocka_unit_test(a_step_without_events_fails_and_the_next_one_works),
         cmocka_unit_test(the_gradient_of_a_skipped_step_is_in_no_update),
+        cmocka_unit_test(a_bit_that_changes_in_memory_is_found),
     };
     alarm(500); /* a hang is a failure */
     return cmocka_run_group_tests(tests, set_up, tear_down);
