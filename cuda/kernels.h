@@ -29,6 +29,7 @@ extern "C" {
     X(GLU, glu, struct mt_glu)                                                                     \
     X(GLU_BWD, glu_bwd, struct mt_glu_bwd)                                                         \
     X(CROSS_ENTROPY, cross_entropy, struct mt_cross_entropy)                                       \
+    X(CAP, cap, struct mt_cap)                                                                     \
     X(GATHER_ROWS, gather_rows, struct mt_rows)                                                    \
     X(SCATTER_ROWS, scatter_rows, struct mt_rows)                                                  \
     X(ADD, add, struct mt_add)                                                                     \

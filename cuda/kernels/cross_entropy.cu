@@ -117,7 +117,7 @@ static __device__ __forceinline__ void store_piece(T *p, int left, bool vector, 
 
 template <typename T, bool VECTOR>
 static __device__ void gradient_row(const float *row, T *out, int vocab, bool vector_out, int target,
-                                    float lse, float scale)
+                                    float lse, float scale, float cap)
 {
     for (int piece = 0; piece <= (vocab - 1) / PIECE; piece++) {
         float x[UNROLL][4];
@@ -127,7 +127,8 @@ static __device__ void gradient_row(const float *row, T *out, int vocab, bool ve
         for (int u = 0; u < UNROLL; u++)
             for (int k = 0; k < 4; k++) {
                 float y = exp_of(x[u][k] - lse) * scale;
-                x[u][k] = u * STEP + k == target - at ? y - scale : y;
+                y = u * STEP + k == target - at ? y - scale : y;
+                x[u][k] = cap > 0 ? y * (1.0f - (x[u][k] / cap) * (x[u][k] / cap)) : y;
             }
         __syncthreads();
         store_piece(out + at, vocab - at, vector_out, x);
@@ -169,7 +170,7 @@ static __global__ void __launch_bounds__(THREADS, 2) cross_entropy(struct mt_cro
     }
     if (out)
         gradient_row<T, VECTOR>(logits, out, vocab, vector_out, target, lse,
-                                a.row_scale ? a.row_scale[row] : a.scale);
+                                a.row_scale ? a.row_scale[row] : a.scale, a.cap);
 }
 
 template <typename T> static cudaError_t run(const struct mt_cross_entropy *a, cudaStream_t stream)

@@ -113,7 +113,7 @@ static __device__ __forceinline__ size_t flat_at()
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *b, T *out, size_t n)
+static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *b, T *out, size_t n, float scale)
 {
     constexpr int N = VEC<T>;
     size_t at = flat_at();
@@ -122,7 +122,7 @@ static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *
     for (int u = 0; u < FLAT_UNROLL; u++) {
         size_t i = (at + u * FLAT_THREADS) * N;
         if (i + N <= n) {
-            p[u] = load16(a + i);
+            p[u] = a ? load16(a + i) : make_uint4(0, 0, 0, 0);
             q[u] = load16(b + i);
         }
     }
@@ -134,20 +134,20 @@ static __global__ void __launch_bounds__(FLAT_THREADS) add(const T *a, const T *
             vec_floats<T>(p[u], x);
             vec_floats<T>(q[u], y);
             for (int k = 0; k < N; k++)
-                x[k] += y[k];
+                x[k] += scale * y[k];
             store16(out + i, vec_of<T>(x));
         }
     }
     size_t rest = n - n % N + threadIdx.x; /* elements that do not fill an access: done by the last block */
     if (blockIdx.x + 1 == gridDim.x && rest < n)
-        store(out + rest, load(a + rest) + load(b + rest));
+        store(out + rest, (a ? load(a + rest) : 0.0f) + scale * load(b + rest));
 }
 
 template <typename T> static cudaError_t run_add(const struct mt_add *a, cudaStream_t stream)
 {
     return MT_LAUNCH(add<T>, grid_of(flat_blocks(a->n, VEC<T>)), FLAT_THREADS, 0, stream,
                      static_cast<const T *>(a->a), static_cast<const T *>(a->b),
-                     static_cast<T *>(a->out), a->n);
+                     static_cast<T *>(a->out), a->n, a->scale == 0 ? 1.0f : a->scale);
 }
 
 cudaError_t mt_cuda_add(const struct mt_add *a, cudaStream_t stream)

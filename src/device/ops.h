@@ -202,6 +202,7 @@ struct mt_attention_sink_bwd {
 /**
  * Softmax cross-entropy of logits rows against targets, and its gradient in place:
  * loss[i] = log-sum-exp(logits[i,:]) - logits[i, target]; dlogits = (softmax - onehot) * scale, or * row_scale[i].
+ * cap: the logits are results of mt_op_cap(), through which dlogits goes back: it has the factor 1 - (logit / cap)^2.
  * A target < 0 is ignored: loss 0, gradient 0. dlogits (of `dtype`) may be the memory of logits: row i
  * of dlogits then starts where row i of logits does, so ld_dlogits * sizeof(dtype) == ld * 4.
  */
@@ -216,6 +217,14 @@ struct mt_cross_entropy {
     size_t ld_dlogits;
     float scale;            /* factor of every row's gradient */
     const float *row_scale; /* [n] a factor for each row, instead of `scale`; or NULL */
+    float cap;              /* 0: none */
+};
+
+/** x = cap * tanh(x / cap), in place (Gemma 2). */
+struct mt_cap {
+    size_t n, c, ld;
+    float cap; /* above 0 */
+    float *x;  /* [n, c] */
 };
 
 /** gather: dst[i,:] = src[rows[i],:] for i < n. scatter: dst[rows[i],:] = src[i,:], and all other of the n_dst rows of
@@ -228,12 +237,13 @@ struct mt_rows {
     void *dst;
 };
 
-/** out = a + b; may alias either. */
+/** out = a + scale * b, rounded once; may alias either. */
 struct mt_add {
     size_t n;
     enum mt_dtype dtype;
-    const void *a, *b;
+    const void *a, *b; /* a NULL: 0 */
     void *out;
+    float scale;       /* 0: 1 */
 };
 
 /** Elements of a block of mt_op_grad_cast(); part of the numerics, since it fixes the order of sums. */
@@ -363,6 +373,7 @@ struct mt_scale_columns {
     X(GLU, glu, struct mt_glu)                                                                     \
     X(GLU_BWD, glu_bwd, struct mt_glu_bwd)                                                         \
     X(CROSS_ENTROPY, cross_entropy, struct mt_cross_entropy)                                       \
+    X(CAP, cap, struct mt_cap)                                                                     \
     X(GATHER_ROWS, gather_rows, struct mt_rows)                                                    \
     X(SCATTER_ROWS, scatter_rows, struct mt_rows)                                                  \
     X(ADD, add, struct mt_add)                                                                     \

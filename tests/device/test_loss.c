@@ -92,8 +92,8 @@ static void gated_units_survive_large_inputs(struct harness *h)
 }
 
 /* `pad` elements between rows of logits; without them the gradient takes the logits' place. by_row: each row has a scale
- * of its own, of either sign, and some have none. */
-static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, bool by_row)
+ * of its own, of either sign, and some have none. cap: 0 for none. */
+static void capped_loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, bool by_row, double cap)
 {
     double *x, *scale = scratch(h, n);
     bool in_place = pad == 0;
@@ -107,11 +107,18 @@ static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, boo
     struct dbuf *loss = buf_nan(h, MT_F32, n), *correct = buf_nan(h, MT_F32, n);
     struct dbuf *d = in_place ? logits : buf_nan(h, h->dtype, n * ldd);
     struct dbuf *scales = buf_values(h, MT_F32, n, scale);
+    if (cap > 0) {
+        RUN(h, mt_op_cap, &(struct mt_cap){n, vocab, ld, (float)cap, logits->p});
+        for (size_t i = 0; i < n * ld; i++)
+            x[i] = i % ld < vocab ? cap * tanh(x[i] / cap) : x[i];
+        expect_close(h, "capped", buf_get(h, logits), x, n * ld, 4e-7);
+    }
     RUN(h, mt_op_cross_entropy,
         &(struct mt_cross_entropy){.n = n, .vocab = vocab, .ld = ld, .dtype = h->dtype,
                                    .logits = logits->p, .targets = targets->p, .loss = loss->p,
                                    .correct = correct->p, .dlogits = d->p, .ld_dlogits = ldd,
-                                   .scale = by_row ? 1000 : 0.125f, .row_scale = by_row ? scales->p : NULL});
+                                   .scale = by_row ? 1000 : 0.125f, .row_scale = by_row ? scales->p : NULL,
+                                   .cap = (float)cap});
     struct dbuf view = *d;
     view.dtype = h->dtype;
     view.n = n * ldd;
@@ -126,12 +133,25 @@ static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, boo
         want_loss[i] = t[i] < 0 ? 0 : max + log(sum) - x[i * ld + (size_t)t[i]];
         for (size_t k = 0; k < vocab; k++) {
             double p = exp(x[i * ld + k] - max) / sum;
-            want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale[i];
+            double y = x[i * ld + k], slope = cap > 0 ? 1 - y / cap * (y / cap) : 1;
+            want[i * vocab + k] = t[i] < 0 ? 0 : (p - (k == (size_t)t[i])) * scale[i] * slope;
             g[i * vocab + k] = got[i * ldd + k];
         }
     }
     expect_close(h, "loss", buf_get(h, loss), want_loss, n, 2e-6);
     expect_close(h, "dlogits", g, want, n * vocab, tolerance(h, 4e-6, 3e-3));
+}
+
+static void loss_case(struct harness *h, size_t n, size_t vocab, size_t pad, bool by_row)
+{
+    capped_loss_case(h, n, vocab, pad, by_row, 0);
+}
+
+static void capped_logits_match(struct harness *h)
+{
+    capped_loss_case(h, 5, 1001, 3, true, 2.5);
+    capped_loss_case(h, 3, 20011, 0, false, 30);
+    capped_loss_case(h, 4, 2060, 0, false, 5);
 }
 
 /* Rows of one value, but for a few: {at, value} pairs. */
@@ -263,6 +283,7 @@ const struct device_test loss_tests[] = {
     {"cross_entropy_matches", cross_entropy_matches},
     {"rows_of_different_weight_match", rows_of_different_weight_match},
     {"the_host_is_called_in_the_stream_s_order", the_host_is_called_in_the_stream_s_order},
+    {"capped_logits_match", capped_logits_match},
     {"the_first_of_the_largest_is_the_guess", the_first_of_the_largest_is_the_guess},
     {NULL, NULL},
 };

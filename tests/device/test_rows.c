@@ -117,6 +117,16 @@ static void add_and_cast_case(struct harness *h, size_t n)
     for (size_t i = 0; i < n; i++)
         want[i] = a[i] + b[i];
     expect_close(h, "sum in place", buf_get(h, x), want, n, tolerance(h, 1e-7, 3e-3));
+    struct dbuf *out = buf_nan(h, h->dtype, n);
+    RUN(h, mt_op_add, &(struct mt_add){n, h->dtype, y->p, x->p, out->p, 0.25f});
+    double *sum = buf_get(h, x);
+    for (size_t i = 0; i < n; i++)
+        want[i] = b[i] + 0.25 * sum[i];
+    expect_close(h, "scaled sum", buf_get(h, out), want, n, tolerance(h, 1e-7, 3e-3));
+    RUN(h, mt_op_add, &(struct mt_add){n, h->dtype, NULL, y->p, y->p, -3});
+    for (size_t i = 0; i < n; i++)
+        want[i] = -3 * b[i];
+    expect_close(h, "scaled in place", buf_get(h, y), want, n, tolerance(h, 1e-7, 3e-3));
 }
 
 static void add_and_cast(struct harness *h)

@@ -4,6 +4,8 @@
  * In bf16 the gradient row is half as long as the logits row that it overwrites; with rising addresses, each
  * piece is read before it is overwritten.
  */
+#include <string.h>
+
 #include "device/cpu/cpu.h"
 #include "device/cpu/vecmath.h"
 
@@ -37,14 +39,23 @@ MT_HOT static void softmax_piece(float *y, const float *x, float shift, float sc
         y[i] = mt_exp_negative(x[i] - shift) * scale;
 }
 
+/* Through the cap that made the logits x. */
+MT_HOT static void cap_backward(float *restrict dx, const float *restrict x, float cap, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dx[i] *= 1.0f - (x[i] / cap) * (x[i] / cap);
+}
+
 static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse)
 {
     const float *x = a->logits + row * a->ld;
     int32_t target = a->targets[row];
-    float tmp[PIECE], scale = a->row_scale ? a->row_scale[row] : a->scale;
+    float tmp[PIECE], was[PIECE], scale = a->row_scale ? a->row_scale[row] : a->scale;
     for (size_t c = 0; c < a->vocab; c += PIECE) {
         size_t n = MT_MIN((size_t)PIECE, a->vocab - c), at = row * a->ld_dlogits + c;
         float *y = mt_cpu_row_place(a->dtype, a->dlogits, at, tmp);
+        if (a->cap > 0)
+            memcpy(was, x + c, n * sizeof(float)); /* the gradient may overwrite them */
         if (target < 0)
             for (size_t i = 0; i < n; i++)
                 y[i] = 0;
@@ -52,6 +63,8 @@ static void gradient_row(const struct mt_cross_entropy *a, size_t row, float lse
             softmax_piece(y, x + c, lse, scale, n);
         if (target >= 0 && (size_t)target >= c && (size_t)target < c + n)
             y[(size_t)target - c] -= scale;
+        if (a->cap > 0)
+            cap_backward(y, was, a->cap, n);
         mt_cpu_store_row(a->dtype, a->dlogits, at, n, y);
     }
 }

@@ -183,14 +183,14 @@ static void add_chunk(void *ctx, size_t chunk, int thread)
 {
     const struct mt_add *a = ctx;
     (void)thread;
-    float x[256], y[256];
+    float x[256], y[256], scale = a->scale == 0 ? 1.0f : a->scale;
     size_t end = MT_MIN(a->n, (chunk + 1) * FLAT_CHUNK);
     for (size_t i = chunk * FLAT_CHUNK; i < end; i += 256) {
         size_t n = MT_MIN((size_t)256, end - i);
-        const float *p = mt_cpu_row_f32(a->dtype, a->a, i, n, x);
+        const float *p = a->a ? mt_cpu_row_f32(a->dtype, a->a, i, n, x) : NULL;
         const float *q = mt_cpu_row_f32(a->dtype, a->b, i, n, y);
         for (size_t k = 0; k < n; k++)
-            x[k] = p[k] + q[k];
+            x[k] = p ? p[k] + scale * q[k] : scale * q[k];
         mt_cpu_store_row(a->dtype, a->out, i, n, x);
     }
 }

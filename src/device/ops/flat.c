@@ -6,7 +6,7 @@
 static const char *check_add(const void *args)
 {
     const struct mt_add *a = args;
-    MT_OP_NEED(aligned(a->a) && aligned(a->b) && aligned(a->out));
+    MT_OP_NEED(aligned_or_null(a->a) && aligned(a->b) && aligned(a->out));
     return NULL;
 }
 
@@ -15,7 +15,7 @@ static void cost_add(const void *args, struct mt_metered *out)
     const struct mt_add *a = args;
     out->dtype = a->dtype;
     out->dim[0] = a->n;
-    out->bytes = 3 * mt_op_bytes(a->n, 1, a->dtype);
+    out->bytes = (a->a ? 3 : 2) * mt_op_bytes(a->n, 1, a->dtype);
 }
 
 static void fill_add(mt_example *x, const struct mt_metered *shape, void *args)
