@@ -116,6 +116,7 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
 {
     const struct mt_layout *l = about->layout;
     const struct mt_hf_config *cfg = l ? &l->cfg : NULL;
+    const struct mt_layer_spec *s = l ? mt_layer_of(cfg, 0) : NULL;
     double params = 0;
     bool packed = false; /* then elements of tensors are no parameters */
     cJSON *root = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(root, "tensors");
@@ -141,8 +142,8 @@ static void print_tensors(const struct mt_st_model *m, const struct about *about
             printf("%s: %lld layers, hidden %lld, ffn %lld, heads %lld of %lld, key heads %lld, "
                    "vocabulary %lld%s\n",
                    cfg->family->architecture, (long long)cfg->n_layers, (long long)cfg->hidden,
-                   (long long)cfg->ffn, (long long)cfg->n_heads, (long long)cfg->head_dim,
-                   (long long)cfg->n_kv_heads, (long long)cfg->vocab, cfg->tied ? ", tied" : "");
+                   (long long)s->ffn, (long long)s->n_heads, (long long)s->head_dim, (long long)s->n_kv_heads,
+                   (long long)cfg->vocab, cfg->tied ? ", tied" : "");
         if (cfg && cfg->moe.n_experts)
             print_mixture(l);
         if (about->adapter)

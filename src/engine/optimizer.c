@@ -122,14 +122,17 @@ static void write_tokens(const struct gather *g, size_t run, size_t col, const u
                          size_t n)
 {
     size_t size = mt_dtype_size(g->e->b.dtype);
-    float wide[SLICE];
-    const void *row = hi;
-    for (size_t i = 0; size == sizeof(float) && i < n; i++) {
-        wide[i] = mt_master_join(hi[i], lo[i]);
-        row = wide;
-    }
+    union {
+        float wide[SLICE];
+        uint16_t half[SLICE];
+    } row;
+    for (size_t i = 0; size == sizeof(float) && i < n; i++)
+        row.wide[i] = mt_master_join(hi[i], lo[i]);
+    if (size != sizeof(float))
+        memcpy(row.half, hi, n * size);
+    mt_embed_scale_row(&g->e->b.layout->cfg, g->e->b.dtype, &row, n);
     for (int32_t i = g->runs->starts[run]; i < g->runs->starts[run + 1]; i++)
-        copy_past_cache(g->out + ((size_t)g->runs->order[i] * g->cols + col) * size, (const char *)row, n * size);
+        copy_past_cache(g->out + ((size_t)g->runs->order[i] * g->cols + col) * size, (const char *)&row, n * size);
 }
 
 /* A row of the table, slice by slice. Slices are cut like pieces, so that states have whole blocks. */

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hf/layer.h"
 #include "hf/moe.h"
 
 /**
@@ -21,14 +22,6 @@ enum mt_feature {
     MT_FEATURE_BY_KEY, /* if its key in config.json is true: attention_bias (mt_family.bias_key), mlp_bias */
 };
 
-/** RMSNorm of queries and keys. */
-enum mt_qk_norm_kind {
-    MT_QK_NORM_NONE,
-    MT_QK_NORM_HEADS,      /* of each head, before the rotary embedding */
-    MT_QK_NORM_PROJECTION, /* of all heads of a token together, before the rotary embedding */
-    MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
-};
-
 /** Which layers have a sliding window, unless layer_types in config.json names them one by one, which rules that treat
  * all layers alike do not allow. */
 enum mt_window_rule {
@@ -38,6 +31,7 @@ enum mt_window_rule {
     MT_WINDOW_BY_FLAG,      /* with use_sliding_window, every layer */
     MT_WINDOW_FROM_LAYER,   /* from layer max_window_layers on */
     MT_WINDOW_EVEN_LAYERS,  /* layers 0, 2, 4 ... */
+    MT_WINDOW_ALL_BUT,      /* all layers but each sliding_window_pattern-th one (6th, 12th ...) */
     MT_WINDOW_EVEN_LOWER_LAYERS, /* with use_sliding_window, layers 0, 2, 4 ... below max_window_layers */
 };
 
@@ -60,6 +54,23 @@ struct mt_fused_tensor {
     bool alternate;           /* rows of the two alternate; else the second's follow the first's */
 };
 
+/** What a number of config.json is, in families that have it; others refuse its key. A cap of 0 or null is none. */
+enum mt_family_value {
+    MT_VALUE_QUERY_SCALAR,  /* scores are q . k / sqrt(number), not sqrt(head_dim) */
+    MT_VALUE_SCORE_SCALE,   /* scores are q . k * number */
+    MT_VALUE_SCORE_CAP,     /* scores become n * tanh(score / n) */
+    MT_VALUE_LOGIT_CAP,     /* the same of logits */
+    MT_VALUE_LOGIT_SCALE,   /* logits are multiplied by it */
+    MT_VALUE_LOGIT_DIVISOR, /* logits are divided by it */
+    MT_VALUE_EMBED_SCALE,   /* embeddings are multiplied by it */
+    MT_VALUE_RESIDUAL,      /* what attention and MLP add to the hidden state is multiplied by it */
+};
+struct mt_family_number {
+    const char *key;
+    enum mt_family_value value;
+    double by_default; /* if the key is absent */
+};
+
 enum { MT_FAMILY_MAX_PARTS = 6 };
 
 struct mt_family {
@@ -67,7 +78,12 @@ struct mt_family {
     int64_t n_kv_heads, head_dim;          /* class defaults; 0: num_attention_heads, hidden_size / heads */
     int64_t window;                        /* class default of sliding_window */
     enum mt_window_rule windows;
-    double rms_eps, rope_theta;            /* class defaults; 0: 1e-6, 10000 */
+    int64_t full_every;                    /* MT_WINDOW_ALL_BUT: class default of the pattern */
+    struct mt_norm_spec norm;              /* eps: class default; 0: 1e-6 */
+    const struct mt_layer_norms *norms;    /* NULL: input_layernorm, post_attention_layernorm, before a branch each */
+    double rope_theta;                     /* class default; 0: 10000 */
+    bool rope_by_window;                   /* layers with a window have rotary parameters of their own: */
+    double window_theta;                   /* class default of their base; 0: as in other layers, without scaling */
     int64_t max_pos;                       /* class default; 0: 2048 */
     enum mt_feature qkv_bias, o_bias, mlp_bias;
     const char *bias_key;                  /* the key of qkv_bias and o_bias; NULL: attention_bias */
@@ -79,7 +95,10 @@ struct mt_family {
     bool needs_rope_scaling;               /* rope_scaling must be present: we do not have the class's default */
     bool tied;                             /* default of tie_word_embeddings */
     bool sinks;                            /* each head has a sink: a logit in the softmax without a value */
-    bool norm_in_f32;                      /* a norm multiplies by its weight before it rounds, not after */
+    bool embed_by_width;                   /* embeddings are multiplied by sqrt(hidden_size) */
+    const struct mt_family_number *numbers; /* NULL: none; a row without a key ends the list */
+    const char *activation_key;            /* NULL: hidden_act */
+    const char *activation;                /* class default; NULL: silu */
     const char *refused_flag;              /* a key that must not be true; NULL: none */
     bool code_is_known;                    /* auto_map is ignored: older than the class in transformers */
     const char *parts[MT_FAMILY_MAX_PARTS]; /* of a decoder layer, in order of the forward pass: names from

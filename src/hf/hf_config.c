@@ -11,7 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "hf/keys.h"
-#include "hf/moe.h"
+#include "hf/layers.h"
 #include "hf/quantization.h"
 #include "hf/rope.h"
 
@@ -32,21 +32,28 @@ static const struct mt_family *read_family(struct mt_keys *r, struct mt_hf_confi
     return c->family;
 }
 
+static bool has_number(const struct mt_family *f, const char *key)
+{
+    for (const struct mt_family_number *n = f->numbers; n && n->key; n++)
+        if (!strcmp(n->key, key))
+            return true;
+    return false;
+}
+
 /* A key that changes the computation and is not supported must be refused, never ignored. */
 static void refuse_unsupported(struct mt_keys *r, const struct mt_family *f)
 {
     static const char *const absent[] = {
-        "vision_config",  "text_config",     "audio_config",
-        "final_logit_softcapping", "clip_qkv",
-        "attn_logit_softcapping", "query_pre_attn_scalar",
-        "residual_multiplier", "embedding_multiplier", "logits_scaling", "attention_multiplier",
+        "vision_config", "text_config", "audio_config", "clip_qkv", "final_logit_softcapping", "attn_logit_softcapping",
+        "query_pre_attn_scalar", "residual_multiplier", "embedding_multiplier", "logits_scaling", "logit_scale",
+        "attention_multiplier",
     };
     static const char *const of_mixtures[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts",
                                               "num_nextn_predict_layers"};
     if (mt_keys_find(r, "auto_map") && !f->code_is_known)
         mt_keys_refuse(r, "auto_map", "names code in the model's folder, which is never run");
     for (size_t i = 0; i < MT_ARRAY_LEN(absent); i++)
-        if (mt_keys_find(r, absent[i]))
+        if (mt_keys_find(r, absent[i]) && !has_number(f, absent[i]))
             mt_keys_refuse(r, absent[i], "is not supported");
     for (size_t i = 0; i < MT_ARRAY_LEN(of_mixtures) && !f->moe; i++)
         if (mt_keys_find(r, of_mixtures[i]))
@@ -69,80 +76,52 @@ static bool is_null(const struct mt_keys *r, const char *key)
     return cJSON_IsNull(mt_json_get(r->root, key));
 }
 
-static void read_activation(struct mt_keys *r, struct mt_hf_config *c)
+static void read_activation(struct mt_keys *r, const struct mt_family *f, struct mt_layer_spec *s)
 {
-    const cJSON *v = mt_keys_find(r, "hidden_act");
-    const char *act = cJSON_IsString(v) ? v->valuestring : v ? "?" : "silu";
-    c->gelu = !strcmp(act, "gelu_pytorch_tanh");
-    if (!c->gelu && strcmp(act, "silu"))
-        mt_keys_refuse(r, "hidden_act", "must be silu or gelu_pytorch_tanh");
+    static const struct {
+        const char *name;
+        enum mt_activation activation;
+    } known[] = {{"silu", MT_ACTIVATION_SILU}, {"gelu_pytorch_tanh", MT_ACTIVATION_GELU_TANH}};
+    const char *key = f->activation_key ? f->activation_key : "hidden_act", *usual = f->activation ? f->activation : "silu";
+    const cJSON *v = mt_keys_find(r, key);
+    const char *name = cJSON_IsString(v) ? v->valuestring : v ? "?" : usual;
+    for (size_t i = 0; i < MT_ARRAY_LEN(known); i++)
+        if (!strcmp(name, known[i].name)) {
+            s->activation = known[i].activation;
+            return;
+        }
+    mt_keys_refuse(r, key, "must be silu or gelu_pytorch_tanh");
 }
 
-static void windows_from_layer_types(struct mt_keys *r, struct mt_hf_config *c, const cJSON *types,
-                                     int64_t window)
+/* A number that some families have; others refuse its key. */
+static void read_number(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s,
+                        const struct mt_family_number *n)
 {
-    int64_t i = 0;
-    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != c->n_layers) {
-        mt_keys_refuse(r, "layer_types", "does not name every layer");
-        return;
-    }
-    for (const cJSON *v = types->child; v; v = v->next, i++) {
-        bool sliding = cJSON_IsString(v) && !strcmp(v->valuestring, "sliding_attention");
-        if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
-            mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
-        if (sliding && !window)
-            mt_keys_refuse(r, "layer_types", "has sliding attention, but sliding_window is missing");
-        c->window[i] = sliding ? window : 0;
-    }
+    double v = is_null(r, n->key) ? 0 : mt_keys_number(r, n->key, n->by_default);
+    bool cap = n->value == MT_VALUE_SCORE_CAP || n->value == MT_VALUE_LOGIT_CAP;
+    if (!cap && !(v > 0))
+        mt_keys_refuse(r, n->key, "must be positive");
+    else if (n->value == MT_VALUE_QUERY_SCALAR)
+        s->score_scale = 1 / sqrt(v);
+    else if (n->value == MT_VALUE_LOGIT_DIVISOR)
+        c->logit_scale = 1 / v;
+    else
+        *(n->value == MT_VALUE_SCORE_SCALE   ? &s->score_scale
+          : n->value == MT_VALUE_SCORE_CAP   ? &s->score_cap
+          : n->value == MT_VALUE_LOGIT_CAP   ? &c->logit_cap
+          : n->value == MT_VALUE_LOGIT_SCALE ? &c->logit_scale
+          : n->value == MT_VALUE_EMBED_SCALE ? &c->embed_scale
+                                             : &s->residual) = v;
 }
 
-static bool needs_flag(enum mt_window_rule w)
-{
-    return w == MT_WINDOW_UPPER_LAYERS || w == MT_WINDOW_BY_FLAG || w == MT_WINDOW_EVEN_LOWER_LAYERS;
-}
-
-/* Whether the rule gives layer i a window. */
-static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_layers)
-{
-    switch (w) {
-    case MT_WINDOW_UPPER_LAYERS:
-    case MT_WINDOW_FROM_LAYER:
-        return i >= max_window_layers;
-    case MT_WINDOW_EVEN_LAYERS:
-        return i % 2 == 0;
-    case MT_WINDOW_EVEN_LOWER_LAYERS:
-        return i % 2 == 0 && i < max_window_layers;
-    default:
-        return true;
-    }
-}
-
-/* Classes of one rule for all layers do not read layer_types: a list of anything else is of another program. */
-static void refuse_other_types(struct mt_keys *r, const struct mt_hf_config *c, int64_t window)
-{
-    bool one_rule = c->family->windows == MT_WINDOW_EVERY_LAYER || c->family->windows == MT_WINDOW_BY_FLAG;
-    for (int64_t i = 0; one_rule && i < c->n_layers; i++)
-        if (c->window[i] != window)
-            mt_keys_refuse(r, "layer_types", "gives layers other windows than sliding_window, which is all that "
-                           "transformers reads in this architecture");
-}
-
-static void read_windows(struct mt_keys *r, struct mt_hf_config *c)
+static void read_numbers(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
-    int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
-    int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
-                                     INT64_C(1) << 40);
-    if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
-        (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
-        window = 0;
-    if (mt_keys_find(r, "layer_types") && f->windows != MT_WINDOW_NONE) {
-        windows_from_layer_types(r, c, mt_keys_find(r, "layer_types"), window);
-        refuse_other_types(r, c, window);
-        return;
-    }
-    for (int64_t i = 0; i < c->n_layers; i++)
-        c->window[i] = has_window(f->windows, i, from_layer) ? window : 0;
+    s->score_scale = 1.0 / sqrt((double)s->head_dim);
+    s->residual = c->logit_scale = 1;
+    c->embed_scale = f->embed_by_width ? sqrt((double)c->hidden) : 1;
+    for (const struct mt_family_number *n = f->numbers; n && n->key; n++)
+        read_number(r, c, s, n);
 }
 
 /* -1 if the value is not a token id. */
@@ -176,29 +155,33 @@ static void read_tokens(struct mt_keys *r, struct mt_hf_config *c)
     add_eos(c, mt_keys_find(r, "eos_token_id"));
 }
 
-static void read_shape(struct mt_keys *r, struct mt_hf_config *c)
+static void read_heads(struct mt_keys *r, const struct mt_family *f, int64_t hidden, struct mt_layer_spec *s)
+{
+    s->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
+    bool as_heads = !f->n_kv_heads || is_null(r, "num_key_value_heads"), even = !f->head_dim || is_null(r, "head_dim");
+    s->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? s->n_heads : f->n_kv_heads, 1, 1 << 14);
+    s->head_dim = mt_keys_int(r, "head_dim", even ? hidden / s->n_heads : f->head_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
+    if (s->n_heads % s->n_kv_heads)
+        mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
+    if (s->head_dim % 8 || hidden % 8)
+        mt_keys_refuse(r, s->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
+    if (s->head_dim < 1 || s->head_dim > 2 * MT_ROPE_MAX_FACTORS)
+        mt_keys_refuse(r, "hidden_size", s->head_dim < 1 ? "is smaller than num_attention_heads"
+                                                 : "divided by num_attention_heads gives a head_dim of more than 1024");
+}
+
+static void read_shape(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
     c->hidden = mt_keys_need_int(r, "hidden_size", 1 << 20);
     bool all_experts = f->moe && f->moe->layers == MT_MOE_EVERY_LAYER && !f->moe->width_is_ffn;
-    c->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
+    s->ffn = all_experts ? mt_keys_int(r, "intermediate_size", 0, 0, 1 << 24)
                          : mt_keys_need_int(r, "intermediate_size", 1 << 24);
     c->n_layers = mt_keys_need_int(r, "num_hidden_layers", MT_MAX_LAYERS);
-    c->n_heads = mt_keys_need_int(r, "num_attention_heads", 1 << 14);
-    bool as_heads = !f->n_kv_heads || is_null(r, "num_key_value_heads"), even = !f->head_dim || is_null(r, "head_dim");
-    c->n_kv_heads = mt_keys_int(r, "num_key_value_heads", as_heads ? c->n_heads : f->n_kv_heads, 1, 1 << 14);
     c->vocab = mt_keys_need_int(r, "vocab_size", INT64_C(1) << 30);
     c->max_pos = mt_keys_int(r, "max_position_embeddings", f->max_pos ? f->max_pos : 2048, 1, INT64_C(1) << 40);
-    c->rms_eps = mt_keys_number(r, "rms_norm_eps", f->rms_eps > 0 ? f->rms_eps : 1e-6);
     c->initializer_range = mt_keys_number(r, "initializer_range", 0.02);
-    c->head_dim = mt_keys_int(r, "head_dim", even ? c->hidden / c->n_heads : f->head_dim, 1, 2 * MT_ROPE_MAX_FACTORS);
-    if (c->n_heads % c->n_kv_heads)
-        mt_keys_refuse(r, "num_key_value_heads", "does not divide num_attention_heads");
-    if (c->head_dim % 8 || c->hidden % 8)
-        mt_keys_refuse(r, c->head_dim % 8 ? "head_dim" : "hidden_size", "must be a multiple of 8");
-    if (c->head_dim < 1 || c->head_dim > 2 * MT_ROPE_MAX_FACTORS)
-        mt_keys_refuse(r, "hidden_size", c->head_dim < 1 ? "is smaller than num_attention_heads"
-                                                 : "divided by num_attention_heads gives a head_dim of more than 1024");
+    read_heads(r, f, c->hidden, s);
 }
 
 static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, bool def)
@@ -206,7 +189,17 @@ static bool has_feature(struct mt_keys *r, enum mt_feature f, const char *key, b
     return f == MT_FEATURE_ALWAYS || (f == MT_FEATURE_BY_KEY && mt_keys_bool(r, key, def));
 }
 
-static void read_flags(struct mt_keys *r, struct mt_hf_config *c)
+static void read_norm(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
+{
+    static const struct mt_layer_norms usual = {{"input_layernorm.weight", NULL}, {"post_attention_layernorm.weight", NULL}};
+    const struct mt_family *f = c->family;
+    s->norm = f->norm;
+    s->norm.eps = mt_keys_number(r, "rms_norm_eps", f->norm.eps > 0 ? f->norm.eps : 1e-6);
+    s->norms = f->norms ? *f->norms : usual;
+    c->norm = s->norm;
+}
+
+static void read_flags(struct mt_keys *r, struct mt_hf_config *c, struct mt_layer_spec *s)
 {
     const struct mt_family *f = c->family;
     const char *bias = f->bias_key ? f->bias_key : "attention_bias";
@@ -214,14 +207,32 @@ static void read_flags(struct mt_keys *r, struct mt_hf_config *c)
     if (!dtype)
         dtype = mt_keys_find(r, "dtype");
     c->tied = mt_keys_bool(r, "tie_word_embeddings", f->tied);
-    c->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
-    c->o_bias = has_feature(r, f->o_bias, bias, f->bias_by_default);
-    c->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias", false);
-    c->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
-    c->sinks = f->sinks;
-    c->norm_in_f32 = f->norm_in_f32;
+    s->qkv_bias = has_feature(r, f->qkv_bias, bias, f->bias_by_default);
+    s->o_bias = has_feature(r, f->o_bias, bias, f->bias_by_default);
+    s->mlp_bias = has_feature(r, f->mlp_bias, "mlp_bias", false);
+    s->qk_norm = !f->qk_norm_key || mt_keys_bool(r, f->qk_norm_key, false) ? f->qk_norm : MT_QK_NORM_NONE;
+    s->sinks = f->sinks;
     if (cJSON_IsString(dtype))
         snprintf(c->torch_dtype, sizeof(c->torch_dtype), "%s", dtype->valuestring);
+}
+
+/* All that layers have in common, and then each layer. */
+static void read_decoder(struct mt_keys *r, struct mt_hf_config *c)
+{
+    struct mt_layer_spec s;
+    memset(&s, 0, sizeof(s)); /* specifications are compared with their padding */
+    read_shape(r, c, &s);
+    refuse_unsupported(r, c->family);
+    mt_quantization_read(r, c);
+    if (r->rc)
+        return;
+    read_norm(r, c, &s);
+    read_activation(r, c->family, &s);
+    read_flags(r, c, &s);
+    read_numbers(r, c, &s);
+    mt_rope_read(r, c, s.head_dim);
+    mt_layers_read(r, c, &s);
+    read_tokens(r, c);
 }
 
 int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, const char *name,
@@ -236,21 +247,9 @@ int mt_hf_config_parse(struct mt_hf_config *out, const char *text, size_t len, c
         rc = mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: not a JSON object", name);
     if (!rc) {
         struct mt_keys r = {root, name, err, 0};
-        if (read_family(&r, c)) {
-            read_shape(&r, c);
-            refuse_unsupported(&r, c->family);
-            mt_quantization_read(&r, c);
-        }
-        if (!r.rc) {
-            read_activation(&r, c);
-            read_flags(&r, c);
-            read_windows(&r, c);
-            mt_moe_read(&r, c);
-            read_tokens(&r, c);
-        }
+        if (read_family(&r, c))
+            read_decoder(&r, c);
         rc = r.rc;
-        if (!rc)
-            rc = mt_rope_parse(&c->rope, c, root, name, err);
     }
     cJSON_Delete(root);
     if (!rc)

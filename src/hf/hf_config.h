@@ -19,7 +19,7 @@ enum mt_rope_type {
     MT_ROPE_LONGROPE,
 };
 
-enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_LAYERS = 1024, MT_MAX_EOS = 16 };
+enum { MT_ROPE_MAX_FACTORS = 512, MT_MAX_ROPES = 2, MT_MAX_LAYERS = 1024, MT_MAX_SPECS = 16, MT_MAX_EOS = 16 };
 
 struct mt_rope_config {
     enum mt_rope_type type;
@@ -29,6 +29,8 @@ struct mt_rope_config {
     double attention_factor;                        /* yarn, longrope; < 0: derived */
     bool truncate;                                  /* yarn */
     int64_t original_max_pos;                       /* llama3, yarn, longrope */
+    int64_t max_pos;                                /* max_position_embeddings */
+    size_t dims;                                    /* of a head that are rotated */
     int n_factors;                                  /* longrope: entries of the two lists */
     double short_factor[MT_ROPE_MAX_FACTORS], long_factor[MT_ROPE_MAX_FACTORS];
 };
@@ -36,24 +38,30 @@ struct mt_rope_config {
 /** A decoder as its config.json describes it, with the family's defaults filled in. Both dialects are read. */
 struct mt_hf_config {
     const struct mt_family *family;
-    int64_t hidden, ffn, n_layers, n_heads, n_kv_heads, head_dim, vocab, max_pos;
-    double rms_eps, initializer_range;
+    int64_t hidden, n_layers, vocab, max_pos;
+    double initializer_range;
     bool tied;                              /* tie_word_embeddings */
-    bool qkv_bias, o_bias, mlp_bias;
-    enum mt_qk_norm_kind qk_norm;
-    bool sinks;                             /* each head has a sink: a logit in the softmax without a value */
-    bool norm_in_f32;                       /* a norm multiplies by its weight before it rounds, not after */
-    bool gelu;                              /* hidden_act gelu_pytorch_tanh instead of silu */
-    int64_t window[MT_MAX_LAYERS];          /* sliding window of each layer, 0 = full attention */
+    double embed_scale;                     /* embeddings are multiplied by it, as rounded to the compute dtype */
+    struct mt_norm_spec norm;               /* of the last norm */
+    double logit_scale;                     /* the head's input is multiplied by it */
+    double logit_cap;                       /* logits become cap * tanh(logit / cap); 0: none */
+    struct mt_layer_spec spec[MT_MAX_SPECS];
+    int n_specs;
+    uint8_t layer[MT_MAX_LAYERS];           /* index of a layer's specification */
     struct mt_moe moe;
-    bool sparse[MT_MAX_LAYERS];             /* layers that are mixtures of experts */
-    struct mt_rope_config rope;
+    struct mt_rope_config rope[MT_MAX_ROPES];
+    int n_ropes;
     int64_t bos, pad;                       /* -1: none */
     int64_t eos[MT_MAX_EOS];
     int n_eos;
     char torch_dtype[16];                   /* as in the file, or "" */
     enum mt_packed packed;                  /* quantization_config: how the layers' matrices are stored */
 };
+
+static inline const struct mt_layer_spec *mt_layer_of(const struct mt_hf_config *cfg, int64_t layer)
+{
+    return &cfg->spec[cfg->layer[layer]];
+}
 
 /**
  * Reads DIR/config.json (and the end-of-text ids of generation_config.json). Anything not supported (architecture,
@@ -86,14 +94,12 @@ enum mt_rope_lengths {
     MT_ROPE_A_TABLE_EACH, /* dynamic: one table up to *limit tokens, one for each greater length */
 };
 /** For documents of up to max_len tokens; *limit: the longest one that uses the first table (one table: max_len). */
-enum mt_rope_lengths mt_rope_lengths(const struct mt_hf_config *cfg, size_t max_len, size_t *limit);
+enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit);
 
 /**
- * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t, [n_pos, rot/2] f32,
+ * Rotary tables for positions [0, n_pos) of a document of `seq_len` tokens: cos_t and sin_t, [n_pos, dims/2] f32,
  * computed in the precision and order of transformers (inv_freq in f32), times the attention factor.
  */
-size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg);
-void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,
-                    float *sin_t);
+void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len, float *cos_t, float *sin_t);
 
 #endif

@@ -34,7 +34,7 @@ static int64_t read_number(struct mt_keys *k, const char *key, int64_t def, int6
     return def;
 }
 
-static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
+static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f, int64_t ffn)
 {
     static const char *const experts[] = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"},
                              *const chosen[] = {"num_experts_per_tok", "moe_k", "moe_topk"};
@@ -47,14 +47,14 @@ static void read_shape(struct mt_keys *k, struct mt_hf_config *c, const struct m
         mt_keys_refuse(k, top, "is missing");
     m->n_experts = read_number(k, count, m->n_experts, MT_MOE_MAX_EXPERTS);
     m->top_k = read_number(k, top, m->top_k, MT_MOE_MAX_EXPERTS);
-    m->width = f->width_is_ffn ? c->ffn : read_number(k, width, m->width, 1 << 24);
+    m->width = f->width_is_ffn ? ffn : read_number(k, width, m->width, 1 << 24);
     if (m->top_k > m->n_experts)
         mt_keys_refuse(k, top, "is larger than the number of experts");
     if (m->width % 8 || m->width < 1)
         mt_keys_refuse(k, width, "must be a multiple of 8");
 }
 
-static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
+static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f, int64_t ffn)
 {
     static const char *const counts[] = {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"};
     const char *count = name_of(k, counts, MT_ARRAY_LEN(counts));
@@ -64,7 +64,7 @@ static void read_shared(struct mt_keys *k, struct mt_hf_config *c, const struct 
     if (f->shared == MT_MOE_SHARED_COUNT)
         m->shared_width = m->width * mt_keys_int(k, count, f->shared_count, 0, 1024);
     if (f->shared == MT_MOE_SHARED_FFN)
-        m->shared_width = c->ffn;
+        m->shared_width = ffn;
 }
 
 static void read_groups(struct mt_keys *k, struct mt_moe *m)
@@ -109,7 +109,7 @@ static void read_rule(struct mt_keys *k, struct mt_hf_config *c, const struct mt
 
 /* --- which layers ---------------------------------------------------------------------------------- */
 
-static void leave_dense(struct mt_keys *k, struct mt_hf_config *c, const char *key)
+static void leave_dense(struct mt_keys *k, int64_t n_layers, bool *sparse, const char *key)
 {
     const cJSON *list = mt_keys_find(k, key);
     if (list && !cJSON_IsArray(list))
@@ -117,27 +117,27 @@ static void leave_dense(struct mt_keys *k, struct mt_hf_config *c, const char *k
     for (const cJSON *v = cJSON_IsArray(list) ? list->child : NULL; v; v = v->next) {
         if (!cJSON_IsNumber(v))
             mt_keys_refuse(k, key, "must be a list of layers");
-        else if (v->valuedouble >= 0 && v->valuedouble < (double)c->n_layers)
-            c->sparse[(size_t)v->valuedouble] = false;
+        else if (v->valuedouble >= 0 && v->valuedouble < (double)n_layers)
+            sparse[(size_t)v->valuedouble] = false;
     }
 }
 
-static void take_types(struct mt_keys *k, struct mt_hf_config *c, const char *key)
+static void take_types(struct mt_keys *k, int64_t n_layers, bool *sparse, const char *key)
 {
     const cJSON *list = mt_keys_find(k, key), *v = cJSON_IsArray(list) ? list->child : NULL;
-    c->sparse[0] = false;
-    if (list && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != c->n_layers))
+    sparse[0] = false;
+    if (list && (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != n_layers))
         mt_keys_refuse(k, key, "does not name every layer");
-    for (int64_t i = 0; v && i < c->n_layers; v = v->next, i++) {
-        c->sparse[i] = cJSON_IsString(v) && !strcmp(v->valuestring, "sparse");
-        if (!c->sparse[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "dense")))
+    for (int64_t i = 0; v && i < n_layers; v = v->next, i++) {
+        sparse[i] = cJSON_IsString(v) && !strcmp(v->valuestring, "sparse");
+        if (!sparse[i] && !(cJSON_IsString(v) && !strcmp(v->valuestring, "dense")))
             mt_keys_refuse(k, key, "names a kind of layer that is neither \"dense\" nor \"sparse\"");
     }
 }
 
-static void read_layers(struct mt_keys *k, struct mt_hf_config *c, const struct mt_moe_family *f)
+static void read_layers(struct mt_keys *k, int64_t n_layers, const struct mt_moe_family *f, bool *sparse)
 {
-    int64_t step = 1, first = 0, last = c->n_layers - 1;
+    int64_t step = 1, first = 0, last = n_layers - 1;
     if (f->layers == MT_MOE_SPARSE_STEP)
         step = mt_keys_int(k, "decoder_sparse_step", 1, 1, MT_MAX_LAYERS);
     if (f->layers == MT_MOE_AFTER_FIRST)
@@ -147,22 +147,22 @@ static void read_layers(struct mt_keys *k, struct mt_hf_config *c, const struct 
         first = mt_keys_int(k, "moe_layer_start_index", 1, 0, MT_MAX_LAYERS);
         last = mt_keys_int(k, "moe_layer_end_index", -1, -1, MT_MAX_LAYERS);
     }
-    for (int64_t i = 0; i < c->n_layers; i++)
-        c->sparse[i] = (i + 1) % step == 0 && i >= first && (last < 0 || i <= last);
+    for (int64_t i = 0; i < n_layers; i++)
+        sparse[i] = (i + 1) % step == 0 && i >= first && (last < 0 || i <= last);
     if (f->layers == MT_MOE_SPARSE_STEP)
-        leave_dense(k, c, "mlp_only_layers");
+        leave_dense(k, n_layers, sparse, "mlp_only_layers");
     if (f->layers == MT_MOE_LAYER_TYPES)
-        take_types(k, c, "mlp_layer_types");
+        take_types(k, n_layers, sparse, "mlp_layer_types");
 }
 
-void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c)
+void mt_moe_read(struct mt_keys *k, struct mt_hf_config *c, int64_t ffn, bool *sparse)
 {
     const struct mt_moe_family *f = c->family->moe;
     if (!f)
         return;
     c->moe = f->values;
-    read_shape(k, c, f);
-    read_shared(k, c, f);
+    read_shape(k, c, f, ffn);
+    read_shared(k, c, f, ffn);
     read_rule(k, c, f);
-    read_layers(k, c, f);
+    read_layers(k, c->n_layers, f, sparse);
 }

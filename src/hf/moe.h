@@ -86,7 +86,10 @@ struct mt_moe_family {
 struct mt_hf_config;
 struct mt_keys;
 
-/** Reads cfg->moe and cfg->sparse as cfg->family says, after the other keys; does nothing for a dense family. */
-void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg);
+/**
+ * Reads cfg->moe as cfg->family says, after the other keys, and sparse[i]: whether layer i is a mixture. ffn: what
+ * intermediate_size says. Does nothing for a dense family.
+ */
+void mt_moe_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t ffn, bool *sparse);
 
 #endif

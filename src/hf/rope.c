@@ -64,12 +64,12 @@ static int read_factors(double *dst, int want, const cJSON *list, const char *ke
     return 0;
 }
 
-static int check(const struct mt_rope_config *r, const struct mt_hf_config *cfg, const char *name, struct mt_err *err)
+static int check(const struct mt_rope_config *r, const struct mt_family *f, const char *name, struct mt_err *err)
 {
     const char *wrong = NULL;
     if (!(r->theta > 0) || !isfinite(r->theta))
         wrong = "rope_theta must be positive";
-    else if (r->partial_rotary_factor != 1 && !(cfg->family->partial_rotary > 0))
+    else if (r->partial_rotary_factor != 1 && !(f->partial_rotary > 0))
         wrong = "partial_rotary_factor other than 1 is not supported (transformers ignores it here)";
     else if (!(r->partial_rotary_factor > 0 && r->partial_rotary_factor <= 1))
         wrong = "partial_rotary_factor must be above 0 and at most 1";
@@ -89,22 +89,14 @@ static int check(const struct mt_rope_config *r, const struct mt_hf_config *cfg,
     return wrong ? mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: %s", name, wrong) : 0;
 }
 
-int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, const cJSON *root,
-                  const char *name, struct mt_err *err)
+/* Of the numbers of one table: p is its object, NULL: none; root is config.json; theta: where neither says it. */
+static void read_numbers(struct mt_rope_config *r, const struct mt_family *f, const cJSON *p, const cJSON *root,
+                         double theta, int64_t head_dim)
 {
-    const cJSON *p = get(root, "rope_scaling"); /* the older name wins, unless it is null or {} */
-    if (!p || (cJSON_IsObject(p) && !p->child))
-        p = get(root, "rope_parameters");
-    if (get(p, "full_attention") || get(p, "sliding_attention") || get(p, "mrope_section"))
-        return mt_fail(err, MT_ERR_INPUT, -EINVAL,
-                       "%s: rope parameters by layer type or mrope are not supported", name);
-    struct mt_rope_config *r = out;
-    *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT};
-    double theta = cfg->family->rope_theta > 0 ? cfg->family->rope_theta : 10000.0;
-    r->theta = number(p, "rope_theta", number(root, "rope_theta", theta));
-    double part = cfg->family->partial_rotary > 0 ? cfg->family->partial_rotary : 1.0;
-    if (cfg->family->partial_rotary > 0) /* older releases give the number of dimensions */
-        part = number(root, "rotary_dim", part * (double)cfg->head_dim) / (double)cfg->head_dim;
+    double part = f->partial_rotary > 0 ? f->partial_rotary : 1.0;
+    r->theta = number(p, "rope_theta", theta);
+    if (f->partial_rotary > 0) /* older releases give the number of dimensions */
+        part = number(root, "rotary_dim", part * (double)head_dim) / (double)head_dim;
     r->partial_rotary_factor = number(p, "partial_rotary_factor", number(root, "partial_rotary_factor", part));
     r->factor = number(p, "factor", 0);
     r->low_freq_factor = number(p, "low_freq_factor", 1);
@@ -116,38 +108,68 @@ int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, co
     r->attention_factor = number(p, "attention_factor", -1);
     r->truncate = !cJSON_IsFalse(get(p, "truncate"));
     double orig = number(p, "original_max_position_embeddings",
-                         number(root, "original_max_position_embeddings", (double)cfg->max_pos));
+                         number(root, "original_max_position_embeddings", (double)r->max_pos));
     r->original_max_pos = orig >= 1 && orig < 0x1p40 ? (int64_t)orig : 0;
-    int rc = read_type(r, p, name, err);
-    double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)cfg->head_dim;
+}
+
+/* The dimensions of a head that are rotated: an even number. */
+static size_t rotated_dims(const struct mt_rope_config *r, int64_t head_dim)
+{
+    double p = r->partial_rotary_factor;
+    return p > 0 && p <= 1 ? (size_t)((double)head_dim * p) / 2 * 2 : 0;
+}
+
+static int read_lists(struct mt_rope_config *r, const cJSON *p, const char *name, struct mt_err *err)
+{
+    r->n_factors = (int)(r->dims / 2);
+    if (!r->factor)
+        r->factor = (double)r->max_pos / (double)MT_MAX(r->original_max_pos, (int64_t)1);
+    int rc = read_factors(r->short_factor, r->n_factors, get(p, "short_factor"), "short_factor", name, err);
+    return rc ? rc : read_factors(r->long_factor, r->n_factors, get(p, "long_factor"), "long_factor", name, err);
+}
+
+static void read_table(struct mt_keys *k, struct mt_hf_config *cfg, const cJSON *p, double theta, int64_t head_dim)
+{
+    struct mt_rope_config *r = &cfg->rope[cfg->n_ropes++];
+    *r = (struct mt_rope_config){.type = MT_ROPE_DEFAULT, .max_pos = cfg->max_pos};
+    read_numbers(r, cfg->family, p, k->root, theta, head_dim);
+    r->dims = rotated_dims(r, head_dim);
+    int rc = read_type(r, p, k->name, k->err);
+    double alpha = cfg->family->rope_alpha ? number(p, "alpha", 0) : 0, dims = (double)head_dim;
     if (!rc && r->type == MT_ROPE_DYNAMIC && alpha > 0) { /* the same for every length: a larger base */
         r->type = MT_ROPE_DEFAULT;
         r->theta *= pow(alpha, dims / (dims - 2));
     }
-    if (!rc && r->type == MT_ROPE_LONGROPE) {
-        r->n_factors = (int)(mt_rope_rotated_dims(cfg) / 2);
-        if (!r->factor)
-            r->factor = (double)cfg->max_pos / (double)MT_MAX(r->original_max_pos, (int64_t)1);
-        rc = read_factors(r->short_factor, r->n_factors, get(p, "short_factor"), "short_factor", name,
-                          err);
-        if (!rc)
-            rc = read_factors(r->long_factor, r->n_factors, get(p, "long_factor"), "long_factor",
-                              name, err);
-    }
+    if (!rc && r->type == MT_ROPE_LONGROPE)
+        rc = read_lists(r, p, k->name, k->err);
     if (!rc)
-        rc = check(r, cfg, name, err);
-    if (!rc && r->type == MT_ROPE_YARN && r->original_max_pos != cfg->max_pos &&
-        fabs(r->factor * (double)r->original_max_pos - (double)cfg->max_pos) > 1)
-        mt_warn("%s: yarn factor %g differs from max_position_embeddings / original (%g)", name,
-                r->factor, (double)cfg->max_pos / (double)r->original_max_pos);
-    return rc;
+        rc = check(r, cfg->family, k->name, k->err);
+    if (!rc && r->type == MT_ROPE_YARN && r->original_max_pos != r->max_pos &&
+        fabs(r->factor * (double)r->original_max_pos - (double)r->max_pos) > 1)
+        mt_warn("%s: yarn factor %g differs from max_position_embeddings / original (%g)", k->name, r->factor,
+                (double)r->max_pos / (double)r->original_max_pos);
+    k->rc = rc;
 }
 
-size_t mt_rope_rotated_dims(const struct mt_hf_config *cfg)
+void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t head_dim)
 {
-    double p = cfg->rope.partial_rotary_factor;
-    size_t rot = (size_t)((double)cfg->head_dim * (p > 0 ? p : 1));
-    return rot / 2 * 2;
+    const struct mt_family *f = cfg->family;
+    const cJSON *p = get(k->root, "rope_scaling"); /* the older name wins, unless it is null or {} */
+    if (k->rc)
+        return;
+    if (!p || (cJSON_IsObject(p) && !p->child))
+        p = get(k->root, "rope_parameters");
+    const cJSON *full = get(p, "full_attention"), *window = get(p, "sliding_attention");
+    double theta = number(k->root, "rope_theta", f->rope_theta > 0 ? f->rope_theta : 10000.0);
+    if (((full || window) && !f->rope_by_window) || get(p, "mrope_section")) {
+        k->rc = mt_fail(k->err, MT_ERR_INPUT, -EINVAL, "%s: rope parameters by layer type or mrope are not supported",
+                        k->name);
+        return;
+    }
+    read_table(k, cfg, full ? full : window ? NULL : p, theta, head_dim);
+    if (f->rope_by_window && !k->rc)
+        read_table(k, cfg, window, number(k->root, "rope_local_base_freq", f->window_theta > 0 ? f->window_theta : theta),
+                   head_dim);
 }
 
 static void base_freqs(float *f, size_t half, double theta)
@@ -214,12 +236,11 @@ static double attention_scale(const struct mt_rope_config *r)
     return 1;
 }
 
-static void make_freqs(float *f, size_t half, const struct mt_hf_config *cfg, size_t seq_len)
+static void make_freqs(float *f, size_t half, const struct mt_rope_config *r, size_t seq_len)
 {
-    const struct mt_rope_config *r = &cfg->rope;
     double theta = r->theta, rot = (double)(2 * half);
-    if (r->type == MT_ROPE_DYNAMIC && seq_len > (size_t)cfg->max_pos)
-        theta *= pow(r->factor * (double)seq_len / (double)cfg->max_pos - (r->factor - 1),
+    if (r->type == MT_ROPE_DYNAMIC && seq_len > (size_t)r->max_pos)
+        theta *= pow(r->factor * (double)seq_len / (double)r->max_pos - (r->factor - 1),
                      rot / (rot - 2));
     base_freqs(f, half, theta);
     switch (r->type) {
@@ -244,13 +265,12 @@ static void make_freqs(float *f, size_t half, const struct mt_hf_config *cfg, si
     }
 }
 
-void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len, float *cos_t,
-                    float *sin_t)
+void mt_rope_tables(const struct mt_rope_config *r, size_t n_pos, size_t seq_len, float *cos_t, float *sin_t)
 {
     float f[MT_ROPE_MAX_FACTORS];
-    size_t half = mt_rope_rotated_dims(cfg) / 2;
-    float scale = (float)attention_scale(&cfg->rope);
-    make_freqs(f, half, cfg, seq_len);
+    size_t half = r->dims / 2;
+    float scale = (float)attention_scale(r);
+    make_freqs(f, half, r, seq_len);
     for (size_t p = 0; p < n_pos; p++)
         for (size_t i = 0; i < half; i++) {
             float angle = (float)p * f[i];
@@ -259,10 +279,10 @@ void mt_rope_tables(const struct mt_hf_config *cfg, size_t n_pos, size_t seq_len
         }
 }
 
-enum mt_rope_lengths mt_rope_lengths(const struct mt_hf_config *cfg, size_t max_len, size_t *limit)
+enum mt_rope_lengths mt_rope_lengths(const struct mt_rope_config *r, size_t max_len, size_t *limit)
 {
-    bool dynamic = cfg->rope.type == MT_ROPE_DYNAMIC, longrope = cfg->rope.type == MT_ROPE_LONGROPE;
-    size_t most = dynamic ? (size_t)cfg->max_pos : longrope ? (size_t)cfg->rope.original_max_pos : max_len;
+    bool dynamic = r->type == MT_ROPE_DYNAMIC, longrope = r->type == MT_ROPE_LONGROPE;
+    size_t most = dynamic ? (size_t)r->max_pos : longrope ? (size_t)r->original_max_pos : max_len;
     *limit = MT_MIN(most, max_len);
     if (max_len <= most)
         return MT_ROPE_ONE_TABLE;

@@ -2,12 +2,11 @@
 #ifndef MT_HF_ROPE_H
 #define MT_HF_ROPE_H
 
-#include <cjson/cJSON.h>
-
 #include "hf/hf_config.h"
+#include "hf/keys.h"
 
-/** Reads rope_theta and rope_scaling, or rope_parameters, from a parsed config.json. */
-int mt_rope_parse(struct mt_rope_config *out, const struct mt_hf_config *cfg, const cJSON *root,
-                  const char *name, struct mt_err *err);
+/** Fills cfg->rope and cfg->n_ropes from rope_theta and rope_scaling, or rope_parameters. The second table is that of
+ * layers with a window, if the family has one. */
+void mt_rope_read(struct mt_keys *k, struct mt_hf_config *cfg, int64_t head_dim);
 
 #endif

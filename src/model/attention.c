@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The attention of a decoder layer, pre-norm, as Llama, Mistral and Qwen have it:
+ * The attention of a decoder layer, a branch (branch.h):
  *
- *   h = norm(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + o Wo
+ *   h = before(x); qkv = h Wqkv + b; q, k = rope(qknorm(q, k)); o = attention(q, k, v);  y = x + after(o Wo)
  *
  * The record keeps what is expensive to recompute (qkv, o, statistics); backward recomputes the norm's output, a
  * cheap pass. With QK-norm it also keeps the q and k of attention, which a pass over qkv could make again, for 12%
  * fewer bytes of a layer's record. By the simulator that costs Qwen3's 8B and 32B 0.1 to 0.3% of a step, and gains
  * nothing: where memory or the link is short, attention's records are those that are recomputed anyway.
  */
-#include <math.h>
-
 #include "base/mem.h"
 #include "model/attention.h"
+#include "model/branch.h"
 
 struct record {
     void *qkv, *qk, *o; /* [n, qkv]; [n, qk], or qkv without QK-norm; [n, q] */
     float *lse;         /* [n_heads, n] */
-    float *rstd;        /* [n] of the norm */
+    float *rstd;        /* [n] of the norm before */
     float *rstd_qk;     /* [n, n_heads + n_kv_heads] of QK-norm, or fewer */
+    void *out;          /* [n, hidden] o Wo, if a norm comes after it */
 };
 
 static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
 {
-    const struct mt_hf_config *c = s->cfg;
-    struct mt_widths w = mt_widths(c);
+    const struct mt_layer_spec *c = s->spec;
+    struct mt_widths w = mt_widths(s->cfg, c);
     size_t at = 0, e = mt_dtype_size(s->dtype), n = s->max_tokens;
     r->qkv = mt_take(base, &at, n * w.qkv * e);
     r->qk = c->qk_norm ? mt_take(base, &at, n * w.qk * e) : r->qkv;
@@ -32,6 +32,7 @@ static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, vo
     r->lse = mt_take(base, &at, n * (size_t)c->n_heads * 4);
     r->rstd = mt_take(base, &at, n * 4);
     r->rstd_qk = c->qk_norm ? mt_take(base, &at, n * (size_t)(c->n_heads + c->n_kv_heads) * 4) : NULL;
+    r->out = c->norms.attention.after ? mt_take(base, &at, n * w.c * e) : NULL;
     return at;
 }
 
@@ -39,15 +40,18 @@ MT_PART_RECORD()
 
 struct scratch {
     void *d_o, *dqkv; /* [n, q], [n, qkv]: for backward */
+    float *rstd;      /* [n] of the norm after */
     void *workspace;  /* of the attention operations, last in the scratch */
 };
 
-static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, void *base)
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, const struct mt_layer_spec *spec,
+                              void *base)
 {
-    struct mt_widths w = mt_widths(&p->layout->cfg);
+    struct mt_widths w = mt_widths(&p->layout->cfg, spec);
     size_t at = 0, bytes = p->backward ? p->max_tokens * mt_dtype_size(p->dtype) : 0;
     s->d_o = mt_take(base, &at, bytes * w.q);
     s->dqkv = mt_take(base, &at, bytes * w.qkv);
+    s->rstd = mt_take(base, &at, spec->norms.attention.after ? p->max_tokens * sizeof(float) : 0);
     s->workspace = mt_take(base, &at, 0);
     return at;
 }
@@ -57,33 +61,32 @@ struct qkv {
     struct mt_heads q, k, v;
 };
 
-static struct qkv split(const struct mt_hf_config *c, enum mt_dtype t, const void *rows, size_t ld)
+static struct qkv split(const struct mt_layer_spec *s, enum mt_dtype t, const void *rows, size_t ld)
 {
-    size_t n_q = (size_t)c->n_heads, n_kv = (size_t)c->n_kv_heads, d = (size_t)c->head_dim, e = mt_dtype_size(t);
+    size_t n_q = (size_t)s->n_heads, n_kv = (size_t)s->n_kv_heads, d = (size_t)s->head_dim, e = mt_dtype_size(t);
     const char *p = rows;
     return (struct qkv){mt_heads(p, ld, n_q, d), mt_heads(p ? p + n_q * d * e : NULL, ld, n_kv, d),
                         mt_heads(p ? p + (n_q + n_kv) * d * e : NULL, ld, n_kv, d)};
 }
 
-static struct qkv split_rows(const mt_model *m, const void *rows, size_t ld)
+static struct qkv split_rows(const struct mt_part_run *r, const void *rows, size_t ld)
 {
-    return split(&m->layout->cfg, m->dt, rows, ld);
+    return split(r->part->spec, r->m->dt, rows, ld);
 }
 
-static struct mt_heads outputs(const struct mt_hf_config *c, const void *o)
+static struct mt_heads outputs(const struct mt_layer_spec *s, const void *o)
 {
-    size_t n = (size_t)c->n_heads, d = (size_t)c->head_dim;
+    size_t n = (size_t)s->n_heads, d = (size_t)s->head_dim;
     return mt_heads(o, n * d, n, d);
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *c, mt_device *dev)
 {
-    const struct mt_hf_config *c = &p->layout->cfg;
     struct scratch s;
-    size_t at = lay_out_scratch(&s, p, NULL);
-    struct qkv x = split(c, p->dtype, NULL, mt_widths(c).qkv);
+    size_t at = lay_out_scratch(&s, p, c, NULL);
+    struct qkv x = split(c, p->dtype, NULL, mt_widths(&p->layout->cfg, c).qkv);
     struct mt_attention a = {.n = p->max_tokens, .max_len = p->max_len, .q = x.q, .k = x.k, .v = x.v,
-                             .o = outputs(c, NULL), .dtype = p->dtype};
+                             .cap = (float)c->score_cap, .o = outputs(c, NULL), .dtype = p->dtype};
     mt_take(NULL, &at, mt_op_attention_workspace(dev, &a));
     return at;
 }
@@ -91,14 +94,13 @@ static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
 static struct scratch scratch_of(const struct mt_part_run *run)
 {
     struct scratch s;
-    lay_out_scratch(&s, &run->m->p, run->scratch);
+    lay_out_scratch(&s, &run->m->p, run->part->spec, run->scratch);
     return s;
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *c, mt_device *dev)
 {
-    const struct mt_hf_config *c = &p->layout->cfg;
-    struct mt_widths w = mt_widths(c);
+    struct mt_widths w = mt_widths(&p->layout->cfg, c);
     size_t n = p->max_tokens;
     struct mt_rmsnorm_bwd norm = {.n = n, .c = w.c};
     struct mt_bias_bwd bias = {.n = n, .c = MT_MAX(w.qkv, w.c)};
@@ -109,56 +111,73 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     need = MT_MAX(need, mt_op_qk_rope_bwd_workspace(dev, &rope));
     if (c->sinks)
         need = MT_MAX(need, mt_op_attention_sink_bwd_workspace(dev, &sink));
-    return mt_qk_norm_is_apart(c) ? MT_MAX(need, mt_qk_norm_workspace(p, dev)) : need;
+    return mt_qk_norm_is_apart(c) ? MT_MAX(need, mt_qk_norm_workspace(p, c, dev)) : need;
 }
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
-    const struct mt_hf_config *c = mt_layout_builder_config(b);
+    const struct mt_layer_spec *c = p->spec;
     int64_t q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    int64_t hidden = mt_layout_builder_config(b)->hidden;
+    const struct mt_branch_norms *norms = &c->norms.attention;
     const struct mt_param_tensor weights[] = {{"self_attn.q_proj.weight", q, .head_rows = c->head_dim},
                                               {"self_attn.k_proj.weight", kv, .head_rows = c->head_dim},
                                               {"self_attn.v_proj.weight", kv}},
                                  biases[] = {{"self_attn.q_proj.bias", q, .head_rows = c->head_dim},
                                              {"self_attn.k_proj.bias", kv, .head_rows = c->head_dim},
                                              {"self_attn.v_proj.bias", kv}};
-    mt_layout_add_tensor(b, p, MT_ATTENTION_NORM, c->hidden, 0, "input_layernorm.weight");
-    mt_layout_add_param(b, p, MT_ATTENTION_QKV, c->hidden, 3, weights);
+    if (norms->before)
+        mt_layout_add_norm(b, p, MT_ATTENTION_NORM, hidden, norms->before, &c->norm);
+    mt_layout_add_param(b, p, MT_ATTENTION_QKV, hidden, 3, weights);
     if (c->qkv_bias)
         mt_layout_add_param(b, p, MT_ATTENTION_QKV_BIAS, 0, 3, biases);
     if (c->qk_norm) {
         bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
-        mt_layout_add_tensor(b, p, MT_ATTENTION_Q_NORM, whole ? q : c->head_dim, 0, "self_attn.q_norm.weight");
-        mt_layout_add_tensor(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, 0, "self_attn.k_norm.weight");
+        mt_layout_add_norm(b, p, MT_ATTENTION_Q_NORM, whole ? q : c->head_dim, "self_attn.q_norm.weight", &c->norm);
+        mt_layout_add_norm(b, p, MT_ATTENTION_K_NORM, whole ? kv : c->head_dim, "self_attn.k_norm.weight", &c->norm);
     }
-    mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, c->hidden, q, "self_attn.o_proj.weight");
+    mt_layout_add_tensor(b, p, MT_ATTENTION_OUT, hidden, q, "self_attn.o_proj.weight");
     if (c->o_bias)
-        mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, c->hidden, 0, "self_attn.o_proj.bias");
+        mt_layout_add_tensor(b, p, MT_ATTENTION_OUT_BIAS, hidden, 0, "self_attn.o_proj.bias");
     if (c->sinks)
         mt_layout_add_tensor(b, p, MT_ATTENTION_SINKS, c->n_heads, 0, "self_attn.sinks");
+    if (norms->after)
+        mt_layout_add_norm(b, p, MT_ATTENTION_NORM_AFTER, hidden, norms->after, &c->norm);
+}
+
+static struct mt_widths widths_of(const struct mt_part_run *r)
+{
+    return mt_widths(&r->m->layout->cfg, r->part->spec);
+}
+
+static struct mt_branch branch_of(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_branch){.run = r, .before = MT_ATTENTION_NORM, .after = MT_ATTENTION_NORM_AFTER,
+                              .rstd = rec->rstd, .out = rec->out, .rstd_after = scratch_of(r).rstd};
 }
 
 static struct mt_attention attention_args(const struct mt_part_run *r, const struct record *rec)
 {
     const mt_model *m = r->m;
-    const struct mt_hf_config *cfg = &m->layout->cfg;
-    struct qkv x = split_rows(m, rec->qkv, m->wd.qkv);
-    struct qkv qk = cfg->qk_norm ? split_rows(m, rec->qk, m->wd.qk) : x;
+    const struct mt_layer_spec *s = r->part->spec;
+    struct qkv x = split_rows(r, rec->qkv, widths_of(r).qkv);
+    struct qkv qk = s->qk_norm ? split_rows(r, rec->qk, widths_of(r).qk) : x;
     return (struct mt_attention){
         .n = r->in->n_tokens,
-        .window = (size_t)cfg->window[r->part->layer],
+        .window = (size_t)s->window,
         .n_docs = r->in->n_docs,
         .max_len = r->in->max_len,
         .most_n = m->p.max_tokens,
         .most_len = m->p.max_len,
         .dtype = m->dt,
-        .scale = (float)(1.0 / sqrt((double)cfg->head_dim)),
+        .scale = (float)s->score_scale,
+        .cap = (float)s->score_cap,
         .cu_seqlens = r->in->cu_seqlens,
         .cu_seqlens_host = r->in->cu_seqlens_host,
         .q = qk.q,
         .k = qk.k,
         .v = x.v,
-        .o = outputs(cfg, rec->o),
+        .o = outputs(s, rec->o),
         .lse = rec->lse,
         .workspace = scratch_of(r).workspace,
     };
@@ -168,12 +187,12 @@ static struct mt_attention attention_args(const struct mt_part_run *r, const str
 static const void *norm_weight(const struct mt_part_run *r, int role)
 {
     const struct mt_param *p = &r->part->param[role];
-    return p->n && !mt_qk_norm_is_apart(&r->m->layout->cfg) ? mt_elem(r->m, r->w, p->at) : NULL;
+    return p->n && !mt_qk_norm_is_apart(r->part->spec) ? mt_elem(r->m, r->w, p->at) : NULL;
 }
 
 static float *norm_grad(const struct mt_part_run *r, int role)
 {
-    return mt_qk_norm_is_apart(&r->m->layout->cfg) ? NULL : mt_grad_of(r->g, r->part->param[role]);
+    return mt_qk_norm_is_apart(r->part->spec) ? NULL : mt_grad_of(r->g, r->part->param[role]);
 }
 
 /* The norm as an operation of its own: from rec->qkv to rec->qk. */
@@ -183,26 +202,30 @@ static struct mt_qk_norm norm_args(const struct mt_part_run *r, const struct rec
                                .dqkv = scratch_of(r).dqkv};
 }
 
-/* Applies the rotary embedding to q and k in `from`; `to` may be `from`. */
+/* Applies the rotary embedding to q and k in `from`; `to` may be `from`, and is, if the layer has no embedding. */
 static int rotate(const struct mt_part_run *r, const struct record *rec, const void *from, size_t ld_from, void *to,
                   size_t ld_to, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    struct qkv x = split_rows(m, from, ld_from), y = split_rows(m, to, ld_to);
+    const struct mt_layer_spec *s = r->part->spec;
+    if (s->rope == MT_NO_ROPE)
+        return 0;
+    const struct mt_rope_rows *rows = &r->in->rope[s->rope];
+    struct qkv x = split_rows(r, from, ld_from), y = split_rows(r, to, ld_to);
     return mt_op_qk_rope(m->dev,
                          &(struct mt_qk_rope){
                              .n = r->in->n_tokens,
-                             .rot = m->wd.rot,
+                             .rot = m->layout->cfg.rope[s->rope].dims,
                              .dtype = m->dt,
-                             .eps = (float)m->layout->cfg.rms_eps,
+                             .eps = (float)s->norm.eps,
                              .q = x.q,
                              .k = x.k,
                              .to_q = y.q,
                              .to_k = y.k,
-                             .positions = r->in->positions,
-                             .cos_t = r->in->cos_t,
-                             .sin_t = r->in->sin_t,
-                             .max_pos = r->in->n_table_rows,
+                             .positions = rows->positions,
+                             .cos_t = rows->cos_t,
+                             .sin_t = rows->sin_t,
+                             .max_pos = rows->n_table_rows,
                              .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
                              .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
                              .rstd = rec->rstd_qk,
@@ -213,28 +236,32 @@ static int rotate(const struct mt_part_run *r, const struct record *rec, const v
 /* Queries and keys for attention, into rec->qk. */
 static int make_qk(const struct mt_part_run *r, const struct record *rec, struct mt_err *err)
 {
-    const struct mt_widths *wd = &r->m->wd;
-    enum mt_qk_norm_kind kind = r->m->layout->cfg.qk_norm;
+    const struct mt_widths wd = widths_of(r);
+    const struct mt_layer_spec *s = r->part->spec;
     struct mt_qk_norm norm = norm_args(r, rec);
-    if (kind == MT_QK_NORM_PROJECTION) {
-        int rc = mt_qk_norm(&norm, err);
-        return rc ? rc : rotate(r, rec, rec->qk, wd->qk, rec->qk, wd->qk, err);
-    }
-    if (kind == MT_QK_NORM_AFTER_ROPE) {
-        int rc = rotate(r, rec, rec->qkv, wd->qkv, rec->qkv, wd->qkv, err);
+    if (!mt_qk_norm_is_apart(s))
+        return rotate(r, rec, rec->qkv, wd.qkv, rec->qk, s->qk_norm ? wd.qk : wd.qkv, err);
+    if (s->qk_norm == MT_QK_NORM_AFTER_ROPE) {
+        int rc = rotate(r, rec, rec->qkv, wd.qkv, rec->qkv, wd.qkv, err);
         return rc ? rc : mt_qk_norm(&norm, err);
     }
-    return rotate(r, rec, rec->qkv, wd->qkv, rec->qk, kind ? wd->qk : wd->qkv, err);
+    int rc = mt_qk_norm(&norm, err);
+    return rc ? rc : rotate(r, rec, rec->qk, wd.qk, rec->qk, wd.qk, err);
 }
 
 static int rotate_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
     const mt_model *m = r->m;
-    struct qkv d = split_rows(m, dqkv, m->wd.qkv), x = split_rows(m, rec->qkv, m->wd.qkv);
+    const struct mt_layer_spec *s = r->part->spec;
+    const struct mt_widths wd = widths_of(r);
+    if (s->rope == MT_NO_ROPE)
+        return 0;
+    const struct mt_rope_rows *rows = &r->in->rope[s->rope];
+    struct qkv d = split_rows(r, dqkv, wd.qkv), x = split_rows(r, rec->qkv, wd.qkv);
     return mt_op_qk_rope_bwd(m->dev,
                              &(struct mt_qk_rope_bwd){
                                  .n = r->in->n_tokens,
-                                 .rot = m->wd.rot,
+                                 .rot = m->layout->cfg.rope[s->rope].dims,
                                  .dtype = m->dt,
                                  .dq = d.q,
                                  .dk = d.k,
@@ -242,10 +269,10 @@ static int rotate_backward(const struct mt_part_run *r, const struct record *rec
                                  .to_dk = d.k,
                                  .q = x.q,
                                  .k = x.k,
-                                 .positions = r->in->positions,
-                                 .cos_t = r->in->cos_t,
-                                 .sin_t = r->in->sin_t,
-                                 .max_pos = r->in->n_table_rows,
+                                 .positions = rows->positions,
+                                 .cos_t = rows->cos_t,
+                                 .sin_t = rows->sin_t,
+                                 .max_pos = rows->n_table_rows,
                                  .q_norm = norm_weight(r, MT_ATTENTION_Q_NORM),
                                  .k_norm = norm_weight(r, MT_ATTENTION_K_NORM),
                                  .rstd = rec->rstd_qk,
@@ -259,12 +286,12 @@ static int rotate_backward(const struct mt_part_run *r, const struct record *rec
 /* From the gradient of rec->qk to that of the product, in place. */
 static int make_qk_backward(const struct mt_part_run *r, const struct record *rec, void *dqkv, struct mt_err *err)
 {
-    enum mt_qk_norm_kind kind = r->m->layout->cfg.qk_norm;
+    bool apart = mt_qk_norm_is_apart(r->part->spec), after = r->part->spec->qk_norm == MT_QK_NORM_AFTER_ROPE;
     struct mt_qk_norm norm = norm_args(r, rec);
-    int rc = kind == MT_QK_NORM_AFTER_ROPE ? mt_qk_norm_backward(&norm, err) : 0;
+    int rc = after ? mt_qk_norm_backward(&norm, err) : 0;
     if (!rc)
         rc = rotate_backward(r, rec, dqkv, err);
-    return !rc && kind == MT_QK_NORM_PROJECTION ? mt_qk_norm_backward(&norm, err) : rc;
+    return !rc && apart && !after ? mt_qk_norm_backward(&norm, err) : rc;
 }
 
 static struct mt_attention_sink sink_args(const struct mt_part_run *r, const struct record *rec)
@@ -272,7 +299,7 @@ static struct mt_attention_sink sink_args(const struct mt_part_run *r, const str
     const mt_model *m = r->m;
     return (struct mt_attention_sink){.n = r->in->n_tokens, .dtype = m->dt,
                                       .sinks = mt_elem(m, r->w, r->part->param[MT_ATTENTION_SINKS].at),
-                                      .o = outputs(&m->layout->cfg, rec->o), .lse = rec->lse};
+                                      .o = outputs(r->part->spec, rec->o), .lse = rec->lse};
 }
 
 /* The gradient of the sinks, if they are trained. */
@@ -288,12 +315,21 @@ static int sink_backward(const struct mt_part_run *r, const struct record *rec, 
                                         .dtype = f.dtype,
                                         .sinks = f.sinks,
                                         .o = f.o,
-                                        .d_o = outputs(&r->m->layout->cfg, d_o),
+                                        .d_o = outputs(r->part->spec, d_o),
                                         .lse = f.lse,
                                         .dsinks = dsinks,
                                         .workspace = r->m->workspace,
                                     },
                                     err);
+}
+
+/* out = o Wo, plus the branch's input in a plain branch. */
+static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
+                   struct mt_err *err)
+{
+    const struct mt_param *p = r->part->param;
+    return mt_linear(r->m, r->in->n_tokens, widths_of(r).q, r->m->wd.c, rec->o, r->w, p[MT_ATTENTION_OUT],
+                     p[MT_ATTENTION_OUT_BIAS], residual, out, err);
 }
 
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
@@ -302,71 +338,77 @@ static int prepare(const struct mt_part_run *r, struct mt_err *err)
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
     struct mt_attention at = attention_args(r, &rec);
-    size_t n = r->in->n_tokens;
-    int rc = mt_norm(m, n, r->x, r->w, p[MT_ATTENTION_NORM], m->h, rec.rstd, false, err);
+    struct mt_branch branch = branch_of(r, &rec);
+    const void *h;
+    int rc = mt_branch_enter(&branch, false, &h, err);
     if (!rc)
-        rc = mt_linear(m, n, m->wd.c, m->wd.qkv, m->h, r->w, p[MT_ATTENTION_QKV], p[MT_ATTENTION_QKV_BIAS], NULL,
-                       rec.qkv, err);
+        rc = mt_linear(m, r->in->n_tokens, m->wd.c, widths_of(r).qkv, h, r->w, p[MT_ATTENTION_QKV],
+                       p[MT_ATTENTION_QKV_BIAS], NULL, rec.qkv, err);
     if (!rc)
         rc = make_qk(r, &rec, err);
     if (!rc)
         rc = mt_op_attention(m->dev, &at, err);
     struct mt_attention_sink sink = sink_args(r, &rec);
-    return rc || !m->layout->cfg.sinks ? rc : mt_op_attention_sink(m->dev, &sink, err);
+    if (!rc && r->part->spec->sinks)
+        rc = mt_op_attention_sink(m->dev, &sink, err);
+    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
-    return mt_linear(m, r->in->n_tokens, m->wd.q, m->wd.c, rec.o, r->w, p[MT_ATTENTION_OUT], p[MT_ATTENTION_OUT_BIAS],
-                     r->x, y, err);
+    struct mt_branch branch = branch_of(r, &rec);
+    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
+    return rc ? rc : mt_branch_leave(&branch, y, err);
+}
+
+static int attend_backward(const struct mt_part_run *r, const struct record *rec, const struct scratch *s,
+                           struct mt_err *err)
+{
+    const mt_model *m = r->m;
+    struct qkv d = split_rows(r, s->dqkv, widths_of(r).qkv);
+    struct mt_attention_bwd at = {.fwd = attention_args(r, rec), .d_o = outputs(r->part->spec, s->d_o), .dq = d.q,
+                                  .dk = d.k, .dv = d.v};
+    return mt_op_attention_bwd(m->dev, &at, err);
 }
 
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
-    const struct mt_widths *wd = &m->wd;
+    const struct mt_widths wd = widths_of(r);
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
     struct scratch s = scratch_of(r);
+    struct mt_branch branch = branch_of(r, &rec);
     size_t n = r->in->n_tokens;
-    struct mt_linear_bwd o = {.n = n, .in = wd->q, .out = wd->c, .x = rec.o, .w = r->w, .dy = r->dx,
-                              .p = p[MT_ATTENTION_OUT], .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o,
-                              .first = r->of->first};
-    struct qkv d = split_rows(m, s.dqkv, wd->qkv);
-    struct mt_attention_bwd at = {.fwd = attention_args(r, &rec), .d_o = outputs(&m->layout->cfg, s.d_o), .dq = d.q,
-                                  .dk = d.k, .dv = d.v};
-    struct mt_linear_bwd qkv = {.n = n, .in = wd->c, .out = wd->qkv, .x = m->h, .w = r->w, .dy = s.dqkv,
-                                .p = p[MT_ATTENTION_QKV], .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh,
-                                .first = r->of->first};
-    int rc = mt_linear_backward(m, &o, err);
+    struct mt_linear_bwd o = {.n = n, .in = wd.q, .out = wd.c, .x = rec.o, .w = r->w, .p = p[MT_ATTENTION_OUT],
+                              .bias = p[MT_ATTENTION_OUT_BIAS], .g = r->g, .dx = s.d_o, .first = r->of->first};
+    struct mt_linear_bwd qkv = {.n = n, .in = wd.c, .out = wd.qkv, .w = r->w, .dy = s.dqkv, .p = p[MT_ATTENTION_QKV],
+                                .bias = p[MT_ATTENTION_QKV_BIAS], .g = r->g, .dx = m->dh, .first = r->of->first};
+    int rc = mt_branch_leave_backward(&branch, &o.dy, err);
+    if (!rc)
+        rc = mt_linear_backward(m, &o, err);
     if (!rc)
         rc = sink_backward(r, &rec, s.d_o, err);
     if (!rc)
-        rc = mt_op_attention_bwd(m->dev, &at, err);
+        rc = attend_backward(r, &rec, &s, err);
     if (!rc)
         rc = make_qk_backward(r, &rec, s.dqkv, err);
     if (!rc)
-        rc = mt_norm(m, n, r->x, r->w, p[MT_ATTENTION_NORM], m->h, rec.rstd, true, err);
+        rc = mt_branch_enter(&branch, true, &qkv.x, err);
     if (!rc)
         rc = mt_linear_backward(m, &qkv, err);
-    return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_ATTENTION_NORM], rec.rstd, r->dx, r->dx, r->g, err);
+    return rc ? rc : mt_branch_enter_backward(&branch, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
-    double q = (double)(c->n_heads * c->head_dim), kv = (double)(c->n_kv_heads * c->head_dim);
+    const struct mt_layer_spec *s = p->spec;
+    double q = (double)(s->n_heads * s->head_dim), kv = (double)(s->n_kv_heads * s->head_dim);
     double len = (double)seq_len, h = (double)c->hidden;
-    double window = c->window[p->layer] ? MT_MIN((double)c->window[p->layer], len) : len;
+    double window = s->window ? MT_MIN((double)s->window, len) : len;
     double seen = (window * (window + 1) / 2 + (len - window) * window) / len; /* keys a query sees, on average */
     return h * (q + 2 * kv) + q * h + 2 * seen * q;
-}
-
-static bool layers_differ(const struct mt_hf_config *cfg, int a, int b)
-{
-    return cfg->window[a] != cfg->window[b];
 }
 
 const struct mt_part_kind mt_part_attention = {
@@ -383,5 +425,4 @@ const struct mt_part_kind mt_part_attention = {
     .finish = finish,
     .backward = backward,
     .macs_per_token = macs_per_token,
-    .layers_differ = layers_differ,
 };

@@ -6,9 +6,10 @@
 #include "model/part.h"
 
 /** Does the norm of queries and keys run as an operation of its own (below), instead of with the rotary embedding? */
-static inline bool mt_qk_norm_is_apart(const struct mt_hf_config *cfg)
+static inline bool mt_qk_norm_is_apart(const struct mt_layer_spec *s)
 {
-    return cfg->qk_norm == MT_QK_NORM_PROJECTION || cfg->qk_norm == MT_QK_NORM_AFTER_ROPE;
+    bool usual = !s->norm.plus_one && !s->norm.round_once;
+    return s->qk_norm && !(s->qk_norm == MT_QK_NORM_HEADS && usual && s->rope != MT_NO_ROPE);
 }
 
 /** The norm of queries and keys of one run of attention, and its gradient (qk_norm.c). */
@@ -22,6 +23,6 @@ struct mt_qk_norm {
 int mt_qk_norm(const struct mt_qk_norm *a, struct mt_err *err);
 int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err);
 /** Bytes of m->workspace. */
-size_t mt_qk_norm_workspace(const struct mt_model_params *p, mt_device *dev);
+size_t mt_qk_norm_workspace(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
 
 #endif

@@ -19,7 +19,7 @@ static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
                                .vocab = (size_t)m->layout->cfg.vocab,
                                .c = m->wd.c,
                                .dtype = m->dt,
-                               .scale = 1,
+                               .scale = (float)m->layout->cfg.embed_scale,
                                .ids = r->in->ids,
                                .table = mt_elem(m, r->w, r->part->param[MT_EMBED_TABLE].at),
                                .out = y,
@@ -40,7 +40,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                    .c = m->wd.c,
                                    .n_runs = r->in->n_runs,
                                    .dtype = m->dt,
-                                   .scale = 1,
+                                   .scale = (float)m->layout->cfg.embed_scale,
                                    .run_ids = r->in->run_ids,
                                    .starts = r->in->run_starts,
                                    .order = r->in->order,
@@ -48,6 +48,20 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
                                    .dtable = dtable,
                                },
                                err);
+}
+
+void mt_embed_scale_row(const struct mt_hf_config *cfg, enum mt_dtype dtype, void *row, size_t n)
+{
+    float scale = (float)cfg->embed_scale, *wide = row;
+    uint16_t *half = row;
+    if (dtype == MT_BF16)
+        scale = mt_bf16_to_f32(mt_f32_to_bf16(scale));
+    for (size_t i = 0; scale != 1 && i < n; i++) {
+        if (dtype == MT_F32)
+            wide[i] *= scale;
+        else
+            half[i] = mt_f32_to_bf16(mt_bf16_to_f32(half[i]) * scale);
+    }
 }
 
 const struct mt_part_kind mt_part_embed = {

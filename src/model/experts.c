@@ -118,14 +118,16 @@ size_t mt_expert_tile_rows(const struct mt_model_params *p, mt_device *dev)
     return padded_rows(dev, MT_MIN(mt_model_step_rows(p), (size_t)TILE));
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
+    (void)spec;
     struct scratch s;
     return lay_out_scratch(&s, p, dev, gradient_elems(p->layout), NULL);
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
+    (void)spec;
     const struct mt_hf_config *c = &p->layout->cfg;
     size_t rows = mt_expert_tile_rows(p, dev);
     struct mt_bias_bwd bias = {.n = rows, .c = MT_MAX((size_t)c->hidden, 2 * (size_t)c->moe.width)};
@@ -196,6 +198,11 @@ static int combine(const struct tile *t, const float *weights, float *sum, struc
                              err);
 }
 
+static enum mt_glu_kind activation_of(const struct tile *t)
+{
+    return t->run->m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(t->run->part->spec);
+}
+
 /* From the step's rows to gate and up. */
 static int open_tile(const struct tile *t, struct mt_err *err)
 {
@@ -218,7 +225,7 @@ static int forward_tile(const struct tile *t, struct mt_err *err)
                            .n = t->n_padded,
                            .f = width,
                            .dtype = m->dt,
-                           .kind = mt_expert_activation(m),
+                           .kind = activation_of(t),
                            .gate_up = t->s.gate_up,
                            .out = t->s.act,
                            .alpha = (float)moe->alpha,
@@ -301,7 +308,7 @@ static int gated_backward(const struct tile *t, struct mt_err *err)
                                     .f = (size_t)moe->width,
                                     .k = (size_t)moe->top_k,
                                     .dtype = m->dt,
-                                    .kind = mt_expert_activation(m),
+                                    .kind = activation_of(t),
                                     .alpha = (float)moe->alpha,
                                     .limit = (float)moe->limit,
                                     .gate_up = t->s.gate_up,

@@ -28,15 +28,17 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
     struct scratch s;
+    (void)spec;
     (void)dev;
     return lay_out_scratch(&s, p, NULL);
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
+    (void)spec;
     return mt_op_rmsnorm_bwd_workspace(
         dev, &(struct mt_rmsnorm_bwd){.n = p->max_tokens, .c = (size_t)p->layout->cfg.hidden});
 }
@@ -53,7 +55,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     const struct mt_hf_config *c = mt_layout_builder_config(b);
     if (!c->tied)
         mt_layout_add_tensor(b, p, MT_HEAD_TABLE, c->vocab, c->hidden, "lm_head.weight");
-    mt_layout_add_tensor(b, p, MT_HEAD_NORM, c->hidden, 0, "model.norm.weight");
+    mt_layout_add_norm(b, p, MT_HEAD_NORM, c->hidden, "model.norm.weight", &c->norm);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
@@ -84,9 +86,19 @@ const struct mt_part_kind mt_part_head = {
     .macs_per_token = macs_per_token,
 };
 
-static struct mt_param norm_param(const mt_model *m)
+/* The last norm, of n rows of x; w: the head's weights. */
+static struct mt_norm norm_of(const mt_model *m, size_t n, const void *x, const void *w)
 {
-    return m->layout->parts[m->layout->n_parts - 1].param[MT_HEAD_NORM];
+    return (struct mt_norm){.spec = &m->layout->cfg.norm, .n = n, .x = x, .w = w, .rstd = scratch_of(m).rstd,
+                            .p = m->layout->parts[m->layout->n_parts - 1].param[MT_HEAD_NORM]};
+}
+
+/* x *= logit_scale, of n rows of the norm's output or of its gradient. */
+static int scale_rows(mt_model *m, size_t n, void *x, struct mt_err *err)
+{
+    float scale = (float)m->layout->cfg.logit_scale;
+    struct mt_add a = {.n = n * m->wd.c, .dtype = m->dt, .b = x, .out = x, .scale = scale};
+    return scale == 1 ? 0 : mt_op_add(m->dev, &a, err);
 }
 
 /* The output matrix: the head's own, or the embedding's. */
@@ -119,7 +131,10 @@ static int head_logits(mt_model *m, size_t rows, const void *h, const void *tabl
                           .ldd = mt_model_logits_ld(m->layout),
                       },
                       err);
-    return rc ? rc : mt_adapter_forward(m, &run, err);
+    if (!rc)
+        rc = mt_adapter_forward(m, &run, err);
+    struct mt_cap cap = {rows, vocab, run.ld, (float)m->layout->cfg.logit_cap, m->logits};
+    return rc || !(cap.cap > 0) ? rc : mt_op_cap(m->dev, &cap, err);
 }
 
 /* The logits' gradients of a chunk: rows of ld elements. */
@@ -218,6 +233,7 @@ static int head_piece(mt_model *m, const struct mt_model_head *a, enum pass pass
                                         .ld_dlogits = dlogits.ld,
                                         .scale = m->running->of.loss_scale,
                                         .row_scale = weighed ? m->inputs[a->mb].weights + first : NULL,
+                                        .cap = (float)m->layout->cfg.logit_cap,
                                     },
                                     err);
 }
@@ -302,6 +318,7 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
 {
     const struct mt_micro_inputs *in = &m->inputs[a->mb];
     struct scratch s = scratch_of(m);
+    struct mt_norm norm = norm_of(m, in->n_loss, m->h, a->w);
     struct mt_rows rows = {.n = in->n_loss, .n_dst = in->n_tokens, .c = m->wd.c, .dtype = m->dt,
                            .rows = in->loss_rows};
     int rc = a->dx ? begin_grads(m, a, err) : 0;
@@ -315,12 +332,16 @@ int mt_model_head(mt_model *m, const struct mt_model_head *a, struct mt_err *err
     rows.dst = m->h;
     rc = mt_op_gather_rows(m->dev, &rows, err);
     if (!rc)
-        rc = mt_norm(m, in->n_loss, m->h, a->w, norm_param(m), m->dh, s.rstd, false, err);
+        rc = mt_norm(m, &norm, m->dh, false, err);
+    if (!rc)
+        rc = scale_rows(m, in->n_loss, m->dh, err);
     if (!rc)
         rc = head_passes(m, a, err);
     if (rc || !a->dx)
         return rc;
-    rc = mt_norm_backward(m, in->n_loss, s.ds, m->h, a->w, norm_param(m), s.rstd, NULL, s.ds, a->g, err);
+    rc = scale_rows(m, in->n_loss, s.ds, err);
+    if (!rc)
+        rc = mt_norm_backward(m, &norm, s.ds, NULL, s.ds, a->g, err);
     rows.src = s.ds;
     rows.dst = a->dx;
     return rc ? rc : mt_op_scatter_rows(m->dev, &rows, err);
@@ -334,7 +355,10 @@ int mt_model_logits(mt_model *m, const struct mt_model_head *a, float *host_logi
     size_t bytes = (size_t)m->layout->cfg.vocab * sizeof(float);
     mt_model_set_rows(m, a->mb, NULL);
     m->adapters = a->adapters;
-    int rc = mt_norm(m, 1, last, a->w, norm_param(m), m->dh, scratch_of(m).rstd, false, err);
+    struct mt_norm norm = norm_of(m, 1, last, a->w);
+    int rc = mt_norm(m, &norm, m->dh, false, err);
+    if (!rc)
+        rc = scale_rows(m, 1, m->dh, err);
     if (!rc)
         rc = head_logits(m, 1, m->dh, a->table, err);
     if (!rc)

@@ -14,23 +14,19 @@
 #include "model/model_priv.h"
 #include "model/part.h"
 
-enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 8 };
+enum { ALIGN = MT_RECORD_ALIGN, N_INPUT_ARRAYS = 7 };
 
-static size_t half_of(const struct mt_model_params *p)
-{
-    return mt_rope_rotated_dims(&p->layout->cfg) / 2;
-}
-
-/* Rows of the first table and of all of them together. */
+/* Of a rotary embedding: rows of its first table, and of all of them together; numbers of a row. */
 struct table_rows {
     enum mt_rope_lengths lengths;
-    size_t first, all;
+    size_t first, all, half;
 };
 
-static struct table_rows table_rows(const struct mt_model_params *p)
+static struct table_rows table_rows(const struct mt_model_params *p, int rope)
 {
+    const struct mt_rope_config *c = &p->layout->cfg.rope[rope];
     size_t limit;
-    struct table_rows r = {.lengths = mt_rope_lengths(&p->layout->cfg, p->max_len, &limit)};
+    struct table_rows r = {.lengths = mt_rope_lengths(c, p->max_len, &limit), .half = c->dims / 2};
     r.first = r.lengths == MT_ROPE_ONE_TABLE ? p->max_len : limit;
     r.all = r.first + (r.lengths == MT_ROPE_TWO_TABLES ? p->max_len : 0);
     return r;
@@ -38,27 +34,45 @@ static struct table_rows table_rows(const struct mt_model_params *p)
 
 size_t mt_rope_table_bytes(const struct mt_model_params *p)
 {
-    return 2 * mt_align_up(table_rows(p).all * half_of(p) * 4, ALIGN);
+    size_t bytes = 0;
+    for (int i = 0; i < p->layout->cfg.n_ropes; i++) {
+        struct table_rows r = table_rows(p, i);
+        bytes += 2 * mt_align_up(r.all * r.half * 4, ALIGN);
+    }
+    return bytes;
+}
+
+/* Makes the tables of a rotary embedding in host memory, [2, all, half], and copies them to *at, which goes on. */
+static int upload_rope(mt_model *m, int rope, char **at, float *host, struct mt_err *err)
+{
+    const struct mt_rope_config *c = &m->layout->cfg.rope[rope];
+    struct table_rows r = table_rows(&m->p, rope);
+    size_t n = r.all * r.half, bytes = n * sizeof(float), later = r.first * r.half;
+    m->rope[rope].cos_t = (float *)(void *)*at;
+    m->rope[rope].sin_t = (float *)(void *)(*at + mt_align_up(bytes, ALIGN));
+    *at += 2 * mt_align_up(bytes, ALIGN);
+    mt_rope_tables(c, r.first, r.first, host, host + n);
+    if (r.lengths == MT_ROPE_TWO_TABLES)
+        mt_rope_tables(c, m->p.max_len, m->p.max_len, host + later, host + n + later);
+    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                            &(struct mt_copy){m->rope[rope].cos_t, bytes, host, bytes, bytes, 1}, err);
+    return rc ? rc : mt_device_copy(m->dev, MT_STREAM_COMPUTE,
+                                    &(struct mt_copy){m->rope[rope].sin_t, bytes, host + n, bytes, bytes, 1}, err);
 }
 
 int mt_model_upload_tables(mt_model *m, struct mt_err *err)
 {
-    const struct mt_hf_config *cfg = &m->layout->cfg;
-    struct table_rows r = table_rows(&m->p);
-    size_t half = half_of(&m->p), n = r.all * half, bytes = n * 4;
-    float *host = mt_calloc(2 * n, sizeof(float));
+    size_t floats = mt_rope_table_bytes(&m->p) / sizeof(float);
+    float *host = mt_calloc(floats, sizeof(float)), *next = host;
+    char *at = m->tables;
+    int rc = host ? 0 : mt_fail_nomem(err, "rotary tables", floats * sizeof(float));
+    for (int i = 0; i < m->layout->cfg.n_ropes && !rc; i++) {
+        struct table_rows r = table_rows(&m->p, i);
+        rc = upload_rope(m, i, &at, next, err);
+        next += 2 * r.all * r.half;
+    }
     if (!host)
-        return mt_fail_nomem(err, "rotary tables", 2 * n * sizeof(float));
-    m->cos_t = m->tables;
-    m->sin_t = (float *)(void *)((char *)m->tables + mt_align_up(bytes, ALIGN));
-    mt_rope_tables(cfg, r.first, r.first, host, host + n);
-    if (r.lengths == MT_ROPE_TWO_TABLES)
-        mt_rope_tables(cfg, m->p.max_len, m->p.max_len, host + r.first * half, host + n + r.first * half);
-    int rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->cos_t, bytes, host, bytes, bytes, 1}, err);
-    if (!rc)
-        rc = mt_device_copy(m->dev, MT_STREAM_COMPUTE,
-                            &(struct mt_copy){m->sin_t, bytes, host + n, bytes, bytes, 1}, err);
+        return rc;
     const float f32 = 1;
     const uint16_t bf16 = mt_f32_to_bf16(1);
     const void *one = m->dt == MT_F32 ? (const void *)&f32 : &bf16;
@@ -71,37 +85,45 @@ int mt_model_upload_tables(mt_model *m, struct mt_err *err)
     return rc ? rc : sync;
 }
 
+static void lay_out_rope(struct mt_rope_rows *r, const struct mt_model_params *p, int rope, size_t *at, void *base)
+{
+    struct table_rows t = table_rows(p, rope);
+    size_t own = t.lengths == MT_ROPE_A_TABLE_EACH ? p->max_tokens * t.half * sizeof(float) : 0;
+    r->positions = mt_take(base, at, (p->max_tokens + 1) * sizeof(int32_t));
+    r->own_cos = own ? mt_take(base, at, own) : NULL;
+    r->own_sin = own ? mt_take(base, at, own) : NULL;
+}
+
 size_t mt_inputs_layout(struct mt_micro_inputs *in, const struct mt_model_params *p, void *base)
 {
-    int32_t **array[N_INPUT_ARRAYS] = {&in->ids,     &in->positions, &in->cu_seqlens,
-                                       &in->loss_rows, &in->targets,   &in->run_ids,
-                                       &in->run_starts, &in->order};
-    size_t at = 0, own = table_rows(p).lengths == MT_ROPE_A_TABLE_EACH ? p->max_tokens * half_of(p) * 4 : 0;
+    int32_t **array[N_INPUT_ARRAYS] = {&in->ids,     &in->cu_seqlens, &in->loss_rows, &in->targets,
+                                       &in->run_ids, &in->run_starts, &in->order};
+    size_t at = 0;
     for (int i = 0; i < N_INPUT_ARRAYS; i++) {
         size_t n = (array[i] == &in->cu_seqlens ? p->max_docs : p->max_tokens) + 1;
         *array[i] = mt_take(base, &at, n * sizeof(int32_t));
     }
     in->weights = p->row_weights ? mt_take(base, &at, p->max_tokens * sizeof(float)) : NULL;
-    in->own_cos = own ? mt_take(base, &at, own) : NULL;
-    in->own_sin = own ? mt_take(base, &at, own) : NULL;
+    for (int i = 0; i < p->layout->cfg.n_ropes; i++)
+        lay_out_rope(&in->rope[i], p, i, &at, base);
     return at;
 }
 
 /* Gives each token of the micro-batch a row of the rotary tables: *dev says which tables, host->positions the row. */
-static void place_positions(const mt_model *m, const struct mt_batch *b, struct mt_micro_inputs *host,
-                            struct mt_micro_inputs *dev)
+static void place_positions(const mt_model *m, const struct mt_batch *b, int rope, struct mt_rope_rows *host,
+                            struct mt_rope_rows *dev)
 {
-    struct table_rows r = table_rows(&m->p);
-    size_t half = half_of(&m->p);
+    struct table_rows r = table_rows(&m->p, rope);
     bool own = r.lengths == MT_ROPE_A_TABLE_EACH && b->max_doc_len > r.first;
-    dev->cos_t = own ? dev->own_cos : m->cos_t;
-    dev->sin_t = own ? dev->own_sin : m->sin_t;
+    dev->cos_t = own ? dev->own_cos : m->rope[rope].cos_t;
+    dev->sin_t = own ? dev->own_sin : m->rope[rope].sin_t;
     dev->n_table_rows = own ? m->p.max_tokens : r.all;
     for (size_t d = 0; d < b->n_docs; d++) {
         size_t first = (size_t)b->cu_seqlens[d], len = (size_t)b->cu_seqlens[d + 1] - first;
         int32_t row = own ? (int32_t)first : len > r.first ? (int32_t)r.first : 0;
         if (own)
-            mt_rope_tables(&m->layout->cfg, len, len, host->own_cos + first * half, host->own_sin + first * half);
+            mt_rope_tables(&m->layout->cfg.rope[rope], len, len, host->own_cos + first * r.half,
+                           host->own_sin + first * r.half);
         for (size_t i = first; i < first + len; i++)
             host->positions[i] = b->positions[i] + row;
     }
@@ -126,7 +148,8 @@ static void fill_block(mt_model *m, size_t i, const struct mt_batch *b)
     };
     for (size_t k = 0; k < MT_ARRAY_LEN(part); k++)
         memcpy(part[k].dst, part[k].src, part[k].n * sizeof(int32_t));
-    place_positions(m, b, &host, dev);
+    for (int k = 0; k < m->layout->cfg.n_ropes; k++)
+        place_positions(m, b, k, &host.rope[k], &dev->rope[k]);
     dev->n_tokens = b->n_tokens;
     dev->n_docs = b->n_docs;
     dev->max_len = b->max_doc_len;

@@ -92,6 +92,7 @@ static void add_tensor(struct mt_layout_builder *b, const struct mt_layout_place
         return;
     t->usual = tensor->usual;
     t->head_rows = tensor->head_rows;
+    t->start = tensor->start;
     mt_stored_name(t, b->l, at->part->layer, tensor->usual);
     t->decay = decays(b, t->name);
     b->u->n_params += t->n;
@@ -118,6 +119,13 @@ void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int ro
     mt_layout_add_param(b, p, role, cols, 1, &(struct mt_param_tensor){.usual = usual, .rows = rows});
 }
 
+void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
+                        const struct mt_norm_spec *norm)
+{
+    const struct mt_param_tensor w = {.usual = usual, .rows = n, .start = norm->plus_one ? 0 : 1};
+    mt_layout_add_param(b, p, role, 0, 1, &w);
+}
+
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
                                 const struct mt_param_tensor *tensors)
 {
@@ -137,7 +145,9 @@ static void open_unit(struct mt_layout_builder *b, enum mt_unit_kind kind, int l
 static void add_part(struct mt_layout_builder *b, const struct mt_part_kind *kind, int first_expert, int n_experts)
 {
     struct mt_part *p = &b->l->parts[b->l->n_parts++];
-    *p = (struct mt_part){.kind = kind, .layer = b->u->layer, .first_expert = first_expert, .n_experts = n_experts,
+    *p = (struct mt_part){.kind = kind, .layer = b->u->layer,
+                          .spec = b->u->layer < 0 ? NULL : mt_layer_of(&b->l->cfg, b->u->layer),
+                          .first_expert = first_expert, .n_experts = n_experts,
                           .expert = n_experts ? b->l->experts + b->n_experts : NULL};
     size_t first = b->l->n_tensors;
     b->n_experts += (size_t)n_experts;
@@ -181,11 +191,6 @@ static size_t count_parts(const char *const *parts)
     return n;
 }
 
-static const char *const *parts_of(const struct mt_hf_config *cfg, int64_t layer)
-{
-    return cfg->sparse[layer] ? cfg->family->sparse_parts : cfg->family->parts;
-}
-
 /* Number of parts from `first` on that run by micro-batch, up to one that runs once a step or to the end. */
 static size_t count_by_micro(const char *const *parts, size_t first, size_t n)
 {
@@ -215,7 +220,7 @@ static void add_groups(struct mt_layout_builder *b, int layer, const struct mt_p
 
 static void add_layer(struct mt_layout_builder *b, int layer)
 {
-    const char *const *parts = parts_of(&b->l->cfg, layer);
+    const char *const *parts = mt_layer_of(&b->l->cfg, layer)->parts;
     const struct mt_cut *cut = &b->l->cut;
     size_t n = count_parts(parts), lead = count_by_micro(parts, 0, n), next = 0;
     bool whole = cut->n_units == 1 && lead == n;
@@ -263,11 +268,15 @@ static int check_globs(const struct mt_layout_builder *b, struct mt_err *err)
     return any ? 0 : mt_fail(err, MT_ERR_USAGE, -EINVAL, "model.freeze leaves nothing to train");
 }
 
-static int check_parts(const struct mt_family *f, const char *const *parts, struct mt_err *err)
+static int check_parts(const struct mt_hf_config *cfg, struct mt_err *err)
 {
-    for (size_t i = 0; i < count_parts(parts); i++)
-        if (!mt_part_find(parts[i]))
-            return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: unknown part \"%s\"", f->model_type, parts[i]);
+    for (int s = 0; s < cfg->n_specs; s++) {
+        const char *const *parts = cfg->spec[s].parts;
+        for (size_t i = 0; i < count_parts(parts); i++)
+            if (!mt_part_find(parts[i]))
+                return mt_fail(err, MT_ERR_RUNTIME, -EINVAL, "family %s: unknown part \"%s\"", cfg->family->model_type,
+                               parts[i]);
+    }
     return 0;
 }
 
@@ -278,8 +287,9 @@ static int allocate(struct mt_layout *l, const struct mt_hf_config *cfg, size_t 
     size_t groups = l->cut.expert_group ? mt_div_up((size_t)cfg->moe.n_experts, l->cut.expert_group) : 0;
     size_t n = 2, experts = 0;
     for (int64_t i = 0; i < cfg->n_layers; i++) {
-        n += count_parts(parts_of(cfg, i)) + (cfg->sparse[i] ? groups : 0);
-        experts += cfg->sparse[i] ? (size_t)cfg->moe.n_experts : 0;
+        const struct mt_layer_spec *s = mt_layer_of(cfg, i);
+        n += count_parts(s->parts) + (s->is_mixture ? groups : 0);
+        experts += s->is_mixture ? (size_t)cfg->moe.n_experts : 0;
     }
     l->units = mt_calloc(n, sizeof(*l->units));
     l->parts = mt_calloc(n, sizeof(*l->parts));
@@ -345,9 +355,7 @@ static int lay_out(struct mt_layout_builder *b, const struct mt_hf_config *cfg, 
         l->adapter_default.rslora = mt_layout_spec(b)->rslora;
         l->adapter_default.dora = mt_layout_spec(b)->dora;
     }
-    int rc = check_parts(cfg->family, cfg->family->parts, err);
-    if (!rc)
-        rc = check_parts(cfg->family, cfg->family->sparse_parts, err);
+    int rc = check_parts(cfg, err);
     if (!rc)
         rc = allocate(l, cfg, mt_layout_has_adapters(b) ? mt_layout_n_learners(b) : 0, err);
     if (rc)
@@ -439,16 +447,16 @@ static bool same_adapter(const struct mt_adapter *a, const struct mt_adapter *b)
     return same || (!a && !b);
 }
 
-static bool parts_alike(const struct mt_hf_config *cfg, const struct mt_part *a, const struct mt_part *b)
+static bool parts_alike(const struct mt_part *a, const struct mt_part *b)
 {
-    bool same = a->kind == b->kind && a->n_experts == b->n_experts;
+    bool same = a->kind == b->kind && a->spec == b->spec && a->n_experts == b->n_experts;
     for (int i = 0; i < MT_PART_MAX_PARAMS; i++)
         same = same && same_param(&a->param[i], &b->param[i]) && same_adapter(a->param[i].adapter, b->param[i].adapter);
     for (int e = 0; same && e < a->n_experts; e++)
         for (int i = 0; i < MT_EXPERT_MAX_PARAMS; i++)
             same = same && same_param(&a->expert[e][i], &b->expert[e][i]) &&
                    same_adapter(a->expert[e][i].adapter, b->expert[e][i].adapter);
-    return same && !(a->kind->layers_differ && a->kind->layers_differ(cfg, a->layer, b->layer));
+    return same;
 }
 
 bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b)
@@ -459,7 +467,7 @@ bool mt_layout_alike(const struct mt_layout *l, size_t a, size_t b)
     for (int k = 0; k < MT_N_RANGE_KINDS; k++)
         same = same && x->n_in_planes[k] == y->n_in_planes[k];
     for (size_t i = 0; same && i < x->n_parts; i++)
-        same = parts_alike(&l->cfg, &l->parts[x->first_part + i], &l->parts[y->first_part + i]);
+        same = parts_alike(&l->parts[x->first_part + i], &l->parts[y->first_part + i]);
     return same;
 }
 
@@ -470,7 +478,7 @@ size_t mt_hidden_bytes(const struct mt_part_shape *s)
 
 size_t mt_layout_boundary_bytes(const struct mt_layout *l, enum mt_dtype dtype, size_t max_tokens)
 {
-    return mt_hidden_bytes(&(struct mt_part_shape){&l->cfg, dtype, max_tokens, 0});
+    return mt_hidden_bytes(&(struct mt_part_shape){.cfg = &l->cfg, .dtype = dtype, .max_tokens = max_tokens});
 }
 
 static struct mt_port *find_port(struct mt_port *port, size_t n, enum mt_role role)
@@ -511,9 +519,9 @@ size_t mt_unit_ports(const struct mt_layout *l, size_t unit, enum mt_dtype dtype
                      struct mt_port port[MT_MAX_PORTS])
 {
     const struct mt_unit *u = &l->units[unit];
-    const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens, step_rows};
     size_t n = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
+        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, step_rows};
         n = drop_output(port, n);
         for (const struct mt_part_port *p = l->parts[i].kind->port; p->role != MT_ROLE_NONE; p++)
             n = add_port(port, n, p, &shape);
@@ -537,9 +545,9 @@ size_t mt_unit_record_bytes(const struct mt_layout *l, size_t unit, enum mt_reco
                             size_t max_tokens)
 {
     const struct mt_unit *u = &l->units[unit];
-    const struct mt_part_shape shape = {&l->cfg, dtype, max_tokens, 0};
     size_t bytes = 0;
     for (size_t i = u->first_part; i < u->first_part + u->n_parts; i++) {
+        const struct mt_part_shape shape = {&l->cfg, l->parts[i].spec, dtype, max_tokens, 0};
         const struct mt_part_kind *k = l->parts[i].kind;
         if (k->record_part != part)
             continue;

@@ -58,6 +58,7 @@ struct mt_tensor {
     bool trainable;   /* not frozen */
     int learner;      /* trainable: whose it is, an index of the run's learners */
     bool decay;       /* weight decay applies */
+    float start;      /* random weights: of a vector, all elements */
     const struct mt_adapter *adapter; /* that it belongs to; NULL: it is of the model's files */
     double lr_scale;  /* factor of the learning rate */
     bool is_bf16;     /* frozen: its masters are exact in bf16 */
@@ -134,12 +135,13 @@ struct mt_adapter {
 };
 
 struct mt_part_kind; /* model/part.h */
-enum { MT_PART_MAX_PARAMS = 8, MT_EXPERT_MAX_PARAMS = 4 };
+enum { MT_PART_MAX_PARAMS = 12, MT_EXPERT_MAX_PARAMS = 4 };
 
 /** A part of the model: one step of the computation (attention, MLP, ...) of one layer, with its parameters. */
 struct mt_part {
     const struct mt_part_kind *kind;
     int layer;                                  /* decoder layer, or -1 */
+    const struct mt_layer_spec *spec;           /* of that layer, in the layout's cfg; NULL: it is of no layer */
     struct mt_param param[MT_PART_MAX_PARAMS];  /* by the kind's roles */
     int first_expert, n_experts;                /* a group of a mixture's experts; n_experts 0: another part */
     struct mt_param (*expert)[MT_EXPERT_MAX_PARAMS]; /* [n_experts] parameters of each, by the kind's roles */

@@ -131,42 +131,42 @@ int mt_linear_backward(mt_model *m, const struct mt_linear_bwd *a, struct mt_err
     return rc ? rc : mt_linear_weight_grad(m, a, err);
 }
 
-int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,
-            float *rstd, bool use_rstd, struct mt_err *err)
+int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err)
 {
     return mt_op_rmsnorm(m->dev,
                          &(struct mt_rmsnorm){
-                             .n = n,
+                             .n = a->n,
                              .c = m->wd.c,
                              .dtype = m->dt,
-                             .eps = (float)m->layout->cfg.rms_eps,
-                             .round_once = m->layout->cfg.norm_in_f32,
-                             .x = x,
-                             .w = mt_elem(m, w, p.at),
+                             .eps = (float)a->spec->eps,
+                             .plus_one = a->spec->plus_one,
+                             .round_once = a->spec->round_once,
+                             .x = a->x,
+                             .w = mt_elem(m, a->w, a->p.at),
                              .y = y,
-                             .rstd = rstd,
-                             .use_rstd = use_rstd,
+                             .rstd = a->rstd,
+                             .use_rstd = again,
                          },
                          err);
 }
 
-int mt_norm_backward(mt_model *m, size_t n, const void *dy, const void *x, const void *w,
-                     struct mt_param p, const float *rstd, const void *dres, void *dx, float *g,
+int mt_norm_backward(mt_model *m, const struct mt_norm *a, const void *dy, const void *dres, void *dx, float *g,
                      struct mt_err *err)
 {
     return mt_op_rmsnorm_bwd(m->dev,
                              &(struct mt_rmsnorm_bwd){
-                                 .n = n,
+                                 .n = a->n,
                                  .c = m->wd.c,
                                  .dtype = m->dt,
-                                 .round_once = m->layout->cfg.norm_in_f32,
+                                 .plus_one = a->spec->plus_one,
+                                 .round_once = a->spec->round_once,
                                  .dy = dy,
-                                 .x = x,
-                                 .w = mt_elem(m, w, p.at),
-                                 .rstd = rstd,
+                                 .x = a->x,
+                                 .w = mt_elem(m, a->w, a->p.at),
+                                 .rstd = a->rstd,
                                  .dres = dres,
                                  .dx = dx,
-                                 .dw = mt_grad_of(g, p),
+                                 .dw = mt_grad_of(g, a->p),
                                  .workspace = m->workspace,
                              },
                              err);

@@ -14,8 +14,9 @@ static struct mt_route_lists arguments(const struct mt_moe *moe, size_t n)
     return (struct mt_route_lists){.n = n, .e = (size_t)moe->n_experts, .k = (size_t)moe->top_k};
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
+    (void)spec;
     struct mt_route_lists a = arguments(&p->layout->cfg.moe, mt_model_step_rows(p));
     return mt_op_route_lists_workspace(dev, &a);
 }

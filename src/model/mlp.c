@@ -1,42 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The gated MLP of a decoder layer, pre-norm:
+ * The gated MLP of a decoder layer, a branch (branch.h):
  *
- *   h = norm(x);  y = x + (act(h Wgate) * (h Wup)) Wdown       (Shazeer 2020)
+ *   h = before(x);  y = x + after((act(h Wgate) * (h Wup)) Wdown)       (Shazeer 2020)
  *
  * The record keeps gate and up, and the norm's statistics; backward recomputes the norm's output and the gated
  * product: a cheap pass each, the product's together with its gradient.
  */
 #include "base/mem.h"
-#include "model/model_priv.h"
-#include "model/part.h"
+#include "model/branch.h"
 
 struct record {
     void *gate_up; /* [n, 2f] */
-    float *rstd;   /* [n] */
+    float *rstd;   /* [n] of the norm before */
+    void *out;     /* [n, hidden] the last product, if a norm comes after it */
 };
 
 static size_t lay_out_record(struct record *r, const struct mt_part_shape *s, void *base)
 {
-    struct mt_widths w = mt_widths(s->cfg);
-    size_t at = 0;
-    r->gate_up = mt_take(base, &at, s->max_tokens * 2 * w.f * mt_dtype_size(s->dtype));
-    r->rstd = mt_take(base, &at, s->max_tokens * 4);
+    struct mt_widths w = mt_widths(s->cfg, s->spec);
+    size_t at = 0, n = s->max_tokens, size = mt_dtype_size(s->dtype);
+    r->gate_up = mt_take(base, &at, n * 2 * w.f * size);
+    r->rstd = mt_take(base, &at, n * 4);
+    r->out = s->spec->norms.mlp.after ? mt_take(base, &at, n * w.c * size) : NULL;
     return at;
 }
 
 MT_PART_RECORD()
 
-/* The gated product, and its gradient: [n, f]. */
-static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+struct scratch {
+    void *act;   /* [n, f] the gated product, and its gradient */
+    float *rstd; /* [n] of the norm after */
+};
+
+static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p, const struct mt_layer_spec *spec,
+                              void *base)
 {
-    (void)dev;
-    return mt_align_up(p->max_tokens * (size_t)p->layout->cfg.ffn * mt_dtype_size(p->dtype), MT_RECORD_ALIGN);
+    size_t at = 0, n = p->max_tokens;
+    s->act = mt_take(base, &at, n * (size_t)spec->ffn * mt_dtype_size(p->dtype));
+    s->rstd = mt_take(base, &at, spec->norms.mlp.after ? n * sizeof(float) : 0);
+    return at;
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
-    struct mt_widths w = mt_widths(&p->layout->cfg);
+    struct scratch s;
+    (void)dev;
+    return lay_out_scratch(&s, p, spec, NULL);
+}
+
+static struct scratch scratch_of(const struct mt_part_run *r)
+{
+    struct scratch s;
+    lay_out_scratch(&s, &r->m->p, r->part->spec, r->scratch);
+    return s;
+}
+
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev)
+{
+    struct mt_widths w = mt_widths(&p->layout->cfg, s);
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = w.c};
     struct mt_bias_bwd bias = {.n = p->max_tokens, .c = MT_MAX(2 * w.f, w.c)};
     return MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
@@ -44,57 +66,79 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
 
 static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
 {
-    const struct mt_hf_config *c = mt_layout_builder_config(b);
-    const struct mt_param_tensor weights[] = {{"mlp.gate_proj.weight", c->ffn}, {"mlp.up_proj.weight", c->ffn}},
-                                 biases[] = {{"mlp.gate_proj.bias", c->ffn}, {"mlp.up_proj.bias", c->ffn}};
-    mt_layout_add_tensor(b, p, MT_MLP_NORM, c->hidden, 0, "post_attention_layernorm.weight");
-    mt_layout_add_param(b, p, MT_MLP_GATE_UP, c->hidden, 2, weights);
-    if (c->mlp_bias)
+    const struct mt_layer_spec *s = p->spec;
+    const struct mt_branch_norms *norms = &s->norms.mlp;
+    int64_t hidden = mt_layout_builder_config(b)->hidden;
+    const struct mt_param_tensor weights[] = {{"mlp.gate_proj.weight", s->ffn}, {"mlp.up_proj.weight", s->ffn}},
+                                 biases[] = {{"mlp.gate_proj.bias", s->ffn}, {"mlp.up_proj.bias", s->ffn}};
+    if (norms->before)
+        mt_layout_add_norm(b, p, MT_MLP_NORM, hidden, norms->before, &s->norm);
+    mt_layout_add_param(b, p, MT_MLP_GATE_UP, hidden, 2, weights);
+    if (s->mlp_bias)
         mt_layout_add_param(b, p, MT_MLP_GATE_UP_BIAS, 0, 2, biases);
-    mt_layout_add_tensor(b, p, MT_MLP_DOWN, c->hidden, c->ffn, "mlp.down_proj.weight");
-    if (c->mlp_bias)
-        mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, c->hidden, 0, "mlp.down_proj.bias");
+    mt_layout_add_tensor(b, p, MT_MLP_DOWN, hidden, s->ffn, "mlp.down_proj.weight");
+    if (s->mlp_bias)
+        mt_layout_add_tensor(b, p, MT_MLP_DOWN_BIAS, hidden, 0, "mlp.down_proj.bias");
+    if (norms->after)
+        mt_layout_add_norm(b, p, MT_MLP_NORM_AFTER, hidden, norms->after, &s->norm);
+}
+
+static struct mt_branch branch_of(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_branch){.run = r, .before = MT_MLP_NORM, .after = MT_MLP_NORM_AFTER, .rstd = rec->rstd,
+                              .out = rec->out, .rstd_after = scratch_of(r).rstd};
+}
+
+/* out = (act(gate) * up) Wdown, plus the branch's input in a plain branch. */
+static int project(const struct mt_part_run *r, const struct record *rec, const void *residual, void *out,
+                   struct mt_err *err)
+{
+    mt_model *m = r->m;
+    const struct mt_param *p = r->part->param;
+    size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn;
+    void *act = scratch_of(r).act;
+    struct mt_glu glu = {.n = n, .f = f, .dtype = m->dt, .kind = mt_activation(r->part->spec), .gate_up = rec->gate_up,
+                         .out = act};
+    int rc = mt_op_glu(m->dev, &glu, err);
+    return rc ? rc : mt_linear(m, n, f, m->wd.c, act, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], residual, out, err);
 }
 
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
-    mt_model *m = r->m;
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
-    size_t n = r->in->n_tokens;
-    int rc = mt_norm(m, n, r->x, r->w, p[MT_MLP_NORM], m->h, rec.rstd, false, err);
-    return rc ? rc
-              : mt_linear(m, n, m->wd.c, 2 * m->wd.f, m->h, r->w, p[MT_MLP_GATE_UP], p[MT_MLP_GATE_UP_BIAS], NULL,
-                          rec.gate_up, err);
+    struct mt_branch branch = branch_of(r, &rec);
+    const void *h;
+    int rc = mt_branch_enter(&branch, false, &h, err);
+    if (!rc)
+        rc = mt_linear(r->m, r->in->n_tokens, r->m->wd.c, 2 * (size_t)r->part->spec->ffn, h, r->w, p[MT_MLP_GATE_UP],
+                       p[MT_MLP_GATE_UP_BIAS], NULL, rec.gate_up, err);
+    return rc || !rec.out ? rc : project(r, &rec, NULL, rec.out, err);
 }
 
 static int finish(const struct mt_part_run *r, void *y, struct mt_err *err)
 {
-    mt_model *m = r->m;
-    const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
-    size_t n = r->in->n_tokens;
-    struct mt_glu glu = {.n = n, .f = m->wd.f, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec.gate_up,
-                         .out = r->scratch};
-    int rc = mt_op_glu(m->dev, &glu, err);
-    return rc ? rc
-              : mt_linear(m, n, m->wd.f, m->wd.c, r->scratch, r->w, p[MT_MLP_DOWN], p[MT_MLP_DOWN_BIAS], r->x, y, err);
+    struct mt_branch branch = branch_of(r, &rec);
+    int rc = rec.out ? 0 : project(r, &rec, mt_branch_is_plain(&branch) ? r->x : NULL, y, err);
+    return rc ? rc : mt_branch_leave(&branch, y, err);
 }
 
 /* Reads the gated product's gradient from the scratch and, if `again`, overwrites it with the recomputed product. */
 static int gated_backward(const struct mt_part_run *r, const struct record *rec, bool again, struct mt_err *err)
 {
     mt_model *m = r->m;
+    void *act = scratch_of(r).act;
     return mt_op_glu_bwd(m->dev,
                          &(struct mt_glu_bwd){
                              .n = r->in->n_tokens,
-                             .f = m->wd.f,
+                             .f = (size_t)r->part->spec->ffn,
                              .dtype = m->dt,
-                             .kind = mt_activation(m),
+                             .kind = mt_activation(r->part->spec),
                              .gate_up = rec->gate_up,
-                             .dout = r->scratch,
+                             .dout = act,
                              .dgate_up = rec->gate_up,
-                             .out = again ? r->scratch : NULL,
+                             .out = again ? act : NULL,
                          },
                          err);
 }
@@ -102,33 +146,34 @@ static int gated_backward(const struct mt_part_run *r, const struct record *rec,
 static int backward(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
-    const struct mt_widths *wd = &m->wd;
     const struct mt_param *p = r->part->param;
     struct record rec = record_of(r);
-    size_t n = r->in->n_tokens;
-    struct mt_linear_bwd down = {.n = n, .in = wd->f, .out = wd->c, .x = r->scratch, .w = r->w, .dy = r->dx,
-                                 .p = p[MT_MLP_DOWN], .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = r->scratch,
-                                 .first = r->of->first};
-    struct mt_linear_bwd gate_up = {.n = n, .in = wd->c, .out = 2 * wd->f, .x = m->h, .w = r->w, .dy = rec.gate_up,
+    struct mt_branch branch = branch_of(r, &rec);
+    size_t n = r->in->n_tokens, f = (size_t)r->part->spec->ffn, hidden = m->wd.c;
+    void *act = scratch_of(r).act;
+    struct mt_linear_bwd down = {.n = n, .in = f, .out = hidden, .x = act, .w = r->w, .p = p[MT_MLP_DOWN],
+                                 .bias = p[MT_MLP_DOWN_BIAS], .g = r->g, .dx = act, .first = r->of->first};
+    struct mt_linear_bwd gate_up = {.n = n, .in = hidden, .out = 2 * f, .w = r->w, .dy = rec.gate_up,
                                     .p = p[MT_MLP_GATE_UP], .bias = p[MT_MLP_GATE_UP_BIAS], .g = r->g, .dx = m->dh,
                                     .first = r->of->first};
-    int rc = mt_linear_input_grad(m, &down, err);
+    int rc = mt_branch_leave_backward(&branch, &down.dy, err);
+    if (!rc)
+        rc = mt_linear_input_grad(m, &down, err);
     if (!rc)
         rc = gated_backward(r, &rec, mt_linear_is_trained(&down), err);
     if (!rc)
         rc = mt_linear_weight_grad(m, &down, err);
     if (!rc)
-        rc = mt_norm(m, n, r->x, r->w, p[MT_MLP_NORM], m->h, rec.rstd, true, err);
+        rc = mt_branch_enter(&branch, true, &gate_up.x, err);
     if (!rc)
         rc = mt_linear_backward(m, &gate_up, err);
-    return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_MLP_NORM], rec.rstd, r->dx, r->dx, r->g, err);
+    return rc ? rc : mt_branch_enter_backward(&branch, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)
 {
-    (void)p;
     (void)seq_len;
-    return 3 * (double)c->hidden * (double)c->ffn;
+    return 3 * (double)c->hidden * (double)p->spec->ffn;
 }
 
 const struct mt_part_kind mt_part_mlp = {

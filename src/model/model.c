@@ -10,14 +10,13 @@
 
 enum { ALIGN = MT_RECORD_ALIGN };
 
-struct mt_widths mt_widths(const struct mt_hf_config *cfg)
+struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s)
 {
     struct mt_widths w = {
         .c = (size_t)cfg->hidden,
-        .f = (size_t)cfg->ffn,
-        .q = (size_t)(cfg->n_heads * cfg->head_dim),
-        .kv = (size_t)(cfg->n_kv_heads * cfg->head_dim),
-        .rot = mt_rope_rotated_dims(cfg),
+        .f = (size_t)s->ffn,
+        .q = (size_t)(s->n_heads * s->head_dim),
+        .kv = (size_t)(s->n_kv_heads * s->head_dim),
     };
     w.qk = w.q + w.kv;
     w.qkv = w.qk + w.kv;
@@ -45,20 +44,23 @@ size_t mt_model_auto_logits_chunk(const struct mt_layout *l)
     return chunk;
 }
 
-/* The memory that a kind of part needs while it runs, computed once for each kind. */
-struct kind_bytes {
+/* The memory that a part needs while it runs, computed once for each kind in each kind of layer. */
+struct part_bytes {
     const struct mt_part_kind *kind;
+    const struct mt_layer_spec *spec;
     size_t scratch, workspace;
 };
 
-static const struct kind_bytes *bytes_of_kind(struct kind_bytes *known, const struct mt_part_kind *kind,
+static const struct part_bytes *bytes_of_part(struct part_bytes *known, const struct mt_part *part,
                                               const struct mt_model_params *p, mt_device *dev)
 {
-    while (known->kind && known->kind != kind)
+    const struct mt_part_kind *kind = part->kind;
+    while (known->kind && (known->kind != kind || known->spec != part->spec))
         known++;
     if (!known->kind)
-        *known = (struct kind_bytes){kind, kind->scratch_bytes ? kind->scratch_bytes(p, dev) : 0,
-                                     kind->workspace_bytes ? kind->workspace_bytes(p, dev) : 0};
+        *known = (struct part_bytes){kind, part->spec,
+                                     kind->scratch_bytes ? kind->scratch_bytes(p, part->spec, dev) : 0,
+                                     kind->workspace_bytes ? kind->workspace_bytes(p, part->spec, dev) : 0};
     return known;
 }
 
@@ -74,13 +76,13 @@ static size_t record_bytes(const struct mt_model_params *p, size_t unit)
 static void unit_bytes(size_t *scratch, size_t *workspace, mt_device *dev, const struct mt_model_params *p)
 {
     const struct mt_layout *l = p->layout;
-    struct kind_bytes known[MT_N_PART_KINDS + 1] = {{0}};
+    struct part_bytes known[MT_N_PART_KINDS * MT_MAX_SPECS + 1] = {{0}};
     *scratch = *workspace = 0;
     for (size_t u = 0; u < l->n_units; u++) {
         const struct mt_unit *unit = &l->units[u];
         size_t most = 0;
         for (size_t i = unit->first_part; i < unit->first_part + unit->n_parts; i++) {
-            const struct kind_bytes *k = bytes_of_kind(known, l->parts[i].kind, p, dev);
+            const struct part_bytes *k = bytes_of_part(known, &l->parts[i], p, dev);
             most = MT_MAX(most, k->scratch);
             *workspace = MT_MAX(*workspace, k->workspace);
         }
@@ -280,7 +282,7 @@ int mt_model_create(mt_model **out, mt_device *dev, const struct mt_model_params
     m->p = *p;
     m->layout = p->layout;
     m->dt = p->dtype;
-    m->wd = mt_widths(&p->layout->cfg);
+    m->wd.c = (size_t)p->layout->cfg.hidden;
     m->input_bytes = mt_inputs_layout(&in, p, NULL);
     m->used_bytes = used_bytes(p);
     m->stats_bytes = stats_bytes(p);

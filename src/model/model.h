@@ -101,6 +101,10 @@ struct mt_used_rows mt_model_used_rows(const mt_model *m);
 /** The most of them that a step can have. */
 size_t mt_model_max_used_rows(const struct mt_model_params *p);
 
+/** What the embedding does to n elements of a row of its table, of the compute dtype: on the host, with the bits of the
+ * device. */
+void mt_embed_scale_row(const struct mt_hf_config *cfg, enum mt_dtype dtype, void *row, size_t n);
+
 /**
  * One run of a unit other than the head, over a micro-batch or over the whole step, with the buffers of its values by
  * role. Device pointers; NULL for what the unit does not use.

@@ -5,24 +5,28 @@
 #include "device/ops.h"
 #include "model/model.h"
 
-/** Widths from the config, in elements. */
+/** Widths of a layer, in elements. */
 struct mt_widths {
     size_t c, f, q, kv, qkv, qk; /* hidden, ffn, query, one of k and v, all three, q and k */
-    size_t rot;
 };
-struct mt_widths mt_widths(const struct mt_hf_config *cfg);
+struct mt_widths mt_widths(const struct mt_hf_config *cfg, const struct mt_layer_spec *s);
 
 /** Reserves `bytes` at *at, aligned to MT_RECORD_ALIGN; returns their address from base (NULL: sizes alone). */
 void *mt_take(void *base, size_t *at, size_t bytes);
 
+/** Rotary rows of a micro-batch's tokens, of one of the model's embeddings (mt_hf_config.rope). */
+struct mt_rope_rows {
+    int32_t *positions;         /* [max_tokens] rows of the tables */
+    float *own_cos, *own_sin;   /* [max_tokens, dims/2] rows of this micro-batch alone; NULL: never needed */
+    const float *cos_t, *sin_t; /* the tables: the model's, or own_cos and own_sin */
+    size_t n_table_rows;
+};
+
 /** The inputs of one micro-batch on the device; the same block in host memory is copied there. */
 struct mt_micro_inputs {
-    int32_t *ids, *positions, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
-    float *weights;           /* [max_tokens] of the loss rows; NULL: without row_weights */
-    float *own_cos, *own_sin; /* [max_tokens, rot/2] rotary rows of this micro-batch alone; NULL: never needed */
-    /* the tables that `positions` index: the model's, or own_cos and own_sin */
-    const float *cos_t, *sin_t;
-    size_t n_table_rows;
+    int32_t *ids, *cu_seqlens, *loss_rows, *targets, *run_ids, *run_starts, *order;
+    float *weights; /* [max_tokens] of the loss rows; NULL: without row_weights */
+    struct mt_rope_rows rope[MT_MAX_ROPES];
     size_t n_tokens, n_docs, max_len, n_loss, n_runs;
     size_t first_row; /* index of its first row in its learner's rows of the step */
     int learner;      /* whose adapters it runs through */
@@ -42,7 +46,9 @@ struct mt_model {
     mt_device *dev;
     struct mt_model_params p;
     const struct mt_layout *layout;
-    struct mt_widths wd;
+    struct {
+        size_t c; /* hidden; all other widths are of a layer: mt_widths() */
+    } wd;
     enum mt_dtype dt;
     bool training;     /* the uploaded micro-batches are a step's, not an evaluation's */
     struct mt_weighing *weighings; /* [max_micro] */
@@ -58,7 +64,9 @@ struct mt_model {
     void *dlogits;     /* [chunk, mt_model_logits_ld()], or NULL: they overwrite the logits */
     void *tables; /* cos, sin, select_bias, one */
     void *one;    /* 1 in the compute dtype; NULL: not needed */
-    float *cos_t, *sin_t; /* [n_table_rows, rot/2] */
+    struct {
+        float *cos_t, *sin_t; /* [n_table_rows, dims/2] */
+    } rope[MT_MAX_ROPES];
     float *select_bias;   /* [n_layers, n_experts] biases for choosing experts; NULL: none */
     bool constants_loaded;
 
@@ -179,14 +187,10 @@ static inline void *mt_adapter_elem(const mt_model *m, const void *w, struct mt_
     return m->adapters ? mt_elem(m, m->adapters, p.plane + at) : mt_elem(m, w, p.at + at);
 }
 
-/** The activation of dense layers and shared experts; of routed experts. */
-static inline enum mt_glu_kind mt_activation(const mt_model *m)
+/** The activation of a layer's MLP, or shared expert. */
+static inline enum mt_glu_kind mt_activation(const struct mt_layer_spec *s)
 {
-    return m->layout->cfg.gelu ? MT_GLU_GELU_TANH : MT_GLU_SILU;
-}
-static inline enum mt_glu_kind mt_expert_activation(const mt_model *m)
-{
-    return m->layout->cfg.moe.clamped ? MT_GLU_CLAMPED : mt_activation(m);
+    return s->activation == MT_ACTIVATION_GELU_TANH ? MT_GLU_GELU_TANH : MT_GLU_SILU;
 }
 
 /** Gradient of a parameter; NULL: it is not trained. */
@@ -265,12 +269,18 @@ int mt_dora_magnitude_grad(mt_model *m, const struct mt_dora_run *a, const void 
 /** Scratch of these; 0: the model has no DoRA. */
 size_t mt_dora_bytes(const struct mt_model_params *p);
 
-/** RMSNorm of x; use_rstd: with the stored rstd, else rstd is written. */
-int mt_norm(mt_model *m, size_t n, const void *x, const void *w, struct mt_param p, void *y,
-            float *rstd, bool use_rstd, struct mt_err *err);
-/** dx = dres + J^T dy. */
-int mt_norm_backward(mt_model *m, size_t n, const void *dy, const void *x, const void *w,
-                     struct mt_param p, const float *rstd, const void *dres, void *dx, float *g,
+/** A norm of n rows of the hidden state; w: the unit's weights, p: the norm's. */
+struct mt_norm {
+    const struct mt_norm_spec *spec;
+    size_t n;
+    const void *x, *w;
+    struct mt_param p;
+    float *rstd; /* [n] */
+};
+/** y = norm(x); again: with the stored rstd, else that is written. */
+int mt_norm(mt_model *m, const struct mt_norm *a, void *y, bool again, struct mt_err *err);
+/** dx = dres + J^T dy, dres NULL: 0; dx may be either. */
+int mt_norm_backward(mt_model *m, const struct mt_norm *a, const void *dy, const void *dres, void *dx, float *g,
                      struct mt_err *err);
 
 #endif

@@ -66,7 +66,7 @@ static double routed_rows(const mt_model *m)
     for (size_t i = 0; i < m->n_micro; i++)
         rows += (double)m->inputs[i].n_tokens;
     for (int64_t i = 0; i < m->layout->cfg.n_layers; i++)
-        layers += m->layout->cfg.sparse[i];
+        layers += mt_layer_of(&m->layout->cfg, i)->is_mixture;
     return rows * layers;
 }
 
@@ -78,7 +78,7 @@ static void count_shares(const mt_model *m)
     for (int64_t e = 0; e < c->moe.n_experts; e++) {
         int64_t n = 0;
         for (int i = 0; i < (int)c->n_layers; i++)
-            n += c->sparse[i] ? counts_of(m, i)[e] : 0;
+            n += mt_layer_of(c, i)->is_mixture ? counts_of(m, i)[e] : 0;
         m->shares_host[e] = (float)((double)n / rows);
     }
 }
@@ -86,7 +86,7 @@ static void count_shares(const mt_model *m)
 static bool is_last_mixture(const struct mt_hf_config *c, int layer)
 {
     for (int i = layer + 1; i < (int)c->n_layers; i++)
-        if (c->sparse[i])
+        if (mt_layer_of(c, i)->is_mixture)
             return false;
     return true;
 }
@@ -152,7 +152,7 @@ struct mt_expert_list mt_model_expert_list(const mt_model *m, int layer, int exp
 
 const int32_t *mt_model_expert_rows(const mt_model *m, int layer)
 {
-    return m->layout->cfg.sparse[layer] ? counts_of(m, layer) : NULL;
+    return mt_layer_of(&m->layout->cfg, layer)->is_mixture ? counts_of(m, layer) : NULL;
 }
 
 bool mt_model_unit_is_idle(const mt_model *m, size_t unit)

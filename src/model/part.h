@@ -17,6 +17,7 @@ struct mt_micro_inputs; /* model_priv.h */
 /** The sizes of records and of other values depend on these. */
 struct mt_part_shape {
     const struct mt_hf_config *cfg;
+    const struct mt_layer_spec *spec; /* of the part's layer */
     enum mt_dtype dtype;  /* of activations */
     size_t max_tokens;    /* of a micro-batch */
     size_t step_rows;     /* tokens of a step; 0: not known, as where only records are measured */
@@ -98,10 +99,10 @@ struct mt_part_kind {
     enum mt_record_part record_part;
     /** Bytes of the activation record of a micro-batch; NULL: none. */
     size_t (*record_bytes)(const struct mt_part_shape *s);
-    /** Scratch of one run. */
-    size_t (*scratch_bytes)(const struct mt_model_params *p, mt_device *dev);
+    /** Scratch of one run, of a part in a layer like that. */
+    size_t (*scratch_bytes)(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
     /** Workspace of its operations, which all parts share; NULL: none. */
-    size_t (*workspace_bytes)(const struct mt_model_params *p, mt_device *dev);
+    size_t (*workspace_bytes)(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev);
     /** From x to the record. NULL: nothing to do. */
     int (*prepare)(const struct mt_part_run *r, struct mt_err *err);
     /** From x and the record to y, which must not overlap x; or with y NULL to other values (mt_value()). NULL: the
@@ -112,8 +113,6 @@ struct mt_part_kind {
     int (*backward)(const struct mt_part_run *r, struct mt_err *err);
     /** Multiply-adds of a token's forward in documents of seq_len tokens; of experts on average over tokens. */
     double (*macs_per_token)(const struct mt_hf_config *cfg, const struct mt_part *p, size_t seq_len);
-    /** Do two layers compute differently although their parameters have the same shapes? NULL: never. */
-    bool (*layers_differ)(const struct mt_hf_config *cfg, int a, int b);
 };
 
 /** NULL: no kind has that name. */
@@ -131,12 +130,16 @@ struct mt_param_tensor {
     int64_t rows;
     bool constant;      /* never trained, whatever model.freeze says */
     int64_t head_rows;  /* not 0: its rows are heads of so many rows each, to which the rotary embedding applies */
+    float start;        /* random weights: of a vector, all elements */
 };
 void mt_layout_add_param(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t cols, size_t n,
                          const struct mt_param_tensor *tensors);
 /** Of one tensor. */
 void mt_layout_add_tensor(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t rows, int64_t cols,
                           const char *usual);
+/** The weight of a norm, of n elements. */
+void mt_layout_add_norm(struct mt_layout_builder *b, struct mt_part *p, int role, int64_t n, const char *usual,
+                        const struct mt_norm_spec *norm);
 /** A parameter of expert p->first_expert + i. */
 void mt_layout_add_expert_param(struct mt_layout_builder *b, struct mt_part *p, int i, int role, int64_t cols, size_t n,
                                 const struct mt_param_tensor *tensors);

@@ -25,8 +25,8 @@ MT_PARTS(MT_DECLARE_PART)
 enum { MT_EMBED_TABLE };                                                                 /* [vocab, hidden] */
 enum { MT_HEAD_TABLE, MT_HEAD_NORM };                                                    /* tied: no table */
 enum { MT_ATTENTION_NORM, MT_ATTENTION_QKV, MT_ATTENTION_QKV_BIAS, MT_ATTENTION_Q_NORM, MT_ATTENTION_K_NORM,
-       MT_ATTENTION_OUT, MT_ATTENTION_OUT_BIAS, MT_ATTENTION_SINKS /* [heads] */ };
-enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS };
+       MT_ATTENTION_OUT, MT_ATTENTION_OUT_BIAS, MT_ATTENTION_SINKS /* [heads] */, MT_ATTENTION_NORM_AFTER };
+enum { MT_MLP_NORM, MT_MLP_GATE_UP, MT_MLP_GATE_UP_BIAS, MT_MLP_DOWN, MT_MLP_DOWN_BIAS, MT_MLP_NORM_AFTER };
 enum { MT_ROUTER_NORM, MT_ROUTER_WEIGHT /* [experts, hidden] */, MT_ROUTER_BIAS, MT_ROUTER_SELECT_BIAS,
        MT_ROUTER_SHARED_GATE_UP, MT_ROUTER_SHARED_DOWN, MT_ROUTER_SHARED_GATE /* [1, hidden] */ };
 /* Roles of mt_part.expert[i], for each expert of the group. */

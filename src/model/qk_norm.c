@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * RMSNorm of queries and keys as operations of its own, for variants that the rotary embedding's operation does not
- * include: over all heads of a token at once, or of each head but after the embedding.
+ * include: over all heads of a token at once, of each head but after the embedding, of weights less one, unrotated.
  */
 #include "model/attention.h"
 
@@ -12,15 +12,20 @@ struct side {
     float *rstd; /* [n * per_row] */
 };
 
+static struct mt_widths widths_of(const struct mt_qk_norm *a)
+{
+    return mt_widths(&a->run->m->layout->cfg, a->run->part->spec);
+}
+
 static struct side side_of(const struct mt_qk_norm *a, bool keys)
 {
-    const mt_model *m = a->run->m;
-    const struct mt_hf_config *c = &m->layout->cfg;
+    const struct mt_layer_spec *c = a->run->part->spec;
+    const struct mt_widths wd = widths_of(a);
     bool whole = c->qk_norm == MT_QK_NORM_PROJECTION;
     size_t n_q = whole ? 1 : (size_t)c->n_heads, n_kv = whole ? 1 : (size_t)c->n_kv_heads;
     if (keys)
-        return (struct side){m->wd.q, n_kv, m->wd.kv / n_kv, MT_ATTENTION_K_NORM, a->rstd + a->run->in->n_tokens * n_q};
-    return (struct side){0, n_q, m->wd.q / n_q, MT_ATTENTION_Q_NORM, a->rstd};
+        return (struct side){wd.q, n_kv, wd.kv / n_kv, MT_ATTENTION_K_NORM, a->rstd + a->run->in->n_tokens * n_q};
+    return (struct side){0, n_q, wd.q / n_q, MT_ATTENTION_Q_NORM, a->rstd};
 }
 
 static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
@@ -31,12 +36,14 @@ static int norm_side(const struct mt_qk_norm *a, bool keys, struct mt_err *err)
         .n = a->run->in->n_tokens * s.per_row,
         .c = s.width,
         .dtype = m->dt,
-        .eps = (float)m->layout->cfg.rms_eps,
+        .eps = (float)a->run->part->spec->norm.eps,
+        .plus_one = a->run->part->spec->norm.plus_one,
+        .round_once = a->run->part->spec->norm.round_once,
         .x = mt_elem(m, a->qkv, s.first),
-        .x_at = {s.per_row, m->wd.qkv, s.width},
+        .x_at = {s.per_row, widths_of(a).qkv, s.width},
         .w = mt_elem(m, a->run->w, a->run->part->param[s.role].at),
         .y = mt_elem(m, a->qk, s.first),
-        .y_at = {s.per_row, m->wd.qk, s.width},
+        .y_at = {s.per_row, widths_of(a).qk, s.width},
         .rstd = s.rstd,
     };
     return mt_op_rmsnorm(m->dev, &norm, err);
@@ -52,13 +59,15 @@ static int norm_side_backward(const struct mt_qk_norm *a, bool keys, struct mt_e
         .n = a->run->in->n_tokens * s.per_row,
         .c = s.width,
         .dtype = m->dt,
+        .plus_one = a->run->part->spec->norm.plus_one,
+        .round_once = a->run->part->spec->norm.round_once,
         .dy = d,
         .x = mt_elem(m, a->qkv, s.first),
-        .x_at = {s.per_row, m->wd.qkv, s.width},
+        .x_at = {s.per_row, widths_of(a).qkv, s.width},
         .w = mt_elem(m, a->run->w, p.at),
         .rstd = s.rstd,
         .dx = d,
-        .dx_at = {s.per_row, m->wd.qkv, s.width},
+        .dx_at = {s.per_row, widths_of(a).qkv, s.width},
         .dw = mt_grad_of(a->run->g, p),
         .workspace = m->workspace,
     };
@@ -77,11 +86,10 @@ int mt_qk_norm_backward(const struct mt_qk_norm *a, struct mt_err *err)
     return rc ? rc : norm_side_backward(a, true, err);
 }
 
-size_t mt_qk_norm_workspace(const struct mt_model_params *p, mt_device *dev)
+size_t mt_qk_norm_workspace(const struct mt_model_params *p, const struct mt_layer_spec *s, mt_device *dev)
 {
-    const struct mt_hf_config *c = &p->layout->cfg;
-    struct mt_widths w = mt_widths(c);
-    size_t n = p->max_tokens, hd = (size_t)c->head_dim;
-    struct mt_rmsnorm_bwd whole = {.n = n, .c = w.q}, heads = {.n = n * (size_t)c->n_heads, .c = hd};
-    return mt_op_rmsnorm_bwd_workspace(dev, c->qk_norm == MT_QK_NORM_PROJECTION ? &whole : &heads);
+    struct mt_widths w = mt_widths(&p->layout->cfg, s);
+    size_t n = p->max_tokens, hd = (size_t)s->head_dim;
+    struct mt_rmsnorm_bwd whole = {.n = n, .c = w.q}, heads = {.n = n * (size_t)s->n_heads, .c = hd};
+    return mt_op_rmsnorm_bwd_workspace(dev, s->qk_norm == MT_QK_NORM_PROJECTION ? &whole : &heads);
 }

@@ -18,7 +18,7 @@ static void lay_out(struct mt_layout_builder *b, struct mt_part *p)
     const struct mt_param_tensor select[] = {{"mlp.gate.e_score_correction_bias", m->n_experts, .constant = true}},
                                  shared[] = {{"mlp.shared_expert.gate_proj.weight", m->shared_width},
                                              {"mlp.shared_expert.up_proj.weight", m->shared_width}};
-    mt_layout_add_tensor(b, p, MT_ROUTER_NORM, c->hidden, 0, "post_attention_layernorm.weight");
+    mt_layout_add_norm(b, p, MT_ROUTER_NORM, c->hidden, p->spec->norms.mlp.before, &p->spec->norm);
     mt_layout_add_tensor(b, p, MT_ROUTER_WEIGHT, m->n_experts, c->hidden, "mlp.gate.weight");
     if (m->router_bias)
         mt_layout_add_tensor(b, p, MT_ROUTER_BIAS, m->n_experts, 0, "mlp.gate.bias");
@@ -88,9 +88,10 @@ static size_t lay_out_scratch(struct scratch *s, const struct mt_model_params *p
     return at;
 }
 
-static size_t scratch_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t scratch_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
     struct scratch s;
+    (void)spec;
     (void)dev;
     return lay_out_scratch(&s, p, NULL);
 }
@@ -102,7 +103,7 @@ static struct scratch scratch_of(const struct mt_part_run *run)
     return s;
 }
 
-static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
+static size_t workspace_bytes(const struct mt_model_params *p, const struct mt_layer_spec *spec, mt_device *dev)
 {
     const struct mt_hf_config *c = &p->layout->cfg;
     struct mt_rmsnorm_bwd norm = {.n = p->max_tokens, .c = (size_t)c->hidden};
@@ -110,6 +111,7 @@ static size_t workspace_bytes(const struct mt_model_params *p, mt_device *dev)
     struct mt_router_stats stats = {.n = p->max_tokens, .e = (size_t)c->moe.n_experts, .dtype = p->dtype};
     struct mt_shared_gate_bwd gate = {.n = p->max_tokens, .c = (size_t)c->hidden, .dtype = p->dtype};
     size_t need = MT_MAX(mt_op_rmsnorm_bwd_workspace(dev, &norm), mt_op_bias_bwd_workspace(dev, &bias));
+    (void)spec;
     need = MT_MAX(need, mt_op_router_stats_workspace(dev, &stats));
     return MT_MAX(need, c->moe.shared_gate ? mt_op_shared_gate_bwd_workspace(dev, &gate) : 0);
 }
@@ -284,8 +286,8 @@ static int prepare_shared(const struct mt_part_run *r, const struct record *rec,
     const struct mt_param *p = r->part->param;
     size_t rows = r->in->n_tokens, width = (size_t)moe->shared_width;
     void *act = scratch_of(r).act;
-    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec->gate_up,
-                         .out = act};
+    struct mt_glu glu = {.n = rows, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
+                         .gate_up = rec->gate_up, .out = act};
     struct mt_shared_gate gate = {.n = rows, .c = m->wd.c, .f = width, .dtype = m->dt, .x = n,
                                   .w = mt_elem(m, r->w, p[MT_ROUTER_SHARED_GATE].at), .act = act, .gate = rec->gate};
     const struct mt_param none = {0};
@@ -303,12 +305,19 @@ static int prepare_shared(const struct mt_part_run *r, const struct record *rec,
     return rc || !moe->shared_gate ? rc : mt_op_shared_gate(m->dev, &gate, err);
 }
 
+static struct mt_norm norm_of(const struct mt_part_run *r, const struct record *rec)
+{
+    return (struct mt_norm){.spec = &r->part->spec->norm, .n = r->in->n_tokens, .x = r->x, .w = r->w,
+                            .p = r->part->param[MT_ROUTER_NORM], .rstd = rec->rstd};
+}
+
 static int prepare(const struct mt_part_run *r, struct mt_err *err)
 {
     mt_model *m = r->m;
     struct record rec = record_of(r);
     void *n = norm_output(r);
-    int rc = mt_norm(m, r->in->n_tokens, r->x, r->w, r->part->param[MT_ROUTER_NORM], n, rec.rstd, false, err);
+    struct mt_norm norm = norm_of(r, &rec);
+    int rc = mt_norm(m, &norm, n, false, err);
     return rc || !m->layout->cfg.moe.shared_width ? rc : prepare_shared(r, &rec, n, err);
 }
 
@@ -425,10 +434,10 @@ static int shared_glu_backward(const struct mt_part_run *r, const struct scratch
     mt_model *m = r->m;
     size_t n = r->in->n_tokens, width = (size_t)m->layout->cfg.moe.shared_width;
     struct record rec = record_of(r);
-    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(m), .gate_up = rec.gate_up,
-                               .dout = s->act, .dgate_up = rec.gate_up, .out = s->act};
+    struct mt_glu_bwd plain = {.n = n, .f = width, .dtype = m->dt, .kind = mt_activation(r->part->spec),
+                               .gate_up = rec.gate_up, .dout = s->act, .dgate_up = rec.gate_up, .out = s->act};
     struct mt_expert_glu_bwd scaled = {.n = n, .n_padded = n, .f = width, .k = 1, .dtype = m->dt,
-                                       .kind = mt_activation(m), .gate_up = rec.gate_up, .dout = s->act,
+                                       .kind = mt_activation(r->part->spec), .gate_up = rec.gate_up, .dout = s->act,
                                        .weights = rec.gate, .dgate_up = rec.gate_up, .out = s->act,
                                        .dweights = s->dgate};
     return m->layout->cfg.moe.shared_gate ? mt_op_expert_glu_bwd(m->dev, &scaled, err)
@@ -492,7 +501,8 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
     struct mt_linear_bwd gate = {.n = n, .in = m->wd.c, .out = experts, .w = r->w, .dy = s.dlogits,
                                  .f32 = product_dtype(m->layout, m->dt) == MT_F32, .p = p[MT_ROUTER_WEIGHT],
                                  .bias = p[MT_ROUTER_BIAS], .g = r->g};
-    int rc = mt_norm(m, n, r->x, r->w, p[MT_ROUTER_NORM], m->h, rec.rstd, true, err);
+    struct mt_norm norm = norm_of(r, &rec);
+    int rc = mt_norm(m, &norm, m->h, true, err);
     gate.p.adapter = NULL; /* by itself: its products may be of another dtype */
     if (!rc)
         rc = router_logits(r, &s, m->h, &gate.x, err);
@@ -508,7 +518,7 @@ static int backward(const struct mt_part_run *r, struct mt_err *err)
         rc = shared_backward(r, &s, err);
     if (!rc)
         rc = mt_op_cast(m->dev, &(struct mt_cast){n * m->wd.c, MT_F32, m->dt, s.dn, m->dh}, err);
-    return rc ? rc : mt_norm_backward(m, n, m->dh, r->x, r->w, p[MT_ROUTER_NORM], rec.rstd, r->dx, r->dx, r->g, err);
+    return rc ? rc : mt_norm_backward(m, &norm, m->dh, r->dx, r->dx, r->g, err);
 }
 
 static double macs_per_token(const struct mt_hf_config *c, const struct mt_part *p, size_t seq_len)

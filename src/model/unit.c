@@ -38,7 +38,6 @@ static void *either(const struct mt_unit_run *r, enum mt_role role, enum mt_role
 static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *r)
 {
     const struct mt_unit *u = &m->layout->units[r->unit];
-    const struct mt_part_shape shape = {&m->layout->cfg, m->dt, m->p.max_tokens, mt_model_step_rows(&m->p)};
     char *at[MT_N_RECORD_PARTS], *scratch = m->unit_scratch;
     for (int i = 0; i < MT_N_RECORD_PARTS; i++) {
         at[i] = r->at[record_roles[i]] ? r->at[record_roles[i]] : scratch;
@@ -46,6 +45,8 @@ static size_t stages_of(struct stage *s, mt_model *m, const struct mt_unit_run *
     }
     for (size_t i = 0; i < u->n_parts; i++) {
         const struct mt_part *part = &m->layout->parts[u->first_part + i];
+        const struct mt_part_shape shape = {&m->layout->cfg, part->spec, m->dt, m->p.max_tokens,
+                                            mt_model_step_rows(&m->p)};
         char **record = &at[part->kind->record_part];
         const void *x = r->at[MT_ROLE_X];
         if (i) {

@@ -569,7 +569,7 @@ static int init_tensor(const struct mt_layout *l, const struct mt_tensor *t, mt_
                            .seed = seed,
                            .stream = XXH3_64bits(t->name, strlen(t->name)),
                            .std = (float)l->cfg.initializer_range,
-                           .constant = strstr(t->name, "norm") ? 1 : 0,
+                           .constant = t->start,
                            .dst = buf};
     bool packed = t->kind == MT_RANGE_PACKED;
     size_t piece = packed ? mt_packer_piece(t, PIECE) : PIECE;

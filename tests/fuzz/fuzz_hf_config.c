@@ -19,11 +19,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         fuzz_assert(err.msg[0] && err.code == rc);
         return 0;
     }
-    fuzz_assert(cfg.n_layers >= 1 && cfg.n_layers <= MT_MAX_LAYERS && cfg.n_heads % cfg.n_kv_heads == 0);
-    fuzz_assert(cfg.head_dim >= 8 && cfg.hidden >= 8 && cfg.vocab >= 1 && cfg.n_eos <= MT_MAX_EOS);
-    fuzz_assert(isfinite(cfg.rms_eps) && cfg.rms_eps >= 0);
-    size_t rot = mt_rope_rotated_dims(&cfg);
-    fuzz_assert(rot % 2 == 0 && rot <= (size_t)cfg.head_dim && rot / 2 <= MT_ROPE_MAX_FACTORS);
-    mt_rope_tables(&cfg, POSITIONS, 4096, cos_t, sin_t);
+    const struct mt_layer_spec *first = mt_layer_of(&cfg, 0);
+    fuzz_assert(cfg.n_layers >= 1 && cfg.n_layers <= MT_MAX_LAYERS && first->n_heads % first->n_kv_heads == 0);
+    fuzz_assert(first->head_dim >= 8 && cfg.hidden >= 8 && cfg.vocab >= 1 && cfg.n_eos <= MT_MAX_EOS);
+    fuzz_assert(isfinite(first->norm.eps) && first->norm.eps >= 0);
+    size_t rot = cfg.rope[0].dims;
+    fuzz_assert(rot % 2 == 0 && rot <= (size_t)first->head_dim && rot / 2 <= MT_ROPE_MAX_FACTORS);
+    mt_rope_tables(&cfg.rope[0], POSITIONS, 4096, cos_t, sin_t);
     return 0;
 }

@@ -16,6 +16,11 @@
 
 static struct mt_hf_config cfg;
 
+static const struct mt_layer_spec *layer(int64_t i)
+{
+    return mt_layer_of(&cfg, i);
+}
+
 #define SHAPE                                                                                      \
     "\"hidden_size\": 64, \"intermediate_size\": 176, \"num_hidden_layers\": 4, "                  \
     "\"num_attention_heads\": 4, \"vocab_size\": 300"
@@ -53,38 +58,38 @@ static void families_have_their_own_defaults(void **state)
     (void)state;
     take(LLAMA);
     assert_string_equal(cfg.family->model_type, "llama");
-    assert_int_equal(cfg.n_kv_heads, 4);
-    assert_int_equal(cfg.head_dim, 16);
-    assert_true(cfg.rms_eps == 1e-6 && cfg.rope.theta == 10000 && !cfg.tied && !cfg.qkv_bias && !cfg.qk_norm);
+    assert_int_equal(layer(0)->n_kv_heads, 4);
+    assert_int_equal(layer(0)->head_dim, 16);
+    assert_true(layer(0)->norm.eps == 1e-6 && cfg.rope[0].theta == 10000 && !cfg.tied && !layer(0)->qkv_bias && !layer(0)->qk_norm);
     assert_int_equal(cfg.max_pos, 2048);
-    assert_int_equal(cfg.window[3], 0);
+    assert_int_equal(layer(3)->window, 0);
     take("\"architectures\": [\"MistralForCausalLM\"], \"num_attention_heads\": 8, \"hidden_size\": 64, "
          "\"intermediate_size\": 8, \"num_hidden_layers\": 2, \"vocab_size\": 10");
-    assert_int_equal(cfg.n_kv_heads, 8);
-    assert_int_equal(cfg.window[0], 4096);
-    assert_false(cfg.qkv_bias);
+    assert_int_equal(layer(0)->n_kv_heads, 8);
+    assert_int_equal(layer(0)->window, 4096);
+    assert_false(layer(0)->qkv_bias);
     take("\"architectures\": [\"Qwen2ForCausalLM\"], \"num_key_value_heads\": 2, " SHAPE);
-    assert_true(cfg.qkv_bias && !cfg.o_bias && !cfg.qk_norm && !cfg.mlp_bias);
+    assert_true(layer(0)->qkv_bias && !layer(0)->o_bias && !layer(0)->qk_norm && !layer(0)->mlp_bias);
     take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, " SHAPE); /* named by model_type alone */
-    assert_int_equal(cfg.head_dim, 128);
-    assert_true(cfg.qk_norm && !cfg.qkv_bias);
+    assert_int_equal(layer(0)->head_dim, 128);
+    assert_true(layer(0)->qk_norm && !layer(0)->qkv_bias);
     take("\"model_type\": \"qwen3\", \"num_key_value_heads\": 2, \"attention_bias\": true, " SHAPE);
-    assert_true(cfg.qkv_bias && cfg.o_bias);
+    assert_true(layer(0)->qkv_bias && layer(0)->o_bias);
     take(LLAMA ", \"attention_bias\": true, \"mlp_bias\": true, \"hidden_act\": \"gelu_pytorch_tanh\"");
-    assert_true(cfg.qkv_bias && cfg.o_bias && cfg.mlp_bias && cfg.gelu);
+    assert_true(layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->mlp_bias && layer(0)->activation == MT_ACTIVATION_GELU_TANH);
 }
 
 static void null_is_absent_but_for_heads_and_the_window(void **state)
 {
     (void)state;
     take(LLAMA ", \"head_dim\": null, \"num_key_value_heads\": null, \"rope_scaling\": null");
-    assert_int_equal(cfg.head_dim, 16);
+    assert_int_equal(layer(0)->head_dim, 16);
     take("\"architectures\": [\"MistralForCausalLM\"], \"sliding_window\": null, \"num_key_value_heads\": 2, " SHAPE);
-    assert_int_equal(cfg.window[0], 0);
+    assert_int_equal(layer(0)->window, 0);
     take("\"architectures\": [\"MixtralForCausalLM\"], \"num_key_value_heads\": null, " SHAPE);
-    assert_int_equal(cfg.n_kv_heads, 4); /* its class has 8 */
+    assert_int_equal(layer(0)->n_kv_heads, 4); /* its class has 8 */
     take("\"architectures\": [\"MiniMaxM2ForCausalLM\"], \"num_key_value_heads\": 2, \"head_dim\": null, " SHAPE);
-    assert_int_equal(cfg.head_dim, 16); /* its class has 128 */
+    assert_int_equal(layer(0)->head_dim, 16); /* its class has 128 */
 }
 
 static void windows_follow_their_family(void **state)
@@ -94,14 +99,14 @@ static void windows_follow_their_family(void **state)
     char keys[1024];
     snprintf(keys, sizeof(keys), "%s", qwen);
     take(keys); /* use_sliding_window is false by default */
-    assert_int_equal(cfg.window[3], 0);
+    assert_int_equal(layer(3)->window, 0);
     snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"max_window_layers\": 2", qwen);
     take(keys);
-    assert_true(!cfg.window[0] && !cfg.window[1] && cfg.window[2] == 12 && cfg.window[3] == 12);
+    assert_true(!layer(0)->window && !layer(1)->window && layer(2)->window == 12 && layer(3)->window == 12);
     snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"max_window_layers\": 2, \"layer_types\": "
              "[\"sliding_attention\", \"full_attention\", \"full_attention\", \"sliding_attention\"]", qwen);
     take(keys); /* layer_types wins */
-    assert_true(cfg.window[0] == 12 && !cfg.window[1] && !cfg.window[2] && cfg.window[3] == 12);
+    assert_true(layer(0)->window == 12 && !layer(1)->window && !layer(2)->window && layer(3)->window == 12);
     snprintf(keys, sizeof(keys), "%s, \"layer_types\": [\"full_attention\"]", qwen);
     refuse(keys, "layer_types");
     snprintf(keys, sizeof(keys), "%s, \"use_sliding_window\": true, \"layer_types\": [\"full_attention\", "
@@ -191,26 +196,26 @@ static void mixtures_have_their_families_rules(void **state)
 {
     (void)state;
     take(LLAMA);
-    assert_true(!cfg.moe.n_experts && !cfg.sparse[0]);
+    assert_true(!cfg.moe.n_experts && !layer(0)->is_mixture);
     take(MIXTURE("Qwen3MoeForCausalLM"));
     assert_true(cfg.moe.n_experts == 128 && cfg.moe.top_k == 8 && cfg.moe.width == 768 && !cfg.moe.shared_width);
     assert_true(cfg.moe.score == MT_MOE_SOFTMAX && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.moe.weights_rounded);
-    assert_true(cfg.qk_norm == MT_QK_NORM_HEADS && cfg.head_dim == 16 && cfg.max_pos == 32768 && cfg.moe.scale == 1);
+    assert_true(layer(0)->qk_norm == MT_QK_NORM_HEADS && layer(0)->head_dim == 16 && cfg.max_pos == 32768 && cfg.moe.scale == 1);
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"norm_topk_prob\": true, \"output_router_logits\": true, "
          "\"router_aux_loss_coef\": 0.9");
     assert_true(cfg.moe.renorm == MT_MOE_RENORM_SUM && cfg.moe.renorm_eps == 0);
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"num_local_experts\": 16"); /* as newer versions write it */
     assert_int_equal(cfg.moe.n_experts, 16);
     take(MIXTURE("Qwen2MoeForCausalLM"));
-    assert_true(cfg.moe.n_experts == 60 && cfg.moe.shared_width == 5632 && cfg.moe.shared_gate && cfg.qkv_bias && !cfg.o_bias);
+    assert_true(cfg.moe.n_experts == 60 && cfg.moe.shared_width == 5632 && cfg.moe.shared_gate && layer(0)->qkv_bias && !layer(0)->o_bias);
     assert_true(cfg.moe.renorm == MT_MOE_NO_RENORM);
     take(MIXTURE("Qwen2MoeForCausalLM") ", \"qkv_bias\": false");
-    assert_false(cfg.qkv_bias);
+    assert_false(layer(0)->qkv_bias);
     take(MIXTURE("MixtralForCausalLM") ", \"norm_topk_prob\": false"); /* not a key of its class */
     assert_true(cfg.moe.renorm == MT_MOE_RENORM_SUM && !cfg.moe.weights_rounded && cfg.moe.width == 176);
-    assert_true(cfg.rms_eps == 1e-5 && cfg.rope.theta == 1e6 && cfg.max_pos == 131072 && cfg.window[0] == 0);
+    assert_true(layer(0)->norm.eps == 1e-5 && cfg.rope[0].theta == 1e6 && cfg.max_pos == 131072 && layer(0)->window == 0);
     take(MIXTURE("OlmoeForCausalLM") ", \"clip_qkv\": null");
-    assert_true(cfg.moe.n_experts == 64 && cfg.moe.width == 176 && cfg.qk_norm == MT_QK_NORM_PROJECTION);
+    assert_true(cfg.moe.n_experts == 64 && cfg.moe.width == 176 && layer(0)->qk_norm == MT_QK_NORM_PROJECTION);
     refuse(MIXTURE("OlmoeForCausalLM") ", \"clip_qkv\": 8.0", "clip_qkv");
     refuse(MIXTURE("MixtralForCausalLM") ", \"router_jitter_noise\": 0.1", "router_jitter_noise");
     take(MIXTURE("Glm4MoeForCausalLM") ", \"scoring_func\": \"sigmoid\"");
@@ -229,14 +234,14 @@ static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
     take(MIXTURE("Glm4MoeForCausalLM"));
     assert_true(cfg.moe.n_experts == 128 && cfg.moe.shared_width == 1408 && cfg.moe.select_bias && cfg.moe.router_f32);
     assert_true(cfg.moe.score == MT_MOE_SIGMOID && cfg.moe.renorm == MT_MOE_RENORM_SUM && cfg.moe.renorm_eps == 1e-20);
-    assert_true(cfg.moe.scale == 1 && cfg.moe.n_group == 1 && cfg.moe.topk_group == 1 && !cfg.qk_norm && !cfg.qkv_bias);
-    assert_true(!cfg.sparse[0] && cfg.sparse[1] && mt_rope_rotated_dims(&cfg) == 8 && cfg.head_dim == 16);
+    assert_true(cfg.moe.scale == 1 && cfg.moe.n_group == 1 && cfg.moe.topk_group == 1 && !layer(0)->qk_norm && !layer(0)->qkv_bias);
+    assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && cfg.rope[0].dims == 8 && layer(0)->head_dim == 16);
     take(MIXTURE("Glm4MoeForCausalLM") ", \"use_qk_norm\": true, \"attention_bias\": true, \"n_group\": 8, "
          "\"topk_group\": 4, \"routed_scaling_factor\": 2.5, \"norm_topk_prob\": false, \"first_k_dense_replace\": 3, "
          "\"num_nextn_predict_layers\": 1, \"partial_rotary_factor\": 0.25, \"n_shared_experts\": 2");
-    assert_true(cfg.qk_norm == MT_QK_NORM_HEADS && cfg.qkv_bias && !cfg.o_bias && cfg.moe.n_group == 8);
+    assert_true(layer(0)->qk_norm == MT_QK_NORM_HEADS && layer(0)->qkv_bias && !layer(0)->o_bias && cfg.moe.n_group == 8);
     assert_true(cfg.moe.topk_group == 4 && cfg.moe.scale == 2.5 && cfg.moe.renorm == MT_MOE_NO_RENORM);
-    assert_true(!cfg.sparse[2] && cfg.sparse[3] && mt_rope_rotated_dims(&cfg) == 4 && cfg.moe.shared_width == 2816);
+    assert_true(!layer(2)->is_mixture && layer(3)->is_mixture && cfg.rope[0].dims == 4 && cfg.moe.shared_width == 2816);
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 7", "n_group");
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 8, \"topk_group\": 9", "topk_group");
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"n_group\": 64", "topk_group"); /* two experts to choose eight from */
@@ -244,22 +249,22 @@ static void routers_by_sigmoid_have_groups_scale_and_bias(void **state)
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"partial_rotary_factor\": 0", "partial_rotary_factor");
     refuse(MIXTURE("Glm4MoeForCausalLM") ", \"quantization_config\": {\"quant_method\": \"fp8\"}", "fp8");
     take(MIXTURE("MiniMaxM2ForCausalLM") ", \"rotary_dim\": 64, \"auto_map\": {\"AutoConfig\": \"c.C\"}");
-    assert_true(cfg.head_dim == 128 && mt_rope_rotated_dims(&cfg) == 64 && cfg.qk_norm == MT_QK_NORM_PROJECTION);
-    assert_true(cfg.moe.width == 176 && cfg.moe.renorm_eps == 0 && !cfg.moe.router_f32 && cfg.sparse[0]);
+    assert_true(layer(0)->head_dim == 128 && cfg.rope[0].dims == 64 && layer(0)->qk_norm == MT_QK_NORM_PROJECTION);
+    assert_true(cfg.moe.width == 176 && cfg.moe.renorm_eps == 0 && !cfg.moe.router_f32 && layer(0)->is_mixture);
     refuse(MIXTURE("Dots1ForCausalLM") ", \"num_experts_per_tok\": 6", "num_experts");
     refuse(MIXTURE("Dots1ForCausalLM") ", \"n_routed_experts\": 8", "num_experts_per_tok");
     take(MIXTURE("Dots1ForCausalLM") ", \"num_experts_per_tok\": 6, \"n_routed_experts\": 8, \"n_group\": null");
-    assert_true(!cfg.moe.shared_width && cfg.moe.renorm == MT_MOE_NO_RENORM && cfg.sparse[0] && cfg.window[3] == 0);
+    assert_true(!cfg.moe.shared_width && cfg.moe.renorm == MT_MOE_NO_RENORM && layer(0)->is_mixture && layer(3)->window == 0);
     take("\"architectures\": [\"Dots1ForCausalLM\"], \"num_experts_per_tok\": 2, \"n_routed_experts\": 8, "
          "\"hidden_size\": 64, \"intermediate_size\": 64, \"num_hidden_layers\": 64, \"num_attention_heads\": 32, "
          "\"vocab_size\": 96, \"head_dim\": 8");
-    assert_true(cfg.window[61] == 0 && cfg.window[62] == 4096); /* from layer 62 on */
+    assert_true(layer(61)->window == 0 && layer(62)->window == 4096); /* from layer 62 on */
     refuse(MIXTURE("SolarOpenForCausalLM") ", \"partial_rotary_factor\": 0.5", "partial_rotary_factor");
     take(MIXTURE("SolarOpenForCausalLM") ", \"partial_rotary_factor\": 1.0");
     take(MIXTURE("HYV3ForCausalLM"));
-    assert_true(!cfg.sparse[0] && cfg.sparse[1] && cfg.moe.scale == 2.826 && cfg.rope.theta == 11158840);
+    assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && cfg.moe.scale == 2.826 && cfg.rope[0].theta == 11158840);
     take(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\", \"dense\", \"sparse\"]");
-    assert_true(cfg.sparse[0] && !cfg.sparse[1] && !cfg.sparse[2] && cfg.sparse[3]);
+    assert_true(layer(0)->is_mixture && !layer(1)->is_mixture && !layer(2)->is_mixture && layer(3)->is_mixture);
     refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\"]", "mlp_layer_types");
     refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_layer_types\": [\"sparse\", \"dense\", \"x\", \"dense\"]", "mlp_layer_types");
     refuse(MIXTURE("HYV3ForCausalLM") ", \"mlp_bias\": true", "mlp_bias");
@@ -272,10 +277,10 @@ static void other_mixtures_have_their_own_keys(void **state)
     take(MIXTURE("GptOssForCausalLM") YARN);
     assert_true(cfg.moe.n_experts == 128 && cfg.moe.top_k == 4 && cfg.moe.score == MT_MOE_CHOSEN_SOFTMAX);
     assert_true(cfg.moe.clamped && cfg.moe.alpha == 1.702 && cfg.moe.limit == 7 && cfg.moe.expert_bias && cfg.moe.router_bias);
-    assert_true(cfg.sinks && cfg.norm_in_f32 && cfg.qkv_bias && cfg.o_bias && cfg.head_dim == 64 && !cfg.rope.truncate);
-    assert_true(cfg.window[0] == 128 && !cfg.window[1] && cfg.window[2] == 128);
+    assert_true(layer(0)->sinks && layer(0)->norm.round_once && layer(0)->qkv_bias && layer(0)->o_bias && layer(0)->head_dim == 64 && !cfg.rope[0].truncate);
+    assert_true(layer(0)->window == 128 && !layer(1)->window && layer(2)->window == 128);
     take(MIXTURE("GptOssForCausalLM") YARN ", \"swiglu_limit\": 5, \"attention_bias\": false");
-    assert_true(cfg.moe.limit == 5 && !cfg.qkv_bias);
+    assert_true(cfg.moe.limit == 5 && !layer(0)->qkv_bias);
     refuse(MIXTURE("GptOssForCausalLM"), "rope_scaling"); /* its class has a default of its own */
     assert_true(cfg.packed == MT_PACKED_NONE);
     take(MIXTURE("GptOssForCausalLM") YARN ", \"quantization_config\": {\"quant_method\": \"mxfp4\"}");
@@ -283,26 +288,26 @@ static void other_mixtures_have_their_own_keys(void **state)
     take(MIXTURE("Ernie4_5_MoeForCausalLM"));
     assert_true(cfg.tied && cfg.moe.n_experts == 64 && cfg.moe.top_k == 6 && cfg.moe.shared_width == 3072);
     assert_true(cfg.moe.renorm == MT_MOE_RENORM_MOST && cfg.moe.renorm_eps == 1e-12 && cfg.moe.select_bias);
-    assert_true(!cfg.sparse[0] && cfg.sparse[1] && cfg.sparse[3]);
+    assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && layer(3)->is_mixture);
     take(MIXTURE("Ernie4_5_MoeForCausalLM") ", \"moe_layer_interval\": 2, \"moe_layer_start_index\": 0, "
          "\"moe_layer_end_index\": 2, \"moe_norm_min\": 1e-9, \"moe_num_shared_experts\": 0, \"moe_k\": 3");
-    assert_true(!cfg.sparse[0] && cfg.sparse[1] && !cfg.sparse[3] && cfg.moe.renorm_eps == 1e-9 && !cfg.moe.shared_width);
+    assert_true(!layer(0)->is_mixture && layer(1)->is_mixture && !layer(3)->is_mixture && cfg.moe.renorm_eps == 1e-9 && !cfg.moe.shared_width);
     assert_int_equal(cfg.moe.top_k, 3);
     refuse(MIXTURE("Ernie4_5_MoeForCausalLM") ", \"use_bias\": true", "use_bias");
     take(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [8, 8], \"moe_topk\": [3, 3], \"rope_scaling\": "
          "{\"type\": \"dynamic\", \"alpha\": 1000.0, \"factor\": 1.0}");
     assert_true(cfg.moe.n_experts == 8 && cfg.moe.top_k == 3 && cfg.moe.shared_width == 176 && cfg.moe.router_f32);
-    assert_true(cfg.qk_norm == MT_QK_NORM_AFTER_ROPE && cfg.rope.type == MT_ROPE_DEFAULT);
-    assert_true(cfg.rope.theta > 1e4 * 2682 && cfg.rope.theta < 1e4 * 2683); /* 1000 to the power 16 / 14 */
+    assert_true(layer(0)->qk_norm == MT_QK_NORM_AFTER_ROPE && cfg.rope[0].type == MT_ROPE_DEFAULT);
+    assert_true(cfg.rope[0].theta > 1e4 * 2682 && cfg.rope[0].theta < 1e4 * 2683); /* 1000 to the power 16 / 14 */
     refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [8, 4]", "num_experts");
     refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": []", "num_experts");
     refuse(MIXTURE("HunYuanMoEV1ForCausalLM") ", \"num_experts\": [\"a\"]", "num_experts");
     refuse(LLAMA ", \"rope_scaling\": {\"type\": \"dynamic\", \"alpha\": 1000.0}", "factor");
 #define BOTH(older) LLAMA ", \"rope_scaling\": " older ", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 2}"
     take(BOTH("{\"type\": \"linear\", \"factor\": 4}")); /* a file with both: the older name wins */
-    assert_true(cfg.rope.factor == 4);
+    assert_true(cfg.rope[0].factor == 4);
     take(BOTH("{}"));
-    assert_true(cfg.rope.factor == 2);
+    assert_true(cfg.rope[0].factor == 2);
 }
 
 /* '1': a mixture, for each of the four layers */
@@ -312,7 +317,7 @@ static void check_sparse(const char *keys, const char *want)
     snprintf(text, sizeof(text), MIXTURE("Qwen3MoeForCausalLM") "%s", keys);
     take(text);
     for (int i = 0; i < 4; i++)
-        assert_int_equal(cfg.sparse[i], want[i] == '1');
+        assert_int_equal(layer(i)->is_mixture, want[i] == '1');
 }
 
 static void layers_are_mixtures_by_step_and_list(void **state)
@@ -333,11 +338,11 @@ static void windows_of_mixtures_need_their_flag(void **state)
 {
     (void)state;
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9");
-    assert_int_equal(cfg.window[0], 0);
+    assert_int_equal(layer(0)->window, 0);
     take(MIXTURE("Qwen3MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
-    assert_true(cfg.window[0] == 9 && cfg.window[3] == 9);
+    assert_true(layer(0)->window == 9 && layer(3)->window == 9);
     take(MIXTURE("Qwen2MoeForCausalLM") ", \"sliding_window\": 9, \"use_sliding_window\": true, \"max_window_layers\": 2");
-    assert_true(cfg.window[0] == 9 && !cfg.window[1] && !cfg.window[2] && !cfg.window[3]);
+    assert_true(layer(0)->window == 9 && !layer(1)->window && !layer(2)->window && !layer(3)->window);
 #define TYPES(other) ", \"sliding_window\": 9, \"layer_types\": [\"sliding_attention\", \"sliding_attention\", " \
     "\"sliding_attention\", \"" other "_attention\"]"
     take(MIXTURE("MixtralForCausalLM") TYPES("sliding"));

@@ -55,9 +55,9 @@ static void tables_are_those_of_transformers(void **state)
         size_t seq_len = (size_t)mt_json_get(c, "seq_len")->valueint;
         size_t half = (size_t)mt_json_get(c, "half")->valueint;
         parse(mt_json_get(c, "config"));
-        assert_int_equal(mt_rope_rotated_dims(&cfg), 2 * half);
+        assert_int_equal(cfg.rope[0].dims, 2 * half);
         float *cos_t = calloc(2 * seq_len * half, sizeof(float)), *sin_t = cos_t + seq_len * half;
-        mt_rope_tables(&cfg, seq_len, seq_len, cos_t, sin_t);
+        mt_rope_tables(&cfg.rope[0], seq_len, seq_len, cos_t, sin_t);
         compare(c, "cos", cos_t, half);
         compare(c, "sin", sin_t, half);
         free(cos_t);
@@ -135,9 +135,9 @@ static void tables_are_finite_for_extreme_parameters(void **state)
         snprintf(text, sizeof(text), "{" SHAPE ", %s}", keys[i]);
         if (mt_hf_config_parse(&cfg, text, strlen(text), "config.json", &err))
             continue; /* refused is fine too */
-        size_t half = mt_rope_rotated_dims(&cfg) / 2;
+        size_t half = cfg.rope[0].dims / 2;
         float *t = malloc(2 * 64 * half * sizeof(float));
-        mt_rope_tables(&cfg, 64, 100000, t, t + 64 * half);
+        mt_rope_tables(&cfg.rope[0], 64, 100000, t, t + 64 * half);
         for (size_t k = 0; k < 2 * 64 * half; k++)
             if (!isfinite(t[k]))
                 fail_msg("%s: entry %zu is %g", keys[i], k, (double)t[k]);

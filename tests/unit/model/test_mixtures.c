@@ -106,7 +106,7 @@ static void published_mixtures_have_their_parameter_counts(void **state)
         if (!(l->n_active > (published[i].active - 0.06) * 1e9 && l->n_active < (published[i].active + 0.06) * 1e9))
             fail_msg("%s: %.2f are active", cfg.family->model_type, (double)l->n_active / 1e9);
         double macs = mt_layout_flops_per_token(l, 1) / 6; /* all weights but norms, and a token's own attention */
-        double attention = 2.0 * (double)(cfg.n_layers * cfg.n_heads * cfg.head_dim);
+        double attention = 2.0 * (double)(cfg.n_layers * mt_layer_of(&cfg, 0)->n_heads * mt_layer_of(&cfg, 0)->head_dim);
         assert_true(macs - attention > 0.999 * (double)l->n_active && macs - attention < (double)l->n_active);
         mt_layout_destroy(&l);
     }

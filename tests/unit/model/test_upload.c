@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "device/ops.h"
 #include "model/model.h"
 
 enum { TOKENS = 8, VOCAB = 40 };
@@ -52,10 +53,39 @@ static void batches_that_do_not_fit_the_model_are_refused(void **state)
     mt_layout_destroy(&layout);
 }
 
+/* The engine gathers rows of the embedding on the host (see engine/optimizer.c), or the device does. */
+static void scaled_embeddings_have_the_same_bits_on_the_host(void **state)
+{
+    enum { C = 520 };
+    static struct mt_hf_config cfg;
+    static float table[C], out[C], row[C];
+    mt_device *dev = NULL;
+    struct mt_device_params dp = {.kind = "cpu", .budget_bytes = 4 << 20, .n_threads = 1};
+    (void)state;
+    assert_int_equal(mt_device_create(&dev, &dp, NULL), 0);
+    for (int k = 0; k < 8; k++) {
+        enum mt_dtype dtype = k % 2 ? MT_BF16 : MT_F32;
+        int32_t id = 0;
+        cfg.embed_scale = k < 2 ? 1 : 0.37 + 7.7 * k;
+        for (size_t i = 0; i < C; i++) /* all signs, exponents near those of weights, and bf16 in both halves */
+            table[i] = mt_f32_from_bits((uint32_t)(i * 2654435761u + (uint32_t)k) % 0x3f800000u | (uint32_t)(i % 2) << 31);
+        memcpy(row, table, sizeof(row));
+        struct mt_embedding a = {.n = 1, .vocab = 1, .c = C, .dtype = dtype, .scale = (float)cfg.embed_scale, .ids = &id,
+                                 .table = table, .out = out};
+        assert_int_equal(mt_op_embedding(dev, &a, NULL), 0);
+        assert_int_equal(mt_device_sync(dev, NULL), 0);
+        mt_embed_scale_row(&cfg, dtype, row, C);
+        assert_memory_equal(row, out, C * mt_dtype_size(dtype));
+        assert_true((k < 2) == !memcmp(row, table, C * mt_dtype_size(dtype)));
+    }
+    mt_device_destroy(&dev);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batches_that_do_not_fit_the_model_are_refused),
+        cmocka_unit_test(scaled_embeddings_have_the_same_bits_on_the_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HF_LAYER_H
+#define MT_HF_LAYER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/**
+ * What a decoder layer computes: of what parts it consists, and the values that these read. Layers that compute the
+ * same have the same specification, so that a layer is an index into a short table (mt_hf_config.spec).
+ */
+
+/** RMSNorm. */
+struct mt_norm_spec {
+    double eps;
+    bool plus_one;   /* multiplies by 1 + w: its weights begin at 0 */
+    bool round_once; /* multiplies by its weight before it rounds, not after */
+};
+
+/**
+ * The norms of a layer's branches, attention and MLP: of a branch's input, and of its output before the residual is
+ * added. These are the names of their tensors; NULL: there is no such norm.
+ */
+struct mt_branch_norms {
+    const char *before, *after;
+};
+struct mt_layer_norms {
+    struct mt_branch_norms attention, mlp;
+};
+
+/** RMSNorm of queries and keys. */
+enum mt_qk_norm_kind {
+    MT_QK_NORM_NONE,
+    MT_QK_NORM_HEADS,      /* of each head, before the rotary embedding */
+    MT_QK_NORM_PROJECTION, /* of all heads of a token together, before the rotary embedding */
+    MT_QK_NORM_AFTER_ROPE, /* of each head, after the rotary embedding */
+};
+
+enum mt_activation { MT_ACTIVATION_SILU, MT_ACTIVATION_GELU_TANH };
+
+enum { MT_NO_ROPE = -1 };
+
+struct mt_layer_spec {
+    const char *const *parts; /* names of its parts (src/model/parts.h); at most MT_FAMILY_MAX_PARTS, NULL ends them */
+    bool is_mixture;          /* of experts: mt_hf_config.moe */
+    struct mt_norm_spec norm; /* of all its norms, also those of queries and keys */
+    struct mt_layer_norms norms;
+    double residual;          /* factor of what a branch adds to the hidden state */
+    /* attention */
+    int64_t n_heads, n_kv_heads, head_dim;
+    int64_t window;           /* 0: all earlier tokens */
+    int rope;                 /* index of mt_hf_config.rope; MT_NO_ROPE: queries and keys are not rotated */
+    double score_scale;       /* factor of q . k */
+    double score_cap;         /* scores become cap * tanh(score / cap); 0: none */
+    bool qkv_bias, o_bias;
+    bool sinks;               /* each head has a sink: a logit in the softmax without a value */
+    enum mt_qk_norm_kind qk_norm;
+    /* MLP */
+    int64_t ffn;
+    enum mt_activation activation;
+    bool mlp_bias;
+};
+
+#endif

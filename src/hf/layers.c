@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which layers have a window, a mixture of experts, another rotary table: the specification of each. */
+#include "hf/layers.h"
+
+#include <string.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+
+static void windows_from_types(struct mt_keys *r, int64_t n_layers, const cJSON *types, int64_t window, int64_t *of)
+{
+    int64_t i = 0;
+    if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != n_layers) {
+        mt_keys_refuse(r, "layer_types", "does not name every layer");
+        return;
+    }
+    for (const cJSON *v = types->child; v; v = v->next, i++) {
+        bool sliding = cJSON_IsString(v) && !strcmp(v->valuestring, "sliding_attention");
+        if (!sliding && !(cJSON_IsString(v) && !strcmp(v->valuestring, "full_attention")))
+            mt_keys_refuse(r, "layer_types", "names a kind of attention that is not supported");
+        if (sliding && !window)
+            mt_keys_refuse(r, "layer_types", "has sliding attention, but sliding_window is missing");
+        of[i] = sliding ? window : 0;
+    }
+}
+
+static bool needs_flag(enum mt_window_rule w)
+{
+    return w == MT_WINDOW_UPPER_LAYERS || w == MT_WINDOW_BY_FLAG || w == MT_WINDOW_EVEN_LOWER_LAYERS;
+}
+
+/* Whether the rule gives layer i a window. */
+static bool has_window(enum mt_window_rule w, int64_t i, int64_t max_window_layers, int64_t pattern)
+{
+    switch (w) {
+    case MT_WINDOW_ALL_BUT:
+        return (i + 1) % pattern != 0;
+    case MT_WINDOW_UPPER_LAYERS:
+    case MT_WINDOW_FROM_LAYER:
+        return i >= max_window_layers;
+    case MT_WINDOW_EVEN_LAYERS:
+        return i % 2 == 0;
+    case MT_WINDOW_EVEN_LOWER_LAYERS:
+        return i % 2 == 0 && i < max_window_layers;
+    default:
+        return true;
+    }
+}
+
+/* Classes of one rule for all layers do not read layer_types: a list of anything else is of another program. */
+static void refuse_other_types(struct mt_keys *r, const struct mt_hf_config *c, int64_t window, const int64_t *of)
+{
+    bool one_rule = c->family->windows == MT_WINDOW_EVERY_LAYER || c->family->windows == MT_WINDOW_BY_FLAG;
+    for (int64_t i = 0; one_rule && i < c->n_layers; i++)
+        if (of[i] != window)
+            mt_keys_refuse(r, "layer_types", "gives layers other windows than sliding_window, which is all that "
+                           "transformers reads in this architecture");
+}
+
+/* null is not "absent" where the class has a number as its default. */
+static bool is_null(const struct mt_keys *r, const char *key)
+{
+    return cJSON_IsNull(mt_json_get(r->root, key));
+}
+
+static void read_windows(struct mt_keys *r, const struct mt_hf_config *c, int64_t *of)
+{
+    const struct mt_family *f = c->family;
+    int64_t window = mt_keys_int(r, "sliding_window", f->window, 0, INT64_C(1) << 40);
+    int64_t from_layer = mt_keys_int(r, "max_window_layers", f->windows == MT_WINDOW_FROM_LAYER ? 62 : 28, 0,
+                                     INT64_C(1) << 40);
+    int64_t pattern = mt_keys_int(r, "sliding_window_pattern", MT_MAX(f->full_every, (int64_t)1), 1, MT_MAX_LAYERS);
+    const cJSON *types = mt_keys_find(r, "layer_types");
+    if (f->windows == MT_WINDOW_NONE || is_null(r, "sliding_window") ||
+        (needs_flag(f->windows) && !mt_keys_bool(r, "use_sliding_window", false)))
+        window = 0;
+    if (types && f->windows != MT_WINDOW_NONE) {
+        windows_from_types(r, c->n_layers, types, window, of);
+        refuse_other_types(r, c, window, of);
+        return;
+    }
+    for (int64_t i = 0; i < c->n_layers; i++)
+        of[i] = has_window(f->windows, i, from_layer, pattern) ? window : 0;
+}
+
+/* The index of the specification, which is added if no earlier layer has it. */
+static uint8_t index_of(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec *s)
+{
+    int i = 0;
+    while (i < c->n_specs && memcmp(&c->spec[i], s, sizeof(*s)) != 0)
+        i++;
+    if (i == MT_MAX_SPECS) {
+        mt_keys_refuse(r, "layer_types", "describes more kinds of layers than are supported");
+        return 0;
+    }
+    if (i == c->n_specs)
+        memcpy(&c->spec[c->n_specs++], s, sizeof(*s));
+    return (uint8_t)i;
+}
+
+void mt_layers_read(struct mt_keys *r, struct mt_hf_config *c, const struct mt_layer_spec *common)
+{
+    struct mt_layer_spec s;
+    int64_t window[MT_MAX_LAYERS] = {0};
+    bool sparse[MT_MAX_LAYERS] = {0};
+    memcpy(&s, common, sizeof(s));
+    read_windows(r, c, window);
+    mt_moe_read(r, c, common->ffn, sparse);
+    for (int64_t i = 0; i < c->n_layers && !r->rc; i++) {
+        s.window = window[i];
+        s.is_mixture = sparse[i];
+        s.parts = sparse[i] ? c->family->sparse_parts : c->family->parts;
+        s.rope = window[i] && c->n_ropes > 1 ? 1 : 0;
+        c->layer[i] = index_of(r, c, &s);
+    }
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_HF_LAYERS_H
+#define MT_HF_LAYERS_H
+
+#include "hf/hf_config.h"
+#include "hf/keys.h"
+
+/** Fills cfg->spec and cfg->layer: `common`, whose padding is zero, and what the keys say of each layer. Reads
+ * cfg->moe, too. After cfg->rope. */
+void mt_layers_read(struct mt_keys *k, struct mt_hf_config *cfg, const struct mt_layer_spec *common);
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MT_MODEL_BRANCH_H
+#define MT_MODEL_BRANCH_H
+
+#include "model/model_priv.h"
+#include "model/part.h"
+
+/**
+ * What parts of a layer have in common: y = x + residual * after(f(before(x))), where `before` and `after` are norms,
+ * or nothing. The part computes f, which ends with a product. If nothing comes after that (mt_branch_is_plain()), the
+ * product itself adds x.
+ */
+struct mt_branch {
+    const struct mt_part_run *run;
+    int before, after; /* roles of the norms' weights; a weight that the part does not have is no norm */
+    float *rstd;       /* [n] of the norm before, in the record */
+    void *out;         /* [n, hidden] f's result, in the record; NULL: no norm comes after */
+    float *rstd_after; /* [n] scratch of backward */
+};
+
+static inline bool mt_branch_is_plain(const struct mt_branch *b)
+{
+    return !b->out && b->run->part->spec->residual == 1;
+}
+
+/** *h = before(x), in m->h; without a norm it is x. again: with the recorded rstd. */
+int mt_branch_enter(const struct mt_branch *b, bool again, const void **h, struct mt_err *err);
+/** If the branch is not plain: y = x + residual * after(out), or without a norm residual * y. */
+int mt_branch_leave(const struct mt_branch *b, void *y, struct mt_err *err);
+/** *d = gradient of f's result: run->dx, or m->dh. Uses m->h. */
+int mt_branch_leave_backward(const struct mt_branch *b, const void **d, struct mt_err *err);
+/** run->dx += gradient of x, from that of f's input in m->dh. */
+int mt_branch_enter_backward(const struct mt_branch *b, struct mt_err *err);
+
+#endif
