@@ -44,14 +44,15 @@ CASES = {
 def looks_trained(model, seed):
     """Norms far from one, outlier channels, biases that are not zero."""
     g = torch.Generator().manual_seed(seed)
+    one = 1.0 if "Gemma" in type(model).__name__ else 0.0  # its norms multiply by 1 + w
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "q_norm" in name or "k_norm" in name:
                 # their product scales the scores: larger ones make attention one-hot, and then a step
                 # turns a rounding error into a thousand of them, in torch as well
-                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8)
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 0.8 - one)
             elif "norm" in name:
-                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2)
+                p.copy_(0.5 + torch.rand(p.shape, generator=g) * 2 - one)
             elif name.endswith("bias"):
                 p.copy_(torch.randn(p.shape, generator=g) * 0.3)
             elif name.endswith("mlp.gate.weight"):
@@ -153,7 +154,7 @@ def make_model(d, cfg):
     hf = AutoConfig.from_pretrained(d)
     hf._attn_implementation = "eager"
     hf._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(hf).float()
+    model = AutoModelForCausalLM.from_config(hf, dtype=torch.float32)  # the dtype also of constants, as a scale
     looks_trained(model, 1)
     return model
 

@@ -31,6 +31,11 @@ CASES = {
         rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})),
     "qwen3": ("qwen3", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
         tie_word_embeddings=True, use_sliding_window=True, sliding_window=7, max_window_layers=1)),
+    # sandwich norms of 1 + w, scaled embeddings, two rotary tables of which one is scaled, capped logits
+    "gemma3_text": ("gemma3_text", dict(num_attention_heads=5, num_key_value_heads=1, hidden_size=40, head_dim=16,
+        num_hidden_layers=3, sliding_window=9, final_logit_softcapping=4.0, query_pre_attn_scalar=20, pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_scaling={"rope_type": "linear", "factor": 8.0})),
     # experts: in some layers, an odd number of them; in all layers
     "qwen3_moe": ("qwen3_moe", dict(num_attention_heads=4, num_key_value_heads=2, hidden_size=40, head_dim=16,
         num_hidden_layers=3, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=24, mlp_only_layers=[1])),

@@ -81,6 +81,12 @@ static const struct mt_tensor_on_disk hunyuan_tensors[] = {
     {NULL},
 };
 
+/* Gemma 2 and 3 */
+static const struct mt_layer_norms sandwich_norms = {
+    .attention = {"input_layernorm.weight", "post_attention_layernorm.weight"},
+    .mlp = {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
+};
+
 /* Sources: the configuration and modeling files of transformers, by model_type. */
 static const struct mt_family families[] = {
     {
@@ -375,6 +381,33 @@ static const struct mt_family families[] = {
             .shared = MT_MOE_SHARED_FFN,
             .width_is_ffn = true,
         },
+    },
+    {
+        .architecture = "Gemma3ForCausalLM",
+        .model_type = "gemma3_text",
+        .n_kv_heads = 4,
+        .head_dim = 256,
+        .window = 4096,
+        .windows = MT_WINDOW_ALL_BUT,
+        .full_every = 6,
+        .norm = {.plus_one = true},
+        .norms = &sandwich_norms,
+        .rope_theta = 1e6,
+        .rope_by_window = true,
+        .window_theta = 10000,
+        .max_pos = 131072,
+        .qkv_bias = MT_FEATURE_BY_KEY,
+        .o_bias = MT_FEATURE_BY_KEY,
+        .qk_norm = MT_QK_NORM_HEADS,
+        .tied = true,
+        .embed_by_width = true,
+        .numbers = (const struct mt_family_number[]){{"query_pre_attn_scalar", MT_VALUE_QUERY_SCALAR, 256},
+                                                     {"final_logit_softcapping", MT_VALUE_LOGIT_CAP, 0},
+                                                     {NULL}},
+        .activation_key = "hidden_activation",
+        .activation = "gelu_pytorch_tanh",
+        .refused_flag = "use_bidirectional_attention",
+        .parts = {"attention", "mlp"},
     },
 };
 

@@ -35,6 +35,10 @@ FAMILIES = {
                                       "sliding_window": 12, "attention_bias": True, "rope_scaling": {
                                           "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
                                           "truncate": False, "original_max_position_embeddings": 64}}),
+    "gemma3_text": ("Gemma3ForCausalLM", {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 12,
+                                          "sliding_window_pattern": 2, "final_logit_softcapping": 5.0,
+                                          "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e6,
+                                          "rope_local_base_freq": 10000.0, "tie_word_embeddings": True}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None}),
 }
 

@@ -117,6 +117,27 @@ static void windows_follow_their_family(void **state)
     refuse(keys, "sliding_window is missing");
 }
 
+static void layers_that_compute_alike_share_a_specification(void **state)
+{
+    (void)state;
+    take("\"architectures\": [\"Gemma3ForCausalLM\"], \"sliding_window_pattern\": 3, \"rope_scaling\": "
+         "{\"rope_type\": \"linear\", \"factor\": 8}, \"final_logit_softcapping\": 30, " SHAPE);
+    assert_true(cfg.n_specs == 2 && cfg.layer[0] == cfg.layer[1] && cfg.layer[1] != cfg.layer[2]);
+    assert_true(layer(0)->window == 4096 && layer(0)->rope == 1 && layer(2)->window == 0 && layer(2)->rope == 0);
+    assert_true(cfg.rope[0].type == MT_ROPE_LINEAR && cfg.rope[0].theta == 1e6 && cfg.rope[0].dims == 256);
+    assert_true(cfg.n_ropes == 2 && cfg.rope[1].type == MT_ROPE_DEFAULT && cfg.rope[1].theta == 1e4);
+    assert_true(layer(0)->norm.plus_one && cfg.norm.plus_one && cfg.tied && cfg.embed_scale == 8 && cfg.logit_cap == 30);
+    assert_string_equal(layer(0)->norms.mlp.after, "post_feedforward_layernorm.weight");
+    assert_true(layer(0)->score_scale == 1.0 / 16 && layer(0)->activation == MT_ACTIVATION_GELU_TANH);
+    take("\"architectures\": [\"Gemma3ForCausalLM\"], \"query_pre_attn_scalar\": 64, \"rope_parameters\": "
+         "{\"full_attention\": {\"rope_theta\": 5000.0}, \"sliding_attention\": {\"rope_theta\": 77.0}}, " SHAPE);
+    assert_true(cfg.rope[0].theta == 5000 && cfg.rope[1].theta == 77 && layer(0)->score_scale == 0.125 && !cfg.logit_cap);
+    refuse("\"architectures\": [\"Gemma3ForCausalLM\"], \"attn_logit_softcapping\": 50, " SHAPE, "attn_logit_softcapping");
+    refuse("\"architectures\": [\"Gemma3ForCausalLM\"], \"query_pre_attn_scalar\": 0, " SHAPE, "query_pre_attn_scalar");
+    take(LLAMA);
+    assert_true(cfg.n_specs == 1 && cfg.n_ropes == 1 && cfg.embed_scale == 1 && cfg.logit_scale == 1);
+}
+
 static void stop_tokens_are_a_set_of_both_files(void **state)
 {
     (void)state;
@@ -441,6 +462,7 @@ int main(void)
         cmocka_unit_test(families_have_their_own_defaults),
         cmocka_unit_test(null_is_absent_but_for_heads_and_the_window),
         cmocka_unit_test(windows_follow_their_family),
+        cmocka_unit_test(layers_that_compute_alike_share_a_specification),
         cmocka_unit_test(stop_tokens_are_a_set_of_both_files),
         cmocka_unit_test(what_is_not_built_is_refused_by_name),
         cmocka_unit_test(mixtures_have_their_families_rules),
