@@ -6,6 +6,7 @@
 #include "cli.h"
 #include "data/helper.h"
 #include "device/kind.h"
+#include "hw/ecc.h"
 #include "hw/hw.h"
 #include "hw/probe.h"
 #include "optim/optimizer.h"
@@ -51,6 +52,18 @@ static void add_data_helper(cJSON *o)
     free(python);
 }
 
+/* Whether memory has ECC, as far as the kernel says, and which errors it had. */
+static void add_ecc(cJSON *o)
+{
+    struct mt_ecc ecc;
+    char text[96] = "not reported: memory may have none, or the kernel no driver (EDAC)";
+    mt_hw_ecc(&ecc, "");
+    if (ecc.known)
+        snprintf(text, sizeof(text), "yes; %llu errors corrected, %llu not", (unsigned long long)ecc.corrected,
+                 (unsigned long long)ecc.uncorrected);
+    cJSON_AddStringToObject(o, "memory has ECC", text);
+}
+
 int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
 {
     struct mt_hw_memory mem;
@@ -79,6 +92,7 @@ int cli_cmd_doctor(struct cli *cli, const struct cli_args *args)
     add_bytes(o, "memory available", mem.available);
     add_bytes(o, "memory left by cgroup", mem.cgroup_free);
     add_bytes(o, "memory that may be locked", mem.memlock);
+    add_ecc(o);
     cJSON_AddStringToObject(o, "io_uring", mt_hw_io_uring_allowed() ? "allowed" : "not allowed");
     add_data_helper(o);
     cli_print_object(o, cli_arg(args, "json") != NULL);

@@ -16,6 +16,7 @@
 #include "checkpoint/output.h"
 #include "cli.h"
 #include "heartbeat.h"
+#include "hw/ecc.h"
 #include "log_lines.h"
 #include "weights/peft.h"
 #include "rates.h"
@@ -217,6 +218,9 @@ static int write_run_files(struct run *r, struct mt_err *err)
     cJSON_AddStringToObject(o, "data_hash", host);
     if (r->resume)
         cJSON_AddStringToObject(o, "resumed_from", r->resume);
+    struct mt_ecc ecc;
+    mt_hw_ecc(&ecc, "");
+    cJSON_AddStringToObject(o, "ecc", ecc.known ? "yes" : "not reported");
     add_prediction(o, &r->setup);
     char *text = mt_json_print(o, true);
     mt_path_printf(path, sizeof(path), "%s/run.json", dir);

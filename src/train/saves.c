@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fs.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "checkpoint/checkpoint.h"
+#include "hw/ecc.h"
 
 static const int64_t SECOND_NS = 1000000000;
 enum { FIRST_WAIT_S = 10, LONGEST_WAIT_S = 600 };
@@ -21,7 +23,29 @@ static const double GUESSED_RATE = 1e9; /* bytes a second: assumed until a first
 
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p)
 {
+    struct mt_ecc ecc;
     *s = (struct mt_saves){.p = p, .saved_ns = mt_now_ns()};
+    mt_hw_ecc(&ecc, "");
+    s->n_corrected = ecc.corrected;
+    s->n_uncorrected = ecc.uncorrected;
+}
+
+void mt_saves_finish(struct mt_saves *s)
+{
+    mt_readback_drop(&s->readback);
+}
+
+/* Warns of errors of the machine's memory since the last look. */
+static void look_at_memory(struct mt_saves *s)
+{
+    struct mt_ecc ecc;
+    mt_hw_ecc(&ecc, "");
+    if (ecc.uncorrected > s->n_uncorrected || ecc.corrected > s->n_corrected)
+        mt_warn("the machine's memory had %llu errors that ECC corrected and %llu that it did not, since the last look: "
+                "see megatrain doctor", (unsigned long long)(ecc.corrected - MT_MIN(ecc.corrected, s->n_corrected)),
+                (unsigned long long)(ecc.uncorrected - MT_MIN(ecc.uncorrected, s->n_uncorrected)));
+    s->n_corrected = ecc.corrected;
+    s->n_uncorrected = ecc.uncorrected;
 }
 
 static const struct mt_config *config(const struct mt_saves *s)
@@ -40,8 +64,11 @@ double mt_saves_expect(const struct mt_saves *s)
            GUESSED_RATE;
 }
 
-bool mt_saves_due(const struct mt_saves *s)
+static void settle(struct mt_saves *s);
+
+bool mt_saves_due(struct mt_saves *s)
 {
+    settle(s);
     const struct mt_cfg_interval *every = &config(s)->checkpoint.every;
     int64_t now = mt_now_ns();
     if (s->wait_ns)
@@ -71,6 +98,92 @@ static void prune(const struct mt_saves *s, enum pruning how)
         mt_warn("old checkpoints stay: %s", why.msg);
 }
 
+static void name_checkpoint(const struct mt_saves *s, uint64_t step, char path[4200])
+{
+    mt_path_printf(path, 4200, "%s/checkpoint-%llu", s->p->dir, (unsigned long long)step);
+}
+
+/* The newest checkpoint is not what was written: it does not count, and the state is saved once more. */
+static void set_damaged_aside(struct mt_saves *s, uint64_t step, const struct mt_err *why)
+{
+    char aside[4096];
+    struct mt_err err;
+    mt_warn("checkpoint of step %llu was saved, but reads back wrong: %s; it is saved again", (unsigned long long)step,
+            why->msg);
+    if (mt_history_set_aside(s->p->history, &mt_vfs_posix, s->p->dir, step, aside, &err))
+        mt_warn("%s", err.msg);
+    s->p->history->has = false;
+    s->wait_ns = 1;
+    s->retry_ns = 0;
+}
+
+/* Prunes once the newest checkpoint has been read back. */
+static void settle(struct mt_saves *s)
+{
+    struct mt_err why = {0};
+    enum mt_readback_state state = s->readback ? mt_readback_poll(s->readback, &why) : MT_READBACK_RUNS;
+    if (state == MT_READBACK_RUNS)
+        return;
+    mt_readback_drop(&s->readback);
+    if (state == MT_READBACK_GOOD)
+        prune(s, AS_CONFIGURED);
+    else
+        set_damaged_aside(s, s->read_step, &why);
+}
+
+/* What follows a save: older checkpoints go, but not the last one before the new one was read back. */
+static int after_save(struct mt_saves *s, struct mt_err *err)
+{
+    const struct mt_config *c = config(s);
+    char path[4200];
+    struct mt_err why = {0};
+    name_checkpoint(s, s->p->state->step, path);
+    if (!s->final && !mt_readback_start(&s->readback, path, NULL, &why)) {
+        s->read_step = s->p->state->step;
+        return 0;
+    }
+    if (c->checkpoint.keep > 1 || !s->final) {
+        prune(s, AS_CONFIGURED);
+        return 0;
+    }
+    if (c->checkpoint.time_limit > 0) /* there is no time to read it: the next run will prune */
+        return 0;
+    if (mt_checkpoint_verify(path, &why)) {
+        set_damaged_aside(s, s->p->state->step, &why);
+        return mt_fail(err, MT_ERR_RUNTIME, -EIO, "%s", why.msg);
+    }
+    prune(s, AS_CONFIGURED);
+    return 0;
+}
+
+/* Warns of a save that takes much longer than others did. */
+static void note_time(struct mt_saves *s, bool full)
+{
+    enum { TIMES = 4, LEAST_S = 10 };
+    if (full && s->fastest > 0 && s->seconds > TIMES * s->fastest && s->seconds > LEAST_S)
+        mt_warn("the save of step %llu took %.0f s, the fastest so far %.0f s: the drive of %s has become slow",
+                (unsigned long long)s->p->state->step, s->seconds, s->fastest, s->p->dir);
+    if (full && (s->fastest <= 0 || s->seconds < s->fastest))
+        s->fastest = s->seconds;
+}
+
+/* Before the next save begins, and before the run ends, the last one has been read; unless nothing hangs on it, or
+ * there is no time. */
+static void wait_for_readback(struct mt_saves *s)
+{
+    const struct mt_config *c = config(s);
+    struct mt_err why;
+    int signals = atomic_load(&s->p->control->signals);
+    bool waits = !s->final || (c->checkpoint.keep == 1 && c->checkpoint.time_limit <= 0);
+    while (waits && s->readback && mt_readback_poll(s->readback, &why) == MT_READBACK_RUNS &&
+           atomic_load(&s->p->control->signals) == signals)
+        usleep(1000);
+    settle(s);
+    if (s->readback && c->checkpoint.keep > 1)
+        prune(s, AS_CONFIGURED);
+    mt_readback_drop(&s->readback);
+}
+
 /* Records what was found wrong with a library, so that a resumed run avoids it too and has the same bits. */
 static int note_findings(struct mt_train_state *st, mt_device *dev, struct mt_err *err)
 {
@@ -96,10 +209,12 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     int rc = p->output ? mt_output_find(p->output, st->lineage.run, err) : 0;
     if (rc)
         return rc;
+    wait_for_readback(s);
     if (!s->unsettled && mt_history_holds(p->history, p->dir, st->step, full))
         return 0;
     s->unsettled = true;
     mt_train_phase(p->control, "saving a checkpoint");
+    look_at_memory(s);
     rc = mt_engine_flush(p->session->engine, err);
     *lost = !mt_engine_whole(p->session->engine);
     if (!rc) {
@@ -139,10 +254,10 @@ static int save(struct mt_saves *s, bool full, bool *lost, struct mt_err *err)
     s->saved_ns = mt_now_ns();
     s->seconds = (double)(s->saved_ns - t0) * 1e-9;
     s->wait_ns = 0;
+    note_time(s, full);
     if (p->events.saved)
         p->events.saved(p->events.ctx, st->step, s->seconds);
-    prune(s, AS_CONFIGURED);
-    return 0;
+    return after_save(s, err);
 }
 
 int mt_saves_periodic(struct mt_saves *s, struct mt_err *err)
@@ -245,6 +360,7 @@ int mt_saves_final(struct mt_saves *s, bool full, double seconds, struct mt_err 
 {
     struct mt_err why = {0}, inner = {0};
     bool lost;
+    s->final = true;
     int rc = try_until(s, full, seconds, &lost, &why);
     if (!rc)
         return 0;

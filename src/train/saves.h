@@ -2,6 +2,7 @@
 #ifndef MT_TRAIN_SAVES_H
 #define MT_TRAIN_SAVES_H
 
+#include "train/readback.h"
 #include "train/train.h"
 
 /**
@@ -12,11 +13,17 @@ struct mt_saves {
     const struct mt_train_params *p;
     int64_t saved_ns, retry_ns, wait_ns; /* wait_ns: the pause after the last failure; 0: it did not fail */
     double seconds;                      /* that the last save took; 0: there was none */
+    double fastest;                      /* of all saves of training state */
+    mt_readback *readback;               /* of the newest checkpoint, of `read_step`; then others are pruned */
+    uint64_t read_step;
+    uint64_t n_corrected, n_uncorrected; /* errors of memory that have been told */
+    bool final;                          /* the run ends */
     bool unsettled;                      /* the last try failed: it may have left a checkpoint that is not durable */
 };
 void mt_saves_init(struct mt_saves *s, const struct mt_train_params *p);
-/** Whether a periodic save is due after the step that the state is at. */
-bool mt_saves_due(const struct mt_saves *s);
+void mt_saves_finish(struct mt_saves *s);
+/** Whether a periodic save is due after the step that the state is at; also if the last one reads back wrong. */
+bool mt_saves_due(struct mt_saves *s);
 /** A failed write is a warning. It is an error only when the training state itself could not be read. */
 int mt_saves_periodic(struct mt_saves *s, struct mt_err *err);
 /**

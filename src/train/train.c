@@ -402,6 +402,7 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
             save_before_failing(&l);
         atomic_store(&p->control->engine, NULL);
     }
+    mt_saves_finish(&l.saves);
     mt_metrics_close(&l.metrics);
     mt_loader_destroy(&l.loader);
     return rc;

@@ -10,7 +10,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 
-enum { MAX_RESULTS = 64, MAX_FAILED = 10000, MAX_STUCK = 100, MAX_SAID = 20 };
+enum { MAX_RESULTS = 64, MAX_FAILED = 10000, MAX_STUCK = 100, MAX_SAID = 20, SLOW_S = 10 };
+static const int64_t SECOND_NS = 1000000000;
 /* Pauses before a transfer with an error of its drive is tried again, as parts of the deadline: none, 0.1 s and 1 s of
  * the usual 300 s. Cables are touched, and servers start again. */
 static const double PAUSE[] = {0, 1.0 / 3000, 1.0 / 300};
@@ -25,6 +26,7 @@ struct mt_transfers {
     struct mt_transfer *waiting; /* to be tried again when due */
     int broken;
     bool lost;
+    int64_t slow_ns; /* when a drive was last said to be slow */
     int64_t clock_ns, seen_ns; /* time while the thread could run; when it was last advanced */
     int64_t deadline_ns;
     void *keep;
@@ -170,6 +172,11 @@ static void watch_drives(mt_transfers *t)
     for (unsigned i = 0; i < t->n_going && !t->broken; i++) {
         const struct mt_transfer *x = t->going[i];
         char why[256];
+        if (t->clock_ns - x->since > SLOW_S * SECOND_NS && t->clock_ns - t->slow_ns > 60 * SECOND_NS) {
+            t->slow_ns = t->clock_ns;
+            mt_warn("%s: %s has not answered for %d s: it has become slow, or hangs", t->p.what, t->files[x->file].drive,
+                    SLOW_S);
+        }
         if (t->clock_ns - x->since < t->deadline_ns)
             continue;
         snprintf(why, sizeof(why), "%s has not answered for %.0f s", t->files[x->file].drive,
@@ -244,6 +251,7 @@ int mt_transfers_open(mt_transfers **out, const struct mt_transfers_params *p, c
     t->p = *p;
     t->deadline_ns = (int64_t)((p->deadline_s > 0 ? p->deadline_s : MT_TRANSFER_DEADLINE_S) * 1e9);
     t->seen_ns = mt_now_ns();
+    t->slow_ns = INT64_MIN / 2;
     t->files = mt_calloc(p->n_files, sizeof(*t->files));
     t->going = mt_calloc(p->depth, sizeof(*t->going));
     int rc = t->files && t->going ? 0 : mt_fail_nomem(err, p->what, p->depth * sizeof(*t->going));

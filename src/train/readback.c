@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/readback.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/pool.h"
+#include "checkpoint/checkpoint.h"
+
+enum { DROPPED = MT_READBACK_BAD + 1 };
+
+struct mt_readback {
+    char *path, *older;
+    atomic_int state;
+    struct mt_err err; /* once it is bad */
+};
+
+static void destroy(mt_readback *r)
+{
+    free(r->path);
+    free(r->older);
+    free(r);
+}
+
+static void *readback_main(void *readback)
+{
+    mt_readback *r = readback;
+    struct mt_err why = {0};
+    mt_thread_gives_way();
+    if (r->older && mt_checkpoint_verify(r->older, &why) == -EBADMSG)
+        mt_warn("an older checkpoint is damaged: %s", why.msg);
+    int state = mt_checkpoint_verify(r->path, &r->err) ? MT_READBACK_BAD : MT_READBACK_GOOD;
+    int running = MT_READBACK_RUNS;
+    if (!atomic_compare_exchange_strong(&r->state, &running, state))
+        destroy(r); /* nobody waits for it any more */
+    return NULL;
+}
+
+int mt_readback_start(mt_readback **out, const char *path, const char *older, struct mt_err *err)
+{
+    mt_readback *r = mt_calloc(1, sizeof(*r));
+    pthread_t thread;
+    if (r) {
+        r->path = strdup(path);
+        r->older = older ? strdup(older) : NULL;
+    }
+    if (!r || !r->path || (older && !r->older)) {
+        if (r)
+            destroy(r);
+        return mt_fail_nomem(err, path, sizeof(*r));
+    }
+    int e = pthread_create(&thread, NULL, readback_main, r);
+    if (e) {
+        destroy(r);
+        return mt_fail(err, MT_ERR_RUNTIME, -e, "cannot start the thread that reads %s back: %s", path, strerror(e));
+    }
+    pthread_setname_np(thread, "mt-readback");
+    pthread_detach(thread);
+    *out = r;
+    return 0;
+}
+
+enum mt_readback_state mt_readback_poll(const mt_readback *r, struct mt_err *err)
+{
+    int state = atomic_load(&r->state);
+    if (state == MT_READBACK_BAD)
+        *err = r->err;
+    return (enum mt_readback_state)state;
+}
+
+void mt_readback_drop(mt_readback **readback)
+{
+    mt_readback *r = *readback;
+    int running = MT_READBACK_RUNS;
+    *readback = NULL;
+    if (r && !atomic_compare_exchange_strong(&r->state, &running, DROPPED))
+        destroy(r);
+}

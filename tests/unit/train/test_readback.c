@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A checkpoint is read back beside the run: what the drive has lost is told before anything older is removed. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "../checkpoint/made_model.h"
+#include "checkpoint/checkpoint.h"
+#include "train/readback.h"
+
+static struct made_model model;
+
+static int set_up(void **state)
+{
+    struct mt_train_state st = {.step = 3, .updates = 3, .best_loss = 1.25};
+    (void)state;
+    if (made_model_init(&model))
+        return -1;
+    st.config = strdup("[train]\nsteps = 4\n");
+    struct mt_checkpoint_save s = {.dir = model.dir, .model_dir = model.model_dir, .layout = model.layout,
+                                   .planes = model.planes, .state = &st, .full = true, .shard_bytes = 2000};
+    int rc = mt_checkpoint_save(&s, NULL);
+    mt_train_state_finish(&st);
+    return rc;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    made_model_finish(&model);
+    return 0;
+}
+
+static enum mt_readback_state read_back(const char *path, struct mt_err *err)
+{
+    mt_readback *r = NULL;
+    enum mt_readback_state state;
+    assert_int_equal(mt_readback_start(&r, path, NULL, NULL), 0);
+    while ((state = mt_readback_poll(r, err)) == MT_READBACK_RUNS)
+        usleep(1000);
+    mt_readback_drop(&r);
+    assert_null(r);
+    return state;
+}
+
+static void what_was_lost_is_told(void **state)
+{
+    (void)state;
+    char dir[256], path[300];
+    struct mt_err err = {0};
+    snprintf(dir, sizeof(dir), "%s/checkpoint-3", model.dir);
+    assert_int_equal(read_back(dir, &err), MT_READBACK_GOOD);
+    snprintf(path, sizeof(path), "%s/megatrain/state-00001.safetensors", dir);
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, -40, SEEK_END), 0);
+    int c = fgetc(f);
+    assert_int_equal(fseek(f, -40, SEEK_END), 0);
+    fputc(c ^ 4, f);
+    fclose(f);
+    assert_int_equal(read_back(dir, &err), MT_READBACK_BAD);
+    assert_non_null(strstr(err.msg, "state-00001"));
+}
+
+/* A run that ends does not wait for it. */
+static void one_that_is_dropped_ends_by_itself(void **state)
+{
+    (void)state;
+    char dir[256];
+    snprintf(dir, sizeof(dir), "%s/checkpoint-3", model.dir);
+    for (int i = 0; i < 20; i++) {
+        mt_readback *r = NULL;
+        assert_int_equal(mt_readback_start(&r, dir, dir, NULL), 0);
+        usleep(i * 200);
+        mt_readback_drop(&r);
+    }
+    usleep(300000); /* for leak checkers */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_was_lost_is_told),
+        cmocka_unit_test(one_that_is_dropped_ends_by_itself),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
