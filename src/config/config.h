@@ -20,11 +20,14 @@ enum mt_cfg_format {
     MT_FORMAT_PROMPT_COMPLETION,
     MT_FORMAT_TEXT,
     MT_FORMAT_INPUT_IDS,
+    MT_FORMAT_PREFERENCE,
+    MT_FORMAT_RATED,
 };
 enum mt_cfg_train_on { MT_TRAIN_ON_ASSISTANT, MT_TRAIN_ON_LAST, MT_TRAIN_ON_ALL };
 enum mt_cfg_overlong { MT_OVERLONG_ERROR, MT_OVERLONG_TRUNCATE, MT_OVERLONG_DROP, MT_OVERLONG_SPLIT };
 /** Frozen tensors in full checkpoints: named by file and checksum, or copied. */
 enum mt_cfg_frozen { MT_FROZEN_NAME, MT_FROZEN_COPY };
+enum mt_cfg_sft_tokens { MT_SFT_ANSWER, MT_SFT_ALL };
 enum mt_cfg_save { MT_SAVE_FULL, MT_SAVE_WEIGHTS };
 enum mt_cfg_on_signal { MT_ON_SIGNAL_FULL, MT_ON_SIGNAL_WEIGHTS, MT_ON_SIGNAL_NONE };
 enum mt_cfg_progress { MT_PROGRESS_AUTO, MT_PROGRESS_ON, MT_PROGRESS_OFF };
@@ -104,6 +107,10 @@ struct mt_config {
     struct {
         char *type; /* "adamw" */
     } optimizer;
+    struct {
+        char *loss; /* "off", or an objective */
+        enum mt_cfg_sft_tokens sft_tokens;
+    } preference;
     struct {
         struct mt_cfg_list nvme_paths;
     } memory;

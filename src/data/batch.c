@@ -16,6 +16,9 @@ int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct
         ok &= (*arrays[i] = mt_calloc(cap_tokens + 1, sizeof(int32_t))) != NULL;
     ok &= (b->cu_seqlens = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
     ok &= (b->sample = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
+    ok &= (b->role = mt_calloc(cap_docs + 1, 1)) != NULL;
+    ok &= (b->answer_rows = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
+    ok &= (b->doc_rows = mt_calloc(cap_docs + 1, sizeof(int32_t))) != NULL;
     if (ok)
         return 0;
     mt_batch_finish(b);
@@ -25,9 +28,11 @@ int mt_batch_init(struct mt_batch *b, size_t cap_tokens, size_t cap_docs, struct
 void mt_batch_finish(struct mt_batch *b)
 {
     int32_t *arrays[] = {b->ids,     b->positions,  b->loss_rows, b->targets,    b->run_ids,
-                         b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample};
+                         b->run_starts, b->order,   b->scratch,   b->cu_seqlens, b->sample,
+                         b->doc_rows, b->answer_rows};
     for (size_t i = 0; i < MT_ARRAY_LEN(arrays); i++)
         free(arrays[i]);
+    free(b->role);
     *b = (struct mt_batch){0};
 }
 
@@ -39,20 +44,31 @@ void mt_batch_clear(struct mt_batch *b)
 int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
                  int32_t sample, struct mt_err *err)
 {
+    return mt_batch_add_as(b, &(struct mt_doc){.sample = sample}, ids, trained, n, err);
+}
+
+int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
+                    struct mt_err *err)
+{
     if (n > b->cap_tokens - b->n_tokens || b->n_docs == b->cap_docs)
         return mt_fail(err, MT_ERR_RUNTIME, -ENOSPC,
                        "a document of %zu tokens does not fit a micro-batch of %zu", n,
                        b->cap_tokens);
     size_t first = b->n_tokens;
+    int32_t answer = (int32_t)b->n_loss;
     for (size_t i = 0; i < n; i++) {
         b->ids[first + i] = (int32_t)ids[i];
         b->positions[first + i] = (int32_t)i;
         if (i + 1 < n && (!trained || trained[i + 1])) {
             b->loss_rows[b->n_loss] = (int32_t)(first + i);
             b->targets[b->n_loss++] = (int32_t)ids[i + 1];
+            answer += i + 1 < as->answer;
         }
     }
-    b->sample[b->n_docs] = sample;
+    b->sample[b->n_docs] = as->sample;
+    b->role[b->n_docs] = (uint8_t)as->role;
+    b->answer_rows[b->n_docs] = answer;
+    b->doc_rows[b->n_docs + 1] = (int32_t)b->n_loss;
     b->n_tokens += n;
     b->cu_seqlens[++b->n_docs] = (int32_t)b->n_tokens;
     b->max_doc_len = MT_MAX(b->max_doc_len, n);

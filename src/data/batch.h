@@ -8,6 +8,9 @@
 
 #include "base/err.h"
 
+/** What a document is to an objective. */
+enum mt_doc_role { MT_DOC_PLAIN, MT_DOC_CHOSEN, MT_DOC_REJECTED, MT_DOC_MISMATCHED };
+
 /**
  * One micro-batch in host memory: documents one after the other, without padding. Capacities are fixed by
  * mt_batch_init(). Targets are shifted here: token i predicts token i + 1 of its document, and the last
@@ -23,7 +26,12 @@ struct mt_batch {
     int32_t *cu_seqlens;   /* [n_docs + 1] */
     int32_t *loss_rows;    /* [n_loss] ascending token indices */
     int32_t *targets;      /* [n_loss] */
-    int32_t *sample;       /* [n_docs] index of the sample in the data set, for per-sample losses */
+    int32_t *sample;       /* [n_docs] index of the sample in the data set, for per-sample losses; of answers 2i and
+                              2i + 1 are the chosen and the rejected one of sample i */
+    uint8_t *role;         /* [n_docs] enum mt_doc_role; of a pair, the rejected answer follows the chosen one */
+    int32_t *doc_rows;     /* [n_docs + 1] first loss row of each document, and n_loss */
+    int32_t *answer_rows;  /* [n_docs] first loss row of its answer: later than that of the document if its prompt is
+                              trained, too */
     size_t n_runs;         /* tokens sorted by id, for the embedding's backward */
     int32_t *run_ids;      /* [n_runs] */
     int32_t *run_starts;   /* [n_runs + 1] */
@@ -38,6 +46,14 @@ void mt_batch_clear(struct mt_batch *b);
  * are. -ENOSPC: it does not fit. */
 int mt_batch_add(struct mt_batch *b, const uint32_t *ids, const uint8_t *trained, size_t n,
                  int32_t sample, struct mt_err *err);
+/** What a document is to the objective. */
+struct mt_doc {
+    int32_t sample;
+    enum mt_doc_role role;
+    size_t answer; /* tokens before its answer */
+};
+int mt_batch_add_as(struct mt_batch *b, const struct mt_doc *as, const uint32_t *ids, const uint8_t *trained, size_t n,
+                    struct mt_err *err);
 /** Sorts the tokens by id (stable); call when all documents are added. */
 int mt_batch_seal(struct mt_batch *b, struct mt_err *err);
 

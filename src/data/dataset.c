@@ -10,10 +10,10 @@
 #include "data/cache.h"
 #include "data/samples.h"
 
-/* A sample of training: a range of a shard's tokens, at most seq_len of them. */
+/* A sample of training: a range of a shard's tokens, at most seq_len of them; of answers, an item of the shard. */
 struct view {
     uint64_t start;
-    uint32_t len;
+    uint32_t len, chosen; /* chosen: tokens of the chosen answer, which come first */
 };
 
 struct part {
@@ -61,7 +61,7 @@ static int add_view(struct part *p, uint64_t start, uint64_t len, struct mt_err 
     struct mt_dataset_stats *s = &p->pub.stats;
     if (!mt_grow(&p->views, &p->cap, s->n_samples + 1, sizeof(*p->views)))
         return mt_fail_nomem(err, "the samples", s->n_samples * sizeof(*p->views));
-    p->views[s->n_samples++] = (struct view){start, (uint32_t)len};
+    p->views[s->n_samples++] = (struct view){start, (uint32_t)len, 0};
     s->n_tokens += len;
     s->n_trained += mt_shard_count_trained(&p->shard, start + 1, len - 1);
     s->max_len = MT_MAX(s->max_len, len);
@@ -112,6 +112,22 @@ static int add_overlong(mt_dataset *d, struct part *p, uint64_t i,
     }
 }
 
+/* Samples of the shard that are one of training. */
+static uint64_t docs_of(const struct part *p)
+{
+    return p->shard.header->flags & MT_SHARD_ANSWERS ? 2 : 1;
+}
+
+/* An item of the shard, whole. */
+static int add_item(struct part *p, uint64_t i, struct mt_err *err)
+{
+    const uint64_t *at = p->shard.offsets + 2 * i;
+    int rc = add_view(p, at[0], at[2] - at[0], err);
+    if (!rc)
+        p->views[p->pub.stats.n_samples - 1].chosen = (uint32_t)(at[1] - at[0]);
+    return rc;
+}
+
 /* The samples of training: the shard's, with overlong ones treated as data.overlong says. */
 static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_params *dp,
                      struct mt_err *err)
@@ -122,18 +138,22 @@ static int view_part(mt_dataset *d, struct part *p, const struct mt_dataset_para
     s->format = h->format;
     s->n_untrained = h->n_untrained;
     s->n_endless = h->n_endless;
+    s->answers = h->flags & MT_SHARD_ANSWERS;
+    s->n_equal = h->n_equal;
     s->longest = h->flags & MT_SHARD_PLAIN_TEXT ? MT_MIN(h->max_len, dp->seq_len) : h->max_len;
     if (h->max_len <= dp->seq_len) {
-        s->n_samples = h->n_samples;
+        s->n_samples = h->n_samples / docs_of(p);
         s->n_tokens = h->n_tokens;
         s->n_trained = h->n_trained;
         s->max_len = h->max_len;
         return 0;
     }
-    for (uint64_t i = 0; i < h->n_samples && !rc; i++) {
-        uint64_t start = p->shard.offsets[i], len = p->shard.offsets[i + 1] - start;
+    for (uint64_t k = docs_of(p), i = 0; i < h->n_samples && !rc; i += k) {
+        uint64_t start = p->shard.offsets[i], len = p->shard.offsets[i + k] - start;
         if (len > dp->seq_len)
             rc = add_overlong(d, p, i, dp, err);
+        else if (k > 1)
+            rc = add_item(p, i / k, err);
         else if (len)
             rc = add_view(p, start, len, err);
     }
@@ -153,6 +173,8 @@ static void add_stats(mt_dataset *d, const struct mt_dataset_stats *s)
     sum->n_split += s->n_split;
     sum->n_untrained += s->n_untrained;
     sum->n_endless += s->n_endless;
+    sum->n_equal += s->n_equal;
+    sum->answers |= s->answers;
     sum->longest = MT_MAX(sum->longest, s->longest);
     sum->from_cache &= s->from_cache;
     sum->format = !sum->format || !strcmp(sum->format, s->format) ? s->format : "mixed";
@@ -191,23 +213,40 @@ static int check_untrained(const mt_dataset *d, const struct mt_dataset_params *
     return 0;
 }
 
+static int check_answers(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
+{
+    for (size_t i = 0; i < d->n_parts && d->stats.answers; i++)
+        if (!d->parts[i].pub.stats.answers)
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s holds no answers with a preference, other files do: train on "
+                           "them apart", d->parts[i].pub.path);
+    if (d->stats.answers && (p->overlong == MT_OVERLONG_SPLIT || p->overlong == MT_OVERLONG_TRUNCATE))
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "data.overlong = %s: answers with a preference are not cut; set it to drop or "
+                       "error", p->overlong == MT_OVERLONG_SPLIT ? "split" : "truncate");
+    return 0;
+}
+
 /* Errors that are known only when all files have been read. */
 static int check_whole(const mt_dataset *d, const struct mt_dataset_params *p, struct mt_err *err)
 {
     const struct mt_dataset_stats *s = &d->stats;
+    int rc = check_answers(d, p, err);
+    if (rc)
+        return rc;
     if (s->n_overlong && p->overlong == MT_OVERLONG_ERROR)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
                        "%llu samples are longer than data.seq_len = %zu (%s): raise it, or set "
-                       "data.overlong = truncate, drop or split",
-                       (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
+                       "data.overlong = %s",
+                       (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at,
+                       s->answers ? "drop" : "truncate, drop or split");
     if (!s->n_samples && s->n_dropped + s->n_overlong)
         return mt_fail(err, MT_ERR_INPUT, -E2BIG,
                        "no sample is left: %llu are longer than data.seq_len = %zu (%s): raise it",
                        (unsigned long long)s->n_overlong, p->seq_len, d->overlong_at);
     if (!s->n_samples && !s->n_untrained)
-        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "the data files hold no samples");
-    if (s->n_samples > INT32_MAX)
-        return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples: at most 2^31 - 1 are supported",
+        return mt_fail(err, MT_ERR_INPUT, -ENODATA, "the data files hold no samples%s",
+                       s->n_equal ? " but pairs of equal answers" : "");
+    if (s->n_samples > INT32_MAX / (s->answers ? 4 : 1))
+        return mt_fail(err, MT_ERR_INPUT, -E2BIG, "%llu samples are too many",
                        (unsigned long long)s->n_samples);
     return check_untrained(d, p, err);
 }
@@ -321,8 +360,8 @@ static struct view view_at(const struct part *p, uint64_t i)
 {
     if (p->views)
         return p->views[i];
-    return (struct view){p->shard.offsets[i],
-                         (uint32_t)(p->shard.offsets[i + 1] - p->shard.offsets[i])};
+    const uint64_t k = docs_of(p), *at = p->shard.offsets + k * i;
+    return (struct view){at[0], (uint32_t)(at[k] - at[0]), (uint32_t)(at[1] - at[0])};
 }
 
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained)
@@ -334,6 +373,12 @@ size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, 
     for (uint64_t k = 0, at = v.start; trained && k < v.len; k++, at++)
         trained[k] = p->shard.mask[at / 8] >> (at % 8) & 1;
     return v.len;
+}
+
+size_t mt_dataset_chosen(const mt_dataset *d, uint64_t i)
+{
+    const struct part *p = part_of(d, i);
+    return view_at(p, i - p->pub.first).chosen;
 }
 
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err)

@@ -41,6 +41,8 @@ struct mt_dataset_stats {
     uint64_t n_untrained; /* samples left out, as none of their tokens has a loss */
     uint64_t n_endless;   /* samples in which no token that ends a turn is trained */
     uint64_t longest;     /* tokens of the longest sample, before it is cut */
+    uint64_t n_equal;     /* pairs left out, as their answers are equal */
+    bool answers;         /* a sample is an item: a chosen and a rejected answer, or a rated one (shard.h) */
     bool from_cache;
     const char *format; /* the format detected; "mixed" if files differ */
 };
@@ -62,6 +64,8 @@ const struct mt_data_source *mt_dataset_source(const mt_dataset *d, size_t i);
 uint64_t mt_dataset_hash(const mt_dataset *d);
 /** Tokens of a sample (borrowed) and, into `trained` (caller's, seq_len bytes, may be NULL), its mask. */
 size_t mt_dataset_sample(const mt_dataset *d, uint64_t i, const uint32_t **ids, uint8_t *trained);
+/** Of answers: tokens of the chosen one, which comes first; the rest are the rejected one's. */
+size_t mt_dataset_chosen(const mt_dataset *d, uint64_t i);
 /** Copies a sample to `ids` and `trained` (the caller's, of seq_len elements); *n: its tokens. For training: fails if
  * the token cache can no longer be read, where a mapping would end the process. */
 int mt_dataset_read(const mt_dataset *d, uint64_t i, uint32_t *ids, uint8_t *trained, size_t *n, struct mt_err *err);
@@ -87,6 +91,7 @@ struct mt_sampler_params {
     size_t micro_batch;    /* sequences of one micro-batch; the last one of a step may have fewer */
     bool packing, shuffle; /* packing: best fit decreasing in a window; else one sample a row */
     uint64_t seed;
+    bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
     bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
 };
 

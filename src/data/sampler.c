@@ -136,6 +136,7 @@ static int collect_rows(mt_sampler *s, const uint32_t *row_of, struct mt_err *er
         s->max_docs = MT_MAX(s->max_docs, s->row_start[r + 2]);
         s->row_start[r + 2] += s->row_start[r + 1];
     }
+    s->max_docs *= mt_dataset_stats(s->p.data)->answers ? 2 : 1;
     for (size_t k = 0; k < s->n_groups; k++) {
         const struct group *g = &s->groups[k];
         for (uint64_t i = g->first; i < g->first + g->n_samples; i++)
@@ -321,13 +322,37 @@ void mt_step_data_finish(struct mt_step_data *sd)
     *sd = (struct mt_step_data){0};
 }
 
+/* An answer of an item, as a document; with the prompt trained, too, if the chosen ones' are to be. */
+static int add_answer(mt_sampler *s, const struct mt_doc *as, size_t from, size_t to, struct mt_batch *b,
+                      struct mt_err *err)
+{
+    struct mt_doc doc = *as;
+    uint8_t *trained = s->trained + from;
+    if (from == to)
+        return 0;
+    while (doc.answer < to - from && !trained[doc.answer])
+        doc.answer++;
+    if (s->p.train_prompts && doc.role == MT_DOC_CHOSEN)
+        memset(trained, 1, doc.answer);
+    return mt_batch_add_as(b, &doc, s->ids + from, trained, to - from, err);
+}
+
+static int add_answers(mt_sampler *s, uint32_t item, size_t n, struct mt_batch *b, struct mt_err *err)
+{
+    size_t chosen = mt_dataset_chosen(s->p.data, item);
+    int rc = add_answer(s, &(struct mt_doc){(int32_t)(2 * item), MT_DOC_CHOSEN, 0}, 0, chosen, b, err);
+    return rc ? rc : add_answer(s, &(struct mt_doc){(int32_t)(2 * item + 1), MT_DOC_REJECTED, 0}, chosen, n, b, err);
+}
+
 static int add_row(mt_sampler *s, uint64_t row, struct mt_batch *b, struct mt_err *err)
 {
     int rc = 0;
     for (uint64_t i = s->row_start[row]; i < s->row_start[row + 1] && !rc; i++) {
         size_t n;
         rc = mt_dataset_read(s->p.data, s->items[i], s->ids, s->trained, &n, err);
-        if (!rc)
+        if (!rc && mt_dataset_stats(s->p.data)->answers)
+            rc = add_answers(s, s->items[i], n, b, err);
+        else if (!rc)
             rc = mt_batch_add(b, s->ids, s->trained, n, (int32_t)s->items[i], err);
     }
     return rc;

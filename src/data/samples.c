@@ -11,17 +11,18 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/read_progress.h"
+#include "data/answers.h"
 #include "data/dataset.h"
 #include "data/sources.h"
 
 const char *mt_format_name(enum mt_cfg_format f)
 {
     static const char *const names[] = {"auto",   "messages",          "sharegpt", "alpaca",
-                                        "prompt_completion", "text", "input_ids"};
+                                        "prompt_completion", "text", "input_ids", "preference", "rated"};
     return names[f];
 }
 
-static int push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err)
+int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err)
 {
     if (!mt_grow(&r->ids, &r->cap_ids, r->n + 1, sizeof(*r->ids)) ||
         !mt_grow(&r->mask, &r->cap_mask, r->n + 1, 1))
@@ -36,7 +37,7 @@ static int push_bytes(struct mt_sample_reader *r, const char *text, size_t len, 
 {
     int rc = 0;
     for (size_t i = 0; i < len && !rc; i++)
-        rc = push(r, (unsigned char)text[i], trained, err);
+        rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
     return rc;
 }
 
@@ -70,7 +71,7 @@ static int finish_sample(struct mt_sample_reader *r, const char *where, uint64_t
     return rc ? rc : mt_shard_writer_end(r->out, place, err);
 }
 
-static int need_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
+int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err)
 {
     if (!r->bytes)
         return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: data.format does not match the sample",
@@ -86,33 +87,33 @@ static int read_text(struct mt_sample_reader *r, const cJSON *o, const char *whe
                      struct mt_err *err)
 {
     const cJSON *text = mt_json_get(o, "text");
-    int rc = need_bytes(r, where, err);
+    int rc = mt_sample_needs_bytes(r, where, err);
     if (rc)
         return rc;
     if (!cJSON_IsString(text))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"text\" is missing or not a string", where);
-    rc = push(r, MT_BYTE_BOS, false, err);
+    rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
     if (!rc)
         rc = push_bytes(r, text->valuestring, strlen(text->valuestring), true, err);
-    return rc ? rc : push(r, MT_BYTE_EOS, true, err);
+    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
 }
 
 static int read_prompt(struct mt_sample_reader *r, const cJSON *o, const char *where,
                        struct mt_err *err)
 {
     const cJSON *prompt = mt_json_get(o, "prompt"), *answer = mt_json_get(o, "completion");
-    int rc = need_bytes(r, where, err);
+    int rc = mt_sample_needs_bytes(r, where, err);
     if (rc)
         return rc;
     if (!cJSON_IsString(prompt) || !cJSON_IsString(answer))
         return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                        "%s: \"prompt\" and \"completion\" must be strings", where);
-    rc = push(r, MT_BYTE_BOS, false, err);
+    rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
     if (!rc)
         rc = push_bytes(r, prompt->valuestring, strlen(prompt->valuestring), false, err);
     if (!rc)
         rc = push_bytes(r, answer->valuestring, strlen(answer->valuestring), true, err);
-    return rc ? rc : push(r, MT_BYTE_EOS, true, err);
+    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
 }
 
 /* Tokens with an attention_mask of 0 are padding, which is removed at both ends: [*first, *end) stays. */
@@ -165,7 +166,7 @@ static int read_ids(struct mt_sample_reader *r, const cJSON *o, const char *wher
             return mt_fail(err, MT_ERR_INPUT, -EINVAL,
                            "%s: labels[%zu] must be -100 or input_ids[%zu]", where, i, i);
         if (i >= first && i < end)
-            rc = push(r, (uint32_t)id, !labels || l->valuedouble != -100, err);
+            rc = mt_sample_push(r, (uint32_t)id, !labels || l->valuedouble != -100, err);
         if (rc)
             return rc;
     }
@@ -180,6 +181,10 @@ static enum mt_cfg_format detect(const cJSON *o)
     } by_key[] = {{"messages", MT_FORMAT_MESSAGES}, {"conversations", MT_FORMAT_SHAREGPT},
                   {"instruction", MT_FORMAT_ALPACA}, {"input_ids", MT_FORMAT_INPUT_IDS},
                   {"prompt", MT_FORMAT_PROMPT_COMPLETION}, {"text", MT_FORMAT_TEXT}};
+    if (mt_json_get(o, "rejected") || mt_json_get(o, "rejected_ids"))
+        return MT_FORMAT_PREFERENCE;
+    if (mt_json_get(o, "label") && (mt_json_get(o, "completion") || mt_json_get(o, "completion_ids")))
+        return MT_FORMAT_RATED;
     for (size_t i = 0; i < MT_ARRAY_LEN(by_key); i++)
         if (mt_json_get(o, by_key[i].key))
             return by_key[i].format;
@@ -195,6 +200,9 @@ static int read_object(struct mt_sample_reader *r, const cJSON *o, const char *w
     if (r->format == MT_FORMAT_AUTO)
         r->format = detect(o);
     switch (r->format) {
+    case MT_FORMAT_PREFERENCE:
+    case MT_FORMAT_RATED:
+        return mt_answers_read(r, o, where, place, err);
     case MT_FORMAT_TEXT:
         rc = read_text(r, o, where, err);
         break;
@@ -274,7 +282,7 @@ static int read_plain(struct mt_sample_reader *r, FILE *f, const char *path, str
     unsigned char buf[4096];
     uint32_t ids[sizeof(buf)];
     size_t got;
-    int rc = need_bytes(r, path, err);
+    int rc = mt_sample_needs_bytes(r, path, err);
     r->format = MT_FORMAT_TEXT;
     r->header.flags = MT_SHARD_PLAIN_TEXT;
     int first = getc(f);

@@ -24,6 +24,10 @@ struct mt_sample_reader {
 int mt_samples_read_file(struct mt_sample_reader *r, const char *path, struct mt_err *err);
 void mt_samples_finish(struct mt_sample_reader *r);
 const char *mt_format_name(enum mt_cfg_format f);
+/** Adds a token to the sample that is being read. */
+int mt_sample_push(struct mt_sample_reader *r, uint32_t id, bool trained, struct mt_err *err);
+/** Strings need the byte tokenizer here, and a vocabulary that has it. */
+int mt_sample_needs_bytes(struct mt_sample_reader *r, const char *where, struct mt_err *err);
 /** Adds a place to a list of at most three, truncated to the size of the buffer. */
 void mt_note_place(char *list, size_t size, const char *where);
 

@@ -46,6 +46,8 @@ static int check(struct mt_shard *s, const char *path, uint64_t hash, struct mt_
     s->places = s->offsets + h->n_samples + 1;
     if (!memchr(h->format, 0, sizeof(h->format)) || !memchr(h->untrained_at, 0, sizeof(h->untrained_at)))
         return not_whole(err, path, "a name in it has no end");
+    if (h->flags & MT_SHARD_ANSWERS && h->n_samples % 2)
+        return not_whole(err, path, "a pair lacks an answer");
     for (uint64_t i = 0; i < h->n_samples; i++) {
         if (s->offsets[i] > s->offsets[i + 1])
             return not_whole(err, path, "sample offsets go backwards");

@@ -14,6 +14,8 @@ enum { MT_SHARD_HEADER_BYTES = 4096, MT_SHARD_VERSION = 3 };
 enum mt_place_kind { MT_PLACE_NONE, MT_PLACE_LINE, MT_PLACE_INDEX };
 enum {
     MT_SHARD_PLAIN_TEXT = 1, /* flag: one text, to be cut into rows */
+    MT_SHARD_ANSWERS = 2,    /* flag: samples 2i and 2i + 1 are item i: the chosen and the rejected answer to a prompt,
+                                each with the prompt; of a rated answer one is empty. max_len is that of an item */
 };
 
 /**
@@ -35,6 +37,7 @@ struct mt_shard_header {
     char untrained_at[160]; /* places of the first few untrained samples */
     uint64_t content_sum;   /* XXH3 of tokens, mask and offsets, which training depends on */
     uint64_t places_sum;    /* XXH3 of places. Both sums are 0 until the shard is sealed */
+    uint64_t n_equal;       /* pairs left out, as their answers are equal */
 };
 
 struct mt_shard {

@@ -182,12 +182,13 @@ bool mt_source_needs_helper(const struct mt_source_file *f, enum mt_cfg_format f
     if (!r) /* empty or invalid: the reader reports the place */
         return false;
     bool chat = mt_json_get(r, "messages") || mt_json_get(r, "conversations") ||
-                mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt"));
+                mt_json_get(r, "instruction") || cJSON_IsArray(mt_json_get(r, "prompt")) ||
+                cJSON_IsArray(mt_json_get(r, "chosen"));
+    bool ids = mt_json_get(r, "input_ids") || mt_json_get(r, "rejected_ids") || mt_json_get(r, "completion_ids");
     if (format == MT_FORMAT_AUTO)
-        needs = cJSON_IsObject(r) && (chat || !mt_json_get(r, "input_ids")) &&
-                (chat || !bytes) &&
-                (chat || mt_json_get(r, "prompt") || mt_json_get(r, "text"));
-    else if (format == MT_FORMAT_INPUT_IDS)
+        needs = cJSON_IsObject(r) && (chat || !ids) && (chat || !bytes) &&
+                (chat || mt_json_get(r, "prompt") || mt_json_get(r, "rejected") || mt_json_get(r, "text"));
+    else if (format == MT_FORMAT_INPUT_IDS || ids)
         needs = false;
     else
         needs = !bytes || chat || format == MT_FORMAT_MESSAGES || format == MT_FORMAT_SHAREGPT ||

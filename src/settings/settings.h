@@ -28,6 +28,11 @@ enum mt_lr_schedule { MT_LR_CONSTANT, MT_LR_LINEAR, MT_LR_COSINE, MT_LR_WSD };
 
 struct mt_objective;
 
+/** Configuration of objectives; each reads the fields that it needs. */
+struct mt_objective_keys {
+    double beta, gamma, label_smoothing, sft, desirable_weight, undesirable_weight; /* of [preference] */
+};
+
 /** What decides the bits of losses, weights and moments. The same on every machine, and kept on resume. */
 struct mt_numerics {
     enum mt_dtype dtype;         /* of compute */
@@ -45,6 +50,7 @@ struct mt_numerics {
                                     until resolved, and in those that the optimizer does not have */
     double weight_decay;         /* decoupled; of tensors that decay */
     const struct mt_objective *objective; /* what is minimized; NULL until resolved, and then cross-entropy */
+    struct mt_objective_keys objective_keys;
     bool decay_embeddings;       /* weight decay on embeddings and head, as on other matrices */
     uint64_t seed;               /* of random numbers that a step draws; 0 until resolved */
 };

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/answers.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "data/dataset.h"
+
+/* Prompt and answer: strings, or arrays of token ids. */
+struct parts {
+    const char *prompt;
+    size_t prompt_len;
+    const char *answer;
+    const cJSON *prompt_ids, *answer_ids;
+};
+
+static int push_ids(struct mt_sample_reader *r, const cJSON *ids, bool trained, const char *where, struct mt_err *err)
+{
+    int rc = 0;
+    if (!cJSON_IsArray(ids))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: token ids of prompt and answers must be arrays", where);
+    for (const cJSON *v = ids->child; v && !rc; v = v->next) {
+        double id = cJSON_IsNumber(v) ? v->valuedouble : -1;
+        if (!(id >= 0) || id != floor(id) || id >= (double)r->vocab)
+            return mt_fail(err, MT_ERR_INPUT, -ERANGE, "%s: %g is no token id of a vocabulary of %zu", where, id, r->vocab);
+        rc = mt_sample_push(r, (uint32_t)id, trained, err);
+    }
+    return rc;
+}
+
+static int push_text(struct mt_sample_reader *r, const char *text, size_t len, bool trained, struct mt_err *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < len && !rc; i++)
+        rc = mt_sample_push(r, (unsigned char)text[i], trained, err);
+    return rc;
+}
+
+static int push_answer(struct mt_sample_reader *r, const struct parts *p, const char *where, struct mt_err *err)
+{
+    if (p->answer_ids) {
+        int rc = push_ids(r, p->prompt_ids, false, where, err);
+        return rc ? rc : push_ids(r, p->answer_ids, true, where, err);
+    }
+    int rc = mt_sample_needs_bytes(r, where, err);
+    if (!rc)
+        rc = mt_sample_push(r, MT_BYTE_BOS, false, err);
+    if (!rc)
+        rc = push_text(r, p->prompt, p->prompt_len, false, err);
+    if (!rc)
+        rc = push_text(r, p->answer, strlen(p->answer), true, err);
+    return rc ? rc : mt_sample_push(r, MT_BYTE_EOS, true, err);
+}
+
+/* Trained tokens of [from, to), the first of which has no predecessor. */
+static uint64_t count_trained(struct mt_sample_reader *r, size_t from, size_t to)
+{
+    uint64_t n = 0;
+    if (from < to)
+        r->mask[from] = 0;
+    for (size_t i = from; i < to; i++)
+        n += r->mask[i];
+    return n;
+}
+
+/* Ends the item in r->ids: the chosen answer is [0, first), the rejected one [first, n). */
+static int finish_item(struct mt_sample_reader *r, size_t first, const char *where, uint64_t place, struct mt_err *err)
+{
+    size_t n = r->n;
+    uint64_t chosen = count_trained(r, 0, first), rejected = count_trained(r, first, n);
+    r->n = 0;
+    if (2 * first == n && !memcmp(r->ids, r->ids + first, first * sizeof(*r->ids))) {
+        r->header.n_equal++;
+        return 0;
+    }
+    if ((first && !chosen) || (first < n && !rejected)) {
+        r->header.n_untrained++;
+        mt_note_place(r->header.untrained_at, sizeof(r->header.untrained_at), where);
+        return 0;
+    }
+    r->header.n_trained += chosen + rejected;
+    r->header.max_len = MT_MAX(r->header.max_len, n);
+    int rc = mt_shard_writer_append(r->out, r->ids, r->mask, first, err);
+    if (!rc)
+        rc = mt_shard_writer_end(r->out, place, err);
+    if (!rc)
+        rc = mt_shard_writer_append(r->out, r->ids + first, r->mask + first, n - first, err);
+    return rc ? rc : mt_shard_writer_end(r->out, place, err);
+}
+
+/* Without a prompt, the common beginning of both answers, less a space before the difference. */
+static size_t common_prompt(const char *a, const char *b)
+{
+    size_t n = 0;
+    while (a[n] && a[n] == b[n])
+        n++;
+    return n - (n && a[n - 1] == ' ');
+}
+
+static int read_pair(struct mt_sample_reader *r, const cJSON *o, size_t *first, const char *where, struct mt_err *err)
+{
+    const cJSON *prompt = mt_json_get(o, "prompt"), *c = mt_json_get(o, "chosen"), *j = mt_json_get(o, "rejected");
+    struct parts chosen = {.prompt_ids = mt_json_get(o, "prompt_ids"), .answer_ids = mt_json_get(o, "chosen_ids")};
+    struct parts rejected = {.prompt_ids = chosen.prompt_ids, .answer_ids = mt_json_get(o, "rejected_ids")};
+    if (!chosen.answer_ids) {
+        if (!cJSON_IsString(c) || !cJSON_IsString(j) || (prompt && !cJSON_IsString(prompt)))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"chosen\" and \"rejected\" must be strings, and \"prompt\" if "
+                           "there is one", where);
+        size_t common = prompt ? 0 : common_prompt(c->valuestring, j->valuestring);
+        chosen.prompt = rejected.prompt = prompt ? prompt->valuestring : c->valuestring;
+        chosen.prompt_len = rejected.prompt_len = prompt ? strlen(prompt->valuestring) : common;
+        chosen.answer = c->valuestring + common;
+        rejected.answer = j->valuestring + common;
+    }
+    int rc = push_answer(r, &chosen, where, err);
+    *first = r->n;
+    return rc ? rc : push_answer(r, &rejected, where, err);
+}
+
+static int read_rated(struct mt_sample_reader *r, const cJSON *o, size_t *first, const char *where, struct mt_err *err)
+{
+    const cJSON *prompt = mt_json_get(o, "prompt"), *c = mt_json_get(o, "completion"), *label = mt_json_get(o, "label");
+    struct parts p = {.prompt_ids = mt_json_get(o, "prompt_ids"), .answer_ids = mt_json_get(o, "completion_ids")};
+    if (!cJSON_IsBool(label))
+        return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"label\" must be true or false", where);
+    if (!p.answer_ids) {
+        if (!cJSON_IsString(prompt) || !cJSON_IsString(c))
+            return mt_fail(err, MT_ERR_INPUT, -EINVAL, "%s: \"prompt\" and \"completion\" must be strings", where);
+        p.prompt = prompt->valuestring;
+        p.prompt_len = strlen(p.prompt);
+        p.answer = c->valuestring;
+    }
+    int rc = push_answer(r, &p, where, err);
+    *first = cJSON_IsTrue(label) ? r->n : 0;
+    return rc;
+}
+
+int mt_answers_read(struct mt_sample_reader *r, const cJSON *o, const char *where, uint64_t place, struct mt_err *err)
+{
+    size_t first = 0;
+    r->header.flags |= MT_SHARD_ANSWERS;
+    r->n = 0;
+    int rc = (r->format == MT_FORMAT_PREFERENCE ? read_pair : read_rated)(r, o, &first, where, err);
+    return rc ? rc : finish_item(r, first, where, place, err);
+}
