@@ -216,10 +216,26 @@ static void eval_event(const struct mt_eval_report *r)
     cli_json_event("eval", o);
 }
 
+/* "| margin 0.21 | acc 71.9% ", as far as the objective measures them. */
+static const char *measured(const struct mt_objective *o, const struct mt_measure *m, char *buf, size_t len)
+{
+    size_t at = 0;
+    buf[0] = 0;
+    for (int i = 1; o && i < o->n_measures && at < len; i++) {
+        if (!(m[i].n > 0))
+            continue;
+        if (!strcmp(o->measures[i], "rewards/margins"))
+            at += (size_t)snprintf(buf + at, len - at, "| margin %.4g ", mt_measure_mean(&m[i]));
+        else if (!strcmp(o->measures[i], "rewards/accuracies"))
+            at += (size_t)snprintf(buf + at, len - at, "| acc %.1f%% ", 100 * mt_measure_mean(&m[i]));
+    }
+    return buf;
+}
+
 static void on_step(void *ctx, const struct mt_step_report *r)
 {
     const struct cli_progress *p = ctx;
-    char eta[32], used[32], budget[32];
+    char eta[32], used[32], budget[32], more[80];
     cli_rates_step(p->rates, r->step);
     if (!p->show)
         return;
@@ -228,10 +244,11 @@ static void on_step(void *ctx, const struct mt_step_report *r)
         return;
     }
     mt_format_seconds(eta, sizeof(eta), r->eta_seconds);
-    cli_say("step %llu/%llu %.1f%% | loss %.4f | lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
+    cli_say("step %llu/%llu %.1f%% | loss %.4f %s| lr %.2e | gnorm %.3g%s | %.0f tok/s (loss %.0f) | h2d "
             "%.2f GB/s wait %.0f%% | dev %s/%s | %.2f s | eta %s\n",
             (unsigned long long)r->step, (unsigned long long)r->total_steps,
-            100.0 * (double)r->step / (double)r->total_steps, r->result.loss, r->lr,
+            100.0 * (double)r->step / (double)r->total_steps, r->result.loss,
+            measured(r->objective, r->result.measures, more, sizeof(more)), r->lr,
             r->result.grad_norm, r->result.skipped ? " SKIPPED" : "", (double)r->tokens / r->seconds,
             (double)r->loss_tokens / r->seconds, (double)r->h2d_bytes / r->result.t_step * 1e-9,
             100 * r->result.t_wait_h2d / r->result.t_step,
@@ -243,10 +260,15 @@ static void on_step(void *ctx, const struct mt_step_report *r)
 static void on_eval(void *ctx, const struct mt_eval_report *r)
 {
     const struct cli_progress *p = ctx;
+    char more[80];
     if (p->cli->quiet)
         return;
     if (p->cli->json_log)
         eval_event(r);
+    else if (r->objective && r->objective->weights)
+        cli_say("eval step %llu | loss %.4f %s| %llu tokens | %.1f s%s\n", (unsigned long long)r->step, r->loss,
+                measured(r->objective, r->measures, more, sizeof(more)), (unsigned long long)r->n_loss, r->seconds,
+                r->best ? " | best" : "");
     else
         cli_say("eval step %llu | loss %.4f | perplexity %.2f | accuracy %.1f%% | %llu tokens | "
                         "%.1f s%s\n",

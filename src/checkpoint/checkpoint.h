@@ -16,6 +16,7 @@
  * renamed, and the parent synced: either it is complete or it does not exist. A checkpoint of weights alone has only
  * the list of files and sums in megatrain/. With adapters, the folder is PEFT's, and holds only what is trained.
  */
+#define MT_REFERENCE_NAME "reference.f64" /* in megatrain/, where the objective needs a reference */
 struct mt_checkpoint_save {
     const struct mt_vfs *vfs; /* NULL: the real one */
     const char *dir;          /* the run's output folder */

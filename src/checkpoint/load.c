@@ -377,6 +377,28 @@ char *mt_checkpoint_find_whole(const char *dir)
     return path;
 }
 
+/* The log-probabilities under the reference, where the checkpoint has them. */
+static int read_reference(const char *dir, struct mt_train_state *st, struct mt_err *err)
+{
+    char *folder = mt_path_join(dir, "megatrain"), *path = folder ? mt_path_join(folder, MT_REFERENCE_NAME) : NULL, *text = NULL;
+    size_t len = 0;
+    int rc = path ? 0 : mt_fail_nomem(err, dir, strlen(dir));
+    if (!rc && mt_path_exists(path))
+        rc = mt_read_file(path, &text, &len, err);
+    if (!rc && len) {
+        st->n_reference = len / sizeof(double);
+        st->reference = mt_calloc(st->n_reference, sizeof(double));
+        if (st->reference)
+            memcpy(st->reference, text, st->n_reference * sizeof(double));
+        else
+            rc = mt_fail_nomem(err, path, len);
+    }
+    free(text);
+    free(path);
+    free(folder);
+    return rc;
+}
+
 int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct mt_err *err)
 {
     cJSON *state = NULL;
@@ -388,6 +410,8 @@ int mt_checkpoint_read_state(const char *dir, struct mt_train_state *out, struct
                      "%s holds only weights, no training state: it cannot be resumed, but can be used as model.path", dir);
     if (!rc)
         rc = mt_train_state_from_json(out, state, dir, err);
+    if (!rc)
+        rc = read_reference(dir, out, err);
     if (!rc)
         memcpy(out->sum, sum, sizeof(sum));
     cJSON_Delete(state);

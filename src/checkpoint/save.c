@@ -40,6 +40,26 @@ static int write_json(struct mt_saver *v, const char *name, cJSON *json, struct 
     return rc;
 }
 
+/* The log-probabilities under the reference: doubles, little-endian. */
+static int write_reference(struct mt_saver *v, struct mt_err *err)
+{
+    const struct mt_train_state *st = v->s->state;
+    char path[4200];
+    struct mt_out_file f = {.fd = -1};
+    if (!st->n_reference)
+        return 0;
+    snprintf(path, sizeof(path), "%s/megatrain/%s", v->tmp, MT_REFERENCE_NAME);
+    int rc = mt_out_open(&f, v->vfs, path, err);
+    if (!rc)
+        rc = mt_out_write(&f, st->reference, st->n_reference * sizeof(*st->reference), err);
+    if (!rc)
+        rc = mt_out_commit(&f, err);
+    if (!rc)
+        rc = mt_save_file_done(v, MT_REFERENCE_NAME, &f, err);
+    mt_out_abort(&f);
+    return rc;
+}
+
 /* The identity of a checkpoint without training state. */
 static cJSON *manifest_json(const struct mt_train_state *s)
 {
@@ -129,6 +149,8 @@ static int write_all(struct mt_saver *v, struct mt_err *err)
         return mt_fail(err, MT_ERR_RUNTIME, rc, "cannot create %s: %s", dir, strerror(-rc));
     if (v->s->full)
         rc = mt_save_state(v, err);
+    if (v->s->full && !rc)
+        rc = write_reference(v, err);
     if (!rc)
         rc = write_seal(v, err);
     if (!rc)

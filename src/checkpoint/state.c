@@ -26,6 +26,7 @@ void mt_train_state_finish(struct mt_train_state *s)
 {
     free(s->config);
     free(s->findings);
+    free(s->reference);
     cJSON_Delete(s->log_history);
     cJSON_Delete(s->frozen);
     mt_lineage_finish(&s->lineage);

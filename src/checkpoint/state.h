@@ -21,6 +21,8 @@ struct mt_train_state {
     uint64_t best_step;
     uint64_t bad_evals;       /* in a row, for early stopping */
     double seconds;           /* trained so far */
+    double *reference;        /* [n_reference] log-probabilities under the reference, in a file of their own; owned */
+    size_t n_reference;
     char *config;             /* INI text; owned */
     cJSON *frozen;            /* after reading a checkpoint: tensors that it names, each with its sum; empty: none */
     char *findings;           /* of the device (mt_device_findings()), or NULL; owned */

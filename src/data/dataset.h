@@ -91,8 +91,8 @@ struct mt_sampler_params {
     size_t micro_batch;    /* sequences of one micro-batch; the last one of a step may have fewer */
     bool packing, shuffle; /* packing: best fit decreasing in a window; else one sample a row */
     uint64_t seed;
-    bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
     bool weighted; /* visit samples as often as the weights of their files say; else once an epoch */
+    bool train_prompts; /* of preferences: prompts of chosen answers have loss rows, too */
 };
 
 /**

@@ -229,7 +229,7 @@ static int list_micro(mt_engine *e, const struct mt_learner_step *of, struct mt_
         const struct mt_step_data *data = of[k].data;
         l->first_micro = *n;
         l->n_micro = data ? data->n : 0;
-        what[k] = mt_learner_of_model(l, data);
+        what[k] = mt_learner_of_model(l, data, of[k].reference);
         l->micro = e->micro;
         if (data && !data->n_loss)
             return mt_fail(err, MT_ERR_INPUT, -EINVAL, "no token of the step has a loss");
@@ -281,7 +281,7 @@ int mt_engine_step(mt_engine *e, const struct mt_learner_step *of, struct mt_ste
         if (!of[k].data)
             continue;
         res[k] = out;
-        mt_engine_measure(e, &e->learner[k], e->learner[k].first_micro, of[k].data, res[k].measures);
+        mt_engine_measure(e, &e->learner[k], of[k].data, res[k].measures);
         res[k].loss = mt_measure_mean(&res[k].measures[0]);
         decide_update(e, k, of[k].lr, &res[k]);
     }
@@ -313,16 +313,16 @@ static void add_eval(const mt_engine *e, const struct mt_step_data *data, struct
         const struct mt_batch *b = &data->micro[mb];
         const float *loss = mt_model_losses(head_of(e), mb);
         const int32_t *correct = mt_model_correct(head_of(e), mb);
-        size_t row = 0;
-        for (size_t d = 0; d < b->n_docs; d++) {
-            double sum = 0;
-            for (; row < b->n_loss && b->loss_rows[row] < b->cu_seqlens[d + 1]; row++) {
+        for (int32_t d = 0, row = 0; d < (int32_t)b->n_docs; d++) {
+            double sum = 0, answer = 0;
+            for (; row < b->doc_rows[d + 1]; row++) {
                 sum += (double)loss[row];
+                answer += row < b->answer_rows[d] ? 0 : (double)loss[row];
                 res->n_correct += (uint64_t)(correct[row] != 0);
             }
             res->loss_sum += sum;
             if (doc_loss)
-                *doc_loss++ = sum;
+                *doc_loss++ = answer;
         }
         res->n_loss += b->n_loss;
     }
@@ -351,7 +351,7 @@ int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, s
     if (!rc)
         add_eval(e, data, res);
     if (!rc)
-        mt_engine_measure(e, &e->learner[learner], 0, data, res->measures);
+        mt_engine_measure_eval(e, &e->learner[learner], data, res);
     return rc;
 }
 

@@ -119,6 +119,7 @@ struct mt_step_result {
 struct mt_learner_step {
     const struct mt_step_data *data;
     double lr;
+    const double *reference; /* for its objective (objective.h); NULL if that needs none */
 };
 
 /**
@@ -140,7 +141,8 @@ struct mt_eval_result {
     double loss_sum;      /* over loss tokens */
     uint64_t n_loss, n_correct;
     struct mt_measure measures[MT_MAX_MEASURES]; /* of the objective */
-    double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum by document */
+    const double *reference; /* as in mt_learner_step; NULL: an objective that needs it measures nothing */
+    double *doc_loss;     /* caller's [n_docs of all micro-batches], or NULL: loss sum of each document's answer */
 };
 /** Losses of micro-batches (data->n of them) with a learner's weights, added to *res. Flush first. */
 int mt_engine_eval(mt_engine *e, int learner, const struct mt_step_data *data, struct mt_eval_result *res,

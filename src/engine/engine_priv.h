@@ -96,9 +96,12 @@ void mt_row_gradient_clear(mt_engine *e);
 /* objective.c */
 /** Whether rows of a learner have weights of their own. */
 bool mt_engine_weighs_rows(const struct mt_engine_params *p);
-/** Adds what a learner's objective measures of micro-batches that have run: e->micro from `first` on. */
-void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, size_t first, const struct mt_step_data *data,
+/** What a learner's objective measures of the step that has run. */
+void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
                        struct mt_measure *sum);
+/** Adds the same of an evaluation to res->measures, unless a reference is missing. */
+void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
+                            struct mt_eval_result *res);
 
 /* budget.c */
 struct mt_model_params mt_engine_model_params(const struct mt_engine_params *p);

@@ -25,22 +25,18 @@ enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n)
     return !o->weights ? MT_ROWS_ALIKE : o->needs_losses ? MT_ROWS_WEIGHED_LATE : MT_ROWS_WEIGHED;
 }
 
-struct mt_objective_step mt_learner_objective(const struct mt_learner *l, const struct mt_step_data *data)
-{
-    return (struct mt_objective_step){.objective = mt_objective_of(&l->numerics), .n_loss = data->n_loss};
-}
-
 static void weigh(void *ctx, size_t mb, const float *loss, float *weight)
 {
     const struct mt_learner *l = ctx;
     l->objective.objective->weights(&l->objective, &l->micro[mb], loss, weight);
 }
 
-struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data)
+struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data,
+                                            const double *reference)
 {
     if (!data)
         return (struct mt_model_learner){.seed = l->numerics.seed};
-    l->objective = mt_learner_objective(l, data);
+    l->objective = mt_objective_begin(&l->numerics, data, reference);
     return (struct mt_model_learner){
         .rows = mt_learner_row_weights(&l->numerics),
         .loss_scale = data->n_loss ? (float)(1.0 / (double)data->n_loss) : 0,

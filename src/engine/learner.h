@@ -37,10 +37,9 @@ void mt_learner_decide(struct mt_learner *l, double lr, float clip);
 /** The pending update has been made in every unit. */
 void mt_learner_retire(struct mt_learner *l);
 /** What its micro-batches of the step have in common. data NULL: it takes no part. `l` must outlive the step. */
-struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data);
+struct mt_model_learner mt_learner_of_model(struct mt_learner *l, const struct mt_step_data *data,
+                                            const double *reference);
 /** How the objective of a learner's numerics weighs rows. */
 enum mt_row_weights mt_learner_row_weights(const struct mt_numerics *n);
-/** What its objective knows of micro-batches. */
-struct mt_objective_step mt_learner_objective(const struct mt_learner *l, const struct mt_step_data *data);
 
 #endif

@@ -10,14 +10,29 @@ bool mt_engine_weighs_rows(const struct mt_engine_params *p)
     return p->train && any;
 }
 
-void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, size_t first, const struct mt_step_data *data,
-                       struct mt_measure *sum)
+static void add(const mt_engine *e, const struct mt_objective_step *s, size_t first, const struct mt_step_data *data,
+                struct mt_measure *sum)
 {
     const mt_model *m = mt_engine_model_of(e, e->b.layout->n_units - 1);
-    const struct mt_objective_step s = mt_learner_objective(l, data);
     for (size_t i = 0; i < data->n; i++) {
         const struct mt_micro_losses of = {&data->micro[i], mt_model_losses(m, first + i),
                                            mt_model_correct(m, first + i)};
-        s.objective->measure(&s, &of, sum);
+        s->objective->measure(s, &of, sum);
     }
+}
+
+void mt_engine_measure(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
+                       struct mt_measure *sum)
+{
+    add(e, &l->objective, l->first_micro, data, sum);
+    if (l->objective.objective->finish)
+        l->objective.objective->finish(&l->objective, sum);
+}
+
+void mt_engine_measure_eval(const mt_engine *e, const struct mt_learner *l, const struct mt_step_data *data,
+                            struct mt_eval_result *res)
+{
+    const struct mt_objective_step s = mt_objective_begin(&l->numerics, data, res->reference);
+    if (!s.objective->reference || s.reference)
+        add(e, &s, 0, data, res->measures);
 }

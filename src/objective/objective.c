@@ -7,7 +7,9 @@
 #include "base/mem.h"
 
 /* Each is defined in a file of its own. A new objective is that file, an entry here and a choice of train.objective. */
-#define OBJECTIVES(X) X(mt_token_loss)
+#define OBJECTIVES(X)                                                                    \
+    X(mt_token_loss) X(mt_dpo) X(mt_dpo_norm) X(mt_ipo) X(mt_hinge) X(mt_robust)         \
+    X(mt_apo_zero) X(mt_apo_down) X(mt_apo_zero_unpaired) X(mt_simpo) X(mt_cpo) X(mt_orpo)
 
 #define DECLARE(name) extern const struct mt_objective name;
 OBJECTIVES(DECLARE)
@@ -25,6 +27,25 @@ const struct mt_objective *mt_objective_find(const char *name)
 const struct mt_objective *mt_objective_of(const struct mt_numerics *n)
 {
     return n->objective ? n->objective : &mt_token_loss;
+}
+
+static size_t rows_of(const struct mt_batch *b, size_t d)
+{
+    return (size_t)(b->doc_rows[d + 1] - b->doc_rows[d]);
+}
+
+struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const struct mt_step_data *data,
+                                            const double *reference)
+{
+    struct mt_objective_step s = {.objective = mt_objective_of(n), .keys = &n->objective_keys, .reference = reference,
+                                  .n_loss = data->n_loss};
+    for (size_t i = 0; i < data->n && s.objective->answers; i++)
+        for (size_t d = 0; d < data->micro[i].n_docs; d++) {
+            enum mt_doc_role role = data->micro[i].role[d];
+            s.n_items += role == MT_DOC_CHOSEN || (role == MT_DOC_REJECTED && s.objective->rated);
+            s.n_chosen_rows += role == MT_DOC_CHOSEN ? rows_of(&data->micro[i], d) : 0;
+        }
+    return s;
 }
 
 void mt_measure_add(struct mt_measure *m, double value)

@@ -20,7 +20,11 @@ struct mt_measure {
 /** What an objective knows before a step. */
 struct mt_objective_step {
     const struct mt_objective *objective;
-    size_t n_loss; /* loss rows of all micro-batches */
+    const struct mt_objective_keys *keys;
+    const double *reference; /* log-probabilities under the reference, by mt_batch.sample; NULL: without */
+    size_t n_loss;           /* loss rows of all micro-batches */
+    size_t n_items;          /* of preferences: pairs or rated answers */
+    size_t n_chosen_rows;    /* loss rows of chosen answers */
 };
 
 /** A micro-batch that has run; both arrays by loss row. */
@@ -40,9 +44,14 @@ struct mt_micro_losses {
  * run on the host, so results have the same bits whatever the device is.
  */
 struct mt_objective {
-    const char *name;  /* train.objective in the configuration */
+    const char *name;  /* train.objective in the configuration, or preference.loss */
     const char *title; /* the printed name */
     bool needs_losses; /* weights depend on the micro-batch's losses: the head computes these in a pass before */
+    bool answers;      /* it takes data of preferences (mt_batch.role), and only these */
+    bool rated;        /* each answer is an item, not each pair */
+    bool reference;    /* it needs mt_objective_step.reference */
+    double beta, sft;  /* what preference.beta and .sft are if auto */
+    const void *form;  /* for its functions */
     int n_measures;
     const char *measures[MT_MAX_MEASURES]; /* their names in metrics; the first is the loss that is minimized */
     /** Fills weight[n_loss] of the batch. loss[n_loss] are its losses; NULL unless needs_losses. The function is NULL:
@@ -50,8 +59,13 @@ struct mt_objective {
     void (*weights)(const struct mt_objective_step *s, const struct mt_batch *b, const float *loss, float *weight);
     /** Adds a micro-batch to sum[n_measures]. */
     void (*measure)(const struct mt_objective_step *s, const struct mt_micro_losses *m, struct mt_measure *sum);
+    /** When all are added; NULL: nothing is left to do. */
+    void (*finish)(const struct mt_objective_step *s, struct mt_measure *sum);
 };
 
+/** Counts what an objective is to know of micro-batches. */
+struct mt_objective_step mt_objective_begin(const struct mt_numerics *n, const struct mt_step_data *data,
+                                            const double *reference);
 /** Finds an objective by the configuration's name; NULL: there is none. */
 const struct mt_objective *mt_objective_find(const char *name);
 /** The objective of numerics; cross-entropy if they are not resolved. */

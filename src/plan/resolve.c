@@ -154,13 +154,13 @@ int mt_plan_lay_out(struct mt_layout **layout, struct mt_layout **halves, const 
 
 int mt_resolve_learning_rate(struct mt_config *c, struct mt_err *err)
 {
-    bool adapters = c->adapter.kind != MT_ADAPTER_NONE;
+    bool adapters = c->adapter.kind != MT_ADAPTER_NONE, preference = strcmp(c->preference.loss, "off") != 0;
+    const char *rate = preference ? (adapters ? "1e-5" : "1e-6") : adapters ? "2e-4" : "1e-5";
     if (c->train.learning_rate != MT_AUTO)
         return 0;
-    mt_info("train.learning_rate is %s: auto, since the run trains %s", adapters ? "2e-4" : "1e-5",
-            adapters ? "adapters" : "weights");
-    return mt_config_override(c, "train.learning_rate", adapters ? "2e-4" : "1e-5",
-                              adapters ? "auto: with adapters" : "auto: for all weights", err);
+    mt_info("train.learning_rate is %s: auto, since the run trains %s%s", rate, adapters ? "adapters" : "weights",
+            preference ? " on preferences" : "");
+    return mt_config_override(c, "train.learning_rate", rate, adapters ? "auto: with adapters" : "auto: for all weights", err);
 }
 
 /* --- limits of a machine -------------------------------------------------------------------------- */
@@ -234,6 +234,26 @@ static int count_rows(struct mt_numerics *n, const struct mt_config *c, struct m
     return 0;
 }
 
+/* [preference] decides, where it has a loss. */
+static int find_objective(struct mt_numerics *n, const struct mt_config *c, struct mt_err *err)
+{
+    bool preference = strcmp(c->preference.loss, "off") != 0;
+    n->objective = mt_objective_find(preference ? c->preference.loss : c->train.objective);
+    if (!n->objective)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: there is no such objective",
+                       preference ? c->preference.loss : c->train.objective);
+    if (n->objective->reference && c->adapter.dropout > 0)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "adapter.dropout = %g with preference.loss = %s: set it to 0; what is dropped "
+                       "would count as a difference to the reference", c->adapter.dropout, n->objective->name);
+    if (!n->objective->answers)
+        return 0;
+    if (n->objective_keys.beta == MT_AUTO)
+        n->objective_keys.beta = n->objective->beta;
+    if (n->objective_keys.sft == MT_AUTO)
+        n->objective_keys.sft = n->objective->sft;
+    return 0;
+}
+
 int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, struct mt_err *err)
 {
     struct mt_numerics n = c->numerics;
@@ -250,9 +270,9 @@ int mt_resolve_numerics(struct mt_numerics *out, const struct mt_config *c, stru
     rc = mt_optimizer_resolve_keys(n.optimizer, n.optimizer_keys, err);
     if (rc)
         return rc;
-    n.objective = mt_objective_find(c->train.objective);
-    if (!n.objective)
-        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "train.objective = %s: there is no such objective", c->train.objective);
+    rc = find_objective(&n, c, err);
+    if (rc)
+        return rc;
     n.seed = (uint64_t)c->train.seed;
     *out = n;
     return 0;
@@ -293,7 +313,8 @@ int mt_resolve_request(struct mt_plan_request *out, const struct mt_config *c, c
     if (rc)
         return rc;
     resolve_placement(&r.placement, limits);
-    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : 1; /* upper bound: the data are not read */
+    /* an upper bound, as the data are not read; of preferences a sample is two documents */
+    r.docs_per_row = c->data.packing ? (size_t)r.numerics.seq_len : mt_objective_of(&r.numerics)->answers ? 2 : 1;
     r.link_gbps = mt_device_kind(limits->kind)->shares_host_memory ? c->device.link_gbps : 0;
     *out = r;
     return 0;

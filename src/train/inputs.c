@@ -80,6 +80,21 @@ static int open_data(struct mt_inputs *in, enum mt_inputs_use use, struct mt_err
     return rc;
 }
 
+/* Preferences need their objective, and it needs them. */
+static int check_answers(const struct mt_inputs *in, const mt_dataset *d, struct mt_err *err)
+{
+    const char *loss = in->cfg->preference.loss;
+    bool want = mt_objective_of(&in->numerics)->answers, are = d && mt_dataset_stats(d)->answers;
+    if (!d || want == are)
+        return 0;
+    if (are)
+        return mt_fail(err, MT_ERR_USAGE, -EINVAL, "%s: answers with a preference are trained by [preference] loss, which is %s: "
+                       "set it to sigmoid, say", mt_dataset_source(d, 0)->path, loss);
+    return mt_fail(err, MT_ERR_USAGE, -EINVAL, "preference.loss = %s: %s holds %s, not chosen and rejected answers "
+                   "(data.format = preference) or rated ones (rated)", loss, mt_dataset_source(d, 0)->path,
+                   mt_dataset_stats(d)->format);
+}
+
 static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const struct mt_numerics *n)
 {
     return (struct mt_sampler_params){
@@ -89,6 +104,7 @@ static struct mt_sampler_params sampler_params(const struct mt_inputs *in, const
         .rows_per_step = (size_t)n->rows_per_step,
         .micro_batch = (size_t)n->micro_batch,
         .packing = in->cfg->data.packing,
+        .train_prompts = in->cfg->preference.sft_tokens == MT_SFT_ALL,
         .shuffle = in->cfg->data.shuffle,
         .seed = (uint64_t)in->cfg->train.seed,
         .weighted = true,
@@ -156,7 +172,11 @@ int mt_inputs_open(struct mt_inputs *in, struct mt_config *cfg, enum mt_inputs_u
         rc = mt_resolve_numerics(&in->numerics, cfg, err); /* before data are read, which may take minutes */
     if (!rc)
         rc = open_model(in, err);
-    return rc ? rc : open_data(in, use, err);
+    if (!rc)
+        rc = open_data(in, use, err);
+    if (!rc)
+        rc = check_answers(in, in->data, err);
+    return rc ? rc : check_answers(in, in->eval_data, err);
 }
 
 int mt_inputs_open_model(struct mt_inputs *in, struct mt_config *cfg, size_t max_len, struct mt_err *err)

@@ -16,6 +16,7 @@
 #include "optim/lr.h"
 #include "plan/trace.h"
 #include "train/metrics.h"
+#include "train/reference.h"
 #include "train/saves.h"
 
 enum { MAX_LOG_HISTORY = 20000, TRACED_STEP = 3 };
@@ -65,11 +66,26 @@ static void remember(struct loop *l, const cJSON *record)
         mt_json_append(l->st->log_history, cJSON_Duplicate(record, 1));
 }
 
+/* The loss of an evaluation without a reference, which its objective would need, is that of the tokens. */
+static void take_measures(const struct mt_session *s, struct mt_eval_result *sum, struct mt_eval_report *out)
+{
+    const struct mt_numerics *n = &s->setup->choice.numerics;
+    const struct mt_objective *o = mt_objective_of(n);
+    if (o->finish && sum->measures[0].n > 0)
+        o->finish(&(struct mt_objective_step){.objective = o, .keys = &n->objective_keys}, sum->measures);
+    out->objective = o;
+    memcpy(out->measures, sum->measures, sizeof(out->measures));
+    out->loss = sum->n_loss ? sum->loss_sum / (double)sum->n_loss : NAN;
+    if (o->weights && sum->measures[0].n > 0)
+        out->loss = mt_measure_mean(&sum->measures[0]);
+}
+
 /* *unread: its data could not be read, or there was no memory for it, which says nothing of the engine. */
-static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *unread, struct mt_err *err)
+static int evaluate_all(struct mt_session *s, const double *reference, struct mt_eval_report *out, bool *unread,
+                        struct mt_err *err)
 {
     struct mt_step_data data;
-    struct mt_eval_result sum = {0};
+    struct mt_eval_result sum = {.reference = reference};
     mt_sampler *sampler = s->setup->in->eval_sampler;
     int64_t t0 = mt_now_ns();
     int rc = mt_step_data_init(&data, sampler, err);
@@ -89,11 +105,7 @@ static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *
     if (rc)
         return rc;
     out->n_loss = sum.n_loss;
-    out->objective = mt_objective_of(&s->setup->choice.numerics);
-    memcpy(out->measures, sum.measures, sizeof(out->measures));
-    out->loss = out->objective->weights ? mt_measure_mean(&sum.measures[0])
-                : sum.n_loss            ? sum.loss_sum / (double)sum.n_loss
-                                        : NAN;
+    take_measures(s, &sum, out);
     out->accuracy = sum.n_loss ? (double)sum.n_correct / (double)sum.n_loss : NAN;
     out->seconds = since(t0);
     return 0;
@@ -102,7 +114,7 @@ static int evaluate_all(struct mt_session *s, struct mt_eval_report *out, bool *
 int mt_train_evaluate(struct mt_session *s, struct mt_eval_report *out, struct mt_err *err)
 {
     bool unread;
-    return evaluate_all(s, out, &unread, err);
+    return evaluate_all(s, NULL, out, &unread, err);
 }
 
 static void report_evaluation(struct loop *l, struct mt_eval_report *r)
@@ -133,7 +145,7 @@ static int evaluate(struct loop *l, struct mt_err *err)
     int rc = mt_engine_flush(l->s->engine, err);
     if (rc)
         return rc;
-    rc = evaluate_all(l->s, &r, &unread, &why);
+    rc = evaluate_all(l->s, mt_reference_of_evaluation(l->s, l->st), &r, &unread, &why);
     if (rc && (!unread || l->st->step == l->first_step)) {
         l->sound = rc != -ECANCELED;
         if (err)
@@ -248,7 +260,8 @@ static int run_step(struct loop *l, struct mt_err *err)
         return rc;
     }
     r.lr = mt_lr_at(&l->in->lr, mt_engine_next_update(l->s->engine, 0));
-    rc = mt_engine_step(l->s->engine, &(struct mt_learner_step){data, r.lr}, &r.result, err);
+    const struct mt_learner_step step = {data, r.lr, mt_reference_of_training(l->st)};
+    rc = mt_engine_step(l->s->engine, &step, &r.result, err);
     l->sound = rc && mt_engine_whole(l->s->engine);
     if (rc)
         return rc;
@@ -391,6 +404,10 @@ int mt_train_run(const struct mt_train_params *p, enum mt_train_end *end, struct
     if (!rc)
         rc = mt_metrics_open(&l.metrics, l.in->cfg, p->dir, p->state->step,
                              l.setup->layout->cfg.moe.n_experts > 0, err);
+    if (!rc) {
+        mt_train_phase(p->control, "computing the reference");
+        rc = mt_reference_make(l.s, l.st, err);
+    }
     if (!rc) {
         mt_engine_trace(l.s->engine, p->trace != NULL);
         atomic_store(&p->control->engine, l.s->engine);

@@ -214,7 +214,7 @@ static void step(struct run *r, uint64_t i, struct outcome *o)
     struct mt_batch micro[LEARNERS][MICRO];
     struct mt_step_result res[LEARNERS];
     struct mt_err err = {0};
-    for (size_t k = 0; k < r->n; k++) {
+    for (size_t k = 0; k < r->n && k < LEARNERS; k++) {
         const struct kind *kind = &kinds[r->first + k];
         if (i >= (uint64_t)kind->steps)
             continue;
@@ -223,7 +223,7 @@ static void step(struct run *r, uint64_t i, struct outcome *o)
     }
     if (mt_engine_step(r->engine, of, res, &err))
         fail_msg("%s", err.msg);
-    for (size_t k = 0; k < r->n; k++) {
+    for (size_t k = 0; k < r->n && k < LEARNERS; k++) {
         if (!of[k].data)
             continue;
         o[k].loss[i] = res[k].loss;

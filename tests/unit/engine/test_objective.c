@@ -62,9 +62,10 @@ static void measure(const struct mt_objective_step *s, const struct mt_micro_los
     }
 }
 
-static const struct mt_objective early = {"early", "", false, 2, {"loss", "one"}, alike, measure};
-static const struct mt_objective late = {"late", "", true, 2, {"loss", "one"}, alike, measure};
-static const struct mt_objective half = {"half", "", true, 2, {"loss", "one"}, second_document, measure};
+#define OBJECTIVE(late, function) {.name = "made", .needs_losses = late, .n_measures = 2, .measures = {"loss", "one"}, \
+                                   .weights = function, .measure = measure}
+static const struct mt_objective early = OBJECTIVE(false, alike), late = OBJECTIVE(true, alike);
+static const struct mt_objective half = OBJECTIVE(true, second_document);
 
 struct outcome {
     uint64_t hash;

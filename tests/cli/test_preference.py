@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preferences: no difference to the reference before the first update, whatever the model; the same bits for every
+placement and after kills; data; refusals. Numbers are compared with TRL's in parity/test_preference.py."""
+import json
+import math
+import os
+import random
+import subprocess
+import tempfile
+import time
+
+from tiny import BINARY, SLOW, base, config, losses, megatrain, metrics, planes, write_ini, write_model
+
+STEPS = 10
+
+
+def write_pairs(path, n=40, seed=3, vocab=270):
+    r = random.Random(seed)
+    ids = lambda most: [r.randrange(vocab) for _ in range(r.randrange(1, most))]
+    with open(path, "w") as f:
+        for _ in range(n):
+            f.write(json.dumps({"prompt_ids": ids(12), "chosen_ids": ids(15), "rejected_ids": ids(15)}) + "\n")
+    return path
+
+
+def run(tmp, name, model, data, *args, loss="sigmoid", expect=0, **over):
+    out = f"{tmp}/{name}"
+    keys = {"preference__loss": loss, "train__steps": STEPS, "train__warmup": 0, "eval__every": 5, **over}
+    return megatrain("run", write_ini(out + ".ini", base(model, data, out, **keys)), *args, expect=expect), out
+
+
+def without_updates_nothing_differs(tmp, data):
+    """In every micro-batch of the first epoch, also of the held-out pairs."""
+    cases = {"f32": {}, "bf16": {"model__dtype": "bf16"}, "mixture": {"family": "qwen3_moe", "memory__expert_group": 2},
+             "pieces": {"memory__logits_chunk": 64, "memory__logits_piece": 64, "train__micro_batch": 6},
+             "nf4": {"model__base_dtype": "nf4", "adapter__kind": "lora", "model__dtype": "bf16"}}
+    for name, over in list(cases.items())[:2 if SLOW else None]:
+        model = write_model(f"{tmp}/model-{name}", config(over.pop("family", "qwen3")))
+        _, out = run(tmp, name, model, data, train__learning_rate=0, **over)
+        for m in metrics(out):
+            prefix = "eval_" if "eval_loss" in m else ""
+            if prefix + "loss" in m and m.get("epoch", 0) <= 1:
+                assert m[prefix + "loss"] == math.log(2), (name, m)
+                assert m[prefix + "rewards/margins"] == m[prefix + "rewards/chosen"] == 0, (name, m)
+
+
+def placement_changes_no_bit(tmp, model, data):
+    drive = f"{tmp}/drive"
+    os.mkdir(drive)
+    cases = {"plain": {}, "slots": {"memory__slots": 2, "memory__activations": "recompute", "memory__unit": "half"},
+             "disk": {"memory__states": "disk", "memory__nvme_paths": drive, "memory__activations": "offload"},
+             "thread": {"device__cpu_threads": 1}}
+    got = {}
+    for loss in ("sigmoid", "orpo"):
+        for name, over in cases.items():
+            _, out = run(tmp, f"{loss}-{name}", model, data, loss=loss, **over)
+            measured = [[v for k, v in m.items() if "/" in k or k.endswith("loss")] for m in metrics(out)]
+            got[name] = losses(out), measured, planes(f"{out}/checkpoint-{STEPS}")
+        assert all(g == got["plain"] for g in got.values()), loss
+        assert got["plain"][0][-1][1] < got["plain"][0][0][1], "nothing was learnt"
+
+
+def kills_change_no_bit(tmp, model, data):
+    _, whole = run(tmp, "whole", model, data, checkpoint__every=3)
+    want = planes(f"{whole}/checkpoint-{STEPS}")
+    out = f"{tmp}/killed"
+    ini = write_ini(out + ".ini", base(model, data, out, preference__loss="sigmoid", train__steps=STEPS, train__warmup=0,
+                                       eval__every=5, checkpoint__every=3))
+    for wait in (0.02, 0.05, None):  # while it starts, or computes the reference; with a checkpoint
+        p = subprocess.Popen([BINARY, "-q", "run", ini, "--resume"])
+        while wait is None and not os.path.isdir(f"{out}/checkpoint-3"):
+            assert p.poll() is None, "the run ended before it was killed"
+            time.sleep(0.002)
+        time.sleep(wait or 0)
+        p.kill()
+        p.wait()
+    said = megatrain("run", ini, "--resume").stderr
+    assert "under the model as it is" not in said, "the reference was computed again"
+    assert planes(f"{out}/checkpoint-{STEPS}") == want
+    megatrain("verify", f"{out}/checkpoint-3")
+    path = f"{out}/checkpoint-3/megatrain/reference.f64"
+    assert os.path.getsize(path) == 8 * 2 * 40
+
+
+def formats(tmp, model):
+    """Strings with the byte tokenizer, with and without a prompt; rated answers; equal answers are left out."""
+    pairs = [{"prompt": f"q{i}", "chosen": f" yes {i}", "rejected": f" no {i}"} for i in range(20)]
+    implicit = [{"chosen": f"q{i} yes {i}", "rejected": f"q{i} no {i}"} for i in range(20)]
+    rated = [{"prompt": f"q{i} ", "completion": ("yes" if i % 3 else "no") + f" {i}", "label": i % 3 != 0} for i in range(30)]
+    got = {}
+    for name, rows in (("pairs", pairs + [dict(pairs[0], rejected=" yes 0")]), ("rated", rated), ("implicit", implicit)):
+        with open(f"{tmp}/{name}.jsonl", "w") as f:
+            f.writelines(json.dumps(r) + "\n" for r in rows)
+        loss = "apo_zero_unpaired" if name == "rated" else "sigmoid"
+        _, out = run(tmp, name, model, f"{tmp}/{name}.jsonl", loss=loss, data__tokenizer="byte", data__eval="")
+        first = [m for m in metrics(out) if "loss" in m][0]
+        assert first["loss"] == (0.5 if name == "rated" else math.log(2)), first
+        got[name] = losses(out)
+    assert got["pairs"] == got["implicit"]
+
+
+def refusals(tmp, model, data):
+    text = f"{tmp}/text.jsonl"
+    with open(text, "w") as f:
+        f.writelines(json.dumps({"text": f"some text {i}"}) + "\n" for i in range(20))
+    bad = f"{tmp}/bad.jsonl"
+    with open(bad, "w") as f:
+        f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+        f.write(json.dumps({"prompt": "a", "chosen": "b", "rejected": 3}) + "\n")
+    for what, over in (("adapter.dropout", dict(adapter__kind="lora", adapter__dropout=0.1)), ("data.overlong", dict(data__overlong="split")),
+                       ("preference.loss", dict(loss="kto")), ("set it to sigmoid", dict(loss="off")), ("bad.jsonl:2", dict(data=bad)),
+                       ("not chosen and rejected", dict(data=text)), ("data.seq_len", dict(data__seq_len=8)),
+                       ("label_smoothing", dict(preference__label_smoothing=0.5))):
+        p, _ = run(tmp, "refused", model, over.pop("data", data), expect=None, data__tokenizer="byte", **over)
+        assert p.returncode not in (0, -11) and what in p.stderr, (what, p.returncode, p.stderr)
+
+
+with tempfile.TemporaryDirectory() as tmp:
+    os.environ["MEGATRAIN_DISK_PIECE"] = "2048"
+    model, data = write_model(f"{tmp}/model", config()), write_pairs(f"{tmp}/data.jsonl")
+    without_updates_nothing_differs(tmp, data)
+    placement_changes_no_bit(tmp, model, data)
+    kills_change_no_bit(tmp, model, data)
+    formats(tmp, model)
+    refusals(tmp, model, data)

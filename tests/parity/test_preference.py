@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fifteen steps on preferences against TRL's trainers (scripts/preference_fixtures.py, in FP32, a step one micro-batch).
+
+Limits are those of an FP32 run beside another: losses 2e-6, norms 2e-5, log-probabilities 1e-5 relative, rewards 1e-5 of
+beta times a log-probability, of which they are differences; tensors 1e-4 relative L2. The first step has no margin at all
+and a loss of ln 2, to the bit. Four micro-batches a step are within the same limits.
+"""
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
+from test_parity import at_most, floats, relative
+from tiny import SLOW, base, megatrain, metrics, planes, read_safetensors, write_ini
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+WITHOUT = ("cpo", "simpo", "orpo")  # no reference
+
+
+def train(tmp, name, case, expected, label="", **over):
+    out = os.path.join(tmp, name + label)
+    data = os.path.join(tmp, "data.jsonl")
+    shutil.copy(os.path.join(HERE, "preferences", "data.jsonl"), data)
+    keys = {f"preference__{k}": v for k, v in case["keys"].items()}
+    if case["model"] == "llama":
+        keys.update(adapter__kind="lora", adapter__path=os.path.join(HERE, "adapters", "llama", "start"))
+    ini = write_ini(out + ".ini", base(os.path.join(HERE, case["model"]), data, out, **{
+        "model__init": "weights", "model__dtype": "f32", "data__eval": "", "data__packing": "off", "data__shuffle": "off",
+        "train__steps": expected["steps"], "train__batch_size": expected["pairs"], "train__micro_batch": expected["pairs"],
+        "train__learning_rate": expected["learning_rate"], "train__schedule": "constant", "train__warmup": 0,
+        "train__grad_clip": 1, "optimizer__weight_decay": 0, "optimizer__grad_dtype": "f32",
+        "preference__loss": case["loss"], **keys, **over}))
+    megatrain("-q", "run", ini)
+    steps = [m for m in metrics(out) if "loss" in m]
+    assert len(steps) == expected["steps"] and not any(m["skipped"] for m in steps)
+    return steps, os.path.join(out, f"checkpoint-{expected['steps']}")
+
+
+def compare(name, case, steps):
+    at_most(f"{name}: losses", max(relative(m["loss"], l) for m, l in zip(steps, case["losses"])), 2e-6)
+    at_most("norms", max(relative(m["grad_norm"], n) for m, n in zip(steps, case["norms"])), 2e-5)
+    for measure, want in case["measures"].items():
+        if measure in ("mean_token_accuracy", "rewards/accuracies"):
+            at_most(measure, max(abs(m[measure] - w) for m, w in zip(steps, want)), 1e-6)
+        elif measure.startswith("log_odds"):  # differences of numbers of some 5
+            at_most(measure, max(abs(m[measure] - w) for m, w in zip(steps, want)), 1e-5)
+        elif measure.startswith("rewards/"):
+            beta = case["keys"].get("beta", 2 if case["loss"] == "simpo" else 0.1)
+            size = [beta * abs(w) for w in case["measures"]["logps/chosen"]]
+            at_most(measure, max(abs(m[measure] - w) / s for m, w, s in zip(steps, want, size)), 1e-5)
+        elif any(want):  # TRL says 0 for what it does not compute
+            at_most(measure, max(relative(m[measure], w) for m, w in zip(steps, want)), 1e-5)
+
+
+def tensor_errors(checkpoint, name):
+    if name == "sigmoid":
+        megatrain("-q", "export", checkpoint, checkpoint + "-f32", "--dtype=f32")
+        got = read_safetensors(os.path.join(checkpoint + "-f32", "model.safetensors"))
+    else:
+        got = read_safetensors(os.path.join(checkpoint, "adapter_model.safetensors"))
+    want = read_safetensors(os.path.join(HERE, "preferences", name + ".safetensors"))
+    assert set(want) == set(got), set(want) ^ set(got)
+    errors = []
+    for k in want:
+        a, b = floats(got[k][2]), floats(want[k][2])
+        errors.append(math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)) / sum(y * y for y in b)))
+    return errors
+
+
+def main(tmp):
+    with open(os.path.join(HERE, "preferences", "expected.json")) as f:
+        expected = json.load(f)
+    print(expected["made_with"])
+    for name, case in expected["cases"].items():
+        if SLOW and name not in ("sigmoid", "orpo", "apo_zero_unpaired"):
+            continue
+        steps, checkpoint = train(tmp, name, case, expected)
+        compare(name, case, steps)
+        first = steps[0]
+        if case["loss"] not in WITHOUT:
+            assert first["rewards/margins"] == first["rewards/chosen"] == first["rewards/rejected"] == 0
+        if case["loss"] in ("sigmoid", "sigmoid_norm") and "sft" not in case["keys"]:
+            assert first["loss"] == math.log(2), first["loss"]
+        if name in ("sigmoid", "lora"):
+            at_most("tensors", max(tensor_errors(checkpoint, name)), 1e-4)
+    case = expected["cases"]["sigmoid"]
+    for size in (1, 2):
+        compare(f"micro-batches of {size}", case, train(tmp, "sigmoid", case, expected, f"-{size}", train__micro_batch=size)[0])
+    # the comparison sees a change
+    other, _ = train(tmp, "sigmoid", case, expected, "-other", preference__beta=0.1001)
+    assert max(relative(m["loss"], l) for m, l in zip(other, case["losses"])) > 2e-6
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as tmp:
+        main(tmp)
